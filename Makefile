@@ -1,0 +1,129 @@
+# One command for each thing a developer does. Every target makes the environment it needs first.
+# `make test` is what CI runs (.ci/run).
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+# Any Python from 3.11 on; it only makes the environments, in which everything else runs.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest
+# Two workers suit a small machine; a file's tests stay on one, so that its fixtures are made once.
+XDIST := -n 2 --dist loadfile
+
+ENV := .venv/.installed
+CODEGEN := .venv-codegen/.installed
+PYPROJECTS := pyproject.toml $(wildcard clients/*/pyproject.toml services/*/pyproject.toml cli/pyproject.toml)
+
+# A suite without tests is an error, never a silent success.
+need_tests = for suite in $(1); do test -n "$$(find $$suite -name 'test_*.py' 2>/dev/null)" \
+	|| { echo "make $@: no tests in $$suite" >&2; exit 1; }; done
+
+.PHONY: help
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z -]+:.*## / { printf "  make %-26s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+# --- environments -----------------------------------------------------------------------------------
+
+.PHONY: env
+env: $(ENV) ## make or update .venv (by uv when present, else venv + pip)
+
+$(ENV): $(PYPROJECTS) tools/make_env.py
+	@$(make_env) dev
+
+$(CODEGEN): tools/codegen-requirements.txt tools/make_env.py
+	@$(make_env) codegen
+
+make_env = test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; set PYTHON=" >&2; exit 1; }; \
+	$(PYTHON) tools/make_env.py
+
+# --- see it work ------------------------------------------------------------------------------------
+
+.PHONY: demo
+demo: $(ENV) ## real messages through a real broker: 336,776 flights
+	@$(BIN)/python tools/fetch_flights.py
+	@$(BIN)/python -m protomq_cli.demo
+
+# --- checks -----------------------------------------------------------------------------------------
+
+# The fast checks come first, and one pytest run comes last: its closing line counts everything.
+.PHONY: test
+test: $(ENV) ## all that must pass: lint, types, proto, unit, integration, examples
+	@$(MAKE) --no-print-directory lint
+	@$(MAKE) --no-print-directory proto
+	@$(MAKE) --no-print-directory generate-check
+	@$(MAKE) --no-print-directory types
+	@$(call need_tests,tests/unit tests/integration tests/examples)
+	$(PYTEST) $(XDIST) tests/unit tests/integration tests/examples
+
+.PHONY: lint
+lint: $(ENV) ## ruff
+	$(BIN)/ruff check .
+
+# Folders without a Python file are an error to mypy.
+typed = $(foreach folder,$(wildcard clients/*/*protomq* services/*/protomq_* cli/protomq_cli tools tests examples),\
+	$(if $(shell find $(folder) -name '*.py'),$(folder)))
+
+.PHONY: types
+types: $(ENV) ## mypy
+	$(BIN)/mypy $(typed)
+
+.PHONY: unit integration examples
+unit integration examples: $(ENV) ## one of the three test suites
+	@$(call need_tests,tests/$@)
+	$(PYTEST) $(XDIST) tests/$@
+
+.PHONY: chaos
+chaos: $(ENV) ## faults made on purpose, the long form (minutes)
+	@$(call need_tests,tests/chaos)
+	$(PYTEST) tests/chaos -m "not soak" --timeout 1800
+
+.PHONY: soak
+soak: $(ENV) ## faults and load for an hour or more
+	@$(call need_tests,tests/chaos)
+	$(PYTEST) tests/chaos -m soak --timeout 0
+
+# --- the contract -----------------------------------------------------------------------------------
+
+.PHONY: proto
+proto: $(ENV) ## buf lint, and buf breaking against the last released contract
+	$(BIN)/buf lint
+	@test -f proto/baseline.binpb || { echo "make proto: no proto/baseline.binpb: run make proto-release" >&2; exit 1; }
+	$(BIN)/buf breaking --against proto/baseline.binpb
+
+# A committed image and not a git reference: main compared with main says nothing, and CI may have neither
+# tags nor history. That the promise moves is then a line in a commit that a reviewer sees.
+.PHONY: proto-release
+proto-release: $(ENV) ## make the contract as it stands the one that must not break
+	$(BIN)/buf lint
+	$(BIN)/buf build --exclude-source-info -o proto/baseline.binpb
+
+.PHONY: generate
+generate: $(CODEGEN) ## write the Python stubs of proto/
+	@.venv-codegen/bin/python tools/generate_stubs.py
+
+.PHONY: generate-check
+generate-check: $(CODEGEN) ## prove that the committed stubs are what the generator makes
+	@.venv-codegen/bin/python tools/generate_stubs.py --check
+
+# --- measures ---------------------------------------------------------------------------------------
+
+.PHONY: bench
+bench: $(ENV) ## the benchmarks; writes docs/benchmarks.md and build/bench.json
+	@test -f tests/bench/__main__.py || { echo "make bench: no tests/bench/__main__.py" >&2; exit 1; }
+	$(BIN)/python -m tests.bench
+
+.PHONY: bench-peers
+bench-peers: $(ENV) ## the same, interleaved with real RocketMQ (needs a JDK and Maven)
+	@test -f tests/bench/peers/__main__.py || { echo "make bench-peers: no tests/bench/peers/__main__.py" >&2; exit 1; }
+	$(BIN)/python -m tests.bench.peers
+
+# --- the rest ---------------------------------------------------------------------------------------
+
+.PHONY: clean
+clean: ## remove what was built, the environments too
+	rm -rf build .venv .venv-codegen .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +
