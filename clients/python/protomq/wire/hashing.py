@@ -1,0 +1,35 @@
+"""The 63-bit hash behind tag codes and key hashes.
+
+CRC-32C in the low 32 bits and the low 31 bits of CRC-32 (IEEE 802.3, zlib's) above them: two checksums that every language
+has at hand and that run in C here (0.2 us a call). It spreads, it does not protect: tags and keys are compared again on reading.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from functools import lru_cache
+
+import google_crc32c
+
+crc32c: Callable[[bytes], int] = google_crc32c.value
+"""CRC-32C (Castagnoli) of `bytes`; this library takes no memoryview or bytearray."""
+
+extend_crc32c: Callable[[int, bytes], int] = google_crc32c.extend
+"""extend_crc32c(crc, data): the CRC-32C of what `crc` covered, followed by `data`."""
+
+
+def hash63(data: bytes) -> int:
+    """Hash of `data` in [0, 2**63)."""
+    return crc32c(data) | (zlib.crc32(data) & 0x7FFFFFFF) << 32
+
+
+def key_hash_of(key: str) -> int:
+    """Index code of a key: 0 for none."""
+    return hash63(key.encode()) if key else 0
+
+
+@lru_cache(maxsize=4096)
+def tag_code_of(tag: str) -> int:
+    """Filter code of a tag: 0 for none. Cached, since tags are few."""
+    return hash63(tag.encode()) if tag else 0
