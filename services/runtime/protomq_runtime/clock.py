@@ -1,0 +1,30 @@
+"""Time, handed in: nothing but this module and the lanes' event loops reads the machine's clocks."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What a component may ask about time."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970 by the wall clock, which may jump."""
+        ...
+
+    def monotonic_ms(self) -> int:
+        """Milliseconds since some moment; never goes back."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    __slots__ = ()
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,228 @@
+"""One connection of the remoting port: what its lane reads from it, and what waits to be sent. Lane thread only.
+
+Outgoing data passes two stages, so that the usual case (small answers, a socket that takes them) is one join and one send:
+
+    out      what this turn has answered: bytes and regions, in order; flushed once, at the end of the turn
+    queue    what the socket did not take: sent on EPOLLOUT. Large regions by sendfile, runs of small pieces by sendmsg
+
+A peer that does not read its answers stops being read from while more than PENDING_SIZE_MAX_BYTES wait for it, and is dropped
+when nothing at all could be sent for STALL_TIMEOUT_S. A file that is too short for a promised region closes the connection: the
+header is out already, there is no other way to say it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from protomq.wire.frames import encode_answer
+
+from .errors import ServiceError
+from .framing import Frame, FrameReader
+from .regions import Region, ShortFileError, read_regions
+
+if TYPE_CHECKING:
+    from .call import Call
+    from .lane import Lane
+
+logger = logging.getLogger(__name__)
+
+PENDING_SIZE_MAX_BYTES: Final = 1 << 20
+STALL_TIMEOUT_S: Final = 60.0
+SENDFILE_SIZE_MIN_BYTES: Final = 32 << 10
+"""Below this, copying through user space costs less than a system call for each region."""
+GATHER_SIZE_BYTES: Final = 256 << 10
+"""Small pieces are sent together up to this."""
+PUMP_SIZE_MAX_BYTES: Final = 8 << 20
+"""One connection sends at most so much before the lane turns to the others."""
+
+
+class Connection:
+    """A connected socket, owned by one lane."""
+
+    __slots__ = (
+        "backlog",
+        "client_id",
+        "closed",
+        "descriptor",
+        "lane",
+        "out",
+        "out_has_regions",
+        "out_size_bytes",
+        "peer",
+        "poll_mask",
+        "progress_at",
+        "queue",
+        "queue_size_bytes",
+        "reader",
+        "recv_into",
+        "send",
+        "socket",
+        "watched",
+    )
+
+    def __init__(
+        self, sock: socket.socket, peer: str, client_id: str, lane: Lane, frame_size_max_bytes: int
+    ) -> None:
+        self.socket = sock
+        self.descriptor = sock.fileno()
+        self.recv_into = sock.recv_into
+        self.send = sock.send
+        self.peer = peer
+        self.client_id = client_id
+        self.lane = lane
+        self.reader = FrameReader(frame_size_max_bytes)
+        self.closed = False
+        self.poll_mask = 0
+        self.out: list[bytes | Region] = []
+        self.out_has_regions = False
+        self.out_size_bytes = 0
+        self.queue: deque[bytes | memoryview | Region] = deque()
+        self.queue_size_bytes = 0
+        self.progress_at = 0.0
+        self.watched: set[Call] = set()
+        self.backlog: list[Frame] = []
+        """Frames received while too much was pending; served when it has been sent."""
+
+    def send_answer(
+        self,
+        request_id: int,
+        method_id: int,
+        payload: bytes,
+        regions: Sequence[Region] = (),
+        regions_size_bytes: int = 0,
+    ) -> None:
+        """Adds an answer to what the turn sends."""
+        if self.closed:
+            return
+        if not self.out:
+            self.lane.dirty.append(self)
+        size = len(payload) + regions_size_bytes
+        self.out.append(encode_answer(request_id, method_id, size))
+        self.out.append(payload)
+        self.out_size_bytes += size
+        if regions:
+            self.out.extend(regions)
+            self.out_has_regions = True
+
+    def send_error(self, request_id: int, method_id: int, error: ServiceError) -> None:
+        """Adds an error to what the turn sends."""
+        if self.closed:
+            return
+        if not self.out:
+            self.lane.dirty.append(self)
+        payload = error.encode()
+        self.out.append(encode_answer(request_id, method_id, len(payload), int(error.code)))
+        self.out.append(payload)
+
+    def flush(self, now: float) -> bool:
+        """Sends what the turn has answered. True if all is sent; else the lane waits for EPOLLOUT. Raises OSError, ShortFileError."""
+        out = self.out
+        if not self.queue and not self.out_has_regions:
+            data = b"".join(out)  # type: ignore[arg-type]
+            out.clear()
+            self.out_size_bytes = 0
+            try:
+                sent = self.send(data)
+            except BlockingIOError:
+                sent = 0
+            if sent == len(data):
+                return True
+            self.queue.append(memoryview(data)[sent:])
+            self.queue_size_bytes = len(data) - sent
+            self.progress_at = now
+            return False
+        waited = bool(self.queue)
+        self._enqueue(out)
+        self.out = []
+        self.out_has_regions = False
+        self.out_size_bytes = 0
+        if waited:
+            return False
+        self.progress_at = now
+        return self.pump(now)
+
+    def pump(self, now: float) -> bool:
+        """Sends from the queue. True if it is empty now. Raises OSError, ShortFileError."""
+        queue = self.queue
+        budget = PUMP_SIZE_MAX_BYTES
+        while queue and budget > 0:
+            item = queue[0]
+            if isinstance(item, tuple) and item.size_bytes >= SENDFILE_SIZE_MIN_BYTES:
+                wanted = item.size_bytes
+                sent = self._send_region(item)
+            else:
+                pieces, wanted = self._take_small()
+                sent = self._send_pieces(pieces, wanted)
+            self.queue_size_bytes -= sent
+            budget -= sent
+            if sent:
+                self.progress_at = now
+            if sent < wanted:
+                break
+        return not queue
+
+    def _enqueue(self, items: list[bytes | Region]) -> None:
+        size = 0
+        for item in items:
+            size += item.size_bytes if isinstance(item, tuple) else len(item)
+        self.queue.extend(items)
+        self.queue_size_bytes += size
+
+    def _send_region(self, region: Region) -> int:
+        """Sends from the region at the head of the queue and cuts off what is sent."""
+        try:
+            sent = os.sendfile(
+                self.descriptor, region.file.fileno(), region.offset, region.size_bytes
+            )
+        except BlockingIOError:
+            return 0
+        if sent == 0:
+            raise ShortFileError(
+                f"nothing at {region.offset} of {region.file!r}, {region.size_bytes} bytes wanted"
+            )
+        if sent == region.size_bytes:
+            self.queue.popleft()
+        else:
+            self.queue[0] = Region(region.file, region.offset + sent, region.size_bytes - sent)
+        return sent
+
+    def _take_small(self) -> tuple[list[bytes | memoryview], int]:
+        """Takes headers, payloads and small regions off the queue, up to GATHER_SIZE_BYTES and at least one. (pieces, size)"""
+        queue = self.queue
+        pieces: list[bytes | memoryview] = []
+        regions: list[Region] = []
+        size = 0
+        while queue and size < GATHER_SIZE_BYTES and len(pieces) + len(regions) < 1000:
+            item = queue[0]
+            if isinstance(item, tuple):
+                if item.size_bytes >= SENDFILE_SIZE_MIN_BYTES:
+                    break
+                regions.append(item)
+                size += item.size_bytes
+            else:
+                if regions:
+                    pieces += read_regions(regions)
+                    regions.clear()
+                pieces.append(item)
+                size += len(item)
+            queue.popleft()
+        pieces += read_regions(regions)
+        return pieces, size
+
+    def _send_pieces(self, pieces: list[bytes | memoryview], size: int) -> int:
+        """Sends pieces taken from the queue; what is not sent goes back to its head."""
+        # MSG_MORE: the kernel puts a header and the start of the region behind it into one packet.
+        flags = socket.MSG_MORE if self.queue else 0
+        try:
+            sent = self.socket.sendmsg(pieces, (), flags)
+        except BlockingIOError:
+            sent = 0
+        if sent < size:
+            whole = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            self.queue.appendleft(memoryview(whole)[sent:])
+        return sent

@@ -1,0 +1,361 @@
+"""The gRPC front: every method of the dispatch table, health and reflection, on one grpc.aio server.
+
+Everything here runs on the event loop that started it; there is one in a process. Requests and responses stay bytes (identity
+serialisers). A unary call crosses to its lane and comes back once: calls of one loop iteration are put on a lane's queue together,
+and a lane hands back all answers of its turn by one call_soon_threadsafe. Streams run on the loop itself.
+
+`maximum_concurrent_rpcs` stays unset: it would count held pulls. What bounds the work is each lane's queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final, NoReturn, cast
+from urllib.parse import unquote
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from protomq.wire.status import GRPC_STATUS_DETAILS_KEY
+
+from .call import Call
+from .dispatch import BoundMethod, DispatchTable, Style
+from .errors import SHUTTING_DOWN, ServiceError, internal, unparsable
+from .lane import Lane
+from .lane_pool import LanePool
+from .regions import Region, ShortFileError, read_regions
+
+logger = logging.getLogger(__name__)
+
+HEALTH_SERVICE: Final = "grpc.health.v1.Health"
+REFLECTION_SERVICES: Final = (
+    "grpc.reflection.v1alpha.ServerReflection",
+    "grpc.reflection.v1.ServerReflection",
+)
+METADATA_SIZE_MAX_BYTES: Final = 16 << 10
+LAST_ANSWERS_GRACE_S: Final = 0.1
+"""For answers that are made but not sent yet when the server closes."""
+
+_STATUS_BY_CODE: Final = {status.value[0]: status for status in grpc.StatusCode}
+
+
+def server_options(request_size_max_bytes: int) -> list[tuple[str, int]]:
+    """Channel arguments of the server."""
+    return [
+        # On by default, and then a second server shares the port without a word.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", request_size_max_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", METADATA_SIZE_MAX_BYTES),
+        # Dead peers are found within a minute; clients behind NAT may ping every 10 s, even without calls.
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+
+
+class GrpcCall(Call):
+    """A call that came by gRPC. Its answer is one `bytes`, regions read in."""
+
+    __slots__ = ("_closed", "_peer", "front", "future")
+
+    transport = "grpc"
+
+    def __init__(
+        self,
+        front: GrpcServer,
+        lane: Lane,
+        bound: BoundMethod,
+        payload: bytes,
+        peer: str,
+        received: float,
+        deadline: float | None,
+        future: asyncio.Future[bytes | ServiceError],
+    ) -> None:
+        self.front = front
+        self.lane = lane
+        self.bound = bound
+        self.payload = payload
+        self._peer = peer
+        self.received = received
+        self.deadline = deadline
+        self.future = future
+        self.answered = False
+        self._on_close = None
+        self._closed = False
+        self.span = None
+
+    @property
+    def peer(self) -> str:
+        return plain_peer(self._peer)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def answer(
+        self, payload: bytes, regions: Sequence[Region] = (), regions_size_bytes: int = 0
+    ) -> None:
+        if regions:
+            try:
+                pieces = read_regions(regions)
+            except (OSError, ShortFileError):
+                logger.exception("the answer to %s cannot be read", self.method.path)
+                self.fail(internal())
+                return
+            payload = b"".join((payload, *pieces))
+        self._finish(0)
+        self.lane.hand_back(self.front, (self.future, payload))
+
+    def fail(self, error: ServiceError) -> None:
+        self._finish(error.code)
+        self.lane.hand_back(self.front, (self.future, error))
+
+    def abandon(self) -> None:
+        """On the event loop: the caller has gone."""
+        self._closed = True
+        self.lane.post(self.caller_gone)
+
+    def _watch(self) -> None:
+        # If the caller went before this, `abandon` has posted caller_gone, which may have run already.
+        if self._closed:
+            self.lane.post(self.caller_gone)
+
+
+class StreamContext:
+    """CallContext of a streaming method."""
+
+    __slots__ = ("_context", "deadline")
+
+    def __init__(self, context: grpc.aio.ServicerContext[Any, Any], deadline: float | None) -> None:
+        self._context = context
+        self.deadline = deadline
+
+    @property
+    def peer(self) -> str:
+        return plain_peer(self._context.peer())
+
+    @property
+    def closed(self) -> bool:
+        return self._context.done()
+
+
+class GrpcServer:
+    """The server. All methods on the event loop, except `deliver`."""
+
+    def __init__(
+        self, table: DispatchTable, pools: Mapping[str, LanePool], *, request_size_max_bytes: int
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._refusing = False
+        self._open_calls: set[GrpcCall] = set()
+        self._all_answered: asyncio.Event | None = None
+        self._submissions: dict[Lane, list[Call]] = {}
+        self._server = grpc.aio.server(options=server_options(request_size_max_bytes))
+        self._server.add_generic_rpc_handlers(self._handlers(table, pools))
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        self._service_names = ["", *table.service_names]
+        _add_reflection(self._server, [*table.service_names, HEALTH_SERVICE, *REFLECTION_SERVICES])
+
+    def bind(self, host: str, port: int) -> int:
+        """Takes the port; answers which, if 0 was asked for. Raises OSError if it is taken."""
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            bound = self._server.add_insecure_port(address)
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise OSError(f"cannot listen on {address} for gRPC; is the port taken?")
+        return int(bound)
+
+    async def start(self) -> None:
+        await self._server.start()
+        for name in self._service_names:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    async def refuse(self) -> None:
+        """From now on new calls are refused, and health says NOT_SERVING."""
+        self._refusing = True
+        await self._health.enter_graceful_shutdown()
+
+    async def stop(self, grace_s: float) -> None:
+        """Waits until the unary calls under way are answered, at most so long, and closes. Streams are not waited for."""
+        if self._open_calls:
+            self._all_answered = asyncio.Event()
+            try:
+                await asyncio.wait_for(self._all_answered.wait(), grace_s)
+            except TimeoutError:
+                logger.warning("%d calls were not answered within the grace", len(self._open_calls))
+        await self._server.stop(LAST_ANSWERS_GRACE_S)
+
+    def deliver(self, answers: list[Any]) -> None:
+        """As AnswerSink, on a lane's thread: the answers of one turn."""
+        try:
+            self._loop.call_soon_threadsafe(_resolve, answers)
+        except RuntimeError:
+            logger.info("%d answers came after the event loop was closed", len(answers))
+
+    def _handlers(
+        self, table: DispatchTable, pools: Mapping[str, LanePool]
+    ) -> list[grpc.GenericRpcHandler]:
+        by_service: dict[str, dict[str, grpc.RpcMethodHandler[Any, Any]]] = {
+            name: {} for name in table.service_names
+        }
+        for bound in table:
+            method = bound.method
+            handler: grpc.RpcMethodHandler[Any, Any]
+            if bound.style is Style.STREAMING:
+                handler = grpc.unary_stream_rpc_method_handler(self._stream_handler(bound))
+            else:
+                handler = grpc.unary_unary_rpc_method_handler(
+                    self._unary_handler(bound, pools[method.lane])
+                )
+            by_service[method.service][method.name] = handler
+        return [
+            grpc.method_handlers_generic_handler(name, handlers)
+            for name, handlers in by_service.items()
+        ]
+
+    def _unary_handler(
+        self, bound: BoundMethod, pool: LanePool
+    ) -> Callable[[bytes, Any], Awaitable[bytes]]:
+        loop = self._loop
+        pick = pool.pick_for_call
+        monotonic = time.monotonic
+        open_calls = self._open_calls
+
+        async def handle(payload: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+            lane = pick()
+            if self._refusing or lane.full:
+                await _abort(context, SHUTTING_DOWN if self._refusing else lane.busy_error)
+            received = monotonic()
+            future: asyncio.Future[bytes | ServiceError] = loop.create_future()
+            call = GrpcCall(
+                self,
+                lane,
+                bound,
+                payload,
+                context.peer(),
+                received,
+                _deadline_of(context, received),
+                future,
+            )
+            self._submit(lane, call)
+            open_calls.add(call)
+            try:
+                answer = await future
+            except asyncio.CancelledError:
+                call.abandon()
+                raise
+            finally:
+                open_calls.discard(call)
+                if not open_calls and self._all_answered is not None:
+                    self._all_answered.set()
+            if isinstance(answer, ServiceError):
+                await _abort(context, answer)
+            return answer
+
+        return handle
+
+    def _submit(self, lane: Lane, call: Call) -> None:
+        """Puts the call on the lane's queue at the end of this loop iteration, with all others of it: one wake-up, one group."""
+        submissions = self._submissions
+        if not submissions:
+            self._loop.call_soon(self._flush_submissions)
+        calls = submissions.get(lane)
+        if calls is None:
+            submissions[lane] = [call]
+        else:
+            calls.append(call)
+
+    def _flush_submissions(self) -> None:
+        submissions, self._submissions = self._submissions, {}
+        for lane, calls in submissions.items():
+            lane.submit_all(calls)
+
+    def _stream_handler(self, bound: BoundMethod) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
+        async def handle(
+            payload: bytes, context: grpc.aio.ServicerContext[bytes, bytes]
+        ) -> AsyncIterator[bytes]:
+            if self._refusing:
+                await _abort(context, SHUTTING_DOWN)
+            try:
+                try:
+                    request = bound.method.request_class.FromString(payload)
+                except DecodeError:
+                    raise unparsable(bound.method.request_class.DESCRIPTOR.full_name) from None
+                stream = StreamContext(context, _deadline_of(context, time.monotonic()))
+                async for response in bound.function(request, stream):
+                    yield response.SerializeToString()
+            except ServiceError as error:
+                await _abort(context, error)
+            except Exception:
+                logger.exception("%s failed for %s", bound.method.path, context.peer())
+                await _abort(context, internal())
+
+        return handle
+
+
+class _Reflection(reflection.aio.ReflectionServicer):
+    """The stock servicer does not find `package.Service.Method`; looked up here without its last part."""
+
+    def _file_containing_symbol(self, request: Any, fully_qualified_name: str) -> Any:
+        answer = super()._file_containing_symbol(request, fully_qualified_name)  # type: ignore[misc]
+        owner = fully_qualified_name.rpartition(".")[0]
+        if answer.HasField("error_response") and owner:
+            found = super()._file_containing_symbol(request, owner)  # type: ignore[misc]
+            if not found.HasField("error_response"):
+                return found
+        return answer
+
+
+def _add_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> None:
+    """Serves v1alpha and, since its messages are the same, v1 by the same servicer."""
+    servicer = _Reflection(service_names)
+    from grpc_reflection.v1alpha import reflection_pb2
+
+    handler = grpc.stream_stream_rpc_method_handler(
+        servicer.ServerReflectionInfo,
+        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
+        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    )
+    server.add_generic_rpc_handlers(
+        [
+            grpc.method_handlers_generic_handler(name, {"ServerReflectionInfo": handler})
+            for name in REFLECTION_SERVICES
+        ]
+    )
+
+
+def plain_peer(peer: str) -> str:
+    """`127.0.0.1:1234` for gRPC's `ipv4:127.0.0.1:1234`, `[::1]:1234` for `ipv6:%5B::1%5D:1234`."""
+    scheme, _, address = peer.partition(":")
+    return unquote(address) if scheme in ("ipv4", "ipv6") else peer
+
+
+def _deadline_of(context: grpc.aio.ServicerContext[Any, Any], now: float) -> float | None:
+    left = cast("float | None", context.time_remaining())  # The stubs forget the None.
+    return None if left is None else now + left
+
+
+async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: ServiceError) -> NoReturn:
+    await context.abort(
+        _STATUS_BY_CODE[int(error.code)],
+        error.message,
+        trailing_metadata=((GRPC_STATUS_DETAILS_KEY, error.encode()),),
+    )
+    raise AssertionError("abort raises")
+
+
+def _resolve(answers: list[tuple[asyncio.Future[Any], Any]]) -> None:
+    for future, answer in answers:
+        if not future.done():
+            future.set_result(answer)

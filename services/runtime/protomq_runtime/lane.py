@@ -1,0 +1,570 @@
+"""Lanes: the threads on which services run, each with its own event loop and its own connections.
+
+A pool of lanes stands for RocketMQ's thread pool of a request code. A lane owns the remoting connections that said in their hello
+that they are for its service: a call is read, done and answered on one thread. Calls from gRPC and from connections of other lanes
+are put on its queue. One turn of the loop:
+
+    poll -> run what other threads posted -> take submitted calls -> read every ready connection, decode its frames
+         -> run plain and raw methods at once, collect the calls of drained ones -> due timers
+         -> hand over the collected calls, once for each method -> flush every connection that was answered to, once
+         -> hand answers for gRPC and for other lanes back, once for each of them
+
+Rules. Nothing in a turn waits, except for the disk. The hot path takes no lock: queues are deques, whose append and popleft are
+atomic. Another thread writes to the wake-up descriptor only while the lane sleeps. A connection, its calls and their answers
+are touched by their lane only. An exception in a method, a timer or a posted function is logged and harms only its call; one
+in the loop itself is fatal for the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+
+from protomq.wire.frames import FLAG_ONE_WAY
+
+from .admission import AdmissionConfig, QueueTimeRule
+from .call import Call, ForeignCall, RemotingCall
+from .connection import PENDING_SIZE_MAX_BYTES, STALL_TIMEOUT_S, Connection
+from .dispatch import BoundMethod, Style
+from .errors import DEADLINE_EXCEEDED, ServiceError, system_busy, unknown_method
+from .execution import run_drained, run_plain, run_raw
+from .framing import LARGE_SIZE_BYTES, SHARED_BUFFER_SIZE_BYTES, Frame, FrameError
+from .regions import ShortFileError
+from .timers import Timer, Timers
+from .wake_up import WakeUp
+
+if TYPE_CHECKING:
+    from .lane_pool import LanePool
+
+__all__ = ["AnswerSink", "Lane", "Timer"]
+
+logger = logging.getLogger(__name__)
+
+DRAINED_SIZE_MAX_BYTES: Final = 64 << 20
+"""Collected large requests above this are handed over before the turn ends: memory is bounded, and no append grows without end."""
+SWEEP_INTERVAL_S: Final = 5.0
+NO_WAIT_S: Final = 0.000_05
+"""A poll that took less than this found something there already: it may have lain there since the poll before."""
+EVENTS_MAX: Final = 1024
+BUSY_RETRY_DELAY_MS: Final = 100
+
+PostedFunction: TypeAlias = Callable[[], None]
+_EPOLLIN: Final = select.EPOLLIN
+_EPOLLOUT: Final = select.EPOLLOUT
+
+
+class AnswerSink(Protocol):
+    """Where answers go that another thread has to pass on: the gRPC front, or the lane that owns the connection."""
+
+    def deliver(self, answers: list[Any]) -> None:
+        """Takes all answers of one turn. Called on the lane's thread."""
+        ...
+
+
+class Lane(threading.Thread):
+    """One thread of a pool. `post`, `submit`, `adopt` and `deliver`: any thread; everything else: the lane's own."""
+
+    def __init__(
+        self,
+        pool: LanePool,
+        index: int,
+        admission: AdmissionConfig,
+        *,
+        frame_size_max_bytes: int,
+        on_connection_closed: Callable[[str], None],
+        on_fatal: Callable[[BaseException], None],
+    ) -> None:
+        super().__init__(name=f"lane-{pool.name}-{index}", daemon=True)
+        self.pool = pool
+        self.answer_count = 0
+        """Calls that are over, for the count of open ones."""
+        self.call_count = 0
+        self.rejection_count = 0
+        self.holds = 0
+        """Calls that the service holds, for the status: the service counts."""
+        self.foreign_count = 0
+        """Calls of this lane's connections that other lanes are busy with."""
+        self.dirty: list[Connection] = []
+        """Connections that were answered to in this turn."""
+        self._admission = admission
+        self._rule = QueueTimeRule(admission)
+        self._busy = system_busy(pool.name, BUSY_RETRY_DELAY_MS)
+        self._frame_size_max_bytes = frame_size_max_bytes
+        self._on_connection_closed = on_connection_closed
+        self._on_fatal = on_fatal
+        self._posted: deque[PostedFunction] = deque()
+        self._submitted: deque[Call] = deque()
+        self._asleep = False
+        self._poll = select.epoll()
+        self._wake_up = WakeUp()
+        self._poll.register(self._wake_up.descriptor, _EPOLLIN)
+        self._connections: dict[int, Connection] = {}
+        self._shared = memoryview(bytearray(SHARED_BUFFER_SIZE_BYTES))
+        self._timers = Timers()
+        self._drained: dict[BoundMethod, list[Call]] = {}
+        self._drained_size_bytes = 0
+        self._outboxes: dict[AnswerSink, list[Any]] = {}
+        self._resumable: list[Connection] = []
+        """Connections with a backlog that may be served again."""
+        self._turn_at = time.monotonic()
+        """When the poll of this turn returned."""
+        self._waited = 0.0
+        """How long what this turn reads may have lain in the sockets."""
+        self._methods: Mapping[int, BoundMethod] = pool.methods
+        """What is served here; empty once everything is refused, so that the hot path need not ask."""
+        self._refusal: ServiceError | None = None
+        self._finish_by: float | None = None
+        self._finished = False
+
+    # Any thread.
+
+    def post(self, function: PostedFunction) -> None:
+        """Has the function called on the lane's thread, in the order of posting."""
+        self._posted.append(function)
+        if self._asleep:
+            self._wake()
+
+    def submit(self, call: Call) -> None:
+        """Puts a call on the queue. Refused, when its turn comes, by the lane's rules; at once if the queue is full: see `full`."""
+        self._submitted.append(call)
+        if self._asleep:
+            self._wake()
+
+    def submit_all(self, calls: Iterable[Call]) -> None:
+        """Puts several calls on the queue, with one wake-up."""
+        self._submitted.extend(calls)
+        if self._asleep:
+            self._wake()
+
+    @property
+    def full(self) -> bool:
+        """Whether so many calls wait that another one must be refused."""
+        return len(self._submitted) >= self._admission.depth_max
+
+    @property
+    def busy_error(self) -> ServiceError:
+        """The refusal of this lane."""
+        return self._busy
+
+    def adopt(self, sock: socket.socket, peer: str, client_id: str, begun: bytes) -> None:
+        """Takes over a connection that has said hello; `begun` is what it has sent behind that."""
+        self.post(lambda: self._adopt(sock, peer, client_id, begun))
+
+    def deliver(self, answers: list[PostedFunction]) -> None:
+        """As AnswerSink: answers of another lane for connections of this one."""
+
+        def send() -> None:
+            for answer in answers:
+                answer()
+
+        self.post(send)
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+    @property
+    def open_call_count(self) -> int:
+        """Calls that were taken and are not answered."""
+        return self.call_count - self.answer_count
+
+    @property
+    def depth(self) -> int:
+        """Calls that wait to be started."""
+        return len(self._submitted) + sum(map(len, tuple(self._drained.values())))
+
+    def queue_time_us(self) -> int:
+        return self._rule.queue_time_us(time.monotonic())
+
+    def refuse(self, error: ServiceError) -> None:
+        """From now on every new call is answered with this error."""
+        self.post(lambda: self._set_refusal(error))
+
+    def finish(self, grace_s: float) -> None:
+        """Ends the thread when all calls are answered and sent, or when the grace is over."""
+        self.post(lambda: self._begin_finish(grace_s))
+
+    # The lane's own thread.
+
+    def call_later(self, delay_ms: float, function: Callable[[], None]) -> Timer:
+        """Has the function called after the delay, unless the timer is cancelled."""
+        return self._timers.add(time.monotonic() + delay_ms / 1000, function)
+
+    def hand_back(self, sink: AnswerSink, answer: Any) -> None:
+        """Passes an answer on at the end of the turn."""
+        box = self._outboxes.get(sink)
+        if box is None:
+            self._outboxes[sink] = [answer]
+        else:
+            box.append(answer)
+
+    def run(self) -> None:
+        try:
+            self._timers.add(time.monotonic() + SWEEP_INTERVAL_S, self._sweep)
+            while not self._finished:
+                self._turn()
+        except BaseException as error:
+            logger.critical("%s: the event loop failed", self.name, exc_info=True)
+            self._on_fatal(error)
+        finally:
+            self._close_all()
+
+    def _turn(self) -> None:
+        events = self._wait()
+        posted = self._posted
+        for _ in range(len(posted)):
+            try:
+                posted.popleft()()
+            except Exception:
+                logger.exception("%s: a posted function failed", self.name)
+        self._observe_queue_time()
+        if self._submitted:
+            self._start_submitted()
+        if self._resumable:
+            self._resume()
+        connections = self._connections
+        for descriptor, mask in events:
+            connection = connections.get(descriptor)
+            if connection is None:
+                if descriptor == self._wake_up.descriptor:
+                    self._wake_up.clear()
+                continue
+            if mask & _EPOLLOUT:
+                self._write(connection)
+            if mask & ~_EPOLLOUT and not connection.closed:
+                self._read(connection)
+        next_at = self._timers.next_at()
+        if next_at is not None and next_at <= time.monotonic():
+            self._run_timers()
+        if self._drained:
+            self._run_drained()
+        if self.dirty:
+            self._flush()
+        if self._outboxes:
+            outboxes, self._outboxes = self._outboxes, {}
+            for sink, answers in outboxes.items():
+                sink.deliver(answers)
+        if self._finish_by is not None:
+            self._finish_if_done()
+
+    def _wait(self) -> list[tuple[int, int]]:
+        """Sleeps until there is something to do, and notes how long it may have been there."""
+        before = time.monotonic()
+        next_at = self._timers.next_at()
+        timeout = -1.0 if next_at is None else max(next_at - before, 0.0)
+        # First `asleep`, then the look at the queues: whoever appends after the look sees `asleep` and wakes the lane.
+        self._asleep = True
+        if self._posted or self._submitted or self._resumable:
+            timeout = 0.0
+        events = self._poll.poll(timeout, EVENTS_MAX)
+        self._asleep = False
+        now = time.monotonic()
+        self._waited = now - self._turn_at if now - before < NO_WAIT_S else 0.0
+        self._turn_at = now
+        return events
+
+    def _wake(self) -> None:
+        self._asleep = False
+        self._wake_up.set()
+
+    def _observe_queue_time(self) -> None:
+        waited = self._waited
+        if self._submitted:
+            waited = max(waited, self._turn_at - self._submitted[0].received)
+        self._rule.observe(self._turn_at, waited)
+
+    def _start_submitted(self) -> None:
+        submitted = self._submitted
+        now = self._turn_at
+        shed_after = self._rule.shed_after if self._rule.overloaded else None
+        for _ in range(len(submitted)):
+            call = submitted.popleft()
+            self.call_count += 1
+            if self._refusal is not None:
+                call.fail(self._refusal)
+            elif shed_after is not None and now - call.received > shed_after:
+                self._reject(call)
+            elif call.deadline is not None and now > call.deadline:
+                call.fail(DEADLINE_EXCEEDED)
+            else:
+                self._start(call)
+
+    def _start(self, call: Call) -> None:
+        style = call.bound.style
+        if style is Style.DRAINED:
+            calls = self._drained.setdefault(call.bound, [])
+            if len(calls) < self._admission.depth_max:
+                calls.append(call)
+            else:
+                self._reject(call)
+        elif style is Style.RAW:
+            run_raw(call)
+        else:
+            run_plain(call)
+
+    def _reject(self, call: Call) -> None:
+        self.rejection_count += 1
+        call.fail(self._busy)
+
+    def _read(self, connection: Connection) -> None:
+        reader = connection.reader
+        shared = self._shared
+        try:
+            count = connection.recv_into(reader.target(shared))
+            if not count:
+                self._close(connection)
+                return
+            frames = reader.received(shared, count)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._close(connection, error)
+            return
+        except FrameError as error:
+            logger.warning("%s: %s from %s: closed", self.name, error, connection.peer)
+            self._close(connection)
+            return
+        if frames:
+            self._serve(connection, frames)
+        else:
+            connection.progress_at = self._turn_at
+
+    def _serve(self, connection: Connection, frames: Sequence[Frame]) -> None:
+        """Starts the calls of these frames. The hot path: small drained calls."""
+        methods = self._methods
+        drained = self._drained
+        depth_max = self._admission.depth_max
+        received = self._turn_at - self._waited
+        shed_at = received + self._rule.shed_after if self._rule.overloaded else None
+        served = 0
+        remaining = iter(frames)
+        for frame in remaining:
+            request_id, method_id, flags, timeout_ms, payload = frame
+            bound = methods.get(method_id)
+            if bound is None:
+                self._serve_foreign(connection, frame)
+                continue
+            served += 1
+            call = RemotingCall(
+                connection,
+                self,
+                bound,
+                payload,
+                request_id,
+                flags,
+                received,
+                received + timeout_ms / 1000 if timeout_ms else None,
+            )
+            if shed_at is not None and time.monotonic() > shed_at:
+                self._reject(call)
+            elif bound.style is Style.DRAINED:
+                calls = drained.get(bound)
+                if calls is None:
+                    drained[bound] = [call]
+                elif len(calls) < depth_max:
+                    calls.append(call)
+                else:
+                    self._reject(call)
+                if len(payload) > LARGE_SIZE_BYTES:
+                    self._drained_size_bytes += len(payload)
+                    if self._drained_size_bytes > DRAINED_SIZE_MAX_BYTES:
+                        self._run_drained()
+            elif timeout_ms and time.monotonic() > received + timeout_ms / 1000:
+                call.fail(DEADLINE_EXCEEDED)
+            elif bound.style is Style.RAW:
+                run_raw(call)
+            else:
+                run_plain(call)
+            if connection.out_size_bytes > PENDING_SIZE_MAX_BYTES:
+                # Answers pile up within one turn: leave the other frames until these have been sent.
+                connection.backlog = list(remaining)
+                break
+        self.call_count += served
+
+    def _serve_foreign(self, connection: Connection, frame: Frame) -> None:
+        """A call that is not for this pool: of another service, unknown, or refused since the server is stopping."""
+        request_id, method_id, flags, timeout_ms, payload = frame
+        bound = self.pool.table_by_id.get(method_id)
+        if self._refusal is not None:
+            error = self._refusal
+        elif bound is None:
+            error = unknown_method(f"number {method_id:#06x}")
+        else:
+            lane = self.pool.siblings[bound.method.lane].pick_for_call()
+            if not lane.full:
+                self.foreign_count += 1
+                received = self._turn_at - self._waited
+                deadline = received + timeout_ms / 1000 if timeout_ms else None
+                lane.submit(
+                    ForeignCall(
+                        connection, lane, bound, payload, request_id, flags, received, deadline
+                    )
+                )
+                return
+            self.rejection_count += 1
+            error = lane.busy_error
+        if not flags & FLAG_ONE_WAY:
+            connection.send_error(request_id, method_id, error)
+
+    def _run_drained(self) -> None:
+        groups, self._drained = self._drained, {}
+        self._drained_size_bytes = 0
+        now = time.monotonic()
+        # A deadline has a resolution of 1 ms: within a turn shorter than that none can have passed unseen.
+        slow = now - self._turn_at + self._waited > 0.001
+        for bound, calls in groups.items():
+            if slow:
+                calls = _drop_expired(calls, now)
+            if calls:
+                run_drained(bound, calls)
+
+    def _run_timers(self) -> None:
+        for callback in self._timers.due(time.monotonic()):
+            try:
+                callback()
+            except Exception:
+                logger.exception("%s: a timer failed", self.name)
+
+    def _flush(self) -> None:
+        now = self._turn_at
+        dirty = self.dirty
+        for connection in dirty:
+            if connection.closed or not connection.out:
+                continue
+            try:
+                done = connection.flush(now)
+            except (OSError, ShortFileError) as error:
+                self._close(connection, error)
+                continue
+            if not done or connection.backlog or connection.poll_mask != _EPOLLIN:
+                self._update_poll(connection)
+        dirty.clear()
+
+    def _write(self, connection: Connection) -> None:
+        try:
+            connection.pump(self._turn_at)
+        except (OSError, ShortFileError) as error:
+            self._close(connection, error)
+            return
+        self._update_poll(connection)
+
+    def _update_poll(self, connection: Connection) -> None:
+        """Asks the kernel for what the connection can use: no reading while too much waits to be sent."""
+        clogged = connection.queue_size_bytes > PENDING_SIZE_MAX_BYTES
+        if connection.backlog and not clogged:
+            self._resumable.append(connection)
+        mask = 0 if clogged or connection.backlog else _EPOLLIN
+        if connection.queue:
+            mask |= _EPOLLOUT
+        if mask != connection.poll_mask:
+            self._poll.modify(connection.descriptor, mask)
+            connection.poll_mask = mask
+
+    def _resume(self) -> None:
+        resumable, self._resumable = self._resumable, []
+        for connection in resumable:
+            if connection.closed:
+                continue
+            frames, connection.backlog = connection.backlog, []
+            self._serve(connection, frames)
+            self._update_poll(connection)
+
+    def _adopt(self, sock: socket.socket, peer: str, client_id: str, begun: bytes) -> None:
+        connection = Connection(sock, peer, client_id, self, self._frame_size_max_bytes)
+        connection.progress_at = self._turn_at
+        connection.poll_mask = _EPOLLIN
+        self._connections[connection.descriptor] = connection
+        self._poll.register(connection.descriptor, _EPOLLIN)
+        if begun:
+            connection.reader.target(self._shared)[: len(begun)] = begun
+            try:
+                frames = connection.reader.received(self._shared, len(begun))
+            except FrameError as error:
+                logger.warning("%s: %s from %s: closed", self.name, error, peer)
+                self._close(connection)
+                return
+            self._serve(connection, frames)
+
+    def _close(self, connection: Connection, error: BaseException | None = None) -> None:
+        if connection.closed:
+            return
+        connection.closed = True
+        if isinstance(error, ShortFileError):
+            logger.error("%s: %s: closed %s", self.name, error, connection.peer)
+        elif error is not None:
+            logger.info("%s: %s: closed %s", self.name, error, connection.peer)
+        del self._connections[connection.descriptor]
+        self._poll.unregister(connection.descriptor)
+        connection.socket.close()
+        connection.out.clear()
+        connection.queue.clear()
+        connection.backlog.clear()
+        self._on_connection_closed(connection.peer)
+        watched, connection.watched = connection.watched, set()
+        for call in watched:
+            if call.lane is self:
+                call.caller_gone()
+            else:
+                call.lane.post(call.caller_gone)
+
+    def _sweep(self) -> None:
+        """Drops connections that stand still in the middle of a frame or of an answer."""
+        limit = self._turn_at - STALL_TIMEOUT_S
+        stalled = [
+            connection
+            for connection in self._connections.values()
+            if connection.progress_at < limit and (connection.queue or connection.reader.in_frame)
+        ]
+        for connection in stalled:
+            logger.warning(
+                "%s: no progress for %d s: closed %s", self.name, STALL_TIMEOUT_S, connection.peer
+            )
+            self._close(connection)
+        self._timers.add(self._turn_at + SWEEP_INTERVAL_S, self._sweep)
+
+    def _set_refusal(self, error: ServiceError) -> None:
+        self._refusal = error
+        self._methods = {}
+
+    def _begin_finish(self, grace_s: float) -> None:
+        self._finish_by = self._turn_at + grace_s
+        self._timers.add(self._finish_by, lambda: None)
+
+    def _finish_if_done(self) -> None:
+        assert self._finish_by is not None
+        busy = (
+            self.open_call_count
+            or self.foreign_count
+            or self._posted
+            or self._submitted
+            or any(connection.queue for connection in self._connections.values())
+        )
+        self._finished = not busy or time.monotonic() >= self._finish_by
+
+    def _close_all(self) -> None:
+        for connection in list(self._connections.values()):
+            # Unread input would turn the close into a reset, which can destroy answers on their way.
+            try:
+                connection.socket.shutdown(socket.SHUT_WR)
+                connection.socket.recv_into(self._shared)
+            except OSError:
+                pass
+            self._close(connection)
+        self._poll.close()
+
+
+def _drop_expired(calls: list[Call], now: float) -> list[Call]:
+    """Answers the calls whose deadline has passed; the others."""
+    alive = []
+    for call in calls:
+        if call.deadline is not None and now > call.deadline:
+            call.fail(DEADLINE_EXCEEDED)
+        else:
+            alive.append(call)
+    return alive

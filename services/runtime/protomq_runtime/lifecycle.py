@@ -1,0 +1,90 @@
+"""A server process from its start to its last breath; name server, broker and standalone use it.
+
+The first SIGTERM or SIGINT stops gracefully, the second one exits at once. A thread of the server that fails ends the process: a
+broker that still answers pings but appends nothing is worse than one that is gone. One line that starts with `ready` says that work
+is taken; it is the only thing written to stdout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from google.protobuf.internal import api_implementation
+
+logger = logging.getLogger(__name__)
+
+EXIT_OK: Final = 0
+EXIT_FATAL: Final = 70
+"""EX_SOFTWARE of sysexits.h."""
+SWITCH_INTERVAL_S: Final = 0.000_5
+GRACE_S: Final = 5.0
+
+
+class Process(Protocol):
+    """What is run: a Server, or something around one or several."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self, grace_s: float) -> None: ...
+
+    def set_on_fatal(self, on_fatal: Callable[[BaseException], None]) -> None: ...
+
+
+def run_until_signal(
+    process: Process, ready_line: Callable[[], str], *, grace_s: float = GRACE_S
+) -> int:
+    """Runs the process on a new event loop until a signal comes. The exit code: 0 after a graceful stop, 70 after a failure.
+
+    `ready_line` is called after the start, when ports are known. Errors of the start are raised.
+    """
+    prepare_process()
+    return asyncio.run(_run(process, ready_line, grace_s))
+
+
+def prepare_process() -> None:
+    """Settings of the whole process. Raises RuntimeError if it cannot be run like this."""
+    if not __debug__:
+        raise RuntimeError("protomq relies on its assertions: do not run it with python -O")
+    if api_implementation.Type() != "upb":
+        raise RuntimeError(
+            f"protobuf runs as {api_implementation.Type()!r}; the C implementation upb is needed"
+        )
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        # One descriptor for each connection and each segment; the soft limit is 1,024 on most machines.
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+async def _run(process: Process, ready_line: Callable[[], str], grace_s: float) -> int:
+    loop = asyncio.get_running_loop()
+    over = asyncio.Event()
+    failures: list[BaseException] = []
+
+    def on_signal(number: signal.Signals) -> None:
+        if over.is_set():
+            logger.warning("%s again: exit at once", number.name)
+            os._exit(128 + number)
+        logger.info("%s: stopping", number.name)
+        over.set()
+
+    def on_fatal(error: BaseException) -> None:
+        failures.append(error)
+        loop.call_soon_threadsafe(over.set)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    process.set_on_fatal(on_fatal)
+    await process.start()
+    sys.stdout.write(f"ready {ready_line()}\n")
+    sys.stdout.flush()
+    await over.wait()
+    await process.stop(grace_s)
+    return EXIT_FATAL if failures else EXIT_OK

@@ -1,0 +1,84 @@
+"""File regions as part of an answer, and how small ones are read.
+
+A region names bytes of a file that is kept open by the reference. Large ones go from file to socket by sendfile; the scattered
+small ones of a log that mixes topics are read here: neighbours with one pread over the span, of which only the regions' own
+bytes are passed on (what lies between belongs to other topics).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Final, NamedTuple, Protocol
+
+SPAN_SIZE_MAX_BYTES: Final = 256 << 10
+"""Largest span read at once."""
+GAP_SIZE_MAX_BYTES: Final = 16 << 10
+"""A gap up to this is cheaper to read and to skip than a system call of its own (about 1.5 us, 6 us of copying at most)."""
+
+
+class FileLike(Protocol):
+    """What a region lies in: a file object, or a segment of the store."""
+
+    def fileno(self) -> int: ...
+
+
+class Region(NamedTuple):
+    """Bytes [offset, offset + size_bytes) of a file. Any named tuple with these three fields will do, such as the store's."""
+
+    file: FileLike
+    offset: int
+    size_bytes: int
+
+
+class ShortFileError(Exception):
+    """A file ends before a region does: the answer cannot be completed, its header is on the way already."""
+
+
+def read_regions(regions: Sequence[Region]) -> list[memoryview]:
+    """The bytes of the regions, in order. Raises ShortFileError or OSError."""
+    pieces: list[memoryview] = []
+    index = 0
+    while index < len(regions):
+        end_index, start, end = _span(regions, index)
+        span = _read(regions[index].file, start, end - start)
+        if end_index == index + 1:
+            pieces.append(span)
+        else:
+            for region in regions[index:end_index]:
+                at = region.offset - start
+                pieces.append(span[at : at + region.size_bytes])
+        index = end_index
+    return pieces
+
+
+def _span(regions: Sequence[Region], index: int) -> tuple[int, int, int]:
+    """(index of the first region that does not belong to the span, start and end of the span in the file)."""
+    file, start, size = regions[index]
+    end = start + size
+    index += 1
+    while index < len(regions):
+        next_file, next_offset, next_size = regions[index]
+        next_end = next_offset + next_size
+        if (
+            next_file is not file
+            or not end <= next_offset <= end + GAP_SIZE_MAX_BYTES
+            or next_end - start > SPAN_SIZE_MAX_BYTES
+        ):
+            break
+        end = next_end
+        index += 1
+    return index, start, end
+
+
+def _read(file: FileLike, offset: int, size_bytes: int) -> memoryview:
+    descriptor = file.fileno()
+    data = os.pread(descriptor, size_bytes, offset)
+    while len(data) < size_bytes:
+        more = os.pread(descriptor, size_bytes - len(data), offset + len(data))
+        if not more:
+            raise ShortFileError(
+                f"{size_bytes} bytes at {offset} of {file!r} wanted, it ends after {len(data)} of them"
+            )
+        data += more
+    return memoryview(data)

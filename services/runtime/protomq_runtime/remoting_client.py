@@ -1,0 +1,212 @@
+"""A client of the remoting port for servers: one blocking connection, one thread.
+
+It serves a broker that talks to name servers: a few calls a minute and one that stays open for as long as the connection lives.
+So calls can be started and their answers awaited apart, in any order. The SDK has its own transports, made for speed.
+
+    connect -> MAGIC, hello -> welcome      a peer that says something else is no remoting port: NotRemotingError
+    start(method, payload) -> request id    wait(request ids) -> Answer        call(...) = both
+
+A connection that failed once, or on which a frame was cut short by a time-out, is of no use any more: close it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import time
+from collections.abc import Collection
+from types import TracebackType
+from typing import Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from protomq.v1.options_pb2 import Lane
+from protomq.v1.remoting_pb2 import RemotingHello, RemotingWelcome
+from protomq.wire import frames
+from protomq.wire.status import decode_status
+
+from .addresses import Address
+from .errors import Code, ServiceError
+
+_READ_SIZE_BYTES: Final = 64 << 10
+_WELCOME_SIZE_MAX_BYTES: Final = 4 << 10
+_HELLO_REQUEST_ID: Final = 1
+_LENGTH_MIN: Final = frames.HEADER_SIZE_BYTES - frames.LENGTH_SIZE_BYTES
+
+
+class NotRemotingError(ConnectionError):
+    """What listens there does not speak the remoting protocol; it may be a gRPC port."""
+
+
+class Answer(NamedTuple):
+    """An answer: `payload` is the response message, or a google.rpc.Status where `status` is not 0."""
+
+    request_id: int
+    status: int
+    payload: bytes
+
+    def unwrap(self) -> bytes:
+        """The response message. Raises the ServiceError that the peer answered."""
+        if self.status == 0:
+            return self.payload
+        try:
+            status = decode_status(self.payload)
+        except DecodeError:
+            raise ServiceError(
+                Code(self.status), "", "the peer gave an error without a readable reason"
+            ) from None
+        raise ServiceError(
+            Code(self.status),
+            status.reason,
+            status.message,
+            metadata=status.metadata,
+            retry_delay_ms=status.retry_delay_ms,
+            field_violations=status.field_violations,
+        )
+
+
+class RemotingClient:
+    """One connection. Not thread-safe; only `wake` may be called from any thread."""
+
+    def __init__(
+        self,
+        address: Address,
+        lane: Lane.ValueType,
+        client_id: str,
+        client_version: str = "",
+        timeout_s: float = 3.0,
+    ) -> None:
+        """Connects and says hello within `timeout_s`. Raises OSError (NotRemotingError, TimeoutError) or the peer's ServiceError."""
+        self.address = address
+        self._answers: dict[int, Answer] = {}
+        self._buffer = bytearray()
+        self._frame_size_max_bytes = _WELCOME_SIZE_MAX_BYTES
+        self._next_request_id = _HELLO_REQUEST_ID
+        deadline = time.monotonic() + timeout_s
+        self._socket = socket.create_connection(address, timeout=timeout_s)
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for end in (self._wake_receiver, self._wake_sender):
+                end.setblocking(False)
+            self.welcome = self._say_hello(
+                RemotingHello(lane=lane, client_id=client_id, client_version=client_version),
+                deadline,
+            )
+        except BaseException:
+            self.close()
+            raise
+        self._frame_size_max_bytes = frames.FRAME_SIZE_MAX_BYTES
+
+    def __enter__(self) -> RemotingClient:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def call(self, method_id: int, payload: bytes, timeout_s: float) -> bytes:
+        """Call and wait. Raises TimeoutError, OSError for a lost connection, or the peer's ServiceError."""
+        deadline = time.monotonic() + timeout_s
+        request_id = self.start(method_id, payload, timeout_s)
+        while True:
+            answer = self.wait((request_id,), deadline - time.monotonic())
+            if answer is not None:
+                return answer.unwrap()
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"{self.address} did not answer within {timeout_s:g} s")
+
+    def start(self, method_id: int, payload: bytes, timeout_s: float) -> int:
+        """Send a request; its answer is got by `wait`. `timeout_s` is what the server is told."""
+        request_id = self._next_request_id
+        self._next_request_id = request_id % 0xFFFF_FFFF + 1
+        timeout_ms = max(1, min(int(timeout_s * 1_000), 0xFFFF_FFFF))
+        header = frames.encode_request(request_id, method_id, len(payload), timeout_ms)
+        self._socket.settimeout(timeout_s)
+        self._socket.sendall(header + payload)
+        return request_id
+
+    def wait(self, request_ids: Collection[int], timeout_s: float) -> Answer | None:
+        """The first answer to one of these requests; None after `timeout_s` or when woken. Raises OSError for a lost connection."""
+        deadline = time.monotonic() + timeout_s
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        poll.register(self._wake_receiver, select.POLLIN)
+        while True:
+            for request_id in request_ids:
+                answer = self._answers.pop(request_id, None)
+                if answer is not None:
+                    return answer
+            ready = {
+                descriptor
+                for descriptor, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1_000)
+            }
+            if self._socket.fileno() in ready:
+                self._receive()
+            elif self._wake_receiver.fileno() in ready:
+                self._wake_receiver.recv(4_096)
+                return None
+            elif time.monotonic() >= deadline:
+                return None
+
+    def wake(self) -> None:
+        """Make a `wait` that is under way, or the next one, return None. Any thread, at any time."""
+        with contextlib.suppress(OSError):  # Full: it will wake anyhow. Closed: nobody waits.
+            self._wake_sender.send(b"\0")
+
+    def close(self) -> None:
+        """End the connection."""
+        for end in (self._socket, self._wake_receiver, self._wake_sender):
+            end.close()
+
+    def _say_hello(self, hello: RemotingHello, deadline: float) -> RemotingWelcome:
+        payload = hello.SerializeToString()
+        request_id = self._next_request_id
+        self._next_request_id += 1
+        header = frames.encode_request(request_id, frames.HELLO_METHOD_ID, len(payload))
+        try:
+            self._socket.sendall(frames.MAGIC + header + payload)
+            answer = self._await_welcome(request_id, deadline)
+        except (ConnectionResetError, BrokenPipeError) as error:
+            raise NotRemotingError(
+                f"{self.address} broke the connection off when it was greeted"
+            ) from error
+        return RemotingWelcome.FromString(answer.unwrap())
+
+    def _await_welcome(self, request_id: int, deadline: float) -> Answer:
+        answer = None
+        while answer is None:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError(f"{self.address} did not answer the greeting")
+            answer = self.wait((request_id,), left_s)
+        return answer
+
+    def _receive(self) -> None:
+        self._socket.settimeout(None)
+        data = self._socket.recv(_READ_SIZE_BYTES)
+        if not data:
+            raise ConnectionResetError(f"{self.address} closed the connection")
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        while len(buffer) - start >= frames.LENGTH_SIZE_BYTES:
+            # Looked at before the rest of a header is there: an HTTP/2 SETTINGS frame may have 9 bytes only.
+            length = int.from_bytes(buffer[start : start + frames.LENGTH_SIZE_BYTES], "little")
+            if not _LENGTH_MIN <= length <= self._frame_size_max_bytes:
+                raise NotRemotingError(f"{self.address} sent what is no frame of the remoting port")
+            end = start + frames.LENGTH_SIZE_BYTES + length
+            if end > len(buffer):
+                break
+            header = frames.decode_header(buffer, start)
+            if not header.flags & frames.FLAG_ANSWER:
+                raise NotRemotingError(f"{self.address} sent a request where only answers are due")
+            payload = bytes(buffer[start + frames.HEADER_SIZE_BYTES : end])
+            self._answers[header.request_id] = Answer(header.request_id, header.status, payload)
+            start = end
+        del buffer[:start]

@@ -1,0 +1,343 @@
+"""The front door of the remoting port: accepts connections, hears their hello, and hands them to a lane.
+
+One thread. A connection has HELLO_TIMEOUT_S to send the magic and a hello frame; whatever else it sends closes it. What follows the hello
+in the same packets goes along to the lane. The counts of connections are kept here, in total and by address; lanes report closings.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from protomq.v1 import options_pb2, remoting_pb2
+from protomq.wire.frames import (
+    HEADER_SIZE_BYTES,
+    HELLO_METHOD_ID,
+    LENGTH_SIZE_BYTES,
+    MAGIC,
+    decode_header,
+    encode_answer,
+)
+
+from .dispatch import lane_name
+from .errors import Code, ServiceError, invalid_argument, unparsable
+from .lane_pool import LanePool
+from .wake_up import WakeUp
+
+logger = logging.getLogger(__name__)
+
+HELLO_TIMEOUT_S: Final = 5.0
+HELLO_SIZE_MAX_BYTES: Final = 4096
+CLIENT_ID_LENGTH_MAX: Final = 255
+LISTEN_BACKLOG: Final = 1024
+ACCEPT_PAUSE_S: Final = 0.1
+"""After the process has run out of descriptors."""
+WARNING_INTERVAL_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """How many connections the remoting port takes. `per_address_max` 0: no limit of its own."""
+
+    total_max: int = 10_000
+    per_address_max: int = 0
+
+
+@dataclass(slots=True)
+class _Caller:
+    """A connection that has not said hello yet."""
+
+    socket: socket.socket
+    peer: str
+    deadline: float
+    received: bytes = b""
+
+
+class RemotingServer(threading.Thread):
+    """The acceptor. `start`, `stop` and `connection_closed`: any thread."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        pools: Mapping[str, LanePool],
+        *,
+        server_name: str,
+        server_version: str,
+        frame_size_max_bytes: int,
+        limits: ConnectionLimits,
+        on_fatal: Callable[[BaseException], None],
+        hello_timeout_s: float = HELLO_TIMEOUT_S,
+    ) -> None:
+        super().__init__(name="remoting-acceptor", daemon=True)
+        self._listener = listener
+        self._pools = pools
+        self._welcome = remoting_pb2.RemotingWelcome(
+            server_name=server_name,
+            server_version=server_version,
+            frame_size_max_bytes=frame_size_max_bytes,
+        ).SerializeToString()
+        self._limits = limits
+        self._on_fatal = on_fatal
+        self._hello_timeout_s = hello_timeout_s
+        self._callers: dict[int, _Caller] = {}
+        self._connection_count = 0
+        self._count_by_address: dict[str, int] = {}
+        self._closed: deque[str] = deque()
+        self._stopping = False
+        self._paused_until: float | None = None
+        self._next_warning_at = 0.0
+        self._wake_up = WakeUp()
+        self._poll = select.epoll()
+        self._poll.register(self._wake_up.descriptor, select.EPOLLIN)
+        self._poll.register(listener.fileno(), select.EPOLLIN)
+
+    @property
+    def connection_count(self) -> int:
+        """Connections of all lanes and of callers that have not said hello."""
+        return self._connection_count
+
+    def connection_closed(self, peer: str) -> None:
+        """A lane has closed a connection that it was given. Noted with the next thing that happens."""
+        self._closed.append(peer)
+
+    def stop(self) -> None:
+        """Closes the listening socket and those that have not said hello, and ends the thread."""
+        self._stopping = True
+        self._wake_up.set()
+        if self.ident is None:
+            self._listener.close()
+
+    def run(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn()
+        except BaseException as error:
+            logger.critical("the acceptor failed", exc_info=True)
+            self._on_fatal(error)
+        finally:
+            for caller in list(self._callers.values()):
+                self._drop(caller)
+            self._listener.close()
+            self._poll.close()
+
+    def _turn(self) -> None:
+        events = self._poll.poll(self._timeout())
+        while self._closed:
+            self._forget(self._closed.popleft())
+        for descriptor, _ in events:
+            if descriptor == self._wake_up.descriptor:
+                self._wake_up.clear()
+            elif descriptor in self._callers:
+                self._hear(self._callers[descriptor])
+            else:
+                self._accept_all()
+        now = time.monotonic()
+        for caller in [caller for caller in self._callers.values() if caller.deadline <= now]:
+            self._warn("no hello from %s within %.0f s: closed", caller.peer, self._hello_timeout_s)
+            self._drop(caller)
+        if self._paused_until is not None and now >= self._paused_until:
+            self._paused_until = None
+            self._poll.register(self._listener.fileno(), select.EPOLLIN)
+
+    def _timeout(self) -> float:
+        moments = [
+            caller.deadline for caller in list(self._callers.values())[:1]
+        ]  # The oldest is first.
+        if self._paused_until is not None:
+            moments.append(self._paused_until)
+        return max(min(moments) - time.monotonic(), 0.0) if moments else -1.0
+
+    def _accept_all(self) -> None:
+        while True:
+            try:
+                sock, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                    self._warn("no connection can be accepted: %s", error)
+                    self._poll.unregister(self._listener.fileno())
+                    self._paused_until = time.monotonic() + ACCEPT_PAUSE_S
+                    return
+                continue  # The caller is gone already.
+            self._admit(
+                sock,
+                f"[{address[0]}]:{address[1]}"
+                if ":" in address[0]
+                else f"{address[0]}:{address[1]}",
+            )
+
+    def _admit(self, sock: socket.socket, peer: str) -> None:
+        address = _address_of(peer)
+        count = self._count_by_address.get(address, 0)
+        if (
+            self._connection_count >= self._limits.total_max
+            or 0 < self._limits.per_address_max <= count
+        ):
+            self._warn(
+                "too many connections (%d, %d of %s): closed %s",
+                self._connection_count,
+                count,
+                address,
+                peer,
+            )
+            sock.close()
+            return
+        try:
+            _prepare(sock)
+        except OSError:
+            sock.close()
+            return
+        self._connection_count += 1
+        self._count_by_address[address] = count + 1
+        caller = _Caller(sock, peer, time.monotonic() + self._hello_timeout_s)
+        self._callers[sock.fileno()] = caller
+        self._poll.register(sock.fileno(), select.EPOLLIN)
+
+    def _hear(self, caller: _Caller) -> None:
+        try:
+            data = caller.socket.recv(HELLO_SIZE_MAX_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(caller)
+            return
+        caller.received += data
+        received = caller.received
+        if not MAGIC.startswith(received[: len(MAGIC)]):
+            self._warn("%s does not speak the remoting protocol: closed", caller.peer)
+            self._drop(caller)
+            return
+        if len(received) < len(MAGIC) + HEADER_SIZE_BYTES:
+            return
+        header = decode_header(received, len(MAGIC))
+        end = len(MAGIC) + LENGTH_SIZE_BYTES + header.length
+        if (
+            header.method_id != HELLO_METHOD_ID
+            or header.flags
+            or not len(MAGIC) + HEADER_SIZE_BYTES <= end <= HELLO_SIZE_MAX_BYTES
+        ):
+            self._warn("the first frame of %s is no hello: closed", caller.peer)
+            self._drop(caller)
+            return
+        if len(received) >= end:
+            self._greet(
+                caller,
+                header.request_id,
+                received[len(MAGIC) + HEADER_SIZE_BYTES : end],
+                received[end:],
+            )
+
+    def _greet(self, caller: _Caller, request_id: int, payload: bytes, begun: bytes) -> None:
+        try:
+            hello = _parse_hello(payload)
+            pool = self._pool_for(hello.lane)
+        except ServiceError as error:
+            status = error.encode()
+            _send_all(
+                caller.socket,
+                encode_answer(request_id, HELLO_METHOD_ID, len(status), int(error.code)) + status,
+            )
+            self._drop(caller)
+            return
+        if not _send_all(
+            caller.socket,
+            encode_answer(request_id, HELLO_METHOD_ID, len(self._welcome)) + self._welcome,
+        ):
+            self._drop(caller)
+            return
+        del self._callers[caller.socket.fileno()]
+        self._poll.unregister(caller.socket.fileno())
+        pool.pick().adopt(caller.socket, caller.peer, hello.client_id[:CLIENT_ID_LENGTH_MAX], begun)
+
+    def _pool_for(self, lane: int) -> LanePool:
+        if lane == options_pb2.LANE_UNSPECIFIED:
+            raise invalid_argument("lane", "the hello names no lane")
+        try:
+            name = lane_name(lane)
+            return self._pools[name]
+        except (KeyError, ValueError):
+            served = ", ".join(self._pools)
+            raise ServiceError(
+                Code.UNIMPLEMENTED,
+                "UNKNOWN_METHOD",
+                f"this server has no lane of number {lane}; it serves: {served}",
+            ) from None
+
+    def _drop(self, caller: _Caller) -> None:
+        del self._callers[caller.socket.fileno()]
+        self._poll.unregister(caller.socket.fileno())
+        caller.socket.close()
+        self._forget(caller.peer)
+
+    def _forget(self, peer: str) -> None:
+        address = _address_of(peer)
+        self._connection_count -= 1
+        count = self._count_by_address[address] - 1
+        if count:
+            self._count_by_address[address] = count
+        else:
+            del self._count_by_address[address]
+
+    def _warn(self, text: str, *arguments: object) -> None:
+        """One line a second: what strangers send must not fill the log."""
+        now = time.monotonic()
+        if now >= self._next_warning_at:
+            self._next_warning_at = now + WARNING_INTERVAL_S
+            logger.warning(text, *arguments)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. SO_REUSEADDR, so that a restart need not wait; never SO_REUSEPORT, which would let two servers share a port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(LISTEN_BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from None
+    return listener
+
+
+def _prepare(sock: socket.socket) -> None:
+    """No waiting, no Nagle, and a peer that has vanished is noticed within a minute (30 s, then 3 probes 10 s apart)."""
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+
+
+def _parse_hello(payload: bytes) -> remoting_pb2.RemotingHello:
+    try:
+        return remoting_pb2.RemotingHello.FromString(payload)
+    except DecodeError:
+        raise unparsable("protomq.v1.RemotingHello") from None
+
+
+def _send_all(sock: socket.socket, data: bytes) -> bool:
+    """Sends a few bytes on a fresh connection, whose buffer has room for them. False if it has not."""
+    try:
+        return sock.send(data) == len(data)
+    except OSError:
+        return False
+
+
+def _address_of(peer: str) -> str:
+    return peer.rpartition(":")[0]

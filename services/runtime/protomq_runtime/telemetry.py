@@ -1,0 +1,156 @@
+"""OpenTelemetry, behind the one place where both transports dispatch.
+
+Off by default, and then nothing is in the way of a call: `instrument` wraps the functions of the dispatch table once, at start-up,
+and is not called otherwise. On when the application has set a provider, or when OTEL_* variables ask for an exporter.
+
+    spans     one for each call, kind SERVER, named by the rpc; from its start on the lane to its answer, holds included
+    metrics   read from the lanes' own counters when the exporter asks: nothing is counted twice
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from .call import Call
+from .dispatch import DispatchTable, Style
+from .lane_pool import PoolStatus
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Meter
+    from opentelemetry.trace import Tracer
+
+SCOPE: Final = "protomq"
+_EXPORTER_VARIABLES: Final = (
+    "OTEL_TRACES_EXPORTER",
+    "OTEL_METRICS_EXPORTER",
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+)
+
+
+class CallSpan:
+    """A span as a call carries it; `end` is told the status code of the answer."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, span: Any) -> None:
+        self._span = span
+
+    def end(self, code: int) -> None:
+        from opentelemetry.trace import Status, StatusCode
+
+        self._span.set_attribute("rpc.grpc.status_code", code)
+        if code:
+            self._span.set_status(Status(StatusCode.ERROR))
+        self._span.end()
+
+
+def wanted(environment: Mapping[str, str] | None = None) -> bool:
+    """Whether anybody is going to look. Does not import OpenTelemetry to find out that nobody does."""
+    variables = os.environ if environment is None else environment
+    if variables.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False
+    if any(variables.get(name, "none") not in ("", "none") for name in _EXPORTER_VARIABLES):
+        return True
+    if "opentelemetry.sdk" not in sys.modules:
+        return False
+    from opentelemetry import metrics, trace
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.trace import TracerProvider
+
+    return isinstance(trace.get_tracer_provider(), TracerProvider) or isinstance(
+        metrics.get_meter_provider(), MeterProvider
+    )
+
+
+def instrument(table: DispatchTable, tracer: Tracer | None = None) -> None:
+    """Puts a span around every unary method. Before the server starts."""
+    from opentelemetry import trace
+
+    tracer = tracer or trace.get_tracer(SCOPE)
+    for bound in table:
+        if bound.style is Style.PLAIN:
+            bound.function = _traced_plain(bound.function, tracer)
+        elif bound.style is Style.RAW:
+            bound.function = _traced_raw(bound.function, tracer)
+        elif bound.style is Style.DRAINED:
+            bound.function = _traced_drained(bound.function, tracer)
+
+
+def observe_lanes(statuses: Callable[[], Iterable[PoolStatus]], meter: Meter | None = None) -> None:
+    """Publishes the counters of the lanes."""
+    from opentelemetry import metrics
+    from opentelemetry.metrics import CallbackOptions, Observation
+
+    meter = meter or metrics.get_meter(SCOPE)
+
+    def reader(field: str, scale: float = 1) -> Callable[[CallbackOptions], list[Observation]]:
+        def read(_: CallbackOptions) -> list[Observation]:
+            return [
+                Observation(getattr(status, field) * scale, {"lane": status.lane})
+                for status in statuses()
+            ]
+
+        return read
+
+    meter.create_observable_counter(
+        "protomq.lane.calls", [reader("calls")], "{call}", "Calls taken"
+    )
+    meter.create_observable_counter(
+        "protomq.lane.rejections", [reader("rejections")], "{call}", "Calls refused"
+    )
+    meter.create_observable_gauge(
+        "protomq.lane.depth", [reader("depth")], "{call}", "Calls that wait"
+    )
+    meter.create_observable_gauge("protomq.lane.holds", [reader("holds")], "{call}", "Calls held")
+    meter.create_observable_gauge(
+        "protomq.lane.connections", [reader("connections")], "{connection}", "Remoting connections"
+    )
+    meter.create_observable_gauge(
+        "protomq.lane.queue_time", [reader("queue_time_us", 1e-6)], "s", "Longest wait lately"
+    )
+
+
+def _begin(call: Call, tracer: Tracer) -> None:
+    from opentelemetry.trace import SpanKind
+
+    method = call.method
+    span = tracer.start_span(
+        method.path[1:],
+        kind=SpanKind.SERVER,
+        attributes={
+            "rpc.system": call.transport,
+            "rpc.service": method.service,
+            "rpc.method": method.name,
+            "network.peer.address": call.peer,
+            "protomq.lane": method.lane,
+        },
+    )
+    call.span = CallSpan(span)
+
+
+def _traced_plain(function: Callable[..., Any], tracer: Tracer) -> Callable[..., Any]:
+    def traced(request: Any, call: Call) -> Any:
+        _begin(call, tracer)
+        return function(request, call)
+
+    return traced
+
+
+def _traced_raw(function: Callable[..., Any], tracer: Tracer) -> Callable[..., Any]:
+    def traced(call: Call) -> None:
+        _begin(call, tracer)
+        function(call)
+
+    return traced
+
+
+def _traced_drained(function: Callable[..., Any], tracer: Tracer) -> Callable[..., Any]:
+    def traced(calls: list[Call]) -> None:
+        for call in calls:
+            _begin(call, tracer)
+        function(calls)
+
+    return traced

@@ -1,0 +1,207 @@
+"""The servers' client of the remoting port, against a peer that answers byte for byte what a test says."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from protomq.v1 import options_pb2
+from protomq.v1.remoting_pb2 import RemotingHello, RemotingWelcome
+from protomq.wire import frames
+from protomq.wire.status import RpcStatus, encode_status
+from protomq_runtime.addresses import Address
+from protomq_runtime.errors import Code, ServiceError
+from protomq_runtime.remoting_client import NotRemotingError, RemotingClient
+
+METHOD_ID = 0x0104
+WELCOME = RemotingWelcome(server_name="s", frame_size_max_bytes=1 << 20).SerializeToString()
+
+
+class Peer:
+    """The accepted end of a connection."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.hello: RemotingHello | None = None
+
+    def read(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            part = self.connection.recv(size - len(data))
+            if not part:
+                raise EOFError
+            data += part
+        return data
+
+    def read_frame(self) -> tuple[frames.FrameHeader, bytes]:
+        header = frames.decode_header(self.read(frames.HEADER_SIZE_BYTES))
+        return header, self.read(
+            header.length - frames.HEADER_SIZE_BYTES + frames.LENGTH_SIZE_BYTES
+        )
+
+    def welcome(self) -> None:
+        assert self.read(len(frames.MAGIC)) == frames.MAGIC
+        header, payload = self.read_frame()
+        self.hello = RemotingHello.FromString(payload)
+        self.answer(header.request_id, WELCOME, method_id=frames.HELLO_METHOD_ID)
+
+    def answer(
+        self, request_id: int, payload: bytes, status: int = 0, method_id: int = METHOD_ID
+    ) -> None:
+        self.connection.sendall(
+            frames.encode_answer(request_id, method_id, len(payload), status) + payload
+        )
+
+
+@contextmanager
+def peer_that(script: Callable[[Peer], None]) -> Iterator[Address]:
+    """A listening socket whose first connection runs the script and is closed then."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            script(Peer(connection))
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    with listener:
+        yield Address("127.0.0.1", listener.getsockname()[1])
+        thread.join(5)
+    assert not thread.is_alive()
+
+
+def connect(address: Address) -> RemotingClient:
+    return RemotingClient(address, options_pb2.LANE_ROUTE, "test", timeout_s=2)
+
+
+def test_hello_names_lane_and_caller_and_the_welcome_is_kept() -> None:
+    hellos = []
+
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        hellos.append(peer.hello)
+
+    with peer_that(script) as address, connect(address) as client:
+        assert client.welcome.server_name == "s"
+    assert hellos == [RemotingHello(lane=options_pb2.LANE_ROUTE, client_id="test")]
+
+
+def test_call_returns_the_payload_of_its_answer() -> None:
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        header, payload = peer.read_frame()
+        assert (header.method_id, header.flags, header.timeout_ms) == (METHOD_ID, 0, 2_000)
+        peer.answer(header.request_id, payload[::-1])
+
+    with peer_that(script) as address, connect(address) as client:
+        assert client.call(METHOD_ID, b"abc", 2) == b"cba"
+
+
+def test_answers_in_another_order_and_in_small_pieces_find_their_requests() -> None:
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        held, _ = peer.read_frame()
+        first, _ = peer.read_frame()
+        second, _ = peer.read_frame()
+        stream = b"".join(
+            frames.encode_answer(header.request_id, METHOD_ID, 3) + payload
+            for header, payload in ((second, b"two"), (first, b"one"), (held, b"end"))
+        )
+        for byte in stream:
+            peer.connection.sendall(bytes((byte,)))
+
+    with peer_that(script) as address, connect(address) as client:
+        held = client.start(METHOD_ID, b"", 60)
+        first = client.start(METHOD_ID, b"", 2)
+        assert client.call(METHOD_ID, b"", 2) == b"two"
+        answer = client.wait((first,), 2)
+        assert answer is not None
+        assert (answer.request_id, answer.unwrap()) == (first, b"one")
+        answer = client.wait((held,), 2)
+        assert answer is not None
+        assert answer.unwrap() == b"end"
+
+
+def test_error_answer_is_raised_with_its_reason() -> None:
+    status = RpcStatus(5, "no such thing", "BROKER_NOT_FOUND", {"k": "v"})
+
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        header, _ = peer.read_frame()
+        peer.answer(header.request_id, encode_status(status), status=5)
+
+    with peer_that(script) as address, connect(address) as client:
+        with pytest.raises(ServiceError, match="no such thing") as error:
+            client.call(METHOD_ID, b"", 2)
+    assert (error.value.code, error.value.reason) == (Code.NOT_FOUND, "BROKER_NOT_FOUND")
+    assert error.value.metadata == {"k": "v"}
+
+
+@pytest.mark.parametrize(
+    "greeting",
+    [
+        bytes.fromhex("000000040000000000"),
+        bytes.fromhex("00001204000000000000030000006400040000ffff000600004000"),
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"",
+    ],
+    ids=["empty HTTP/2 settings", "HTTP/2 settings", "HTTP/1.1", "closed at once"],
+)
+def test_peer_that_speaks_something_else_is_recognised(greeting: bytes) -> None:
+    with peer_that(lambda peer: peer.connection.sendall(greeting)) as address:
+        with pytest.raises(NotRemotingError):
+            connect(address)
+
+
+def test_request_frame_from_a_server_is_refused() -> None:
+    def script(peer: Peer) -> None:
+        peer.connection.sendall(frames.encode_request(1, 7, 0))
+
+    with peer_that(script) as address, pytest.raises(NotRemotingError):
+        connect(address)
+
+
+def test_closed_connection_ends_a_wait_with_an_error() -> None:
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        peer.read_frame()
+
+    with peer_that(script) as address, connect(address) as client:
+        held = client.start(METHOD_ID, b"", 60)
+        with pytest.raises(ConnectionResetError):
+            client.wait((held,), 5)
+
+
+def test_wake_from_another_thread_ends_a_wait() -> None:
+    done = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        done.wait(5)
+
+    with peer_that(script) as address, connect(address) as client:
+        threading.Timer(0.01, client.wake).start()
+        assert client.wait((), 5) is None
+        client.wake()
+        assert client.wait((), 5) is None, "a wake before the wait counts"
+        assert client.wait((), 0) is None
+        done.set()
+    client.wake()
+
+
+def test_silent_peer_ends_a_call_with_a_time_out() -> None:
+    done = threading.Event()
+
+    def script(peer: Peer) -> None:
+        peer.welcome()
+        done.wait(5)
+
+    with peer_that(script) as address, connect(address) as client:
+        with pytest.raises(TimeoutError, match="did not answer"):
+            client.call(METHOD_ID, b"", 0.02)
+        done.set()
