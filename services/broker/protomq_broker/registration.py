@@ -1,0 +1,328 @@
+"""The broker's registration with its name servers: one thread for each, none waits for another.
+
+Per name server, `next_step` decides and the thread does it:
+
+    register     first, after a change of the topics, or when told to; changes that come in quick succession are sent together
+    heartbeat    every 30 s (RocketMQ's registerNameServerPeriod)
+    hold         a call kept open, so that the name server notices within seconds when this process is gone
+    wait         for the end of the hold, a change, the next heartbeat or the stop
+
+A connection that is lost is made anew, with growing random pauses while that fails; the broker serves on meanwhile. At the stop
+the broker unregisters from those it is connected to.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, NamedTuple
+
+import tenacity
+
+from protomq.v1.route_service_pb2 import (
+    Broker,
+    HeartbeatRequest,
+    HoldRegistrationRequest,
+    RegisterBrokerRequest,
+    UnregisterBrokerRequest,
+)
+from protomq.v1.topic_pb2 import DataVersion, Topic
+from protomq_runtime.clock import Clock
+from protomq_runtime.errors import ServiceError
+
+from .name_server_connections import NameServer, NameServerConnection
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_INTERVAL_MS: Final = 30_000
+REGISTER_PAUSE_MIN_MS: Final = 20
+"""At least so long between two registrations: a thousand topics created in a row are not sent a thousand times."""
+REGISTER_PAUSE_FACTOR: Final = 4
+"""And so many times as long as the last one took: 10,000 topics take some 50 ms on both sides."""
+RECONNECT_PAUSE_S: Final = 0.25
+"""Before the first attempt after a connection was lost: well within the grace that a name server gives (3 s)."""
+RETRY_PAUSE_S: Final = 0.25
+RETRY_PAUSE_MAX_S: Final = 3.0
+"""A name server that was restarted knows nothing until its brokers are back: not RocketMQ's 30 s."""
+
+
+class BrokerTopics(NamedTuple):
+    """The topics of a broker at one moment. Equal versions mean equal topics."""
+
+    version: DataVersion
+    topics: Sequence[Topic]
+
+
+class Step(Enum):
+    """What to do next with a name server."""
+
+    REGISTER = "register"
+    HEARTBEAT = "heartbeat"
+    HOLD = "hold"
+    WAIT = "wait"
+
+
+@dataclass(slots=True)
+class SessionState:
+    """What is known of one connection to a name server."""
+
+    registered_version: DataVersion | None = None
+    """What the name server has; None: it has to be told."""
+    register_from_ms: int = 0
+    """Changed topics may be told again from then on."""
+    heartbeat_due_ms: int = 0
+    holding: bool = False
+
+
+def next_step(state: SessionState, version: DataVersion, now_ms: int) -> tuple[Step, int]:
+    """What to do now, and for WAIT for how long at most, in milliseconds."""
+    wait_ms = max(0, state.heartbeat_due_ms - now_ms)
+    if state.registered_version is None:
+        return Step.REGISTER, 0
+    if state.registered_version != version:
+        pause_ms = state.register_from_ms - now_ms
+        if pause_ms <= 0:
+            return Step.REGISTER, 0
+        wait_ms = min(wait_ms, pause_ms)
+    if state.heartbeat_due_ms <= now_ms:
+        return Step.HEARTBEAT, 0
+    if not state.holding:
+        return Step.HOLD, 0
+    return Step.WAIT, wait_ms
+
+
+class BrokerRegistration:
+    """Keeps a broker registered with each of its name servers. Any thread may call."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        topics: Callable[[], BrokerTopics],
+        name_servers: Sequence[NameServer],
+        clock: Clock,
+        *,
+        heartbeat_interval_ms: int = HEARTBEAT_INTERVAL_MS,
+        client_id: str = "",
+    ) -> None:
+        """`broker` holds the advertised addresses and the incarnation; `topics` is called on the threads of the registration."""
+        config = _SessionConfig(
+            broker=broker,
+            topics=topics,
+            clock=clock,
+            heartbeat_interval_ms=heartbeat_interval_ms,
+            client_id=client_id
+            or f"{socket.gethostname()}@{os.getpid()} broker {broker.broker_name}",
+        )
+        self._topics = topics
+        self._announced = threading.Condition()
+        self._sessions = [_Session(config, server, self._announced) for server in name_servers]
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        for session in self._sessions:
+            session.start()
+
+    def notify_changed(self) -> None:
+        """The topics have changed: tell every name server now. Returns at once."""
+        for session in self._sessions:
+            session.wake()
+
+    def registered_count(self) -> int:
+        """Name servers that know this broker right now."""
+        return sum(session.known_version is not None for session in self._sessions)
+
+    def wait_registered(self, timeout_s: float) -> bool:
+        """Whether all name servers know this broker within `timeout_s`."""
+        with self._announced:
+            return self._announced.wait_for(
+                lambda: self.registered_count() == len(self._sessions), timeout_s
+            )
+
+    def wait_announced(self, timeout_s: float) -> bool:
+        """Whether all name servers that can be reached know the topics as they are now within `timeout_s`."""
+        version = self._topics().version
+        with self._announced:
+            return self._announced.wait_for(lambda: self._is_announced(version), timeout_s)
+
+    def stop(self, timeout_s: float = 1.0) -> None:
+        """Unregister where there is a connection, and end the threads."""
+        for session in self._sessions:
+            session.request_stop()
+        for session in self._sessions:
+            session.join(timeout_s)
+
+    def _is_announced(self, version: DataVersion) -> bool:
+        known = [session.known_version for session in self._sessions]
+        return all(each is None or each.counter >= version.counter for each in known)
+
+
+@dataclass(frozen=True, slots=True)
+class _SessionConfig:
+    broker: Broker
+    topics: Callable[[], BrokerTopics]
+    clock: Clock
+    heartbeat_interval_ms: int
+    client_id: str
+
+
+class _Session(threading.Thread):
+    """One name server. Everything but `wake` and `request_stop` runs on this thread."""
+
+    def __init__(
+        self, config: _SessionConfig, server: NameServer, announced: threading.Condition
+    ) -> None:
+        super().__init__(name=f"registration {server.label}", daemon=True)
+        self.known_version: DataVersion | None = None
+        """What the name server knows; None: it does not know us. `announced` is told of changes."""
+        self._config = config
+        self._server = server
+        self._announced = announced
+        self._stopping = threading.Event()
+        self._connection: NameServerConnection | None = None
+        self._last_complaint = ""
+
+    def wake(self) -> None:
+        connection = self._connection
+        if connection is not None:
+            connection.wake()
+
+    def request_stop(self) -> None:
+        self._stopping.set()
+        self.wake()
+
+    def run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                self._connect_and_keep()
+            except tenacity.RetryError:
+                return  # Stopped while it was connecting.
+            except Exception:
+                # A defect, here or in what the name server answers. Without its registration the broker is no use.
+                logger.exception(
+                    "registration with name server %s failed; it begins anew", self._server.label
+                )
+                self._stopping.wait(RETRY_PAUSE_MAX_S)
+            self._stopping.wait(RECONNECT_PAUSE_S)
+
+    def _connect_and_keep(self) -> None:
+        state = SessionState()
+        connection = self._connect(state)
+        try:
+            self._keep(connection, state)
+            self._unregister(connection)
+        except (OSError, ServiceError) as error:
+            self._complain(error)
+        finally:
+            self._connection = None
+            self._publish(None)
+            connection.close()
+
+    def _connect(self, state: SessionState) -> NameServerConnection:
+        """A connection over which the broker was registered. Raises RetryError when stopped."""
+        for attempt in tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type((OSError, ServiceError)),
+            wait=tenacity.wait_random_exponential(multiplier=RETRY_PAUSE_S, max=RETRY_PAUSE_MAX_S),
+            stop=tenacity.stop_when_event_set(self._stopping),
+            sleep=tenacity.sleep_using_event(self._stopping),
+            before_sleep=lambda retry: self._complain(
+                retry.outcome.exception() if retry.outcome else None
+            ),
+        ):
+            with attempt:
+                return self._connect_once(state)
+        raise AssertionError("tenacity ends with a result or a RetryError")
+
+    def _connect_once(self, state: SessionState) -> NameServerConnection:
+        connection = self._server.connect(self._config.client_id)
+        try:
+            if self._stopping.is_set():
+                raise ConnectionAbortedError("the broker is stopping")
+            self._register(connection, state)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection  # From here on it may be woken; the loop looks at everything before it waits.
+        logger.info("registered with name server %s", self._server.label)
+        self._last_complaint = ""
+        return connection
+
+    def _keep(self, connection: NameServerConnection, state: SessionState) -> None:
+        while not self._stopping.is_set():
+            step, wait_ms = next_step(state, self._config.topics().version, self._now_ms())
+            if step is Step.REGISTER:
+                self._register(connection, state)
+            elif step is Step.HEARTBEAT:
+                self._heartbeat(connection, state)
+            elif step is Step.HOLD:
+                connection.open_hold(HoldRegistrationRequest(**self._identity()))
+                state.holding = True
+            else:
+                self._wait(connection, state, wait_ms)
+
+    def _register(self, connection: NameServerConnection, state: SessionState) -> None:
+        started_ms = self._now_ms()
+        version, topics = self._config.topics()
+        request = RegisterBrokerRequest(
+            broker=self._config.broker, data_version=version, topics=topics
+        )
+        connection.register_broker(request)
+        now_ms = self._now_ms()
+        pause_ms = max(REGISTER_PAUSE_MIN_MS, REGISTER_PAUSE_FACTOR * (now_ms - started_ms))
+        state.registered_version = version
+        state.register_from_ms = now_ms + pause_ms
+        state.heartbeat_due_ms = now_ms + self._config.heartbeat_interval_ms
+        self._publish(version)
+
+    def _heartbeat(self, connection: NameServerConnection, state: SessionState) -> None:
+        version = self._config.topics().version
+        response = connection.heartbeat(HeartbeatRequest(data_version=version, **self._identity()))
+        state.heartbeat_due_ms = self._now_ms() + self._config.heartbeat_interval_ms
+        if response.register_again:
+            state.registered_version = None
+
+    def _wait(self, connection: NameServerConnection, state: SessionState, wait_ms: int) -> None:
+        try:
+            if connection.wait(wait_ms / 1_000):
+                state.holding = False
+        except ServiceError as error:
+            if error.reason != "BROKER_NOT_FOUND":
+                raise
+            # It was restarted, or took us for dead: say again who we are.
+            state.holding = False
+            state.registered_version = None
+
+    def _unregister(self, connection: NameServerConnection) -> None:
+        connection.unregister_broker(UnregisterBrokerRequest(**self._identity()))
+
+    def _publish(self, version: DataVersion | None) -> None:
+        with self._announced:
+            self.known_version = version
+            self._announced.notify_all()
+
+    def _now_ms(self) -> int:
+        return self._config.clock.monotonic_ms()
+
+    def _identity(self) -> dict[str, Any]:
+        broker = self._config.broker
+        return {
+            "cluster": broker.cluster,
+            "broker_name": broker.broker_name,
+            "broker_id": broker.broker_id,
+            "incarnation": broker.incarnation,
+        }
+
+    def _complain(self, error: BaseException | None) -> None:
+        """Log what went wrong, once for each kind of trouble in a row."""
+        complaint = str(error)
+        if complaint != self._last_complaint and not self._stopping.is_set():
+            logger.warning(
+                "name server %s: %s; the broker goes on and tries again",
+                self._server.label,
+                complaint,
+            )
+            self._last_complaint = complaint

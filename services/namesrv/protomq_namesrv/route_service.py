@@ -1,0 +1,295 @@
+"""RouteService: the RPCs of a name server, on the route lanes; holds and watchers.
+
+A route is answered from bytes that the snapshot keeps, so GetRoute parses a request of some 30 bytes and builds nothing. A hold is
+a call kept open; the lane that owns its connection tells when that breaks. A watcher is an event on the gRPC loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from protomq.v1.route_service_pb2 import (
+    GetClusterInfoRequest,
+    GetRouteRequest,
+    GetRouteResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    HoldRegistrationRequest,
+    HoldRegistrationResponse,
+    ListTopicNamesRequest,
+    ListTopicNamesResponse,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+    Route,
+    UnregisterBrokerRequest,
+    UnregisterBrokerResponse,
+    WatchRouteRequest,
+    WatchRouteResponse,
+)
+from protomq_runtime.call import Call, CallContext
+from protomq_runtime.clock import Clock
+from protomq_runtime.dispatch import raw, streaming
+from protomq_runtime.errors import Code, ServiceError, unparsable
+from protomq_runtime.lane import Lane
+from protomq_runtime.server import Server
+from protomq_runtime.timers import Timer
+
+from .config import LimitsConfig, LivenessConfig
+from .request_checks import (
+    check_topic,
+    is_creatable_topic_name,
+    page_size_of,
+    to_key,
+    to_registration,
+    to_version,
+)
+from .route_snapshot import BrokerKey
+from .route_table import RouteTable
+
+logger = logging.getLogger(__name__)
+
+LANE: Final = "route"
+"""Name of the pool of lanes, as options.proto has it."""
+
+_EMPTY_HOLD_ANSWER: Final = HoldRegistrationResponse().SerializeToString()
+
+M = TypeVar("M", bound=Message)
+
+
+class RouteService:
+    """The implementation behind both transports. Its methods may run on several route lanes at once."""
+
+    def __init__(
+        self, table: RouteTable, liveness: LivenessConfig, limits: LimitsConfig, clock: Clock
+    ) -> None:
+        self._table = table
+        self._liveness = liveness
+        self._topic_count_max = limits.topic_count_max
+        self._clock = clock
+        self._watchers = _Watchers(limits.watcher_count_max)
+        self._holds: set[_Hold] = set()
+        self._stopping = False
+        table.on_change = self._watchers.wake
+
+    def start(self, server: Server) -> None:
+        """The server's lanes run: look at deadlines from now on."""
+        lane = server.pools[LANE].lanes[0]
+        lane.post(lambda: self._scan(lane))
+
+    def stop(self) -> None:
+        """The server refuses new calls: answer the holds and end the streams. Any thread."""
+        self._stopping = True
+        for hold in tuple(self._holds):
+            hold.call.lane.post(hold.answer)
+        self._watchers.wake()
+
+    def register_broker(
+        self, request: RegisterBrokerRequest, context: CallContext
+    ) -> RegisterBrokerResponse:
+        registration = to_registration(request, self._topic_count_max)
+        known = registration.key in self._table.snapshot.registrations
+        self._table.register(registration, self._clock.monotonic_ms())
+        if not known:
+            broker = registration.broker
+            logger.info(
+                "broker %s (id %d, cluster %s) registered with %d topics from %s",
+                broker.broker_name, broker.broker_id, broker.cluster, len(registration.topics), context.peer,
+            )  # fmt: skip
+        return RegisterBrokerResponse(expiry_ms=self._liveness.expiry_ms)
+
+    def unregister_broker(
+        self, request: UnregisterBrokerRequest, context: CallContext
+    ) -> UnregisterBrokerResponse:
+        key = to_key(request.broker_name, request.broker_id)
+        if self._table.unregister(key, request.incarnation, self._clock.monotonic_ms()):
+            logger.info("broker %s (id %d) unregistered", key.broker_name, key.broker_id)
+        return UnregisterBrokerResponse()
+
+    def heartbeat(self, request: HeartbeatRequest, context: CallContext) -> HeartbeatResponse:
+        key = to_key(request.broker_name, request.broker_id)
+        version = to_version(request.data_version)
+        register_again = self._table.heartbeat(
+            key, request.incarnation, version, self._clock.monotonic_ms()
+        )
+        return HeartbeatResponse(register_again=register_again)
+
+    @raw
+    def get_route(self, call: Call) -> None:
+        try:
+            topic = _parse(GetRouteRequest, call.payload).topic
+            encoded = self._table.snapshot.encoded_route(topic)
+            if encoded is None:
+                encoded = self._route_of_unknown(topic)
+        except ServiceError as error:
+            call.fail(error)
+            return
+        call.answer(encoded)
+
+    @streaming
+    async def watch_route(
+        self, request: WatchRouteRequest, context: CallContext
+    ) -> AsyncIterator[WatchRouteResponse]:
+        check_topic(request.topic)
+        none_yet = WatchRouteResponse(route=Route(topic=request.topic)).SerializeToString()
+        told: bytes | None = None
+        with self._watchers.watcher() as changed:
+            while not self._stopping:
+                changed.clear()  # Before the look, so that no change falls between the two.
+                # A WatchRouteResponse has the bytes of a GetRouteResponse: a route in field 1.
+                encoded = self._table.snapshot.encoded_route(request.topic) or none_yet
+                if encoded != told:
+                    yield WatchRouteResponse.FromString(encoded)
+                    told = encoded
+                await changed.wait()
+
+    @raw
+    def hold_registration(self, call: Call) -> None:
+        try:
+            request = _parse(HoldRegistrationRequest, call.payload)
+            key = to_key(request.broker_name, request.broker_id)
+            hold_id = self._table.open_hold(key, request.incarnation, self._clock.monotonic_ms())
+        except ServiceError as error:
+            call.fail(error)
+            return
+        hold = _Hold(self, call, key, hold_id)
+        self._holds.add(hold)
+        call.lane.holds += 1
+        call.on_close = hold.break_off
+        hold.timer = call.lane.call_later(self._liveness.hold_ms, hold.answer)
+
+    def list_topic_names(
+        self, request: ListTopicNamesRequest, context: CallContext
+    ) -> ListTopicNamesResponse:
+        page, next_token = self._table.snapshot.topic_page(
+            request.page_token, page_size_of(request.page_size)
+        )
+        return ListTopicNamesResponse(topics=page, next_page_token=next_token)
+
+    @raw
+    def get_cluster_info(self, call: Call) -> None:
+        try:
+            _parse(GetClusterInfoRequest, call.payload)
+        except ServiceError as error:
+            call.fail(error)
+            return
+        call.answer(self._table.snapshot.encoded_cluster_info)
+
+    def end_hold(self, hold: _Hold, *, broken: bool) -> None:
+        """A hold was answered or lost its caller; on its lane's thread."""
+        self._holds.discard(hold)
+        hold.call.lane.holds -= 1
+        must_return = self._table.end_hold(
+            hold.key, hold.hold_id, self._clock.monotonic_ms(), broken=broken
+        )
+        if broken and must_return:
+            logger.info(
+                "the connection of broker %s (id %d) broke; it has %d ms to come back",
+                hold.key.broker_name, hold.key.broker_id, self._liveness.broken_grace_ms,
+            )  # fmt: skip
+
+    def _route_of_unknown(self, topic: str) -> bytes:
+        check_topic(topic)
+        route = (
+            self._table.snapshot.auto_create_route(topic)
+            if is_creatable_topic_name(topic)
+            else None
+        )
+        if route is None:
+            raise ServiceError(
+                Code.NOT_FOUND,
+                "TOPIC_NOT_FOUND",
+                f"no broker has the topic {topic}; create it, or let a broker create topics on the first send",
+                metadata={"topic": topic},
+            )
+        return GetRouteResponse(route=route).SerializeToString()
+
+    def _scan(self, lane: Lane) -> None:
+        if self._stopping:
+            return
+        for removal in self._table.remove_silent(self._clock.monotonic_ms()):
+            logger.warning(
+                "broker %s (id %d) removed: %s",
+                removal.key.broker_name,
+                removal.key.broker_id,
+                removal.cause.value,
+            )
+        lane.call_later(self._liveness.scan_interval_ms, lambda: self._scan(lane))
+
+
+class _Hold:
+    """A HoldRegistration that waits. Only on the thread of the lane that owns the call."""
+
+    __slots__ = ("_ended", "_service", "call", "hold_id", "key", "timer")
+
+    def __init__(self, service: RouteService, call: Call, key: BrokerKey, hold_id: int) -> None:
+        self._service = service
+        self.call = call
+        self.key = key
+        self.hold_id = hold_id
+        self.timer: Timer | None = None
+        self._ended = False
+
+    def answer(self) -> None:
+        """Time is up: the broker shall call again."""
+        if not self._ended:
+            self._end(broken=False)
+            self.call.answer(_EMPTY_HOLD_ANSWER)
+
+    def break_off(self) -> None:
+        """The connection or the RPC ended without an answer."""
+        if not self._ended:
+            self._end(broken=True)
+
+    def _end(self, *, broken: bool) -> None:
+        self._ended = True
+        if self.timer is not None:
+            self.timer.cancel()
+        self._service.end_hold(self, broken=broken)
+
+
+class _Watchers:
+    """The open WatchRoute streams. All of it runs on the gRPC loop, but for `wake`, which any thread may call."""
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        self._events: set[asyncio.Event] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @contextmanager
+    def watcher(self) -> Iterator[asyncio.Event]:
+        """An event for one stream, among those that a change sets."""
+        if len(self._events) >= self._count_max:
+            raise ServiceError(
+                Code.RESOURCE_EXHAUSTED,
+                "TOO_MANY",
+                f"{self._count_max} routes are being watched, the most this name server takes; poll GetRoute instead",
+            )
+        self._loop = asyncio.get_running_loop()
+        event = asyncio.Event()
+        self._events.add(event)
+        try:
+            yield event
+        finally:
+            self._events.discard(event)
+
+    def wake(self) -> None:
+        loop = self._loop
+        if loop is not None and self._events:
+            loop.call_soon_threadsafe(self._set_all)
+
+    def _set_all(self) -> None:
+        for event in self._events:
+            event.set()
+
+
+def _parse(message_class: type[M], payload: bytes | bytearray) -> M:
+    try:
+        return message_class.FromString(bytes(payload))
+    except DecodeError:
+        raise unparsable(message_class.__name__) from None

@@ -1,0 +1,263 @@
+"""Which brokers are registered and alive: every rule of it, without clock, socket or thread.
+
+Rules
+- A broker is (name, id). Its incarnation rises with each start of its process; a lower one never replaces a higher one, nor
+  does an older state of the topics replace a newer one of the same incarnation.
+- A broker is removed when it says so, when `expiry_ms` pass without a register or heartbeat, or when its hold ended and it did
+  not hold again within a grace: `broken_grace_ms` after a broken connection, `renewal_grace_ms` after an answer. One that never
+  held (any generated client may register) is not asked to.
+- What was removed leaves a tombstone for `expiry_ms`: a lower incarnation stays out, and after an unregister the same one too,
+  since a late register of a process that has stopped must not bring it back. Not for ever: a clock that was set back between two
+  starts would lock the broker out.
+- Deadlines are for peers, not for us: when this process itself was stopped (scans `pause_ms` apart), all are put off by as much.
+
+Any thread may call: changes are made under one lock, which is never held while anything is served. Each change publishes a new
+immutable `snapshot`; readers take the attribute and no lock. Times are milliseconds of a monotonic clock, handed in.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import count
+from typing import Final, NamedTuple
+
+from protomq_runtime.errors import Code, ServiceError
+
+from .config import LimitsConfig, LivenessConfig
+from .route_snapshot import BrokerKey, Registration, RouteSnapshot, Version
+
+PAUSE_SCANS: Final = 5
+"""So many scan intervals between two scans mean that this process was stopped or starved."""
+
+
+class RemovalCause(Enum):
+    """Why a broker was removed."""
+
+    EXPIRED = "no heartbeat in time"
+    CONNECTION_BROKEN = "its connection broke and it did not come back in time"
+    HOLD_NOT_RENEWED = "it did not renew its hold in time"
+
+
+class Removal(NamedTuple):
+    """A broker that a scan removed."""
+
+    key: BrokerKey
+    cause: RemovalCause
+
+
+@dataclass(slots=True)
+class _Liveness:
+    incarnation: int
+    expires_ms: int
+    holds: set[int] = field(default_factory=set)
+    hold_due_ms: int | None = None
+    """Until then a hold must be opened; None: one is open, or none was ever opened."""
+    hold_due_cause: RemovalCause = RemovalCause.HOLD_NOT_RENEWED
+
+
+@dataclass(frozen=True, slots=True)
+class _Tombstone:
+    incarnation_min: int
+    until_ms: int
+
+
+class RouteTable:
+    """Registrations and their liveness."""
+
+    def __init__(
+        self, liveness: LivenessConfig | None = None, limits: LimitsConfig | None = None
+    ) -> None:
+        self._config = liveness or LivenessConfig()
+        self._limits = limits or LimitsConfig()
+        self._pause_ms = PAUSE_SCANS * self._config.scan_interval_ms
+        self._lock = threading.Lock()
+        self._registrations: dict[BrokerKey, Registration] = {}
+        self._liveness: dict[BrokerKey, _Liveness] = {}
+        self._tombstones: dict[BrokerKey, _Tombstone] = {}
+        self._hold_ids = count(1)
+        self._last_scan_ms: int | None = None
+        self._snapshot = RouteSnapshot()
+        self.on_change: Callable[[], None] | None = None
+        """Called after a new snapshot was published, on the thread that changed it and without the lock."""
+
+    @property
+    def snapshot(self) -> RouteSnapshot:
+        """The newest picture of everything."""
+        return self._snapshot
+
+    def register(self, registration: Registration, now_ms: int) -> None:
+        """Make a broker and its topics known, or replace what was known. Raises STALE_REGISTRATION or TOO_MANY."""
+        key = registration.key
+        incarnation = registration.broker.incarnation
+        with self._lock:
+            self._check_incarnation(key, incarnation, now_ms)
+            liveness = self._liveness.get(key)
+            known = self._registrations.get(key)
+            if liveness is None and len(self._liveness) >= self._limits.broker_count_max:
+                raise ServiceError(
+                    Code.RESOURCE_EXHAUSTED,
+                    "TOO_MANY",
+                    f"{len(self._liveness)} brokers are registered here, the most this name server takes; "
+                    "raise limits.broker_count_max",
+                )
+            if liveness is None or liveness.incarnation < incarnation:
+                self._liveness[key] = _Liveness(incarnation, now_ms + self._config.expiry_ms)
+                self._tombstones.pop(key, None)
+            else:
+                self._heard(liveness, now_ms)
+                assert known is not None
+                if known.version > registration.version:
+                    return
+            changed = known != registration
+            if changed:
+                self._registrations[key] = registration
+                self._publish()
+        if changed:
+            self._notify()
+
+    def unregister(self, key: BrokerKey, incarnation: int, now_ms: int) -> bool:
+        """Remove a broker that stops; False if it is unknown or a newer incarnation is in place."""
+        with self._lock:
+            liveness = self._liveness.get(key)
+            if liveness is None or liveness.incarnation > incarnation:
+                return False
+            self._remove(key, incarnation + 1, now_ms)
+            self._publish()
+        self._notify()
+        return True
+
+    def heartbeat(self, key: BrokerKey, incarnation: int, version: Version, now_ms: int) -> bool:
+        """Keep a registration alive; True if the broker has to register (again). Raises STALE_REGISTRATION."""
+        with self._lock:
+            self._check_incarnation(key, incarnation, now_ms)
+            liveness = self._liveness.get(key)
+            if liveness is None or liveness.incarnation != incarnation:
+                return True
+            self._heard(liveness, now_ms)
+            return self._registrations[key].version != version
+
+    def open_hold(self, key: BrokerKey, incarnation: int, now_ms: int) -> int:
+        """Tie a broker's life to a call; answers the id of the hold. Raises STALE_REGISTRATION or BROKER_NOT_FOUND."""
+        with self._lock:
+            self._check_incarnation(key, incarnation, now_ms)
+            liveness = self._liveness.get(key)
+            if liveness is None or liveness.incarnation != incarnation:
+                raise ServiceError(
+                    Code.NOT_FOUND,
+                    "BROKER_NOT_FOUND",
+                    f"broker {key.broker_name} with id {key.broker_id} is not registered here; register it first",
+                )
+            hold_id = next(self._hold_ids)
+            liveness.holds.add(hold_id)
+            liveness.hold_due_ms = None
+            return hold_id
+
+    def end_hold(self, key: BrokerKey, hold_id: int, now_ms: int, *, broken: bool) -> bool:
+        """A hold was answered, or (`broken`) its connection is gone; whether the broker has none left and must hold again.
+
+        The hold of an earlier incarnation, or of a broker that is not registered any more, means nothing.
+        """
+        with self._lock:
+            liveness = self._liveness.get(key)
+            if liveness is None or hold_id not in liveness.holds:
+                return False
+            liveness.holds.remove(hold_id)
+            if liveness.holds:
+                return False
+            cause = RemovalCause.CONNECTION_BROKEN if broken else RemovalCause.HOLD_NOT_RENEWED
+            liveness.hold_due_ms = now_ms + self._grace_ms(cause)
+            liveness.hold_due_cause = cause
+            return True
+
+    def remove_silent(self, now_ms: int) -> Sequence[Removal]:
+        """The scan: remove the brokers whose time is up."""
+        with self._lock:
+            self._forgive_own_pause(now_ms)
+            removals = [
+                Removal(key, cause)
+                for key, liveness in self._liveness.items()
+                if (cause := _overdue(liveness, now_ms)) is not None
+            ]
+            for removal in removals:
+                self._remove(removal.key, self._liveness[removal.key].incarnation, now_ms)
+            for key in [key for key, stone in self._tombstones.items() if stone.until_ms <= now_ms]:
+                del self._tombstones[key]
+            if removals:
+                self._publish()
+        if removals:
+            self._notify()
+        return removals
+
+    def _check_incarnation(self, key: BrokerKey, incarnation: int, now_ms: int) -> None:
+        liveness = self._liveness.get(key)
+        if liveness is not None:
+            incarnation_min, remedy = (
+                liveness.incarnation,
+                "stop one of the two, or give them different names or ids",
+            )
+        else:
+            tombstone = self._tombstones.get(key)
+            if tombstone is None or tombstone.until_ms <= now_ms:
+                return
+            incarnation_min, remedy = (
+                tombstone.incarnation_min,
+                f"try again in {tombstone.until_ms - now_ms} ms",
+            )
+        if incarnation < incarnation_min:
+            raise ServiceError(
+                Code.FAILED_PRECONDITION,
+                "STALE_REGISTRATION",
+                f"a later start of broker {key.broker_name} with id {key.broker_id} is or was registered here; {remedy}",
+                metadata={"incarnation": str(incarnation), "incarnation_min": str(incarnation_min)},
+            )
+
+    def _heard(self, liveness: _Liveness, now_ms: int) -> None:
+        liveness.expires_ms = now_ms + self._config.expiry_ms
+        if liveness.hold_due_ms is not None:
+            # It speaks, so it may well be about to hold again.
+            due_ms = now_ms + self._grace_ms(liveness.hold_due_cause)
+            liveness.hold_due_ms = max(liveness.hold_due_ms, due_ms)
+
+    def _grace_ms(self, cause: RemovalCause) -> int:
+        config = self._config
+        return (
+            config.broken_grace_ms
+            if cause is RemovalCause.CONNECTION_BROKEN
+            else config.renewal_grace_ms
+        )
+
+    def _forgive_own_pause(self, now_ms: int) -> None:
+        gap_ms = 0 if self._last_scan_ms is None else now_ms - self._last_scan_ms
+        self._last_scan_ms = now_ms
+        if gap_ms <= self._pause_ms:
+            return
+        for liveness in self._liveness.values():
+            liveness.expires_ms += gap_ms
+            if liveness.hold_due_ms is not None:
+                liveness.hold_due_ms += gap_ms
+
+    def _remove(self, key: BrokerKey, incarnation_min: int, now_ms: int) -> None:
+        del self._registrations[key]
+        del self._liveness[key]
+        self._tombstones.pop(key, None)
+        self._tombstones[key] = _Tombstone(incarnation_min, now_ms + self._config.expiry_ms)
+        if len(self._tombstones) > self._limits.broker_count_max:
+            del self._tombstones[next(iter(self._tombstones))]
+
+    def _publish(self) -> None:
+        self._snapshot = RouteSnapshot(self._registrations.values())
+
+    def _notify(self) -> None:
+        if self.on_change is not None:
+            self.on_change()
+
+
+def _overdue(liveness: _Liveness, now_ms: int) -> RemovalCause | None:
+    if liveness.hold_due_ms is not None and liveness.hold_due_ms <= now_ms:
+        return liveness.hold_due_cause
+    if liveness.expires_ms <= now_ms:
+        return RemovalCause.EXPIRED
+    return None

@@ -1,0 +1,497 @@
+"""A name server as a process: both transports, brokers that vanish, name servers that vanish."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import grpc
+import pytest
+from google.protobuf.message import Message
+
+from protomq.v1 import options_pb2, route_service_pb2
+from protomq.v1.route_service_pb2 import (
+    Broker,
+    GetClusterInfoRequest,
+    GetClusterInfoResponse,
+    GetRouteRequest,
+    GetRouteResponse,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    HoldRegistrationRequest,
+    HoldRegistrationResponse,
+    ListTopicNamesRequest,
+    ListTopicNamesResponse,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+    UnregisterBrokerRequest,
+    UnregisterBrokerResponse,
+    WatchRouteRequest,
+    WatchRouteResponse,
+)
+from protomq.v1.topic_pb2 import DataVersion, Permission, Topic
+from protomq.wire.status import GRPC_STATUS_DETAILS_KEY, RpcStatus, decode_status
+from protomq_broker.name_server_connections import (
+    GrpcConnection,
+    RemotingConnection,
+    connect,
+    remote_name_server,
+)
+from protomq_broker.registration import BrokerRegistration, BrokerTopics
+from protomq_runtime.addresses import Address, parse_address
+from protomq_runtime.clock import SystemClock
+from protomq_runtime.errors import ServiceError
+from protomq_runtime.remoting_client import RemotingClient
+
+SERVICE = route_service_pb2.DESCRIPTOR.services_by_name["RouteService"]
+LIVENESS = {
+    "PROTOMQ_LIVENESS_HOLD_MS": "300ms",
+    "PROTOMQ_LIVENESS_BROKEN_GRACE_MS": "400ms",
+    "PROTOMQ_LIVENESS_RENEWAL_GRACE_MS": "500ms",
+    "PROTOMQ_LIVENESS_SCAN_INTERVAL_MS": "50ms",
+}
+PATIENCE_S = 10.0
+
+NUMBERS = itertools.count()
+"""For names: an unregistered incarnation does not come back."""
+
+Transport = Callable[[str, Message], Any]
+
+
+class Namesrv(NamedTuple):
+    process: subprocess.Popen[str]
+    grpc: Address
+    remoting: Address
+
+
+@contextmanager
+def running_namesrv(port: int = 0, remoting_port: int = 0) -> Iterator[Namesrv]:
+    command = [
+        sys.executable,
+        "-m",
+        "protomq_namesrv",
+        f"--port={port}",
+        f"--remoting-port={remoting_port}",
+    ]
+    process = subprocess.Popen(
+        command,
+        env={**os.environ, **LIVENESS},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            ready, *places = process.stdout.readline().split()
+            assert ready == "ready"
+            addresses = dict(place.split("=") for place in places)
+            yield Namesrv(
+                process, parse_address(addresses["grpc"]), parse_address(addresses["remoting"])
+            )
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def namesrv() -> Iterator[Namesrv]:
+    with running_namesrv() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def channel(namesrv: Namesrv) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(str(namesrv.grpc)) as channel:
+        yield channel
+
+
+@pytest.fixture(params=["grpc", "remoting"])
+def call(
+    request: pytest.FixtureRequest, namesrv: Namesrv, channel: grpc.Channel
+) -> Iterator[Transport]:
+    """A function that calls a unary method over one of the transports; errors are ServiceErrors."""
+    if request.param == "grpc":
+        yield lambda method, message: call_by_grpc(channel, method, message)
+    else:
+        with RemotingClient(namesrv.remoting, options_pb2.LANE_ROUTE, "test") as client:
+            yield lambda method, message: call_by_remoting(client, method, message)
+
+
+def call_by_grpc(channel: grpc.Channel, method: str, message: Message) -> Any:
+    response_class = getattr(route_service_pb2, f"{method}Response")
+    function: Any = channel.unary_unary(
+        f"/{SERVICE.full_name}/{method}",
+        request_serializer=lambda request: request.SerializeToString(),
+        response_deserializer=response_class.FromString,
+    )
+    try:
+        return function(message, timeout=PATIENCE_S)
+    except grpc.RpcError as error:
+        metadata: Any = error.trailing_metadata()
+        status = decode_status(dict(metadata)[GRPC_STATUS_DETAILS_KEY])
+        seen = (error.code().value[0], error.details())
+    assert seen == (status.code, status.message), "gRPC's own status says the same"
+    raise to_error(status)
+
+
+def call_by_remoting(client: RemotingClient, method: str, message: Message) -> Any:
+    method_id = (
+        SERVICE.methods_by_name[method].GetOptions().Extensions[options_pb2.remoting].method_id
+    )
+    response_class = getattr(route_service_pb2, f"{method}Response")
+    return response_class.FromString(
+        client.call(method_id, message.SerializeToString(), PATIENCE_S)
+    )
+
+
+def to_error(status: RpcStatus) -> ServiceError:
+    return ServiceError(
+        status.code,
+        status.reason,
+        status.message,
+        metadata=status.metadata,
+        field_violations=status.field_violations,
+    )
+
+
+def broker_named(name: str, **fields: Any) -> Broker:
+    return Broker(
+        cluster="c", broker_name=name, grpc_address=f"{name}:8081", incarnation=1, **fields
+    )
+
+
+def identity(name: str) -> dict[str, Any]:
+    return {"cluster": "c", "broker_name": name, "incarnation": 1}
+
+
+def brokers_of(channel: grpc.Channel) -> set[str]:
+    response = call_by_grpc(channel, "GetClusterInfo", GetClusterInfoRequest())
+    return {broker.broker_name for broker in response.brokers}
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> float:
+    """How long it took, in seconds."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < PATIENCE_S, what
+        time.sleep(0.02)
+    return time.monotonic() - start
+
+
+@pytest.mark.slow
+def test_every_unary_method_answers_over_both_transports(call: Transport) -> None:
+    unary = {method.name for method in SERVICE.methods if not method.server_streaming}
+    called = set()
+    name = f"unary_{next(NUMBERS)}"
+
+    def checked(method: str, message: Message) -> Any:
+        called.add(method)
+        return call(method, message)
+
+    version = DataVersion(counter=3)
+    broker = broker_named(name, auto_create_queues=2)
+    register = RegisterBrokerRequest(
+        broker=broker, data_version=version, topics=[Topic(name="unary_topic")]
+    )
+    try:
+        assert checked("RegisterBroker", register) == RegisterBrokerResponse(expiry_ms=120_000)
+        heartbeat = HeartbeatRequest(data_version=version, **identity(name))
+        assert checked("Heartbeat", heartbeat) == HeartbeatResponse()
+        heartbeat.data_version.counter = 4
+        assert checked("Heartbeat", heartbeat) == HeartbeatResponse(register_again=True)
+
+        broker.permission = Permission.PERMISSION_READ_WRITE
+        route = checked("GetRoute", GetRouteRequest(topic="unary_topic"))
+        assert isinstance(route, GetRouteResponse)
+        assert [
+            (queue.broker_name, queue.write_queues, queue.read_queues)
+            for queue in route.route.queues
+        ] == [(name, 8, 8)]
+        assert list(route.route.brokers) == [broker]
+        unknown = call("GetRoute", GetRouteRequest(topic="not_yet"))
+        assert (unknown.route.auto_create, unknown.route.queues[0].write_queues) == (True, 2)
+
+        assert checked("ListTopicNames", ListTopicNamesRequest()) == ListTopicNamesResponse(
+            topics=["unary_topic"]
+        )
+        assert checked("GetClusterInfo", GetClusterInfoRequest()) == GetClusterInfoResponse(
+            brokers=[broker]
+        )
+        hold = checked("HoldRegistration", HoldRegistrationRequest(**identity(name)))
+        assert hold == HoldRegistrationResponse()
+    finally:
+        unregistered = checked("UnregisterBroker", UnregisterBrokerRequest(**identity(name)))
+    assert unregistered == UnregisterBrokerResponse()
+    assert called == unary
+
+
+@pytest.mark.parametrize(
+    ("method", "request_message", "reason", "fields"),
+    [
+        ("GetRoute", GetRouteRequest(topic="nobody_has_it"), "TOPIC_NOT_FOUND", []),
+        ("GetRoute", GetRouteRequest(topic="../x"), "INVALID_ARGUMENT", ["topic"]),
+        (
+            "RegisterBroker",
+            RegisterBrokerRequest(broker=broker_named("a.b", broker_id=-1)),
+            "INVALID_ARGUMENT",
+            ["broker.broker_id"],
+        ),
+        ("Heartbeat", HeartbeatRequest(), "INVALID_ARGUMENT", ["broker_name"]),
+        ("HoldRegistration", HoldRegistrationRequest(**identity("nobody")), "BROKER_NOT_FOUND", []),
+        ("ListTopicNames", ListTopicNamesRequest(page_size=-1), "INVALID_ARGUMENT", ["page_size"]),
+    ],
+)
+def test_errors_are_the_same_over_both_transports(
+    call: Transport, method: str, request_message: Message, reason: str, fields: list[str]
+) -> None:
+    with pytest.raises(ServiceError) as error:
+        call(method, request_message)
+    assert error.value.reason == reason
+    assert [field for field, _ in error.value.field_violations] == fields
+
+
+def test_garbage_is_refused_over_both_transports(namesrv: Namesrv, channel: grpc.Channel) -> None:
+    function: Any = channel.unary_unary(f"/{SERVICE.full_name}/GetRoute")
+    with pytest.raises(grpc.RpcError) as error:
+        function(b"\xff\xff", timeout=PATIENCE_S)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    with RemotingClient(namesrv.remoting, options_pb2.LANE_ROUTE, "test") as client:
+        with pytest.raises(ServiceError) as refusal:
+            client.call(0x0104, b"\xff\xff", PATIENCE_S)
+    assert refusal.value.reason == "INVALID_ARGUMENT"
+
+
+@contextmanager
+def registered(
+    name: str, *addresses: Address, topics: Callable[[], BrokerTopics] | None = None
+) -> Iterator[BrokerRegistration]:
+    broker = broker_named(name)
+    broker.incarnation = time.time_ns() // 1_000_000
+    none = BrokerTopics(DataVersion(), ())
+    servers = [remote_name_server(address) for address in addresses]
+    registration = BrokerRegistration(broker, topics or (lambda: none), servers, SystemClock())
+    registration.start()
+    try:
+        yield registration
+    finally:
+        registration.stop()
+
+
+@pytest.mark.parametrize("port", ["grpc", "remoting"])
+def test_broker_finds_out_which_transport_a_port_speaks(namesrv: Namesrv, port: str) -> None:
+    connection = connect(getattr(namesrv, port), "test")
+    try:
+        assert isinstance(connection, GrpcConnection if port == "grpc" else RemotingConnection)
+        assert connection.heartbeat(HeartbeatRequest(**identity("nobody"))).register_again
+        connection.open_hold(HoldRegistrationRequest(**identity("nobody")))
+        with pytest.raises(ServiceError, match="BROKER_NOT_FOUND"):
+            wait_until(lambda: connection.wait(PATIENCE_S), "the hold of an unknown broker ends")
+    finally:
+        connection.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("port", ["grpc", "remoting"])
+def test_broker_stays_registered_while_it_renews_its_holds(
+    namesrv: Namesrv, channel: grpc.Channel, port: str
+) -> None:
+    name = f"renewing_{port}"
+    with registered(name, getattr(namesrv, port)) as registration:
+        assert registration.wait_registered(PATIENCE_S)
+        # Two holds long, and longer than the grace.
+        end = time.monotonic() + 0.8
+        while time.monotonic() < end:
+            assert name in brokers_of(channel)
+            time.sleep(0.05)
+    assert name not in brokers_of(channel), "unregistered at the stop"
+
+
+BROKER_PROCESS = """
+import sys, time
+from protomq.v1.route_service_pb2 import Broker
+from protomq.v1.topic_pb2 import DataVersion
+from protomq_broker.name_server_connections import remote_name_server
+from protomq_broker.registration import BrokerRegistration, BrokerTopics
+from protomq_runtime.addresses import parse_address
+from protomq_runtime.clock import SystemClock
+
+name, address = sys.argv[1:]
+broker = Broker(cluster="c", broker_name=name, grpc_address="h:1", incarnation=1)
+servers = [remote_name_server(parse_address(address))]
+registration = BrokerRegistration(broker, lambda: BrokerTopics(DataVersion(), ()), servers, SystemClock())
+registration.start()
+assert registration.wait_registered(10)
+time.sleep(0.1)  # The hold follows the registration.
+print("registered", flush=True)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def broker_process(name: str, address: Address) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-c", BROKER_PROCESS, name, str(address)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "registered\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("port", ["grpc", "remoting"])
+def test_killed_broker_is_gone_within_seconds(
+    namesrv: Namesrv, channel: grpc.Channel, port: str
+) -> None:
+    name = f"killed_{port}"
+    with broker_process(name, getattr(namesrv, port)):
+        assert name in brokers_of(channel)
+    took_s = wait_until(lambda: name not in brokers_of(channel), "the killed broker is removed")
+    assert took_s < 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("port", ["grpc", "remoting"])
+def test_frozen_broker_is_removed_and_comes_back_by_itself(
+    namesrv: Namesrv, channel: grpc.Channel, port: str
+) -> None:
+    name = f"frozen_{port}"
+    with broker_process(name, getattr(namesrv, port)) as process:
+        process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: name not in brokers_of(channel), "the silent broker is removed")
+        process.send_signal(signal.SIGCONT)
+        wait_until(lambda: name in brokers_of(channel), "the broker registers again")
+
+
+@pytest.mark.slow
+def test_name_server_that_was_frozen_has_lost_nobody() -> None:
+    topics = BrokerTopics(DataVersion(counter=1), (Topic(name="t"),))
+    with running_namesrv() as server, grpc.insecure_channel(str(server.grpc)) as channel:
+        with registered("a", server.remoting, topics=lambda: topics), registered("b", server.grpc):
+            wait_until(lambda: brokers_of(channel) == {"a", "b"}, "both are registered")
+            server.process.send_signal(signal.SIGSTOP)
+            time.sleep(1.5)  # Longer than a hold and its grace.
+            server.process.send_signal(signal.SIGCONT)
+            end = time.monotonic() + 1
+            while time.monotonic() < end:
+                assert brokers_of(channel) == {"a", "b"}
+                time.sleep(0.01)
+
+
+@pytest.mark.slow
+def test_broker_that_comes_back_within_the_grace_was_never_away(
+    namesrv: Namesrv, channel: grpc.Channel
+) -> None:
+    version = DataVersion(counter=1)
+    register = RegisterBrokerRequest(
+        broker=broker_named("blip"), data_version=version, topics=[Topic(name="blip")]
+    )
+    stream = watch(channel, "blip")
+    assert not next(stream).route.queues
+    hold_id = (
+        SERVICE.methods_by_name["HoldRegistration"]
+        .GetOptions()
+        .Extensions[options_pb2.remoting]
+        .method_id
+    )
+    hold = HoldRegistrationRequest(**identity("blip")).SerializeToString()
+    with RemotingClient(namesrv.remoting, options_pb2.LANE_ROUTE, "test") as client:
+        call_by_remoting(client, "RegisterBroker", register)
+        client.start(hold_id, hold, PATIENCE_S)
+        assert next(stream).route.queues
+    with RemotingClient(namesrv.remoting, options_pb2.LANE_ROUTE, "test") as client:
+        for _ in range(2):  # Longer than the grace.
+            client.call(hold_id, hold, PATIENCE_S)
+        register.data_version.counter += 1
+        register.topics[0].write_queues = 3
+        call_by_remoting(client, "RegisterBroker", register)
+        assert next(stream).route.queues[0].write_queues == 3, "the watcher saw nothing in between"
+        call_by_remoting(client, "UnregisterBroker", UnregisterBrokerRequest(**identity("blip")))
+    assert not next(stream).route.queues
+    stream.cancel()
+
+
+def watch(channel: grpc.Channel, topic: str) -> Any:
+    function = channel.unary_stream(
+        f"/{SERVICE.full_name}/WatchRoute",
+        request_serializer=WatchRouteRequest.SerializeToString,
+        response_deserializer=WatchRouteResponse.FromString,
+    )
+    return function(WatchRouteRequest(topic=topic), timeout=PATIENCE_S)
+
+
+def test_watcher_is_told_the_route_now_and_at_each_change_of_it(
+    namesrv: Namesrv, channel: grpc.Channel
+) -> None:
+    topics = BrokerTopics(DataVersion(counter=1), (Topic(name="watched", write_queues=1),))
+    stream = watch(channel, "watched")
+    first = next(stream).route
+    assert (first.topic, list(first.queues)) == ("watched", [])
+    with registered("watcher", namesrv.remoting, topics=lambda: topics) as registration:
+        assert [queue.write_queues for queue in next(stream).route.queues] == [1]
+        topics = BrokerTopics(DataVersion(counter=2), (*topics.topics, Topic(name="another")))
+        registration.notify_changed()
+        assert registration.wait_announced(PATIENCE_S)
+        topics = BrokerTopics(DataVersion(counter=3), (Topic(name="watched", write_queues=2),))
+        registration.notify_changed()
+        assert [queue.write_queues for queue in next(stream).route.queues] == [2], (
+            "another topic's change is not told"
+        )
+    assert not next(stream).route.queues
+    stream.cancel()
+
+
+def test_watching_an_impossible_topic_is_refused(channel: grpc.Channel) -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        next(watch(channel, "a/b"))
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.slow
+def test_name_servers_are_independent_and_a_restarted_one_learns_all_again() -> None:
+    topics = BrokerTopics(DataVersion(counter=1), (Topic(name="t"),))
+    with running_namesrv() as stays:
+        with running_namesrv() as dies:
+            again = (dies.grpc.port, dies.remoting.port)
+            with registered(
+                "both", stays.remoting, dies.remoting, topics=lambda: topics
+            ) as registration:
+                assert registration.wait_registered(PATIENCE_S)
+                dies.process.kill()
+                dies.process.wait()
+                wait_until(lambda: registration.registered_count() == 1, "the loss is noticed")
+                topics = BrokerTopics(DataVersion(counter=2), (Topic(name="t"), Topic(name="u")))
+                registration.notify_changed()
+                assert registration.wait_announced(PATIENCE_S)
+                with grpc.insecure_channel(str(stays.grpc)) as channel:
+                    assert topic_names(channel) == ["t", "u"]
+                with running_namesrv(*again) as restarted:
+                    assert registration.wait_registered(PATIENCE_S)
+                    with grpc.insecure_channel(str(restarted.grpc)) as channel:
+                        assert topic_names(channel) == ["t", "u"]
+
+
+def topic_names(channel: grpc.Channel) -> list[str]:
+    return list(call_by_grpc(channel, "ListTopicNames", ListTopicNamesRequest()).topics)
+
+
+@pytest.mark.slow
+def test_stop_answers_holds_and_streams_and_exits_with_0_within_a_second() -> None:
+    with running_namesrv() as server, grpc.insecure_channel(str(server.grpc)) as channel:
+        stream = watch(channel, "t")
+        next(stream)
+        with registered("held", server.remoting) as registration:
+            assert registration.wait_registered(PATIENCE_S)
+            start = time.monotonic()
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(PATIENCE_S) == 0
+            assert time.monotonic() - start < 1
+        assert list(stream) == [], "the stream ended in order"

@@ -1,0 +1,307 @@
+"""What a broker does with a name server, and how it gets over every way of losing one."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from protomq.v1.route_service_pb2 import (
+    Broker,
+    HeartbeatRequest,
+    HeartbeatResponse,
+    HoldRegistrationRequest,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+    UnregisterBrokerRequest,
+    UnregisterBrokerResponse,
+)
+from protomq.v1.topic_pb2 import DataVersion, Topic
+from protomq_broker import registration
+from protomq_broker.name_server_connections import NameServer
+from protomq_broker.registration import (
+    HEARTBEAT_INTERVAL_MS,
+    BrokerRegistration,
+    BrokerTopics,
+    SessionState,
+    Step,
+    next_step,
+)
+from protomq_runtime.clock import SystemClock
+from protomq_runtime.errors import Code, ServiceError
+
+V1, V2 = DataVersion(counter=1), DataVersion(counter=2)
+BROKER = Broker(cluster="c", broker_name="b", grpc_address="h:1", incarnation=5)
+PATIENCE_S = 5.0
+PAUSE_MS = 20
+
+
+def registered(*, at_ms: int = 0, holding: bool = True, version: DataVersion = V1) -> SessionState:
+    return SessionState(version, at_ms + PAUSE_MS, at_ms + HEARTBEAT_INTERVAL_MS, holding)
+
+
+def test_first_step_is_to_register() -> None:
+    assert next_step(SessionState(), V1, 0) == (Step.REGISTER, 0)
+
+
+def test_hold_is_opened_after_registering() -> None:
+    assert next_step(registered(holding=False), V1, 0) == (Step.HOLD, 0)
+
+
+def test_broker_that_holds_waits_for_the_next_heartbeat() -> None:
+    assert next_step(registered(), V1, 10_000) == (Step.WAIT, 20_000)
+    assert next_step(registered(), V1, 30_000) == (Step.HEARTBEAT, 0)
+
+
+def test_heartbeat_goes_before_a_hold() -> None:
+    assert next_step(registered(holding=False), V1, 30_000) == (Step.HEARTBEAT, 0)
+
+
+def test_changed_topics_are_registered_at_once() -> None:
+    assert next_step(registered(), V2, 1_000) == (Step.REGISTER, 0)
+
+
+def test_changes_in_quick_succession_are_sent_together() -> None:
+    assert next_step(registered(at_ms=1_000), V2, 1_001) == (Step.WAIT, PAUSE_MS - 1)
+    assert next_step(registered(at_ms=1_000), V2, 1_000 + PAUSE_MS) == (Step.REGISTER, 0)
+
+
+class FakeNameServer:
+    """A name server in the same process that notes what it is told.
+
+    Faults: `refuse_connections`, `fail_next(error)` for the next call, `lose()` for the connection, `end_hold(error)`.
+    """
+
+    def __init__(self) -> None:
+        self.refuse_connections = False
+        self.register_again = False
+        self.calls: queue.Queue[str] = queue.Queue()
+        self.connections: list[FakeConnection] = []
+        self._next_error: Exception | None = None
+
+    def as_name_server(self) -> NameServer:
+        return NameServer("fake", self._connect)
+
+    def fail_next(self, error: Exception) -> None:
+        self._next_error = error
+
+    def note(self, call: str) -> None:
+        self.calls.put(call)
+        error, self._next_error = self._next_error, None
+        if error is not None:
+            raise error
+
+    def next_calls(self, count: int) -> list[str]:
+        return [self.calls.get(timeout=PATIENCE_S) for _ in range(count)]
+
+    def _connect(self, client_id: str) -> FakeConnection:
+        self.calls.put("connect")
+        if self.refuse_connections:
+            raise ConnectionRefusedError("refused")
+        self.connections.append(FakeConnection(self))
+        return self.connections[-1]
+
+
+class FakeConnection:
+    def __init__(self, server: FakeNameServer) -> None:
+        self._server = server
+        self._ends: queue.Queue[Exception | bool] = queue.Queue()
+        self.closed = threading.Event()
+
+    def register_broker(self, request: RegisterBrokerRequest) -> RegisterBrokerResponse:
+        self._server.note(
+            f"register {request.data_version.counter} {[topic.name for topic in request.topics]}"
+        )
+        return RegisterBrokerResponse()
+
+    def unregister_broker(self, request: UnregisterBrokerRequest) -> UnregisterBrokerResponse:
+        self._server.note(f"unregister {request.broker_name} {request.incarnation}")
+        return UnregisterBrokerResponse()
+
+    def heartbeat(self, request: HeartbeatRequest) -> HeartbeatResponse:
+        self._server.note(f"heartbeat {request.data_version.counter}")
+        again, self._server.register_again = self._server.register_again, False
+        return HeartbeatResponse(register_again=again)
+
+    def open_hold(self, request: HoldRegistrationRequest) -> None:
+        self._server.note("hold")
+
+    def wait(self, timeout_s: float) -> bool:
+        try:
+            end = self._ends.get(timeout=timeout_s)
+        except queue.Empty:
+            return False
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    def wake(self) -> None:
+        self._ends.put(False)
+
+    def close(self) -> None:
+        self.closed.set()
+
+    def end_hold(self, error: Exception | None = None) -> None:
+        self._ends.put(error or True)
+
+
+class Topics:
+    """The broker's topics, as the store would have them."""
+
+    def __init__(self) -> None:
+        self.now = BrokerTopics(V1, (Topic(name="t"),))
+
+    def __call__(self) -> BrokerTopics:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registration, "RECONNECT_PAUSE_S", 0.0)
+    monkeypatch.setattr(registration, "RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr(registration, "RETRY_PAUSE_MAX_S", 0.001)
+
+
+@contextmanager
+def registering(
+    *servers: FakeNameServer,
+    topics: Callable[[], BrokerTopics] | None = None,
+    heartbeat_interval_ms: int = 30_000,
+) -> Iterator[BrokerRegistration]:
+    subject = BrokerRegistration(
+        BROKER,
+        topics or Topics(),
+        [server.as_name_server() for server in servers],
+        SystemClock(),
+        heartbeat_interval_ms=heartbeat_interval_ms,
+    )
+    subject.start()
+    try:
+        yield subject
+    finally:
+        subject.stop(PATIENCE_S)
+
+
+def test_broker_registers_holds_and_unregisters_at_the_stop() -> None:
+    server = FakeNameServer()
+    with registering(server) as subject:
+        assert subject.wait_registered(PATIENCE_S)
+        assert server.next_calls(3) == ["connect", "register 1 ['t']", "hold"]
+    assert server.next_calls(1) == ["unregister b 5"]
+    assert server.connections[0].closed.is_set()
+    assert subject.registered_count() == 0
+
+
+def test_changed_topics_reach_every_name_server() -> None:
+    servers = [FakeNameServer(), FakeNameServer()]
+    topics = Topics()
+    with registering(*servers, topics=topics) as subject:
+        assert subject.wait_registered(PATIENCE_S)
+        topics.now = BrokerTopics(V2, (Topic(name="t"), Topic(name="u")))
+        subject.notify_changed()
+        assert subject.wait_announced(PATIENCE_S)
+        for server in servers:
+            assert "register 2 ['t', 'u']" in server.next_calls(4)
+
+
+def test_unreachable_name_server_holds_up_neither_the_others_nor_an_announcement() -> None:
+    good, bad = FakeNameServer(), FakeNameServer()
+    bad.refuse_connections = True
+    with registering(good, bad) as subject:
+        assert good.next_calls(3) == ["connect", "register 1 ['t']", "hold"]
+        assert bad.next_calls(3) == ["connect", "connect", "connect"], "it keeps trying"
+        assert not subject.wait_registered(0)
+        assert subject.registered_count() == 1
+        assert subject.wait_announced(PATIENCE_S)
+        bad.refuse_connections = False
+        assert subject.wait_registered(PATIENCE_S)
+
+
+def test_answered_hold_is_opened_again() -> None:
+    server = FakeNameServer()
+    with registering(server):
+        server.next_calls(3)
+        server.connections[0].end_hold()
+        assert server.next_calls(1) == ["hold"]
+
+
+def test_name_server_that_has_forgotten_the_broker_is_told_again() -> None:
+    server = FakeNameServer()
+    with registering(server):
+        server.next_calls(3)
+        server.connections[0].end_hold(ServiceError(Code.NOT_FOUND, "BROKER_NOT_FOUND", "who?"))
+        assert server.next_calls(2) == ["register 1 ['t']", "hold"]
+    assert len(server.connections) == 1
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ConnectionResetError("gone"), ServiceError(Code.UNAVAILABLE, "SHUTTING_DOWN", "stopping")],
+)
+def test_lost_connection_is_made_anew(error: Exception) -> None:
+    server = FakeNameServer()
+    with registering(server):
+        server.next_calls(3)
+        server.connections[0].end_hold(error)
+        assert server.next_calls(3) == ["connect", "register 1 ['t']", "hold"]
+    assert server.connections[0].closed.is_set()
+
+
+def test_defect_in_the_connection_does_not_end_the_registration(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = FakeNameServer()
+    with registering(server):
+        server.next_calls(3)
+        server.connections[0].end_hold(KeyError("a defect"))
+        assert server.next_calls(3) == ["connect", "register 1 ['t']", "hold"]
+    assert "begins anew" in caplog.text
+
+
+def test_refused_registration_is_tried_again_on_a_new_connection() -> None:
+    server = FakeNameServer()
+    server.fail_next(
+        ServiceError(Code.FAILED_PRECONDITION, "STALE_REGISTRATION", "a later one is there")
+    )
+    with registering(server) as subject:
+        assert subject.wait_registered(PATIENCE_S)
+        register = "register 1 ['t']"
+        assert server.next_calls(5) == ["connect", register, "connect", register, "hold"]
+    assert all(connection.closed.is_set() for connection in server.connections)
+
+
+def test_heartbeats_follow_and_register_again_when_told() -> None:
+    server = FakeNameServer()
+    with registering(server, heartbeat_interval_ms=1):
+        server.next_calls(2)
+        assert "heartbeat 1" in server.next_calls(2)
+        server.register_again = True
+        calls = []
+        while "register 1 ['t']" not in calls:
+            calls = server.next_calls(1)
+
+
+def test_stop_while_a_name_server_is_unreachable_ends_its_thread() -> None:
+    server = FakeNameServer()
+    server.refuse_connections = True
+    with registering(server):
+        server.next_calls(2)
+    assert not [thread for thread in threading.enumerate() if thread.name == "registration fake"]
+
+
+def test_same_complaint_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    server = FakeNameServer()
+    server.refuse_connections = True
+    with registering(server):
+        server.next_calls(5)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "refused" in caplog.text
+
+
+def test_without_name_servers_there_is_nothing_to_wait_for() -> None:
+    with registering() as subject:
+        assert subject.wait_registered(0)
+        assert subject.wait_announced(0)

@@ -1,0 +1,531 @@
+"""The rules of registration and liveness, on a clock that the tests move."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from protomq.v1.route_service_pb2 import Broker, GetRouteResponse, Route
+from protomq.v1.topic_pb2 import Permission
+from protomq_namesrv.config import LimitsConfig, LivenessConfig
+from protomq_namesrv.route_snapshot import BrokerKey, Registration, TopicShare, Version
+from protomq_namesrv.route_table import PAUSE_SCANS, Removal, RemovalCause, RouteTable
+from protomq_runtime.errors import ServiceError
+
+READ_WRITE = Permission.PERMISSION_READ_WRITE
+LIVENESS = LivenessConfig()
+A = BrokerKey("a", 0)
+
+
+def registration(
+    name: str = "a",
+    broker_id: int = 0,
+    *,
+    incarnation: int = 100,
+    counter: int = 1,
+    topics: dict[str, int] | None = None,
+    permission: Permission.ValueType = READ_WRITE,
+    topic_permission: Permission.ValueType = READ_WRITE,
+    auto_create_queues: int = 0,
+) -> Registration:
+    broker = Broker(
+        cluster="c",
+        broker_name=name,
+        broker_id=broker_id,
+        grpc_address=f"{name}:{8081 + broker_id}",
+        incarnation=incarnation,
+        permission=permission,
+        auto_create_queues=auto_create_queues,
+    )
+    shares = {
+        topic: TopicShare(queues, queues, topic_permission)
+        for topic, queues in (topics or {}).items()
+    }
+    return Registration(broker, Version(counter, 0), shares)
+
+
+def route_of(table: RouteTable, topic: str) -> Route | None:
+    encoded = table.snapshot.encoded_route(topic)
+    return None if encoded is None else GetRouteResponse.FromString(encoded).route
+
+
+def queues_of(table: RouteTable, topic: str) -> dict[str, int]:
+    route = route_of(table, topic)
+    return (
+        {} if route is None else {queue.broker_name: queue.write_queues for queue in route.queues}
+    )
+
+
+def scan_until(table: RouteTable, start_ms: int, end_ms: int) -> list[Removal]:
+    """Scans as often as a name server does, so that no pause of its own is seen."""
+    removals = list(table.remove_silent(start_ms))
+    for now_ms in range(start_ms, end_ms, LIVENESS.scan_interval_ms):
+        removals.extend(table.remove_silent(now_ms))
+    removals.extend(table.remove_silent(end_ms))
+    return removals
+
+
+def reason_of(error: pytest.ExceptionInfo[ServiceError]) -> str:
+    return error.value.reason
+
+
+def test_registered_topics_have_routes_and_others_have_none() -> None:
+    table = RouteTable()
+    table.register(registration(topics={"t": 8}), 0)
+    assert queues_of(table, "t") == {"a": 8}
+    assert route_of(table, "u") is None
+
+
+def test_route_lists_every_broker_that_has_the_topic_with_its_addresses() -> None:
+    table = RouteTable()
+    table.register(registration("a", topics={"t": 8, "only_a": 1}), 0)
+    table.register(registration("b", topics={"t": 4}), 0)
+    route = route_of(table, "t")
+    assert route is not None
+    assert [(queue.broker_name, queue.write_queues) for queue in route.queues] == [
+        ("a", 8),
+        ("b", 4),
+    ]
+    assert [broker.grpc_address for broker in route.brokers] == ["a:8081", "b:8081"]
+    only_a = route_of(table, "only_a")
+    assert only_a is not None
+    assert [broker.broker_name for broker in only_a.brokers] == ["a"]
+
+
+def test_higher_incarnation_replaces_and_lower_one_is_refused() -> None:
+    table = RouteTable()
+    table.register(registration(incarnation=100, topics={"t": 1}), 0)
+    table.register(registration(incarnation=101, counter=0, topics={"t": 2}), 1)
+    with pytest.raises(ServiceError) as error:
+        table.register(registration(incarnation=100, counter=9, topics={"t": 3}), 2)
+    assert reason_of(error) == "STALE_REGISTRATION"
+    assert queues_of(table, "t") == {"a": 2}
+
+
+def test_heartbeat_and_hold_of_a_lower_incarnation_are_refused() -> None:
+    table = RouteTable()
+    table.register(registration(incarnation=100), 0)
+    for attempt in (
+        lambda: table.heartbeat(A, 99, Version(1, 0), 0),
+        lambda: table.open_hold(A, 99, 0),
+    ):
+        with pytest.raises(ServiceError) as error:
+            attempt()
+        assert reason_of(error) == "STALE_REGISTRATION"
+
+
+def test_older_topics_of_the_same_incarnation_do_not_replace_newer_ones() -> None:
+    table = RouteTable()
+    table.register(registration(counter=2, topics={"t": 2}), 0)
+    table.register(registration(counter=1, topics={"t": 1}), 0)
+    assert queues_of(table, "t") == {"a": 2}
+
+
+def test_same_registration_again_publishes_nothing() -> None:
+    table = RouteTable()
+    table.register(registration(topics={"t": 1}), 0)
+    snapshot = table.snapshot
+    table.register(registration(topics={"t": 1}), 30_000)
+    assert table.snapshot is snapshot
+
+
+def test_change_is_told_once_after_it_can_be_seen() -> None:
+    table = RouteTable()
+    seen: list[dict[str, int]] = []
+    table.on_change = lambda: seen.append(queues_of(table, "t"))
+    table.register(registration(topics={"t": 1}), 0)
+    table.register(registration(topics={"t": 1}), 0)
+    table.unregister(A, 100, 0)
+    assert seen == [{"a": 1}, {}]
+
+
+def test_a_snapshot_stays_as_it_was() -> None:
+    table = RouteTable()
+    table.register(registration(topics={"t": 1}), 0)
+    before = table.snapshot
+    table.unregister(A, 100, 0)
+    assert before.encoded_route("t") is not None
+    assert list(before.topic_names) == ["t"]
+
+
+def test_heartbeat_tells_unknown_and_outdated_brokers_to_register_again() -> None:
+    table = RouteTable()
+    assert table.heartbeat(A, 100, Version(1, 0), 0)
+    table.register(registration(counter=1), 0)
+    assert not table.heartbeat(A, 100, Version(1, 0), 0)
+    assert table.heartbeat(A, 100, Version(2, 0), 0)
+    assert table.heartbeat(A, 101, Version(1, 0), 0)
+
+
+def test_broker_is_removed_when_no_heartbeat_comes_for_the_expiry() -> None:
+    table = RouteTable()
+    table.register(registration(topics={"t": 1}), 0)
+    assert scan_until(table, 0, 119_999) == []
+    assert scan_until(table, 119_999, 120_000) == [Removal(A, RemovalCause.EXPIRED)]
+    assert route_of(table, "t") is None
+
+
+def test_heartbeats_keep_a_broker() -> None:
+    table = RouteTable()
+    table.register(registration(), 0)
+    for now_ms in range(0, 600_000, 30_000):
+        assert scan_until(table, now_ms, now_ms + 30_000) == []
+        table.heartbeat(A, 100, Version(1, 0), now_ms + 30_000)
+
+
+def test_broken_hold_removes_the_broker_after_the_grace() -> None:
+    table = RouteTable()
+    table.register(registration(topics={"t": 1}), 0)
+    hold = table.open_hold(A, 100, 0)
+    table.end_hold(A, hold, 5_000, broken=True)
+    assert scan_until(table, 5_000, 7_999) == []
+    assert scan_until(table, 7_999, 8_000) == [Removal(A, RemovalCause.CONNECTION_BROKEN)]
+    assert route_of(table, "t") is None
+
+
+def test_new_hold_within_the_grace_keeps_the_broker() -> None:
+    table = RouteTable()
+    table.register(registration(), 0)
+    table.end_hold(A, table.open_hold(A, 100, 0), 0, broken=True)
+    table.open_hold(A, 100, 2_900)
+    assert scan_until(table, 0, 30_000) == []
+
+
+def test_registering_again_after_a_break_gives_time_to_hold_again() -> None:
+    table = RouteTable()
+    table.register(registration(), 0)
+    table.end_hold(A, table.open_hold(A, 100, 0), 0, broken=True)
+    table.register(registration(), 2_900)
+    assert scan_until(table, 2_900, 5_800) == []
+    assert scan_until(table, 5_800, 6_000) == [Removal(A, RemovalCause.CONNECTION_BROKEN)]
+
+
+def test_answered_hold_has_to_be_renewed() -> None:
+    table = RouteTable()
+    table.register(registration(), 0)
+    table.end_hold(A, table.open_hold(A, 100, 0), 10_000, broken=False)
+    assert scan_until(table, 10_000, 19_999) == []
+    assert scan_until(table, 19_999, 20_000) == [Removal(A, RemovalCause.HOLD_NOT_RENEWED)]
+
+
+def test_second_hold_outlives_the_break_of_the_first() -> None:
+    table = RouteTable()
+    table.register(registration(), 0)
+    first, second = table.open_hold(A, 100, 0), table.open_hold(A, 100, 0)
+    table.end_hold(A, first, 0, broken=True)
+    assert scan_until(table, 0, 60_000) == []
+    table.end_hold(A, second, 60_000, broken=True)
+    assert scan_until(table, 60_000, 63_000) == [Removal(A, RemovalCause.CONNECTION_BROKEN)]
+
+
+def test_broken_hold_of_an_earlier_incarnation_does_not_touch_the_new_one() -> None:
+    table = RouteTable()
+    table.register(registration(incarnation=100), 0)
+    old = table.open_hold(A, 100, 0)
+    table.register(registration(incarnation=101), 1_000)
+    table.end_hold(A, old, 1_001, broken=True)
+    assert scan_until(table, 1_001, 60_000) == []
+
+
+def test_hold_of_an_unknown_broker_is_refused() -> None:
+    with pytest.raises(ServiceError) as error:
+        RouteTable().open_hold(A, 100, 0)
+    assert reason_of(error) == "BROKER_NOT_FOUND"
+
+
+def test_pause_of_this_process_is_not_held_against_brokers() -> None:
+    table = RouteTable()
+    table.register(registration(), 0)
+    table.end_hold(A, table.open_hold(A, 100, 0), 0, broken=False)
+    table.remove_silent(0)
+    assert table.remove_silent(600_000) == []
+    table.open_hold(A, 100, 600_001)
+    table.heartbeat(A, 100, Version(1, 0), 600_001)
+    assert scan_until(table, 600_001, 700_000) == []
+
+
+def test_unregistered_broker_is_gone_and_a_late_register_does_not_bring_it_back() -> None:
+    table = RouteTable()
+    table.register(registration(incarnation=100, topics={"t": 1}), 0)
+    assert table.unregister(A, 100, 1_000)
+    with pytest.raises(ServiceError):
+        table.register(registration(incarnation=100, topics={"t": 1}), 1_001)
+    assert route_of(table, "t") is None
+    table.register(registration(incarnation=101, topics={"t": 2}), 1_002)
+    assert queues_of(table, "t") == {"a": 2}
+
+
+def test_unregister_of_a_lower_incarnation_leaves_the_newer_one() -> None:
+    table = RouteTable()
+    table.register(registration(incarnation=101, topics={"t": 1}), 0)
+    assert not table.unregister(A, 100, 0)
+    assert queues_of(table, "t") == {"a": 1}
+
+
+def test_broker_removed_for_silence_may_come_back_with_the_same_incarnation_only() -> None:
+    table = RouteTable()
+    table.register(registration(incarnation=100), 0)
+    table.end_hold(A, table.open_hold(A, 100, 0), 0, broken=True)
+    assert scan_until(table, 0, 3_000) != []
+    with pytest.raises(ServiceError):
+        table.register(registration(incarnation=99), 3_001)
+    table.register(registration(incarnation=100, topics={"t": 1}), 3_002)
+    assert queues_of(table, "t") == {"a": 1}
+
+
+def test_clock_set_back_between_two_starts_locks_a_broker_out_for_the_expiry_only() -> None:
+    table = RouteTable()
+    table.register(registration(incarnation=100), 0)
+    table.unregister(A, 100, 0)
+    with pytest.raises(ServiceError):
+        table.register(registration(incarnation=50), 119_999)
+    table.register(registration(incarnation=50, topics={"t": 1}), 120_000)
+    assert queues_of(table, "t") == {"a": 1}
+
+
+def test_slaves_alone_can_be_read_only() -> None:
+    table = RouteTable()
+    table.register(registration(broker_id=0, topics={"t": 8}), 0)
+    table.register(registration(broker_id=1, topics={"t": 8, "stale": 1}), 0)
+    route = route_of(table, "t")
+    assert route is not None
+    assert [broker.broker_id for broker in route.brokers] == [0, 1]
+    assert [queue.permission for queue in route.queues] == [READ_WRITE]
+    assert route_of(table, "stale") is None, "the master speaks for the topics"
+    table.unregister(A, 100, 0)
+    route = route_of(table, "t")
+    assert route is not None
+    assert [queue.permission for queue in route.queues] == [Permission.PERMISSION_READ]
+
+
+@pytest.mark.parametrize(
+    ("broker", "topic", "both"),
+    [
+        (Permission.PERMISSION_UNSPECIFIED, Permission.PERMISSION_UNSPECIFIED, READ_WRITE),
+        (Permission.PERMISSION_READ, Permission.PERMISSION_READ_WRITE, Permission.PERMISSION_READ),
+        (Permission.PERMISSION_READ, Permission.PERMISSION_WRITE, Permission.PERMISSION_NONE),
+        (READ_WRITE, Permission.PERMISSION_WRITE, Permission.PERMISSION_WRITE),
+        (Permission.PERMISSION_NONE, READ_WRITE, Permission.PERMISSION_NONE),
+    ],
+)
+def test_clients_may_do_what_topic_and_broker_both_allow(
+    broker: Permission.ValueType, topic: Permission.ValueType, both: Permission.ValueType
+) -> None:
+    table = RouteTable()
+    table.register(registration(permission=broker, topic_permission=topic, topics={"t": 1}), 0)
+    route = route_of(table, "t")
+    assert route is not None
+    assert route.queues[0].permission == both
+
+
+def test_auto_create_route_has_the_brokers_that_would_create_the_topic() -> None:
+    table = RouteTable()
+    table.register(registration("a", auto_create_queues=8), 0)
+    table.register(registration("b", auto_create_queues=0), 0)
+    table.register(
+        registration("c", auto_create_queues=4, permission=Permission.PERMISSION_READ), 0
+    )
+    table.register(registration("d", 1, auto_create_queues=4), 0)
+    route = table.snapshot.auto_create_route("new")
+    assert route is not None
+    assert route.auto_create
+    assert [(queue.broker_name, queue.write_queues) for queue in route.queues] == [("a", 8)]
+    assert route.topic == "new"
+
+
+def test_no_auto_create_route_without_such_a_broker() -> None:
+    table = RouteTable()
+    table.register(registration("b", auto_create_queues=0), 0)
+    assert table.snapshot.auto_create_route("new") is None
+
+
+def test_topic_pages_cover_all_names_once_in_order() -> None:
+    table = RouteTable()
+    names = [f"t{index:03d}" for index in range(25)]
+    table.register(registration("a", topics=dict.fromkeys(names[:15], 1)), 0)
+    table.register(registration("b", topics=dict.fromkeys(names[10:], 1)), 0)
+    collected: list[str] = []
+    token = ""
+    for _ in range(3):
+        page, token = table.snapshot.topic_page(token, 10)
+        collected.extend(page)
+    assert token == ""
+    assert collected == names
+
+
+def test_more_brokers_than_the_limit_are_refused() -> None:
+    table = RouteTable(limits=LimitsConfig(broker_count_max=1))
+    table.register(registration("a"), 0)
+    with pytest.raises(ServiceError) as error:
+        table.register(registration("b"), 0)
+    assert reason_of(error) == "TOO_MANY"
+    table.register(registration("a", incarnation=101), 0)
+
+
+class NaiveBroker:
+    """A broker in the model: every rule written down as plainly as possible."""
+
+    def __init__(self, incarnation: int, now_ms: int) -> None:
+        self.incarnation = incarnation
+        self.counter = 0
+        self.topics: dict[str, int] = {}
+        self.last_heard_ms = now_ms
+        self.open_holds: set[int] = set()
+        self.ever_held = False
+        self.hold_deadline_ms = 0
+        self.grace_ms = 0
+
+
+class RouteTableMachine(RuleBasedStateMachine):
+    """Random registrations, heartbeats, holds and time against the model above."""
+
+    NAMES = st.sampled_from(["a", "b"])
+    INCARNATIONS = st.integers(1, 2)
+    TOPICS = st.dictionaries(st.sampled_from(["t", "u", "v"]), st.integers(1, 3))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = RouteTable()
+        self.now_ms = 0
+        self.alive: dict[str, NaiveBroker] = {}
+        self.stones: dict[str, tuple[int, int]] = {}
+        self.holds: list[tuple[str, int]] = []
+        self.table.remove_silent(0)
+
+    def lowest_incarnation(self, name: str) -> int:
+        if name in self.alive:
+            return self.alive[name].incarnation
+        incarnation, until_ms = self.stones.get(name, (0, 0))
+        return incarnation if self.now_ms < until_ms else 0
+
+    def heard(self, name: str) -> None:
+        broker = self.alive[name]
+        broker.last_heard_ms = self.now_ms
+        if broker.ever_held and not broker.open_holds:
+            broker.hold_deadline_ms = max(broker.hold_deadline_ms, self.now_ms + broker.grace_ms)
+
+    @rule(name=NAMES, incarnation=INCARNATIONS, counter=st.integers(0, 3), topics=TOPICS)
+    def register(self, name: str, incarnation: int, counter: int, topics: dict[str, int]) -> None:
+        item = registration(name, incarnation=incarnation, counter=counter, topics=topics)
+        if incarnation < self.lowest_incarnation(name):
+            with pytest.raises(ServiceError):
+                self.table.register(item, self.now_ms)
+            return
+        self.table.register(item, self.now_ms)
+        if name not in self.alive or self.alive[name].incarnation < incarnation:
+            self.alive[name] = NaiveBroker(incarnation, self.now_ms)
+        self.heard(name)
+        if counter >= self.alive[name].counter:
+            self.alive[name].counter = counter
+            self.alive[name].topics = topics
+
+    @rule(name=NAMES, incarnation=INCARNATIONS)
+    def unregister(self, name: str, incarnation: int) -> None:
+        done = self.table.unregister(BrokerKey(name, 0), incarnation, self.now_ms)
+        assert done == (name in self.alive and self.alive[name].incarnation <= incarnation)
+        if done:
+            del self.alive[name]
+            self.stones[name] = (incarnation + 1, self.now_ms + LIVENESS.expiry_ms)
+
+    @rule(name=NAMES, incarnation=INCARNATIONS, counter=st.integers(0, 3))
+    def heartbeat(self, name: str, incarnation: int, counter: int) -> None:
+        if incarnation < self.lowest_incarnation(name):
+            with pytest.raises(ServiceError):
+                self.table.heartbeat(
+                    BrokerKey(name, 0), incarnation, Version(counter, 0), self.now_ms
+                )
+            return
+        again = self.table.heartbeat(
+            BrokerKey(name, 0), incarnation, Version(counter, 0), self.now_ms
+        )
+        known = name in self.alive and self.alive[name].incarnation == incarnation
+        assert again == (not known or self.alive[name].counter != counter)
+        if known:
+            self.heard(name)
+
+    @rule(name=NAMES, incarnation=INCARNATIONS)
+    def open_stray_hold(self, name: str, incarnation: int) -> None:
+        if name not in self.alive or self.alive[name].incarnation != incarnation:
+            with pytest.raises(ServiceError):
+                self.table.open_hold(BrokerKey(name, 0), incarnation, self.now_ms)
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def open_hold(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.alive)))
+        broker = self.alive[name]
+        hold = self.table.open_hold(BrokerKey(name, 0), broker.incarnation, self.now_ms)
+        self.holds.append((name, hold))
+        broker.open_holds.add(hold)
+        broker.ever_held = True
+
+    @precondition(lambda self: self.holds)
+    @rule(data=st.data(), broken=st.booleans())
+    def end_hold(self, data: st.DataObject, broken: bool) -> None:
+        name, hold = data.draw(st.sampled_from(self.holds))
+        self.holds.remove((name, hold))
+        self.table.end_hold(BrokerKey(name, 0), hold, self.now_ms, broken=broken)
+        broker = self.alive.get(name)
+        if broker is not None and hold in broker.open_holds:
+            broker.open_holds.remove(hold)
+            if not broker.open_holds:
+                broker.grace_ms = LIVENESS.broken_grace_ms if broken else LIVENESS.renewal_grace_ms
+                broker.hold_deadline_ms = self.now_ms + broker.grace_ms
+
+    @rule(scans=st.integers(1, 8), step_ms=st.sampled_from([1, 500, 1_000]))
+    def pass_seconds(self, scans: int, step_ms: int) -> None:
+        self.pass_time(scans, step_ms)
+
+    @rule(scans=st.integers(60, 130))
+    def pass_minutes(self, scans: int) -> None:
+        self.pass_time(scans, 1_000)
+
+    def pass_time(self, scans: int, step_ms: int) -> None:
+        for _ in range(scans):
+            self.now_ms += step_ms
+            self.table.remove_silent(self.now_ms)
+            self.remove_overdue()
+
+    @rule(pause_ms=st.integers(PAUSE_SCANS * LIVENESS.scan_interval_ms + 1, 200_000))
+    def be_paused(self, pause_ms: int) -> None:
+        self.now_ms += pause_ms
+        for broker in self.alive.values():
+            broker.last_heard_ms += pause_ms
+            broker.hold_deadline_ms += pause_ms
+        self.table.remove_silent(self.now_ms)
+        self.remove_overdue()
+
+    def remove_overdue(self) -> None:
+        for name, broker in list(self.alive.items()):
+            expired = self.now_ms - broker.last_heard_ms >= LIVENESS.expiry_ms
+            unheld = (
+                broker.ever_held
+                and not broker.open_holds
+                and self.now_ms >= broker.hold_deadline_ms
+            )
+            if expired or unheld:
+                del self.alive[name]
+                self.stones[name] = (broker.incarnation, self.now_ms + LIVENESS.expiry_ms)
+
+    @invariant()
+    def routes_are_those_of_the_model(self) -> None:
+        for topic in ("t", "u", "v"):
+            expected = {
+                name: broker.topics[topic]
+                for name, broker in self.alive.items()
+                if topic in broker.topics
+            }
+            assert queues_of(self.table, topic) == expected
+
+    @invariant()
+    def names_are_those_of_the_model(self) -> None:
+        expected = sorted({topic for broker in self.alive.values() for topic in broker.topics})
+        assert list(self.table.snapshot.topic_names) == expected
+
+
+RouteTableMachine.TestCase.settings = settings(
+    max_examples=100, stateful_step_count=40, deadline=None
+)
+test_table_agrees_with_a_naive_model = pytest.mark.slow(RouteTableMachine.TestCase)
