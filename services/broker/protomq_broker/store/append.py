@@ -1,0 +1,106 @@
+"""What is handed to the store to be appended, and what recovery reads back from the log.
+
+Values only. `RecordRegion` is made by `record_region.py`, which proves that the layout holds; the store trusts it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class CorruptRecordError(Exception):
+    """Bytes of the log that a valid seal covers and that are no records all the same.
+
+    Attributes: position: the physical offset; reason: what does not hold.
+    """
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(f"position {position}: {reason}")
+        self.position = position
+        self.reason = reason
+
+
+@dataclass(slots=True)
+class RecordRegion:
+    """Whole record fields of one topic, one behind the other, ready to be stamped and written.
+
+    Attributes:
+        topic: the topic of all records.
+        data: the bytes; each record field starts with its tag. Stamped in place.
+        count: number of records, at least 1.
+        starts: start of each record field in `data`, int64, shape (count,); None if count is 1 (then it is 0).
+        sizes: size of each record field with tag and length, int64, shape (count,); None if count is 1 (then it is len(data)).
+        tag_codes: int64, shape (count,); an int if count is 1.
+        key_hashes: uint64, shape (count,); an int if count is 1.
+        producer_id: 0 for none: then repeats are not recognised.
+        producer_epoch: epoch of the producer.
+        first_sequence: sequence of the first record; the others follow one by one.
+    """
+
+    topic: str
+    data: bytearray
+    count: int
+    starts: NDArray[np.int64] | None
+    sizes: NDArray[np.int64] | None
+    tag_codes: NDArray[np.int64] | int
+    key_hashes: NDArray[np.uint64] | int
+    producer_id: int
+    producer_epoch: int
+    first_sequence: int
+
+
+@dataclass(slots=True)
+class AppendRequest:
+    """One caller's records for one queue. The last two are filled in by `Store.append`: -1 until then.
+
+    Attributes:
+        region: the records.
+        queue_id: the queue.
+        queue_offset: queue offset of the first record.
+        physical_offset: physical offset of the first record.
+    """
+
+    region: RecordRegion
+    queue_id: int
+    queue_offset: int = -1
+    physical_offset: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedRecords:
+    """Records read back from the log, in its order: arrays of one length, what derived structures are rebuilt from.
+
+    Attributes:
+        positions: int64, physical offset of each record field.
+        sizes: int64, size of each record field with tag and length.
+        topics: the distinct topics; `topic_indexes` (int32) says which one each record has.
+        queue_ids: int64.
+        queue_offsets: int64.
+        store_times_ms: int64.
+        tag_codes: int64.
+        key_hashes: uint64.
+        producer_ids: uint64.
+        producer_epochs: int64.
+        sequences: uint64.
+    """
+
+    positions: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    topics: tuple[str, ...]
+    topic_indexes: NDArray[np.int32]
+    queue_ids: NDArray[np.int64]
+    queue_offsets: NDArray[np.int64]
+    store_times_ms: NDArray[np.int64]
+    tag_codes: NDArray[np.int64]
+    key_hashes: NDArray[np.uint64]
+    producer_ids: NDArray[np.uint64]
+    producer_epochs: NDArray[np.int64]
+    sequences: NDArray[np.uint64]
+
+    @property
+    def count(self) -> int:
+        """Number of records."""
+        return len(self.positions)

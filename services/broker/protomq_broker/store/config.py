@@ -1,0 +1,55 @@
+"""Configuration of the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from .recovery import CorruptionMode
+
+SEGMENT_SIZE_MIN_BYTES: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """Defaults are RocketMQ's MessageStoreConfig unless a reason stands beside them. Nothing here changes at run time.
+
+    Attributes:
+        segment_size_bytes: size of a segment of the log. Shapes the data on disk: kept in config/store.json and must match.
+            An append must fit into a segment, so production wants at least 64 MiB; tests may go down to 4 KiB.
+        sync_flush: answer a send only when it is on stable storage (flushDiskType SYNC_FLUSH).
+        flush_interval_ms: longest time that an append stays un-synced under ASYNC_FLUSH (flushIntervalCommitLog).
+        checkpoint_interval_ms: between two checkpoints. With the next one it bounds what a start after a crash reads.
+        checkpoint_size_bytes: a checkpoint is written when so much was appended since the last one.
+        corruption: what a start does when stored bytes do not hold any more: "refuse", or "quarantine" the range and go on.
+        retention_hours: how long messages are kept (fileReservedTime).
+        delete_hour: hour of the day, local time, at which old segments are deleted (deleteWhen).
+        disk_delete_ratio: used part of the disk from which old segments are deleted at any hour (diskMaxUsedSpaceRatio).
+        disk_force_ratio: from here on the oldest segments go, whatever their age (diskSpaceCleanForciblyRatio).
+        disk_refuse_ratio: from here on writes are refused (diskSpaceWarningLevelRatio).
+    """
+
+    segment_size_bytes: int = 1 << 30
+    sync_flush: bool = False
+    flush_interval_ms: int = 500
+    checkpoint_interval_ms: int = 5_000
+    checkpoint_size_bytes: int = 256 << 20
+    corruption: CorruptionMode = "refuse"
+    retention_hours: int = 72
+    delete_hour: int = 4
+    disk_delete_ratio: float = 0.75
+    disk_force_ratio: float = 0.85
+    disk_refuse_ratio: float = 0.90
+
+    def __post_init__(self) -> None:
+        if self.segment_size_bytes < SEGMENT_SIZE_MIN_BYTES:
+            raise ValueError(f"segment_size_bytes must be at least {SEGMENT_SIZE_MIN_BYTES}, not {self.segment_size_bytes}")
+        for name in ("flush_interval_ms", "checkpoint_interval_ms", "checkpoint_size_bytes", "retention_hours"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        if self.corruption not in ("refuse", "quarantine"):
+            raise ValueError(f"corruption must be refuse or quarantine, not {self.corruption!r}")
+        if not 0 <= self.delete_hour <= 23:
+            raise ValueError(f"delete_hour must be 0 to 23, not {self.delete_hour}")
+        if not 0 < self.disk_delete_ratio <= self.disk_force_ratio <= self.disk_refuse_ratio <= 1:
+            raise ValueError("0 < disk_delete_ratio <= disk_force_ratio <= disk_refuse_ratio <= 1 must hold")

@@ -1,0 +1,352 @@
+"""One consume queue: for each message of a queue of a topic, where its record stands in the log.
+
+    consumequeue/<topic>/<queue>/<byte offset of the first entry, 20 digits>      300,000 entries each, grown as they fill
+
+    entry   position u64 | size u32 | tag_code i64      little-endian, 20 bytes; entry n of the queue stands at byte n * 20
+
+`position` and `size` are those of the whole record field, its tag and length included. Positions rise. An entry of size 0 and
+tag code -1 fills the place of a record that the log has lost: queue offsets are never given twice.
+
+Rules:
+- One thread appends (the writer), one writes files (the flusher), any thread reads.
+- New entries stand in a buffer in memory. `end_offset` is set after the entry is written, so a reader that takes `end_offset`
+  first and the buffer second never sees half an entry. A buffer is never resized: a larger one takes its place.
+- The flusher writes entries to the file and then raises `flushed_offset`; what lies below may leave the memory. Nothing is
+  synced here: the table does that for a checkpoint (`consume_queue_table.py`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .disk import read_fully, write_fully
+from .errors import StoreError
+from .selection import ENTRY, ENTRY_SIZE_BYTES
+from .side_files import OpenFiles, cut_file
+
+ENTRIES_PER_FILE: Final = 300_000
+"""RocketMQ's: a file is 6 MB."""
+FILE_SIZE_BYTES: Final = ENTRIES_PER_FILE * ENTRY_SIZE_BYTES
+LOST_TAG_CODE: Final = -1
+
+_ENTRY_STRUCT: Final = struct.Struct("<QIq")
+assert _ENTRY_STRUCT.size == ENTRY_SIZE_BYTES
+_CAPACITY_MIN: Final = 16
+_NO_BUFFER: Final = (0, bytearray())
+_NO_ENTRIES: Final = np.empty(0, ENTRY)
+
+
+class ConsumeQueueDamagedError(StoreError):
+    """A file of a consume queue is not what was written. The log has everything: the queue is rebuilt at the next start.
+
+    Attributes: path: the file; queue_offset: first entry that does not hold; reason: what does not hold.
+    """
+
+    def __init__(self, path: str, queue_offset: int, reason: str) -> None:
+        super().__init__(f"{path}: entry {queue_offset}: {reason}")
+        self.path = path
+        self.queue_offset = queue_offset
+        self.reason = reason
+
+
+class QueueFiles:
+    """What all queues of a store share: the folder, the open files, and the damage that readers came across.
+
+    Attributes: folder: folder of all consume queues; files: those that are open; damage: by (topic, queue_id), the first offset
+    that does not hold.
+    """
+
+    __slots__ = ("damage", "files", "folder")
+
+    def __init__(self, folder: str, files: OpenFiles) -> None:
+        self.folder = folder
+        self.files = files
+        self.damage: dict[tuple[str, int], int] = {}
+
+
+class ConsumeQueue:
+    """The entries of one queue.
+
+    Attributes:
+        topic: the topic.
+        queue_id: the queue.
+        row: place of the queue in the table's state; the table's own.
+        end_offset: queue offset of the next message. Moved by the writer.
+        flushed_offset: entries below stand in files. Moved by the flusher; <= end_offset.
+    """
+
+    __slots__ = ("_buffer", "_home", "_min_offset", "end_offset", "flushed_offset", "has_folder", "queue_id", "row", "topic")
+
+    def __init__(self, topic: str, queue_id: int, row: int, home: QueueFiles) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.row = row
+        self.end_offset = 0
+        self.flushed_offset = 0
+        self.has_folder = False
+        self._min_offset = 0
+        self._buffer: tuple[int, bytearray] = _NO_BUFFER  # queue offset of its first entry, the entries
+        self._home = home
+
+    @property
+    def folder(self) -> str:
+        """The folder of this queue's files."""
+        return f"{self._home.folder}/{self.topic}/{self.queue_id}"
+
+    @property
+    def known_min_offset(self) -> int:
+        """The first offset as of the last look: see `min_offset`."""
+        return self._min_offset
+
+    def path_of(self, queue_offset: int) -> str:
+        """The file in which the entry stands."""
+        start = queue_offset // ENTRIES_PER_FILE * FILE_SIZE_BYTES
+        return f"{self._home.folder}/{self.topic}/{self.queue_id}/{start:020d}"
+
+    # Writer thread.
+
+    def reset(self, min_offset: int, end_offset: int) -> None:
+        """Takes over what the files hold: entries [min_offset, end_offset), or none of them if the two are equal."""
+        self._buffer = _NO_BUFFER
+        self._min_offset = min_offset
+        self.flushed_offset = end_offset
+        self.end_offset = end_offset
+
+    def append(self, position: int, size: int, tag_code: int) -> None:
+        """Adds the entry of one record."""
+        offset = self.end_offset
+        start, buffer = self._buffer
+        at = (offset - start) * ENTRY_SIZE_BYTES
+        if at >= len(buffer):
+            start, buffer = self._grow(1)
+            at = (offset - start) * ENTRY_SIZE_BYTES
+        _ENTRY_STRUCT.pack_into(buffer, at, position, size, tag_code)
+        self.end_offset = offset + 1
+
+    def append_many(
+        self, positions: NDArray[np.int64], sizes: NDArray[np.int64], tag_codes: NDArray[np.int64]
+    ) -> None:
+        """Adds the entries of many records."""
+        count = len(positions)
+        offset = self.end_offset
+        start, buffer = self._buffer
+        at = (offset - start) * ENTRY_SIZE_BYTES
+        if at + count * ENTRY_SIZE_BYTES > len(buffer):
+            start, buffer = self._grow(count)
+            at = (offset - start) * ENTRY_SIZE_BYTES
+        entries = np.frombuffer(buffer, ENTRY, count, at)
+        entries["position"] = positions
+        entries["size"] = sizes
+        entries["tag_code"] = tag_codes
+        self.end_offset = offset + count
+
+    def _grow(self, count: int) -> tuple[int, bytearray]:
+        """A buffer with room for `count` more entries, that starts with the first one that is not in a file."""
+        start, buffer = self._buffer
+        first, end = self.flushed_offset, self.end_offset
+        capacity = _CAPACITY_MIN
+        while capacity < 2 * (end - first + count):
+            capacity *= 2
+        grown = bytearray(capacity * ENTRY_SIZE_BYTES)
+        kept = (end - first) * ENTRY_SIZE_BYTES
+        if kept:
+            at = (first - start) * ENTRY_SIZE_BYTES
+            grown[:kept] = memoryview(buffer)[at : at + kept]
+        self._buffer = (first, grown)
+        return self._buffer
+
+    def cut(self, end_offset: int) -> None:
+        """Removes the entries from `end_offset` on, in memory and in files; nobody appends or flushes meanwhile."""
+        assert self._min_offset <= end_offset <= self.end_offset
+        start, buffer = self._buffer
+        old_flushed = self.flushed_offset
+        if len(buffer) and end_offset > start:  # a copy: readers may hold views of the buffer
+            self._buffer = (start, bytearray(buffer))
+        else:
+            self._buffer = _NO_BUFFER
+        self.end_offset = end_offset
+        self.flushed_offset = min(old_flushed, end_offset)
+        if old_flushed <= end_offset:
+            return
+        files = self._home.files
+        keep = self.path_of(end_offset)
+        for name in files.disk.list(self.folder):
+            path = f"{self.folder}/{name}"
+            if path > keep:
+                files.forget(path)
+                files.disk.unlink(path)
+        cut_file(files.disk, keep, end_offset % ENTRIES_PER_FILE * ENTRY_SIZE_BYTES)
+
+    # Flusher thread.
+
+    def flush(self) -> list[str]:
+        """Writes what is only in memory to files, without a sync; the paths written to.
+
+        After an OSError nothing is lost: the entries are still in memory.
+        """
+        files = self._home.files
+        end = self.end_offset
+        start, buffer = self._buffer
+        paths: list[str] = []
+        while self.flushed_offset < end:
+            first = self.flushed_offset
+            last = min(end, (first // ENTRIES_PER_FILE + 1) * ENTRIES_PER_FILE)
+            path = self.path_of(first)
+            file = files.get(path, create=True)
+            part = memoryview(buffer)[(first - start) * ENTRY_SIZE_BYTES : (last - start) * ENTRY_SIZE_BYTES]
+            write_fully(files.disk, file.fd, part, first % ENTRIES_PER_FILE * ENTRY_SIZE_BYTES)
+            self.flushed_offset = last
+            paths.append(path)
+        return paths
+
+    def release_buffer(self) -> None:
+        """Gives the memory back if all entries are in files. The caller keeps the writer out."""
+        if self.flushed_offset == self.end_offset:
+            self._buffer = _NO_BUFFER
+
+    # Any thread.
+
+    def entries(self, queue_offset: int, count_max: int) -> NDArray[Any]:
+        """The entries from `queue_offset` on, at most `count_max`; none if `queue_offset` is outside [min_offset, end_offset).
+
+        The result may be a view of the buffer: read it, do not keep it. Less than there is comes in front of an entry that does not
+        hold; ConsumeQueueDamagedError if that is the first.
+        """
+        end = min(self.end_offset, queue_offset + count_max)  # before the buffer: see the rules above
+        start, buffer = self._buffer
+        if queue_offset >= end or queue_offset < self._min_offset:
+            return _NO_ENTRIES
+        if buffer and queue_offset >= start:
+            return np.frombuffer(buffer, ENTRY, end - queue_offset, (queue_offset - start) * ENTRY_SIZE_BYTES)
+        if not buffer or end <= start:
+            try:
+                return self._read(queue_offset, end)
+            except ConsumeQueueDamagedError:
+                if queue_offset < self._min_offset:  # deleted for its age just now
+                    return _NO_ENTRIES
+                raise
+        older = self._read(queue_offset, start)
+        if len(older) < start - queue_offset:
+            return older
+        return np.concatenate((older, np.frombuffer(buffer, ENTRY, end - start)))
+
+    def entry(self, queue_offset: int) -> tuple[int, int, int]:
+        """(position, size, tag_code) of one entry that exists."""
+        start, buffer = self._buffer
+        if buffer and queue_offset >= start:
+            return _ENTRY_STRUCT.unpack_from(buffer, (queue_offset - start) * ENTRY_SIZE_BYTES)
+        return self._read(queue_offset, queue_offset + 1)[0].item()
+
+    def min_offset(self, log_start: int) -> int:
+        """Offset of the first message that the log still has, `end_offset` if it has none; `log_start`: the log's first position.
+
+        Looks at one entry, and searches only when that one is gone.
+        """
+        first, end = self._min_offset, self.end_offset
+        if first < end and self.entry(first)[0] < log_start:
+            first = self.first_at_or_beyond(log_start)
+            self._min_offset = first
+        return first
+
+    def first_at_or_beyond(self, position: int) -> int:
+        """Offset of the first entry whose record stands at `position` of the log or behind it, `end_offset` if there is none."""
+        low, high = self._min_offset, self.end_offset
+        if high > low and self.entry(high - 1)[0] < position:
+            return high  # the usual question: is all of it older?
+        while low < high:
+            middle = (low + high) // 2
+            if self.entry(middle)[0] < position:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def offset_at_time(self, time_ms: int, log_start: int, store_time_at: Callable[[int], int]) -> int:
+        """Offset of the first message stored at `time_ms` or later, `end_offset` if there is none.
+
+        `store_time_at` reads the store time of the record at a position.
+        """
+        low, high = self.min_offset(log_start), self.end_offset
+        while low < high:
+            middle = (low + high) // 2
+            probe = middle
+            entry = self.entry(probe)
+            while not entry[1] and probe + 1 < high:  # a lost record has no time: ask the next one
+                probe += 1
+                entry = self.entry(probe)
+            if entry[1] and store_time_at(entry[0]) < time_ms:
+                low = probe + 1
+            else:
+                high = middle
+        return low
+
+    def _read(self, queue_offset: int, end: int) -> NDArray[Any]:
+        """Entries from files: up to `end`, or up to the first that does not hold; ConsumeQueueDamagedError if that is the first."""
+        parts: list[NDArray[Any]] = []
+        while queue_offset < end:
+            count = min(end, (queue_offset // ENTRIES_PER_FILE + 1) * ENTRIES_PER_FILE) - queue_offset
+            try:
+                part = self._read_file(queue_offset, count)
+            except ConsumeQueueDamagedError:
+                if not parts:
+                    raise
+                break
+            parts.append(part)
+            queue_offset += count
+            if len(part) < count:
+                break
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _read_file(self, queue_offset: int, count: int) -> NDArray[Any]:
+        """Entries that stand in one file, as `_read`. One more is looked at where there is one: it shows if the last one is wrong."""
+        files, path = self._home.files, self.path_of(queue_offset)
+        at = queue_offset % ENTRIES_PER_FILE
+        look_at = min(count + 1, ENTRIES_PER_FILE - at, self.flushed_offset - queue_offset)
+        try:
+            file = files.get(path)
+        except FileNotFoundError:
+            raise self._damage(path, queue_offset, "the file is gone") from None
+        data = read_fully(files.disk, file.fd, look_at * ENTRY_SIZE_BYTES, at * ENTRY_SIZE_BYTES)
+        whole = len(data) // ENTRY_SIZE_BYTES
+        entries = np.frombuffer(data, ENTRY, whole)
+        good, reason = whole, "the file is too short"
+        wrong = first_disorder(entries)
+        if wrong is not None:
+            good, reason = max(wrong - 1, 0), "entries are out of order"  # it or the one before it is wrong
+        if good < min(look_at, count):
+            error = self._damage(path, queue_offset + good, reason)
+            if not good:
+                raise error
+        return entries[: min(good, count)]
+
+    def _damage(self, path: str, queue_offset: int, reason: str) -> ConsumeQueueDamagedError:
+        if queue_offset >= self._min_offset:
+            known = self._home.damage.get((self.topic, self.queue_id), queue_offset)
+            self._home.damage[self.topic, self.queue_id] = min(known, queue_offset)
+        return ConsumeQueueDamagedError(path, queue_offset, reason)
+
+
+def first_disorder(entries: NDArray[Any]) -> int | None:
+    """Index of the first entry that cannot have been written so, None if all may hold."""
+    if len(entries) <= 2:
+        return _first_disorder_of_few(entries.tolist())
+    positions, sizes = entries["position"], entries["size"]
+    wrong = np.zeros(len(entries), np.bool_)
+    wrong[1:] = positions[1:] < positions[:-1] + sizes[:-1]
+    if not sizes.all():
+        wrong |= (sizes == 0) & (entries["tag_code"] != LOST_TAG_CODE)
+    return int(wrong.argmax()) if wrong.any() else None
+
+
+def _first_disorder_of_few(entries: list[tuple[int, int, int]]) -> int | None:
+    end = 0
+    for index, (position, size, tag_code) in enumerate(entries):
+        if position < end or (not size and tag_code != LOST_TAG_CODE):
+            return index
+        end = position + size
+    return None

@@ -1,0 +1,492 @@
+"""All consume queues of a store: made from the log, flushed behind it, and trusted only as far as a checkpoint says.
+
+    consumequeue/table.bin   state file (`side_files.py`): position u64, topics u32, rows u32, names (u32 size, UTF-8, one a line),
+                             rows (topic u32, queue u32, min offset u64, end offset u64, damaged u32)
+
+Rules:
+- The table names every queue and its end as of a position of the log up to which everything is durable. At the start a queue is
+  what the table says, not what its files say: what lies behind is cut and comes again from the log; a file that is too short
+  lowers `replay_from`. Without a table all is rebuilt.
+- `apply` runs on the writer thread, `flush`, `checkpoint` and `delete_below` on the flusher thread; the lock keeps the two apart for
+  as long as a group of requests is added, and is never held during input or output. Another lock lets one thread at a time change
+  files. Readers take no lock.
+- Ten thousand topics are normal: a queue that rests holds no buffer and no file open, and the start reads no folder but the topics'.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .append import AppendRequest, ScannedRecords
+from .consume_queue import (
+    ENTRIES_PER_FILE,
+    FILE_SIZE_BYTES,
+    LOST_TAG_CODE,
+    ConsumeQueue,
+    ConsumeQueueDamagedError,
+    QueueFiles,
+)
+from .disk import Disk, remove_file
+from .selection import ENTRY_SIZE_BYTES
+from .side_files import (
+    OPEN_FILES_MAX,
+    OpenFiles,
+    cut_file,
+    read_state_file,
+    remove_tree,
+    size_of_file,
+    write_state_file,
+)
+
+TABLE_FILE_NAME: Final = "table.bin"
+"""No topic can have this name: a dot is not allowed in one."""
+
+_MAGIC: Final = b"PMQCQT01"
+_HEAD: Final = struct.Struct("<QIII")
+_ROW: Final = np.dtype(
+    [("topic", "<u4"), ("queue", "<u4"), ("min_offset", "<u8"), ("end_offset", "<u8"), ("damaged", "<u4")]
+)
+_NO_TOPIC: Final = 0xFFFFFFFF
+"""In a row that belongs to no queue any more."""
+_QUEUE_BITS: Final = 32
+_REPLAYED_ENTRIES_MAX: Final = 1 << 20
+"""So many entries a replay keeps in memory: 20 MB."""
+
+
+class ConsumeQueueTable:
+    """The consume queues of a store.
+
+    Attributes:
+        replay_from: after `load`: what the log has below this position is in the queues already.
+        needs_rebuild: files turned out not to hold after all; call `start_rebuild`, then replay from the log's start.
+        log_start: first position that the log still has.
+    """
+
+    def __init__(self, disk: Disk, folder: str, *, open_files_max: int = OPEN_FILES_MAX) -> None:
+        self.replay_from = 0
+        self.needs_rebuild = False
+        self.log_start = 0
+        self._disk = disk
+        self._folder = folder
+        self._files = OpenFiles(disk, open_files_max)
+        self._home = QueueFiles(folder, self._files)
+        self._lock = threading.Lock()
+        self._files_lock = threading.RLock()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._queues: dict[str, dict[int, ConsumeQueue]] = {}
+        self._topic_numbers: dict[str, int] = {}
+        self._rows = np.zeros(64, _ROW)
+        self._row_count = 0
+        self._free_rows: list[int] = []
+        self._replayed_count = 0
+        self._covered_position = 0  # no entry's record ends behind it
+        self._checkpoint_position = 0
+        self._dirty: set[ConsumeQueue] = set()  # appended to since the last flush
+        self._cooling: set[ConsumeQueue] = set()  # written by the last flush
+        self._touched: set[ConsumeQueue] = set()  # rows that the next checkpoint must renew
+        self._unsynced: set[str] = set()
+        self._removed: list[tuple[str, list[ConsumeQueue]]] = []
+        self._home.damage.clear()
+
+    # Look-up, any thread.
+
+    def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The queue, None if nothing was ever stored in it."""
+        queues = self._queues.get(topic)
+        return queues.get(queue_id) if queues is not None else None
+
+    def end_offset(self, topic: str, queue_id: int) -> int:
+        """Queue offset of the next message, 0 for an unknown queue."""
+        queue = self.find(topic, queue_id)
+        return queue.end_offset if queue is not None else 0
+
+    def queues_of(self, topic: str) -> dict[int, ConsumeQueue]:
+        """The queues of a topic by their id."""
+        return dict(self._queues.get(topic, ()))
+
+    def topics(self) -> list[str]:
+        """All topics that have a queue."""
+        return list(self._queues)
+
+    def queue_count(self) -> int:
+        """Number of queues."""
+        return self._row_count - len(self._free_rows)
+
+    # Writer thread.
+
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue; made if there is none."""
+        queues = self._queues.get(topic)
+        if queues is not None:
+            queue = queues.get(queue_id)
+            if queue is not None:
+                return queue
+        with self._lock:
+            return self._add(topic, queue_id)
+
+    def apply(self, requests: Sequence[AppendRequest]) -> None:
+        """Adds the entries of what was just appended to the log."""
+        with self._lock:
+            dirty = self._dirty
+            for request in requests:
+                region = request.region
+                queues = self._queues.get(region.topic)
+                queue = queues.get(request.queue_id) if queues is not None else None
+                if queue is None:
+                    queue = self._add(region.topic, request.queue_id)
+                assert request.queue_offset == queue.end_offset, "a queue offset was left out or given twice"
+                position = request.physical_offset
+                if region.starts is None:
+                    queue.append(position, len(region.data), region.tag_codes)  # type: ignore[arg-type]
+                else:
+                    queue.append_many(region.starts + position, region.sizes, region.tag_codes)  # type: ignore[arg-type]
+                dirty.add(queue)
+            if requests:
+                last = requests[-1]
+                self._covered_position = last.physical_offset + len(last.region.data)
+
+    # Flusher thread.
+
+    def flush(self) -> None:
+        """Writes the new entries to the files, without a sync. An OSError loses nothing: the next call goes on."""
+        with self._files_lock:
+            if self._removed:
+                self._remove_files()
+            with self._lock:
+                dirty, self._dirty = self._dirty, set()
+                for queue in self._cooling:
+                    if queue not in dirty:
+                        queue.release_buffer()
+            self._touched |= dirty
+            self._cooling = dirty
+            left = list(dirty)
+            try:
+                while left:
+                    self._flush_queue(left[-1])
+                    left.pop()
+            except OSError:
+                with self._lock:
+                    self._dirty.update(queue for queue in left if self.find(queue.topic, queue.queue_id) is queue)
+                raise
+
+    def checkpoint(self, position: int) -> None:
+        """Makes durable that everything that the log holds below `position` is in the queues.
+
+        The log is durable up to there, and all of it was applied.
+        """
+        with self._files_lock:
+            self.flush()
+            touched, self._touched = self._touched, set()
+            try:
+                for queue in touched:
+                    if self._renew_row(queue, position):
+                        self._touched.add(queue)
+                for path in list(self._unsynced):
+                    self._disk.fdatasync(self._files.get(path).fd)
+                    self._unsynced.discard(path)
+                self._write_table(position)
+            except BaseException:
+                self._touched |= touched
+                raise
+
+    def delete_below(self, log_start: int) -> None:
+        """The log begins at `log_start` now: removes files that hold only older entries."""
+        with self._files_lock:
+            self.log_start = log_start
+            for queues in list(self._queues.values()):
+                for queue in list(queues.values()):
+                    if queue.flushed_offset >= ENTRIES_PER_FILE:  # else there is one file: it stays, the queue goes on in it
+                        self._delete_files_below(queue, min(queue.min_offset(log_start), queue.flushed_offset))
+
+    def remove_topic(self, topic: str) -> None:
+        """Forgets a topic's queues, any thread; the files go with the next flush. A topic of that name begins anew, from offset 0."""
+        with self._lock:
+            queues = self._queues.pop(topic, None)
+            if queues is not None:
+                self._dirty.difference_update(queues.values())
+                self._removed.append((topic, list(queues.values())))
+
+    def close(self) -> None:
+        """Closes the files. Call `checkpoint` before."""
+        self._files.forget("")
+
+    # Recovery: one thread, nobody else.
+
+    def load(self, log_start: int = 0) -> None:
+        """Takes over what the table and the files agree on."""
+        self.log_start = log_start
+        self._clear()
+        self._disk.make_folder(self._folder)
+        payload = read_state_file(self._disk, self._table_path, _MAGIC)
+        if payload is None:
+            self.start_rebuild()
+            return
+        position, topic_count, row_count, names_size = _HEAD.unpack_from(payload)
+        names = payload[_HEAD.size : _HEAD.size + names_size].decode().split("\n")[:topic_count]
+        rows = np.frombuffer(payload, _ROW, row_count, _HEAD.size + names_size)
+        rows = rows[rows["topic"] != _NO_TOPIC]
+        self._covered_position = self._checkpoint_position = self.replay_from = position
+        for number, queue_id, min_offset, end_offset, damaged in rows.tolist():
+            queue = self._add(names[number], queue_id)
+            self._rows[queue.row] = (self._rows[queue.row]["topic"], queue_id, min_offset, end_offset, damaged)
+            self._load_queue(queue, min_offset, end_offset, bool(damaged))
+        self._remove_strays()
+
+    def start_rebuild(self) -> None:
+        """Removes everything; a replay from the log's start makes it anew."""
+        self._files.forget("")
+        self._clear()
+        remove_file(self._disk, self._table_path)
+        remove_tree(self._disk, self._folder)
+        self._disk.make_folder(self._folder)
+        self.replay_from = 0
+        self.needs_rebuild = False
+
+    def replay(self, records: ScannedRecords) -> None:
+        """Adds the entries of records read back from the log, in its order; those that are there already are passed over."""
+        if not records.count or self.needs_rebuild:
+            return
+        self._covered_position = max(self._covered_position, int(records.positions[-1] + records.sizes[-1]))
+        keys = records.topic_indexes.astype(np.int64) << _QUEUE_BITS | records.queue_ids
+        order = np.argsort(keys, kind="stable")
+        bounds = [0, *(np.flatnonzero(np.diff(keys[order])) + 1).tolist(), records.count]
+        for start, end in pairwise(bounds):
+            rows = order[start:end]
+            first = int(rows[0])
+            queue = self.queue(records.topics[int(records.topic_indexes[first])], int(records.queue_ids[first]))
+            try:
+                self._replay_queue(queue, records, rows)
+            except ConsumeQueueDamagedError:
+                self.needs_rebuild = True
+                return
+            self._dirty.add(queue)
+        self._replayed_count += records.count
+        if self._replayed_count >= _REPLAYED_ENTRIES_MAX:
+            self._replayed_count = 0
+            self.flush()
+
+    def truncate(self, end_position: int) -> None:
+        """Removes the entries of all records at or beyond `end_position`: the log ends there. Nobody appends meanwhile."""
+        if end_position >= self._covered_position or self.needs_rebuild:
+            return
+        with self._files_lock:
+            self._truncate(end_position)
+
+    # Parts.
+
+    def _truncate(self, end_position: int) -> None:
+        behind_table = end_position < self._checkpoint_position
+        for queues in self._queues.values():
+            for queue in queues.values():
+                try:
+                    end_offset = queue.first_at_or_beyond(end_position)
+                except ConsumeQueueDamagedError:
+                    self.needs_rebuild = True
+                    return
+                if end_offset < queue.end_offset:
+                    queue.cut(end_offset)
+                    self._dirty.add(queue)
+                    if behind_table:
+                        self._renew_row(queue, end_position)
+        self._unsynced = {path for path in self._unsynced if self._disk.exists(path)}
+        self._covered_position = end_position
+        if behind_table:  # else other records, at the same queue offsets, would pass for those that the table knows
+            self._write_table(end_position)
+
+    @property
+    def _table_path(self) -> str:
+        return f"{self._folder}/{TABLE_FILE_NAME}"
+
+    def _add(self, topic: str, queue_id: int) -> ConsumeQueue:
+        if self._free_rows:
+            row = self._free_rows.pop()
+        else:
+            row = self._row_count
+            if row == len(self._rows):
+                self._rows = np.concatenate((self._rows, np.zeros(row, _ROW)))
+            self._row_count = row + 1
+        self._rows[row] = (self._topic_numbers.setdefault(topic, len(self._topic_numbers)), queue_id, 0, 0, 0)
+        queue = ConsumeQueue(topic, queue_id, row, self._home)
+        self._queues.setdefault(topic, {})[queue_id] = queue
+        return queue
+
+    def _flush_queue(self, queue: ConsumeQueue) -> None:
+        if not queue.has_folder:
+            folder = queue.folder
+            self._files.forget(f"{folder}/")
+            remove_tree(self._disk, folder)  # left over from a topic of that name
+            self._disk.make_folder(folder)
+            queue.has_folder = True
+        self._unsynced.update(queue.flush())
+
+    def _renew_row(self, queue: ConsumeQueue, position: int) -> bool:
+        """Writes the queue's row as of `position`; whether the queue has entries behind it, so that the row must be renewed again."""
+        damaged = self._home.damage.get((queue.topic, queue.queue_id))
+        try:
+            end_offset = queue.first_at_or_beyond(position)
+        except ConsumeQueueDamagedError as error:
+            damaged = end_offset = error.queue_offset
+        min_offset = queue.known_min_offset
+        if damaged is not None:
+            end_offset = max(min(damaged, end_offset), min_offset)
+        with self._lock:
+            if self.find(queue.topic, queue.queue_id) is not queue:
+                return False  # removed meanwhile
+            self._rows[queue.row] = (
+                self._rows[queue.row]["topic"], queue.queue_id, min_offset, end_offset, damaged is not None,
+            )  # fmt: skip
+        return end_offset < queue.end_offset
+
+    def _write_table(self, position: int) -> None:
+        for topic, queue_id in list(self._home.damage):
+            queue = self.find(topic, queue_id)
+            if queue is not None:
+                self._renew_row(queue, position)
+        with self._lock:
+            names = "\n".join(self._topic_numbers).encode()
+            head = _HEAD.pack(position, len(self._topic_numbers), self._row_count, len(names))
+            rows = self._rows[: self._row_count].tobytes()
+        write_state_file(self._disk, self._table_path, _MAGIC, b"".join((head, names, rows)))
+        self._checkpoint_position = position
+
+    def _remove_files(self) -> None:
+        """Removes topics for good: from the table first, so that no start looks for files that are gone."""
+        with self._lock:
+            removed, self._removed = self._removed, []
+            for topic, queues in removed:
+                for queue in queues:
+                    self._rows[queue.row] = (_NO_TOPIC, 0, 0, 0, 0)
+                    self._free_rows.append(queue.row)
+                    self._home.damage.pop((topic, queue.queue_id), None)
+        self._write_table(self._checkpoint_position)
+        for topic, _ in removed:
+            folder = f"{self._folder}/{topic}"
+            self._files.forget(f"{folder}/")
+            self._unsynced = {path for path in self._unsynced if not path.startswith(f"{folder}/")}
+            remove_tree(self._disk, folder)
+
+    def _delete_files_below(self, queue: ConsumeQueue, min_offset: int) -> None:
+        keep = queue.path_of(min_offset)
+        for path in [f"{queue.folder}/{name}" for name in self._disk.list(queue.folder)]:
+            if path < keep:
+                self._files.forget(path)
+                self._unsynced.discard(path)
+                self._disk.unlink(path)
+                self._touched.add(queue)
+
+    def _load_queue(self, queue: ConsumeQueue, min_offset: int, end_offset: int, damaged: bool) -> None:
+        good_end = self._entries_in_files(queue, min_offset, end_offset)
+        queue.has_folder = good_end > min_offset
+        queue.reset(min_offset, good_end)
+        if good_end == end_offset and not damaged:
+            return
+        self._touched.add(queue)
+        try:
+            if good_end > min_offset:
+                position, size, _ = queue.entry(good_end - 1)
+                self.replay_from = min(self.replay_from, position + size)
+                return
+        except ConsumeQueueDamagedError:
+            pass
+        queue.reset(0, 0)
+        queue.has_folder = False
+        self.replay_from = 0
+
+    def _entries_in_files(self, queue: ConsumeQueue, min_offset: int, end_offset: int) -> int:
+        """Up to which offset the files hold entries, at most `end_offset`; cuts what is more."""
+        offset = min_offset
+        while offset < end_offset:
+            file_start = offset // ENTRIES_PER_FILE * ENTRIES_PER_FILE
+            wanted = min(end_offset - file_start, ENTRIES_PER_FILE)
+            path = queue.path_of(offset)
+            size = size_of_file(self._disk, path) or 0
+            if size < wanted * ENTRY_SIZE_BYTES:
+                return max(min_offset, file_start + size // ENTRY_SIZE_BYTES)
+            if size > wanted * ENTRY_SIZE_BYTES:
+                cut_file(self._disk, path, wanted * ENTRY_SIZE_BYTES)
+            if size >= FILE_SIZE_BYTES and file_start + wanted == end_offset:
+                self._remove_files_behind(queue, path)
+            offset = file_start + wanted
+        return end_offset
+
+    def _remove_strays(self) -> None:
+        """Removes folders and files that the table does not know: made after the last checkpoint, they come again from the log."""
+        for topic in self._disk.list(self._folder):
+            if topic == TABLE_FILE_NAME:
+                continue
+            path = f"{self._folder}/{topic}"
+            queues = self._queues.get(topic)
+            if queues is None:
+                if self._disk.is_folder(path):
+                    remove_tree(self._disk, path)
+                else:
+                    self._disk.unlink(path)
+                continue
+            known = {str(queue_id) for queue_id, queue in queues.items() if queue.has_folder}
+            for name in self._disk.list(path):
+                if name not in known:
+                    remove_tree(self._disk, f"{path}/{name}")
+
+    def _remove_files_behind(self, queue: ConsumeQueue, last_path: str) -> None:
+        for name in self._disk.list(queue.folder):
+            path = f"{queue.folder}/{name}"
+            if path > last_path:
+                self._disk.unlink(path)
+
+    def _replay_queue(self, queue: ConsumeQueue, records: ScannedRecords, rows: NDArray[np.int64]) -> None:
+        offsets, positions = records.queue_offsets[rows], records.positions[rows]
+        sizes, tag_codes = records.sizes[rows], records.tag_codes[rows]
+        bounds = [0, *(np.flatnonzero(np.diff(offsets) != 1) + 1).tolist(), len(rows)]
+        for start, end in pairwise(bounds):
+            offset, position = int(offsets[start]), int(positions[start])
+            if queue.end_offset and offset < queue.end_offset:
+                last_position, last_size, _ = queue.entry(queue.end_offset - 1)
+                known = int(np.searchsorted(positions[start:end], last_position + last_size))
+                start += known
+                if start == end:
+                    continue
+                offset, position = int(offsets[start]), int(positions[start])
+                if offset < queue.end_offset:  # the topic was removed and made anew: its offsets began again
+                    self._restart(queue)
+            if offset > queue.end_offset:
+                self._fill(queue, offset, position)
+            queue.append_many(positions[start:end], sizes[start:end], tag_codes[start:end])
+
+    def _restart(self, queue: ConsumeQueue) -> None:
+        queue.reset(0, 0)
+        queue.has_folder = False
+
+    def _fill(self, queue: ConsumeQueue, offset: int, position: int) -> None:
+        """Entries up to `offset` are missing: before the log's start, or lost by it."""
+        missing = offset - queue.end_offset
+        if queue.end_offset == 0:
+            queue.reset(offset, offset)
+            return
+        last_position, last_size, _ = queue.entry(queue.end_offset - 1)
+        queue.append_many(
+            np.full(missing, last_position + last_size, np.int64),
+            np.zeros(missing, np.int64),
+            np.full(missing, LOST_TAG_CODE, np.int64),
+        )
+
+
+def verify_queue(queue: ConsumeQueue, log_start: int = 0) -> Iterable[ConsumeQueueDamagedError]:
+    """Reads the whole queue; the damage found, file by file."""
+    offset = queue.min_offset(log_start)
+    while offset < queue.end_offset:
+        end = min(queue.end_offset, (offset // ENTRIES_PER_FILE + 1) * ENTRIES_PER_FILE)
+        try:
+            offset += len(queue.entries(offset, end - offset))
+        except ConsumeQueueDamagedError as error:
+            yield error
+            offset = end
+

@@ -1,0 +1,265 @@
+"""The few operations through which the store touches a disk, so that tests can put a simulated one in their place.
+
+Rules:
+- Files are descriptors (ints); paths are strings. Every error is an OSError with its errno.
+- `pwrite` and `pwritev` may write less than they were given (a full disk, a signal): callers look at the result.
+- A file that was created, renamed or unlinked is so for good only after `fsync_dir` of its folder.
+- `Disk` stores no state: any thread may call it. A subclass may (tests/chaos/simdisk.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+BOOT_ID_PATH: Final = "/proc/sys/kernel/random/boot_id"
+WRITE_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC
+
+
+class DiskUsage(NamedTuple):
+    """Sizes of a file system in bytes; `free_bytes` is what an ordinary user may still take."""
+
+    total_bytes: int
+    free_bytes: int
+
+    @property
+    def used_ratio(self) -> float:
+        """Used part, from 0.0 to 1.0."""
+        return 1.0 - self.free_bytes / self.total_bytes if self.total_bytes else 1.0
+
+
+class Disk:
+    """The real disk."""
+
+    __slots__ = ()
+
+    # The hot ones are the functions of the os module themselves: no frame in between.
+    pwrite = staticmethod(os.pwrite)
+    pwritev = staticmethod(os.pwritev)
+    pread = staticmethod(os.pread)
+    fdatasync = staticmethod(os.fdatasync)
+    fsync = staticmethod(os.fsync)
+    close = staticmethod(os.close)
+
+    def open(self, path: str) -> int:
+        """Opens an existing file for reading and writing."""
+        return os.open(path, WRITE_FLAGS)
+
+    def open_read_only(self, path: str) -> int:
+        """Opens an existing file for reading."""
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def create(self, path: str) -> int:
+        """Opens a file for reading and writing; makes it, empty, if there is none. An existing one keeps its content."""
+        return os.open(path, WRITE_FLAGS | os.O_CREAT, 0o640)
+
+    def size(self, fd: int) -> int:
+        """Size of the file in bytes."""
+        return os.fstat(fd).st_size
+
+    def allocate(self, fd: int, size_bytes: int) -> None:
+        """Makes the file at least `size_bytes` long, with space for all of it; what is new reads as zeros."""
+        os.posix_fallocate(fd, 0, size_bytes)
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        """Cuts or extends the file to `size_bytes`."""
+        os.ftruncate(fd, size_bytes)
+
+    def written_ranges(self, fd: int, start: int, end: int) -> list[tuple[int, int]]:
+        """The parts of [start, end) that may hold anything but zeros, in order.
+
+        Preallocated space that nobody wrote is left out where the file system tells (ext4, XFS and others do). A list, made at once:
+        reading brings pages into the page cache, and those count as written.
+        """
+        ranges: list[tuple[int, int]] = []
+        end = min(end, self.size(fd))
+        position = start
+        while position < end:
+            try:
+                data = os.lseek(fd, position, os.SEEK_DATA)
+                position = min(os.lseek(fd, data, os.SEEK_HOLE), end) if data < end else end
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # nothing behind `position`
+                    break
+                if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                    raise
+                data, position = position, end
+            if data < position:
+                ranges.append((data, position))
+        return ranges
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or folder of that name is there."""
+        return os.path.exists(path)
+
+    def list(self, path: str) -> list[str]:
+        """Names in a folder, sorted; none if there is no such folder."""
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def is_folder(self, path: str) -> bool:
+        """Whether `path` is a folder."""
+        return os.path.isdir(path)
+
+    def make_folder(self, path: str) -> None:
+        """Makes the folder and those above it; nothing happens if it is there."""
+        os.makedirs(path, 0o750, exist_ok=True)
+
+    def rename(self, source: str, target: str) -> None:
+        """Gives a file another name, in one step; a file that has the name already is replaced."""
+        os.rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        """Removes a file's name; descriptors that are open go on working."""
+        os.unlink(path)
+
+    def remove_folder(self, path: str) -> None:
+        """Removes an empty folder."""
+        os.rmdir(path)
+
+    def fsync_dir(self, path: str) -> None:
+        """Makes what was created, renamed and unlinked in the folder durable."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def lock(self, fd: int) -> bool:
+        """Takes the exclusive lock of the file, for as long as it is open; False if somebody else has it."""
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def usage(self, path: str) -> DiskUsage:
+        """Sizes of the file system on which the folder lies."""
+        usage = shutil.disk_usage(path)
+        return DiskUsage(usage.total, usage.free)
+
+    def cache_id(self, path: str) -> str:
+        """Names the page cache behind a folder: the boot, and the mount where the kernel tells them apart (Linux 6.8).
+
+        As long as it is the same, what a process wrote before it was killed can still be read, synced or not.
+        """
+        try:
+            with open(BOOT_ID_PATH, encoding="ascii") as file:
+                boot_id = file.read().strip()
+        except OSError:
+            return ""  # not Linux: then it is never the same
+        return f"{boot_id}/{_mount_id(path)}"
+
+
+def write_fully(disk: Disk, fd: int, data: bytes | bytearray | memoryview, position: int) -> None:
+    """Writes all of `data`; OSError if the disk does not take it all."""
+    written = disk.pwrite(fd, data, position)
+    if written == len(data):
+        return
+    view = memoryview(data)
+    while written < len(data):
+        count = disk.pwrite(fd, view[written:], position + written)
+        if count <= 0:
+            raise OSError(errno.EIO, "the disk takes no more bytes and gives no reason")
+        written += count
+
+
+def writev_fully(disk: Disk, fd: int, parts: Sequence[bytes], position: int) -> None:
+    """Writes all of `parts`, one behind the other; OSError if the disk does not take it all."""
+    total = sum(map(len, parts))
+    written = disk.pwritev(fd, parts, position)
+    if written != total:
+        write_fully(
+            disk, fd, memoryview(b"".join(parts))[max(written, 0) :], position + max(written, 0)
+        )
+
+
+def read_fully(disk: Disk, fd: int, size_bytes: int, position: int) -> bytes:
+    """Reads `size_bytes`, or less where the file ends."""
+    data = disk.pread(fd, size_bytes, position)
+    if len(data) == size_bytes or not data:
+        return data
+    parts = [data]
+    have = len(data)
+    while have < size_bytes:
+        part = disk.pread(fd, size_bytes - have, position + have)
+        if not part:
+            break
+        parts.append(part)
+        have += len(part)
+    return b"".join(parts)
+
+
+def read_file(disk: Disk, path: str) -> bytes | None:
+    """The content of a file, None if there is none."""
+    try:
+        fd = disk.open_read_only(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return read_fully(disk, fd, disk.size(fd), 0)
+    finally:
+        disk.close(fd)
+
+
+def write_file_atomically(disk: Disk, path: str, data: bytes) -> None:
+    """Replaces a file: after a crash at any moment it is the old one or the new one, whole, and the new one once this returned."""
+    temporary = f"{path}.tmp"
+    fd = disk.create(temporary)
+    try:
+        disk.truncate(fd, 0)
+        write_fully(disk, fd, data, 0)
+        disk.fsync(fd)
+    finally:
+        disk.close(fd)
+    disk.rename(temporary, path)
+    disk.fsync_dir(os.path.dirname(path))
+
+
+def remove_file(disk: Disk, path: str) -> None:
+    """Removes a file for good; nothing happens if there is none."""
+    try:
+        disk.unlink(path)
+    except FileNotFoundError:
+        return
+    disk.fsync_dir(os.path.dirname(path))
+
+
+def read_json(disk: Disk, path: str) -> Any:
+    """The value in a JSON file, None if there is no file or it does not parse."""
+    data = read_file(disk, path)
+    if data is None:
+        return None
+    try:
+        return json.loads(data)
+    except ValueError:
+        return None
+
+
+def write_json_atomically(disk: Disk, path: str, value: Any) -> None:
+    """Replaces a JSON file (`write_file_atomically`)."""
+    write_file_atomically(disk, path, json.dumps(value, indent=2, sort_keys=True).encode() + b"\n")
+
+
+def _mount_id(path: str) -> int:
+    """The unique id of the mount, from statx(2); 0 where the C library or the kernel does not have it."""
+    statx_size, mask_at, mount_id_at, mount_id_unique = 256, 0, 0x90, 0x4000
+    at_fdcwd, basic = -100, 0
+    try:
+        statx = ctypes.CDLL(None).statx
+    except AttributeError:
+        return 0
+    buffer = ctypes.create_string_buffer(statx_size)
+    if statx(at_fdcwd, os.fsencode(path), basic, mount_id_unique, buffer) != 0:
+        return 0
+    if not int.from_bytes(buffer.raw[mask_at : mask_at + 4], "little") & mount_id_unique:
+        return 0
+    return int.from_bytes(buffer.raw[mount_id_at : mount_id_at + 8], "little")

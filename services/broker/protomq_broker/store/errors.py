@@ -1,0 +1,87 @@
+"""What can go wrong in the store. It knows nothing of status codes: the services above have a table for that.
+
+StoreError
+  StoreLockedError          another process has the store open
+  StoreSettingsError        the store on disk was made with other settings, or by another version
+  WritesRefusedError        nothing of the append is stored; reading goes on
+    DiskFullError           no space: passes by itself when space is free again
+    StoreFailedError        a write or fsync failed: only a restart, which recovers, takes writes again
+  AppendTooLargeError       the group does not fit into one append
+  CorruptLogError           bytes of the log that were stored safely do not hold any more
+"""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """Base class of all errors of the store."""
+
+
+class StoreLockedError(StoreError):
+    """Another process has the store open.
+
+    Attributes: root: folder of the store; pid: the process that holds the lock, 0 if it cannot be told.
+    """
+
+    def __init__(self, root: str, pid: int) -> None:
+        holder = f"process {pid}" if pid else "another process"
+        super().__init__(
+            f"the store {root} is in use by {holder}: stop it, or choose another folder"
+        )
+        self.root = root
+        self.pid = pid
+
+
+class StoreSettingsError(StoreError):
+    """The store on disk does not fit the configuration."""
+
+
+class WritesRefusedError(StoreError):
+    """Nothing of the append is stored; what was stored before can still be read."""
+
+
+class DiskFullError(WritesRefusedError):
+    """There is no space for the append. Writes are taken again when space is free."""
+
+
+class StoreFailedError(WritesRefusedError):
+    """A write or an fsync of the log failed. Nothing is appended any more until the broker is started anew and has recovered."""
+
+
+class AppendTooLargeError(StoreError):
+    """A group of records larger than an append may be.
+
+    Attributes: size_bytes: what was asked for; size_max_bytes: the most that one append takes.
+    """
+
+    def __init__(self, size_bytes: int, size_max_bytes: int) -> None:
+        super().__init__(
+            f"an append of {size_bytes} bytes: at most {size_max_bytes} fit, send less at a time"
+        )
+        self.size_bytes = size_bytes
+        self.size_max_bytes = size_max_bytes
+
+
+class CorruptLogError(StoreError):
+    """Bytes of the log that were stored safely do not hold any more.
+
+    Attributes:
+        path: the segment file.
+        position: physical offset of the first append that does not hold.
+        end_position: physical offset at which the log holds again; -1 if it does not, or if nobody looked.
+        reason: what does not hold.
+        next_offset: queue offset at which a reader of the queue can go on; -1 where no queue was read.
+    """
+
+    def __init__(self, path: str, position: int, reason: str, end_position: int = -1, next_offset: int = -1) -> None:
+        extent = (
+            f"positions {position} to {end_position}"
+            if end_position >= 0
+            else f"position {position}"
+        )
+        super().__init__(f"{path}: {extent}: {reason}")
+        self.path = path
+        self.position = position
+        self.end_position = end_position
+        self.next_offset = next_offset
+        self.reason = reason

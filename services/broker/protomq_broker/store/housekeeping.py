@@ -1,0 +1,187 @@
+"""What a store does on the side: files of what is derived, the next segment, checkpoints, retention.
+
+`turn` is called every flush interval on the housekeeping thread; each duty knows by the monotonic clock when it is due. All of it is
+derived or can wait: an error of the disk is said, the log goes on, and the next turn tries again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Final, NamedTuple, Protocol
+
+from protomq.wire.record import SEAL_SIZE_BYTES
+
+from .commit_log import CommitLog
+from .config import StoreConfig
+from .disk import Disk, read_json, write_json_atomically
+from .opening import Derived
+from .repeated_sends import RepeatedSends
+from .retention import Look, RetentionRules, RetentionState, SegmentAge, decide
+from .seals import decode_seal
+
+log = logging.getLogger(__name__)
+
+RETENTION_INTERVAL_MS: Final = 10_000
+"""RocketMQ's cleanResourceInterval."""
+EXPIRE_INTERVAL_MS: Final = 60_000
+STATE_INTERVAL_MS: Final = 60_000
+HOUR_MS: Final = 3_600_000
+
+
+class Clock(Protocol):
+    """What the store asks about time."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970 by the wall clock, which may jump."""
+        ...
+
+    def monotonic_ms(self) -> int:
+        """Milliseconds since some moment; never goes back."""
+        ...
+
+
+class StoreActions(NamedTuple):
+    """What housekeeping has the store do.
+
+    Attributes:
+        checkpoint: makes everything durable and writes the checkpoint.
+        uncheckpointed_bytes: how much was appended since the last one.
+        delete_segments_below: deletes old segments.
+        keep_from_position: what the log has from here on is needed; None if nothing is.
+        set_refusal: refuses writes with a reason, "" takes them again.
+    """
+
+    checkpoint: Callable[[], None]
+    uncheckpointed_bytes: Callable[[], int]
+    delete_segments_below: Callable[[int], int]
+    keep_from_position: Callable[[], int | None]
+    set_refusal: Callable[[str], None]
+
+
+class Housekeeper:
+    """See the module's docstring. One thread at a time."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        root: str,
+        config: StoreConfig,
+        clock: Clock,
+        commit_log: CommitLog,
+        derived: Sequence[Derived],
+        repeated: RepeatedSends,
+        actions: StoreActions,
+    ) -> None:
+        self._disk = disk
+        self._root = root
+        self._config = config
+        self._clock = clock
+        self._log = commit_log
+        self._derived = derived
+        self._repeated = repeated
+        self._actions = actions
+        self._rules = RetentionRules(
+            config.retention_hours * HOUR_MS,
+            config.delete_hour,
+            config.disk_delete_ratio,
+            config.disk_force_ratio,
+            config.disk_refuse_ratio,
+        )
+        self._newest_ms: dict[int, int] = {}  # of the segments that are full
+        self._state = _read_state(disk, self._state_path)
+        self._refusal = ""
+        self._warning = ""
+        now_ms = clock.monotonic_ms()
+        self._checkpoint_due_ms = now_ms + config.checkpoint_interval_ms
+        self._retention_due_ms = now_ms
+        self._expire_due_ms = now_ms + EXPIRE_INTERVAL_MS
+        self._state_due_ms = now_ms + STATE_INTERVAL_MS
+
+    def turn(self) -> None:
+        """Does what is due."""
+        if self._log.failure:
+            return
+        now_ms = self._clock.monotonic_ms()
+        try:
+            if self._log.is_next_segment_due():
+                self._log.prepare_next_segment()
+            grown = self._actions.uncheckpointed_bytes()
+            if now_ms >= self._checkpoint_due_ms or grown >= self._config.checkpoint_size_bytes:
+                self._checkpoint_due_ms = now_ms + self._config.checkpoint_interval_ms
+                self._actions.checkpoint()
+            elif grown:
+                for structure in self._derived:
+                    structure.flush()
+            if now_ms >= self._retention_due_ms:
+                self._retention_due_ms = now_ms + RETENTION_INTERVAL_MS
+                self._retain(now_ms)
+            if now_ms >= self._expire_due_ms:
+                self._expire_due_ms = now_ms + EXPIRE_INTERVAL_MS
+                self._repeated.expire(now_ms)
+        except OSError as error:
+            log.warning("housekeeping failed and will be tried again: %s", error)
+
+    def save(self) -> None:
+        """Writes down what the next start wants to know about the clock."""
+        if self._state is not None:
+            write_json_atomically(self._disk, self._state_path, {**asdict(self._state), "monotonic_ms": None})
+
+    @property
+    def _state_path(self) -> str:
+        return f"{self._root}/config/retention.json"
+
+    def _retain(self, now_ms: int) -> None:
+        wall_ms = self._clock.now_ms()
+        usage = self._disk.usage(self._root)
+        look = Look(
+            wall_ms,
+            time.localtime(wall_ms // 1000).tm_hour,
+            now_ms,
+            self._segments(),
+            usage.total_bytes,
+            usage.used_ratio,
+            self._actions.keep_from_position(),
+        )
+        decision = decide(self._state, look, self._rules)
+        self._state = decision.state
+        if decision.delete_below:
+            log.info("%d segments are deleted: %s", len(decision.delete), decision.reason)
+            self._actions.delete_segments_below(decision.delete_below)
+        if decision.write_refusal != self._refusal:
+            self._refusal = decision.write_refusal
+            log.warning("writes: %s", self._refusal or "are taken again")
+            self._actions.set_refusal(self._refusal)
+        if decision.clock_warning != self._warning:
+            self._warning = decision.clock_warning
+            log.warning("clock: %s", self._warning or "right again")
+        if now_ms >= self._state_due_ms:
+            self._state_due_ms = now_ms + STATE_INTERVAL_MS
+            self.save()
+
+    def _segments(self) -> list[SegmentAge]:
+        """The segments that have been written to, oldest first."""
+        tail = self._log.tail
+        ages = []
+        files = self._log.folder.files
+        self._newest_ms = {base: time_ms for base, time_ms in self._newest_ms.items() if base in files}
+        for base in sorted(base for base in files if base < tail.position):
+            segment = files[base]
+            time_ms = self._newest_ms.get(base)
+            if time_ms is None and segment.end_position <= tail.position:
+                seal = decode_seal(segment.read(segment.size_bytes - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), 0)
+                time_ms = self._newest_ms[base] = seal.store_time_ms if seal is not None else tail.store_time_ms
+            ages.append(
+                SegmentAge(base, segment.end_position, segment.size_bytes, tail.store_time_ms if time_ms is None else time_ms)
+            )
+        return ages
+
+
+def _read_state(disk: Disk, path: str) -> RetentionState | None:
+    value = read_json(disk, path)
+    try:
+        return RetentionState(**value)
+    except TypeError:
+        return None

@@ -1,0 +1,210 @@
+"""Opening a store: the log is recovered, and what is derived from it is brought up to its end.
+
+    settings < derived.load < recover_log, which hands verified blocks to the derived structures < derived.truncate(end of the log)
+
+What is derived says itself up to where it is complete (`replay_from`); the walk begins early enough for all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+import numpy as np
+
+from protomq.wire.record import PHYSICAL_OFFSET_AT
+
+from .append import AppendRequest, CorruptRecordError, ScannedRecords
+from .checkpoint import Checkpoint
+from .config import StoreConfig
+from .consume_queue_table import ConsumeQueueTable
+from .disk import Disk, read_fully, read_json, write_json_atomically
+from .errors import CorruptLogError, StoreSettingsError
+from .record_region import read_trailers
+from .recovery import RecoveredLog, choose_start, recover_log, rewrite_unsynced, skips_of
+from .seals import LogWalker, WalkedBlock, find_fields
+from .segment import SegmentFolder
+
+log = logging.getLogger(__name__)
+
+FORMAT_VERSION: Final = 1
+
+
+class Derived(Protocol):
+    """The life of what is derived from the log: consume_queue_table.py, index.py, repeated_sends.py.
+
+    Attributes:
+        replay_from: after `load`: what the log has below this position is in it already.
+        needs_rebuild: its files turned out not to hold: `start_rebuild`, then a replay from the log's start.
+    """
+
+    replay_from: int
+    needs_rebuild: bool
+
+    def start_rebuild(self) -> None:
+        """Forgets everything."""
+
+    def replay(self, records: ScannedRecords) -> None:
+        """Takes records read back from the log, in its order; passes over those it has."""
+
+    def truncate(self, end_position: int) -> None:
+        """Forgets what lies at or beyond the end of the log."""
+
+    def apply(self, requests: Sequence[AppendRequest]) -> None:
+        """Takes what was just appended."""
+
+    def flush(self) -> None:
+        """Memory to files, without a sync."""
+
+    def checkpoint(self, position: int) -> None:
+        """Makes durable that everything below `position` is in it."""
+
+    def delete_below(self, log_start: int) -> None:
+        """The log begins at `log_start` now."""
+
+    def close(self) -> None:
+        """Closes its files."""
+
+
+def check_settings(disk: Disk, root: str, config: StoreConfig) -> None:
+    """Compares what shapes the data on disk with what the store was made with; a new store remembers it. Raises StoreSettingsError."""
+    path = f"{root}/config/store.json"
+    ours = {"format_version": FORMAT_VERSION, "segment_size_bytes": config.segment_size_bytes}
+    stored = read_json(disk, path)
+    if not isinstance(stored, dict):
+        write_json_atomically(disk, path, ours)
+        return
+    for name, value in ours.items():
+        if stored.get(name) != value:
+            raise StoreSettingsError(f"{path}: the store was made with {name} = {stored.get(name)}, not {value}")
+
+
+def recover_store(
+    disk: Disk,
+    folder: SegmentFolder,
+    root: str,
+    config: StoreConfig,
+    checkpoint: Checkpoint | None,
+    queues: ConsumeQueueTable,
+    derived: Sequence[Derived],
+    *,
+    same_cache: bool,
+    sync_failed: bool,
+) -> RecoveredLog:
+    """Recovers the log and brings what is derived (loaded already, the consume queues first) to its end. Raises CorruptLogError."""
+    positions = [structure.replay_from for structure in derived]
+    start = choose_start(folder, checkpoint, min(positions))
+    replay = _Replay(folder, disk, queues, derived, start.position)
+    recovered = recover_log(
+        disk,
+        folder,
+        start,
+        checkpoint,
+        same_cache=same_cache,
+        mode=config.corruption,
+        quarantine_path=f"{root}/config/quarantine.json",
+        derived_position=max(positions),
+        on_block=replay.take,
+    )
+    replay.finish(recovered.tail.position)
+    if same_cache and sync_failed:
+        log.warning("an fsync had failed: what is behind position %d is written anew", recovered.synced_position)
+        rewrite_unsynced(disk, folder, recovered.synced_position, recovered.tail.position)
+    broken = [structure for structure in derived if structure.needs_rebuild]
+    if broken:
+        _rebuild(disk, folder, checkpoint, recovered, queues, broken)
+    for structure in derived:
+        structure.truncate(recovered.tail.position)
+    return recovered
+
+
+def _rebuild(
+    disk: Disk,
+    folder: SegmentFolder,
+    checkpoint: Checkpoint | None,
+    recovered: RecoveredLog,
+    queues: ConsumeQueueTable,
+    broken: Sequence[Derived],
+) -> None:
+    for structure in broken:
+        log.warning("%s is rebuilt from the log", type(structure).__name__)
+        structure.start_rebuild()
+    start = choose_start(folder, checkpoint, 0)
+    replay = _Replay(folder, disk, queues, broken, start.position)
+    for block in LogWalker(disk, folder, start.position, start.crc32c, skips=skips_of(recovered.damaged)):
+        replay.take(block)
+    replay.finish(recovered.tail.position)
+
+
+class _Replay:
+    """Hands blocks to derived structures; of damaged ranges between them, only queue offsets are saved."""
+
+    def __init__(
+        self,
+        folder: SegmentFolder,
+        disk: Disk,
+        queues: ConsumeQueueTable,
+        derived: Sequence[Derived],
+        position: int,
+    ) -> None:
+        self._folder = folder
+        self._disk = disk
+        self._queues = queues
+        self._derived = derived
+        self._position = position
+
+    def take(self, block: WalkedBlock) -> None:
+        """The next block."""
+        if block.base_position > self._position:
+            self._save_offsets(self._position, block.base_position)
+        self._position = block.base_position + block.size_bytes
+        starts, sizes = block.records()
+        if not len(starts):
+            return
+        try:
+            records = read_trailers(block.data, block.base_position, starts, sizes)
+        except CorruptRecordError as error:
+            raise CorruptLogError(
+                self._folder.path_at(error.position), error.position, f"{error.reason}, though its seal holds"
+            ) from error
+        for structure in self._derived:
+            structure.replay(records)
+
+    def finish(self, end_position: int) -> None:
+        """There are no more blocks."""
+        if end_position > self._position:
+            self._save_offsets(self._position, end_position)
+
+    def _save_offsets(self, start: int, end: int) -> None:
+        """Enters records of a damaged range into their queues, so that their offsets are not given again. They are never served.
+
+        Taken are only records that say that they stand where they stand, in a queue that is known, with the very offset that is next.
+        """
+        if self._queues not in self._derived:
+            return
+        for segment in self._folder.overlapping(start, end):
+            base = max(start, segment.base_position)
+            size = min(end, segment.end_position) - base
+            data = read_fully(self._disk, segment.fd, size, base - segment.base_position)
+            starts, sizes = find_fields(data)
+            rows = [
+                row
+                for row, (at, field_size) in enumerate(zip(starts, sizes, strict=True))
+                if _stamped_position(data, at + field_size) == base + at
+            ]
+            for row in rows:
+                self._save_offset(data, base, starts[row], sizes[row])
+
+    def _save_offset(self, data: bytes, base: int, at: int, size: int) -> None:
+        try:
+            record = read_trailers(data, base, np.array([at], np.int64), np.array([size], np.int64))
+        except (CorruptRecordError, ValueError):
+            return
+        queue = self._queues.find(record.topics[0], int(record.queue_ids[0]))
+        if queue is not None and queue.end_offset == int(record.queue_offsets[0]):
+            self._queues.replay(record)
+
+
+def _stamped_position(data: bytes, end: int) -> int:
+    return int.from_bytes(data[end + PHYSICAL_OFFSET_AT : end], "little")

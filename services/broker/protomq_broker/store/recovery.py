@@ -1,0 +1,318 @@
+"""Finding the end of the log at a start.
+
+The log is walked from the checkpoint (or from its first segment) to the first append that does not hold, at position P. Then:
+
+    nothing is written behind P                                     the end of the log
+    P >= synced, and nothing proves otherwise                       a torn tail: cut at P, the rest zeroed durably, said in the log
+    P <  synced                                                     corruption: never cut, never served
+    same page cache as before, and an append behind P that holds    corruption too: the process wrote P before it wrote that
+
+`synced` is the largest position of which something durable says that everything below it had been synced: the checkpoint, a
+derived structure, or a seal that holds. To find seals behind P the bytes are searched for one after which the next append holds, its CRC chained to the first.
+
+Corruption refuses the start, or, if the operator chose so, is put into quarantine: the range is remembered in
+config/quarantine.json, nothing of it is served, and the log goes on behind it.
+
+Interrupted at any point and run again, recovery decides the same and leaves the same bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from protomq.wire.hashing import crc32c
+from protomq.wire.record import SEAL_COVERED_BYTES, SEAL_SIZE_BYTES
+
+from .checkpoint import Checkpoint
+from .commit_log import LogTail
+from .crc_forge import crc32c_before
+from .disk import Disk, read_fully, read_json, write_fully, write_json_atomically
+from .errors import CorruptLogError
+from .seals import EMPTY, SEAL_HEAD, LogWalker, Seal, Skip, WalkedBlock, decode_seal
+from .segment import SegmentFolder
+
+log = logging.getLogger(__name__)
+
+CorruptionMode = Literal["refuse", "quarantine"]
+
+SEARCH_BLOCK_SIZE_BYTES: Final = 4 << 20
+PROBE_BLOCK_SIZE_BYTES: Final = 64 << 10
+_ZEROS: Final = bytes(SEARCH_BLOCK_SIZE_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class DamagedRange:
+    """Bytes [start_position, end_position) of the log that do not hold; `previous_crc32c` is what the chain goes on with behind them."""
+
+    start_position: int
+    end_position: int
+    previous_crc32c: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StartPoint:
+    """Where the walk begins; the CRC is None if nobody knows it: then it is the head of a segment."""
+
+    position: int
+    crc32c: int | None
+
+
+@dataclass(slots=True)
+class RecoveredLog:
+    """What recovery found.
+
+    Attributes:
+        tail: the end of the log.
+        synced_position: known to be on stable storage.
+        epoch: of the last append.
+        damaged: all ranges in quarantine, old and new.
+        torn_size_bytes: bytes that were cut.
+    """
+
+    tail: LogTail
+    synced_position: int
+    epoch: int = 0
+    damaged: list[DamagedRange] = field(default_factory=list)
+    torn_size_bytes: int = 0
+
+
+def choose_start(folder: SegmentFolder, checkpoint: Checkpoint | None, position: int) -> StartPoint:
+    """Where to begin so that everything from `position` on is walked: the checkpoint if that is early enough, else a segment."""
+    first = folder.first_position
+    if checkpoint is not None and (not folder.files or checkpoint.replay_position <= position):
+        if not folder.files or checkpoint.replay_position >= first:
+            return StartPoint(checkpoint.replay_position, checkpoint.replay_crc32c)
+    base = max(first, position - position % folder.segment_size_bytes)
+    while base > first and base not in folder.files:
+        base -= folder.segment_size_bytes
+    if base == 0:
+        return StartPoint(0, 0)
+    if base == first:
+        known = checkpoint is not None and checkpoint.first_position == first
+        return StartPoint(first, checkpoint.first_crc32c if checkpoint is not None and known else None)
+    return StartPoint(base, _chain_before(folder, base))
+
+
+def recover_log(
+    disk: Disk,
+    folder: SegmentFolder,
+    start: StartPoint,
+    checkpoint: Checkpoint | None,
+    *,
+    same_cache: bool,
+    mode: CorruptionMode,
+    quarantine_path: str,
+    derived_position: int = 0,
+    on_block: Callable[[WalkedBlock], None],
+    on_damage: Callable[[DamagedRange], None] = lambda _: None,
+) -> RecoveredLog:
+    """Walks the log, hands each verified block to `on_block`, and settles its end (the module's docstring).
+
+    `derived_position` is up to where a durable derived structure had covered the log, which is never beyond what was synced.
+
+    Raises CorruptLogError if there is corruption and the mode is "refuse"; then nothing on disk has changed.
+    """
+    damaged = [found for found in read_quarantine(disk, quarantine_path) if found.end_position > folder.first_position]
+    store_time_ms = checkpoint.store_time_ms if checkpoint else 0
+    epoch = checkpoint.epoch if checkpoint else 0
+    synced = max(derived_position, checkpoint.flushed_position if checkpoint else 0)
+    position, chain_crc32c = start.position, start.crc32c
+    known = len(damaged)
+    while True:
+        walker = LogWalker(disk, folder, position, chain_crc32c, skips=skips_of(damaged))
+        for block in walker:
+            on_block(block)
+        if walker.last_seal is not None:
+            store_time_ms = max(store_time_ms, walker.last_seal.store_time_ms)
+            epoch = max(epoch, walker.last_seal.epoch)
+            synced = max(synced, walker.last_seal.synced_position)
+        position, chain_crc32c = walker.position, walker.crc32c
+        found = find_resync(disk, folder, position)
+        synced_behind = max_synced_behind(disk, folder, found, skips_of(damaged)) if found is not None else 0
+        if position >= max(synced, synced_behind) and not (same_cache and found is not None):
+            break
+        reason = "the log ends here, though more of it was synced" if walker.problem == EMPTY else walker.problem
+        if found is not None:
+            damage = DamagedRange(position, found.position, found.crc32c, reason)
+        else:
+            end = _first_free_base(disk, folder, max(position + 1, synced))
+            damage = DamagedRange(position, end, chain_crc32c or 0, reason)
+        if mode == "refuse":
+            raise CorruptLogError(
+                folder.path_at(position), position, _explain(damage, synced, synced_behind), damage.end_position
+            )
+        log.error("corrupt log: %s", CorruptLogError(folder.path_at(position), position, reason, damage.end_position))
+        damaged.append(damage)
+        on_damage(damage)
+        position, chain_crc32c = damage.end_position, damage.previous_crc32c
+    if len(damaged) > known:
+        write_quarantine(disk, quarantine_path, damaged)
+    torn_size_bytes = _cut_torn_tail(disk, folder, position, walker.problem)
+    tail = LogTail(position, chain_crc32c or 0, store_time_ms)
+    return RecoveredLog(tail, min(synced, position), epoch, damaged, torn_size_bytes)
+
+
+def rewrite_unsynced(disk: Disk, folder: SegmentFolder, start: int, end: int) -> None:
+    """Writes [start, end) once more with the bytes it has, and syncs it.
+
+    After a failed fsync the kernel marks pages clean that are not on disk, so another fsync alone would report success for nothing.
+    """
+    for segment in folder.overlapping(start, end):
+        at = max(start, segment.base_position)
+        stop = min(end, segment.end_position)
+        while at < stop:
+            offset = at - segment.base_position
+            data = read_fully(disk, segment.fd, min(SEARCH_BLOCK_SIZE_BYTES, stop - at), offset)
+            if not data:
+                break
+            write_fully(disk, segment.fd, data, offset)
+            at += len(data)
+        disk.fsync(segment.fd)
+
+
+def find_resync(disk: Disk, folder: SegmentFolder, position: int) -> StartPoint | None:
+    """The first place behind `position` from which on the log holds again: at least one append does, chained to the seal before it."""
+    for segment in folder.overlapping(position + 1, 1 << 63):
+        first = max(position + 1 - segment.base_position, 0)
+        for start, end in disk.written_ranges(segment.fd, first, segment.size_bytes):
+            at = max(start - SEAL_SIZE_BYTES + 1, first)
+            while at < end:
+                size_bytes = min(SEARCH_BLOCK_SIZE_BYTES, end + SEAL_SIZE_BYTES - at)
+                data = read_fully(disk, segment.fd, size_bytes, at)
+                found = _resync_in(disk, folder, data, segment.base_position + at)
+                if found is not None:
+                    return found
+                if len(data) < SEARCH_BLOCK_SIZE_BYTES:
+                    break
+                at += len(data) - SEAL_SIZE_BYTES + 1
+    return None
+
+
+def max_synced_behind(
+    disk: Disk, folder: SegmentFolder, start: StartPoint | None, skips: dict[int, Skip]
+) -> int:
+    """The largest synced position that a seal from `start` on knows of, passing over further damage."""
+    synced = 0
+    while start is not None:
+        walker = LogWalker(disk, folder, start.position, start.crc32c, skips=skips)
+        for block in walker:
+            synced = max(synced, max(seal.synced_position for seal in block.seals))
+        start = find_resync(disk, folder, walker.position)
+    return synced
+
+
+def skips_of(damaged: Sequence[DamagedRange]) -> dict[int, Skip]:
+    """The ranges as a walker wants them."""
+    return {found.start_position: Skip(found.end_position, found.previous_crc32c) for found in damaged}
+
+
+def read_quarantine(disk: Disk, path: str) -> list[DamagedRange]:
+    """The ranges of earlier starts; none if the file is missing or broken: then they are found again."""
+    content = read_json(disk, path)
+    try:
+        return [
+            DamagedRange(
+                int(item["start_position"]),
+                int(item["end_position"]),
+                int(item["previous_crc32c"]),
+                str(item["reason"]),
+            )
+            for item in (content or {}).get("ranges", ())
+        ]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return []
+
+
+def write_quarantine(disk: Disk, path: str, damaged: Sequence[DamagedRange]) -> None:
+    """Remembers the ranges, durably."""
+    ranges = [
+        {
+            "start_position": found.start_position,
+            "end_position": found.end_position,
+            "previous_crc32c": found.previous_crc32c,
+            "reason": found.reason,
+        }
+        for found in damaged
+    ]
+    write_json_atomically(disk, path, {"ranges": ranges})
+
+
+def _resync_in(disk: Disk, folder: SegmentFolder, data: bytes, base_position: int) -> StartPoint | None:
+    """The first seal in `data` that stands where it says and after which an append holds."""
+    at = data.find(SEAL_HEAD)
+    while at >= 0:
+        seal = decode_seal(data, at)
+        if seal is not None and seal.end_position == base_position + at + SEAL_SIZE_BYTES:
+            start = _after_anchor(seal, data, at, folder.segment_size_bytes)
+            probe = LogWalker(
+                disk, folder, seal.end_position, seal.crc32c, block_size_bytes=PROBE_BLOCK_SIZE_BYTES
+            )
+            if next(iter(probe), None) is not None:
+                return start
+        at = data.find(SEAL_HEAD, at + 1)
+    return None
+
+
+def _after_anchor(seal: Seal, data: bytes, at: int, segment_size_bytes: int) -> StartPoint:
+    """Where the chain is taken up at a seal: behind it; but before it if it is a head, which covers nothing but itself."""
+    if seal.is_head and seal.start_position % segment_size_bytes == 0:
+        covered = data[at : at + SEAL_COVERED_BYTES]
+        return StartPoint(seal.start_position, crc32c_before(covered, seal.crc32c))
+    return StartPoint(seal.end_position, seal.crc32c)
+
+
+def _first_free_base(disk: Disk, folder: SegmentFolder, position: int) -> int:
+    """The first place for a segment that is behind `position` and behind all that is written."""
+    for segment in folder.overlapping(position, 1 << 63):
+        for _, end in disk.written_ranges(segment.fd, 0, segment.size_bytes):
+            position = max(position, segment.base_position + end)
+    size = folder.segment_size_bytes
+    return (position + size - 1) // size * size
+
+
+def _cut_torn_tail(disk: Disk, folder: SegmentFolder, position: int, problem: str) -> int:
+    """Zeroes what is written at and behind `position`, durably. Says so, and how much it was."""
+    size = 0
+    short = False
+    for segment in folder.overlapping(position, 1 << 63):
+        first = max(position - segment.base_position, 0)
+        short = short or disk.size(segment.fd) < segment.size_bytes
+        for start, end in disk.written_ranges(segment.fd, first, segment.size_bytes):
+            for at in range(start, end, SEARCH_BLOCK_SIZE_BYTES):
+                data = read_fully(disk, segment.fd, min(SEARCH_BLOCK_SIZE_BYTES, end - at), at)
+                if data != _ZEROS[: len(data)]:
+                    size += len(data.strip(b"\x00"))
+    if size or short:
+        log.warning(
+            "torn tail: %s is cut at position %d (%s); %d bytes behind it were never acknowledged as synced",
+            folder.path_at(position), position, problem, size,
+        )  # fmt: skip
+        folder.clear_from(position)
+    return size
+
+
+def _chain_before(folder: SegmentFolder, base_position: int) -> int | None:
+    """CRC of the seal that ends where a segment starts, None if the file before it does not tell."""
+    segment = folder.at(base_position - 1)
+    seal = None if segment is None else decode_seal(segment.read(segment.size_bytes - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), 0)
+    return seal.crc32c if seal is not None and seal.end_position == base_position else None
+
+
+def _explain(damage: DamagedRange, synced: int, synced_behind: int) -> str:
+    if damage.start_position < synced:
+        proof = f"the log had been synced up to {synced}"
+    elif damage.start_position < synced_behind:
+        proof = f"a later seal says that the log had been synced up to {synced_behind}"
+    else:
+        proof = "appends that were written later hold"
+    return (
+        f"{damage.reason}; this is no torn tail, since {proof}. Run `protomq log verify`, then fetch the range from a replica, or "
+        "repair it with `protomq log repair`, or start with corruption: quarantine"
+    )
+
+
+assert crc32c(b"") == 0, "the chain starts at 0"

@@ -1,0 +1,133 @@
+"""What the derived structures need of the disk: state files that are whole or absent, and a bounded set of open files.
+
+Everything that is derived can be made anew from the log. So a state file that is missing, torn or from another version
+is simply not there (None), and its owner starts from nothing.
+
+    state file   magic (8 bytes), payload, CRC-32C of both (u32, little-endian)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Final
+
+from protomq.wire.hashing import crc32c
+
+from .disk import Disk, read_file, write_file_atomically
+
+OPEN_FILES_MAX: Final = 256
+"""Descriptors that one set keeps open: enough for the queues in use at a time, far below the usual limit of 1,024."""
+
+_MAGIC_SIZE_BYTES: Final = 8
+_CRC_SIZE_BYTES: Final = 4
+
+
+def write_state_file(disk: Disk, path: str, magic: bytes, payload: bytes) -> None:
+    """Replaces a state file, atomically and durably."""
+    assert len(magic) == _MAGIC_SIZE_BYTES
+    content = magic + payload
+    crc = crc32c(content).to_bytes(_CRC_SIZE_BYTES, "little")
+    write_file_atomically(disk, path, content + crc)
+
+
+def read_state_file(disk: Disk, path: str, magic: bytes) -> bytes | None:
+    """The payload of a state file; None if there is no file that holds."""
+    content = read_file(disk, path)
+    if content is None or len(content) < _MAGIC_SIZE_BYTES + _CRC_SIZE_BYTES:
+        return None
+    covered, crc = content[:-_CRC_SIZE_BYTES], content[-_CRC_SIZE_BYTES:]
+    if not covered.startswith(magic) or crc32c(covered).to_bytes(_CRC_SIZE_BYTES, "little") != crc:
+        return None
+    return covered[_MAGIC_SIZE_BYTES:]
+
+
+def size_of_file(disk: Disk, path: str) -> int | None:
+    """Size of a file in bytes, None if there is none."""
+    try:
+        fd = disk.open_read_only(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return disk.size(fd)
+    finally:
+        disk.close(fd)
+
+
+def cut_file(disk: Disk, path: str, size_bytes: int) -> None:
+    """Shortens a file; nothing happens if there is none, or if it is not longer."""
+    try:
+        fd = disk.open(path)
+    except FileNotFoundError:
+        return
+    try:
+        if disk.size(fd) > size_bytes:
+            disk.truncate(fd, size_bytes)
+    finally:
+        disk.close(fd)
+
+
+def remove_tree(disk: Disk, path: str) -> None:
+    """Removes a folder and all that is in it; nothing happens if there is none."""
+    for name in disk.list(path):
+        child = f"{path}/{name}"
+        if disk.is_folder(child):
+            remove_tree(disk, child)
+        else:
+            disk.unlink(child)
+    if disk.is_folder(path):
+        disk.remove_folder(path)
+
+
+class OpenFile:
+    """An open file that closes itself when nobody refers to it any more: so one can be forgotten while another thread reads it."""
+
+    __slots__ = ("_disk", "fd")
+
+    def __init__(self, disk: Disk, fd: int) -> None:
+        self._disk = disk
+        self.fd = fd
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        return self.fd
+
+    def __del__(self) -> None:
+        self._disk.close(self.fd)
+
+
+class OpenFiles:
+    """The files used last, by path. Any thread; a lock is held for a look-up, never while a file is read or written."""
+
+    def __init__(self, disk: Disk, files_max: int = OPEN_FILES_MAX) -> None:
+        self.disk = disk
+        self._files_max = files_max
+        self._files: OrderedDict[str, OpenFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, path: str, *, create: bool = False) -> OpenFile:
+        """The open file; FileNotFoundError if there is none and `create` is not set.
+
+        Hold the result for as long as its descriptor is used.
+        """
+        with self._lock:
+            file = self._files.get(path)
+            if file is not None:
+                self._files.move_to_end(path)
+                return file
+        opened = OpenFile(self.disk, self.disk.create(path) if create else self.disk.open(path))
+        with self._lock:
+            file = self._files.setdefault(path, opened)
+            dropped = self._files.popitem(last=False) if len(self._files) > self._files_max else None
+        del dropped  # closed here, outside the lock
+        return file
+
+    def forget(self, prefix: str) -> None:
+        """Drops the files whose path starts so; each is closed when its last user is done."""
+        with self._lock:
+            paths = [path for path in self._files if path.startswith(prefix)]
+            dropped = [self._files.pop(path) for path in paths]
+        del dropped
+
+    def __len__(self) -> int:
+        return len(self._files)

@@ -1,0 +1,542 @@
+"""The store of one broker: the log and everything that is derived from it, behind one face.
+
+    Store
+      CommitLog             the truth                  commit_log.py < segment.py, seals.py
+      ConsumeQueueTable     queue offset -> position   derived
+      MessageIndex          key or id -> position      derived
+      RepeatedSends         producer, sequence -> place derived
+      TopicTable, ConsumerOffsets                      configuration
+      LogFlusher, checkpoints                          flusher.py, checkpoint.py
+
+Who may call: `append`, `find_repeated` on the writer thread, one and always the same. Everything else on any thread.
+
+    positions:   first_position <= flushed_position <= appended_position
+                 readable_position = appended_position under ASYNC_FLUSH, flushed_position under SYNC_FLUSH
+
+An append is visible when its position is published, after the log and all derived structures have it. Nothing beyond the readable
+position leaves the store by any way.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from protomq.v1.record_pb2 import Record
+from protomq.wire.record import SEAL_SIZE_BYTES
+
+from .append import AppendRequest
+from .checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from .commit_log import DISK_FULL_ERRNOS, CommitLog, LogTail
+from .config import StoreConfig
+from .consume_queue_table import ConsumeQueueTable
+from .disk import Disk, read_json
+from .errors import DiskFullError, StoreFailedError
+from .flusher import BackgroundThread, LogFlusher
+from .housekeeping import Clock, Housekeeper, StoreActions
+from .index import MessageIndex
+from .lock import AbortFile, StoreLock
+from .log_reader import LogReader
+from .offsets import OFFSETS_TOPIC, ConsumerOffsets
+from .opening import Derived, check_settings, recover_store
+from .reading import ReadResult
+from .record_region import stamp_region
+from .recovery import DamagedRange, RecoveredLog
+from .repeated_sends import RepeatedSends
+from .seals import decode_seal
+from .segment import SegmentFolder
+from .selection import NO_TAGS
+from .topics import TopicTable
+
+log = logging.getLogger(__name__)
+
+NO_POSITION: Final = (1 << 64) - 1
+QueueKey = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPlace:
+    """Where the first time of a repeated send is."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+
+
+@dataclass(slots=True)
+class TopicCounters:
+    """Counted since the start; the ones for reading by several threads without a lock, so they may miss a few."""
+
+    records_in: int = 0
+    bytes_in: int = 0
+    records_out: int = 0
+    bytes_out: int = 0
+
+
+class Store:
+    """See the module's docstring. Made by `Store.open`."""
+
+    @classmethod
+    def open(
+        cls,
+        root: Path | str,
+        config: StoreConfig | None = None,
+        *,
+        clock: Clock,
+        disk: Disk | None = None,
+        background: bool = True,
+    ) -> Store:
+        """Takes the lock, recovers, and starts the background threads (`background`: without them the caller flushes).
+
+        Raises StoreLockedError, StoreSettingsError, CorruptLogError, OSError; then everything is closed again.
+        """
+        disk = disk or Disk()
+        root = str(root)
+        config = config or StoreConfig()
+        disk.make_folder(f"{root}/config")
+        lock = StoreLock(disk, root)
+        try:
+            return cls(root, config, clock, disk, lock, background)
+        except BaseException:
+            lock.release()
+            raise
+
+    def __init__(
+        self, root: str, config: StoreConfig, clock: Clock, disk: Disk, lock: StoreLock, background: bool
+    ) -> None:
+        self.root = root
+        self.config = config
+        self.on_arrival: Callable[[Iterable[QueueKey]], None] = _ignore
+        """Told of queues that got readable messages, after the fact; on the writer's or the flusher's thread."""
+        self.on_flushed: Callable[[int], None] = _ignore
+        """Told the flushed position when it has moved, and when it never will again (see `write_refusal`); on the flusher's thread."""
+        self.keep_from_position: Callable[[], int | None] = _nothing
+        """Asked before segments are deleted: what the log has from there on is needed (by a replica, a timer, an open transaction)."""
+        self._clock = clock
+        self._disk = disk
+        self._lock = lock
+        self._refusal = ""
+        self._counters: dict[str, TopicCounters] = {}
+        self._arrivals: deque[tuple[int, list[QueueKey]]] = deque()
+
+        check_settings(disk, root, config)
+        self._abort = AbortFile(disk, root)
+        self._folder = SegmentFolder(disk, f"{root}/commitlog", config.segment_size_bytes)
+        self._folder.open()
+        self._queues = ConsumeQueueTable(disk, f"{root}/consumequeue")
+        self._index = MessageIndex(disk, f"{root}/index")
+        self._repeated = RepeatedSends(disk, f"{root}/repeatedsends", end_offset_of=self._queues.end_offset)
+        self._derived: tuple[Derived, ...] = (self._queues, self._index, self._repeated)
+        recovered = self._recover()
+
+        self._log = CommitLog(
+            disk, self._folder, recovered.tail, flushed_position=recovered.synced_position, epoch=recovered.epoch
+        )
+        self._log.position_for(0)
+        self._tail = self._log.tail
+        self._reader = LogReader(
+            self._folder, self._queues, self._index, lambda: self.readable_position, recovered.damaged
+        )
+        self.topics = TopicTable(disk, f"{root}/config/topics.json", clock.now_ms)
+        self._restore_topics()
+        offsets_path = f"{root}/config/consumerOffsets.json"
+        self.offsets = ConsumerOffsets(disk, offsets_path)
+        self._restore_offsets(was_lost=read_json(disk, offsets_path) is None)
+        self._flusher = LogFlusher(
+            disk, self._log, lambda: self._tail.position, self._flushed, self._abort.mark_sync_failed
+        )
+        self._abort.write()
+        lock.publish(disk.cache_id(root))
+        if config.sync_flush:
+            self._flusher.flush()
+        self._checkpointed_position = recovered.tail.position
+        self._keeper = Housekeeper(
+            disk,
+            root,
+            config,
+            clock,
+            self._log,
+            self._derived,
+            self._repeated,
+            StoreActions(
+                self.checkpoint,
+                lambda: self._tail.position - self._checkpointed_position,
+                self.delete_segments_below,
+                lambda: self.keep_from_position(),
+                self._set_refusal,
+            ),
+        )
+        self._flush_thread = BackgroundThread(
+            "protomq-flush", config.flush_interval_ms, self._flush_turn, self._crashed
+        )
+        self._keep_thread = BackgroundThread(
+            "protomq-housekeeping", config.flush_interval_ms, self._keeper.turn, self._crashed
+        )
+        if background:
+            self._flush_thread.start()
+            self._keep_thread.start()
+
+    # Positions.
+
+    @property
+    def min_position(self) -> int:
+        """Where the oldest segment starts."""
+        return self._folder.first_position
+
+    @property
+    def appended_position(self) -> int:
+        """End of the log."""
+        return self._tail.position
+
+    @property
+    def flushed_position(self) -> int:
+        """Everything below is on stable storage."""
+        return self._log.flushed_position
+
+    @property
+    def readable_position(self) -> int:
+        """Nothing at or beyond it is given to anybody."""
+        return self._log.flushed_position if self.config.sync_flush else self._tail.position
+
+    @property
+    def append_size_max_bytes(self) -> int:
+        """The most that the records of one `append` may have together."""
+        return self._log.append_size_max_bytes
+
+    @property
+    def write_refusal(self) -> str:
+        """Why no writes are taken; "" if they are."""
+        return self._log.failure or self._refusal
+
+    @property
+    def damaged_ranges(self) -> Sequence[DamagedRange]:
+        """Parts of the log that are in quarantine."""
+        return self._reader.damaged
+
+    # Writing: the writer thread.
+
+    def append(self, requests: Sequence[AppendRequest]) -> int:
+        """Appends all of them as one group, one write and one seal; sets their offsets; the new appended position.
+
+        Raises DiskFullError, StoreFailedError or AppendTooLargeError: then nothing of it is stored.
+        """
+        if self._refusal or self._log.failure:
+            self._repeated.drop_claims()
+            raise StoreFailedError(self._log.failure) if self._log.failure else DiskFullError(self._refusal)
+        log = self._log
+        try:
+            position = log.position_for(
+                len(requests[0].region.data) if len(requests) == 1 else sum(len(r.region.data) for r in requests)
+            )
+            before = log.tail
+            store_time_ms = max(self._clock.now_ms(), before.store_time_ms)
+            data, count = self._stamp(requests, position, store_time_ms)
+            tail = log.append(data, count, store_time_ms, log.flushed_position)
+            try:
+                self._queues.apply(requests)
+                self._index.apply(requests)
+                self._repeated.apply(requests)
+            except Exception as error:
+                self._take_back(before, error)
+        except Exception:
+            self._repeated.drop_claims()
+            raise
+        self._tail = tail
+        self._announce(requests, tail.position)
+        return tail.position
+
+    def find_repeated(self, request: AppendRequest) -> StoredPlace | None:
+        """The place of the first time if this send is stored already; None if it is new: then the caller appends it next.
+
+        Raises ProducerFencedError, SequenceExpiredError, and SendInFlightError if the same send is part of the group not yet appended.
+        """
+        region = request.region
+        if not region.producer_id:
+            return None
+        found = self._repeated.admit(
+            region.producer_id, region.producer_epoch, region.first_sequence, region.count, topic=region.topic
+        )
+        if found is None:
+            return None
+        queue = self._queues.find(found.topic, found.queue_id)
+        position = 0
+        if queue is not None and queue.known_min_offset <= found.queue_offset < queue.end_offset:
+            position = queue.entry(found.queue_offset)[0]
+        return StoredPlace(found.topic, found.queue_id, found.queue_offset, position)
+
+    def request_flush(self) -> None:
+        """Wakes the flusher; any thread. What is appended while it syncs is covered by its next sync."""
+        self._flush_thread.wake()
+
+    def flush(self) -> int:
+        """Syncs the log now, on the calling thread; the flushed position."""
+        return self._flusher.flush()
+
+    # Reading: any thread.
+
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        record_count_max: int,
+        size_max_bytes: int,
+        tag_codes: frozenset[int] = NO_TAGS,
+    ) -> ReadResult:
+        """The records of a queue from `queue_offset` on; at least one if there is one that matches, however large.
+
+        Raises CorruptLogError for records that stand in a damaged part of the log.
+        """
+        result = self._reader.read(topic, queue_id, queue_offset, record_count_max, size_max_bytes, tag_codes)
+        if result.regions_size_bytes:
+            counters = self.counters_of(topic)
+            counters.records_out += result.record_count
+            counters.bytes_out += result.regions_size_bytes
+        return result
+
+    def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """(first queue offset that is there, one past the last that may be read)."""
+        return self._reader.queue_range(topic, queue_id)
+
+    def offset_at_time(self, topic: str, queue_id: int, time_ms: int) -> int:
+        """Queue offset of the first readable message stored at `time_ms` or later; the end if there is none."""
+        return self._reader.offset_at_time(topic, queue_id, time_ms)
+
+    def store_time_of(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        """Store time of a message that is there; KeyError if it is not, or may not be read."""
+        return self._reader.store_time_of(topic, queue_id, queue_offset)
+
+    def find_by_key_hash(self, key_hash: int, *, count_max: int = 64) -> Iterator[bytes]:
+        """Records (without tag and length) that may have a key of this hash, newest first: the caller compares the keys."""
+        return self._reader.find_by_key_hash(key_hash, count_max=count_max)
+
+    def find_by_message_id(self, producer_id: int, producer_epoch: int, sequence: int) -> Iterator[bytes]:
+        """Records (without tag and length) that may have this id: the caller compares."""
+        return self._reader.find_by_message_id(producer_id, producer_epoch, sequence)
+
+    def counters_of(self, topic: str) -> TopicCounters:
+        """Counters of a topic since the start."""
+        counters = self._counters.get(topic)
+        return counters if counters is not None else self._counters.setdefault(topic, TopicCounters())
+
+    def disk_used_ratio(self) -> float:
+        """Used part of the disk of the store, from 0.0 to 1.0."""
+        return self._disk.usage(self.root).used_ratio
+
+    # Administration: any thread.
+
+    def delete_topic(self, topic: str) -> None:
+        """Deletes a topic with its queues and committed offsets. Its records stay in the log until their segments go."""
+        self.topics.delete(topic)
+        self._queues.remove_topic(topic)
+        self._repeated.remove_topic(topic)
+        self.offsets.remove_topic(topic)
+        self._counters.pop(topic, None)
+
+    def delete_segments_below(self, position: int) -> int:
+        """Deletes the segments that end at or below `position`, except the one being written; where the log starts now.
+
+        A pull that is sending from one of them goes on: its file is open until the last reference goes.
+        """
+        removed = self._log.remove_segments_below(position)
+        first = self._folder.first_position
+        if removed:
+            log.info("%d segments below position %d are deleted", len(removed), first)
+            self._first = _chain_at_end(removed[-1].read(removed[-1].size_bytes - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), first)
+            self._reader.damaged = [damage for damage in self._reader.damaged if damage.end_position > first]
+            for derived in self._derived:
+                derived.delete_below(first)
+        return first
+
+    def checkpoint(self) -> None:
+        """Makes everything durable and says so in the checkpoint; not the writer thread. Nothing happens if the log has failed."""
+        tail = self._tail
+        if self._flusher.flush() < tail.position:
+            return
+        self.offsets.flush()
+        for derived in self._derived:
+            derived.checkpoint(tail.position)
+        first_position, first_crc32c = self._first
+        write_checkpoint(
+            self._disk,
+            f"{self.root}/checkpoint",
+            Checkpoint(
+                self._log.flushed_position,
+                tail.position,
+                tail.crc32c,
+                self._log.epoch,
+                tail.store_time_ms,
+                first_position,
+                first_crc32c,
+            ),
+        )
+        self._checkpointed_position = tail.position
+
+    def close(self) -> None:
+        """Stops the threads, makes everything durable, and gives the lock back. The writer has stopped before."""
+        self._flush_thread.stop()
+        self._keep_thread.stop()
+        try:
+            self.checkpoint()
+            self._keeper.save()
+            if not self._log.failure:
+                self._abort.remove()
+        finally:
+            for derived in self._derived:
+                derived.close()
+            self._folder.files = {}
+            self._lock.release()
+
+    # Parts of append.
+
+    def _stamp(self, requests: Sequence[AppendRequest], position: int, store_time_ms: int) -> tuple[bytes, int]:
+        """Gives each record its place and time; (the bytes of the group, number of records)."""
+        if len(requests) == 1:
+            request = requests[0]
+            region = request.region
+            offset = self._queues.queue(region.topic, request.queue_id).end_offset
+            stamp_region(region, request.queue_id, store_time_ms, offset, position)
+            request.queue_offset, request.physical_offset = offset, position
+            return bytes(region.data), region.count
+        ends: dict[QueueKey, int] = {}
+        count = 0
+        for request in requests:
+            region = request.region
+            key = (region.topic, request.queue_id)
+            known = ends.get(key)
+            offset = self._queues.queue(*key).end_offset if known is None else known
+            stamp_region(region, request.queue_id, store_time_ms, offset, position)
+            request.queue_offset, request.physical_offset = offset, position
+            ends[key] = offset + region.count
+            count += region.count
+            position += len(region.data)
+        return b"".join([request.region.data for request in requests]), count
+
+    def _take_back(self, before: LogTail, error: Exception) -> None:
+        """A derived structure could not take an append that the log has: undoes both, and raises."""
+        reason = f"what is derived from the log could not follow it: {error}"
+        self._log.take_back(before, reason)
+        try:
+            for derived in self._derived:
+                derived.truncate(before.position)
+        except Exception as second:
+            self._log.fail(f"{reason}; then it could not be set back: {second}")
+            raise StoreFailedError(self._log.failure) from error
+        if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
+            raise DiskFullError(reason) from error
+        self._log.fail(reason)
+        raise StoreFailedError(reason) from error
+
+    def _announce(self, requests: Sequence[AppendRequest], end_position: int) -> None:
+        keys: list[QueueKey] = []
+        counters = self._counters
+        for request in requests:
+            region = request.region
+            topic = region.topic
+            keys.append((topic, request.queue_id))
+            counter = counters.get(topic)
+            if counter is None:
+                counter = self.counters_of(topic)
+            counter.records_in += region.count
+            counter.bytes_in += len(region.data)
+        if self.config.sync_flush:
+            self._arrivals.append((end_position, keys))
+            return
+        try:
+            self.on_arrival(keys)
+        except Exception:  # the append is done: its caller must not be told otherwise
+            log.exception("a listener for arrivals failed")
+
+    # Recovery and background.
+
+    def _recover(self) -> RecoveredLog:
+        disk = self._disk
+        checkpoint = read_checkpoint(disk, f"{self.root}/checkpoint")
+        self._queues.load(self._folder.first_position)
+        self._index.load()
+        self._repeated.load()
+        cache_id = disk.cache_id(self.root)
+        recovered = recover_store(
+            disk,
+            self._folder,
+            self.root,
+            self.config,
+            checkpoint,
+            self._queues,
+            self._derived,
+            same_cache=bool(cache_id) and cache_id == self._lock.previous_cache_id,
+            sync_failed=self._abort.sync_failed,
+        )
+        self._first = _first_of(self._folder, checkpoint)
+        self._replayed_from = checkpoint.replay_position if checkpoint else 0
+        return recovered
+
+    def _restore_topics(self) -> None:
+        """A lost list of topics comes back from the queues."""
+        if not self.topics.was_lost:
+            return
+        counts = {topic: max(self._queues.queues_of(topic)) + 1 for topic in self._queues.topics()}
+        found = self.topics.restore({topic: count for topic, count in counts.items() if count})
+        if found:
+            log.warning("config/topics.json was lost: %d topics are restored from their queues", len(found))
+
+    def _restore_offsets(self, was_lost: bool) -> None:
+        """Committed offsets that are in the log and not yet in their file: all of them if that was lost."""
+        for queue in self._queues.queues_of(OFFSETS_TOPIC).values():
+            offset = queue.min_offset(self._folder.first_position)
+            if not was_lost:
+                offset = max(offset, queue.first_at_or_beyond(self._replayed_from))
+            for queue_offset in range(offset, queue.end_offset):
+                record = self._reader.record_at(queue.entry(queue_offset)[0])
+                if record is not None:
+                    self.offsets.replay(Record.FromString(record).body)
+
+    def _flushed(self, position: int) -> None:
+        """On whatever thread has flushed, before the next flush may begin."""
+        arrivals = self._arrivals
+        keys: list[QueueKey] = []
+        while arrivals and arrivals[0][0] <= position:
+            keys += arrivals.popleft()[1]
+        try:
+            if keys:
+                self.on_arrival(keys)
+            self.on_flushed(position)
+        except Exception:  # a listener must not end the flusher
+            log.exception("a listener for the flushed position failed")
+
+    def _set_refusal(self, reason: str) -> None:
+        self._refusal = reason
+
+    def _flush_turn(self) -> None:
+        self._flusher.flush()
+
+    def _crashed(self, error: BaseException) -> None:
+        self._log.fail(f"a background thread of the store has ended: {error!r}")
+
+
+def _ignore(_: object) -> None:
+    pass
+
+
+def _nothing() -> None:
+    return None
+
+
+def _first_of(folder: SegmentFolder, checkpoint: Checkpoint | None) -> tuple[int, int]:
+    """(start of the log, CRC of the seal that ended there), for the checkpoint."""
+    first = folder.first_position
+    if first == 0:
+        return 0, 0
+    if checkpoint is not None and checkpoint.first_position == first:
+        return first, checkpoint.first_crc32c
+    return NO_POSITION, 0
+
+
+def _chain_at_end(data: bytes, position: int) -> tuple[int, int]:
+    seal = decode_seal(data, 0)
+    return (position, seal.crc32c) if seal is not None and seal.end_position == position else (NO_POSITION, 0)

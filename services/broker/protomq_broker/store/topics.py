@@ -1,0 +1,225 @@
+"""The topics of a broker: names, configuration, and the file that keeps them.
+
+    config/topics.json   {"version": {"counter": n, "time_ms": t}, "topics": [{"name": …, "write_queues": …, …}, …]}
+
+Rules:
+- A change is on the disk before it is visible; if the disk refuses it, nothing has changed.
+- Readers see an immutable snapshot and take no lock.
+- Names with a percent sign belong to the system: such topics exist in the store, but are never found, listed, created or deleted here.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from .disk import Disk, read_json, write_file_atomically
+from .errors import StoreError
+
+TOPIC_NAME_LENGTH_MAX: Final = 127
+GROUP_NAME_LENGTH_MAX: Final = 120
+"""So that the name of a group's system topics (%RETRY% and the group) is a topic name."""
+QUEUES_MAX: Final = 1_024
+QUEUES_DEFAULT: Final = 8
+SYSTEM_MARK: Final = "%"
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
+_STORED_NAME = re.compile(r"[%A-Za-z0-9_-]+", re.ASCII)
+
+
+class InvalidNameError(StoreError):
+    """A name that a topic or a group cannot have."""
+
+
+def require_topic_name(name: str) -> None:
+    """Raises InvalidNameError unless clients may have a topic of this name."""
+    _require_name(name, "topic", TOPIC_NAME_LENGTH_MAX)
+
+
+def require_group_name(name: str) -> None:
+    """Raises InvalidNameError unless this can be the name of a consumer group."""
+    _require_name(name, "group", GROUP_NAME_LENGTH_MAX)
+
+
+def is_system_topic(name: str) -> bool:
+    """Whether the topic is the system's own: clients neither see nor read it."""
+    return SYSTEM_MARK in name
+
+
+def _require_name(name: str, what: str, length_max: int) -> None:
+    if not 0 < len(name) <= length_max:
+        raise InvalidNameError(f"a {what} name has 1 to {length_max} characters, this one {len(name)}")
+    if _NAME.fullmatch(name):
+        return
+    if _STORED_NAME.fullmatch(name):
+        raise InvalidNameError(f"{name!r} cannot be the name of a {what}: names with % are the system's own")
+    raise InvalidNameError(f"{name!r} cannot be the name of a {what}: only A-Z a-z 0-9 _ and - may stand in one")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """A topic on this broker.
+
+    Attributes:
+        name: the name.
+        write_queues: queues 0 to write_queues - 1 can be written; 1 to 1,024.
+        read_queues: queues 0 to read_queues - 1 can be read; 1 to 1,024.
+        readable: clients may consume.
+        writable: clients may send.
+    """
+
+    name: str
+    write_queues: int = QUEUES_DEFAULT
+    read_queues: int = QUEUES_DEFAULT
+    readable: bool = True
+    writable: bool = True
+
+    def __post_init__(self) -> None:
+        for count in (self.write_queues, self.read_queues):
+            if not 1 <= count <= QUEUES_MAX:
+                raise ValueError(f"a topic has 1 to {QUEUES_MAX} queues, not {count}")
+
+
+class TopicsVersion(NamedTuple):
+    """Orders the states of the topics: when the last change was made, and how many there were since the store was made."""
+
+    time_ms: int
+    counter: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsSnapshot:
+    """The topics at one moment."""
+
+    version: TopicsVersion
+    by_name: Mapping[str, TopicConfig]
+
+    @property
+    def topics(self) -> list[TopicConfig]:
+        """The topics, by name."""
+        return [self.by_name[name] for name in sorted(self.by_name)]
+
+
+class TopicTable:
+    """The clients' topics. Any thread may call; changes take a lock and wait for the disk.
+
+    Attributes:
+        on_change: called after each change, on the thread that made it.
+        was_lost: there was no file, or none that could be read: call `restore` with what the consume queues tell.
+    """
+
+    def __init__(self, disk: Disk, path: str, now_ms: Callable[[], int]) -> None:
+        self.on_change: Callable[[], None] = _nothing
+        self._disk = disk
+        self._path = path
+        self._now_ms = now_ms
+        self._lock = threading.Lock()
+        self._lines: dict[str, str] = {}  # each topic as it stands in the file, so that a change encodes one topic only
+        loaded = _decode(read_json(disk, path))
+        self.was_lost = loaded is None
+        self._snapshot = loaded or TopicsSnapshot(TopicsVersion(0, 0), MappingProxyType({}))
+        self._by_name = self._snapshot.by_name
+        self._lines = {topic.name: _encode(topic) for topic in self._by_name.values()}
+
+    def snapshot(self) -> TopicsSnapshot:
+        """All topics and their version, as they are now."""
+        return self._snapshot
+
+    def find(self, name: str) -> TopicConfig | None:
+        """The topic, None if there is none."""
+        return self._by_name.get(name)
+
+    def all(self) -> list[TopicConfig]:
+        """All topics, by name."""
+        return self._snapshot.topics
+
+    def create(self, topic: TopicConfig) -> TopicConfig:
+        """Adds a topic; if there is one of that name already, that one stays and is the result. Raises InvalidNameError, OSError."""
+        require_topic_name(topic.name)
+        with self._lock:
+            existing = self._by_name.get(topic.name)
+            if existing is not None:
+                return existing
+            self._change([topic], ())
+        self.on_change()
+        return topic
+
+    def put(self, topic: TopicConfig) -> TopicConfig:
+        """Adds a topic or gives it another configuration; the result is what is in force. Raises InvalidNameError, OSError."""
+        require_topic_name(topic.name)
+        with self._lock:
+            if self._by_name.get(topic.name) == topic:
+                return topic
+            self._change([topic], ())
+        self.on_change()
+        return topic
+
+    def delete(self, name: str) -> bool:
+        """Removes a topic; whether there was one. Raises OSError."""
+        with self._lock:
+            if name not in self._by_name:
+                return False
+            self._change([], [name])
+        self.on_change()
+        return True
+
+    def restore(self, queue_counts: Mapping[str, int]) -> list[TopicConfig]:
+        """After the file was lost: makes the topics that the consume queues tell of, with as many queues as were ever used, the
+        default at least; the result are those that were made. Names that no client could have chosen are left out.
+        """
+        found = []
+        for name, count in queue_counts.items():
+            if len(name) > TOPIC_NAME_LENGTH_MAX or not _NAME.fullmatch(name) or name in self._by_name:
+                continue
+            queues = min(max(count, QUEUES_DEFAULT), QUEUES_MAX)
+            found.append(TopicConfig(name, write_queues=queues, read_queues=queues))
+        if found:
+            with self._lock:
+                self._change(found, ())
+            self.on_change()
+        self.was_lost = False
+        return found
+
+    def _change(self, put: Iterable[TopicConfig], removed: Iterable[str]) -> None:
+        by_name, lines = dict(self._by_name), dict(self._lines)
+        for topic in put:
+            by_name[topic.name] = topic
+            lines[topic.name] = _encode(topic)
+        for name in removed:
+            del by_name[name], lines[name]
+        old = self._snapshot.version
+        version = TopicsVersion(max(self._now_ms(), old.time_ms), old.counter + 1)
+        head = json.dumps(version._asdict(), sort_keys=True)
+        body = ",\n".join(map(lines.__getitem__, sorted(lines)))
+        write_file_atomically(self._disk, self._path, f'{{"version": {head},\n"topics": [\n{body}\n]}}\n'.encode())
+        self._lines = lines
+        self._snapshot = TopicsSnapshot(version, MappingProxyType(by_name))
+        self._by_name = by_name
+
+
+def _encode(topic: TopicConfig) -> str:
+    return json.dumps(asdict(topic))
+
+
+def _decode(value: Any) -> TopicsSnapshot | None:
+    """The snapshot in the parsed file; None if that is not what `TopicTable` writes."""
+    known = {field.name for field in fields(TopicConfig)}
+    try:
+        topics = [
+            TopicConfig(**{name: setting for name, setting in entry.items() if name in known}) for entry in value["topics"]
+        ]
+        version = TopicsVersion(int(value["version"]["time_ms"]), int(value["version"]["counter"]))
+        for topic in topics:
+            require_topic_name(topic.name)
+    except (AttributeError, InvalidNameError, KeyError, TypeError, ValueError):
+        return None
+    return TopicsSnapshot(version, MappingProxyType({topic.name: topic for topic in topics}))
+
+
+def _nothing() -> None:
+    pass

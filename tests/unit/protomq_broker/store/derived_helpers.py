@@ -1,0 +1,141 @@
+"""What the tests of the derived structures share: a log that is only a list, and requests as the store hands them on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from protomq.wire.record import SEAL_SIZE_BYTES
+from protomq_broker.store.append import AppendRequest, RecordRegion, ScannedRecords
+
+
+class Send(NamedTuple):
+    """One request: `count` records for one queue."""
+
+    topic: str = "topic"
+    queue_id: int = 0
+    count: int = 1
+    producer_id: int = 0
+    producer_epoch: int = 0
+    first_sequence: int = 0
+    size: int = 200
+    tag_code: int = 0
+    key_hashes: Sequence[int] = ()
+
+
+class LoggedRecord(NamedTuple):
+    """A record as it stands in the log."""
+
+    position: int
+    size: int
+    topic: str
+    queue_id: int
+    queue_offset: int
+    tag_code: int
+    key_hash: int
+    producer_id: int
+    producer_epoch: int
+    sequence: int
+
+
+@dataclass
+class ListLog:
+    """The log that the derived structures follow.
+
+    Attributes: records: all of them; end: appended position; boundaries: ends of the appends.
+    """
+
+    records: list[LoggedRecord] = field(default_factory=list)
+    end: int = 0
+    boundaries: list[int] = field(default_factory=lambda: [0])
+    restarted: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def append(self, *sends: Send) -> list[AppendRequest]:
+        """Appends a group; the requests with their places."""
+        requests = []
+        for send in sends:
+            region = make_region(send)
+            offset = self.next_offset(send.topic, send.queue_id)
+            requests.append(AppendRequest(region, send.queue_id, offset, self.end))
+            for index in range(send.count):
+                size = len(region.data) if region.sizes is None else int(region.sizes[index])
+                keys = list(send.key_hashes) or [0] * send.count
+                self.records.append(
+                    LoggedRecord(
+                        self.end,
+                        size,
+                        send.topic,
+                        send.queue_id,
+                        offset + index,
+                        send.tag_code,
+                        keys[index],
+                        send.producer_id,
+                        send.producer_epoch,
+                        send.first_sequence + index,
+                    )
+                )
+                self.end += size
+        self.end += SEAL_SIZE_BYTES
+        self.boundaries.append(self.end)
+        return requests
+
+    def next_offset(self, topic: str, queue_id: int) -> int:
+        """Queue offset of the next message."""
+        start = self.restarted.get((topic, queue_id), 0)
+        return max((r.queue_offset + 1 for r in self.of_queue(topic, queue_id) if r.position >= start), default=0)
+
+    def restart(self, topic: str) -> None:
+        """The topic is removed: its offsets begin again."""
+        for record in self.records:
+            if record.topic == topic:
+                self.restarted[topic, record.queue_id] = self.end
+
+    def of_queue(self, topic: str, queue_id: int) -> list[LoggedRecord]:
+        """The records of one queue since it was made."""
+        start = self.restarted.get((topic, queue_id), 0)
+        return [r for r in self.records if (r.topic, r.queue_id) == (topic, queue_id) and r.position >= start]
+
+    def queues(self) -> set[tuple[str, int]]:
+        """All queues that have records."""
+        return {(r.topic, r.queue_id) for r in self.records}
+
+    def cut(self, end: int) -> None:
+        """The log loses what lies at or beyond `end`."""
+        self.records = [r for r in self.records if r.position < end]
+        self.boundaries = [b for b in self.boundaries if b <= end]
+        self.end = end
+
+    def scanned(self, start: int = 0, end: int | None = None) -> ScannedRecords:
+        """The records in [start, end) as recovery reads them."""
+        records = [r for r in self.records if start <= r.position < (self.end if end is None else end)]
+        topics = tuple(dict.fromkeys(r.topic for r in records))
+        return ScannedRecords(
+            positions=np.array([r.position for r in records], np.int64),
+            sizes=np.array([r.size for r in records], np.int64),
+            topics=topics,
+            topic_indexes=np.array([topics.index(r.topic) for r in records], np.int32),
+            queue_ids=np.array([r.queue_id for r in records], np.int64),
+            queue_offsets=np.array([r.queue_offset for r in records], np.int64),
+            store_times_ms=np.array([r.position for r in records], np.int64),
+            tag_codes=np.array([r.tag_code for r in records], np.int64),
+            key_hashes=np.array([r.key_hash for r in records], np.uint64),
+            producer_ids=np.array([r.producer_id for r in records], np.uint64),
+            producer_epochs=np.array([r.producer_epoch for r in records], np.int64),
+            sequences=np.array([r.sequence for r in records], np.uint64),
+        )
+
+
+def make_region(send: Send) -> RecordRegion:
+    """The region of a request; its bytes are zeros, since nothing that is derived looks at them."""
+    identity = (send.producer_id, send.producer_epoch, send.first_sequence)
+    if send.count == 1:
+        key_hash = send.key_hashes[0] if send.key_hashes else 0
+        return RecordRegion(send.topic, bytearray(send.size), 1, None, None, send.tag_code, key_hash, *identity)
+    sizes = np.arange(send.size, send.size + send.count, dtype=np.int64)
+    starts = np.cumsum(sizes) - sizes
+    keys = np.array(send.key_hashes or [0] * send.count, np.uint64)
+    tags = np.full(send.count, send.tag_code, np.int64)
+    return RecordRegion(send.topic, bytearray(int(sizes.sum())), send.count, starts, sizes, tags, keys, *identity)

@@ -1,0 +1,117 @@
+"""What the tests of the log and of the store share: records, a clock, a log on a simulated disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from protomq.wire.record import RecordTemplate, encode_front, encode_record_field
+from protomq_broker.store.append import AppendRequest
+from protomq_broker.store.checkpoint import Checkpoint
+from protomq_broker.store.commit_log import CommitLog, LogTail
+from protomq_broker.store.disk import Disk
+from protomq_broker.store.record_region import prove_region
+from protomq_broker.store.recovery import CorruptionMode, RecoveredLog, choose_start, recover_log
+from protomq_broker.store.seals import WalkedBlock
+from protomq_broker.store.segment import SegmentFolder
+from tests.chaos.simdisk import SimDisk
+
+QUARANTINE_PATH = "/s/config/quarantine.json"
+SEGMENT_SIZE_BYTES = 4096
+
+
+class ManualClock:
+    """A clock that stands still until it is told."""
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self.time_ms = now_ms
+
+    def now_ms(self) -> int:
+        return self.time_ms
+
+
+def make_record(body: bytes = b"body", *, topic: str = "topic", sequence: int = 0, producer_id: int = 7, tag: str = "") -> bytes:
+    """A record field as a producer sends it."""
+    return encode_record_field(RecordTemplate(topic, producer_id, 0).encode(body, sequence, 5, tag=tag))
+
+
+def make_request(
+    bodies: Sequence[bytes] = (b"body",),
+    *,
+    topic: str = "topic",
+    queue_id: int = 0,
+    producer_id: int = 0,
+    sequence: int = 0,
+    tag: str = "",
+    key: str = "",
+) -> AppendRequest:
+    """A request of as many records as there are bodies."""
+    template = RecordTemplate(topic, producer_id, 0)
+    front = encode_front((key,) if key else (), tag)
+    records = []
+    for index, body in enumerate(bodies):
+        records.append(template.encode(body, sequence + index, 5, key=key, tag=tag, front=front))
+    payload = b"".join(map(encode_record_field, records))
+    region = prove_region(bytearray(payload), topic, [len(record) for record in records])
+    assert region is not None
+    return AppendRequest(region, queue_id)
+
+
+class Log:
+    """A commit log on a simulated disk, without what is derived from it."""
+
+    def __init__(self, disk: Disk | None = None, *, segment_size_bytes: int = SEGMENT_SIZE_BYTES) -> None:
+        self.disk = disk or SimDisk()
+        self.disk.make_folder("/s/config")
+        self.folder = SegmentFolder(self.disk, "/s/commitlog", segment_size_bytes)
+        self.folder.open()
+        self.log = CommitLog(self.disk, self.folder, LogTail(0, 0, 0), flushed_position=0)
+        self.checkpoint: Checkpoint | None = None
+
+    def append(self, *records: bytes, time_ms: int = 5) -> LogTail:
+        """Appends records as one group."""
+        data = b"".join(records)
+        self.log.position_for(len(data))
+        return self.log.append(data, len(records), time_ms, self.log.flushed_position)
+
+    def sync(self) -> None:
+        """Syncs all segments."""
+        position = self.log.tail.position
+        for segment in self.folder.files.values():
+            self.disk.fdatasync(segment.fd)
+        self.log.flushed_position = position
+
+    def bytes_of(self) -> dict[str, bytes]:
+        """Content of the segments."""
+        assert isinstance(self.disk, SimDisk)
+        return self.disk.files("/s/commitlog")
+
+
+def recover(
+    disk: Disk,
+    *,
+    checkpoint: Checkpoint | None = None,
+    same_cache: bool = False,
+    mode: CorruptionMode = "refuse",
+    segment_size_bytes: int = SEGMENT_SIZE_BYTES,
+) -> tuple[RecoveredLog, list[bytes], SegmentFolder]:
+    """(what recovery says, the record fields it found, the segments)."""
+    folder = SegmentFolder(disk, "/s/commitlog", segment_size_bytes)
+    folder.open()
+    fields: list[bytes] = []
+
+    def take(block: WalkedBlock) -> None:
+        fields.extend(
+            block.data[start : start + size] for start, size in zip(block.record_starts, block.record_sizes, strict=True)
+        )
+
+    recovered = recover_log(
+        disk,
+        folder,
+        choose_start(folder, checkpoint, checkpoint.replay_position if checkpoint else 0),
+        checkpoint,
+        same_cache=same_cache,
+        mode=mode,
+        quarantine_path=QUARANTINE_PATH,
+        on_block=take,
+    )
+    return recovered, fields, folder

@@ -1,0 +1,189 @@
+"""The proof of layout: what it accepts reads back as what was meant, what it must not accept it refuses."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protomq.v1.record_pb2 import Record, RecordBatch
+from protomq.wire import record as layout
+from protomq_broker.store.append import CorruptRecordError, RecordRegion
+from protomq_broker.store.record_region import prove_region, scan_records, stamp_region
+
+TOPIC = "flights"
+COUNTS = (1, 2, 24, 25, 60)  # one; few, record by record; many, by arrays
+
+messages = st.tuples(
+    st.binary(max_size=300),
+    st.lists(st.text(max_size=8), max_size=2),
+    st.text(max_size=5),
+    st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
+)
+
+
+def encode(bodies: list[bytes], topic: str = TOPIC, first_sequence: int = 5, **options: object) -> list[bytes]:
+    template = layout.RecordTemplate(topic, 77, 3)
+    return [template.encode(body, first_sequence + i, 1_000 + i, **options) for i, body in enumerate(bodies)]  # type: ignore[arg-type]
+
+
+def join(records: list[bytes]) -> bytes:
+    return b"".join(map(layout.encode_record_field, records))
+
+
+def prove(records: list[bytes], topic: str = TOPIC, tail: bytes = b"") -> RecordRegion | None:
+    return prove_region(join(records) + tail, topic, [len(record) for record in records])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(messages, min_size=1, max_size=40))
+def test_stamped_region_reads_back_as_what_was_sent_and_stamped(items: list) -> None:
+    template = layout.RecordTemplate(TOPIC, 77, 3)
+    records = [
+        template.encode(
+            body, i, 1_000, key=keys[0] if keys else "", tag=tag, front=layout.encode_front(keys, tag, properties)
+        )
+        for i, (body, keys, tag, properties) in enumerate(items)
+    ]
+    region = prove(records, tail=b"\x22\x07flights")
+    assert region is not None
+    stamp_region(region, queue_id=6, store_time_ms=99, queue_offset=1_000, physical_offset=5_000)
+    batch = RecordBatch.FromString(bytes(region.data))
+    for i, (record, (body, keys, tag, properties)) in enumerate(zip(batch.records, items, strict=True)):
+        assert (record.body, list(record.keys), record.tag, dict(record.properties)) == (body, keys, tag, properties)
+        assert (record.topic, record.queue_id, record.store_time_ms) == (TOPIC, 6, 99)
+        assert (record.queue_offset, record.sequence) == (1_000 + i, i)
+    scanned = scan_records(bytes(region.data), 5_000)
+    assert scanned.positions.tolist() == [record.physical_offset for record in batch.records]
+    assert scanned.queue_offsets.tolist() == [record.queue_offset for record in batch.records]
+    assert scanned.tag_codes.tolist() == [record.tag_code for record in batch.records]
+    assert scanned.key_hashes.tolist() == [record.key_hash for record in batch.records]
+    assert scanned.topics == (TOPIC,)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_region_holds_the_codes_of_each_record(count: int) -> None:
+    records = [
+        layout.RecordTemplate(TOPIC, 9, 2).encode(b"x" * i, 50 + i, 1, key=f"k{i}", tag=f"t{i % 3}") for i in range(count)
+    ]
+    region = prove(records)
+    assert region is not None
+    parsed = [Record.FromString(record) for record in records]
+    assert np.atleast_1d(region.tag_codes).tolist() == [record.tag_code for record in parsed]
+    assert np.atleast_1d(region.key_hashes).tolist() == [record.key_hash for record in parsed]
+    assert (region.producer_id, region.producer_epoch, region.first_sequence, region.count) == (9, 2, 50, count)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_proof_leaves_the_bytes_as_they_were(count: int) -> None:
+    records = encode([bytes([i]) * (i * 40) for i in range(count)])
+    region = prove(records)
+    assert region is not None
+    assert bytes(region.data) == join(records)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_a_bytearray_is_taken_over_and_cut(count: int) -> None:
+    records = encode([b"body"] * count)
+    payload = bytearray(join(records) + b"\x22\x07flights")
+    region = prove_region(payload, TOPIC, [len(record) for record in records])
+    assert region is not None
+    assert region.data is payload
+    assert bytes(payload) == join(records)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("victim", [0, -1])
+def test_a_trailer_hidden_in_a_field_is_refused(count: int, victim: int) -> None:
+    """The real topic says "other"; the bytes at the end, which say "flights", are the inside of an unknown field."""
+    records = encode([b"body"] * count)
+    smuggled = layout.RecordTemplate("other", 77, 3).encode(b"evil", 1, 1)
+    fake = records[victim][-layout.trailer_size_bytes(TOPIC.encode()) :]
+    hidden = smuggled + b"\xa2\x06" + layout.encode_varint(len(fake)) + fake
+    assert Record.FromString(hidden).topic == "other"
+    records[victim] = hidden
+    assert prove(records) is None
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("victim", [0, -1])
+def test_an_earlier_trailer_cannot_override_the_stamp(count: int, victim: int) -> None:
+    records = encode([b"body"] * count)
+    smuggled = Record(topic="other", queue_offset=7, physical_offset=8).SerializeToString()
+    parsed = Record.FromString(records[victim])
+    records[victim] = layout.RecordTemplate(TOPIC, 77, 3).encode(
+        b"body", parsed.sequence, parsed.born_time_ms, front=smuggled
+    )
+    region = prove(records)
+    assert region is not None
+    stamp_region(region, 1, 2, 300, 4_000)
+    record = RecordBatch.FromString(bytes(region.data)).records[victim]
+    assert record.topic == TOPIC
+    assert record.queue_offset in (300, 300 + count - 1)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("another topic", lambda r: r.replace(b"flights", b"flightz")),
+        ("a broken front", lambda r: r[:7] + b"\xff\xff" + r[9:]),
+        ("broker flags", lambda r: r[: layout.FLAGS_AT] + b"\x10" + r[layout.FLAGS_AT + 1 :]),
+        ("no body", lambda r: r[6:]),
+        ("a gap in the sequence", lambda r: r[: layout.SEQUENCE_AT] + b"\x99" + r[layout.SEQUENCE_AT + 1 :]),
+        ("a missing octet", lambda r: r[:-1]),
+    ],
+)
+def test_what_does_not_hold_is_refused(count: int, name: str, damage: object) -> None:
+    records = encode([b"body"] * count, front=layout.encode_front(["key"]))
+    records[-1] = damage(records[-1])  # type: ignore[operator]
+    if count == 1 and name == "a gap in the sequence":
+        assert prove(records) is not None  # one record may have any
+    else:
+        assert prove(records) is None
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_wrong_sizes_are_refused(count: int) -> None:
+    records = encode([b"body"] * count)
+    sizes = [len(record) for record in records]
+    for wrong in (sizes[:-1] + [sizes[-1] + 1], sizes[:-1] + [0], sizes + [sizes[0]], [-1] + sizes[1:], []):
+        assert prove_region(join(records), TOPIC, wrong) is None
+
+
+def test_properties_over_the_limit_are_refused() -> None:
+    front = layout.encode_front(properties={"a": "b" * layout.FRONT_SIZE_MAX_BYTES})
+    for count in COUNTS:
+        assert prove(encode([b"x"] * count, front=front)) is None
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 10_000), st.integers(0, 7), st.sampled_from(COUNTS))
+def test_a_flipped_bit_never_gives_a_region_that_reads_differently(position: int, bit: int, count: int) -> None:
+    records = encode([bytes([65 + i % 20]) * 20 for i in range(count)], front=layout.encode_front(["key"], "tag"))
+    data = bytearray(join(records))
+    data[position % len(data)] ^= 1 << bit
+    region = prove_region(bytes(data), TOPIC, [len(record) for record in records])
+    if region is None:
+        return
+    stamp_region(region, 4, 5, 600, 7_000)
+    parsed = RecordBatch.FromString(bytes(region.data)).records
+    assert [record.topic for record in parsed] == [TOPIC] * count
+    assert [record.queue_offset for record in parsed] == list(range(600, 600 + count))
+    assert [record.queue_id for record in parsed] == [4] * count
+    assert parsed[0].physical_offset == 7_000
+
+
+def test_scan_tells_topics_apart_whose_names_end_alike() -> None:
+    names = ["t", "at", "2" + "\x31".join("ab"), "x" * 36, "x" * 37, "y" + "2%" + "z" * 37, "z" * 37, "long" * 31]
+    records = [layout.RecordTemplate(name, 1, 1).encode(b"b", i, 1) for i, name in enumerate(names * 3)]
+    scanned = scan_records(join(records), 0)
+    assert [scanned.topics[i] for i in scanned.topic_indexes] == names * 3
+
+
+def test_scan_of_garbage_names_the_position() -> None:
+    good = join(encode([b"a", b"b"]))
+    with pytest.raises(CorruptRecordError) as caught:
+        scan_records(good + b"\x1a\x05zzzzz", 1_000)
+    assert caught.value.position == 1_000 + len(good)
