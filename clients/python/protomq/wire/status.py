@@ -40,9 +40,8 @@ def encode_status(status: RpcStatus) -> bytes:
             message, _ErrorInfo(reason=status.reason, domain=DOMAIN, metadata=dict(status.metadata))
         )
     if status.retry_delay_ms is not None:
-        delay = duration_pb2.Duration()
-        delay.FromMilliseconds(status.retry_delay_ms)
-        _pack(message, _RetryInfo(retry_delay=delay))
+        seconds, rest_ms = divmod(status.retry_delay_ms, 1000)
+        _pack(message, _RetryInfo(retry_delay={"seconds": seconds, "nanos": rest_ms * 1_000_000}))
     if status.field_violations:
         violations = [
             {"field": name, "description": text} for name, text in status.field_violations
@@ -63,7 +62,8 @@ def decode_status(data: bytes) -> RpcStatus:
             info = _ErrorInfo.FromString(detail.value)
             reason, metadata = info.reason, dict(info.metadata)
         elif name == "google.rpc.RetryInfo":
-            retry_delay_ms = _RetryInfo.FromString(detail.value).retry_delay.ToMilliseconds()
+            delay = _RetryInfo.FromString(detail.value).retry_delay
+            retry_delay_ms = delay.seconds * 1000 + delay.nanos // 1_000_000
         elif name == "google.rpc.BadRequest":
             violations = [
                 (v.field, v.description)
@@ -75,11 +75,10 @@ def decode_status(data: bytes) -> RpcStatus:
 
 
 def _pack(status: Any, detail: Any) -> None:
-    status.details.append(
-        any_pb2.Any(
-            type_url=f"type.googleapis.com/{detail.DESCRIPTOR.full_name}",
-            value=detail.SerializeToString(),
-        )
+    # add(), not append(): the Any of the private pool is another class than any_pb2's.
+    status.details.add(
+        type_url=f"type.googleapis.com/{detail.DESCRIPTOR.full_name}",
+        value=detail.SerializeToString(),
     )
 
 

@@ -1,0 +1,261 @@
+"""AdminService: topics, status, statistics, look-ups of one broker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from protomq.v1.admin_service_pb2 import (
+    CreateTopicRequest,
+    CreateTopicResponse,
+    DeleteTopicRequest,
+    DeleteTopicResponse,
+    DescribeTopicRequest,
+    DescribeTopicResponse,
+    GetBrokerStatusRequest,
+    GetBrokerStatusResponse,
+    GetStatsRequest,
+    GetStatsResponse,
+    LaneStatus,
+    ListTopicsRequest,
+    ListTopicsResponse,
+    PingRequest,
+    PingResponse,
+    QueryMessagesRequest,
+    QueryMessagesResponse,
+    QueueStatus,
+    TopicStats,
+)
+from protomq.v1.record_pb2 import Record
+from protomq.v1.topic_pb2 import Permission, Topic
+from protomq.wire.hashing import key_hash_of
+from protomq.wire.record import decode_message_id
+from protomq_runtime.errors import Code, ServiceError, invalid_argument
+
+from .store.topics import QUEUES_MAX, TopicConfig
+from .topic_access import check_topic_name, existing_topic, readable_topic
+
+if TYPE_CHECKING:
+    from protomq_runtime.call import CallContext
+    from protomq_runtime.clock import Clock
+
+    from .config import BrokerConfig
+    from .store.store import Store
+
+PAGE_SIZE_DEFAULT = 100
+PAGE_SIZE_MAX = 1_000
+QUERY_COUNT_DEFAULT = 32
+QUERY_COUNT_MAX = 256
+
+_TO_PERMISSION = {
+    (False, False): Permission.PERMISSION_NONE,
+    (True, False): Permission.PERMISSION_READ,
+    (False, True): Permission.PERMISSION_WRITE,
+    (True, True): Permission.PERMISSION_READ_WRITE,
+}
+_FROM_PERMISSION = {value: key for key, value in _TO_PERMISSION.items()} | {
+    Permission.PERMISSION_UNSPECIFIED: (True, True)
+}
+
+
+class AdminService:
+    """Implements protomq.v1.AdminService, on the admin lane. `lane_status` gives the state of all lanes."""
+
+    def __init__(
+        self,
+        store: Store,
+        config: BrokerConfig,
+        clock: Clock,
+        *,
+        broker_name: str,
+        version: str,
+        lane_status: Callable[[], Sequence[LaneStatus]],
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._broker_name = broker_name
+        self._version = version
+        self._lane_status = lane_status
+        self._start_time_ms = clock.now_ms()
+
+    def create_topic(
+        self, request: CreateTopicRequest, context: CallContext
+    ) -> CreateTopicResponse:
+        """Creates a topic; the same again is no error; another configuration needs `update`."""
+        wanted = topic_from_message(request.topic, self._config.default_queues)
+        existing = self._store.topics.find(wanted.name)
+        if existing is not None and existing != wanted and not request.update:
+            raise ServiceError(
+                Code.ALREADY_EXISTS,
+                "TOPIC_EXISTS",
+                f"topic {wanted.name!r} exists with another configuration; set update to change it",
+                metadata={"topic": wanted.name},
+            )
+        if existing != wanted:
+            wanted = self._store.topics.put(wanted)
+        return CreateTopicResponse(topic=topic_to_message(wanted))
+
+    def describe_topic(
+        self, request: DescribeTopicRequest, context: CallContext
+    ) -> DescribeTopicResponse:
+        """Configuration and queues."""
+        topic = existing_topic(self._store, request.topic)
+        queues = []
+        for queue_id in range(max(topic.read_queues, topic.write_queues)):
+            min_offset, end_offset = self._store.queue_range(topic.name, queue_id)
+            status = QueueStatus(queue_id=queue_id, min_offset=min_offset, end_offset=end_offset)
+            if end_offset > min_offset:
+                store_time_ms = self._store.store_time_of(topic.name, queue_id, end_offset - 1)
+                status.last_store_time.CopyFrom(_timestamp(store_time_ms))
+            queues.append(status)
+        return DescribeTopicResponse(topic=topic_to_message(topic), queues=queues)
+
+    def delete_topic(
+        self, request: DeleteTopicRequest, context: CallContext
+    ) -> DeleteTopicResponse:
+        """Deletes a topic with its queues and committed offsets."""
+        topic = existing_topic(self._store, request.topic)
+        self._store.delete_topic(topic.name)
+        return DeleteTopicResponse()
+
+    def list_topics(self, request: ListTopicsRequest, context: CallContext) -> ListTopicsResponse:
+        """A page of topics by name; the token is the last name of the page before."""
+        if not 0 <= request.page_size <= PAGE_SIZE_MAX:
+            raise invalid_argument(
+                "page_size", f"must be 0 (for {PAGE_SIZE_DEFAULT}) to {PAGE_SIZE_MAX}"
+            )
+        size = request.page_size or PAGE_SIZE_DEFAULT
+        topics = sorted(
+            (topic for topic in self._store.topics.all() if topic.name > request.page_token),
+            key=lambda topic: topic.name,
+        )
+        page = topics[:size]
+        return ListTopicsResponse(
+            topics=map(topic_to_message, page),
+            next_page_token=page[-1].name if len(topics) > size else "",
+        )
+
+    def get_broker_status(
+        self, request: GetBrokerStatusRequest, context: CallContext
+    ) -> GetBrokerStatusResponse:
+        """What the broker is doing."""
+        store = self._store
+        return GetBrokerStatusResponse(
+            broker_name=self._broker_name,
+            version=self._version,
+            start_time=_timestamp(self._start_time_ms),
+            min_position=store.min_position,
+            appended_position=store.appended_position,
+            flushed_position=store.flushed_position,
+            readable_position=store.readable_position,
+            flush_mode="SYNC_FLUSH" if store.config.sync_flush else "ASYNC_FLUSH",
+            write_refusal=store.write_refusal,
+            disk_used_ratio=store.disk_used_ratio(),
+            lanes=self._lane_status(),
+            topics=len(store.topics.all()),
+            resident_memory_bytes=_resident_memory_bytes(),
+        )
+
+    def get_stats(self, request: GetStatsRequest, context: CallContext) -> GetStatsResponse:
+        """Counters since the start; a topic nobody used since has zeros."""
+        names = request.topics or sorted(topic.name for topic in self._store.topics.all())
+        answer = GetStatsResponse()
+        for name in names:
+            existing_topic(self._store, name)
+            counters = self._store.counters_of(name)
+            answer.topics.append(
+                TopicStats(
+                    topic=name,
+                    records_in=counters.records_in,
+                    bytes_in=counters.bytes_in,
+                    records_out=counters.records_out,
+                    bytes_out=counters.bytes_out,
+                )
+            )
+        return answer
+
+    def query_messages(
+        self, request: QueryMessagesRequest, context: CallContext
+    ) -> QueryMessagesResponse:
+        """Messages by key or id: candidates come from the index, and are compared here."""
+        readable_topic(self._store, request.topic)
+        if bool(request.key) == bool(request.message_id):
+            raise invalid_argument("key", "give a key or a message_id, one of the two")
+        if not 0 <= request.record_count_max <= QUERY_COUNT_MAX:
+            raise invalid_argument(
+                "record_count_max", f"must be 0 (for {QUERY_COUNT_DEFAULT}) to {QUERY_COUNT_MAX}"
+            )
+        if request.key:
+            candidates = self._store.find_by_key_hash(key_hash_of(request.key))
+
+            def matches(record: Record) -> bool:
+                return request.key in record.keys
+        else:
+            try:
+                identity = decode_message_id(request.message_id)
+            except ValueError as error:
+                raise invalid_argument("message_id", str(error)) from error
+            candidates = self._store.find_by_message_id(*identity)
+
+            def matches(record: Record) -> bool:
+                return (record.producer_id, record.producer_epoch, record.sequence) == identity
+
+        begin_ms = request.begin_time.ToMilliseconds() if request.HasField("begin_time") else 0
+        end_ms = request.end_time.ToMilliseconds() if request.HasField("end_time") else 1 << 62
+        found: list[Record] = []
+        for data in candidates:
+            record = Record.FromString(data)
+            if record.topic != request.topic or not begin_ms <= record.store_time_ms < end_ms:
+                continue
+            if matches(record):
+                found.append(record)
+                if len(found) == (request.record_count_max or QUERY_COUNT_DEFAULT):
+                    break
+        return QueryMessagesResponse(records=found)
+
+    def ping(self, request: PingRequest, context: CallContext) -> PingResponse:
+        """Answers."""
+        return PingResponse()
+
+
+def topic_from_message(message: Topic, default_queues: int) -> TopicConfig:
+    """The configuration that a client asks for, checked, defaults filled in. Raises ServiceError."""
+    check_topic_name(message.name)
+    for name in ("write_queues", "read_queues"):
+        if not 0 <= getattr(message, name) <= QUEUES_MAX:
+            raise invalid_argument(f"topic.{name}", f"must be 0 (for the default) to {QUEUES_MAX}")
+    if message.permission not in _FROM_PERMISSION:
+        raise invalid_argument("topic.permission", "is no value of Permission")
+    write_queues = message.write_queues or default_queues
+    readable, writable = _FROM_PERMISSION[message.permission]
+    return TopicConfig(
+        message.name,
+        write_queues=write_queues,
+        read_queues=message.read_queues or write_queues,
+        readable=readable,
+        writable=writable,
+    )
+
+
+def topic_to_message(topic: TopicConfig) -> Topic:
+    """The configuration as clients see it."""
+    return Topic(
+        name=topic.name,
+        write_queues=topic.write_queues,
+        read_queues=topic.read_queues,
+        permission=_TO_PERMISSION[(topic.readable, topic.writable)],
+    )
+
+
+def _timestamp(time_ms: int) -> Timestamp:
+    timestamp = Timestamp()
+    timestamp.FromMilliseconds(time_ms)
+    return timestamp
+
+
+def _resident_memory_bytes() -> int:
+    with open("/proc/self/statm", "rb") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

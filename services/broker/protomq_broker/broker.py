@@ -1,0 +1,190 @@
+"""One broker: its store, its services on their lanes, its registration with the name servers.
+
+    Store  <-  SendService, PullService, ConsumerService, AdminService  <-  Server (lanes, remoting port, gRPC)
+
+This module puts them together and carries the store's signals to the lanes; it decides nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from protomq.v1 import (
+    admin_service_pb2,
+    consumer_service_pb2,
+    pull_service_pb2,
+    route_service_pb2,
+    send_service_pb2,
+)
+from protomq.v1.admin_service_pb2 import LaneStatus
+from protomq.v1.topic_pb2 import DataVersion, Permission
+from protomq_runtime.addresses import (
+    AdvertisedAddresses,
+    ListenConfig,
+    advertised_addresses,
+    parse_address,
+)
+from protomq_runtime.admission import AdmissionConfig
+from protomq_runtime.server import LaneConfig, Server
+
+from .admin_service import AdminService, topic_to_message
+from .consumer_service import ConsumerService
+from .name_server_connections import NameServer, remote_name_server
+from .offset_journal import OffsetJournal
+from .pull_service import PullService
+from .registration import BrokerRegistration, BrokerTopics
+from .send_service import SendService
+from .store.store import Store
+
+if TYPE_CHECKING:
+    from protomq_runtime.clock import Clock
+    from protomq_runtime.dispatch import DispatchTable
+
+    from .config import BrokerConfig
+    from .holds import QueueKey
+
+log = logging.getLogger("protomq.broker")
+
+
+class Broker:
+    """Opens the store at construction; `add_services` before the server is made, `start` when it has its ports, `stop` at the end.
+
+    Raises what `Store.open` raises.
+    """
+
+    def __init__(self, config: BrokerConfig, clock: Clock, version: str) -> None:
+        self.config = config
+        self.name = config.broker_name or socket.gethostname()
+        self._clock = clock
+        self.store = Store.open(Path(config.data_dir), config.store, clock=clock)
+        self._send = SendService(self.store, config, clock)
+        self._pull = PullService(self.store, config)
+        self._consumer = ConsumerService(self.store)
+        self._admin = AdminService(
+            self.store,
+            config,
+            clock,
+            broker_name=self.name,
+            version=version,
+            lane_status=self._lane_status,
+        )
+        self._server: Server | None = None
+        self._journal: OffsetJournal | None = None
+        self._registration: BrokerRegistration | None = None
+
+    def add_services(self, table: DispatchTable) -> None:
+        """Puts the broker's services into the table."""
+        for module, name, service in (
+            (send_service_pb2, "SendService", self._send),
+            (pull_service_pb2, "PullService", self._pull),
+            (consumer_service_pb2, "ConsumerService", self._consumer),
+            (admin_service_pb2, "AdminService", self._admin),
+        ):
+            table.add_service(module.DESCRIPTOR.services_by_name[name], service)
+
+    def lane_configs(self) -> Mapping[str, LaneConfig]:
+        """Threads and limits of the broker's lanes."""
+        lanes = self.config.lanes
+        return {
+            "send": LaneConfig(1, AdmissionConfig(depth_max=lanes.send_depth_max)),
+            "pull": LaneConfig(lanes.pull_threads, AdmissionConfig(depth_max=lanes.pull_depth_max)),
+            "consumer": LaneConfig(
+                lanes.consumer_threads, AdmissionConfig(depth_max=lanes.consumer_depth_max)
+            ),
+            "admin": LaneConfig(
+                lanes.admin_threads,
+                AdmissionConfig(depth_max=lanes.admin_depth_max, queue_time_target_ms=0),
+            ),
+        }
+
+    def start(self, server: Server, name_servers: Iterable[NameServer] = ()) -> None:
+        """Connects the store's signals to the lanes and registers. `name_servers` come in addition to the configured ones."""
+        self._server = server
+        send_lane = server.pools["send"].lanes[0]
+        self.store.on_arrival = self._on_arrival
+        self.store.on_flushed = lambda position: send_lane.post(self._send.resolve_flushed)
+        self._journal = OffsetJournal(
+            self.store, self._clock, send_lane, self.config.offsets_interval_ms
+        )
+        send_lane.post(self._journal.start)
+        servers = [
+            *name_servers,
+            *(remote_name_server(parse_address(text)) for text in self.config.namesrv),
+        ]
+        advertised = self.advertised_addresses(server)
+        registration = BrokerRegistration(
+            route_service_pb2.Broker(
+                cluster=self.config.cluster,
+                broker_name=self.name,
+                broker_id=self.config.broker_id,
+                grpc_address=str(advertised.grpc),
+                remoting_address=str(advertised.remoting),
+                incarnation=self._clock.now_ms(),
+                permission=Permission.PERMISSION_READ_WRITE,
+                auto_create_queues=self.config.default_queues
+                if self.config.auto_create_topics
+                else 0,
+            ),
+            self._topics,
+            servers,
+            self._clock,
+            heartbeat_interval_ms=self.config.register_interval_ms,
+        )
+        self._registration = registration
+        self.store.topics.on_change = registration.notify_changed
+        registration.start()
+
+    def wait_registered(self, timeout_s: float) -> bool:
+        """Whether all name servers know the broker within the time."""
+        assert self._registration is not None, "start comes first"
+        return self._registration.wait_registered(timeout_s)
+
+    def unregister(self) -> None:
+        """Tells the name servers that no new work shall come. The first step of a stop."""
+        if self._registration is not None:
+            self._registration.stop()
+            self._registration = None
+
+    def close(self) -> None:
+        """Writes the last offsets and closes the store. The last step of a stop, when no lane runs any more."""
+        if self._journal is not None:
+            self._journal.write()
+        self.store.close()
+
+    def advertised_addresses(self, server: Server) -> AdvertisedAddresses:
+        """What clients are told."""
+        listen: ListenConfig = self.config.listen
+        peer = parse_address(self.config.namesrv[0]) if self.config.namesrv else None
+        return advertised_addresses(listen, server.grpc_port, server.remoting_port, peer)
+
+    def _on_arrival(self, keys: Iterable[QueueKey]) -> None:
+        self._pull.signal(keys)
+
+    def _topics(self) -> BrokerTopics:
+        snapshot = self.store.topics.snapshot()
+        return BrokerTopics(
+            DataVersion(time_ms=snapshot.version.time_ms, counter=snapshot.version.counter),
+            [topic_to_message(topic) for topic in snapshot.topics],
+        )
+
+    def _lane_status(self) -> list[LaneStatus]:
+        if self._server is None:
+            return []
+        return [
+            LaneStatus(
+                lane=status.lane,
+                threads=status.threads,
+                depth=status.depth,
+                depth_max=status.depth_max,
+                queue_time_us=status.queue_time_us,
+                calls=status.calls,
+                rejections=status.rejections,
+                connections=status.connections,
+                holds=self._pull.hold_count if status.lane == "pull" else status.holds,
+            )
+            for status in self._server.lane_statuses()
+        ]

@@ -1,0 +1,89 @@
+"""Configuration of a broker. Defaults are RocketMQ's (BrokerConfig, MessageStoreConfig 5.3) unless a reason stands beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from protomq_runtime.addresses import ListenConfig
+
+from .store.config import StoreConfig
+from .store.topics import QUEUES_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSizes:
+    """Threads and waiting calls of each lane. A lane that is full refuses with SYSTEM_BUSY.
+
+    Attributes:
+        send_depth_max: calls that may wait to be appended (RocketMQ: sendThreadPoolQueueCapacity 10,000). The lane has one thread.
+        pull_threads: RocketMQ has 16 + 2 x cores; a lane here serves thousands of calls a turn, and threads share one GIL, so two
+            are enough to keep a cold read from delaying the others.
+        pull_depth_max: calls that may wait (RocketMQ: 100,000).
+        hold_max: pulls that may be held at once over all pull lanes.
+        consumer_threads: threads for offsets and look-ups.
+        consumer_depth_max: calls that may wait.
+        admin_threads: threads for administration.
+        admin_depth_max: calls that may wait.
+    """
+
+    send_depth_max: int = 10_000
+    pull_threads: int = 2
+    pull_depth_max: int = 100_000
+    hold_max: int = 200_000
+    consumer_threads: int = 1
+    consumer_depth_max: int = 10_000
+    admin_threads: int = 1
+    admin_depth_max: int = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerConfig:
+    """One broker process. Nothing here changes at run time.
+
+    Attributes:
+        data_dir: the folder of the store.
+        cluster: name of the cluster (RocketMQ: DefaultCluster).
+        broker_name: name of the broker; "" takes the host's name, as RocketMQ does.
+        broker_id: 0 is a master.
+        namesrv: addresses of the name servers, host:port, of their gRPC or remoting ports.
+        listen: where the broker listens, and under which addresses clients reach it. The host is 127.0.0.1, unlike RocketMQ's:
+            nothing is open to the network unless it is asked for. Ports: gRPC 8081 (RocketMQ's proxy), remoting 10911.
+        auto_create_topics: create a topic on the first send to it (RocketMQ: autoCreateTopicEnable, on).
+        default_queues: queues of a topic that is created without saying how many (RocketMQ: 8).
+        sync_flush_timeout_ms: how long a send waits for the disk before it is answered FLUSH_DISK_TIMEOUT (RocketMQ: 5 s).
+        hold_max_ms: longest hold that a pull may ask for.
+        register_interval_ms: between two heartbeats to a name server (RocketMQ: 30 s).
+        offsets_interval_ms: between two appends of changed consumer offsets to the log (RocketMQ: flushConsumerOffsetInterval 5 s).
+        lanes: sizes of the lanes.
+        store: configuration of the store.
+    """
+
+    data_dir: Path = Path("protomq-data")
+    cluster: str = "DefaultCluster"
+    broker_name: str = ""
+    broker_id: int = 0
+    namesrv: tuple[str, ...] = ()
+    listen: ListenConfig = field(default_factory=ListenConfig)
+    auto_create_topics: bool = True
+    default_queues: int = 8
+    sync_flush_timeout_ms: int = 5_000
+    hold_max_ms: int = 60_000
+    register_interval_ms: int = 30_000
+    offsets_interval_ms: int = 5_000
+    lanes: LaneSizes = field(default_factory=LaneSizes)
+    store: StoreConfig = field(default_factory=StoreConfig)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.default_queues <= QUEUES_MAX:
+            raise ValueError(f"default_queues must be 1 to {QUEUES_MAX}, not {self.default_queues}")
+        if self.broker_id < 0:
+            raise ValueError(f"broker_id must be 0 or above, not {self.broker_id}")
+        for name in (
+            "sync_flush_timeout_ms",
+            "hold_max_ms",
+            "register_interval_ms",
+            "offsets_interval_ms",
+        ):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")

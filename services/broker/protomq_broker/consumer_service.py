@@ -1,0 +1,103 @@
+"""ConsumerService: offsets of consumer groups, ranges of queues, offsets by time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protomq.v1.consumer_service_pb2 import (
+    CommitOffsetsRequest,
+    CommitOffsetsResponse,
+    GetOffsetsRequest,
+    GetOffsetsResponse,
+    GetQueueRangeRequest,
+    GetQueueRangeResponse,
+    QueueOffset,
+    QueueRange,
+    SearchOffsetRequest,
+    SearchOffsetResponse,
+)
+from protomq_runtime.errors import ServiceError, invalid_argument
+
+from .store_errors import to_service_error
+from .topic_access import check_group_name, check_read_queue, existing_topic, readable_topic
+
+if TYPE_CHECKING:
+    from protomq_runtime.call import CallContext
+
+    from .store.store import Store
+
+OFFSETS_PER_COMMIT_MAX = 10_000
+
+
+class ConsumerService:
+    """Implements protomq.v1.ConsumerService, on the consumer lane."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def commit_offsets(
+        self, request: CommitOffsetsRequest, context: CallContext
+    ) -> CommitOffsetsResponse:
+        """Checks all offsets, then takes all of them."""
+        check_group_name(request.consumer_group)
+        if len(request.offsets) > OFFSETS_PER_COMMIT_MAX:
+            raise invalid_argument("offsets", f"at most {OFFSETS_PER_COMMIT_MAX} at once")
+        for index, offset in enumerate(request.offsets):
+            check_read_queue(existing_topic(self._store, offset.topic), offset.queue_id)
+            if offset.queue_offset < 0:
+                raise invalid_argument(f"offsets[{index}].queue_offset", "must be 0 or above")
+        for offset in request.offsets:
+            self._store.offsets.commit(
+                request.consumer_group, offset.topic, offset.queue_id, offset.queue_offset
+            )
+        return CommitOffsetsResponse()
+
+    def get_offsets(self, request: GetOffsetsRequest, context: CallContext) -> GetOffsetsResponse:
+        """Committed offsets; a queue without one is left out."""
+        check_group_name(request.consumer_group)
+        topic = existing_topic(self._store, request.topic)
+        for queue_id in request.queue_ids:
+            check_read_queue(topic, queue_id)
+        committed = self._store.offsets.of_topic(request.consumer_group, request.topic)
+        wanted = request.queue_ids or sorted(committed)
+        return GetOffsetsResponse(
+            offsets=[
+                QueueOffset(
+                    topic=request.topic, queue_id=queue_id, queue_offset=committed[queue_id]
+                )
+                for queue_id in wanted
+                if queue_id in committed
+            ]
+        )
+
+    def get_queue_range(
+        self, request: GetQueueRangeRequest, context: CallContext
+    ) -> GetQueueRangeResponse:
+        """First and end offset of queues."""
+        topic = existing_topic(self._store, request.topic)
+        for queue_id in request.queue_ids:
+            check_read_queue(topic, queue_id)
+        ranges = []
+        for queue_id in request.queue_ids or range(topic.read_queues):
+            min_offset, end_offset = self._store.queue_range(request.topic, queue_id)
+            ranges.append(
+                QueueRange(queue_id=queue_id, min_offset=min_offset, end_offset=end_offset)
+            )
+        return GetQueueRangeResponse(ranges=ranges)
+
+    def search_offset(
+        self, request: SearchOffsetRequest, context: CallContext
+    ) -> SearchOffsetResponse:
+        """First offset whose message was stored at the time or later."""
+        check_read_queue(readable_topic(self._store, request.topic), request.queue_id)
+        if not request.HasField("store_time"):
+            raise invalid_argument("store_time", "is needed")
+        # A time between two milliseconds means the later one: no message before it may be given.
+        time_ms = request.store_time.seconds * 1000 + -(-request.store_time.nanos // 1_000_000)
+        try:
+            found = self._store.offset_at_time(request.topic, request.queue_id, time_ms)
+        except ServiceError:
+            raise
+        except Exception as error:
+            raise to_service_error(error) from error
+        return SearchOffsetResponse(queue_offset=found)

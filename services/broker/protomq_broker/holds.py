@@ -1,0 +1,112 @@
+"""Held pulls: waiting for the arrival of a message without a thread.
+
+Each pull lane has its own `LaneHolds`, touched by that lane's thread only, except for `signal`, which the writer calls. A hold is a small
+object in a dictionary by queue. The order of steps makes it safe without a lock: a lane first enters the hold, then looks once more whether
+the message has arrived meanwhile; the writer first publishes the message, then looks for holds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from protomq.v1.pull_service_pb2 import PullRequest
+    from protomq_runtime.call import Call
+    from protomq_runtime.lane import Timer
+
+QueueKey = tuple[str, int]
+"""Topic and queue id."""
+
+
+class Hold:
+    """One held pull.
+
+    Attributes:
+        key: the queue.
+        call: to be answered.
+        request: what was asked for.
+        tag_codes: wanted tags, empty for all.
+        queue_offset: where the next look begins: behind what did not match.
+        timer: ends the hold.
+    """
+
+    __slots__ = ("call", "key", "queue_offset", "request", "tag_codes", "timer")
+
+    def __init__(
+        self,
+        key: QueueKey,
+        call: Call,
+        request: PullRequest,
+        tag_codes: frozenset[int],
+        queue_offset: int,
+    ) -> None:
+        self.key = key
+        self.call = call
+        self.request = request
+        self.tag_codes = tag_codes
+        self.queue_offset = queue_offset
+        self.timer: Timer | None = None
+
+
+class LaneHolds:
+    """The holds of one lane. `post` runs a function on the lane's thread; `wake` is called there for each queue that got messages."""
+
+    __slots__ = ("_arrived", "_by_queue", "_post", "_posted", "_wake", "count")
+
+    def __init__(
+        self,
+        post: Callable[[Callable[[], None]], None],
+        wake: Callable[[LaneHolds, QueueKey], None],
+    ) -> None:
+        self._by_queue: dict[QueueKey, dict[Hold, None]] = {}
+        self._arrived: deque[QueueKey] = deque()
+        self._post = post
+        self._posted = False
+        self._wake = wake
+        self.count = 0
+
+    def add(self, hold: Hold) -> None:
+        """Enters a hold. Lane only; look for messages once more afterwards."""
+        self._by_queue.setdefault(hold.key, {})[hold] = None
+        self.count += 1
+
+    def remove(self, hold: Hold) -> bool:
+        """Takes a hold out; False if it was not there. Lane only."""
+        holds = self._by_queue.get(hold.key)
+        if holds is None or hold not in holds:
+            return False
+        del holds[hold]
+        self.count -= 1
+        if not holds:
+            del self._by_queue[hold.key]
+        return True
+
+    def of(self, key: QueueKey) -> list[Hold]:
+        """The holds of a queue. Lane only."""
+        return list(self._by_queue.get(key, ()))
+
+    def all(self) -> list[Hold]:
+        """All holds. Lane only."""
+        return [hold for holds in self._by_queue.values() for hold in holds]
+
+    def signal(self, keys: Iterable[QueueKey]) -> None:
+        """Says that messages of these queues are readable now. Any thread; the lane is woken once however many there are."""
+        by_queue = self._by_queue
+        arrived = [key for key in keys if key in by_queue]
+        if not arrived:
+            return
+        self._arrived.extend(arrived)
+        if not self._posted:
+            self._posted = True
+            self._post(self._run)
+
+    def _run(self) -> None:
+        self._posted = (
+            False  # before the queue is drained: what is signalled from here on posts again
+        )
+        arrived = self._arrived
+        keys = dict.fromkeys(arrived.popleft() for _ in range(len(arrived)))
+        for key in keys:
+            self._wake(self, key)

@@ -1,0 +1,100 @@
+"""A broker as a process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from protomq_runtime.clock import Clock, SystemClock
+from protomq_runtime.config import load_config
+from protomq_runtime.dispatch import DispatchTable
+from protomq_runtime.lifecycle import run_until_signal
+from protomq_runtime.server import LaneConfig, Server
+
+from .broker import Broker
+from .config import BrokerConfig
+from .name_server_connections import NameServer
+
+log = logging.getLogger("protomq.broker")
+
+REGISTER_TIMEOUT_S = 2.0
+"""How long the ready line waits for the name servers; a broker whose name servers are down serves all the same."""
+
+
+class BrokerProcess:
+    """A broker and its server; a standalone process puts a name server's service into the same table.
+
+    Attributes: broker; server, made by `__init__`, has its ports after `start`.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        clock: Clock | None = None,
+        table: DispatchTable | None = None,
+        lanes: Mapping[str, LaneConfig] | None = None,
+        name_servers: Iterable[NameServer] = (),
+    ) -> None:
+        """Opens the store. `table`, `lanes` and `name_servers` are those of other services in this process."""
+        self.broker = Broker(config, clock or SystemClock(), package_version())
+        table = table or DispatchTable()
+        self.broker.add_services(table)
+        self._name_servers = tuple(name_servers)
+        self.server = Server(
+            table,
+            name=self.broker.name,
+            version=package_version(),
+            lanes={**(lanes or {}), **self.broker.lane_configs()},
+            grpc_host=config.listen.host,
+            grpc_port=config.listen.grpc_port,
+            remoting_host=config.listen.host,
+            remoting_port=config.listen.remoting_port,
+        )
+
+    def set_on_fatal(self, on_fatal: Callable[[BaseException], None]) -> None:
+        """As protomq_runtime.lifecycle wants it."""
+        self.server.set_on_fatal(on_fatal)
+
+    async def start(self) -> None:
+        """Serves, registers, and returns when the name servers know the broker or are not to be reached."""
+        try:
+            await self.server.start()
+        except BaseException:
+            self.broker.close()
+            raise
+        self.broker.start(self.server, self._name_servers)
+        await asyncio.to_thread(self.broker.wait_registered, REGISTER_TIMEOUT_S)
+
+    async def stop(self, grace_s: float) -> None:
+        """Unregisters, refuses and finishes what is under way, then closes the store."""
+        await asyncio.to_thread(self.broker.unregister)
+        await self.server.stop(grace_s)
+        await asyncio.to_thread(self.broker.close)
+
+
+def run_broker(config_file: Path | None, flags: Mapping[str, object] | None = None) -> int:
+    """Runs a broker until a signal comes; the exit code. Raises ConfigError and what the start raises."""
+    config = load_config(BrokerConfig, config_file, flags=flags)
+    process = BrokerProcess(config)
+    return run_until_signal(process, lambda: ready_line(process, config))
+
+
+def ready_line(process: BrokerProcess, config: BrokerConfig) -> str:
+    """What stands behind `ready`: where the broker listens, and its store."""
+    server, host = process.server, config.listen.host
+    return (
+        f"grpc={host}:{server.grpc_port} remoting={host}:{server.remoting_port} "
+        f"broker={process.broker.name} data={config.data_dir}"
+    )
+
+
+def package_version() -> str:
+    """Of the installed package; "0" where it runs from a source tree that is not installed."""
+    try:
+        return version("protomq-broker")
+    except PackageNotFoundError:
+        return "0"

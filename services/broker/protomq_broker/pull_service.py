@@ -1,0 +1,232 @@
+"""PullService: reads messages and holds pulls that find none.
+
+An answer is a header and regions of the log as they stand on disk; no record is opened. It runs on several lanes; what a lane holds is its
+own (`holds.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from protomq.v1.pull_service_pb2 import PullRequest, PullResponse, PullStatus
+from protomq.wire.hashing import tag_code_of
+from protomq.wire.record import encode_varint
+from protomq_runtime.dispatch import raw
+from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
+
+from .holds import Hold, LaneHolds, QueueKey
+from .store.reading import ReadResult, ReadStatus
+from .store_errors import to_service_error
+from .topic_access import check_group_name, check_read_queue, readable_topic
+
+if TYPE_CHECKING:
+    from protomq_runtime.call import Call
+    from protomq_runtime.lane import Lane
+    from protomq_runtime.regions import Region
+
+    from .config import BrokerConfig
+    from .store.store import Store
+
+RECORD_COUNT_DEFAULT = 32
+RECORD_COUNT_MAX = 32_768
+SIZE_DEFAULT_BYTES = 4 << 20
+SIZE_MAX_BYTES = 16 << 20
+TAGS_MAX = 256
+
+_STATUS = {
+    ReadStatus.FOUND: PullStatus.PULL_STATUS_FOUND,
+    ReadStatus.NO_NEW_MSG: PullStatus.PULL_STATUS_NO_NEW_MSG,
+    ReadStatus.NO_MATCHED_MSG: PullStatus.PULL_STATUS_NO_MATCHED_MSG,
+    ReadStatus.OFFSET_ILLEGAL: PullStatus.PULL_STATUS_OFFSET_ILLEGAL,
+}
+
+
+class PullService:
+    """Implements protomq.v1.PullService. `signal` may be called by any thread, the rest by the pull lanes."""
+
+    def __init__(self, store: Store, config: BrokerConfig) -> None:
+        self._store = store
+        self._config = config
+        self._holds: dict[Lane, LaneHolds] = {}
+        self._stopping = False
+
+    @raw
+    def pull(self, call: Call) -> None:
+        """Answers with messages, or holds the call."""
+        try:
+            request, tag_codes = self._read_request(call)
+            result = self._look(request, request.queue_offset, tag_codes)
+            if request.HasField("commit_offset"):
+                self._store.offsets.commit(
+                    request.consumer_group, request.topic, request.queue_id, request.commit_offset
+                )
+        except Exception as error:
+            call.fail(to_service_error(error))
+            return
+        if request.hold_ms > 0 and not self._stopping and _nothing_yet(result):
+            self._hold(call, request, tag_codes, result)
+        else:
+            _answer(call, result)
+
+    def signal(self, keys: Iterable[QueueKey]) -> None:
+        """Messages of these queues have become readable."""
+        for holds in tuple(self._holds.values()):
+            holds.signal(keys)
+
+    @property
+    def hold_count(self) -> int:
+        """Number of pulls held now. Any thread."""
+        return sum(holds.count for holds in tuple(self._holds.values()))
+
+    def stop(self) -> None:
+        """Answers all holds with what there is; from now on nothing is held. Called by the server when it stops; any thread."""
+        self._stopping = True
+        for lane, holds in tuple(self._holds.items()):
+            lane.post(partial(self._release, holds))
+
+    def _release(self, holds: LaneHolds) -> None:
+        for hold in holds.all():
+            self._expire(hold)
+
+    def _read_request(self, call: Call) -> tuple[PullRequest, frozenset[int]]:
+        try:
+            request = PullRequest.FromString(bytes(call.payload))
+        except DecodeError as error:
+            raise unparsable("protomq.v1.PullRequest") from error
+        check_read_queue(readable_topic(self._store, request.topic), request.queue_id)
+        if request.queue_offset < 0:
+            raise invalid_argument(
+                "queue_offset", "must be 0 or above; ask GetQueueRange for the range"
+            )
+        if not 0 <= request.record_count_max <= RECORD_COUNT_MAX:
+            raise invalid_argument(
+                "record_count_max", f"must be 0 (for {RECORD_COUNT_DEFAULT}) to {RECORD_COUNT_MAX}"
+            )
+        if not 0 <= request.size_max_bytes <= SIZE_MAX_BYTES:
+            raise invalid_argument(
+                "size_max_bytes", f"must be 0 (for {SIZE_DEFAULT_BYTES}) to {SIZE_MAX_BYTES}"
+            )
+        if not 0 <= request.hold_ms <= self._config.hold_max_ms:
+            raise invalid_argument("hold_ms", f"must be 0 to {self._config.hold_max_ms}")
+        if len(request.tags) > TAGS_MAX:
+            raise invalid_argument("tags", f"at most {TAGS_MAX}")
+        if request.HasField("commit_offset"):
+            check_group_name(request.consumer_group)
+            if request.commit_offset < 0:
+                raise invalid_argument("commit_offset", "must be 0 or above")
+        return request, frozenset(map(tag_code_of, request.tags))
+
+    def _look(
+        self, request: PullRequest, queue_offset: int, tag_codes: frozenset[int]
+    ) -> ReadResult:
+        return self._store.read(
+            request.topic,
+            request.queue_id,
+            queue_offset,
+            request.record_count_max or RECORD_COUNT_DEFAULT,
+            request.size_max_bytes or SIZE_DEFAULT_BYTES,
+            tag_codes,
+        )
+
+    def _hold(
+        self, call: Call, request: PullRequest, tag_codes: frozenset[int], result: ReadResult
+    ) -> None:
+        lane = call.lane
+        holds = self._holds.get(lane)
+        if holds is None:
+            holds = self._holds[lane] = LaneHolds(lane.post, self._wake)
+        if holds.count >= self._config.lanes.hold_max // self._config.lanes.pull_threads:
+            call.fail(
+                ServiceError(
+                    Code.RESOURCE_EXHAUSTED,
+                    "TOO_MANY",
+                    f"{holds.count} pulls are held already; pull without a hold, or at another broker",
+                    metadata={"holds": str(holds.count)},
+                    retry_delay_ms=1_000,
+                )
+            )
+            return
+        hold = Hold((request.topic, request.queue_id), call, request, tag_codes, result.next_offset)
+        holds.add(hold)
+        call.on_close = lambda: self._drop(hold)
+        # Between the look and the entry a message may have arrived that nobody signalled to us.
+        if self._store.queue_range(request.topic, request.queue_id)[1] > hold.queue_offset:
+            self._look_again(holds, hold)
+        if not call.answered:
+            hold.timer = lane.call_later(request.hold_ms, lambda: self._expire(hold))
+
+    def _wake(self, holds: LaneHolds, key: QueueKey) -> None:
+        for hold in holds.of(key):
+            self._look_again(holds, hold)
+
+    def _look_again(self, holds: LaneHolds, hold: Hold) -> None:
+        try:
+            result = self._look(hold.request, hold.queue_offset, hold.tag_codes)
+        except Exception as error:
+            self._drop(hold)
+            hold.call.fail(to_service_error(error))
+            return
+        if _nothing_yet(result):
+            hold.queue_offset = result.next_offset
+            return
+        self._drop(hold)
+        _answer(hold.call, result)
+
+    def _expire(self, hold: Hold) -> None:
+        self._drop(hold)
+        try:
+            result = self._look(hold.request, hold.queue_offset, hold.tag_codes)
+        except Exception as error:
+            hold.call.fail(to_service_error(error))
+            return
+        _answer(hold.call, result)
+
+    def _drop(self, hold: Hold) -> None:
+        self._holds[hold.call.lane].remove(hold)
+        if hold.timer is not None:
+            hold.timer.cancel()
+            hold.timer = None
+        hold.call.on_close = None
+
+
+def encode_header(result: ReadResult) -> bytes:
+    """The fields of a PullResponse that stand in front of the regions; the packed arrays are copied, not walked."""
+    response = PullResponse(
+        status=_STATUS[result.status],
+        next_offset=result.next_offset,
+        min_offset=result.min_offset,
+        end_offset=result.end_offset,
+    )
+    if not result.regions_size_bytes:
+        return response.SerializeToString()
+    response.regions_size_bytes = result.regions_size_bytes
+    response.first_offset = result.first_offset
+    parts = [response.SerializeToString()]
+    _append_packed(parts, b"\x4a", result.starts)  # 9, record_starts
+    _append_packed(parts, b"\x52", result.sizes)  # 10, record_sizes
+    if result.queue_offsets is not None:
+        _append_packed(parts, b"\x5a", result.queue_offsets)  # 11
+    return b"".join(parts)
+
+
+def _append_packed(parts: list[bytes], tag: bytes, values: NDArray[Any]) -> None:
+    data = values.tobytes()
+    parts += (tag, encode_varint(len(data)), data)
+
+
+def _answer(call: Call, result: ReadResult) -> None:
+    # The store's regions have the same three fields as the runtime's: the store cannot import that one.
+    regions = cast("list[Region]", result.regions)
+    call.answer(encode_header(result), regions, result.regions_size_bytes)
+
+
+def _nothing_yet(result: ReadResult) -> bool:
+    """Whether a pull goes on waiting: at the end of the queue, or nothing that was there matched and the end is reached."""
+    if result.status is ReadStatus.NO_NEW_MSG:
+        return True
+    return result.status is ReadStatus.NO_MATCHED_MSG and result.next_offset >= result.end_offset

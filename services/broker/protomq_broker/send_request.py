@@ -1,0 +1,282 @@
+"""Reading a SendRequest: the fast way if its layout can be proved, else written anew record by record.
+
+The request is first parsed as its own header, that is SendRequest without `records`: what is not declared is skipped as opaque bytes, so
+four megabytes of empty records cost nothing. Only what is known to be bounded is parsed in full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from protomq.v1.record_pb2 import Record
+from protomq.v1.send_service_pb2 import SendRequest
+from protomq.wire import record as layout
+from protomq.wire.hashing import crc32c
+from protomq_runtime.errors import Code, ServiceError, invalid_argument
+
+from .store.append import RecordRegion
+from .store.record_region import prove_region, record_field_at
+
+FIELDS_BESIDE_RECORDS_MAX: Final = 64
+"""Top-level fields that a request without `record_sizes` may have beside its records."""
+
+_TRAILER_ALLOWANCE_BYTES: Final = 512
+"""Room for a trailer, in whatever form, when the bytes around a body are counted."""
+
+
+class ProducerIdentity(NamedTuple):
+    """Who the broker says has sent messages that came without a producer id."""
+
+    producer_id: int
+    producer_epoch: int
+    first_sequence: int
+
+
+def parse_send_header(payload: bytes | bytearray) -> Any:
+    """The request without its records: a message with topic, queue_id, record_sizes, wait_store_ok. Raises ServiceError."""
+    try:
+        return _SendHeader.FromString(payload)
+    except DecodeError as error:
+        raise invalid_argument(
+            "", "the request does not parse as protomq.v1.SendRequest"
+        ) from error
+
+
+def read_records(
+    payload: bytes | bytearray,
+    header: Any,
+    *,
+    now_ms: int,
+    identify: Callable[[int], ProducerIdentity],
+) -> tuple[RecordRegion, bool]:
+    """The records of a request as a region, and whether they have their producer id from here.
+
+    `header` is what `parse_send_header` made of the same payload. A bytearray may be taken over as the region's data. `now_ms` is the
+    born time of messages that have none; `identify(count)` hands out an identity for messages that have none. Raises ServiceError if the
+    request is invalid.
+    """
+    topic, sizes = header.topic, header.record_sizes
+    if len(sizes) > layout.RECORDS_PER_REQUEST_MAX:
+        raise _too_many(len(sizes), layout.RECORDS_PER_REQUEST_MAX)
+    whole = bytes(payload) if type(payload) is bytearray and not sizes else payload
+    if not sizes:
+        sizes = _find_record_sizes(whole)
+    if sizes:
+        region = prove_region(whole, topic, sizes)
+        if region is not None:
+            if region.producer_id == 0:
+                return _rewrite(bytes(region.data), topic, now_ms, identify)
+            return region, False
+    return _rewrite(bytes(whole), topic, now_ms, identify)
+
+
+def _find_record_sizes(payload: bytes | bytearray) -> Sequence[int]:
+    """Sizes of the records at the start of a request that does not state them; [] if other fields stand between."""
+    sizes: list[int] = []
+    position, end = 0, len(payload)
+    while position < end and payload[position] == layout.RECORD_TAG:
+        size, head = record_field_at(payload, position, end)
+        if size < 0:
+            raise invalid_argument("records", "a record is cut short")
+        sizes.append(size)
+        if len(sizes) > layout.RECORDS_PER_REQUEST_MAX:
+            raise _too_many(len(sizes), layout.RECORDS_PER_REQUEST_MAX)
+        position += head + size
+    return sizes
+
+
+def _rewrite(
+    payload: bytes, topic: str, now_ms: int, identify: Callable[[int], ProducerIdentity]
+) -> tuple[RecordRegion, bool]:
+    """Writes each record anew, in canonical form and with everything that is missing."""
+    _check_bounds(payload)
+    try:
+        records = SendRequest.FromString(payload).records
+    except DecodeError as error:
+        raise invalid_argument("records", "a record does not parse as protomq.v1.Record") from error
+    if not records:
+        raise invalid_argument("records", "there must be at least one record")
+    identity, identified_here = _identity_of(records, identify)
+    template = layout.RecordTemplate(topic, identity.producer_id, identity.producer_epoch)
+    encoded = [
+        _rewrite_record(record, index, topic, template, identity.first_sequence + index, now_ms)
+        for index, record in enumerate(records)
+    ]
+    data = bytearray().join(layout.encode_record_field(record) for record in encoded)
+    region = prove_region(data, topic, [len(record) for record in encoded])
+    assert region is not None, "what the broker wrote itself must hold"
+    return region, identified_here
+
+
+def _rewrite_record(
+    record: Record,
+    index: int,
+    topic: str,
+    template: layout.RecordTemplate,
+    sequence: int,
+    now_ms: int,
+) -> bytes:
+    where = f"records[{index}]"
+    if record.HasField("topic") and record.topic != topic:
+        raise invalid_argument(f"{where}.topic", f"differs from the request's topic {topic!r}")
+    if len(record.body) > layout.BODY_SIZE_MAX_BYTES:
+        raise _too_large(f"{where}.body", len(record.body), layout.BODY_SIZE_MAX_BYTES)
+    if record.HasField("body_crc32c") and record.body_crc32c != crc32c(record.body):
+        raise invalid_argument(
+            f"{where}.body_crc32c", "is not the CRC-32C of the body: it was damaged on its way"
+        )
+    if record.flags & ~layout.PRODUCER_FLAGS_MASK:
+        raise invalid_argument(f"{where}.flags", "only bits 0 to 3 are a producer's")
+    front_bytes = layout.encode_front(record.keys, record.tag, record.properties)
+    if record.HasField("attributes"):
+        record.attributes.DiscardUnknownFields()
+        attributes = record.attributes.SerializeToString(deterministic=True)
+        front_bytes += b"\x2a" + layout.encode_varint(len(attributes)) + attributes
+    if len(front_bytes) > layout.FRONT_SIZE_MAX_BYTES:
+        raise _too_large(f"{where}.properties", len(front_bytes), layout.FRONT_SIZE_MAX_BYTES)
+    keys = record.keys
+    return template.encode(
+        record.body,
+        sequence,
+        record.born_time_ms if record.HasField("born_time_ms") else now_ms,
+        key=keys[0] if keys else "",
+        tag=record.tag,
+        front=front_bytes,
+        flags=record.flags & layout.FLAG_COMPRESSION_MASK
+        | (layout.FLAG_MANY_KEYS if len(keys) > 1 else 0),
+    )
+
+
+def _identity_of(
+    records: Sequence[Record], identify: Callable[[int], ProducerIdentity]
+) -> tuple[ProducerIdentity, bool]:
+    first = records[0]
+    if not any(record.producer_id for record in records):
+        return identify(len(records)), True
+    for index, record in enumerate(records):
+        same_producer = (
+            record.producer_id == first.producer_id
+            and record.producer_epoch == first.producer_epoch
+        )
+        if not same_producer or record.sequence != first.sequence + index:
+            raise invalid_argument(
+                f"records[{index}].sequence",
+                "the records of a request have one producer and consecutive sequences, or none",
+            )
+    return ProducerIdentity(first.producer_id, first.producer_epoch, first.sequence), False
+
+
+def _check_bounds(payload: bytes) -> None:
+    """Refuses what could blow up in the parser: the records are counted, and what surrounds their bodies is measured."""
+    count = others = 0
+    position, end = 0, len(payload)
+    while position < end:
+        if payload[position] == layout.RECORD_TAG:
+            size, head = record_field_at(payload, position, end)
+            if size < 0:
+                raise invalid_argument("records", "a record is cut short")
+            count += 1
+            if count > layout.RECORDS_WITHOUT_TRAILER_MAX:
+                raise _too_many(count, layout.RECORDS_WITHOUT_TRAILER_MAX)
+            position += head + size
+        else:
+            others += 1
+            if others > FIELDS_BESIDE_RECORDS_MAX:
+                raise invalid_argument("", "too many fields beside the records")
+            position = _skip_field(payload, position, end)
+    try:
+        shapes = _SendShape.FromString(payload).records
+    except DecodeError as error:
+        raise invalid_argument("records", "a record does not parse as protomq.v1.Record") from error
+    for index, shape in enumerate(shapes):
+        size_beside_body = shape.ByteSize() - len(shape.body)
+        if size_beside_body > layout.FRONT_SIZE_MAX_BYTES + _TRAILER_ALLOWANCE_BYTES:
+            raise _too_large(
+                f"records[{index}].properties", size_beside_body, layout.FRONT_SIZE_MAX_BYTES
+            )
+
+
+def _skip_field(payload: bytes, position: int, end: int) -> int:
+    """Position behind the field at `position`; only varints, fixed and length-delimited fields occur in a SendRequest."""
+    tag, position = _varint_at(payload, position, end)
+    kind = tag & 7
+    if kind == 0:
+        position = _varint_at(payload, position, end)[1]
+    elif kind == 1:
+        position += 8
+    elif kind == 2:
+        size, position = _varint_at(payload, position, end)
+        position += size
+    elif kind == 5:
+        position += 4
+    else:
+        raise invalid_argument("", "the request does not parse as protomq.v1.SendRequest")
+    if position > end:
+        raise invalid_argument("", "the request is cut short")
+    return position
+
+
+def _varint_at(payload: bytes, position: int, end: int) -> tuple[int, int]:
+    value = shift = 0
+    while position < end and shift < 64:
+        byte = payload[position]
+        value |= (byte & 0x7F) << shift
+        position += 1
+        if byte < 0x80:
+            return value, position
+        shift += 7
+    raise invalid_argument("", "the request is cut short")
+
+
+def _too_large(field: str, size_bytes: int, limit_bytes: int) -> ServiceError:
+    return ServiceError(
+        Code.INVALID_ARGUMENT,
+        "MESSAGE_TOO_LARGE",
+        f"{field} has {size_bytes} bytes, {limit_bytes} are allowed; send less, or store the payload elsewhere and send a reference",
+        metadata={"field": field, "size_bytes": str(size_bytes), "limit_bytes": str(limit_bytes)},
+    )
+
+
+def _too_many(count: int, limit: int) -> ServiceError:
+    return ServiceError(
+        Code.INVALID_ARGUMENT,
+        "MESSAGE_TOO_LARGE",
+        f"the request has more than {limit} records; split it",
+        metadata={"field": "records", "count": str(count), "limit": str(limit)},
+    )
+
+
+def _private_classes() -> tuple[Any, Any]:
+    """SendRequest without `records`, and SendRequest whose records have nothing but a body, in a pool of their own."""
+    proto = descriptor_pb2.DescriptorProto()
+    SendRequest.DESCRIPTOR.CopyToProto(proto)
+    file = descriptor_pb2.FileDescriptorProto(
+        name="protomq/private/send.proto", package="protomq.private", syntax="proto3"
+    )
+    header = file.message_type.add()
+    header.CopyFrom(proto)
+    header.name = "SendHeader"
+    del header.field[:]
+    header.field.extend(field for field in proto.field if field.name != "records")
+    body = file.message_type.add(name="RecordShape")
+    body.field.add(
+        name="body", number=1, type=descriptor_pb2.FieldDescriptorProto.TYPE_BYTES, label=1
+    )
+    shape = file.message_type.add(name="SendShape")
+    shape.field.add(
+        name="records", number=1, type=11, label=3, type_name=".protomq.private.RecordShape"
+    )
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    header_class, shape_class = (
+        message_factory.GetMessageClass(pool.FindMessageTypeByName(f"protomq.private.{name}"))
+        for name in ("SendHeader", "SendShape")
+    )
+    return header_class, shape_class
+
+
+_SendHeader, _SendShape = _private_classes()

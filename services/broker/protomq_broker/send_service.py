@@ -1,0 +1,218 @@
+"""SendService: appends messages. It runs on one lane of one thread, the only writer of the log.
+
+All sends that a turn of the lane has collected are appended as one group: one write, one seal. Under SYNC_FLUSH the answers wait for the
+flushed position; what waits is an entry in a deque, not a thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from protomq.v1.send_service_pb2 import SendResponse, SendStatus
+from protomq.wire.record import encode_message_id
+from protomq_runtime.dispatch import drained
+from protomq_runtime.errors import Code, ServiceError
+
+from .send_request import ProducerIdentity, parse_send_header, read_records
+from .store.append import AppendRequest
+from .store.errors import StoreFailedError
+from .store.repeated_sends import SendInFlightError
+from .store_errors import to_service_error
+from .topic_access import writable_topic
+
+if TYPE_CHECKING:
+    from protomq_runtime.call import Call
+    from protomq_runtime.clock import Clock
+    from protomq_runtime.lane import Lane, Timer
+
+    from .config import BrokerConfig
+    from .store.store import Store, StoredPlace
+
+SEND_OK = SendStatus.SEND_STATUS_SEND_OK
+FLUSH_DISK_TIMEOUT = SendStatus.SEND_STATUS_FLUSH_DISK_TIMEOUT
+GROUP_SIZE_BYTES = 8 << 20
+"""A group is appended when it has so many bytes: larger ones gain nothing and hold the first caller up."""
+
+
+class _Pending(NamedTuple):
+    """A send that is to be appended with the others of this turn."""
+
+    call: Call
+    request: AppendRequest
+    identified_here: bool
+    wait_store_ok: bool
+
+
+class _Waiter(NamedTuple):
+    """A send that is appended and waits for the disk."""
+
+    position: int
+    deadline_ms: int
+    call: Call
+    response: SendResponse
+
+
+class SendService:
+    """Implements protomq.v1.SendService. All methods on the send lane's thread."""
+
+    def __init__(self, store: Store, config: BrokerConfig, clock: Clock) -> None:
+        self._store = store
+        self._config = config
+        self._clock = clock
+        self._sync_flush = store.config.sync_flush
+        self._producer_id = secrets.randbits(63) | 1
+        self._next_sequence = 0
+        self._next_queue: dict[str, itertools.count[int]] = {}
+        self._waiters: deque[_Waiter] = deque()
+        self._timer: Timer | None = None
+
+    @drained
+    def send(self, calls: list[Call]) -> None:
+        """Appends what has arrived by now as one group."""
+        pending: list[_Pending] = []
+        size_bytes = 0
+        for call in calls:
+            try:
+                order = self._read(call)
+                try:
+                    repeated = self._store.find_repeated(order.request)
+                except SendInFlightError:  # the same send twice in one turn: the first must be stored for the second to be known
+                    self._append(pending)
+                    pending, size_bytes = [], 0
+                    repeated = self._store.find_repeated(order.request)
+            except Exception as error:
+                call.fail(to_service_error(error))
+                continue
+            if repeated is not None:
+                self._answer_repeated(order, repeated)
+                continue
+            pending.append(order)
+            size_bytes += len(order.request.region.data)
+            if size_bytes >= GROUP_SIZE_BYTES:
+                self._append(pending)
+                pending, size_bytes = [], 0
+        if pending:
+            self._append(pending)
+
+    def resolve_flushed(self) -> None:
+        """Answers the sends that the flushed position has passed, or whose time is up. Called on the lane when the position moved."""
+        waiters, flushed = self._waiters, self._store.flushed_position
+        now_ms = self._clock.monotonic_ms()
+        refusal = self._store.write_refusal
+        while waiters:
+            waiter = waiters[0]
+            if waiter.position <= flushed:
+                waiter.call.answer(waiter.response.SerializeToString())
+            elif (
+                refusal
+            ):  # the fsync failed: the message may be lost, and that is no status but an error
+                waiter.call.fail(to_service_error(StoreFailedError(refusal)))
+            elif waiter.deadline_ms <= now_ms:
+                waiter.response.status = FLUSH_DISK_TIMEOUT
+                waiter.call.answer(waiter.response.SerializeToString())
+            else:
+                break
+            waiters.popleft()
+        if not waiters and self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _read(self, call: Call) -> _Pending:
+        header = parse_send_header(call.payload)
+        topic = writable_topic(self._store, self._config, header.topic)
+        if header.HasField("queue_id"):
+            queue_id = header.queue_id
+            if not 0 <= queue_id < topic.write_queues:
+                raise ServiceError(
+                    Code.NOT_FOUND,
+                    "QUEUE_NOT_FOUND",
+                    f"topic {topic.name!r} has no write queue {queue_id} here, it has {topic.write_queues}; look the route up again",
+                    metadata={
+                        "topic": topic.name,
+                        "queue_id": str(queue_id),
+                        "write_queues": str(topic.write_queues),
+                    },
+                )
+        else:
+            turn = self._next_queue.get(topic.name)
+            if turn is None:
+                turn = self._next_queue[topic.name] = itertools.count()
+            queue_id = next(turn) % topic.write_queues
+        region, identified_here = read_records(
+            call.payload, header, now_ms=self._clock.now_ms(), identify=self._identify
+        )
+        wait_store_ok = header.wait_store_ok if header.HasField("wait_store_ok") else True
+        return _Pending(call, AppendRequest(region, queue_id), identified_here, wait_store_ok)
+
+    def _identify(self, count: int) -> ProducerIdentity:
+        first = self._next_sequence
+        self._next_sequence += count
+        return ProducerIdentity(self._producer_id, 0, first)
+
+    def _answer_repeated(self, order: _Pending, found: StoredPlace) -> None:
+        """Answers a send that is stored already with the places of the first time; it waits for the disk as the first one did."""
+        response = SendResponse(
+            status=SEND_OK,
+            queue_id=found.queue_id,
+            queue_offset=found.queue_offset,
+            record_count=order.request.region.count,
+            physical_offset=found.physical_offset,
+            repeated_send=True,
+        )
+        self._answer(order, response, self._store.appended_position)
+        if self._waiters:
+            self._store.request_flush()
+
+    def _append(self, pending: list[_Pending]) -> None:
+        try:
+            end_position = self._store.append([order.request for order in pending])
+        except Exception as error:
+            failure = to_service_error(error)
+            for order in pending:
+                order.call.fail(failure)
+            return
+        for order in pending:
+            request = order.request
+            region = request.region
+            response = SendResponse(
+                status=SEND_OK,
+                queue_id=request.queue_id,
+                queue_offset=request.queue_offset,
+                record_count=region.count,
+                physical_offset=request.physical_offset,
+            )
+            if order.identified_here:
+                response.message_id = encode_message_id(
+                    region.producer_id, region.producer_epoch, region.first_sequence
+                )
+            self._answer(order, response, end_position)
+        if self._waiters:
+            self._store.request_flush()
+
+    def _answer(self, order: _Pending, response: SendResponse, position: int) -> None:
+        if (
+            not self._sync_flush
+            or not order.wait_store_ok
+            or position <= self._store.flushed_position
+        ):
+            order.call.answer(response.SerializeToString())
+            return
+        deadline_ms = self._clock.monotonic_ms() + self._config.sync_flush_timeout_ms
+        self._waiters.append(_Waiter(position, deadline_ms, order.call, response))
+        if self._timer is None:
+            self._schedule(order.call.lane)
+
+    def _schedule(self, lane: Lane) -> None:
+        """One timer for all waiters: they are in order, and the first one's time is up first."""
+
+        def look() -> None:
+            self._timer = None
+            self.resolve_flushed()
+            if self._waiters:
+                self._schedule(lane)
+
+        wait_ms = max(1, self._waiters[0].deadline_ms - self._clock.monotonic_ms())
+        self._timer = lane.call_later(wait_ms, look)

@@ -1,0 +1,57 @@
+"""The one place where the store's errors become status codes with reasons."""
+
+from __future__ import annotations
+
+import logging
+
+from protomq_runtime.errors import Code, ServiceError, internal
+
+from .store.append import CorruptRecordError
+from .store.errors import (
+    AppendTooLargeError,
+    CorruptLogError,
+    DiskFullError,
+    StoreError,
+    StoreFailedError,
+)
+from .store.repeated_sends import ProducerFencedError, SequenceExpiredError
+
+log = logging.getLogger("protomq.broker")
+
+RETRY_DISK_FULL_MS = 10_000
+
+
+def to_service_error(error: Exception) -> ServiceError:
+    """What the caller is told about `error`. The unexpected is logged with its trace and told as INTERNAL."""
+    if isinstance(error, ServiceError):
+        return error
+    if isinstance(error, DiskFullError):
+        return ServiceError(
+            Code.RESOURCE_EXHAUSTED, "DISK_FULL", str(error), retry_delay_ms=RETRY_DISK_FULL_MS
+        )
+    if isinstance(error, StoreFailedError):
+        return ServiceError(Code.FAILED_PRECONDITION, "STORE_FAILED", str(error))
+    if isinstance(error, AppendTooLargeError):
+        return ServiceError(
+            Code.INVALID_ARGUMENT,
+            "MESSAGE_TOO_LARGE",
+            str(error),
+            metadata={
+                "size_bytes": str(error.size_bytes),
+                "limit_bytes": str(error.size_max_bytes),
+            },
+        )
+    if isinstance(error, SequenceExpiredError):
+        return ServiceError(Code.FAILED_PRECONDITION, "SEQUENCE_EXPIRED", str(error))
+    if isinstance(error, ProducerFencedError):
+        return ServiceError(Code.FAILED_PRECONDITION, "PRODUCER_FENCED", str(error))
+    if isinstance(error, CorruptLogError | CorruptRecordError):
+        log.error("damage in the log: %s", error)
+        return ServiceError(
+            Code.DATA_LOSS, "CORRUPT_LOG", str(error), metadata={"position": str(error.position)}
+        )
+    if isinstance(error, StoreError):
+        log.error("the store refuses: %s", error)
+        return ServiceError(Code.FAILED_PRECONDITION, "STORE_FAILED", str(error))
+    log.error("a defect of the broker", exc_info=error)
+    return internal()

@@ -1,0 +1,96 @@
+"""Which topics clients may use: look-up, permission, and creation on the first send."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from protomq_runtime.errors import Code, ServiceError, invalid_argument
+
+from .store.topics import InvalidNameError, TopicConfig, require_group_name, require_topic_name
+
+if TYPE_CHECKING:
+    from .config import BrokerConfig
+    from .store.store import Store
+
+
+def writable_topic(store: Store, config: BrokerConfig, name: str) -> TopicConfig:
+    """The topic if clients may send to it; created if it does not exist and the broker creates topics. Raises ServiceError."""
+    topic = store.topics.find(name)
+    if topic is None:
+        check_topic_name(name)
+        if not config.auto_create_topics:
+            raise topic_not_found(name)
+        topic = store.topics.create(
+            TopicConfig(name, write_queues=config.default_queues, read_queues=config.default_queues)
+        )
+    if not topic.writable:
+        raise not_permitted(name, "written")
+    return topic
+
+
+def readable_topic(store: Store, name: str) -> TopicConfig:
+    """The topic if clients may read it. Raises ServiceError."""
+    topic = existing_topic(store, name)
+    if not topic.readable:
+        raise not_permitted(name, "read")
+    return topic
+
+
+def existing_topic(store: Store, name: str) -> TopicConfig:
+    """The topic, if it is one of the clients'. Raises ServiceError."""
+    topic = store.topics.find(name)
+    if topic is None:
+        check_topic_name(name)
+        raise topic_not_found(name)
+    return topic
+
+
+def check_topic_name(name: str) -> None:
+    """Raises ServiceError for a name that no topic of a client can have."""
+    try:
+        require_topic_name(name)
+    except InvalidNameError as error:
+        raise invalid_argument("topic", str(error)) from error
+
+
+def check_group_name(name: str) -> None:
+    """Raises ServiceError for a name that no consumer group can have."""
+    try:
+        require_group_name(name)
+    except InvalidNameError as error:
+        raise invalid_argument("consumer_group", str(error)) from error
+
+
+def check_read_queue(topic: TopicConfig, queue_id: int) -> None:
+    """Raises ServiceError if the topic has no such queue to read."""
+    if not 0 <= queue_id < topic.read_queues:
+        raise ServiceError(
+            Code.NOT_FOUND,
+            "QUEUE_NOT_FOUND",
+            f"topic {topic.name!r} has no read queue {queue_id} here, it has {topic.read_queues}; look the route up again",
+            metadata={
+                "topic": topic.name,
+                "queue_id": str(queue_id),
+                "read_queues": str(topic.read_queues),
+            },
+        )
+
+
+def topic_not_found(name: str) -> ServiceError:
+    """NOT_FOUND for a topic."""
+    return ServiceError(
+        Code.NOT_FOUND,
+        "TOPIC_NOT_FOUND",
+        f"topic {name!r} does not exist here; create it, or look the route up again",
+        metadata={"topic": name},
+    )
+
+
+def not_permitted(name: str, what: str) -> ServiceError:
+    """PERMISSION_DENIED for a topic that may not be read or written."""
+    return ServiceError(
+        Code.PERMISSION_DENIED,
+        "NOT_PERMITTED",
+        f"topic {name!r} may not be {what}: its permission was taken away; ask the operator",
+        metadata={"topic": name},
+    )

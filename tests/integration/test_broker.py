@@ -1,0 +1,426 @@
+"""A whole broker over both transports: what each service promises, and what it refuses."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+from tests.integration.transport_callers import Caller, CallFailed, GrpcCaller, RemotingCaller
+
+from protomq.v1 import options_pb2
+from protomq.v1 import admin_service_pb2 as admin
+from protomq.v1 import consumer_service_pb2 as consumer
+from protomq.v1 import pull_service_pb2 as pull
+from protomq.v1 import send_service_pb2 as send
+from protomq.v1.record_pb2 import Record
+from protomq.v1.topic_pb2 import Permission, Topic
+from protomq.wire import record as layout
+from protomq_broker.config import BrokerConfig
+from protomq_broker.main import BrokerProcess
+from protomq_broker.store.config import StoreConfig
+from protomq_runtime.addresses import ListenConfig
+
+Response = TypeVar("Response", bound=Message)
+FOUND = pull.PullStatus.PULL_STATUS_FOUND
+NO_NEW_MSG = pull.PullStatus.PULL_STATUS_NO_NEW_MSG
+NO_MATCHED_MSG = pull.PullStatus.PULL_STATUS_NO_MATCHED_MSG
+OFFSET_ILLEGAL = pull.PullStatus.PULL_STATUS_OFFSET_ILLEGAL
+
+
+def config_in(folder: Path, **fields: Any) -> BrokerConfig:
+    store = {"segment_size_bytes": 16 << 20, **fields.pop("store", {})}
+    listen = ListenConfig(grpc_port=0, remoting_port=0)
+    return BrokerConfig(
+        data_dir=folder, broker_name="b", listen=listen, store=StoreConfig(**store), **fields
+    )
+
+
+class Client:
+    """Calls by request message, whatever the transport."""
+
+    def __init__(self, broker: BrokerProcess, transport: str) -> None:
+        self._broker = broker
+        self._transport = transport
+        self._callers: dict[str, Caller] = {}
+        self._connecting = asyncio.Lock()
+
+    async def call(self, request: Message, response_class: type[Response]) -> Response:
+        name = request.DESCRIPTOR.name.removesuffix("Request")
+        path = next(path for path in self._broker.server.table.by_path if path.endswith(f"/{name}"))
+        return response_class.FromString(await (await self._caller(path)).call(path, request.SerializeToString()))
+
+    async def raw(self, path: str, payload: bytes) -> bytes:
+        return await (await self._caller(path)).call(path, payload)
+
+    async def send(self, *records: Record, topic: str = "t", **fields: Any) -> send.SendResponse:
+        return await self.call(send.SendRequest(topic=topic, records=records, **fields), send.SendResponse)
+
+    async def pull(self, queue_offset: int = 0, **fields: Any) -> pull.PullResponse:
+        fields = {"topic": "t", "queue_id": 0, **fields}
+        return await self.call(pull.PullRequest(queue_offset=queue_offset, **fields), pull.PullResponse)
+
+    async def _caller(self, path: str) -> Caller:
+        async with self._connecting:
+            if path not in self._callers:
+                self._callers[path] = await self._connect(path)
+            return self._callers[path]
+
+    async def _connect(self, path: str) -> Caller:
+        server = self._broker.server
+        if self._transport == "grpc":
+            return GrpcCaller(server.grpc_port)
+        lane = options_pb2.Lane.Value(f"LANE_{server.table.by_path[path].method.lane.upper()}")
+        return await RemotingCaller.connect(server.table, server.remoting_port, lane)
+
+    async def close(self) -> None:
+        for caller in self._callers.values():
+            await caller.close()
+
+
+@pytest.fixture(params=["remoting", "grpc"])
+def transport(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+Start = Callable[..., Any]
+
+
+@pytest.fixture
+async def start(tmp_path: Path, transport: str) -> AsyncIterator[Start]:
+    """Starts brokers on one store, one after the other; all are stopped at the end."""
+    running: list[tuple[BrokerProcess, Client]] = []
+
+    async def stop() -> None:
+        while running:
+            broker, client = running.pop()
+            await client.close()
+            await broker.stop(1)
+
+    async def make(**fields: Any) -> Client:
+        await stop()
+        broker = BrokerProcess(config_in(tmp_path, **fields))
+        await broker.start()
+        running.append((broker, Client(broker, transport)))
+        return running[-1][1]
+
+    yield make
+    await stop()
+
+
+@pytest.fixture
+async def client(start: Start) -> Client:
+    made = await start()
+    await made.call(
+        admin.CreateTopicRequest(topic=Topic(name="t", write_queues=1)), admin.CreateTopicResponse
+    )
+    return made
+
+
+async def failure(call: Any) -> tuple[int, str]:
+    with pytest.raises(CallFailed) as caught:
+        await call
+    return caught.value.status.code, caught.value.status.reason
+
+
+async def test_a_message_with_nothing_but_a_body_is_stored_and_read_back(client: Client) -> None:
+    sent = await client.send(Record(body=b"hello", tag="red", keys=["k"], properties={"a": "b"}))
+    assert (sent.status, sent.queue_id, sent.queue_offset) == (send.SendStatus.SEND_STATUS_SEND_OK, 0, 0)
+    answer = await client.pull()
+    assert (answer.status, answer.next_offset, answer.min_offset, answer.end_offset) == (FOUND, 1, 0, 1)
+    (record,) = answer.records
+    assert (record.body, record.tag, list(record.keys), dict(record.properties)) == (b"hello", "red", ["k"], {"a": "b"})
+    assert (record.queue_id, record.queue_offset, record.physical_offset) == (0, 0, sent.physical_offset)
+    identity = (record.producer_id, record.producer_epoch, record.sequence)
+    assert layout.encode_message_id(*identity) == sent.message_id
+
+
+async def test_the_header_says_where_each_record_stands(client: Client) -> None:
+    for i in range(5):
+        await client.send(Record(body=b"x" * i))
+    path = "/protomq.v1.PullService/Pull"
+    payload = await client.raw(path, pull.PullRequest(topic="t", queue_offset=1).SerializeToString())
+    answer = pull.PullResponse.FromString(payload)
+    regions = payload[len(payload) - answer.regions_size_bytes :]
+    assert answer.first_offset == 1
+    for i, (start, size) in enumerate(zip(answer.record_starts, answer.record_sizes, strict=True)):
+        field = pull.PullResponse.FromString(regions[start : start + size])
+        assert [record.body for record in field.records] == [b"x" * (i + 1)]
+        assert field.records[0].queue_offset == 1 + i
+
+
+async def test_a_batch_is_one_run_of_offsets(client: Client) -> None:
+    await client.send(Record(body=b"before"))
+    sent = await client.send(*(Record(body=b"%d" % i) for i in range(100)))
+    assert (sent.queue_offset, sent.record_count) == (1, 100)
+    answer = await client.pull(1, record_count_max=200)
+    assert [record.body for record in answer.records] == [b"%d" % i for i in range(100)]
+
+
+async def test_queues_are_taken_in_turn_where_none_is_named(start: Start) -> None:
+    client = await start()
+    queues = [(await client.send(Record(body=b"x"), topic="auto")).queue_id for _ in range(16)]
+    assert sorted(queues) == sorted(list(range(8)) * 2)
+
+
+async def test_pull_statuses(client: Client) -> None:
+    assert (await client.pull()).status == NO_NEW_MSG
+    await client.send(Record(body=b"x", tag="red"))
+    beyond = await client.pull(5)
+    assert (beyond.status, beyond.next_offset) == (OFFSET_ILLEGAL, 1)
+    unmatched = await client.pull(0, tags=["blue"])
+    assert (unmatched.status, unmatched.next_offset) == (NO_MATCHED_MSG, 1)
+    assert (await client.pull(1)).status == NO_NEW_MSG
+    assert len((await client.pull(0, tags=["blue", "red"])).records) == 1
+
+
+async def test_filtered_offsets_are_named_one_by_one(client: Client) -> None:
+    await client.send(*(Record(body=b"x", tag="red" if i % 3 else "blue") for i in range(9)))
+    answer = await client.pull(tags=["blue"])
+    assert list(answer.queue_offsets) == [0, 3, 6]
+    assert [record.queue_offset for record in answer.records] == [0, 3, 6]
+    assert answer.next_offset == 9
+
+
+async def test_messages_of_other_topics_are_never_part_of_an_answer(client: Client) -> None:
+    for i in range(20):
+        await client.send(Record(body=b"mine %d" % i))
+        await client.send(Record(body=b"secret"), topic="other")
+    payload = await client.raw(
+        "/protomq.v1.PullService/Pull", pull.PullRequest(topic="t", record_count_max=20).SerializeToString()
+    )
+    assert b"secret" not in payload
+    assert len(pull.PullResponse.FromString(payload).records) == 20
+
+
+async def test_a_hold_is_answered_by_the_arrival(client: Client) -> None:
+    held = asyncio.create_task(client.pull(hold_ms=20_000))
+    status = await client.call(admin.GetBrokerStatusRequest(), admin.GetBrokerStatusResponse)
+    while not next(lane for lane in status.lanes if lane.lane == "pull").holds:
+        status = await client.call(admin.GetBrokerStatusRequest(), admin.GetBrokerStatusResponse)
+    await client.send(Record(body=b"now"))
+    answer = await asyncio.wait_for(held, 5)
+    assert [record.body for record in answer.records] == [b"now"]
+
+
+async def test_a_hold_goes_on_past_what_does_not_match(client: Client) -> None:
+    held = asyncio.create_task(client.pull(hold_ms=20_000, tags=["red"]))
+    await client.send(Record(body=b"1", tag="blue"))
+    await client.send(Record(body=b"2", tag="red"))
+    answer = await asyncio.wait_for(held, 5)
+    assert [(record.body, record.queue_offset) for record in answer.records] == [(b"2", 1)]
+
+
+async def test_a_hold_ends_with_its_time(client: Client) -> None:
+    assert (await client.pull(hold_ms=30)).status == NO_NEW_MSG
+
+
+async def test_stopping_answers_the_holds(client: Client, start: Start) -> None:
+    held = asyncio.create_task(client.pull(hold_ms=50_000))
+    status = await client.call(admin.GetBrokerStatusRequest(), admin.GetBrokerStatusResponse)
+    while not next(lane for lane in status.lanes if lane.lane == "pull").holds:
+        status = await client.call(admin.GetBrokerStatusRequest(), admin.GetBrokerStatusResponse)
+    broker = client._broker
+    stopping = asyncio.create_task(broker.stop(5))
+    assert (await asyncio.wait_for(held, 2)).status == NO_NEW_MSG
+    await asyncio.wait_for(stopping, 3)
+    await client.close()
+
+
+def whole_request(first_sequence: int, count: int = 1, epoch: int = 1, topic: str = "t") -> bytes:
+    template = layout.RecordTemplate(topic, 4711, epoch)
+    records = [template.encode(b"%d" % (first_sequence + i), first_sequence + i, 5) for i in range(count)]
+    rest = send.SendRequest(topic=topic, record_sizes=[len(record) for record in records])
+    return b"".join(map(layout.encode_record_field, records)) + rest.SerializeToString()
+
+
+SEND = "/protomq.v1.SendService/Send"
+
+
+async def test_a_repeated_send_is_stored_once(client: Client, start: Start) -> None:
+    first = send.SendResponse.FromString(await client.raw(SEND, whole_request(0, 30)))
+    again = send.SendResponse.FromString(await client.raw(SEND, whole_request(0, 30)))
+    assert not first.repeated_send
+    assert again.repeated_send
+    assert (again.queue_offset, again.physical_offset) == (first.queue_offset, first.physical_offset)
+    client = await start()  # the table is derived from the log, and survives
+    again = send.SendResponse.FromString(await client.raw(SEND, whole_request(0, 30)))
+    assert (again.repeated_send, again.queue_offset, again.physical_offset) == (True, 0, first.physical_offset)
+    assert (await client.pull()).end_offset == 30
+
+
+async def test_the_same_send_many_times_at_once_is_stored_once(client: Client) -> None:
+    answers = await asyncio.gather(*(client.raw(SEND, whole_request(7)) for _ in range(20)))
+    assert sorted(send.SendResponse.FromString(answer).repeated_send for answer in answers) == [False] + [True] * 19
+    assert (await client.pull()).end_offset == 1
+
+
+async def test_a_producer_of_an_older_epoch_is_fenced(client: Client) -> None:
+    await client.raw(SEND, whole_request(0, epoch=2))
+    assert await failure(client.raw(SEND, whole_request(1, epoch=1))) == (9, "PRODUCER_FENCED")
+
+
+@pytest.mark.parametrize(
+    ("request_message", "expected"),
+    [
+        (send.SendRequest(topic="../x", records=[Record(body=b"x")]), (3, "INVALID_ARGUMENT")),
+        (send.SendRequest(topic="%SYS%OFFSETS", records=[Record(body=b"x")]), (3, "INVALID_ARGUMENT")),
+        (send.SendRequest(records=[Record(body=b"x")]), (3, "INVALID_ARGUMENT")),
+        (send.SendRequest(topic="t"), (3, "INVALID_ARGUMENT")),
+        (send.SendRequest(topic="t", queue_id=1, records=[Record(body=b"x")]), (5, "QUEUE_NOT_FOUND")),
+        (send.SendRequest(topic="t", queue_id=-1, records=[Record(body=b"x")]), (5, "QUEUE_NOT_FOUND")),
+        (send.SendRequest(topic="t", records=[Record(body=bytes((4 << 20) + 1))]), (3, "MESSAGE_TOO_LARGE")),
+        (pull.PullRequest(topic="nowhere"), (5, "TOPIC_NOT_FOUND")),
+        (pull.PullRequest(topic="%SYS%OFFSETS"), (3, "INVALID_ARGUMENT")),
+        (pull.PullRequest(topic="t", queue_id=3), (5, "QUEUE_NOT_FOUND")),
+        (pull.PullRequest(topic="t", queue_offset=-1), (3, "INVALID_ARGUMENT")),
+        (pull.PullRequest(topic="t", record_count_max=100_000), (3, "INVALID_ARGUMENT")),
+        (pull.PullRequest(topic="t", hold_ms=1 << 40), (3, "INVALID_ARGUMENT")),
+        (pull.PullRequest(topic="t", commit_offset=1), (3, "INVALID_ARGUMENT")),
+        (consumer.GetOffsetsRequest(topic="t", consumer_group="a/b"), (3, "INVALID_ARGUMENT")),
+        (consumer.SearchOffsetRequest(topic="t"), (3, "INVALID_ARGUMENT")),
+        (admin.CreateTopicRequest(topic=Topic(name="a b")), (3, "INVALID_ARGUMENT")),
+        (admin.CreateTopicRequest(topic=Topic(name="a", write_queues=5000)), (3, "INVALID_ARGUMENT")),
+        (admin.DescribeTopicRequest(topic="nowhere"), (5, "TOPIC_NOT_FOUND")),
+        (admin.DeleteTopicRequest(topic="nowhere"), (5, "TOPIC_NOT_FOUND")),
+        (admin.QueryMessagesRequest(topic="t"), (3, "INVALID_ARGUMENT")),
+        (admin.QueryMessagesRequest(topic="t", message_id="zz"), (3, "INVALID_ARGUMENT")),
+    ],
+)
+async def test_what_is_wrong_is_refused_with_a_reason_and_changes_nothing(
+    client: Client, request_message: Message, expected: tuple[int, str]
+) -> None:
+    before = await client.call(admin.GetBrokerStatusRequest(), admin.GetBrokerStatusResponse)
+    assert await failure(client.call(request_message, Message)) == expected
+    after = await client.call(admin.GetBrokerStatusRequest(), admin.GetBrokerStatusResponse)
+    assert (after.appended_position, after.topics) == (before.appended_position, before.topics)
+
+
+async def test_permissions_are_kept_apart(client: Client) -> None:
+    await client.send(Record(body=b"x"))
+    for permission, may_send, may_pull in (
+        (Permission.PERMISSION_READ, False, True),
+        (Permission.PERMISSION_WRITE, True, False),
+        (Permission.PERMISSION_NONE, False, False),
+        (Permission.PERMISSION_READ_WRITE, True, True),
+    ):
+        topic = Topic(name="t", write_queues=1, permission=permission)
+        await client.call(admin.CreateTopicRequest(topic=topic, update=True), admin.CreateTopicResponse)
+        if may_send:
+            await client.send(Record(body=b"y"))
+        else:
+            assert await failure(client.send(Record(body=b"y"))) == (7, "NOT_PERMITTED")
+        if may_pull:
+            assert (await client.pull()).status == FOUND
+        else:
+            assert await failure(client.pull()) == (7, "NOT_PERMITTED")
+
+
+async def test_topics_are_created_changed_listed_and_deleted(client: Client, start: Start) -> None:
+    same = Topic(name="t", write_queues=1)
+    await client.call(admin.CreateTopicRequest(topic=same), admin.CreateTopicResponse)
+    other = Topic(name="t", write_queues=4)
+    assert await failure(client.call(admin.CreateTopicRequest(topic=other), Message)) == (6, "TOPIC_EXISTS")
+    changed = await client.call(admin.CreateTopicRequest(topic=other, update=True), admin.CreateTopicResponse)
+    assert (changed.topic.write_queues, changed.topic.read_queues) == (4, 4)
+    for name in ("a", "b", "c"):
+        await client.call(admin.CreateTopicRequest(topic=Topic(name=name)), admin.CreateTopicResponse)
+    first = await client.call(admin.ListTopicsRequest(page_size=3), admin.ListTopicsResponse)
+    assert [topic.name for topic in first.topics] == ["a", "b", "c"]
+    rest = await client.call(
+        admin.ListTopicsRequest(page_size=3, page_token=first.next_page_token), admin.ListTopicsResponse
+    )
+    assert ([topic.name for topic in rest.topics], rest.next_page_token) == (["t"], "")
+    await client.call(admin.DeleteTopicRequest(topic="b"), admin.DeleteTopicResponse)
+    client = await start()
+    listed = await client.call(admin.ListTopicsRequest(), admin.ListTopicsResponse)
+    assert [(topic.name, topic.write_queues) for topic in listed.topics] == [("a", 8), ("c", 8), ("t", 4)]
+
+
+async def test_a_deleted_topic_begins_anew(client: Client) -> None:
+    await client.send(Record(body=b"old"))
+    await client.call(admin.DeleteTopicRequest(topic="t"), admin.DeleteTopicResponse)
+    assert await failure(client.pull()) == (5, "TOPIC_NOT_FOUND")
+    await client.send(Record(body=b"new"), queue_id=0)
+    assert [record.body for record in (await client.pull()).records] == [b"new"]
+
+
+async def test_offsets_of_groups_are_kept(client: Client, start: Start) -> None:
+    for _ in range(5):
+        await client.send(Record(body=b"x"))
+    offset = consumer.QueueOffset(topic="t", queue_id=0, queue_offset=3)
+    await client.call(
+        consumer.CommitOffsetsRequest(consumer_group="g", offsets=[offset]), consumer.CommitOffsetsResponse
+    )
+    await client.pull(consumer_group="h", commit_offset=2)
+    client = await start()
+    for group, expected in (("g", [3]), ("h", [2]), ("new", [])):
+        request = consumer.GetOffsetsRequest(consumer_group=group, topic="t")
+        got = await client.call(request, consumer.GetOffsetsResponse)
+        assert [entry.queue_offset for entry in got.offsets] == expected
+
+
+async def test_ranges_and_times(client: Client) -> None:
+    for i in range(3):
+        await client.send(Record(body=b"%d" % i))
+    (queue,) = (await client.call(consumer.GetQueueRangeRequest(topic="t"), consumer.GetQueueRangeResponse)).ranges
+    assert (queue.min_offset, queue.end_offset) == (0, 3)
+    times = [record.store_time_ms for record in (await client.pull()).records]
+    for time_ms, expected in ((0, 0), (times[0], 0), (times[2] + 1, 3)):
+        store_time = Timestamp()
+        store_time.FromMilliseconds(time_ms)
+        found = await client.call(
+            consumer.SearchOffsetRequest(topic="t", store_time=store_time), consumer.SearchOffsetResponse
+        )
+        assert found.queue_offset == expected
+
+
+async def test_messages_are_found_by_key_and_by_id(client: Client) -> None:
+    ids = [(await client.send(Record(body=b"%d" % i, keys=[f"k{i % 3}", "second"]))).message_id for i in range(9)]
+    by_key = await client.call(admin.QueryMessagesRequest(topic="t", key="k1"), admin.QueryMessagesResponse)
+    assert [record.body for record in by_key.records] == [b"7", b"4", b"1"]
+    by_id = await client.call(
+        admin.QueryMessagesRequest(topic="t", message_id=ids[5]), admin.QueryMessagesResponse
+    )
+    assert [record.body for record in by_id.records] == [b"5"]
+    none = await client.call(admin.QueryMessagesRequest(topic="t", key="k9"), admin.QueryMessagesResponse)
+    assert not none.records
+
+
+async def test_status_and_statistics_count(client: Client) -> None:
+    await client.send(*(Record(body=b"x") for _ in range(7)))
+    await client.pull()
+    (stats,) = (await client.call(admin.GetStatsRequest(), admin.GetStatsResponse)).topics
+    assert (stats.topic, stats.records_in, stats.records_out) == ("t", 7, 7)
+    status = await client.call(admin.GetBrokerStatusRequest(), admin.GetBrokerStatusResponse)
+    assert (status.broker_name, status.flush_mode, status.write_refusal) == ("b", "ASYNC_FLUSH", "")
+    assert status.readable_position == status.appended_position > 0
+    assert {lane.lane for lane in status.lanes} == {"send", "pull", "consumer", "admin"}
+
+
+async def test_under_sync_flush_an_answer_means_on_stable_storage(start: Start) -> None:
+    client = await start(store={"sync_flush": True})
+    answers = await asyncio.gather(*(client.send(Record(body=b"%d" % i)) for i in range(50)))
+    status = await client.call(admin.GetBrokerStatusRequest(), admin.GetBrokerStatusResponse)
+    assert {answer.status for answer in answers} == {send.SendStatus.SEND_STATUS_SEND_OK}
+    assert status.flushed_position == status.appended_position == status.readable_position
+    assert status.flush_mode == "SYNC_FLUSH"
+    answer = await client.send(Record(body=b"no wait"), wait_store_ok=False)
+    assert answer.status == send.SendStatus.SEND_STATUS_SEND_OK
+
+
+async def test_without_auto_create_an_unknown_topic_is_refused(start: Start) -> None:
+    client = await start(auto_create_topics=False)
+    assert await failure(client.send(Record(body=b"x"))) == (5, "TOPIC_NOT_FOUND")
+
+
+async def test_messages_survive_a_restart(client: Client, start: Start) -> None:
+    await client.send(*(Record(body=b"%d" % i) for i in range(50)))
+    client = await start()
+    answer = await client.pull(record_count_max=100)
+    assert [record.body for record in answer.records] == [b"%d" % i for i in range(50)]
+    assert (await client.send(Record(body=b"more"), queue_id=0)).queue_offset == 50

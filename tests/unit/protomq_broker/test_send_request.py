@@ -1,0 +1,200 @@
+"""Reading requests: the slow path gives the same bytes as the fast one, fills in what is missing and refuses what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protomq.v1.record_pb2 import Attributes, Record, RecordBatch
+from protomq.v1.send_service_pb2 import SendRequest
+from protomq.wire import record as layout
+from protomq.wire.hashing import crc32c, key_hash_of, tag_code_of
+from protomq_broker.send_request import ProducerIdentity, parse_send_header, read_records
+from protomq_broker.store.append import RecordRegion
+from protomq_runtime.errors import Code, ServiceError
+
+
+def read(payload: bytes | bytearray) -> tuple[RecordRegion, bool]:
+    return read_records(
+        payload,
+        parse_send_header(payload),
+        now_ms=777,
+        identify=lambda count: ProducerIdentity(99, 0, 1_000),
+    )
+
+
+def records_of(region: RecordRegion) -> list[Record]:
+    return list(RecordBatch.FromString(bytes(region.data)).records)
+
+
+def whole_request(count: int, *, sizes: bool = True) -> bytes:
+    template = layout.RecordTemplate("orders", 42, 1)
+    records = [
+        template.encode(
+            b"body %d" % i,
+            10 + i,
+            5,
+            key="k",
+            tag="t",
+            front=layout.encode_front(["k"], "t", {"b": "1", "a": "2"}),
+        )
+        for i in range(count)
+    ]
+    rest = SendRequest(
+        topic="orders", record_sizes=[len(record) for record in records] if sizes else []
+    )
+    return b"".join(map(layout.encode_record_field, records)) + rest.SerializeToString()
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_a_whole_request_is_taken_as_it_is(count: int) -> None:
+    payload = whole_request(count)
+    region, identified_here = read(payload)
+    assert not identified_here
+    assert payload.startswith(bytes(region.data))
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_sizes_may_be_left_out(count: int) -> None:
+    assert bytes(read(whole_request(count, sizes=False))[0].data) == bytes(
+        read(whole_request(count))[0].data
+    )
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_the_slow_path_writes_the_same_bytes(count: int) -> None:
+    fast, _ = read(whole_request(count))
+    scattered = SendRequest(topic="orders").SerializeToString() + whole_request(count, sizes=False)
+    slow, identified_here = read(scattered)  # the topic stands first, so the layout does not hold
+    assert bytes(slow.data) == bytes(fast.data)
+    assert not identified_here
+
+
+def test_a_record_with_a_body_alone_gets_everything_else() -> None:
+    request = SendRequest(
+        topic="orders", records=[Record(body=b"hello", keys=["a", "b"], tag="red"), Record()]
+    )
+    region, identified_here = read(request.SerializeToString())
+    assert identified_here
+    first, second = records_of(region)
+    assert (first.producer_id, first.sequence, second.sequence) == (99, 1_000, 1_001)
+    assert (first.tag_code, first.key_hash) == (tag_code_of("red"), key_hash_of("a"))
+    assert (first.born_time_ms, first.body_crc32c, first.topic) == (777, crc32c(b"hello"), "orders")
+    assert first.flags == layout.FLAG_MANY_KEYS
+    assert second.HasField("body")
+    assert second.body == b""
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.binary(max_size=50), st.lists(st.text(max_size=4), max_size=3), st.text(max_size=4),
+                  st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=3), st.text(max_size=4)),
+        min_size=1, max_size=30,
+    )
+)  # fmt: skip
+def test_what_a_naive_client_sends_is_what_is_stored(items: list) -> None:
+    records = [
+        Record(
+            body=body,
+            keys=keys,
+            tag=tag,
+            properties=properties,
+            attributes=Attributes(sharding_key=sharding_key),
+        )
+        for body, keys, tag, properties, sharding_key in items
+    ]
+    region, _ = read(SendRequest(records=records, topic="orders").SerializeToString())
+    for stored, sent in zip(records_of(region), records, strict=True):
+        for name in ("body", "keys", "tag", "properties", "attributes"):
+            assert getattr(stored, name) == getattr(sent, name)
+
+
+def refusal(payload: bytes) -> ServiceError:
+    with pytest.raises(ServiceError) as caught:
+        read(payload)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("record", "field"),
+    [
+        (Record(body=b"x", topic="other"), "records[0].topic"),
+        (Record(body=b"x", body_crc32c=1), "records[0].body_crc32c"),
+        (Record(body=b"x", flags=16), "records[0].flags"),
+    ],
+)
+def test_a_wrong_field_is_named(record: Record, field: str) -> None:
+    error = refusal(SendRequest(records=[record], topic="orders").SerializeToString())
+    assert error.code == Code.INVALID_ARGUMENT
+    assert error.field_violations[0][0] == field
+
+
+def test_no_records_is_an_error() -> None:
+    assert (
+        refusal(SendRequest(topic="orders").SerializeToString()).field_violations[0][0] == "records"
+    )
+
+
+def test_limits_are_named() -> None:
+    large = Record(body=bytes(layout.BODY_SIZE_MAX_BYTES + 1))
+    error = refusal(SendRequest(records=[large], topic="orders").SerializeToString())
+    assert (error.reason, error.metadata["limit_bytes"]) == (
+        "MESSAGE_TOO_LARGE",
+        str(layout.BODY_SIZE_MAX_BYTES),
+    )
+    wordy = Record(body=b"x", properties={"a": "b" * layout.FRONT_SIZE_MAX_BYTES})
+    error = refusal(SendRequest(records=[wordy], topic="orders").SerializeToString())
+    assert error.metadata["field"] == "records[0].properties"
+
+
+def test_a_body_at_the_limit_is_taken() -> None:
+    record = Record(body=bytes(layout.BODY_SIZE_MAX_BYTES))
+    region, _ = read(SendRequest(records=[record], topic="orders").SerializeToString())
+    assert len(records_of(region)[0].body) == layout.BODY_SIZE_MAX_BYTES
+
+
+@pytest.mark.parametrize("bomb", [b"\x0a\x00", b"\x0a\x02\x0a\x00", b"\x0a\x04\x12\x00\x12\x00"])
+def test_a_bomb_of_tiny_records_is_counted_before_it_is_parsed(bomb: bytes) -> None:
+    assert refusal(bomb * (1 << 20)).reason == "MESSAGE_TOO_LARGE"
+
+
+def test_a_record_full_of_tiny_fields_is_measured_before_it_is_parsed() -> None:
+    payload = (
+        layout.encode_record_field(b"\x12\x00" * (2 << 20))
+        + SendRequest(topic="orders").SerializeToString()
+    )
+    assert refusal(payload).reason == "MESSAGE_TOO_LARGE"
+
+
+@pytest.mark.parametrize("payload", [b"\xff", b"\x0a\x05ab", b"\x0b" * 200, b"\x0a\x02\xff\xff"])
+def test_garbage_is_invalid(payload: bytes) -> None:
+    assert refusal(payload).code == Code.INVALID_ARGUMENT
+
+
+def test_mixed_producers_are_refused() -> None:
+    records = [
+        Record(body=b"a", producer_id=1, sequence=1),
+        Record(body=b"b", producer_id=1, sequence=9),
+    ]
+    error = refusal(SendRequest(records=records, topic="orders").SerializeToString())
+    assert error.field_violations[0][0] == "records[1].sequence"
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 5_000), st.integers(0, 255), st.sampled_from([1, 3, 30]))
+def test_a_damaged_request_is_refused_or_reads_as_valid_records(
+    position: int, octet: int, count: int
+) -> None:
+    payload = bytearray(whole_request(count))
+    payload[position % len(payload)] = octet
+    try:
+        header = parse_send_header(bytes(payload))
+        region, _ = read(bytes(payload))
+    except ServiceError as error:
+        assert error.code == Code.INVALID_ARGUMENT
+    except ValueError:
+        assert not header.topic  # the service has looked the topic up before it reads the records
+    else:
+        assert {record.topic for record in records_of(region)} == {header.topic}

@@ -1,0 +1,124 @@
+"""What a machine can judge about the tree: directions of imports, clocks and randomness in their place, no print, no stray threads."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+PACKAGES = {
+    "protomq": ROOT / "clients/python/protomq",
+    "protomq_runtime": ROOT / "services/runtime/protomq_runtime",
+    "protomq_namesrv": ROOT / "services/namesrv/protomq_namesrv",
+    "protomq_broker": ROOT / "services/broker/protomq_broker",
+    "protomq_cli": ROOT / "cli/protomq_cli",
+}
+STORE = PACKAGES["protomq_broker"] / "store"
+
+MAY_IMPORT = {
+    "protomq": {"protomq"},
+    "protomq_runtime": {"protomq_runtime", "protomq"},
+    "protomq_namesrv": {"protomq_namesrv", "protomq_runtime", "protomq"},
+    "protomq_broker": {"protomq_broker", "protomq_runtime", "protomq"},
+    "protomq_cli": set(PACKAGES),
+}
+SDK_MODULES_FOR_SERVERS = ("protomq.v1", "protomq.wire")
+"""What a server may use of the SDK: stubs and bytes, no client."""
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(
+        path for path in folder.rglob("*.py") if "v1" not in path.relative_to(folder).parts
+    )
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Absolute names of imported modules; relative ones are in their own package."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def calls_of(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func)
+
+
+def is_under(module: str, prefixes: tuple[str, ...]) -> bool:
+    return any(module == prefix or module.startswith(prefix + ".") for prefix in prefixes)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_imports_point_one_way(package: str) -> None:
+    for path in files_of(PACKAGES[package]):
+        for module in imports_of(path):
+            top = module.partition(".")[0]
+            if top not in PACKAGES:
+                continue
+            if package == "protomq" and path.name in ("__main__.py",):
+                continue  # hands over to the command line where that is installed
+            assert top in MAY_IMPORT[package], f"{path}: imports {module}"
+            if (
+                top == "protomq"
+                and package not in ("protomq", "protomq_cli")
+                and module != "protomq"
+            ):
+                assert is_under(module, SDK_MODULES_FOR_SERVERS), (
+                    f"{path}: a server imports {module} of the SDK"
+                )
+
+
+def test_the_store_knows_neither_grpc_nor_asyncio_nor_the_runtime() -> None:
+    for path in files_of(STORE):
+        for module in imports_of(path):
+            assert not is_under(module, ("grpc", "asyncio", "protomq_runtime")), (
+                f"{path}: imports {module}"
+            )
+        tree = ast.parse(path.read_text())
+        assert not any(
+            isinstance(node, ast.AsyncFunctionDef | ast.Await) for node in ast.walk(tree)
+        ), path
+
+
+def test_the_store_reads_no_clock_and_no_randomness() -> None:
+    for path in files_of(STORE):
+        for module in imports_of(path):
+            assert not is_under(module, ("time", "random", "secrets", "uuid", "datetime")), (
+                f"{path}: imports {module}"
+            )
+
+
+def test_services_start_no_other_programs_and_load_nothing_by_name() -> None:
+    for package in ("protomq_runtime", "protomq_namesrv", "protomq_broker"):
+        for path in files_of(PACKAGES[package]):
+            for module in imports_of(path):
+                assert not is_under(module, ("subprocess", "pickle", "marshal", "shelve")), (
+                    f"{path}: imports {module}"
+                )
+            for call in calls_of(path):
+                assert call not in ("eval", "exec", "os.system", "yaml.load", "os.popen"), (
+                    f"{path}: calls {call}"
+                )
+
+
+def test_libraries_and_services_do_not_print() -> None:
+    for package in ("protomq", "protomq_runtime", "protomq_namesrv", "protomq_broker"):
+        for path in files_of(PACKAGES[package]):
+            if path.name == "__main__.py":
+                continue
+            assert "print" not in set(calls_of(path)), f"{path}: prints"
+
+
+def test_importing_the_sdk_does_not_import_grpc() -> None:
+    code = "import sys, protomq; protomq.Producer, protomq.PullConsumer; sys.exit('grpc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
