@@ -57,12 +57,14 @@ class EchoSend:
         self.groups: list[int] = []
         self.payload_types: set[type] = set()
         self.one_way_payloads: list[bytes] = []
+        self.waiting = False
         self.gate: threading.Event | None = None
         """If set, the lane waits here before it answers: the test's way to make a queue."""
 
     @drained
     def send(self, calls: list[Call]) -> None:
         if self.gate is not None:
+            self.waiting = True
             self.gate.wait(10)
         self.groups.append(len(calls))
         for call in calls:

@@ -180,7 +180,9 @@ async def test_scattered_regions_are_joined_and_what_lies_between_is_left_out(
         pull_request(topic="scatter", queue_offset=3, size_max_bytes=size, record_count_max=count),
     )
     data = file_path.read_bytes()
-    expected = b"".join(data[3 + index * 2 * size :][:size] for index in range(count))
+    expected = b"".join(
+        data[3 + index * 2 * size : 3 + index * 2 * size + size] for index in range(count)
+    )
     assert answer.endswith(expected)
     assert len(answer) < len(expected) + 20
 
@@ -259,22 +261,66 @@ async def test_a_second_answer_is_a_defect_that_is_logged_and_harms_nobody(calle
     assert "a call is answered once" in caplog.text
 
 
-async def test_a_full_lane_refuses_what_is_too_much_and_serves_the_rest(callers, services, server):
+async def test_a_full_queue_refuses_what_is_too_much_and_serves_the_rest(
+    callers, services, server, transport
+):
     services.send.gate = threading.Event()
     first = asyncio.create_task(callers[SEND].call(SEND, b""))
-    await wait_until(lambda: server.pools["send"].status().calls)
+    await wait_until(lambda: server.pools["send"].status().calls or services.send.waiting)
     calls = [asyncio.create_task(callers[SEND].call(SEND, b"")) for _ in range(60)]
-    await asyncio.sleep(0.05)
+    # The last ones to pass wait in the socket (of the lane itself) or on the queue (of everybody else).
+    await wait_until(
+        lambda: transport == "remoting" or len([call for call in calls if call.done()]) == 40
+    )
     services.send.gate.set()
     answers = await asyncio.gather(*calls, return_exceptions=True)
     refusals = [answer.status for answer in answers if isinstance(answer, CallFailed)]
-    assert {(refusal.code, refusal.reason) for refusal in refusals} == {
-        (Code.RESOURCE_EXHAUSTED, "SYSTEM_BUSY")
-    }
-    assert all(refusal.retry_delay_ms for refusal in refusals)
-    assert len(refusals) == 40
-    assert sum(isinstance(answer, bytes) for answer in answers) == 20
+    assert sum(isinstance(answer, bytes) for answer in answers) == (
+        60 if transport == "remoting" else 20
+    )
+    if transport != "remoting":
+        assert {(refusal.code, refusal.reason) for refusal in refusals} == {
+            (Code.RESOURCE_EXHAUSTED, "SYSTEM_BUSY")
+        }
+        assert all(refusal.retry_delay_ms for refusal in refusals)
+        assert server.pools["send"].status().rejections == 40
     assert await first != b""
+
+
+async def test_a_group_that_grows_too_large_is_handed_over_early(callers, services, monkeypatch):
+    monkeypatch.setattr("protomq_runtime.lane.DRAINED_COUNT_MAX", 7)
+    monkeypatch.setattr("protomq_runtime.lane.DRAINED_SIZE_MAX_BYTES", 100_000)
+    for _ in range(5):
+        await asyncio.gather(*(callers[SEND].call(SEND, b"") for _ in range(20)))
+    request = send_service_pb2.SendRequest(topic="t" * 40_000).SerializeToString()
+    await asyncio.gather(*(callers[SEND].call(SEND, request) for _ in range(20)))
+    assert sum(services.send.groups) == 120
+    assert max(services.send.groups) <= 7
+
+
+class Overload:
+    """A queue-time rule that finds every call too old."""
+
+    overloaded = True
+    shed_after = -1.0
+
+    def observe(self, now: float, waited: float) -> None:
+        pass
+
+    def queue_time_us(self, now: float) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("path", [SEND, PULL, PING])
+async def test_an_overloaded_lane_refuses_before_it_parses(callers, server, path):
+    pool = server.pools[server.table.by_path[path].method.lane]
+    pool.lanes[0]._rule = Overload()
+    caller = callers[DESCRIBE if path == PING else path]
+    assert await status_of(caller.call(path, b"\xff\xff")) == (
+        Code.RESOURCE_EXHAUSTED,
+        "SYSTEM_BUSY",
+    )
+    assert pool.status().rejections == 1
 
 
 async def test_a_call_whose_deadline_has_passed_is_not_started(callers, services, transport):
@@ -551,6 +597,70 @@ async def test_who_does_not_read_is_not_read_from_and_harms_nobody(server, servi
     await good.close()
 
 
+async def test_a_slow_reader_gets_every_answer_in_order_and_in_full(server, file_path):
+    """Small, scattered and large regions in turn through a small window: every kind of partial send."""
+    data = file_path.read_bytes()
+    rng = random.Random(6)
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+    sock.connect(("127.0.0.1", server.remoting_port))
+    reader, writer = await asyncio.open_connection(sock=sock, limit=4096)
+    writer.write(MAGIC + hello(options_pb2.LANE_PULL))
+    await read_answer(reader)
+    expected = []
+    for request_id in range(60):
+        offset, size, count = (
+            rng.randrange(1000),
+            rng.choice([0, 10, 3000, 33_000, 500_000]),
+            rng.choice([1, 1, 40]),
+        )
+        count = count if size < 33_000 else 1
+        request = pull_request(
+            topic="scatter", queue_offset=offset, size_max_bytes=size, record_count_max=count
+        )
+        writer.write(encode_request(request_id, 0x0301, len(request)) + request)
+        expected.append(
+            b"".join(
+                data[offset + index * 2 * size : offset + index * 2 * size + size]
+                for index in range(count)
+            )
+        )
+    for want in expected:
+        status, payload = await read_answer(reader)
+        assert status == 0
+        assert payload[len(payload) - len(want) :] == want
+        assert len(payload) < len(want) + 20
+    await shut(writer)
+
+
+async def test_who_stands_still_in_the_middle_of_something_is_dropped(server):
+    request = pull_request(size_max_bytes=FILE_SIZE_BYTES)
+    lane = server.pools["pull"].lanes[0]
+    in_frame = MAGIC + hello(options_pb2.LANE_PULL) + encode_request(1, 0x0301, 100) + b"x"
+    in_answer = (
+        MAGIC
+        + hello(options_pb2.LANE_PULL)
+        + (encode_request(1, 0x0301, len(request)) + request) * 3
+    )
+    idle = MAGIC + hello(options_pb2.LANE_PULL)
+    sockets = [socket.create_connection(("127.0.0.1", server.remoting_port)) for _ in range(3)]
+    for sock, data in zip(sockets, (in_frame, in_answer, idle), strict=True):
+        sock.sendall(data)
+    await wait_until(
+        lambda: (
+            [bool(c.queue) or c.reader.in_frame for c in lane._connections.values()].count(True)
+            == 2
+            and lane.connection_count == 3
+        )
+    )
+    for connection in lane._connections.values():
+        connection.progress_at -= 61
+    lane.post(lane._sweep)
+    await wait_until(lambda: lane.connection_count == 1)
+    for sock in sockets:
+        sock.close()
+
+
 async def test_large_answers_from_memory_do_not_pile_up(server):
     """More calls in one read than may be pending: the rest waits and is answered when there is room."""
     reader, writer = await open_raw(server)
@@ -586,6 +696,31 @@ async def test_connections_are_limited_in_total_and_by_address(services):
         for caller in callers:
             await caller.close()
         await server.stop(1)
+
+
+async def test_connections_are_spread_over_the_threads_of_a_pool(services):
+    server = Server(
+        services.table,
+        name="echo",
+        version="1",
+        lanes={"pull": LaneConfig(threads=3)},
+        grpc_port=None,
+    )
+    await server.start()
+    callers = await asyncio.gather(
+        *(
+            RemotingCaller.connect(server.table, server.remoting_port, options_pb2.LANE_PULL)
+            for _ in range(12)
+        )
+    )
+    answers = await asyncio.gather(
+        *(caller.call(PULL, pull_request(size_max_bytes=9)) for caller in callers)
+    )
+    assert len(answers) == 12
+    assert [lane.connection_count for lane in server.pools["pull"].lanes] == [4, 4, 4]
+    for caller in callers:
+        await caller.close()
+    await server.stop(1)
 
 
 async def test_random_damage_never_stops_the_server(server):

@@ -4,6 +4,9 @@ A lane is overloaded if, in every turn of its loop for a whole interval, the cal
 than the target. While it is, calls that have waited more than twice the target are refused, unparsed. A burst that is worked
 off within the interval refuses nobody: that is where a fixed limit gives false alarms.
 
+`depth_max` bounds the queue on which calls from gRPC and from other lanes wait. Calls on a lane's own connections wait in the socket
+buffers, where TCP's flow control bounds them: their lane takes them and serves them in the same turn.
+
 What is measured: a lane reads everything that is there, in every turn, so a call waits for at most the turn before its own.
 A call from gRPC or from another lane has the time of its arrival. For bytes on a socket the kernel tells no time: if the poll
 returned at once, they may have lain there since the poll before (the worst case is assumed), else they have just come.

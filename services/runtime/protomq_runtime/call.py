@@ -23,7 +23,7 @@ from protomq.wire.frames import (
     LENGTH_SIZE_BYTES,
 )
 
-from .errors import ServiceError
+from .errors import Code, ServiceError
 from .regions import Region
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Call:
     """Exactly the request message: a bytearray of the call's own where it is longer than 32 KiB and came over the remoting port,
     so that records can be stamped in place; else bytes."""
     received: float
-    """When it came, in seconds of time.monotonic()."""
+    """When it was read, in seconds of time.monotonic()."""
     deadline: float | None
     """When the caller stops waiting, in seconds of time.monotonic(); None: never."""
     lane: Lane
@@ -136,7 +136,7 @@ class Call:
         callback, self._on_close = self._on_close, None
         if self.answered or callback is None:
             return
-        self._finish(0)
+        self._finish(Code.CANCELLED)
         try:
             callback()
         except Exception:

@@ -1,4 +1,4 @@
-"""Time, handed in: nothing but this module and the lanes' event loops reads the machine's clocks."""
+"""Time, handed in: nothing but this module and the event loops of the runtime (lanes, acceptor, gRPC front) reads a clock."""
 
 from __future__ import annotations
 

@@ -7,6 +7,9 @@ buffer for all connections of a lane, so an idle connection owns no buffer. Thre
     rest     the start of a small frame was left over and is kept; it is put in front of what comes
     large    a frame longer than LARGE_SIZE_BYTES is under way and has a bytearray of its own, into which the socket writes
 
+Behind a large frame the next one is probably large as well: then only its header is read into the shared buffer, and its payload goes
+straight to its bytearray. One system call more saves copying a quarter of a megabyte.
+
 What a peer claims costs nothing until it has sent it: a large frame's bytearray starts with at most LARGE_STEP_BYTES and doubles.
 """
 
@@ -39,12 +42,21 @@ class FrameError(Exception):
 class FrameReader:
     """State of one connection. Owner's thread only."""
 
-    __slots__ = ("_filled", "_header", "_large", "_payload_size", "_rest", "_size_max_bytes")
+    __slots__ = (
+        "_expect_large",
+        "_filled",
+        "_header",
+        "_large",
+        "_payload_size",
+        "_rest",
+        "_size_max_bytes",
+    )
 
     def __init__(self, frame_size_max_bytes: int) -> None:
         self._size_max_bytes = frame_size_max_bytes
         self._rest: bytes = b""
         self._large: bytearray | None = None
+        self._expect_large = False
         self._filled = 0
         self._payload_size = 0
         self._header: tuple[int, int, int, int] = (0, 0, 0, 0)
@@ -63,7 +75,7 @@ class FrameReader:
             size = len(rest)
             shared[:size] = rest
             return shared[size:]
-        return shared
+        return shared[:HEADER_SIZE_BYTES] if self._expect_large else shared
 
     def received(self, shared: memoryview, count: int) -> list[Frame]:
         """The frames completed by the `count` bytes that stand in `target` now. Raises FrameError."""
@@ -71,6 +83,7 @@ class FrameReader:
             return self._received_large(count)
         end = len(self._rest) + count
         at = 0
+        self._expect_large = False
         frames: list[Frame] = []
         size_max_bytes = self._size_max_bytes
         while end - at >= HEADER_SIZE_BYTES:
@@ -122,6 +135,7 @@ class FrameReader:
             large.extend(bytes(min(missing, len(large))))
             return []
         self._large = None
+        self._expect_large = True
         return [(*self._header, large)]
 
     def _explain(self, length: int, flags: int) -> str:

@@ -46,12 +46,16 @@ __all__ = ["AnswerSink", "Lane", "Timer"]
 
 logger = logging.getLogger(__name__)
 
+DRAINED_COUNT_MAX: Final = 4096
 DRAINED_SIZE_MAX_BYTES: Final = 64 << 20
-"""Collected large requests above this are handed over before the turn ends: memory is bounded, and no append grows without end."""
+"""Collected calls above these are handed over before the turn ends: memory is bounded, and no append grows without end."""
 SWEEP_INTERVAL_S: Final = 5.0
-NO_WAIT_S: Final = 0.000_05
-"""A poll that took less than this found something there already: it may have lain there since the poll before."""
+NO_WAIT_S: Final = 0.000_3
+"""A poll that took less than this found something there already, which may have lain there since the poll before. It is more than the
+GIL's switch interval, since the thread may have had to wait for the GIL after the poll."""
 EVENTS_MAX: Final = 1024
+READS_PER_TURN_MAX: Final = 4
+"""Of one connection in one turn, and only while no frame is complete."""
 BUSY_RETRY_DELAY_MS: Final = 100
 
 PostedFunction: TypeAlias = Callable[[], None]
@@ -68,7 +72,7 @@ class AnswerSink(Protocol):
 
 
 class Lane(threading.Thread):
-    """One thread of a pool. `post`, `submit`, `adopt` and `deliver`: any thread; everything else: the lane's own."""
+    """One thread of a pool. `post`, `submit` and `deliver`: any thread; `adopt`: the acceptor; everything else: the lane's own."""
 
     def __init__(
         self,
@@ -105,6 +109,9 @@ class Lane(threading.Thread):
         self._wake_up = WakeUp()
         self._poll.register(self._wake_up.descriptor, _EPOLLIN)
         self._connections: dict[int, Connection] = {}
+        self._given_count = 0
+        """Connections that the acceptor has given to the lane; counted by the acceptor, the next one by the lane."""
+        self._taken_count = 0
         self._shared = memoryview(bytearray(SHARED_BUFFER_SIZE_BYTES))
         self._timers = Timers()
         self._drained: dict[BoundMethod, list[Call]] = {}
@@ -131,7 +138,7 @@ class Lane(threading.Thread):
             self._wake()
 
     def submit(self, call: Call) -> None:
-        """Puts a call on the queue. Refused, when its turn comes, by the lane's rules; at once if the queue is full: see `full`."""
+        """Puts a call on the queue. Ask `has_room` before."""
         self._submitted.append(call)
         if self._asleep:
             self._wake()
@@ -142,10 +149,9 @@ class Lane(threading.Thread):
         if self._asleep:
             self._wake()
 
-    @property
-    def full(self) -> bool:
-        """Whether so many calls wait that another one must be refused."""
-        return len(self._submitted) >= self._admission.depth_max
+    def has_room(self, more: int = 0) -> bool:
+        """Whether another call, behind `more` that are about to be submitted, may be put on the queue; else it must be refused."""
+        return len(self._submitted) + more < self._admission.depth_max
 
     @property
     def busy_error(self) -> ServiceError:
@@ -153,7 +159,8 @@ class Lane(threading.Thread):
         return self._busy
 
     def adopt(self, sock: socket.socket, peer: str, client_id: str, begun: bytes) -> None:
-        """Takes over a connection that has said hello; `begun` is what it has sent behind that."""
+        """Takes over a connection that has said hello; `begun` is what it has sent behind that. Acceptor only."""
+        self._given_count += 1
         self.post(lambda: self._adopt(sock, peer, client_id, begun))
 
     def deliver(self, answers: list[PostedFunction]) -> None:
@@ -167,7 +174,8 @@ class Lane(threading.Thread):
 
     @property
     def connection_count(self) -> int:
-        return len(self._connections)
+        """Connections of the lane, with those that it has been given and not taken yet."""
+        return len(self._connections) + self._given_count - self._taken_count
 
     @property
     def open_call_count(self) -> int:
@@ -299,10 +307,9 @@ class Lane(threading.Thread):
         style = call.bound.style
         if style is Style.DRAINED:
             calls = self._drained.setdefault(call.bound, [])
-            if len(calls) < self._admission.depth_max:
-                calls.append(call)
-            else:
-                self._reject(call)
+            calls.append(call)
+            if len(calls) >= DRAINED_COUNT_MAX:
+                self._run_drained()
         elif style is Style.RAW:
             run_raw(call)
         else:
@@ -316,32 +323,36 @@ class Lane(threading.Thread):
         reader = connection.reader
         shared = self._shared
         try:
-            count = connection.recv_into(reader.target(shared))
-            if not count:
-                self._close(connection)
-                return
-            frames = reader.received(shared, count)
+            for _ in range(READS_PER_TURN_MAX):
+                target = reader.target(shared)
+                wanted = len(target)
+                count = connection.recv_into(target)
+                del target  # The reader may have to resize what it shows.
+                if not count:
+                    self._close(connection)
+                    return
+                frames = reader.received(shared, count)
+                if frames:
+                    self._serve(connection, frames)
+                    return
+                connection.progress_at = self._turn_at
+                if count < wanted:
+                    return
         except BlockingIOError:
             return
         except OSError as error:
             self._close(connection, error)
-            return
         except FrameError as error:
             logger.warning("%s: %s from %s: closed", self.name, error, connection.peer)
             self._close(connection)
-            return
-        if frames:
-            self._serve(connection, frames)
-        else:
-            connection.progress_at = self._turn_at
 
     def _serve(self, connection: Connection, frames: Sequence[Frame]) -> None:
         """Starts the calls of these frames. The hot path: small drained calls."""
         methods = self._methods
         drained = self._drained
-        depth_max = self._admission.depth_max
-        received = self._turn_at - self._waited
-        shed_at = received + self._rule.shed_after if self._rule.overloaded else None
+        # Deadlines count from the reading: nobody knows when the bytes came, and a call must not be dropped while its caller waits.
+        received = self._turn_at
+        shed_at = received - self._waited + self._rule.shed_after if self._rule.overloaded else None
         served = 0
         remaining = iter(frames)
         for frame in remaining:
@@ -366,15 +377,17 @@ class Lane(threading.Thread):
             elif bound.style is Style.DRAINED:
                 calls = drained.get(bound)
                 if calls is None:
-                    drained[bound] = [call]
-                elif len(calls) < depth_max:
-                    calls.append(call)
+                    drained[bound] = calls = [call]
                 else:
-                    self._reject(call)
+                    calls.append(call)
                 if len(payload) > LARGE_SIZE_BYTES:
                     self._drained_size_bytes += len(payload)
-                    if self._drained_size_bytes > DRAINED_SIZE_MAX_BYTES:
-                        self._run_drained()
+                if (
+                    len(calls) >= DRAINED_COUNT_MAX
+                    or self._drained_size_bytes > DRAINED_SIZE_MAX_BYTES
+                ):
+                    self._run_drained()
+                    drained = self._drained
             elif timeout_ms and time.monotonic() > received + timeout_ms / 1000:
                 call.fail(DEADLINE_EXCEEDED)
             elif bound.style is Style.RAW:
@@ -397,9 +410,9 @@ class Lane(threading.Thread):
             error = unknown_method(f"number {method_id:#06x}")
         else:
             lane = self.pool.siblings[bound.method.lane].pick_for_call()
-            if not lane.full:
+            if lane.has_room():
                 self.foreign_count += 1
-                received = self._turn_at - self._waited
+                received = self._turn_at
                 deadline = received + timeout_ms / 1000 if timeout_ms else None
                 lane.submit(
                     ForeignCall(
@@ -407,8 +420,8 @@ class Lane(threading.Thread):
                     )
                 )
                 return
-            self.rejection_count += 1
             error = lane.busy_error
+            lane.rejection_count += 1
         if not flags & FLAG_ONE_WAY:
             connection.send_error(request_id, method_id, error)
 
@@ -417,7 +430,7 @@ class Lane(threading.Thread):
         self._drained_size_bytes = 0
         now = time.monotonic()
         # A deadline has a resolution of 1 ms: within a turn shorter than that none can have passed unseen.
-        slow = now - self._turn_at + self._waited > 0.001
+        slow = now - self._turn_at > 0.001
         for bound, calls in groups.items():
             if slow:
                 calls = _drop_expired(calls, now)
@@ -479,6 +492,7 @@ class Lane(threading.Thread):
         connection = Connection(sock, peer, client_id, self, self._frame_size_max_bytes)
         connection.progress_at = self._turn_at
         connection.poll_mask = _EPOLLIN
+        self._taken_count += 1
         self._connections[connection.descriptor] = connection
         self._poll.register(connection.descriptor, _EPOLLIN)
         if begun:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import resource
 import signal
 import sys
@@ -23,8 +22,14 @@ logger = logging.getLogger(__name__)
 EXIT_OK: Final = 0
 EXIT_FATAL: Final = 70
 """EX_SOFTWARE of sysexits.h."""
-SWITCH_INTERVAL_S: Final = 0.000_5
+SWITCH_INTERVAL_S: Final = 0.000_2
+"""How long a thread may keep the GIL while another one wants it; Python's default is 5 ms.
+
+A lane that runs long stretches of Python (here 4 ms a turn) delayed a ping on another lane by 8-12 ms at p99 with 5 ms, by 2.0-3.3 ms
+with 0.5 ms and by 0.5-2.0 ms with 0.1 ms. Throughput of a saturated lane beside a saturated gRPC front did not differ measurably.
+"""
 GRACE_S: Final = 5.0
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
 class Process(Protocol):
@@ -69,17 +74,18 @@ async def _run(process: Process, ready_line: Callable[[], str], grace_s: float) 
     failures: list[BaseException] = []
 
     def on_signal(number: signal.Signals) -> None:
-        if over.is_set():
-            logger.warning("%s again: exit at once", number.name)
-            os._exit(128 + number)
-        logger.info("%s: stopping", number.name)
+        logger.info("%s: stopping; once more exits at once", number.name)
+        # From here on the kernel ends the process, even while this loop is held up.
+        for each in SIGNALS:
+            loop.remove_signal_handler(each)
+            signal.signal(each, signal.SIG_DFL)
         over.set()
 
     def on_fatal(error: BaseException) -> None:
         failures.append(error)
         loop.call_soon_threadsafe(over.set)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in SIGNALS:
         loop.add_signal_handler(number, on_signal, number)
     process.set_on_fatal(on_fatal)
     await process.start()

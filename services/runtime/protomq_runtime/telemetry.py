@@ -1,7 +1,8 @@
 """OpenTelemetry, behind the one place where both transports dispatch.
 
 Off by default, and then nothing is in the way of a call: `instrument` wraps the functions of the dispatch table once, at start-up,
-and is not called otherwise. On when the application has set a provider, or when OTEL_* variables ask for an exporter.
+and is not called otherwise. On when a provider of the SDK is set, by the application or by `opentelemetry-instrument protomq broker`, which
+makes one from the OTEL_* variables.
 
     spans     one for each call, kind SERVER, named by the rpc; from its start on the lane to its answer, holds included
     metrics   read from the lanes' own counters when the exporter asks: nothing is counted twice
@@ -9,9 +10,8 @@ and is not called otherwise. On when the application has set a provider, or when
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from .call import Call
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 SCOPE: Final = "protomq"
-_EXPORTER_VARIABLES: Final = (
-    "OTEL_TRACES_EXPORTER",
-    "OTEL_METRICS_EXPORTER",
-    "OTEL_EXPORTER_OTLP_ENDPOINT",
-)
 
 
 class CallSpan:
@@ -47,29 +42,23 @@ class CallSpan:
         self._span.end()
 
 
-def wanted(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether anybody is going to look. Does not import OpenTelemetry to find out that nobody does."""
-    variables = os.environ if environment is None else environment
-    if variables.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return False
-    if any(variables.get(name, "none") not in ("", "none") for name in _EXPORTER_VARIABLES):
-        return True
+def attach(table: DispatchTable, statuses: Callable[[], Iterable[PoolStatus]]) -> None:
+    """Instruments what a provider has been set for; does not import OpenTelemetry to find out that none has. Before the start."""
     if "opentelemetry.sdk" not in sys.modules:
-        return False
+        return
     from opentelemetry import metrics, trace
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.trace import TracerProvider
 
-    return isinstance(trace.get_tracer_provider(), TracerProvider) or isinstance(
-        metrics.get_meter_provider(), MeterProvider
-    )
+    tracers, meters = trace.get_tracer_provider(), metrics.get_meter_provider()
+    if isinstance(tracers, TracerProvider):
+        instrument(table, tracers.get_tracer(SCOPE))
+    if isinstance(meters, MeterProvider):
+        observe_lanes(statuses, meters.get_meter(SCOPE))
 
 
-def instrument(table: DispatchTable, tracer: Tracer | None = None) -> None:
+def instrument(table: DispatchTable, tracer: Tracer) -> None:
     """Puts a span around every unary method. Before the server starts."""
-    from opentelemetry import trace
-
-    tracer = tracer or trace.get_tracer(SCOPE)
     for bound in table:
         if bound.style is Style.PLAIN:
             bound.function = _traced_plain(bound.function, tracer)
@@ -79,12 +68,9 @@ def instrument(table: DispatchTable, tracer: Tracer | None = None) -> None:
             bound.function = _traced_drained(bound.function, tracer)
 
 
-def observe_lanes(statuses: Callable[[], Iterable[PoolStatus]], meter: Meter | None = None) -> None:
+def observe_lanes(statuses: Callable[[], Iterable[PoolStatus]], meter: Meter) -> None:
     """Publishes the counters of the lanes."""
-    from opentelemetry import metrics
     from opentelemetry.metrics import CallbackOptions, Observation
-
-    meter = meter or metrics.get_meter(SCOPE)
 
     def reader(field: str, scale: float = 1) -> Callable[[CallbackOptions], list[Observation]]:
         def read(_: CallbackOptions) -> list[Observation]:

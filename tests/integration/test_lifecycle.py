@@ -1,0 +1,98 @@
+"""A server as a process: ready line, signals, exit codes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from protomq.v1 import options_pb2
+from protomq_runtime import lifecycle
+from tests.integration.transport_callers import RemotingCaller
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = """
+import sys
+from pathlib import Path
+from protomq_runtime.lifecycle import run_until_signal
+from protomq_runtime.server import Server
+from tests.integration.echo_services import Services
+
+services = Services(Path(__file__ if "__file__" in globals() else sys.executable))
+server = Server(services.table, name="echo", version="1")
+if "stuck" in sys.argv:
+    import threading
+    services.route.stop = threading.Event().wait
+if "failing" in sys.argv:
+    services.route.start = lambda server: server.pools["send"].lanes[0].post(server.pools["send"].lanes[0]._poll.close)
+sys.exit(run_until_signal(server, lambda: f"remoting=127.0.0.1:{server.remoting_port}"))
+"""
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
+    child = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_stops_the_process_gracefully(number):
+    with process() as child:
+        assert child.stdout is not None
+        line = child.stdout.readline()
+        assert line.startswith("ready remoting=127.0.0.1:")
+        child.send_signal(number)
+        out, err = child.communicate(timeout=10)
+        assert (child.returncode, out, err) == (0, "", "")
+
+
+def test_a_second_signal_ends_it_at_once():
+    with process("stuck") as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        # The stop hook never returns. Signals that come too close are one: ask until it is over.
+        for _ in range(100):
+            child.send_signal(signal.SIGTERM)
+            try:
+                child.wait(0.05)
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        assert child.returncode == -signal.SIGTERM
+
+
+def test_a_failed_thread_ends_the_process():
+    with process("failing") as child:
+        _, err = child.communicate(timeout=10)
+        assert child.returncode == lifecycle.EXIT_FATAL
+        assert "the event loop failed" in err
+
+
+async def test_a_process_serves_between_ready_and_the_signal():
+    from tests.integration.echo_services import Services
+
+    services = Services(Path(__file__))
+    with process() as child:
+        assert child.stdout is not None
+        port = int(child.stdout.readline().rpartition(":")[2])
+        caller = await RemotingCaller.connect(services.table, port, options_pb2.LANE_ADMIN)
+        assert await caller.call("/protomq.v1.AdminService/Ping", b"") == b""
+        await caller.close()
+    services.pull.file.close()

@@ -1,0 +1,223 @@
+"""Configuration from every source, and an error that names the place for every mistake."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+
+import pytest
+
+from protomq_runtime.config import (
+    ConfigError,
+    load_config,
+    load_config_async,
+    parse_size_bytes,
+    parse_time_ms,
+)
+
+
+class FlushMode(Enum):
+    ASYNC_FLUSH = "async"
+    SYNC_FLUSH = "sync"
+
+
+@dataclass(frozen=True)
+class LaneSection:
+    threads: int = 1
+    depth_max: int = 100
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ValueError(f"threads must be at least 1, it is {self.threads}")
+
+
+@dataclass(frozen=True)
+class StoreSection:
+    flush_mode: FlushMode = FlushMode.ASYNC_FLUSH
+    segment_size_bytes: int = 1 << 30
+    retention_ms: int = 72 * 3_600_000
+    disk_ratio: float = 0.75
+    root: Path = Path("store")
+
+
+@dataclass(frozen=True)
+class Config:
+    name: str = "broker"
+    auto_create: bool = True
+    namesrv: tuple[str, ...] = ()
+    advertised: str | None = None
+    store: StoreSection = StoreSection()
+    lanes: Mapping[str, LaneSection] = field(default_factory=dict)
+
+
+def load(
+    path: Path | None = None, environment: Mapping[str, str] | None = None, **flags: object
+) -> Config:
+    dotted = {key.replace("__", "."): value for key, value in flags.items()}
+    return load_config(Config, path, environment=environment or {}, flags=dotted)
+
+
+def write(tmp_path: Path, name: str, text: str) -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+YAML = """
+name: broker-a
+auto_create: no
+namesrv: [a:9876, b:9876]
+store:
+  flush_mode: SYNC_FLUSH
+  segment_size_bytes: 64MiB
+  retention_ms: 12h
+lanes:
+  send: {depth_max: 7}
+"""
+TOML = """
+name = "broker-a"
+auto_create = false
+namesrv = ["a:9876", "b:9876"]
+[store]
+flush_mode = "sync"
+segment_size_bytes = 67108864
+retention_ms = 43200000
+[lanes.send]
+depth_max = 7
+"""
+
+
+def test_without_anything_the_defaults_stand():
+    assert load() == Config()
+
+
+@pytest.mark.parametrize(("name", "text"), [("a.yaml", YAML), ("a.yml", YAML), ("a.toml", TOML)])
+def test_a_file_is_read(tmp_path, name, text):
+    assert load(write(tmp_path, name, text)) == Config(
+        "broker-a",
+        False,
+        ("a:9876", "b:9876"),
+        None,
+        StoreSection(FlushMode.SYNC_FLUSH, 64 << 20, 12 * 3_600_000),
+        {"send": LaneSection(depth_max=7)},
+    )
+
+
+async def test_a_file_is_read_on_an_event_loop_alike(tmp_path):
+    path = write(tmp_path, "a.yaml", YAML)
+    assert await load_config_async(Config, path, environment={}) == load(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        await load_config_async(Config, tmp_path / "none.yaml")
+
+
+def test_environment_wins_over_the_file_and_flags_over_both(tmp_path):
+    path = write(tmp_path, "a.yaml", YAML)
+    variables = {
+        "PROTOMQ_NAME": "broker-b",
+        "PROTOMQ_STORE_FLUSH_MODE": "async_flush",
+        "PROTOMQ_NAMESRV": "c:1, d:2",
+    }
+    config = load(path, variables, name="broker-c", advertised=None, store__disk_ratio=0.5)
+    assert config.name == "broker-c"
+    assert config.store.flush_mode is FlushMode.ASYNC_FLUSH
+    assert config.store.disk_ratio == 0.5
+    assert config.store.segment_size_bytes == 64 << 20
+    assert config.namesrv == ("c:1", "d:2")
+
+
+def test_values_of_the_environment_become_what_the_fields_are():
+    variables = {
+        "PROTOMQ_AUTO_CREATE": "off",
+        "PROTOMQ_ADVERTISED": "host:1",
+        "PROTOMQ_STORE_SEGMENT_SIZE_BYTES": "1.5 GiB",
+        "PROTOMQ_STORE_RETENTION_MS": "90",
+        "PROTOMQ_STORE_ROOT": "/data",
+    }
+    config = load(None, variables)
+    assert (config.auto_create, config.advertised) == (False, "host:1")
+    assert config.store == StoreSection(
+        segment_size_bytes=3 << 29, retention_ms=90, root=Path("/data")
+    )
+
+
+def test_a_flag_reaches_into_a_table_of_sections():
+    assert load(lanes__send__threads=3).lanes == {"send": LaneSection(3)}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nam: x", r"a\.yaml: nam: there is no such field; do you mean name\?"),
+        (
+            "store: {flush_mod: x}",
+            r"a\.yaml: store\.flush_mod: there is no such field; do you mean flush_mode\?",
+        ),
+        ("store: 3", r"a\.yaml: store: a section is expected, this is 3"),
+        (
+            "store: {flush_mode: never}",
+            r"store\.flush_mode: one of ASYNC_FLUSH, SYNC_FLUSH is expected, this is 'never'",
+        ),
+        (
+            "store: {segment_size_bytes: 3 pounds}",
+            r"store\.segment_size_bytes: '3 pounds' is no size; units are B, KiB",
+        ),
+        ("store: {retention_ms: soon}", r"store\.retention_ms: 'soon' is not a number with a unit"),
+        (
+            "store: {segment_size_bytes: 1.5}",
+            r"segment_size_bytes: a whole number is expected, this is 1\.5",
+        ),
+        ("store: {disk_ratio: true}", r"disk_ratio: a number is expected, this is True"),
+        ("auto_create: perhaps", r"auto_create: true or false is expected, this is 'perhaps'"),
+        ("name: [a]", r"name: a str is expected, this is \['a'\]"),
+        ("namesrv: 3", r"namesrv: a list is expected, this is 3"),
+        ("lanes: {send: {threads: 0}}", r"lanes\.send: threads must be at least 1, it is 0"),
+        ("lanes: 3", r"lanes: a section is expected, this is 3"),
+        ("[1, 2]", r"a\.yaml: sections with fields are expected, this is a list"),
+        ("a: b: c", r"a\.yaml: mapping values are not allowed here"),
+    ],
+)
+def test_a_mistake_in_a_file_is_named_with_its_place(tmp_path, text, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        load(write(tmp_path, "a.yaml", text))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_mistake_elsewhere_is_named_with_its_place(tmp_path):
+    with pytest.raises(ConfigError, match="environment: PROTOMQ_AUTO_CREATE: true or false"):
+        load(None, {"PROTOMQ_AUTO_CREATE": "x"})
+    with pytest.raises(ConfigError, match=r"flag: store\.disk_ratio: a number"):
+        load(store__disk_ratio="x")
+    with pytest.raises(ConfigError, match=r"flag: store\.nothing: there is no such field"):
+        load(store__nothing=1)
+    with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read"):
+        load(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match=r"\.yaml, \.yml or \.toml"):
+        load(write(tmp_path, "a.ini", ""))
+    with pytest.raises(ConfigError, match=r"a\.toml"):
+        load(write(tmp_path, "a.toml", "a = "))
+
+
+def test_an_empty_file_is_a_file(tmp_path):
+    assert load(write(tmp_path, "a.yaml", "")) == Config()
+
+
+def test_sizes_and_times_have_units():
+    assert [parse_size_bytes(text) for text in ("7", "64KiB", "1.5 MiB", "2gib")] == [
+        7,
+        65536,
+        3 << 19,
+        2 << 30,
+    ]
+    assert [parse_time_ms(text) for text in ("250ms", "15s", "10min", "72h", "3d")] == [
+        250,
+        15e3,
+        6e5,
+        2592e5,
+        2592e5,
+    ]
+    for text in ("15", "s", "1 fortnight"):
+        with pytest.raises(ValueError, match=re.escape(text)):
+            parse_time_ms(text)
