@@ -91,7 +91,15 @@ class Broker:
         lanes = self.config.lanes
         return {
             "send": LaneConfig(1, AdmissionConfig(depth_max=lanes.send_depth_max)),
-            "pull": LaneConfig(lanes.pull_threads, AdmissionConfig(depth_max=lanes.pull_depth_max)),
+            # A cold disk makes pulls wait without any overload: more patience than with the other lanes.
+            "pull": LaneConfig(
+                lanes.pull_threads,
+                AdmissionConfig(
+                    depth_max=lanes.pull_depth_max,
+                    queue_time_target_ms=1_000,
+                    queue_time_interval_ms=2_000,
+                ),
+            ),
             "consumer": LaneConfig(
                 lanes.consumer_threads, AdmissionConfig(depth_max=lanes.consumer_depth_max)
             ),

@@ -6,7 +6,7 @@ own (`holds.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -156,21 +156,41 @@ class PullService:
         call.on_close = lambda: self._drop(hold)
         # Between the look and the entry a message may have arrived that nobody signalled to us.
         if self._store.queue_range(request.topic, request.queue_id)[1] > hold.queue_offset:
-            self._look_again(holds, hold)
+            self._look_again(hold)
         if not call.answered:
             hold.timer = lane.call_later(request.hold_ms, lambda: self._expire(hold))
 
-    def _wake(self, holds: LaneHolds, key: QueueKey) -> None:
-        for hold in holds.of(key):
-            self._look_again(holds, hold)
+    def _wake(self, holds: LaneHolds, woken: Sequence[Hold]) -> None:
+        """Answers those for which there is something now. Many who wait for the same are looked up once."""
+        looks: dict[tuple[object, ...], ReadResult] = {}
+        for hold in woken:
+            request = hold.request
+            wanted = (
+                hold.key, hold.queue_offset, hold.tag_codes, request.record_count_max, request.size_max_bytes,
+            )  # fmt: skip
+            result = looks.get(wanted)
+            if result is None:
+                result = self._look_for(hold)
+                if result is None:
+                    continue
+                looks[wanted] = result
+            self._answer_or_keep(hold, result)
 
-    def _look_again(self, holds: LaneHolds, hold: Hold) -> None:
+    def _look_again(self, hold: Hold) -> None:
+        result = self._look_for(hold)
+        if result is not None:
+            self._answer_or_keep(hold, result)
+
+    def _look_for(self, hold: Hold) -> ReadResult | None:
+        """What there is for the hold; None if that was an error, with which the call is answered then."""
         try:
-            result = self._look(hold.request, hold.queue_offset, hold.tag_codes)
+            return self._look(hold.request, hold.queue_offset, hold.tag_codes)
         except Exception as error:
             self._drop(hold)
             hold.call.fail(to_service_error(error))
-            return
+            return None
+
+    def _answer_or_keep(self, hold: Hold, result: ReadResult) -> None:
         if _nothing_yet(result):
             hold.queue_offset = result.next_offset
             return
@@ -178,13 +198,10 @@ class PullService:
         _answer(hold.call, result)
 
     def _expire(self, hold: Hold) -> None:
-        self._drop(hold)
-        try:
-            result = self._look(hold.request, hold.queue_offset, hold.tag_codes)
-        except Exception as error:
-            hold.call.fail(to_service_error(error))
-            return
-        _answer(hold.call, result)
+        result = self._look_for(hold)
+        if result is not None:
+            self._drop(hold)
+            _answer(hold.call, result)
 
     def _drop(self, hold: Hold) -> None:
         self._holds[hold.call.lane].remove(hold)

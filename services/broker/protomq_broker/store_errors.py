@@ -14,6 +14,7 @@ from .store.errors import (
     StoreError,
     StoreFailedError,
 )
+from .store.offsets import TooManyGroupsError
 from .store.repeated_sends import ProducerFencedError, SequenceExpiredError
 
 log = logging.getLogger("protomq.broker")
@@ -45,6 +46,8 @@ def to_service_error(error: Exception) -> ServiceError:
         return ServiceError(Code.FAILED_PRECONDITION, "SEQUENCE_EXPIRED", str(error))
     if isinstance(error, ProducerFencedError):
         return ServiceError(Code.FAILED_PRECONDITION, "PRODUCER_FENCED", str(error))
+    if isinstance(error, TooManyGroupsError):
+        return ServiceError(Code.RESOURCE_EXHAUSTED, "TOO_MANY", str(error))
     if isinstance(error, CorruptLogError | CorruptRecordError):
         log.error("damage in the log: %s", error)
         return ServiceError(

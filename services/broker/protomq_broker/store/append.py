@@ -38,6 +38,7 @@ class RecordRegion:
         producer_id: 0 for none: then repeats are not recognised.
         producer_epoch: epoch of the producer.
         first_sequence: sequence of the first record; the others follow one by one.
+        stride: size of each record field if all have the same, else 0: then records are reached by steps instead of by an index.
     """
 
     topic: str
@@ -50,6 +51,7 @@ class RecordRegion:
     producer_id: int
     producer_epoch: int
     first_sequence: int
+    stride: int = 0
 
 
 @dataclass(slots=True)

@@ -46,7 +46,15 @@ class LogTail(NamedTuple):
 class CommitLog:
     """See the module's docstring."""
 
-    def __init__(self, disk: Disk, folder: SegmentFolder, tail: LogTail, *, flushed_position: int, epoch: int = 0) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        folder: SegmentFolder,
+        tail: LogTail,
+        *,
+        flushed_position: int,
+        epoch: int = 0,
+    ) -> None:
         assert flushed_position <= tail.position
         self.folder = folder
         self.tail = tail
@@ -56,7 +64,8 @@ class CommitLog:
         self.failure = ""
         """Why nothing is appended any more; "" as long as the log is well."""
         self.append_size_max_bytes = min(
-            APPEND_SIZE_MAX_BYTES, folder.segment_size_bytes - 2 * SEAL_SIZE_BYTES - CLOSING_SIZE_BYTES
+            APPEND_SIZE_MAX_BYTES,
+            folder.segment_size_bytes - 2 * SEAL_SIZE_BYTES - CLOSING_SIZE_BYTES,
         )
         """The most that one append takes, without its seal."""
         self._disk = disk
@@ -81,7 +90,9 @@ class CommitLog:
         self._roll(size_bytes)
         return self.tail.position
 
-    def append(self, data: bytes, record_count: int, store_time_ms: int, synced_position: int) -> LogTail:
+    def append(
+        self, data: bytes, record_count: int, store_time_ms: int, synced_position: int
+    ) -> LogTail:
         """Writes `data` and its seal at the tail and moves it. The caller has asked `position_for` first.
 
         Raises DiskFullError or StoreFailedError: then nothing of it is in the log.
@@ -108,21 +119,23 @@ class CommitLog:
                 write_fully(self._disk, segment.fd, memoryview(data + seal)[written:], at + written)
         except OSError as error:
             self._take_back(tail, size, error)
-        self.tail = tail = LogTail(position + size, int.from_bytes(seal[-4:], "little"), store_time_ms)
+        self.tail = tail = LogTail(
+            position + size, int.from_bytes(seal[-4:], "little"), store_time_ms
+        )
         return tail
 
     def take_back(self, tail: LogTail, reason: str) -> None:
-        """Undoes the last append, before anybody was told of it: `tail` is what stood before. Raises StoreFailedError."""
+        """Undoes the last append, before anybody was told of it, and stops the log for good; `tail` is what stood before."""
         segment = self._segment
         assert segment is not None
         assert segment.base_position <= tail.position <= self.tail.position
         size = self.tail.position - tail.position
         self.tail = tail
+        self.fail(reason)
         try:
             self._write_zeros(segment, tail.position, size)
         except OSError as error:
-            self.fail(f"{reason}; then the append could not be taken back: {error}")
-            raise StoreFailedError(self.failure) from error
+            self.failure += f"; then the append could not be taken back: {error}"
 
     def fail(self, reason: str) -> None:
         """Stops all appends for good; any thread. The first reason stays."""
@@ -161,6 +174,12 @@ class CommitLog:
             self.folder.remove([segment.base_position for segment in removed])
             return removed
 
+    def close(self) -> None:
+        """Lets go of the files; nothing can be appended any more."""
+        self.fail("the store is closed")
+        self._segment = None
+        self.folder.files = {}
+
     def _roll(self, size_bytes: int) -> None:
         """Makes the tail stand in a segment with room for `size_bytes`, behind its head."""
         if self.failure:
@@ -172,7 +191,9 @@ class CommitLog:
             elif tail.position == segment.base_position:
                 following = segment
             else:
-                following = self._segment_at(segment.end_position)  # first, so that a full disk changes nothing
+                following = self._segment_at(
+                    segment.end_position
+                )  # first, so that a full disk changes nothing
                 gap = segment.end_position - tail.position - SEAL_SIZE_BYTES
                 self._append_empty(encode_padding(gap))
         except OSError as error:
@@ -182,7 +203,10 @@ class CommitLog:
             raise StoreFailedError(self.failure) from error
         self._segment = following
         self._append_empty(b"")
-        assert self.tail.position + size_bytes + SEAL_SIZE_BYTES + CLOSING_SIZE_BYTES <= following.end_position
+        assert (
+            self.tail.position + size_bytes + SEAL_SIZE_BYTES + CLOSING_SIZE_BYTES
+            <= following.end_position
+        )
 
     def _append_empty(self, data: bytes) -> None:
         """Padding, or the head of a segment."""
@@ -202,10 +226,14 @@ class CommitLog:
         try:
             self._write_zeros(segment, tail.position, size)
         except OSError as second:
-            self.fail(f"a write to the log failed at position {tail.position} and could not be taken back: {second}")
+            self.fail(
+                f"a write to the log failed at position {tail.position} and could not be taken back: {second}"
+            )
         if self.failure:
             raise StoreFailedError(self.failure) from error
-        raise DiskFullError(f"no space for an append of {size} bytes at position {tail.position}: {error}") from error
+        raise DiskFullError(
+            f"no space for an append of {size} bytes at position {tail.position}: {error}"
+        ) from error
 
     def _write_zeros(self, segment: SegmentFile, position: int, size: int) -> None:
         at, end = position - segment.base_position, position - segment.base_position + size

@@ -43,8 +43,15 @@ class StoreConfig:
 
     def __post_init__(self) -> None:
         if self.segment_size_bytes < SEGMENT_SIZE_MIN_BYTES:
-            raise ValueError(f"segment_size_bytes must be at least {SEGMENT_SIZE_MIN_BYTES}, not {self.segment_size_bytes}")
-        for name in ("flush_interval_ms", "checkpoint_interval_ms", "checkpoint_size_bytes", "retention_hours"):
+            raise ValueError(
+                f"segment_size_bytes must be at least {SEGMENT_SIZE_MIN_BYTES}, not {self.segment_size_bytes}"
+            )
+        for name in (
+            "flush_interval_ms",
+            "checkpoint_interval_ms",
+            "checkpoint_size_bytes",
+            "retention_hours",
+        ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
         if self.corruption not in ("refuse", "quarantine"):
@@ -52,4 +59,6 @@ class StoreConfig:
         if not 0 <= self.delete_hour <= 23:
             raise ValueError(f"delete_hour must be 0 to 23, not {self.delete_hour}")
         if not 0 < self.disk_delete_ratio <= self.disk_force_ratio <= self.disk_refuse_ratio <= 1:
-            raise ValueError("0 < disk_delete_ratio <= disk_force_ratio <= disk_refuse_ratio <= 1 must hold")
+            raise ValueError(
+                "0 < disk_delete_ratio <= disk_force_ratio <= disk_refuse_ratio <= 1 must hold"
+            )

@@ -36,7 +36,10 @@ LOST_TAG_CODE: Final = -1
 
 _ENTRY_STRUCT: Final = struct.Struct("<QIq")
 assert _ENTRY_STRUCT.size == ENTRY_SIZE_BYTES
-_CAPACITY_MIN: Final = 16
+NO_FOLDER: Final = -2
+NEW_FOLDER: Final = -1
+"""Values of `synced_offset` in front of the first sync."""
+_CAPACITY_MIN: Final = 4
 _NO_BUFFER: Final = (0, bytearray())
 _NO_ENTRIES: Final = np.empty(0, ENTRY)
 
@@ -57,8 +60,8 @@ class ConsumeQueueDamagedError(StoreError):
 class QueueFiles:
     """What all queues of a store share: the folder, the open files, and the damage that readers came across.
 
-    Attributes: folder: folder of all consume queues; files: those that are open; damage: by (topic, queue_id), the first offset
-    that does not hold.
+    Attributes: folder: folder of all consume queues; files: those that are open; damage: for a queue, the first offset that does not
+    hold.
     """
 
     __slots__ = ("damage", "files", "folder")
@@ -66,7 +69,7 @@ class QueueFiles:
     def __init__(self, folder: str, files: OpenFiles) -> None:
         self.folder = folder
         self.files = files
-        self.damage: dict[tuple[str, int], int] = {}
+        self.damage: dict[ConsumeQueue, int] = {}
 
 
 class ConsumeQueue:
@@ -78,9 +81,10 @@ class ConsumeQueue:
         row: place of the queue in the table's state; the table's own.
         end_offset: queue offset of the next message. Moved by the writer.
         flushed_offset: entries below stand in files. Moved by the flusher; <= end_offset.
+        synced_offset: entries below are on stable storage; or NO_FOLDER, NEW_FOLDER. The table's own.
     """
 
-    __slots__ = ("_buffer", "_home", "_min_offset", "end_offset", "flushed_offset", "has_folder", "queue_id", "row", "topic")
+    __slots__ = ("_buffer", "_home", "_min_offset", "end_offset", "flushed_offset", "queue_id", "row", "synced_offset", "topic")
 
     def __init__(self, topic: str, queue_id: int, row: int, home: QueueFiles) -> None:
         self.topic = topic
@@ -88,7 +92,7 @@ class ConsumeQueue:
         self.row = row
         self.end_offset = 0
         self.flushed_offset = 0
-        self.has_folder = False
+        self.synced_offset = NO_FOLDER
         self._min_offset = 0
         self._buffer: tuple[int, bytearray] = _NO_BUFFER  # queue offset of its first entry, the entries
         self._home = home
@@ -171,6 +175,7 @@ class ConsumeQueue:
             self._buffer = _NO_BUFFER
         self.end_offset = end_offset
         self.flushed_offset = min(old_flushed, end_offset)
+        self.synced_offset = min(self.synced_offset, end_offset)
         if old_flushed <= end_offset:
             return
         files = self._home.files
@@ -184,15 +189,11 @@ class ConsumeQueue:
 
     # Flusher thread.
 
-    def flush(self) -> list[str]:
-        """Writes what is only in memory to files, without a sync; the paths written to.
-
-        After an OSError nothing is lost: the entries are still in memory.
-        """
+    def flush(self) -> None:
+        """Writes what is only in memory to files, without a sync. After an OSError nothing is lost: it is all still in memory."""
         files = self._home.files
         end = self.end_offset
         start, buffer = self._buffer
-        paths: list[str] = []
         while self.flushed_offset < end:
             first = self.flushed_offset
             last = min(end, (first // ENTRIES_PER_FILE + 1) * ENTRIES_PER_FILE)
@@ -201,8 +202,28 @@ class ConsumeQueue:
             part = memoryview(buffer)[(first - start) * ENTRY_SIZE_BYTES : (last - start) * ENTRY_SIZE_BYTES]
             write_fully(files.disk, file.fd, part, first % ENTRIES_PER_FILE * ENTRY_SIZE_BYTES)
             self.flushed_offset = last
-            paths.append(path)
-        return paths
+
+    def sync(self) -> set[str]:
+        """Makes the files durable as far as they are written; the folders that have new names in them, to be synced by the caller.
+
+        After an OSError the kernel may have dropped what was written, and a second sync would not notice: the entries count as damaged.
+        """
+        files, end = self._home.files, self.flushed_offset
+        folders: set[str] = set()
+        if self.synced_offset < 0:
+            folders |= {self._home.folder, f"{self._home.folder}/{self.topic}", self.folder}
+        start = offset = max(self.synced_offset, self._min_offset)
+        while offset < end:
+            if offset % ENTRIES_PER_FILE == 0:
+                folders.add(self.folder)
+            try:
+                files.disk.fdatasync(files.get(self.path_of(offset)).fd)
+            except OSError:
+                self._home.damage[self] = min(self._home.damage.get(self, start), start)
+                raise
+            offset = (offset // ENTRIES_PER_FILE + 1) * ENTRIES_PER_FILE
+        self.synced_offset = end
+        return folders
 
     def release_buffer(self) -> None:
         """Gives the memory back if all entries are in files. The caller keeps the writer out."""
@@ -326,8 +347,7 @@ class ConsumeQueue:
 
     def _damage(self, path: str, queue_offset: int, reason: str) -> ConsumeQueueDamagedError:
         if queue_offset >= self._min_offset:
-            known = self._home.damage.get((self.topic, self.queue_id), queue_offset)
-            self._home.damage[self.topic, self.queue_id] = min(known, queue_offset)
+            self._home.damage[self] = min(self._home.damage.get(self, queue_offset), queue_offset)
         return ConsumeQueueDamagedError(path, queue_offset, reason)
 
 

@@ -29,6 +29,8 @@ from .consume_queue import (
     ENTRIES_PER_FILE,
     FILE_SIZE_BYTES,
     LOST_TAG_CODE,
+    NEW_FOLDER,
+    NO_FOLDER,
     ConsumeQueue,
     ConsumeQueueDamagedError,
     QueueFiles,
@@ -93,7 +95,8 @@ class ConsumeQueueTable:
         self._dirty: set[ConsumeQueue] = set()  # appended to since the last flush
         self._cooling: set[ConsumeQueue] = set()  # written by the last flush
         self._touched: set[ConsumeQueue] = set()  # rows that the next checkpoint must renew
-        self._unsynced: set[str] = set()
+        self._unsynced: set[ConsumeQueue] = set()  # written since the last checkpoint
+        self._unsynced_folders: set[str] = set()  # with new names in them
         self._removed: list[tuple[str, list[ConsumeQueue]]] = []
         self._home.damage.clear()
 
@@ -190,9 +193,7 @@ class ConsumeQueueTable:
                 for queue in touched:
                     if self._renew_row(queue, position):
                         self._touched.add(queue)
-                for path in list(self._unsynced):
-                    self._disk.fdatasync(self._files.get(path).fd)
-                    self._unsynced.discard(path)
+                self._sync()
                 self._write_table(position)
             except BaseException:
                 self._touched |= touched
@@ -297,7 +298,6 @@ class ConsumeQueueTable:
                     self._dirty.add(queue)
                     if behind_table:
                         self._renew_row(queue, end_position)
-        self._unsynced = {path for path in self._unsynced if self._disk.exists(path)}
         self._covered_position = end_position
         if behind_table:  # else other records, at the same queue offsets, would pass for those that the table knows
             self._write_table(end_position)
@@ -320,17 +320,31 @@ class ConsumeQueueTable:
         return queue
 
     def _flush_queue(self, queue: ConsumeQueue) -> None:
-        if not queue.has_folder:
+        if queue.synced_offset == NO_FOLDER:
             folder = queue.folder
-            self._files.forget(f"{folder}/")
-            remove_tree(self._disk, folder)  # left over from a topic of that name
+            if self._disk.exists(folder):  # left over from a topic of that name
+                self._files.forget(f"{folder}/")
+                remove_tree(self._disk, folder)
             self._disk.make_folder(folder)
-            queue.has_folder = True
-        self._unsynced.update(queue.flush())
+            queue.synced_offset = NEW_FOLDER
+        queue.flush()
+        self._unsynced.add(queue)
+
+    def _sync(self) -> None:
+        for queue in list(self._unsynced):
+            if self.find(queue.topic, queue.queue_id) is queue:
+                self._unsynced_folders |= queue.sync()
+            self._unsynced.discard(queue)
+        for folder in list(self._unsynced_folders):
+            if self._disk.exists(folder):
+                self._disk.fsync_dir(folder)
+            self._unsynced_folders.discard(folder)
 
     def _renew_row(self, queue: ConsumeQueue, position: int) -> bool:
         """Writes the queue's row as of `position`; whether the queue has entries behind it, so that the row must be renewed again."""
-        damaged = self._home.damage.get((queue.topic, queue.queue_id))
+        if self.find(queue.topic, queue.queue_id) is not queue:
+            return False  # removed
+        damaged = self._home.damage.get(queue)
         try:
             end_offset = queue.first_at_or_beyond(position)
         except ConsumeQueueDamagedError as error:
@@ -347,10 +361,8 @@ class ConsumeQueueTable:
         return end_offset < queue.end_offset
 
     def _write_table(self, position: int) -> None:
-        for topic, queue_id in list(self._home.damage):
-            queue = self.find(topic, queue_id)
-            if queue is not None:
-                self._renew_row(queue, position)
+        for queue in list(self._home.damage):
+            self._renew_row(queue, position)
         with self._lock:
             names = "\n".join(self._topic_numbers).encode()
             head = _HEAD.pack(position, len(self._topic_numbers), self._row_count, len(names))
@@ -362,16 +374,15 @@ class ConsumeQueueTable:
         """Removes topics for good: from the table first, so that no start looks for files that are gone."""
         with self._lock:
             removed, self._removed = self._removed, []
-            for topic, queues in removed:
+            for _, queues in removed:
                 for queue in queues:
                     self._rows[queue.row] = (_NO_TOPIC, 0, 0, 0, 0)
                     self._free_rows.append(queue.row)
-                    self._home.damage.pop((topic, queue.queue_id), None)
+                    self._home.damage.pop(queue, None)
         self._write_table(self._checkpoint_position)
         for topic, _ in removed:
             folder = f"{self._folder}/{topic}"
             self._files.forget(f"{folder}/")
-            self._unsynced = {path for path in self._unsynced if not path.startswith(f"{folder}/")}
             remove_tree(self._disk, folder)
 
     def _delete_files_below(self, queue: ConsumeQueue, min_offset: int) -> None:
@@ -379,14 +390,13 @@ class ConsumeQueueTable:
         for path in [f"{queue.folder}/{name}" for name in self._disk.list(queue.folder)]:
             if path < keep:
                 self._files.forget(path)
-                self._unsynced.discard(path)
                 self._disk.unlink(path)
                 self._touched.add(queue)
 
     def _load_queue(self, queue: ConsumeQueue, min_offset: int, end_offset: int, damaged: bool) -> None:
         good_end = self._entries_in_files(queue, min_offset, end_offset)
-        queue.has_folder = good_end > min_offset
         queue.reset(min_offset, good_end)
+        queue.synced_offset = good_end if good_end > min_offset else NO_FOLDER
         if good_end == end_offset and not damaged:
             return
         self._touched.add(queue)
@@ -398,7 +408,7 @@ class ConsumeQueueTable:
         except ConsumeQueueDamagedError:
             pass
         queue.reset(0, 0)
-        queue.has_folder = False
+        queue.synced_offset = NO_FOLDER
         self.replay_from = 0
 
     def _entries_in_files(self, queue: ConsumeQueue, min_offset: int, end_offset: int) -> int:
@@ -431,7 +441,7 @@ class ConsumeQueueTable:
                 else:
                     self._disk.unlink(path)
                 continue
-            known = {str(queue_id) for queue_id, queue in queues.items() if queue.has_folder}
+            known = {str(queue_id) for queue_id, queue in queues.items() if queue.synced_offset != NO_FOLDER}
             for name in self._disk.list(path):
                 if name not in known:
                     remove_tree(self._disk, f"{path}/{name}")
@@ -463,7 +473,7 @@ class ConsumeQueueTable:
 
     def _restart(self, queue: ConsumeQueue) -> None:
         queue.reset(0, 0)
-        queue.has_folder = False
+        queue.synced_offset = NO_FOLDER
 
     def _fill(self, queue: ConsumeQueue, offset: int, position: int) -> None:
         """Entries up to `offset` are missing: before the log's start, or lost by it."""

@@ -48,4 +48,7 @@ def crc32c_before(covered: bytes, sealed: int) -> int:
     return int.from_bytes(bytes_between(0, unwind_crc32c(sealed, covered)), "little")
 
 
-assert extend_crc32c(extend_crc32c(0, b"protomq"), bytes_between(extend_crc32c(0, b"protomq"), 42)) == 42
+assert (
+    extend_crc32c(extend_crc32c(0, b"protomq"), bytes_between(extend_crc32c(0, b"protomq"), 42))
+    == 42
+)

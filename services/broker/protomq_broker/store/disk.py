@@ -15,7 +15,6 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 BOOT_ID_PATH: Final = "/proc/sys/kernel/random/boot_id"
@@ -170,16 +169,6 @@ def write_fully(disk: Disk, fd: int, data: bytes | bytearray | memoryview, posit
         if count <= 0:
             raise OSError(errno.EIO, "the disk takes no more bytes and gives no reason")
         written += count
-
-
-def writev_fully(disk: Disk, fd: int, parts: Sequence[bytes], position: int) -> None:
-    """Writes all of `parts`, one behind the other; OSError if the disk does not take it all."""
-    total = sum(map(len, parts))
-    written = disk.pwritev(fd, parts, position)
-    if written != total:
-        write_fully(
-            disk, fd, memoryview(b"".join(parts))[max(written, 0) :], position + max(written, 0)
-        )
 
 
 def read_fully(disk: Disk, fd: int, size_bytes: int, position: int) -> bytes:

@@ -73,7 +73,9 @@ class CorruptLogError(StoreError):
         next_offset: queue offset at which a reader of the queue can go on; -1 where no queue was read.
     """
 
-    def __init__(self, path: str, position: int, reason: str, end_position: int = -1, next_offset: int = -1) -> None:
+    def __init__(
+        self, path: str, position: int, reason: str, end_position: int = -1, next_offset: int = -1
+    ) -> None:
         extent = (
             f"positions {position} to {end_position}"
             if end_position >= 0

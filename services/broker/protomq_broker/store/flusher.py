@@ -69,7 +69,11 @@ class BackgroundThread:
     """Calls `work` every `interval_ms`, and at once when woken. An exception ends it, and `on_crash` is told."""
 
     def __init__(
-        self, name: str, interval_ms: int, work: Callable[[], None], on_crash: Callable[[BaseException], None]
+        self,
+        name: str,
+        interval_ms: int,
+        work: Callable[[], None],
+        on_crash: Callable[[BaseException], None],
     ) -> None:
         self._interval_s = interval_ms / 1000
         self._work = work

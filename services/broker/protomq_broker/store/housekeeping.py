@@ -109,7 +109,9 @@ class Housekeeper:
             if self._log.is_next_segment_due():
                 self._log.prepare_next_segment()
             grown = self._actions.uncheckpointed_bytes()
-            if now_ms >= self._checkpoint_due_ms or grown >= self._config.checkpoint_size_bytes:
+            if grown and (
+                now_ms >= self._checkpoint_due_ms or grown >= self._config.checkpoint_size_bytes
+            ):
                 self._checkpoint_due_ms = now_ms + self._config.checkpoint_interval_ms
                 self._actions.checkpoint()
             elif grown:
@@ -127,7 +129,9 @@ class Housekeeper:
     def save(self) -> None:
         """Writes down what the next start wants to know about the clock."""
         if self._state is not None:
-            write_json_atomically(self._disk, self._state_path, {**asdict(self._state), "monotonic_ms": None})
+            write_json_atomically(
+                self._disk, self._state_path, {**asdict(self._state), "monotonic_ms": None}
+            )
 
     @property
     def _state_path(self) -> str:
@@ -166,15 +170,26 @@ class Housekeeper:
         tail = self._log.tail
         ages = []
         files = self._log.folder.files
-        self._newest_ms = {base: time_ms for base, time_ms in self._newest_ms.items() if base in files}
+        self._newest_ms = {
+            base: time_ms for base, time_ms in self._newest_ms.items() if base in files
+        }
         for base in sorted(base for base in files if base < tail.position):
             segment = files[base]
             time_ms = self._newest_ms.get(base)
             if time_ms is None and segment.end_position <= tail.position:
-                seal = decode_seal(segment.read(segment.size_bytes - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), 0)
-                time_ms = self._newest_ms[base] = seal.store_time_ms if seal is not None else tail.store_time_ms
+                seal = decode_seal(
+                    segment.read(segment.size_bytes - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), 0
+                )
+                time_ms = self._newest_ms[base] = (
+                    seal.store_time_ms if seal is not None else tail.store_time_ms
+                )
             ages.append(
-                SegmentAge(base, segment.end_position, segment.size_bytes, tail.store_time_ms if time_ms is None else time_ms)
+                SegmentAge(
+                    base,
+                    segment.end_position,
+                    segment.size_bytes,
+                    tail.store_time_ms if time_ms is None else time_ms,
+                )
             )
         return ages
 

@@ -12,8 +12,8 @@ Rules:
 - A key has a row for each message. Message ids have a row for each append request: a request holds consecutive sequences in one
   queue, so its first record leads to all. The hash covers producer, epoch and sequence; for a request of more than one record, the
   block of 256 sequences instead, with a row for each block that the request reaches into. See `find_message_id`.
-- The writer only notes what was appended. Hashing, sorting and files are the flusher's, and a look-up's, under a lock that the
-  writer never takes. Another lock lets one thread at a time change files.
+- The writer only notes what was appended, under a lock that others hold just to take the notes over. Hashing, sorting and files are
+  the flusher's, and a look-up's, under a second lock. A third one lets one thread at a time change files.
 - Rows go into a run file only when the log is durable behind them, so files hold nothing that the log might lose.
 """
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections import deque
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -59,7 +59,6 @@ _STATE_FILE_NAME: Final = "index.bin"
 _RUN_PREFIX: Final = "run."
 _TAIL_PREFIX: Final = "tail."
 _FENCES_CACHED_MAX: Final = 64
-_CONVERT_AT: Final = 8_192
 _TAIL_CAPACITY_MIN: Final = 4_096
 
 _GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -70,8 +69,10 @@ _BLOCK_MARK: Final = 1 << 63
 """Tells the hash of a block of sequences from that of one sequence (sequences stay below 2**63 in practice)."""
 
 
-_Noted = tuple[int, int, "NDArray[np.int64] | None", "NDArray[np.uint64] | int", int, int, int]
-"""Position, count, starts, key hashes, producer id, epoch, first sequence: all but the bytes, which must not be kept."""
+_Noted = tuple[int, int, "NDArray[np.int64]", "NDArray[np.uint64]", int, int, int]
+"""Of a request of many records: position, count, starts, key hashes, producer id, epoch, first sequence; not the bytes."""
+_ONE_COLUMNS: Final = 5
+"""Of a request of one record: position, key hash, producer id, epoch, sequence."""
 
 
 class IndexDamagedError(StoreError):
@@ -120,12 +121,14 @@ class MessageIndex:
         self._disk = disk
         self._folder = folder
         self._files = OpenFiles(disk, _FENCES_CACHED_MAX)
+        self._note_lock = threading.Lock()
         self._lock = threading.Lock()
         self._files_lock = threading.RLock()
         self._clear()
 
     def _clear(self) -> None:
-        self._noted: deque[_Noted] = deque()
+        self._noted_ones: array[int] = array("Q")
+        self._noted_many: list[_Noted] = []
         self._runs: list[_Run] = []
         self._fences: dict[str, NDArray[Any]] = {}
         self._tail = np.empty(0, _ROW)
@@ -140,19 +143,31 @@ class MessageIndex:
 
     def apply(self, requests: Sequence[AppendRequest]) -> None:
         """Notes what was just appended to the log."""
-        for request in requests:
-            region = request.region
-            self._noted.append(
-                (
-                    request.physical_offset,
-                    region.count,
-                    region.starts,
-                    region.key_hashes,
-                    region.producer_id,
-                    region.producer_epoch,
-                    region.first_sequence,
-                )
-            )
+        with self._note_lock:
+            for request in requests:
+                region = request.region
+                if region.starts is None:
+                    self._noted_ones.extend(
+                        (
+                            request.physical_offset,
+                            region.key_hashes,  # type: ignore[arg-type]
+                            region.producer_id,
+                            region.producer_epoch,
+                            region.first_sequence,
+                        )
+                    )
+                else:
+                    self._noted_many.append(
+                        (
+                            request.physical_offset,
+                            region.count,
+                            region.starts,
+                            region.key_hashes,  # type: ignore[arg-type]
+                            region.producer_id,
+                            region.producer_epoch,
+                            region.first_sequence,
+                        )
+                    )
 
     # Any thread.
 
@@ -239,7 +254,7 @@ class MessageIndex:
                 durable -= self._roll(durable)
                 self.flush()
             if self._tail_flushed:
-                self._disk.fdatasync(self._files.get(self._tail_path).fd)
+                self._sync_tail()
             self._write_state(position, durable)
             if old_tail_path != self._tail_path:
                 self._files.forget(old_tail_path)
@@ -328,9 +343,12 @@ class MessageIndex:
 
     def _convert(self) -> None:
         """Turns what was noted into rows of the tail. The caller holds the lock."""
-        noted = self._noted
-        while noted:
-            self._add_rows(_rows_of_noted([noted.popleft() for _ in range(min(len(noted), _CONVERT_AT))]))
+        with self._note_lock:
+            ones, many = self._noted_ones, self._noted_many
+            if not ones and not many:
+                return
+            self._noted_ones, self._noted_many = array("Q"), []
+        self._add_rows(_rows_of_noted(np.frombuffer(ones, np.uint64).reshape(-1, _ONE_COLUMNS), many))
 
     def _add_rows(self, rows: NDArray[Any]) -> None:
         end = self._tail_count + len(rows)
@@ -378,6 +396,13 @@ class MessageIndex:
         finally:
             self._disk.close(fd)
         return _Run(path, first, last + 1)
+
+    def _sync_tail(self) -> None:
+        try:
+            self._disk.fdatasync(self._files.get(self._tail_path).fd)
+        except OSError:
+            self._damaged = True  # a second sync would not notice what the first one lost
+            raise
 
     def _find_in_run(self, run: _Run, hash_: int, start: int, end: int, count_max: int) -> list[int]:
         fences = self._fences_of(run)
@@ -452,7 +477,7 @@ class MessageIndex:
         if len(data) < tail_rows * _ROW.itemsize or crc32c(data) != tail_crc:
             return False
         cut_file(self._disk, self._tail_path, len(data))
-        self._tail = np.frombuffer(data, _ROW)
+        self._tail = np.frombuffer(data, _ROW).copy()
         self._tail_count = self._tail_flushed = tail_rows
         self._tail_file_is_new = tail_rows == 0
         self._checkpoint_position = self.replay_from = position
@@ -476,32 +501,27 @@ def _in_log_order(parts: list[NDArray[Any]]) -> NDArray[Any]:
     return rows[np.argsort(rows["position"], kind="stable")]
 
 
-def _rows_of_noted(noted: list[_Noted]) -> NDArray[Any]:
-    parts: list[NDArray[Any]] = []
-    keys: list[tuple[int, int]] = []  # hash, position
+def _rows_of_noted(ones: NDArray[np.uint64], many: list[_Noted]) -> NDArray[Any]:
+    positions, key_hashes, producer_ids, epochs, sequences = ones.T
+    keyed, identified = np.flatnonzero(key_hashes), np.flatnonzero(producer_ids)
+    parts = [
+        _rows(key_hashes[keyed], positions[keyed]),
+        _message_id_rows(producer_ids[identified], epochs[identified], sequences[identified], positions[identified]),
+    ]
     ids: list[tuple[int, int, int, int]] = []  # producer id, epoch, number, position
-    for position, count, starts, key_hashes, producer_id, producer_epoch, first_sequence in noted:
-        if starts is None:
-            if key_hashes:
-                keys.append((key_hashes, position))  # type: ignore[arg-type]
-            if producer_id:
-                ids.append((producer_id, producer_epoch, first_sequence, position))
-            continue
-        keyed = np.flatnonzero(key_hashes)
+    for position, count, starts, hashes, producer_id, producer_epoch, first_sequence in many:
+        keyed = np.flatnonzero(hashes)
         if len(keyed):
-            parts.append(_rows(key_hashes[keyed], starts[keyed] + position))  # type: ignore[index]
+            parts.append(_rows(hashes[keyed], starts[keyed] + position))
         if producer_id:
-            end = first_sequence + count
-            for block in range(first_sequence // SEQUENCES_PER_BLOCK, (end - 1) // SEQUENCES_PER_BLOCK + 1):
+            last = first_sequence + count - 1
+            for block in range(first_sequence // SEQUENCES_PER_BLOCK, last // SEQUENCES_PER_BLOCK + 1):
                 index = max(0, block * SEQUENCES_PER_BLOCK - first_sequence)
                 ids.append((producer_id, producer_epoch, _BLOCK_MARK | block, position + int(starts[index])))
-    if keys:
-        columns = np.array(keys, np.uint64)
-        parts.append(_rows(columns[:, 0], columns[:, 1]))
     if ids:
-        columns = np.array(ids, np.uint64)
-        parts.append(_message_id_rows(columns[:, 0], columns[:, 1], columns[:, 2], columns[:, 3]))
-    return _in_log_order(parts) if parts else np.empty(0, _ROW)
+        columns = np.array(ids, np.uint64).T
+        parts.append(_message_id_rows(*columns))
+    return _in_log_order(parts)
 
 
 def _message_id_rows(

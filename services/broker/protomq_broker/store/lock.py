@@ -62,6 +62,18 @@ class StoreLock:
         return content if isinstance(content, dict) else {}
 
 
+def is_locked(disk: Disk, root: str) -> bool:
+    """Whether a process has the store open."""
+    try:
+        fd = disk.open(f"{root}/lock")
+    except FileNotFoundError:
+        return False
+    try:
+        return not disk.lock(fd)
+    finally:
+        disk.close(fd)
+
+
 class AbortFile:
     """The file `abort`. `found` and `sync_failed` say what the last process left."""
 

@@ -2,8 +2,8 @@
 
 Rules:
 - Nothing at or beyond the readable position is given to anybody; it is taken once, first.
-- Nothing of a damaged range is given: a read that would begin there raises CorruptLogError with the offset to go on at; one that begins before ends
-  there.
+- Nothing of a damaged range is given: a read that would begin there raises CorruptLogError with the offset to go on at; one that
+  begins before it ends there.
 - Any thread may call. A segment that is deleted meanwhile stays open through the result.
 """
 
@@ -74,19 +74,33 @@ class LogReader:
         if queue_offset < min_offset:
             return ReadResult(ReadStatus.OFFSET_ILLEGAL, min_offset, min_offset, end_offset)
         if queue_offset >= end_offset:
-            status = ReadStatus.NO_NEW_MSG if queue_offset == end_offset else ReadStatus.OFFSET_ILLEGAL
+            status = (
+                ReadStatus.NO_NEW_MSG if queue_offset == end_offset else ReadStatus.OFFSET_ILLEGAL
+            )
             return ReadResult(status, end_offset, min_offset, end_offset)
-        stop_offset = self._stop_before_damage(queue, queue_offset, end_offset) if self.damaged else end_offset
-        selection = self._select(queue, queue_offset, stop_offset, record_count_max, size_max_bytes, tag_codes, readable)
+        stop_offset = (
+            self._stop_before_damage(queue, queue_offset, end_offset)
+            if self.damaged
+            else end_offset
+        )
+        selection = self._select(
+            queue, queue_offset, stop_offset, record_count_max, size_max_bytes, tag_codes, readable
+        )
         if not selection.record_count:
-            return ReadResult(ReadStatus.NO_MATCHED_MSG, selection.next_offset, min_offset, end_offset)
+            return ReadResult(
+                ReadStatus.NO_MATCHED_MSG, selection.next_offset, min_offset, end_offset
+            )
         regions: list[LogRegion] = []
         for position, size_bytes in selection.regions:
             segment = self._folder.at(position)
             if segment is None:
                 if position < self._folder.first_position:  # deleted since we looked
-                    return self.read(topic, queue_id, queue_offset, record_count_max, size_max_bytes, tag_codes)
-                raise CorruptLogError(self._folder.path_at(position), position, "the segment file is missing")
+                    return self.read(
+                        topic, queue_id, queue_offset, record_count_max, size_max_bytes, tag_codes
+                    )
+                raise CorruptLogError(
+                    self._folder.path_at(position), position, "the segment file is missing"
+                )
             regions.append(LogRegion(segment, position - segment.base_position, size_bytes))
         return ReadResult(
             ReadStatus.FOUND,
@@ -115,7 +129,10 @@ class LogReader:
         if queue is None:
             return 0
         end_offset = queue.first_at_or_beyond(self._readable_position())
-        return min(queue.offset_at_time(time_ms, self._folder.first_position, self._store_time_at), end_offset)
+        return min(
+            queue.offset_at_time(time_ms, self._folder.first_position, self._store_time_at),
+            end_offset,
+        )
 
     def store_time_of(self, topic: str, queue_id: int, queue_offset: int) -> int:
         """Store time of a message that is there; KeyError if it is not, or may not be read."""
@@ -129,23 +146,37 @@ class LogReader:
     def find_by_key_hash(self, key_hash: int, *, count_max: int = 64) -> Iterator[bytes]:
         """Records (without tag and length) that may have a key of this hash, newest first: the caller compares the keys."""
         for position in self._index.find_key(
-            key_hash, count_max=count_max, start_position=self._folder.first_position, end_position=self._readable_position()
+            key_hash,
+            count_max=count_max,
+            start_position=self._folder.first_position,
+            end_position=self._readable_position(),
         ):
             record = self.record_at(position)
             if record is not None:
                 yield record
 
-    def find_by_message_id(self, producer_id: int, producer_epoch: int, sequence: int) -> Iterator[bytes]:
+    def find_by_message_id(
+        self, producer_id: int, producer_epoch: int, sequence: int
+    ) -> Iterator[bytes]:
         """Records (without tag and length) that may have this id: the caller compares."""
         readable = self._readable_position()
         for position in self._index.find_message_id(
-            producer_id, producer_epoch, sequence, start_position=self._folder.first_position, end_position=readable
+            producer_id,
+            producer_epoch,
+            sequence,
+            start_position=self._folder.first_position,
+            end_position=readable,
         ):
             data = self.record_at(position)
             if data is None:
                 continue
             first = Record.FromString(data)
             ahead = sequence - first.sequence
+            if ahead < 0 or (first.producer_id, first.producer_epoch) != (
+                producer_id,
+                producer_epoch,
+            ):
+                continue
             if not ahead:
                 yield data
                 continue
@@ -179,7 +210,11 @@ class LogReader:
                 tag_codes=tag_codes,
                 end_position=end_position,
             )
-            if selection.record_count or selection.next_offset >= scan_end or selection.next_offset == queue_offset:
+            if (
+                selection.record_count
+                or selection.next_offset >= scan_end
+                or selection.next_offset == queue_offset
+            ):
                 return selection
             queue_offset = selection.next_offset
 
@@ -208,7 +243,9 @@ class LogReader:
     def record_at(self, position: int) -> bytes | None:
         """The record (without tag and length) at a position, None if it is gone or damaged."""
         segment = self._folder.at(position)
-        if segment is None or any(d.start_position <= position < d.end_position for d in self.damaged):
+        if segment is None or any(
+            d.start_position <= position < d.end_position for d in self.damaged
+        ):
             return None
         offset = position - segment.base_position
         data = segment.read(offset, _FIRST_READ_SIZE_BYTES)
@@ -223,9 +260,13 @@ class LogReader:
         segment = self._folder.at(position)
         if segment is None:
             return 0
-        size, head = record_field_at(segment.read(position - segment.base_position, _HEAD_SIZE_BYTES), 0, _UNBOUNDED)
+        size, head = record_field_at(
+            segment.read(position - segment.base_position, _HEAD_SIZE_BYTES), 0, _UNBOUNDED
+        )
         if size < 0:
-            raise CorruptLogError(segment.path, position, "no record stands where the consume queue points")
+            raise CorruptLogError(
+                segment.path, position, "no record stands where the consume queue points"
+            )
         return self._store_time(position, head + size)
 
     def _store_time(self, position: int, size: int) -> int:
@@ -233,4 +274,6 @@ class LogReader:
         segment = self._folder.at(position)
         if segment is None or not size:
             return 0
-        return int.from_bytes(segment.read(position + size + STORE_TIME_MS_AT - segment.base_position, 8), "little")
+        return int.from_bytes(
+            segment.read(position + size + STORE_TIME_MS_AT - segment.base_position, 8), "little"
+        )

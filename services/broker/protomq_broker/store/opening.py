@@ -7,7 +7,9 @@ What is derived says itself up to where it is complete (`replay_from`); the walk
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -67,6 +69,16 @@ class Derived(Protocol):
         """Closes its files."""
 
 
+def make_folders(disk: Disk, root: str) -> None:
+    """Makes the store's folders, durably."""
+    disk.make_folder(f"{root}/config")
+    disk.fsync_dir(root)
+    with contextlib.suppress(
+        PermissionError
+    ):  # a folder above that is somebody else's was there before
+        disk.fsync_dir(os.path.dirname(root))
+
+
 def check_settings(disk: Disk, root: str, config: StoreConfig) -> None:
     """Compares what shapes the data on disk with what the store was made with; a new store remembers it. Raises StoreSettingsError."""
     path = f"{root}/config/store.json"
@@ -77,7 +89,9 @@ def check_settings(disk: Disk, root: str, config: StoreConfig) -> None:
         return
     for name, value in ours.items():
         if stored.get(name) != value:
-            raise StoreSettingsError(f"{path}: the store was made with {name} = {stored.get(name)}, not {value}")
+            raise StoreSettingsError(
+                f"{path}: the store was made with {name} = {stored.get(name)}, not {value}"
+            )
 
 
 def recover_store(
@@ -109,7 +123,10 @@ def recover_store(
     )
     replay.finish(recovered.tail.position)
     if same_cache and sync_failed:
-        log.warning("an fsync had failed: what is behind position %d is written anew", recovered.synced_position)
+        log.warning(
+            "an fsync had failed: what is behind position %d is written anew",
+            recovered.synced_position,
+        )
         rewrite_unsynced(disk, folder, recovered.synced_position, recovered.tail.position)
     broken = [structure for structure in derived if structure.needs_rebuild]
     if broken:
@@ -132,7 +149,9 @@ def _rebuild(
         structure.start_rebuild()
     start = choose_start(folder, checkpoint, 0)
     replay = _Replay(folder, disk, queues, broken, start.position)
-    for block in LogWalker(disk, folder, start.position, start.crc32c, skips=skips_of(recovered.damaged)):
+    for block in LogWalker(
+        disk, folder, start.position, start.crc32c, skips=skips_of(recovered.damaged)
+    ):
         replay.take(block)
     replay.finish(recovered.tail.position)
 
@@ -166,7 +185,9 @@ class _Replay:
             records = read_trailers(block.data, block.base_position, starts, sizes)
         except CorruptRecordError as error:
             raise CorruptLogError(
-                self._folder.path_at(error.position), error.position, f"{error.reason}, though its seal holds"
+                self._folder.path_at(error.position),
+                error.position,
+                f"{error.reason}, though its seal holds",
             ) from error
         for structure in self._derived:
             structure.replay(records)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -42,6 +42,11 @@ _STAMP_DTYPE = np.dtype(
 )
 assert _STAMP_DTYPE.itemsize == layout.STAMP_SIZE_BYTES
 
+
+def _fields_of(dtype: np.dtype[np.void]) -> list[tuple[str, Any]]:
+    return [(name, dtype[name]) for name in dtype.names or ()]
+
+
 _FIXED_TRAILER_DTYPE = np.dtype(
     [
         ("tag_code_tag", "u1"),
@@ -60,7 +65,7 @@ _FIXED_TRAILER_DTYPE = np.dtype(
         ("born_time_ms", "<u8"),
         ("flags_tag", "u1"),
         ("flags", "<u4"),
-        *((name, _STAMP_DTYPE.fields[name][0]) for name in _STAMP_DTYPE.names or ()),  # type: ignore[index]
+        *_fields_of(_STAMP_DTYPE),
     ]
 )
 assert _FIXED_TRAILER_DTYPE.itemsize == layout.FIXED_TRAILER_SIZE_BYTES
@@ -69,10 +74,12 @@ _TAGS = layout.FIXED_TRAILER_TAGS
 _UNSTAMPED_FLAGS = ~layout.PRODUCER_FLAGS_MASK & 0xFFFFFFFF
 _FEW = 24
 _WORD_RECORD_SIZE_BYTES = 1 << 21
+_RECORD_SIZE_MAX_BYTES = layout.BODY_SIZE_MAX_BYTES + layout.FRONT_SIZE_MAX_BYTES + 512
 _HEAD_MASKS = np.array([0, 0xFFFF, 0xFFFFFF, 0xFFFFFFFF], np.uint32)
 _U32 = np.dtype("<u4")
 _U64 = np.dtype("<u8")
-_STAMP_VOID = np.dtype(f"V{layout.STAMP_SIZE_BYTES}")
+_Integers: TypeAlias = int | NDArray[np.int64]
+_Words: TypeAlias = np.uint32 | NDArray[np.uint32]
 _TOPIC_SIZE_UNAMBIGUOUS_BYTES = 36
 
 
@@ -121,8 +128,11 @@ def stamp_region(
     stamps["queue_offset"] = np.arange(queue_offset, queue_offset + region.count)
     stamps["physical_offset_tag"] = np.void(_TAGS[11])
     stamps["physical_offset"] = region.starts + physical_offset
-    window = _windows(data, _STAMP_VOID)
-    window[region.starts + region.sizes - layout.STAMP_SIZE_BYTES] = stamps.view(_STAMP_VOID)
+    if region.stride:
+        rows: _EqualRows | _UnequalRows = _EqualRows(data, region.stride, region.count)
+    else:
+        rows = _UnequalRows(data, region.starts, region.starts + region.sizes)
+    rows.write_end(layout.STAMP_SIZE_BYTES, stamps.view(_void(layout.STAMP_SIZE_BYTES)))
 
 
 def scan_records(data: bytes | bytearray | memoryview, base_position: int) -> ScannedRecords:
@@ -180,7 +190,7 @@ def read_trailers(
     if count and int(sizes.min()) < layout.FIXED_TRAILER_SIZE_BYTES + 5:
         at = int(starts[int(sizes.argmin())])
         raise CorruptRecordError(base_position + at, "a record that is shorter than its trailer")
-    fixed_void = np.dtype(f"V{layout.FIXED_TRAILER_SIZE_BYTES}")
+    fixed_void = _void(layout.FIXED_TRAILER_SIZE_BYTES)
     trailers = (
         _windows(data, fixed_void)[ends - layout.FIXED_TRAILER_SIZE_BYTES]
         if count
@@ -255,20 +265,20 @@ def _prove_record(
     payload: bytes | bytearray, start: int, topic_bytes: bytes, size: int
 ) -> tuple[int, tuple[int, ...]] | None:
     """The scalar form of the proof for the record field at `start`: (its end, the values of the fixed trailer), None if it fails."""
-    claimed, head = record_field_at(payload, start, len(payload))
     topic_size = len(topic_bytes)
     front_size = size - layout.FIXED_TRAILER_SIZE_BYTES - 2 - topic_size
-    if claimed != size or front_size < 2 or head != 1 + _varint_size(size):
+    if front_size < 2 or size > _RECORD_SIZE_MAX_BYTES:
         return None
-    content = start + head
+    head = _record_head(size)
+    content = start + len(head)
     end = content + size
+    if end > len(payload) or not payload.startswith(head, start):
+        return None
     values = layout.FIXED_TRAILER.unpack_from(payload, end - layout.FIXED_TRAILER_SIZE_BYTES)
     if values[0:24:2] != _TAGS or values[15] & _UNSTAMPED_FLAGS:
         return None
     front_end = content + front_size
-    if payload[front_end] != layout.TOPIC_TAG or payload[front_end + 1] != topic_size:
-        return None
-    if payload[front_end + 2 : front_end + 2 + topic_size] != topic_bytes:
+    if not payload.startswith(_topic_field(topic_bytes), front_end):
         return None
     body_size, body_head = record_field_at(
         payload, content, front_end
@@ -278,10 +288,21 @@ def _prove_record(
         return None
     if rest:
         try:
-            Record.FromString(payload[front_end - rest : front_end])
+            Record.FromString(bytes(payload[front_end - rest : front_end]))
         except DecodeError:
             return None
     return end, values
+
+
+@lru_cache(maxsize=4096)
+def _topic_field(topic_bytes: bytes) -> bytes:
+    return bytes((layout.TOPIC_TAG, len(topic_bytes))) + topic_bytes
+
+
+@lru_cache(maxsize=4096)
+def _record_head(size: int) -> bytes:
+    """Tag and length of a record field."""
+    return bytes((layout.RECORD_TAG,)) + layout.encode_varint(size)
 
 
 def _cut(payload: bytes | bytearray, end: int) -> bytearray:
@@ -292,48 +313,85 @@ def _cut(payload: bytes | bytearray, end: int) -> bytearray:
     return bytearray(memoryview(payload)[:end])
 
 
+class _UnequalRows:
+    """The same place in each of many records, by index: gathers and scatters."""
+
+    __slots__ = ("_ends", "_starts", "count", "data")
+
+    def __init__(self, data: bytearray, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        self.count = len(starts)
+        self.data = data
+        self._starts = starts
+        self._ends = ends
+
+    def read(self, dtype: np.dtype[Any], from_start: _Integers = 0) -> NDArray[Any]:
+        """A copy of the items `from_start` bytes behind the starts of the record fields."""
+        return _windows(self.data, dtype)[self._starts + from_start]
+
+    def write(self, values: NDArray[Any]) -> None:
+        """Puts items at the starts of the record fields."""
+        _windows(self.data, values.dtype)[self._starts] = values
+
+    def read_end(self, dtype: np.dtype[Any], before_end: int) -> NDArray[Any]:
+        """A copy of the items that begin `before_end` bytes before the ends."""
+        return _windows(self.data, dtype)[self._ends - before_end]
+
+    def write_end(self, before_end: int, values: NDArray[Any]) -> None:
+        """Puts items `before_end` bytes before the ends."""
+        _windows(self.data, values.dtype)[self._ends - before_end] = values
+
+
+class _EqualRows:
+    """The same for records of one size, by steps: a third of the cost. Methods as in _UnequalRows."""
+
+    __slots__ = ("_stride", "count", "data")
+
+    def __init__(self, data: bytearray, stride: int, count: int) -> None:
+        self.count = count
+        self.data = data
+        self._stride = stride
+
+    def read(self, dtype: np.dtype[Any], from_start: _Integers = 0) -> NDArray[Any]:
+        return self._view(dtype, int(from_start)).copy()
+
+    def write(self, values: NDArray[Any]) -> None:
+        self._view(values.dtype, 0)[:] = values
+
+    def read_end(self, dtype: np.dtype[Any], before_end: int) -> NDArray[Any]:
+        return self._view(dtype, self._stride - before_end).copy()
+
+    def write_end(self, before_end: int, values: NDArray[Any]) -> None:
+        self._view(values.dtype, self._stride - before_end)[:] = values
+
+    def _view(self, dtype: np.dtype[Any], offset: int) -> NDArray[Any]:
+        return np.ndarray((self.count,), dtype, self.data, offset, (self._stride,))
+
+
 def _prove_many(
     payload: bytes | bytearray, topic: str, topic_bytes: bytes, record_sizes: NDArray[np.int64]
 ) -> RecordRegion | None:
-    trailer_size = layout.trailer_size_bytes(topic_bytes)
-    if (
-        int(record_sizes.min()) < trailer_size + 2
-        or int(record_sizes.max()) >= _WORD_RECORD_SIZE_BYTES
-    ):
+    size_min, size_max = int(record_sizes.min()), int(record_sizes.max())
+    if size_min < layout.trailer_size_bytes(topic_bytes) + 2 or size_max >= _WORD_RECORD_SIZE_BYTES:
         return None
     count = len(record_sizes)
-    widths = 1 + (record_sizes >= 1 << 7) + (record_sizes >= 1 << 14)
-    sizes = record_sizes + widths + 1
-    ends = np.cumsum(sizes)
-    if int(ends[-1]) > len(payload):
-        return None
-    starts = ends - sizes
-    data = _cut(payload, int(ends[-1]))
-
-    heads, head_masks = _head_words(record_sizes, widths)
-    words = _windows(data, _U32)
-    if ((words[starts] ^ heads) & head_masks).any():
-        return None
-    front_sizes = record_sizes - trailer_size
-    if not _fronts_are_bounded(data, starts + widths + 1, front_sizes):
-        return None
-    trailer_starts = ends - trailer_size
-    trailers = _windows(data, np.dtype(f"V{trailer_size}"))[trailer_starts]
-    if _tag_mismatch(trailers, topic_bytes) is not None:
-        return None
-    fields = trailers.view(_trailer_dtype(len(topic_bytes)))
-    sequences, producer_ids, producer_epochs = (
-        fields["sequence"],
-        fields["producer_id"],
-        fields["producer_epoch"],
-    )
-    if (fields["flags"] & _UNSTAMPED_FLAGS).any() or (np.diff(sequences) != 1).any():
-        return None
-    if (producer_ids != producer_ids[0]).any() or (producer_epochs != producer_epochs[0]).any():
-        return None
-    if not _fronts_parse(
-        data, starts, _head_words(front_sizes, widths)[0], head_masks, trailer_starts, trailer_size
-    ):
+    if size_min == size_max:
+        stride = size_min + _varint_size(size_min) + 1
+        if stride * count > len(payload):
+            return None
+        data = _cut(payload, stride * count)
+        fields = _prove_rows(_EqualRows(data, stride, count), topic_bytes, size_min)
+        starts = np.arange(0, stride * count, stride)
+        sizes = np.full(count, stride)
+    else:
+        stride = 0
+        sizes = record_sizes + _varint_widths(record_sizes) + 1
+        ends = np.cumsum(sizes)
+        if int(ends[-1]) > len(payload):
+            return None
+        data = _cut(payload, int(ends[-1]))
+        starts = ends - sizes
+        fields = _prove_rows(_UnequalRows(data, starts, ends), topic_bytes, record_sizes)
+    if fields is None:
         return None
     return RecordRegion(
         topic,
@@ -343,73 +401,101 @@ def _prove_many(
         sizes,
         fields["tag_code"].astype(np.int64),
         fields["key_hash"].astype(np.uint64),
-        int(producer_ids[0]),
-        int(producer_epochs[0]),
-        int(sequences[0]),
+        int(fields["producer_id"][0]),
+        int(fields["producer_epoch"][0]),
+        int(fields["sequence"][0]),
+        stride,
     )
 
 
-def _head_words(
-    values: NDArray[np.int64], widths: NDArray[np.int64]
-) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Tag and length of record fields as little-endian words, and the mask of the octets that count: lengths of 1 to 3 octets.
+def _prove_rows(
+    rows: _EqualRows | _UnequalRows, topic_bytes: bytes, record_sizes: _Integers
+) -> NDArray[np.void] | None:
+    """The proof for many records: their trailers as a structured array, None if it fails. Leaves the data as they were."""
+    trailer_size = layout.trailer_size_bytes(topic_bytes)
+    widths = _varint_widths(record_sizes)
+    front_sizes = record_sizes - trailer_size
+    mask = _head_mask(widths)
+    heads = rows.read(_U32)
+    if ((heads ^ _head_words(record_sizes, widths)) & mask).any():
+        return None
+    if not _bodies_are_bounded(rows.read(_U64, widths + 1).astype(np.int64), front_sizes):
+        return None
+    # Copied as opaque items: numpy copies a structure field by field, which takes ten times as long.
+    items = rows.read_end(_void(trailer_size), trailer_size)
+    if _tag_mismatch(items, topic_bytes) is not None:
+        return None
+    trailers = items.view(_trailer_dtype(len(topic_bytes)))
+    if (trailers["flags"] & _UNSTAMPED_FLAGS).any() or (np.diff(trailers["sequence"]) != 1).any():
+        return None
+    if any(
+        (trailers[name] != trailers[name][0]).any() for name in ("producer_id", "producer_epoch")
+    ):
+        return None
+    trailer_heads = rows.read_end(_U32, trailer_size)
+    rows.write(heads & ~mask | _head_words(front_sizes, widths) & mask)
+    rows.write_end(
+        trailer_size, trailer_heads & np.uint32(0xFF000000) | _padding_head(trailer_size - 3)
+    )
+    try:
+        RecordBatch.FromString(cast(bytes, rows.data))  # upb reads a bytearray where it stands
+    except DecodeError:
+        return None
+    finally:
+        rows.write(heads)
+        rows.write_end(trailer_size, trailer_heads)
+    return trailers
 
-    A length may be written wider than it needs to be, by `widths`.
+
+def _head_words(sizes: _Integers, widths: _Integers) -> _Words:
+    """Tag and length of record fields as little-endian words; lengths of 1 to 3 octets, written wider than they need to be where
+    `widths` say so. Octets behind the length are zero.
     """
     more = (widths > 1) * 0x8000 | (widths > 2) * 0x800000
-    heads = (
-        layout.RECORD_TAG
-        | (values & 0x7F) << 8
-        | (values & 0x3F80) << 9
-        | (values & 0x1FC000) << 10
-        | more
+    words = (
+        layout.RECORD_TAG | (sizes & 0x7F) << 8 | (sizes & 0x3F80) << 9 | (sizes & 0x1FC000) << 10
     )
-    masks = _HEAD_MASKS[widths]
-    return heads.astype(np.uint32) & masks, masks
+    return np.asarray(words | more).astype(np.uint32)
 
 
-def _fronts_are_bounded(
-    data: bytearray, contents: NDArray[np.int64], front_sizes: NDArray[np.int64]
-) -> bool:
-    """Whether each record begins with its body, within the limits: before the parser runs, so that nothing can blow up in it."""
-    words = _windows(data, _U64)[contents].astype(np.int64)
-    if ((words & 0xFF) != layout.BODY_TAG).any():
-        return False
-    second = words >> 15 & 1
-    third = second & words >> 23
-    fourth = third & words >> 31
-    if fourth.any():  # a body of 2 MiB and more: rare enough to be written anew
-        return False
-    body_sizes = words >> 8 & 0x7F
-    body_sizes += second * (words >> 9 & 0x3F80)
-    body_sizes += third * (words >> 10 & 0x1FC000)
+def _head_mask(widths: _Integers) -> _Words:
+    """The octets of a head that count."""
+    return _HEAD_MASKS[widths]
+
+
+def _padding_head(size: int) -> np.uint32:
+    """Tag and length, in 3 octets, of a padding field of up to 16,383 bytes."""
+    return np.uint32(layout.PADDING_TAG | (size & 0x7F | 0x80) << 8 | size >> 7 << 16)
+
+
+def _bodies_are_bounded(words: NDArray[np.int64], front_sizes: _Integers) -> bool:
+    """Whether each record begins with its body, within the limits: before the parser runs, so that nothing can blow up in it.
+
+    `words` are the first 8 octets of each record.
+    """
+    first = int(words[0])
+    extents: Any = words
+    octets = 2 + (first >> 15 & 1) + (first >> 15 & first >> 23 & 1)
+    if not ((words ^ first) & (1 << 8 * octets) - 1).any():
+        extents = first  # the usual case: all bodies have the size of the first, and plain integers will do
+    second = extents >> 15 & 1
+    third = second & extents >> 23
+    body_sizes = (
+        (extents >> 8 & 0x7F)
+        + second * (extents >> 9 & 0x3F80)
+        + third * (extents >> 10 & 0x1FC000)
+    )
     rest = front_sizes - body_sizes - second - third - 2
-    return int(rest.min()) >= 0 and int(rest.max()) <= layout.FRONT_SIZE_MAX_BYTES
+    # A fourth octet means a body of 2 MiB and more: rare enough to be written anew.
+    begins = ((extents & 0xFF) == layout.BODY_TAG) & ((third & extents >> 31) == 0)
+    return bool(
+        np.all(begins) and np.min(rest) >= 0 and np.max(rest) <= layout.FRONT_SIZE_MAX_BYTES
+    )
 
 
-def _fronts_parse(
-    data: bytearray,
-    starts: NDArray[np.int64],
-    front_heads: NDArray[np.uint32],
-    head_masks: NDArray[np.uint32],
-    trailer_starts: NDArray[np.int64],
-    trailer_size: int,
-) -> bool:
-    """Whether every front is a message by itself (step 3 of the module's docstring). Leaves `data` as it was."""
-    words = _windows(data, _U32)
-    hidden = trailer_size - 3
-    padding_head = layout.PADDING_TAG | (hidden & 0x7F | 0x80) << 8 | hidden >> 7 << 16
-    heads, trailer_heads = words[starts], words[trailer_starts]
-    words[starts] = heads & ~head_masks | front_heads
-    words[trailer_starts] = trailer_heads & np.uint32(0xFF000000) | np.uint32(padding_head)
-    try:
-        RecordBatch.FromString(data)
-    except DecodeError:
-        return False
-    finally:
-        words[starts] = heads
-        words[trailer_starts] = trailer_heads
-    return True
+def _varint_widths(sizes: _Integers) -> _Integers:
+    """Octets of the shortest length, for sizes below 2 MiB."""
+    return 1 + (sizes >= 1 << 7) + (sizes >= 1 << 14)
 
 
 def _windows(data: bytes | bytearray | memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -418,12 +504,14 @@ def _windows(data: bytes | bytearray | memoryview, dtype: np.dtype[Any]) -> NDAr
 
 
 @lru_cache(maxsize=256)
+def _void(size: int) -> np.dtype[np.void]:
+    return np.dtype(f"V{size}")
+
+
+@lru_cache(maxsize=256)
 def _trailer_dtype(topic_size: int) -> np.dtype[np.void]:
-    fields = [("topic_field", f"V{topic_size + 2}")]
-    fields += [
-        (name, _FIXED_TRAILER_DTYPE.fields[name][0]) for name in _FIXED_TRAILER_DTYPE.names or ()
-    ]  # type: ignore[index]
-    return np.dtype(fields)
+    fields: list[tuple[str, Any]] = [("topic_field", f"V{topic_size + 2}")]
+    return np.dtype(fields + _fields_of(_FIXED_TRAILER_DTYPE))
 
 
 @lru_cache(maxsize=4096)
@@ -431,7 +519,7 @@ def _trailer_pattern(topic_bytes: bytes) -> tuple[NDArray[np.uint8], NDArray[np.
     """(constant bytes of a trailer, mask of where they stand); without a topic: of the fixed part alone."""
     ones = layout.FIXED_TRAILER.pack(*(value for tag in _TAGS for value in (_full(tag), 0)))
     tags = layout.FIXED_TRAILER.pack(*(value for tag in _TAGS for value in (tag, 0)))
-    topic_field = bytes((layout.TOPIC_TAG, len(topic_bytes))) + topic_bytes if topic_bytes else b""
+    topic_field = _topic_field(topic_bytes) if topic_bytes else b""
     pattern = np.frombuffer(topic_field + tags, np.uint8)
     mask = np.frombuffer(b"\xff" * len(topic_field) + ones, np.uint8)
     return pattern, mask
@@ -476,7 +564,7 @@ def _read_topics(
         encoded = topic.encode()
         if len(encoded) > _TOPIC_SIZE_UNAMBIGUOUS_BYTES:
             continue
-        field = bytes((layout.TOPIC_TAG, len(encoded))) + encoded
+        field = _topic_field(encoded)
         field_starts = ends[left] - layout.FIXED_TRAILER_SIZE_BYTES - len(field)
         inside = field_starts > starts[left]
         left, field_starts = left[inside], field_starts[inside]

@@ -8,7 +8,8 @@ The log is walked from the checkpoint (or from its first segment) to the first a
     same page cache as before, and an append behind P that holds    corruption too: the process wrote P before it wrote that
 
 `synced` is the largest position of which something durable says that everything below it had been synced: the checkpoint, a
-derived structure, or a seal that holds. To find seals behind P the bytes are searched for one after which the next append holds, its CRC chained to the first.
+derived structure, or a seal that holds. To find seals behind P the bytes are searched for one after which the next append holds,
+its CRC chained to the first.
 
 Corruption refuses the start, or, if the operator chose so, is put into quarantine: the range is remembered in
 config/quarantine.json, nothing of it is served, and the log goes on behind it.
@@ -19,9 +20,9 @@ Interrupted at any point and run again, recovery decides the same and leaves the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from protomq.wire.hashing import crc32c
 from protomq.wire.record import SEAL_COVERED_BYTES, SEAL_SIZE_BYTES
@@ -61,6 +62,13 @@ class StartPoint:
     crc32c: int | None
 
 
+class Resync(NamedTuple):
+    """A place behind damage from which on the log holds again, and the CRC with which its chain goes on there."""
+
+    position: int
+    crc32c: int
+
+
 @dataclass(slots=True)
 class RecoveredLog:
     """What recovery found.
@@ -93,7 +101,9 @@ def choose_start(folder: SegmentFolder, checkpoint: Checkpoint | None, position:
         return StartPoint(0, 0)
     if base == first:
         known = checkpoint is not None and checkpoint.first_position == first
-        return StartPoint(first, checkpoint.first_crc32c if checkpoint is not None and known else None)
+        return StartPoint(
+            first, checkpoint.first_crc32c if checkpoint is not None and known else None
+        )
     return StartPoint(base, _chain_before(folder, base))
 
 
@@ -116,7 +126,11 @@ def recover_log(
 
     Raises CorruptLogError if there is corruption and the mode is "refuse"; then nothing on disk has changed.
     """
-    damaged = [found for found in read_quarantine(disk, quarantine_path) if found.end_position > folder.first_position]
+    damaged = [
+        found
+        for found in read_quarantine(disk, quarantine_path)
+        if found.end_position > folder.first_position
+    ]
     store_time_ms = checkpoint.store_time_ms if checkpoint else 0
     epoch = checkpoint.epoch if checkpoint else 0
     synced = max(derived_position, checkpoint.flushed_position if checkpoint else 0)
@@ -132,20 +146,32 @@ def recover_log(
             synced = max(synced, walker.last_seal.synced_position)
         position, chain_crc32c = walker.position, walker.crc32c
         found = find_resync(disk, folder, position)
-        synced_behind = max_synced_behind(disk, folder, found, skips_of(damaged)) if found is not None else 0
+        synced_behind = (
+            max_synced_behind(disk, folder, found, skips_of(damaged)) if found is not None else 0
+        )
         if position >= max(synced, synced_behind) and not (same_cache and found is not None):
             break
-        reason = "the log ends here, though more of it was synced" if walker.problem == EMPTY else walker.problem
+        reason = (
+            "the log ends here, though more of it was synced"
+            if walker.problem == EMPTY
+            else walker.problem
+        )
         if found is not None:
             damage = DamagedRange(position, found.position, found.crc32c, reason)
         else:
-            end = _first_free_base(disk, folder, max(position + 1, synced))
+            end = first_free_base(disk, folder, max(position + 1, synced))
             damage = DamagedRange(position, end, chain_crc32c or 0, reason)
         if mode == "refuse":
             raise CorruptLogError(
-                folder.path_at(position), position, _explain(damage, synced, synced_behind), damage.end_position
+                folder.path_at(position),
+                position,
+                _explain(damage, synced, synced_behind),
+                damage.end_position,
             )
-        log.error("corrupt log: %s", CorruptLogError(folder.path_at(position), position, reason, damage.end_position))
+        log.error(
+            "corrupt log: %s",
+            CorruptLogError(folder.path_at(position), position, reason, damage.end_position),
+        )
         damaged.append(damage)
         on_damage(damage)
         position, chain_crc32c = damage.end_position, damage.previous_crc32c
@@ -174,7 +200,7 @@ def rewrite_unsynced(disk: Disk, folder: SegmentFolder, start: int, end: int) ->
         disk.fsync(segment.fd)
 
 
-def find_resync(disk: Disk, folder: SegmentFolder, position: int) -> StartPoint | None:
+def find_resync(disk: Disk, folder: SegmentFolder, position: int) -> Resync | None:
     """The first place behind `position` from which on the log holds again: at least one append does, chained to the seal before it."""
     for segment in folder.overlapping(position + 1, 1 << 63):
         first = max(position + 1 - segment.base_position, 0)
@@ -193,21 +219,23 @@ def find_resync(disk: Disk, folder: SegmentFolder, position: int) -> StartPoint 
 
 
 def max_synced_behind(
-    disk: Disk, folder: SegmentFolder, start: StartPoint | None, skips: dict[int, Skip]
+    disk: Disk, folder: SegmentFolder, start: Resync | None, skips: dict[int, Skip]
 ) -> int:
     """The largest synced position that a seal from `start` on knows of, passing over further damage."""
     synced = 0
     while start is not None:
         walker = LogWalker(disk, folder, start.position, start.crc32c, skips=skips)
         for block in walker:
-            synced = max(synced, max(seal.synced_position for seal in block.seals))
+            synced = max(synced, *(seal.synced_position for seal in block.seals))
         start = find_resync(disk, folder, walker.position)
     return synced
 
 
 def skips_of(damaged: Sequence[DamagedRange]) -> dict[int, Skip]:
     """The ranges as a walker wants them."""
-    return {found.start_position: Skip(found.end_position, found.previous_crc32c) for found in damaged}
+    return {
+        found.start_position: Skip(found.end_position, found.previous_crc32c) for found in damaged
+    }
 
 
 def read_quarantine(disk: Disk, path: str) -> list[DamagedRange]:
@@ -241,7 +269,7 @@ def write_quarantine(disk: Disk, path: str, damaged: Sequence[DamagedRange]) -> 
     write_json_atomically(disk, path, {"ranges": ranges})
 
 
-def _resync_in(disk: Disk, folder: SegmentFolder, data: bytes, base_position: int) -> StartPoint | None:
+def _resync_in(disk: Disk, folder: SegmentFolder, data: bytes, base_position: int) -> Resync | None:
     """The first seal in `data` that stands where it says and after which an append holds."""
     at = data.find(SEAL_HEAD)
     while at >= 0:
@@ -249,7 +277,11 @@ def _resync_in(disk: Disk, folder: SegmentFolder, data: bytes, base_position: in
         if seal is not None and seal.end_position == base_position + at + SEAL_SIZE_BYTES:
             start = _after_anchor(seal, data, at, folder.segment_size_bytes)
             probe = LogWalker(
-                disk, folder, seal.end_position, seal.crc32c, block_size_bytes=PROBE_BLOCK_SIZE_BYTES
+                disk,
+                folder,
+                seal.end_position,
+                seal.crc32c,
+                block_size_bytes=PROBE_BLOCK_SIZE_BYTES,
             )
             if next(iter(probe), None) is not None:
                 return start
@@ -257,15 +289,15 @@ def _resync_in(disk: Disk, folder: SegmentFolder, data: bytes, base_position: in
     return None
 
 
-def _after_anchor(seal: Seal, data: bytes, at: int, segment_size_bytes: int) -> StartPoint:
+def _after_anchor(seal: Seal, data: bytes, at: int, segment_size_bytes: int) -> Resync:
     """Where the chain is taken up at a seal: behind it; but before it if it is a head, which covers nothing but itself."""
     if seal.is_head and seal.start_position % segment_size_bytes == 0:
         covered = data[at : at + SEAL_COVERED_BYTES]
-        return StartPoint(seal.start_position, crc32c_before(covered, seal.crc32c))
-    return StartPoint(seal.end_position, seal.crc32c)
+        return Resync(seal.start_position, crc32c_before(covered, seal.crc32c))
+    return Resync(seal.end_position, seal.crc32c)
 
 
-def _first_free_base(disk: Disk, folder: SegmentFolder, position: int) -> int:
+def first_free_base(disk: Disk, folder: SegmentFolder, position: int) -> int:
     """The first place for a segment that is behind `position` and behind all that is written."""
     for segment in folder.overlapping(position, 1 << 63):
         for _, end in disk.written_ranges(segment.fd, 0, segment.size_bytes):
@@ -274,21 +306,32 @@ def _first_free_base(disk: Disk, folder: SegmentFolder, position: int) -> int:
     return (position + size - 1) // size * size
 
 
-def _cut_torn_tail(disk: Disk, folder: SegmentFolder, position: int, problem: str) -> int:
-    """Zeroes what is written at and behind `position`, durably. Says so, and how much it was."""
-    size = 0
-    short = False
+def has_bytes_behind(disk: Disk, folder: SegmentFolder, position: int) -> bool:
+    """Whether anything but zeros is written at or behind `position`."""
+    return any(True for _ in _written_behind(disk, folder, position))
+
+
+def _written_behind(disk: Disk, folder: SegmentFolder, position: int) -> Iterator[int]:
+    """Sizes of the pieces at and behind `position` that are not all zeros."""
     for segment in folder.overlapping(position, 1 << 63):
         first = max(position - segment.base_position, 0)
-        short = short or disk.size(segment.fd) < segment.size_bytes
         for start, end in disk.written_ranges(segment.fd, first, segment.size_bytes):
             for at in range(start, end, SEARCH_BLOCK_SIZE_BYTES):
                 data = read_fully(disk, segment.fd, min(SEARCH_BLOCK_SIZE_BYTES, end - at), at)
                 if data != _ZEROS[: len(data)]:
-                    size += len(data.strip(b"\x00"))
-    if size or short:
+                    yield len(data.strip(b"\x00"))
+
+
+def _cut_torn_tail(disk: Disk, folder: SegmentFolder, position: int, problem: str) -> int:
+    """Zeroes what is written at and behind `position`, durably. Says so, and how much it was."""
+    size = sum(_written_behind(disk, folder, position))
+    is_short = any(
+        disk.size(segment.fd) < segment.size_bytes
+        for segment in folder.overlapping(position, 1 << 63)
+    )
+    if size or is_short:
         log.warning(
-            "torn tail: %s is cut at position %d (%s); %d bytes behind it were never acknowledged as synced",
+            "torn tail: %s is cut at position %d (%s): %d bytes go, of which nothing says that they had been synced",
             folder.path_at(position), position, problem, size,
         )  # fmt: skip
         folder.clear_from(position)
@@ -298,7 +341,11 @@ def _cut_torn_tail(disk: Disk, folder: SegmentFolder, position: int, problem: st
 def _chain_before(folder: SegmentFolder, base_position: int) -> int | None:
     """CRC of the seal that ends where a segment starts, None if the file before it does not tell."""
     segment = folder.at(base_position - 1)
-    seal = None if segment is None else decode_seal(segment.read(segment.size_bytes - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), 0)
+    seal = (
+        None
+        if segment is None
+        else decode_seal(segment.read(segment.size_bytes - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), 0)
+    )
     return seal.crc32c if seal is not None and seal.end_position == base_position else None
 
 

@@ -96,7 +96,15 @@ class _Producer:
             if first == self.end and queue == self.queue and queue_offset - self.queue_offset == first - self.first:
                 self.end = end
                 return 0
-            added = self._push(len(self.firsts), self.first, self.end, self.queue, self.queue_offset)
+            added = 0
+            if self.end > self.first:
+                if self.firsts is _EMPTY:
+                    self._make_columns()
+                self.firsts.append(self.first)
+                self.ends.append(self.end)
+                self.queues.append(self.queue)
+                self.queue_offsets.append(self.queue_offset)
+                added = 1
             self.first, self.end, self.queue, self.queue_offset = first, end, queue, queue_offset
             return added
         if end > self.first:
@@ -110,18 +118,16 @@ class _Producer:
             if self.ends[before] == first and self.queues[before] == queue and self.queue_offsets[before] + ahead == queue_offset:
                 self.ends[before] = end
                 return 0
-        return self._push(at, first, end, queue, queue_offset)
-
-    def _push(self, at: int, first: int, end: int, queue: int, queue_offset: int) -> int:
-        if first == end:
-            return 0
         if self.firsts is _EMPTY:
-            self.firsts, self.ends, self.queue_offsets, self.queues = array("Q"), array("Q"), array("Q"), array("I")
+            self._make_columns()
         self.firsts.insert(at, first)
         self.ends.insert(at, end)
         self.queues.insert(at, queue)
         self.queue_offsets.insert(at, queue_offset)
         return 1
+
+    def _make_columns(self) -> None:
+        self.firsts, self.ends, self.queue_offsets, self.queues = array("Q"), array("Q"), array("Q"), array("I")
 
     def overlapping(self, first: int, end: int) -> tuple[int, int, int, int] | None:
         """(first, end, queue, queue_offset) of the first run that shares sequences with [first, end)."""
@@ -164,7 +170,7 @@ class _Producer:
         self.first, self.end, self.queue, self.queue_offset = runs[-1].item()
         if len(runs) > 1:
             older = runs[:-1]
-            self.firsts, self.ends, self.queue_offsets, self.queues = array("Q"), array("Q"), array("Q"), array("I")
+            self._make_columns()
             self.firsts.frombytes(older["first"].tobytes())
             self.ends.frombytes(older["end"].tobytes())
             self.queue_offsets.frombytes(older["queue_offset"].tobytes())

@@ -97,7 +97,9 @@ def encode_padding(size_bytes: int) -> bytes:
     raise ValueError(f"no padding of {size_bytes} bytes")
 
 
-def encode_head(position: int, previous_crc32c: int, *, epoch: int, store_time_ms: int, synced_position: int) -> bytes:
+def encode_head(
+    position: int, previous_crc32c: int, *, epoch: int, store_time_ms: int, synced_position: int
+) -> bytes:
     """The empty append with which each segment begins, so that the chain of CRCs can be taken up there."""
     return encode_seal(
         previous_crc32c,
@@ -155,7 +157,9 @@ def walk_appends(data: bytes, base_position: int, previous_crc32c: int | None) -
             else:
                 seal = decode_seal(data, seal_at)
                 count = len(starts) - count_before
-                problem = _check_seal(seal, data, at, seal_at, base_position, count, previous_crc32c)
+                problem = _check_seal(
+                    seal, data, at, seal_at, base_position, count, previous_crc32c
+                )
         if problem or seal is None:
             del starts[count_before:], sizes[count_before:]
             block.problem = problem
@@ -173,7 +177,9 @@ def _walk_records(data: bytes, at: int, starts: list[int], sizes: list[int]) -> 
     head, size = b"\x00", 0
     add_start, add_size, same_head = starts.append, sizes.append, data.startswith
     while position < end:
-        if size and same_head(head, position):  # a record as long as the one before: its length is known
+        if size and same_head(
+            head, position
+        ):  # a record as long as the one before: its length is known
             position += size
             if position > end:
                 return -1, ""
@@ -184,7 +190,12 @@ def _walk_records(data: bytes, at: int, starts: list[int], sizes: list[int]) -> 
         if tag == SEAL_TAG:
             return position, ""
         if tag not in (RECORD_TAG, PADDING_TAG):
-            return -1, EMPTY if position == at and tag == 0 else f"no field of a log starts with 0x{tag:02X}"
+            return (
+                -1,
+                EMPTY
+                if position == at and tag == 0
+                else f"no field of a log starts with 0x{tag:02X}",
+            )
         length, shift, behind = 0, 0, position + 1
         while True:
             if behind >= end:
@@ -203,7 +214,9 @@ def _walk_records(data: bytes, at: int, starts: list[int], sizes: list[int]) -> 
             position = behind + length
             if position >= end:
                 return -1, ""
-            return (position, "") if data[position] == SEAL_TAG else (-1, "padding without its seal")
+            return (
+                (position, "") if data[position] == SEAL_TAG else (-1, "padding without its seal")
+            )
         size = behind + length - position
         if size > RECORD_FIELD_SIZE_MAX_BYTES:
             return -1, f"a record of {length} bytes: more than any may have"
@@ -274,6 +287,11 @@ class LogWalker:
         self._skips = skips or {}
         self._block_size_bytes = block_size_bytes
 
+    @property
+    def ended_cleanly(self) -> bool:
+        """Whether the walk ended where nothing is written any more."""
+        return self.problem == EMPTY
+
     def __iter__(self) -> Iterator[WalkedBlock]:
         while True:
             skip = self._skips.get(self.position)
@@ -304,12 +322,16 @@ class LogWalker:
         while True:
             left = segment.end_position - self.position
             size_bytes = min(size_bytes, left)
-            data = read_fully(self._disk, segment.fd, size_bytes, self.position - segment.base_position)
+            data = read_fully(
+                self._disk, segment.fd, size_bytes, self.position - segment.base_position
+            )
             if not data:
                 return WalkedBlock(self.position, b"", problem="the segment file is cut short")
             block = walk_appends(data, self.position, self.crc32c)
             if block.seals and at_base and not block.seals[0].is_head:
-                return WalkedBlock(self.position, data, problem="a segment does not begin with an empty append")
+                return WalkedBlock(
+                    self.position, data, problem="a segment does not begin with an empty append"
+                )
             if block.seals or block.problem:
                 return block
             if len(data) < size_bytes:

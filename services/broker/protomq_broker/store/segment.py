@@ -11,11 +11,13 @@ only one thread at a time may create or remove (`CommitLog` holds a lock around 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from typing import Final
 
 from .disk import Disk
+from .errors import StoreSettingsError
 
 SEGMENT_NAME: Final = re.compile(r"\d{20}")
 TEMPORARY_SUFFIX: Final = ".tmp"
@@ -27,7 +29,15 @@ class SegmentFile:
     A pull that is sending from it holds a reference, so the file may lose its name (retention) while the bytes are still there.
     """
 
-    __slots__ = ("__weakref__", "_disk", "base_position", "end_position", "fd", "path", "size_bytes")
+    __slots__ = (
+        "__weakref__",
+        "_disk",
+        "base_position",
+        "end_position",
+        "fd",
+        "path",
+        "size_bytes",
+    )
 
     def __init__(self, disk: Disk, path: str, fd: int, base_position: int, size_bytes: int) -> None:
         self._disk = disk
@@ -64,19 +74,29 @@ class SegmentFolder:
         self.files: dict[int, SegmentFile] = {}
         """Replaced, never changed: a reader that took it may go on with it."""
 
-    def open(self) -> None:
-        """Opens the segments that are there; half-made ones are removed."""
-        self._disk.make_folder(self.path)
+    def open(self, *, read_only: bool = False) -> None:
+        """Opens the segments that are there; half-made ones are removed, unless `read_only`. Raises StoreSettingsError."""
+        if not read_only:
+            self._disk.make_folder(self.path)
+            self._disk.fsync_dir(os.path.dirname(self.path))
         files: dict[int, SegmentFile] = {}
         for name in self._disk.list(self.path):
             path = f"{self.path}/{name}"
             if name.endswith(TEMPORARY_SUFFIX):
-                self._disk.unlink(path)
+                if not read_only:
+                    self._disk.unlink(path)
             elif SEGMENT_NAME.fullmatch(name):
                 base_position = int(name)
-                files[base_position] = SegmentFile(
-                    self._disk, path, self._disk.open(path), base_position, self.segment_size_bytes
-                )
+                fd = self._disk.open_read_only(path) if read_only else self._disk.open(path)
+                segment = SegmentFile(self._disk, path, fd, base_position, self.segment_size_bytes)
+                if (
+                    base_position % self.segment_size_bytes
+                    or self._disk.size(segment.fd) > self.segment_size_bytes
+                ):
+                    raise StoreSettingsError(
+                        f"{path}: this is no segment of {self.segment_size_bytes} bytes"
+                    )
+                files[base_position] = segment
         self.files = files
 
     def at(self, position: int) -> SegmentFile | None:
@@ -138,7 +158,9 @@ class SegmentFolder:
 
         Safe to be interrupted at any point and done again.
         """
-        self.remove(sorted((base for base in self.files if base >= position and base != 0), reverse=True))
+        self.remove(
+            sorted((base for base in self.files if base >= position and base != 0), reverse=True)
+        )
         segment = self.at(position)
         if segment is None or position >= segment.end_position:
             return

@@ -20,6 +20,7 @@ position leaves the store by any way.
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from protomq.wire.record import SEAL_SIZE_BYTES
 
 from .append import AppendRequest
 from .checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from .commit_log import DISK_FULL_ERRNOS, CommitLog, LogTail
+from .commit_log import CommitLog
 from .config import StoreConfig
 from .consume_queue_table import ConsumeQueueTable
 from .disk import Disk, read_json
@@ -42,7 +43,7 @@ from .index import MessageIndex
 from .lock import AbortFile, StoreLock
 from .log_reader import LogReader
 from .offsets import OFFSETS_TOPIC, ConsumerOffsets
-from .opening import Derived, check_settings, recover_store
+from .opening import Derived, check_settings, make_folders, recover_store
 from .reading import ReadResult
 from .record_region import stamp_region
 from .recovery import DamagedRange, RecoveredLog
@@ -96,9 +97,9 @@ class Store:
         Raises StoreLockedError, StoreSettingsError, CorruptLogError, OSError; then everything is closed again.
         """
         disk = disk or Disk()
-        root = str(root)
+        root = os.path.abspath(root)
         config = config or StoreConfig()
-        disk.make_folder(f"{root}/config")
+        make_folders(disk, root)
         lock = StoreLock(disk, root)
         try:
             return cls(root, config, clock, disk, lock, background)
@@ -107,7 +108,13 @@ class Store:
             raise
 
     def __init__(
-        self, root: str, config: StoreConfig, clock: Clock, disk: Disk, lock: StoreLock, background: bool
+        self,
+        root: str,
+        config: StoreConfig,
+        clock: Clock,
+        disk: Disk,
+        lock: StoreLock,
+        background: bool,
     ) -> None:
         self.root = root
         self.config = config
@@ -130,17 +137,30 @@ class Store:
         self._folder.open()
         self._queues = ConsumeQueueTable(disk, f"{root}/consumequeue")
         self._index = MessageIndex(disk, f"{root}/index")
-        self._repeated = RepeatedSends(disk, f"{root}/repeatedsends", end_offset_of=self._queues.end_offset)
+        self._repeated = RepeatedSends(
+            disk, f"{root}/repeatedsends", end_offset_of=self._queues.end_offset
+        )
         self._derived: tuple[Derived, ...] = (self._queues, self._index, self._repeated)
         recovered = self._recover()
 
         self._log = CommitLog(
-            disk, self._folder, recovered.tail, flushed_position=recovered.synced_position, epoch=recovered.epoch
+            disk,
+            self._folder,
+            recovered.tail,
+            flushed_position=recovered.synced_position,
+            epoch=recovered.epoch,
         )
-        self._log.position_for(0)
+        try:
+            self._log.position_for(0)
+        except DiskFullError as error:  # what is there can be read, and deleted
+            log.warning("the disk is full: %s", error)
         self._tail = self._log.tail
         self._reader = LogReader(
-            self._folder, self._queues, self._index, lambda: self.readable_position, recovered.damaged
+            self._folder,
+            self._queues,
+            self._index,
+            lambda: self.readable_position,
+            recovered.damaged,
         )
         self.topics = TopicTable(disk, f"{root}/config/topics.json", clock.now_ms)
         self._restore_topics()
@@ -148,7 +168,11 @@ class Store:
         self.offsets = ConsumerOffsets(disk, offsets_path)
         self._restore_offsets(was_lost=read_json(disk, offsets_path) is None)
         self._flusher = LogFlusher(
-            disk, self._log, lambda: self._tail.position, self._flushed, self._abort.mark_sync_failed
+            disk,
+            self._log,
+            lambda: self._tail.position,
+            self._flushed,
+            self._abort.mark_sync_failed,
         )
         self._abort.write()
         lock.publish(disk.cache_id(root))
@@ -167,7 +191,7 @@ class Store:
                 self.checkpoint,
                 lambda: self._tail.position - self._checkpointed_position,
                 self.delete_segments_below,
-                lambda: self.keep_from_position(),
+                self._keep_from,
                 self._set_refusal,
             ),
         )
@@ -227,27 +251,46 @@ class Store:
         """
         if self._refusal or self._log.failure:
             self._repeated.drop_claims()
-            raise StoreFailedError(self._log.failure) if self._log.failure else DiskFullError(self._refusal)
-        log = self._log
-        try:
-            position = log.position_for(
-                len(requests[0].region.data) if len(requests) == 1 else sum(len(r.region.data) for r in requests)
+            raise (
+                StoreFailedError(self._log.failure)
+                if self._log.failure
+                else DiskFullError(self._refusal)
             )
-            before = log.tail
+        commit_log = self._log
+        try:
+            position = commit_log.position_for(
+                len(requests[0].region.data)
+                if len(requests) == 1
+                else sum(len(r.region.data) for r in requests)
+            )
+            before = commit_log.tail
             store_time_ms = max(self._clock.now_ms(), before.store_time_ms)
             data, count = self._stamp(requests, position, store_time_ms)
-            tail = log.append(data, count, store_time_ms, log.flushed_position)
+            tail = commit_log.append(data, count, store_time_ms, commit_log.flushed_position)
             try:
                 self._queues.apply(requests)
                 self._index.apply(requests)
                 self._repeated.apply(requests)
             except Exception as error:
-                self._take_back(before, error)
+                reason = f"what is derived from the log could not follow it: {error!r}"
+                log.exception("%s", reason)
+                commit_log.take_back(before, reason)
+                raise StoreFailedError(reason) from error
         except Exception:
             self._repeated.drop_claims()
             raise
+        keys = self._count(requests)
+        if (
+            self.config.sync_flush
+        ):  # before the position is published: the flusher may be faster than we are
+            self._arrivals.append((tail.position, keys))
+            self._tail = tail
+            return tail.position
         self._tail = tail
-        self._announce(requests, tail.position)
+        try:
+            self.on_arrival(keys)
+        except Exception:  # the append is done: its caller must not be told otherwise
+            log.exception("a listener for arrivals failed")
         return tail.position
 
     def find_repeated(self, request: AppendRequest) -> StoredPlace | None:
@@ -259,7 +302,11 @@ class Store:
         if not region.producer_id:
             return None
         found = self._repeated.admit(
-            region.producer_id, region.producer_epoch, region.first_sequence, region.count, topic=region.topic
+            region.producer_id,
+            region.producer_epoch,
+            region.first_sequence,
+            region.count,
+            topic=region.topic,
         )
         if found is None:
             return None
@@ -292,7 +339,9 @@ class Store:
 
         Raises CorruptLogError for records that stand in a damaged part of the log.
         """
-        result = self._reader.read(topic, queue_id, queue_offset, record_count_max, size_max_bytes, tag_codes)
+        result = self._reader.read(
+            topic, queue_id, queue_offset, record_count_max, size_max_bytes, tag_codes
+        )
         if result.regions_size_bytes:
             counters = self.counters_of(topic)
             counters.records_out += result.record_count
@@ -315,14 +364,18 @@ class Store:
         """Records (without tag and length) that may have a key of this hash, newest first: the caller compares the keys."""
         return self._reader.find_by_key_hash(key_hash, count_max=count_max)
 
-    def find_by_message_id(self, producer_id: int, producer_epoch: int, sequence: int) -> Iterator[bytes]:
+    def find_by_message_id(
+        self, producer_id: int, producer_epoch: int, sequence: int
+    ) -> Iterator[bytes]:
         """Records (without tag and length) that may have this id: the caller compares."""
         return self._reader.find_by_message_id(producer_id, producer_epoch, sequence)
 
     def counters_of(self, topic: str) -> TopicCounters:
         """Counters of a topic since the start."""
         counters = self._counters.get(topic)
-        return counters if counters is not None else self._counters.setdefault(topic, TopicCounters())
+        return (
+            counters if counters is not None else self._counters.setdefault(topic, TopicCounters())
+        )
 
     def disk_used_ratio(self) -> float:
         """Used part of the disk of the store, from 0.0 to 1.0."""
@@ -339,16 +392,21 @@ class Store:
         self._counters.pop(topic, None)
 
     def delete_segments_below(self, position: int) -> int:
-        """Deletes the segments that end at or below `position`, except the one being written; where the log starts now.
+        """Deletes the segments that end at or below `position`, except those that a recovery would
+        need; where the log starts now.
 
         A pull that is sending from one of them goes on: its file is open until the last reference goes.
         """
-        removed = self._log.remove_segments_below(position)
+        removed = self._log.remove_segments_below(min(position, self._checkpointed_position))
         first = self._folder.first_position
         if removed:
             log.info("%d segments below position %d are deleted", len(removed), first)
-            self._first = _chain_at_end(removed[-1].read(removed[-1].size_bytes - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), first)
-            self._reader.damaged = [damage for damage in self._reader.damaged if damage.end_position > first]
+            self._first = _chain_at_end(
+                removed[-1].read(removed[-1].size_bytes - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), first
+            )
+            self._reader.damaged = [
+                damage for damage in self._reader.damaged if damage.end_position > first
+            ]
             for derived in self._derived:
                 derived.delete_below(first)
         return first
@@ -389,12 +447,14 @@ class Store:
         finally:
             for derived in self._derived:
                 derived.close()
-            self._folder.files = {}
+            self._log.close()
             self._lock.release()
 
     # Parts of append.
 
-    def _stamp(self, requests: Sequence[AppendRequest], position: int, store_time_ms: int) -> tuple[bytes, int]:
+    def _stamp(
+        self, requests: Sequence[AppendRequest], position: int, store_time_ms: int
+    ) -> tuple[bytes, int]:
         """Gives each record its place and time; (the bytes of the group, number of records)."""
         if len(requests) == 1:
             request = requests[0]
@@ -417,22 +477,8 @@ class Store:
             position += len(region.data)
         return b"".join([request.region.data for request in requests]), count
 
-    def _take_back(self, before: LogTail, error: Exception) -> None:
-        """A derived structure could not take an append that the log has: undoes both, and raises."""
-        reason = f"what is derived from the log could not follow it: {error}"
-        self._log.take_back(before, reason)
-        try:
-            for derived in self._derived:
-                derived.truncate(before.position)
-        except Exception as second:
-            self._log.fail(f"{reason}; then it could not be set back: {second}")
-            raise StoreFailedError(self._log.failure) from error
-        if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
-            raise DiskFullError(reason) from error
-        self._log.fail(reason)
-        raise StoreFailedError(reason) from error
-
-    def _announce(self, requests: Sequence[AppendRequest], end_position: int) -> None:
+    def _count(self, requests: Sequence[AppendRequest]) -> list[QueueKey]:
+        """Counts what was appended; the queues it went to."""
         keys: list[QueueKey] = []
         counters = self._counters
         for request in requests:
@@ -444,13 +490,7 @@ class Store:
                 counter = self.counters_of(topic)
             counter.records_in += region.count
             counter.bytes_in += len(region.data)
-        if self.config.sync_flush:
-            self._arrivals.append((end_position, keys))
-            return
-        try:
-            self.on_arrival(keys)
-        except Exception:  # the append is done: its caller must not be told otherwise
-            log.exception("a listener for arrivals failed")
+        return keys
 
     # Recovery and background.
 
@@ -483,7 +523,9 @@ class Store:
         counts = {topic: max(self._queues.queues_of(topic)) + 1 for topic in self._queues.topics()}
         found = self.topics.restore({topic: count for topic, count in counts.items() if count})
         if found:
-            log.warning("config/topics.json was lost: %d topics are restored from their queues", len(found))
+            log.warning(
+                "config/topics.json was lost: %d topics are restored from their queues", len(found)
+            )
 
     def _restore_offsets(self, was_lost: bool) -> None:
         """Committed offsets that are in the log and not yet in their file: all of them if that was lost."""
@@ -512,6 +554,9 @@ class Store:
     def _set_refusal(self, reason: str) -> None:
         self._refusal = reason
 
+    def _keep_from(self) -> int | None:
+        return self.keep_from_position()
+
     def _flush_turn(self) -> None:
         self._flusher.flush()
 
@@ -539,4 +584,8 @@ def _first_of(folder: SegmentFolder, checkpoint: Checkpoint | None) -> tuple[int
 
 def _chain_at_end(data: bytes, position: int) -> tuple[int, int]:
     seal = decode_seal(data, 0)
-    return (position, seal.crc32c) if seal is not None and seal.end_position == position else (NO_POSITION, 0)
+    return (
+        (position, seal.crc32c)
+        if seal is not None and seal.end_position == position
+        else (NO_POSITION, 0)
+    )

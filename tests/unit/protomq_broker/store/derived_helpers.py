@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import posixpath
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -10,14 +12,15 @@ import numpy as np
 
 from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_broker.store.append import AppendRequest, RecordRegion, ScannedRecords
+from tests.chaos.simdisk import SimDisk
 
 
 class Send(NamedTuple):
-    """One request: `count` records for one queue."""
+    """One request: `records` records for one queue."""
 
     topic: str = "topic"
     queue_id: int = 0
-    count: int = 1
+    records: int = 1
     producer_id: int = 0
     producer_epoch: int = 0
     first_sequence: int = 0
@@ -52,6 +55,8 @@ class ListLog:
     end: int = 0
     boundaries: list[int] = field(default_factory=lambda: [0])
     restarted: dict[tuple[str, int], int] = field(default_factory=dict)
+    _by_position: dict[int, LoggedRecord] = field(default_factory=dict)
+    _by_offset: dict[tuple[str, int, int], LoggedRecord] = field(default_factory=dict)
 
     def append(self, *sends: Send) -> list[AppendRequest]:
         """Appends a group; the requests with their places."""
@@ -60,9 +65,9 @@ class ListLog:
             region = make_region(send)
             offset = self.next_offset(send.topic, send.queue_id)
             requests.append(AppendRequest(region, send.queue_id, offset, self.end))
-            for index in range(send.count):
+            for index in range(send.records):
                 size = len(region.data) if region.sizes is None else int(region.sizes[index])
-                keys = list(send.key_hashes) or [0] * send.count
+                keys = list(send.key_hashes) or [0] * send.records
                 self.records.append(
                     LoggedRecord(
                         self.end,
@@ -98,6 +103,18 @@ class ListLog:
         start = self.restarted.get((topic, queue_id), 0)
         return [r for r in self.records if (r.topic, r.queue_id) == (topic, queue_id) and r.position >= start]
 
+    def by_position(self) -> dict[int, LoggedRecord]:
+        """The records by their position."""
+        if len(self._by_position) != len(self.records):
+            self._by_position = {r.position: r for r in self.records}
+        return self._by_position
+
+    def by_offset(self) -> dict[tuple[str, int, int], LoggedRecord]:
+        """The records by topic, queue and offset."""
+        if len(self._by_offset) != len(self.records):
+            self._by_offset = {(r.topic, r.queue_id, r.queue_offset): r for r in self.records}
+        return self._by_offset
+
     def queues(self) -> set[tuple[str, int]]:
         """All queues that have records."""
         return {(r.topic, r.queue_id) for r in self.records}
@@ -105,6 +122,7 @@ class ListLog:
     def cut(self, end: int) -> None:
         """The log loses what lies at or beyond `end`."""
         self.records = [r for r in self.records if r.position < end]
+        self._by_position, self._by_offset = {}, {}
         self.boundaries = [b for b in self.boundaries if b <= end]
         self.end = end
 
@@ -131,11 +149,19 @@ class ListLog:
 def make_region(send: Send) -> RecordRegion:
     """The region of a request; its bytes are zeros, since nothing that is derived looks at them."""
     identity = (send.producer_id, send.producer_epoch, send.first_sequence)
-    if send.count == 1:
+    if send.records == 1:
         key_hash = send.key_hashes[0] if send.key_hashes else 0
         return RecordRegion(send.topic, bytearray(send.size), 1, None, None, send.tag_code, key_hash, *identity)
-    sizes = np.arange(send.size, send.size + send.count, dtype=np.int64)
+    sizes = np.arange(send.size, send.size + send.records, dtype=np.int64)
     starts = np.cumsum(sizes) - sizes
-    keys = np.array(send.key_hashes or [0] * send.count, np.uint64)
-    tags = np.full(send.count, send.tag_code, np.int64)
-    return RecordRegion(send.topic, bytearray(int(sizes.sum())), send.count, starts, sizes, tags, keys, *identity)
+    keys = np.array(send.key_hashes or [0] * send.records, np.uint64)
+    tags = np.full(send.records, send.tag_code, np.int64)
+    return RecordRegion(send.topic, bytearray(int(sizes.sum())), send.records, starts, sizes, tags, keys, *identity)
+
+
+def power_cut(disk: SimDisk, rng: random.Random) -> SimDisk:
+    """The disk after a power cut. A file whose removal was lost brings its folder back, as on a real file system."""
+    after = disk.crash(rng)
+    for path in after.files():
+        after.make_folder(posixpath.dirname(path))
+    return after

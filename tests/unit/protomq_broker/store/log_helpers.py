@@ -28,10 +28,22 @@ class ManualClock:
     def now_ms(self) -> int:
         return self.time_ms
 
+    def monotonic_ms(self) -> int:
+        return self.time_ms
 
-def make_record(body: bytes = b"body", *, topic: str = "topic", sequence: int = 0, producer_id: int = 7, tag: str = "") -> bytes:
+
+def make_record(
+    body: bytes = b"body",
+    *,
+    topic: str = "topic",
+    sequence: int = 0,
+    producer_id: int = 7,
+    tag: str = "",
+) -> bytes:
     """A record field as a producer sends it."""
-    return encode_record_field(RecordTemplate(topic, producer_id, 0).encode(body, sequence, 5, tag=tag))
+    return encode_record_field(
+        RecordTemplate(topic, producer_id, 0).encode(body, sequence, 5, tag=tag)
+    )
 
 
 def make_request(
@@ -59,7 +71,9 @@ def make_request(
 class Log:
     """A commit log on a simulated disk, without what is derived from it."""
 
-    def __init__(self, disk: Disk | None = None, *, segment_size_bytes: int = SEGMENT_SIZE_BYTES) -> None:
+    def __init__(
+        self, disk: SimDisk | None = None, *, segment_size_bytes: int = SEGMENT_SIZE_BYTES
+    ) -> None:
         self.disk = disk or SimDisk()
         self.disk.make_folder("/s/config")
         self.folder = SegmentFolder(self.disk, "/s/commitlog", segment_size_bytes)
@@ -82,7 +96,6 @@ class Log:
 
     def bytes_of(self) -> dict[str, bytes]:
         """Content of the segments."""
-        assert isinstance(self.disk, SimDisk)
         return self.disk.files("/s/commitlog")
 
 
@@ -101,7 +114,8 @@ def recover(
 
     def take(block: WalkedBlock) -> None:
         fields.extend(
-            block.data[start : start + size] for start, size in zip(block.record_starts, block.record_sizes, strict=True)
+            block.data[start : start + size]
+            for start, size in zip(block.record_starts, block.record_sizes, strict=True)
         )
 
     recovered = recover_log(

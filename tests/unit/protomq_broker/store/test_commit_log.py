@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from protomq_broker.store.errors import AppendTooLargeError, DiskFullError, StoreFailedError
@@ -76,7 +78,9 @@ def test_a_short_write_whose_rest_fails_leaves_zeros() -> None:
     before = log.append(make_record(b"a"))
     clean = log.bytes_of()
     first = disk.operations + 1
-    disk.plan = lambda o: Fault.SHORT if o.number == first else Fault.ENOSPC if o.number == first + 1 else None
+    disk.plan = lambda o: (
+        Fault.SHORT if o.number == first else Fault.ENOSPC if o.number == first + 1 else None
+    )
     with pytest.raises(DiskFullError):
         log.append(make_record(b"b" * 500))
     assert log.log.tail == before
@@ -88,7 +92,9 @@ def test_a_half_written_append_that_cannot_be_zeroed_ends_the_log() -> None:
     log = Log(disk)
     log.append(make_record(b"a"))
     first = disk.operations + 1
-    disk.plan = lambda o: Fault.SHORT if o.number == first else Fault.ENOSPC if o.number > first else None
+    disk.plan = lambda o: (
+        Fault.SHORT if o.number == first else Fault.ENOSPC if o.number > first else None
+    )
     with pytest.raises(StoreFailedError):
         log.append(make_record(b"b" * 500))
     disk.plan = None
@@ -170,7 +176,9 @@ def test_deleted_segments_can_still_be_read_by_who_holds_them() -> None:
     held = log.folder.files[0]
     content = held.read(0, 100)
     removed = log.log.remove_segments_below(log.log.tail.position)
-    assert [segment.base_position for segment in removed] == sorted(segment.base_position for segment in removed)
+    assert [segment.base_position for segment in removed] == sorted(
+        segment.base_position for segment in removed
+    )
     assert len(log.folder.files) == 1, "the one that is written stays"
     assert held.read(0, 100) == content
     del removed, held
@@ -182,3 +190,12 @@ def test_segments_that_are_not_synced_are_not_deleted() -> None:
     for _ in range(12):
         log.append(make_record(bytes(700)))
     assert log.log.remove_segments_below(log.log.tail.position) == []
+
+
+def test_a_segment_has_its_full_size_from_the_moment_it_has_its_name() -> None:
+    disk = SimDisk()
+    Log(disk).log.position_for(0)
+    after = disk.crash(random.Random(0), keep=0.0)
+    assert [len(content) for content in after.files("/s/commitlog").values()] == [
+        SEGMENT_SIZE_BYTES
+    ]

@@ -25,7 +25,13 @@ from .log_helpers import Log, make_record
 
 def sealed(data: bytes, position: int, previous: int, count: int) -> bytes:
     seal = encode_seal(
-        previous, data, epoch=3, start_position=position, record_count=count, store_time_ms=9, synced_position=position
+        previous,
+        data,
+        epoch=3,
+        start_position=position,
+        record_count=count,
+        store_time_ms=9,
+        synced_position=position,
     )
     return data + seal
 
@@ -67,7 +73,12 @@ def test_a_seal_reads_back() -> None:
     data = chain([[make_record()]])
     seal = decode_seal(data, len(data) - SEAL_SIZE_BYTES)
     assert seal is not None
-    assert (seal.epoch, seal.start_position, seal.record_count, seal.end_position) == (3, 0, 1, len(data))
+    assert (seal.epoch, seal.start_position, seal.record_count, seal.end_position) == (
+        3,
+        0,
+        1,
+        len(data),
+    )
     assert decode_seal(data, len(data) - SEAL_SIZE_BYTES + 1) is None
     assert decode_seal(data, -1) is None
 
@@ -76,11 +87,18 @@ def test_a_seal_reads_back() -> None:
 def test_padding_has_any_size_and_parses(size: int) -> None:
     padding = encode_padding(size)
     assert len(padding) == size
-    assert RecordBatch.FromString(padding).padding == bytes(len(RecordBatch.FromString(padding).padding))
+    assert RecordBatch.FromString(padding).padding == bytes(
+        len(RecordBatch.FromString(padding).padding)
+    )
 
 
 def test_walking_takes_whole_appends_and_gives_each_record() -> None:
-    groups = [[make_record(b"a")], [make_record(b"b" * 300), make_record(b"c")], [encode_padding(10)], [make_record()] * 40]
+    groups = [
+        [make_record(b"a")],
+        [make_record(b"b" * 300), make_record(b"c")],
+        [encode_padding(10)],
+        [make_record()] * 40,
+    ]
     groups[2] = []
     log = chain(groups)
     block = walk_appends(log, 0, 0)
@@ -99,7 +117,9 @@ def test_walking_a_log_cut_at_any_byte_gives_the_appends_that_are_whole() -> Non
         assert block.size_bytes == max([0, *(end for end in ends if end <= size)])
         assert block.problem == ""
         zeros = walk_appends(log[:size] + bytes(len(log) - size), 0, 0)
-        assert zeros.size_bytes <= block.size_bytes + 53, "a seal whose last bytes are zeros is the most that can hold"
+        assert zeros.size_bytes <= block.size_bytes + 53, (
+            "a seal whose last bytes are zeros is the most that can hold"
+        )
         assert zeros.size_bytes in (0, *ends)
 
 
@@ -134,9 +154,14 @@ def test_an_append_of_another_history_does_not_hold() -> None:
 
 def test_without_a_known_crc_only_the_head_of_a_segment_is_taken() -> None:
     head = encode_head(4096, 77, epoch=0, store_time_ms=0, synced_position=0)
-    rest = chain([[make_record()]], position=4096 + 53, previous=int.from_bytes(head[-4:], "little"))
+    rest = chain(
+        [[make_record()]], position=4096 + 53, previous=int.from_bytes(head[-4:], "little")
+    )
     assert walk_appends(head + rest, 4096, None).size_bytes == len(head + rest)
-    assert walk_appends(rest, 4096 + 53, None).problem == "a segment does not begin with an empty append"
+    assert (
+        walk_appends(rest, 4096 + 53, None).problem
+        == "a segment does not begin with an empty append"
+    )
 
 
 @pytest.mark.parametrize(
@@ -173,11 +198,17 @@ def test_a_walk_does_not_depend_on_the_block_size(groups: list[list[int]], block
         expected += fields
     walker = LogWalker(log.disk, log.folder, 0, 0, block_size_bytes=block_size)
     found = [
-        block.data[a : a + b] for block in walker for a, b in zip(block.record_starts, block.record_sizes, strict=True)
+        block.data[a : a + b]
+        for block in walker
+        for a, b in zip(block.record_starts, block.record_sizes, strict=True)
     ]
     assert found == expected
     if expected:
-        assert (walker.position, walker.crc32c, walker.problem) == (log.log.tail.position, log.log.tail.crc32c, EMPTY)
+        assert (walker.position, walker.crc32c, walker.problem) == (
+            log.log.tail.position,
+            log.log.tail.crc32c,
+            EMPTY,
+        )
 
 
 def test_a_walk_passes_over_a_range_it_is_told_to_skip() -> None:

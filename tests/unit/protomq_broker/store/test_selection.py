@@ -117,7 +117,7 @@ def test_both_ways_choose_what_the_definition_says(rows, queue_offset, count_max
     assert as_plain(either) == expected
 
 
-@pytest.mark.parametrize("choose", [lambda rows, *a: _select_few(rows, *a), lambda rows, *a: _select_many(make_entries(rows), *a)])
+@pytest.mark.parametrize("choose", [_select_few, lambda rows, *a: _select_many(make_entries(rows), *a)])
 def test_a_region_goes_on_over_a_seal_and_nothing_else(choose):
     rows = [(0, 100, 0), (100, 100, 0), (253, 100, 0), (407, 100, 0)]
     selection = choose(rows, 7, 10, 1 << 20, SEGMENT, frozenset(), None)
@@ -127,7 +127,7 @@ def test_a_region_goes_on_over_a_seal_and_nothing_else(choose):
     assert (selection.first_offset, selection.next_offset, selection.queue_offsets) == (7, 11, None)
 
 
-@pytest.mark.parametrize("choose", [lambda rows, *a: _select_few(rows, *a), lambda rows, *a: _select_many(make_entries(rows), *a)])
+@pytest.mark.parametrize("choose", [_select_few, lambda rows, *a: _select_many(make_entries(rows), *a)])
 def test_a_region_never_crosses_segments(choose):
     rows = [(SEGMENT - 253, 200, 0), (SEGMENT, 200, 0), (SEGMENT + 200, 100, 0)]
     assert choose(rows, 0, 10, 1 << 20, SEGMENT, frozenset(), None).regions == [(SEGMENT - 253, 200), (SEGMENT, 300)]

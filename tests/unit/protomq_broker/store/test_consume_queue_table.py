@@ -1,0 +1,384 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protomq_broker.store import consume_queue, consume_queue_table
+from protomq_broker.store.consume_queue_table import ConsumeQueueTable, verify_queue
+from tests.chaos.simdisk import SimDisk
+from tests.unit.protomq_broker.store.derived_helpers import ListLog, Send, power_cut
+
+FOLDER = "/s/consumequeue"
+
+
+@pytest.fixture(autouse=True)
+def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_small_files(monkeypatch.setattr)
+
+
+def use_small_files(set_: Callable[..., None]) -> None:
+    for module in (consume_queue, consume_queue_table):
+        set_(module, "ENTRIES_PER_FILE", 8)
+        set_(module, "FILE_SIZE_BYTES", 160)
+
+
+def make_table(disk: SimDisk, log: ListLog | None = None) -> ConsumeQueueTable:
+    """A table that has recovered with what the log has."""
+    table = ConsumeQueueTable(disk, FOLDER, open_files_max=4)
+    table.load()
+    if log is not None:
+        catch_up(table, log)
+    return table
+
+
+def catch_up(table: ConsumeQueueTable, log: ListLog) -> None:
+    for block_start, block_end in zip(log.boundaries, log.boundaries[1:], strict=False):
+        if block_end > table.replay_from:
+            table.replay(log.scanned(block_start, block_end))
+    if table.needs_rebuild:
+        table.start_rebuild()
+        table.replay(log.scanned())
+    table.truncate(log.end)
+    assert not table.needs_rebuild
+
+
+def append(table: ConsumeQueueTable, log: ListLog, *sends: Send) -> None:
+    table.apply(log.append(*sends))
+
+
+def expect_all(table: ConsumeQueueTable, log: ListLog) -> None:
+    """Each record has exactly one entry, and each entry one record."""
+    for topic, queue_id in log.queues():
+        records = log.of_queue(topic, queue_id)
+        queue = table.find(topic, queue_id)
+        if queue is None:
+            assert not records
+            continue
+        expected = [(r.position, r.size, r.tag_code) for r in records]
+        assert queue.end_offset == (records[-1].queue_offset + 1 if records else 0)
+        assert queue.entries(0, 10_000).tolist() == expected
+    for topic in table.topics():
+        for queue_id, queue in table.queues_of(topic).items():
+            assert queue.end_offset == log.next_offset(topic, queue_id)
+
+
+def queue_files(disk: SimDisk) -> dict[str, bytes]:
+    return {path: data for path, data in disk.files(FOLDER).items() if not path.endswith("table.bin")}
+
+
+def test_a_group_for_several_queues_is_entered():
+    log, table = ListLog(), make_table(SimDisk())
+    append(table, log, Send("a", 0, 3), Send("b", 1), Send("a", 0), Send("a", 5, 2, tag_code=-9))
+    expect_all(table, log)
+    assert table.end_offset("a", 0) == 4
+    assert table.end_offset("a", 7) == table.end_offset("z", 0) == 0
+    assert set(table.queues_of("a")) == {0, 5}
+    assert table.queue_count() == 3
+
+
+def test_without_a_table_everything_is_rebuilt_and_the_files_are_the_same():
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    for turn in range(10):
+        append(table, log, Send("a", turn % 3, 1 + turn), Send("b", 0))
+    table.checkpoint(log.end)
+    files = queue_files(disk)
+    disk.remove(FOLDER)
+    again = make_table(disk, log)
+    assert again.replay_from == 0
+    expect_all(again, log)
+    again.checkpoint(log.end)
+    assert queue_files(disk) == files
+
+
+def test_a_clean_start_replays_nothing():
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    append(table, log, Send("a", 0, 20), Send("b", 1, 3))
+    table.checkpoint(log.end)
+    again = make_table(disk)
+    assert again.replay_from == log.end
+    expect_all(again, log)
+    append(again, log, Send("a", 0, 2))
+    expect_all(again, log)
+
+
+def test_what_lies_behind_the_checkpoint_comes_again_from_the_log():
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    append(table, log, Send("a", 0, 5))
+    table.checkpoint(log.end)
+    position = log.end
+    append(table, log, Send("a", 0, 30), Send("new", 0, 3))
+    table.flush()
+    again = make_table(disk)
+    assert again.replay_from == position
+    assert again.end_offset("a", 0) == 5
+    assert again.find("new", 0) is None
+    assert len(b"".join(queue_files(disk).values())) == 5 * 20
+    catch_up(again, log)
+    expect_all(again, log)
+
+
+def test_a_checkpoint_in_the_middle_of_what_was_applied_covers_only_its_position():
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    append(table, log, Send("a", 0, 5), Send("b", 0))
+    position = log.end
+    append(table, log, Send("a", 0, 5), Send("c", 0))
+    table.checkpoint(position)
+    log.cut(position)
+    again = make_table(disk, log)
+    assert again.replay_from == position
+    expect_all(again, log)
+
+
+@pytest.mark.parametrize("damage", ["gone", "short", "torn", "zeros"])
+def test_a_damaged_file_is_made_good_from_the_log(damage: str):
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    for _ in range(5):
+        append(table, log, Send("a", 0, 6), Send("b", 0, 2))
+    table.checkpoint(log.end)
+    files = queue_files(disk)
+    path = f"{FOLDER}/a/0/{320:020d}"
+    if damage == "gone":
+        disk.unlink(path)
+    elif damage == "short":
+        disk.cut(path, 100)
+    elif damage == "torn":
+        disk.cut(path, 47)
+    else:
+        disk.overwrite(path, 100, bytes(20))
+        broken = make_table(disk, log)
+        assert list(verify_queue(broken.queue("a", 0)))
+        broken.checkpoint(log.end)
+    again = make_table(disk)
+    assert 0 < again.replay_from < log.end
+    catch_up(again, log)
+    expect_all(again, log)
+    again.checkpoint(log.end)
+    assert queue_files(disk) == files
+
+
+def test_a_queue_whose_files_are_all_gone_is_rebuilt():
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    append(table, log, Send("a", 0, 6), Send("b", 0, 2))
+    table.checkpoint(log.end)
+    disk.remove(f"{FOLDER}/a")
+    again = make_table(disk)
+    assert again.replay_from == 0
+    catch_up(again, log)
+    expect_all(again, log)
+
+
+@pytest.mark.parametrize("bit", [0, 100, 300, 500])
+def test_a_damaged_table_is_no_table(bit: int):
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    append(table, log, Send("a", 0, 6), Send("b", 0, 2))
+    table.checkpoint(log.end)
+    disk.flip_bit(f"{FOLDER}/table.bin", bit)
+    again = make_table(disk, log)
+    assert again.replay_from == 0
+    expect_all(again, log)
+
+
+def test_a_log_that_ends_earlier_cuts_the_queues_and_their_offsets_are_given_again():
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    for _ in range(4):
+        append(table, log, Send("a", 0, 6), Send("b", 0, 2))
+    table.checkpoint(log.end)
+    end = log.boundaries[2]
+    log.cut(end)
+    table.truncate(end)
+    expect_all(table, log)
+    append(table, log, Send("a", 0, 9, tag_code=4))
+    table.flush()
+    again = make_table(disk)
+    assert again.replay_from == end
+    catch_up(again, log)
+    expect_all(again, log)
+
+
+def test_a_record_that_the_log_has_lost_keeps_its_offset():
+    disk, log = SimDisk(), ListLog()
+    for _ in range(3):
+        log.append(Send("a", 0, 4))
+    lost = {r.position for r in log.records if 4 <= r.queue_offset < 8}
+    log.records = [r for r in log.records if r.position not in lost]
+    table = make_table(disk, log)
+    entries = table.queue("a", 0).entries(0, 100)
+    assert table.end_offset("a", 0) == 12
+    assert entries["size"].tolist()[4:8] == [0] * 4
+    assert entries["size"].all() == 0
+    table.checkpoint(log.end)
+    assert make_table(disk).queue("a", 0).entries(0, 100).tolist() == entries.tolist()
+
+
+def test_a_log_that_begins_later_gives_queues_that_begin_later():
+    log = ListLog()
+    for _ in range(3):
+        log.append(Send("a", 0, 4))
+    start = log.boundaries[1]
+    log.records = [r for r in log.records if r.position >= start]
+    table = make_table(SimDisk(), log)
+    queue = table.queue("a", 0)
+    assert (queue.min_offset(start), queue.end_offset) == (4, 12)
+    assert queue.entries(4, 100)["position"].tolist() == [r.position for r in log.records]
+
+
+def test_files_go_with_the_log_but_never_the_last_one():
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    for _ in range(10):
+        append(table, log, Send("a", 0, 4), Send("b", 0))
+    table.checkpoint(log.end)
+    table.delete_below(log.boundaries[5])
+    queue = table.queue("a", 0)
+    assert queue.min_offset(log.boundaries[5]) == 20
+    assert disk.list(f"{FOLDER}/a/0") == [f"{160 * n:020d}" for n in (2, 3, 4)]
+    table.delete_below(log.end)
+    assert queue.min_offset(log.end) == queue.end_offset == 40
+    table.checkpoint(log.end)
+    again = ConsumeQueueTable(disk, FOLDER)
+    again.load(log.end)
+    assert again.replay_from == log.end
+    assert again.end_offset("a", 0) == 40
+    append(again, log, Send("a", 0, 3))
+    assert again.queue("a", 0).min_offset(log.boundaries[-2]) == 40
+    assert len(again.queue("a", 0).entries(40, 10)) == 3
+
+
+def test_reading_while_files_are_deleted_gives_nothing_and_no_error():
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    append(table, log, Send("a", 0, 20))
+    append(table, log, Send("a", 0, 20))
+    table.checkpoint(log.end)
+    table.flush()
+    table.delete_below(log.boundaries[1])
+    assert len(table.queue("a", 0).entries(0, 5)) == 0
+
+
+def test_a_removed_topic_is_gone_and_begins_anew():
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    append(table, log, Send("a", 0, 20), Send("b", 0, 3))
+    table.checkpoint(log.end)
+    table.remove_topic("a")
+    log.restart("a")
+    assert table.find("a", 0) is None
+    append(table, log, Send("a", 0, 2))
+    expect_all(table, log)
+    table.flush()
+    assert disk.list(f"{FOLDER}/a/0") == [f"{0:020d}"]
+    again = make_table(disk, log)
+    expect_all(again, log)
+    again.checkpoint(log.end)
+    expect_all(make_table(disk, log), log)
+    disk.remove(FOLDER)
+    expect_all(make_table(disk, log), log)
+
+
+def test_a_topic_removed_without_a_follower_leaves_no_files():
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    append(table, log, Send("a", 0, 20), Send("b", 0, 3))
+    table.checkpoint(log.end)
+    table.remove_topic("a")
+    table.remove_topic("unknown")
+    table.flush()
+    assert disk.list(FOLDER) == ["b", "table.bin"]
+    assert make_table(disk).topics() == ["b"]
+    assert table.queue_count() == 1
+
+
+def test_a_full_disk_loses_nothing():
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    append(table, log, Send("a", 0, 20), Send("b", 0, 3))
+    disk.capacity_bytes = 100
+    with pytest.raises(OSError):
+        table.flush()
+    with pytest.raises(OSError):
+        table.checkpoint(log.end)
+    expect_all(table, log)
+    disk.capacity_bytes = 1 << 30
+    table.checkpoint(log.end)
+    expect_all(make_table(disk), log)
+
+
+def test_queues_at_rest_give_their_memory_back_and_are_read_from_files():
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    append(table, log, Send("a", 0, 5), Send("b", 0))
+    table.flush()
+    assert len(table.queue("a", 0)._buffer[1])
+    append(table, log, Send("b", 0))
+    table.flush()
+    assert not len(table.queue("a", 0)._buffer[1])
+    assert len(table.queue("b", 0)._buffer[1])
+    expect_all(table, log)
+
+
+def test_no_more_files_are_open_than_allowed():
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    append(table, log, *(Send("a", queue_id, 20) for queue_id in range(30)))
+    table.checkpoint(log.end)
+    expect_all(table, log)
+    assert disk.open_descriptors <= 5
+    table.close()
+    assert disk.open_descriptors == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 32), st.integers(5, 40))
+def test_after_any_history_of_power_cuts_the_queues_are_what_the_log_says(seed: int, steps: int):
+    with pytest.MonkeyPatch.context() as patch:
+        use_small_files(patch.setattr)
+        rng = random.Random(seed)
+        disk, log = SimDisk(), ListLog()
+        table = make_table(disk)
+        durable = removed = 0
+        for _ in range(steps):
+            action = rng.choice(["append"] * 6 + ["flush", "flush", "checkpoint", "power cut", "kill", "cut", "remove", "write back"])
+            if action == "append":
+                sends = [Send(rng.choice("abc"), rng.randrange(2), rng.randint(1, 9), tag_code=rng.randrange(3)) for _ in range(3)]
+                append(table, log, *sends)
+            elif action == "flush":
+                table.flush()
+            elif action == "checkpoint":
+                durable = rng.choice([b for b in log.boundaries if b >= durable])
+                table.checkpoint(durable)
+            elif action == "write back":
+                disk.write_back(rng)
+            elif action == "cut":
+                end = rng.choice([b for b in log.boundaries if b >= removed])
+                log.cut(end)
+                durable = min(durable, end)
+                table.truncate(end)
+            elif action == "remove":
+                topic = rng.choice("abc")
+                log.restart(topic)
+                table.remove_topic(topic)
+                append(table, log, Send(topic, 0), Send(topic, 1))
+                durable = removed = log.end  # what was removed must not come back: no cut goes behind it
+                table.checkpoint(durable)
+            elif action == "kill":
+                disk = disk.killed()
+                table = make_table(disk, log)
+            else:
+                disk = power_cut(disk, rng)
+                log.cut(rng.choice([b for b in log.boundaries if b >= durable]))
+                table = make_table(disk, log)
+            expect_all(table, log)
+        table.checkpoint(log.end)
+        expect_all(make_table(power_cut(disk, rng)), log)

@@ -1,0 +1,82 @@
+"""The real disk's operations, on a real file system."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from protomq_broker.store.disk import (
+    Disk,
+    read_file,
+    read_fully,
+    read_json,
+    remove_file,
+    write_file_atomically,
+    write_fully,
+    write_json_atomically,
+)
+from tests.chaos.simdisk import Fault, SimDisk
+
+
+def test_preallocated_space_that_nobody_wrote_is_not_listed_as_written(tmp_path: Path) -> None:
+    disk = Disk()
+    fd = disk.create(str(tmp_path / "file"))
+    disk.allocate(fd, 4 << 20)
+    assert disk.size(fd) == 4 << 20
+    disk.pwrite(fd, b"x" * 100, 1 << 20)
+    ranges = disk.written_ranges(fd, 0, 4 << 20)
+    assert any(start <= 1 << 20 < end for start, end in ranges)
+    covered = sum(end - start for start, end in ranges)
+    assert covered <= 4 << 20
+    disk.truncate(fd, 1 << 20)
+    disk.allocate(fd, 4 << 20)
+    assert read_fully(disk, fd, 4 << 20, 0) == bytes(4 << 20)
+    assert disk.written_ranges(fd, 8 << 20, 9 << 20) == []
+    disk.close(fd)
+
+
+def test_folders_and_names(tmp_path: Path) -> None:
+    disk = Disk()
+    folder = str(tmp_path / "a" / "b")
+    assert disk.list(folder) == []
+    disk.make_folder(folder)
+    disk.make_folder(folder)
+    assert disk.is_folder(folder)
+    write_json_atomically(disk, f"{folder}/x.json", {"a": 1})
+    assert read_json(disk, f"{folder}/x.json") == {"a": 1}
+    assert disk.list(folder) == ["x.json"]
+    remove_file(disk, f"{folder}/x.json")
+    remove_file(disk, f"{folder}/x.json")
+    assert read_json(disk, f"{folder}/x.json") is None
+    disk.remove_folder(folder)
+    assert not disk.exists(folder)
+    assert 0 <= disk.usage(str(tmp_path)).used_ratio <= 1
+
+
+def test_a_file_that_is_no_json_is_none(tmp_path: Path) -> None:
+    write_file_atomically(Disk(), str(tmp_path / "x"), b"{")
+    assert read_json(Disk(), str(tmp_path / "x")) is None
+    assert read_file(Disk(), str(tmp_path / "x")) == b"{"
+
+
+def test_a_short_write_is_gone_on_with() -> None:
+    disk = SimDisk()
+    disk.make_folder("/s")
+    fd = disk.create("/s/file")
+    disk.fail_at(1, Fault.SHORT)
+    write_fully(disk, fd, b"abcdefg", 2)
+    assert disk.content("/s/file") == b"\x00\x00abcdefg"
+
+
+def test_a_disk_that_takes_nothing_is_an_error() -> None:
+    class FullDisk(SimDisk):
+        def pwrite(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> int:  # type: ignore[override]
+            return 0
+
+    disk = FullDisk()
+    disk.make_folder("/s")
+    with pytest.raises(OSError) as caught:
+        write_fully(disk, disk.create("/s/file"), b"abc", 0)
+    assert caught.value.errno == errno.EIO

@@ -1,0 +1,110 @@
+"""The flusher and the background threads."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from protomq_broker.store.errors import StoreFailedError
+from protomq_broker.store.flusher import BackgroundThread, LogFlusher
+from tests.chaos.simdisk import Fault, SimDisk
+
+from .log_helpers import SEGMENT_SIZE_BYTES, Log, make_record
+
+
+def make_flusher(log: Log) -> tuple[LogFlusher, list[int], list[str]]:
+    moved: list[int] = []
+    failed: list[str] = []
+    flusher = LogFlusher(
+        log.disk,
+        log.log,
+        lambda: log.log.tail.position,
+        moved.append,
+        lambda: failed.append(log.log.failure),
+    )
+    return flusher, moved, failed
+
+
+def test_a_flush_syncs_every_segment_that_has_something_new() -> None:
+    disk = SimDisk()
+    log = Log(disk)
+    while log.log.tail.position < 2 * SEGMENT_SIZE_BYTES:
+        log.append(make_record(bytes(700)))
+    flusher, moved, _ = make_flusher(log)
+    disk.history = []
+    assert flusher.flush() == log.log.tail.position == log.log.flushed_position
+    assert [operation.path[-5:] for operation in disk.history] == ["00000", "04096", "08192"]
+    assert moved == [log.log.tail.position]
+    disk.history = []
+    flusher.flush()
+    assert disk.history == []
+    assert len(moved) == 1, "nothing new"
+
+
+def test_what_is_appended_during_a_sync_is_not_called_synced() -> None:
+    disk = SimDisk()
+    log = Log(disk)
+    before = log.append(make_record(b"a"))
+    flusher, _, _ = make_flusher(log)
+    real = disk.fdatasync
+
+    class SlowDisk:
+        def fdatasync(self, fd: int) -> None:
+            real(fd)
+            log.append(make_record(b"b"))
+
+    flusher._disk = SlowDisk()  # type: ignore[assignment]
+    assert flusher.flush() == before.position
+    assert log.log.flushed_position == before.position < log.log.tail.position
+
+
+@pytest.mark.parametrize("fault", [Fault.EIO, Fault.SYNC_LOST, Fault.ENOSPC])
+def test_a_failed_fsync_is_never_tried_again(fault: Fault) -> None:
+    disk = SimDisk()
+    log = Log(disk)
+    log.append(make_record(b"a"))
+    flusher, moved, failed = make_flusher(log)
+    disk.fail_at(1, fault)
+    assert flusher.flush() == 0
+    assert (moved, len(failed)) == ([0], 1)
+    assert "fsync" in failed[0]
+    disk.history = []
+    assert flusher.flush() == 0
+    assert disk.history == []
+    with pytest.raises(StoreFailedError):
+        log.append(make_record(b"b"))
+
+
+def test_a_thread_does_its_work_when_woken_and_ends_when_stopped() -> None:
+    done = threading.Semaphore(0)
+    thread = BackgroundThread("test", 60_000, done.release, lambda error: None)
+    thread.start()
+    for _ in range(3):
+        thread.wake()
+        assert done.acquire(timeout=5)
+    thread.stop()
+    assert not any(other.name == "test" for other in threading.enumerate())
+
+
+def test_a_defect_in_a_thread_is_told() -> None:
+    told: list[BaseException] = []
+    crashed = threading.Event()
+
+    def work() -> None:
+        raise RuntimeError("a defect")
+
+    def on_crash(error: BaseException) -> None:
+        told.append(error)
+        crashed.set()
+
+    thread = BackgroundThread("test", 60_000, work, on_crash)
+    thread.start()
+    thread.wake()
+    assert crashed.wait(5)
+    thread.stop()
+    assert isinstance(told[0], RuntimeError)
+
+
+def test_a_thread_that_was_never_started_can_be_stopped() -> None:
+    BackgroundThread("test", 60_000, lambda: None, lambda error: None).stop()

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from protomq_broker.store.side_files import (
+    OpenFiles,
+    cut_file,
+    read_state_file,
+    remove_tree,
+    size_of_file,
+    write_state_file,
+)
+from tests.chaos.simdisk import Fault, SimDisk, SimulatedCrash
+
+MAGIC = b"TESTING1"
+
+
+def make_disk(*paths: str) -> SimDisk:
+    disk = SimDisk()
+    disk.make_folder("/s/a/b")
+    for path in paths:
+        disk.close(disk.create(path))
+    return disk
+
+
+def test_a_state_file_comes_back_whole_or_not_at_all():
+    disk = make_disk()
+    assert read_state_file(disk, "/s/x", MAGIC) is None
+    write_state_file(disk, "/s/x", MAGIC, b"payload")
+    assert read_state_file(disk, "/s/x", MAGIC) == b"payload"
+    assert read_state_file(disk, "/s/x", b"TESTING2") is None
+    size = len(disk.content("/s/x"))
+    for bit in range(8 * size):
+        disk.flip_bit("/s/x", bit)
+        assert read_state_file(disk, "/s/x", MAGIC) is None
+        disk.flip_bit("/s/x", bit)
+    for cut in range(size):
+        other = disk.killed()
+        other.cut("/s/x", cut)
+        assert read_state_file(other, "/s/x", MAGIC) is None
+
+
+def test_after_a_power_cut_a_state_file_is_the_old_or_the_new_one():
+    for seed in range(50):
+        disk = make_disk()
+        write_state_file(disk, "/s/x", MAGIC, b"old" * 500)
+        disk.fail_at(1 + seed % 5, Fault.CRASH)
+        try:
+            write_state_file(disk, "/s/x", MAGIC, b"new" * 700)
+        except SimulatedCrash:
+            assert read_state_file(disk.crash(random.Random(seed)), "/s/x", MAGIC) in (b"old" * 500, b"new" * 700)
+
+
+def test_open_files_are_bounded_and_a_forgotten_one_lives_as_long_as_it_is_used():
+    paths = [f"/s/{n}" for n in range(6)]
+    disk = make_disk(*paths)
+    files = OpenFiles(disk, 3)
+    held = files.get(paths[0])
+    for path in paths:
+        files.get(path)
+    assert len(files) == 3
+    assert disk.open_descriptors == 4
+    assert disk.pread(held.fileno(), 1, 0) == b""
+    assert files.get(paths[5]) is files.get(paths[5])
+    del held
+    assert disk.open_descriptors == 3
+    files.forget("/s/")
+    assert disk.open_descriptors == 0
+
+
+def test_a_file_that_is_not_there_is_made_only_on_request():
+    files = OpenFiles(make_disk())
+    with pytest.raises(FileNotFoundError):
+        files.get("/s/new")
+    assert files.get("/s/new", create=True) is files.get("/s/new")
+
+
+def test_sizes_cuts_and_removal_do_not_mind_what_is_missing():
+    disk = make_disk("/s/a/b/c")
+    disk.overwrite("/s/a/b/c", 0, b"")
+    file = OpenFiles(disk).get("/s/a/b/c")
+    disk.pwrite(file.fd, b"12345", 0)
+    assert size_of_file(disk, "/s/a/b/c") == 5
+    assert size_of_file(disk, "/s/none") is None
+    cut_file(disk, "/s/a/b/c", 9)
+    cut_file(disk, "/s/a/b/c", 2)
+    cut_file(disk, "/s/none", 2)
+    assert disk.content("/s/a/b/c") == b"12"
+    remove_tree(disk, "/s/a")
+    remove_tree(disk, "/s/none")
+    assert disk.list("/s") == []

@@ -1,0 +1,526 @@
+"""The store as a whole, on a simulated disk."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protomq.v1.record_pb2 import Record, RecordBatch
+from protomq.wire.hashing import key_hash_of, tag_code_of
+from protomq_broker.store.config import StoreConfig
+from protomq_broker.store.errors import (
+    CorruptLogError,
+    DiskFullError,
+    StoreFailedError,
+    StoreLockedError,
+    StoreSettingsError,
+)
+from protomq_broker.store.reading import ReadStatus
+from protomq_broker.store.store import Store
+from tests.chaos.simdisk import Fault, SimDisk, SimulatedCrash
+
+from .log_helpers import ManualClock, make_request
+
+SEGMENT = 8192
+
+
+def open_store(
+    disk: SimDisk,
+    *,
+    clock: ManualClock | None = None,
+    sync_flush: bool = False,
+    corruption: str = "refuse",
+    segment: int = SEGMENT,
+) -> Store:
+    config = StoreConfig(segment_size_bytes=segment, sync_flush=sync_flush, corruption=corruption)  # type: ignore[arg-type]
+    return Store.open("/s", config, clock=clock or ManualClock(), disk=disk, background=False)
+
+
+def read_all(
+    store: Store, topic: str = "topic", queue_id: int = 0, *, offset: int | None = None
+) -> list[tuple[int, bytes]]:
+    """(queue offset, body) of everything in a queue, read in small steps through the regions."""
+    offset = store.queue_range(topic, queue_id)[0] if offset is None else offset
+    found: list[tuple[int, bytes]] = []
+    while True:
+        result = store.read(topic, queue_id, offset, 3, 2000)
+        if result.status is not ReadStatus.FOUND:
+            return found
+        data = b"".join(
+            region.file.read(region.offset, region.size_bytes) for region in result.regions
+        )
+        assert len(data) == result.regions_size_bytes
+        records = RecordBatch.FromString(data).records
+        assert len(records) == result.record_count
+        for index, (start, size) in enumerate(
+            zip(result.starts.tolist(), result.sizes.tolist(), strict=True)
+        ):
+            record = RecordBatch.FromString(data[start : start + size]).records[0]
+            expected = (
+                result.first_offset + index
+                if result.queue_offsets is None
+                else int(result.queue_offsets[index])
+            )
+            assert record.queue_offset == expected
+            found.append((record.queue_offset, record.body))
+        offset = result.next_offset
+
+
+def test_what_is_appended_is_read_back_with_its_stamps() -> None:
+    clock = ManualClock(77)
+    store = open_store(SimDisk(), clock=clock)
+    request = make_request([b"a", b"b"], queue_id=3, tag="x", key="k", producer_id=9)
+    position = store.append([request, make_request([b"c"], queue_id=3)])
+    assert (request.queue_offset, request.physical_offset) == (0, 53)
+    assert position == store.appended_position == store.readable_position
+    assert read_all(store, queue_id=3) == [(0, b"a"), (1, b"b"), (2, b"c")]
+    assert store.store_time_of("topic", 3, 2) == 77
+    with pytest.raises(KeyError):
+        store.store_time_of("topic", 3, 3)
+    result = store.read("topic", 3, 0, 10, 1 << 20)
+    assert len(result.regions) == 1
+    record = RecordBatch.FromString(
+        result.regions[0].file.read(result.regions[0].offset, result.regions_size_bytes)
+    ).records[1]
+    assert (record.queue_id, record.store_time_ms, record.physical_offset) == (
+        3,
+        77,
+        53 + int(result.starts[1]),
+    )
+    assert record.topic == "topic"
+
+
+def test_the_four_statuses() -> None:
+    store = open_store(SimDisk())
+    assert store.read("topic", 0, 0, 1, 1).status is ReadStatus.NO_NEW_MSG
+    assert store.read("topic", 0, 5, 1, 1).status is ReadStatus.OFFSET_ILLEGAL
+    store.append([make_request([b"a", b"b"], tag="x")])
+    assert store.read("topic", 0, 0, 1, 1).status is ReadStatus.FOUND
+    at_end = store.read("topic", 0, 2, 1, 1)
+    assert (at_end.status, at_end.next_offset) == (ReadStatus.NO_NEW_MSG, 2)
+    beyond = store.read("topic", 0, 3, 1, 1)
+    assert (beyond.status, beyond.next_offset) == (ReadStatus.OFFSET_ILLEGAL, 2)
+    other = store.read("topic", 0, 0, 10, 1 << 20, frozenset({tag_code_of("y")}))
+    assert (other.status, other.next_offset) == (ReadStatus.NO_MATCHED_MSG, 2)
+
+
+def test_queues_of_several_topics_in_one_log_do_not_leak_into_each_other() -> None:
+    store = open_store(SimDisk())
+    for index in range(30):
+        store.append(
+            [
+                make_request([bytes([index])], topic="a"),
+                make_request([b"secret" * index], topic="b"),
+                make_request([b"x"], topic="a"),
+            ]
+        )
+    result = store.read("a", 0, 0, 100, 1 << 20)
+    data = b"".join(region.file.read(region.offset, region.size_bytes) for region in result.regions)
+    assert {record.topic for record in RecordBatch.FromString(data).records} == {"a"}
+    assert b"secret" not in data
+
+
+def test_a_clean_restart_finds_everything_and_leaves_no_abort_file() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    for index in range(60):
+        store.append(
+            [make_request([bytes([index]) * 200], queue_id=index % 3, tag="t", key=f"k{index}")]
+        )
+    expected = [read_all(store, queue_id=queue) for queue in range(3)]
+    assert disk.exists("/s/abort")
+    store.close()
+    assert not disk.exists("/s/abort")
+    files = disk.files()
+    store = open_store(disk)
+    assert [read_all(store, queue_id=queue) for queue in range(3)] == expected
+    (record,) = map(Record.FromString, store.find_by_key_hash(key_hash_of("k7")))
+    assert record.body == bytes([7]) * 200
+    store.close()
+    assert {
+        path: data
+        for path, data in disk.files().items()
+        if "config" not in path and "lock" not in path
+    } == {path: data for path, data in files.items() if "config" not in path and "lock" not in path}
+
+
+def test_a_second_broker_on_the_same_store_is_refused_and_told_by_whom() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    with pytest.raises(StoreLockedError) as caught:
+        open_store(disk)
+    assert caught.value.pid > 0
+    store.close()
+    open_store(disk).close()
+
+
+def test_another_segment_size_is_refused() -> None:
+    disk = SimDisk()
+    open_store(disk).close()
+    with pytest.raises(StoreSettingsError, match="segment_size_bytes"):
+        open_store(disk, segment=2 * SEGMENT)
+    disk.remove("/s/config/store.json")
+    with pytest.raises(StoreSettingsError):
+        open_store(disk, segment=SEGMENT // 2)
+
+
+def test_store_time_never_falls_when_the_clock_jumps_back() -> None:
+    disk = SimDisk()
+    clock = ManualClock(1000)
+    store = open_store(disk, clock=clock)
+    store.append([make_request()])
+    clock.time_ms = 10
+    store.append([make_request()])
+    assert [store.store_time_of("topic", 0, offset) for offset in (0, 1)] == [1000, 1000]
+    store.close()
+    store = open_store(disk, clock=clock)
+    store.append([make_request()])
+    assert store.store_time_of("topic", 0, 2) == 1000
+
+
+def test_offsets_by_time() -> None:
+    clock = ManualClock(0)
+    store = open_store(SimDisk(), clock=clock)
+    for time_ms in (10, 20, 20, 30):
+        clock.time_ms = time_ms
+        store.append([make_request()])
+    assert [
+        store.offset_at_time("topic", 0, time_ms) for time_ms in (0, 10, 11, 20, 21, 30, 31)
+    ] == [0, 0, 1, 1, 3, 3, 4]
+
+
+def test_under_sync_flush_nothing_is_readable_before_it_is_synced() -> None:
+    store = open_store(SimDisk(), sync_flush=True)
+    arrived: list[tuple[str, int]] = []
+    flushed: list[int] = []
+    store.on_arrival = arrived.extend
+    store.on_flushed = flushed.append
+    position = store.append([make_request([b"a"], key="k")])
+    assert store.queue_range("topic", 0) == (0, 0)
+    assert store.read("topic", 0, 0, 1, 1).status is ReadStatus.NO_NEW_MSG
+    assert list(store.find_by_key_hash(key_hash_of("k"))) == []
+    assert arrived == []
+    assert store.flush() == position
+    assert (arrived, flushed) == ([("topic", 0)], [position])
+    assert read_all(store) == [(0, b"a")]
+
+
+def test_under_async_flush_arrivals_are_told_at_once_and_a_failing_listener_harms_nobody() -> None:
+    store = open_store(SimDisk())
+
+    def listener(keys: Iterable[tuple[str, int]]) -> None:
+        raise RuntimeError("a defect")
+
+    store.on_arrival = listener
+    store.append([make_request()])
+    assert store.queue_range("topic", 0) == (0, 1)
+
+
+def test_a_failed_fsync_stops_writes_for_good_and_says_so() -> None:
+    disk = SimDisk()
+    store = open_store(disk, sync_flush=True)
+    store.append([make_request([b"a"])])
+    store.flush()
+    store.append([make_request([b"b"])])
+    told: list[int] = []
+    store.on_flushed = told.append
+    before = store.flushed_position
+    disk.fail_at(1, Fault.SYNC_LOST)
+    assert store.flush() == before
+    assert told == [before], "waiters are woken, to see the refusal"
+    assert "fsync" in store.write_refusal
+    with pytest.raises(StoreFailedError):
+        store.append([make_request([b"c"])])
+    assert store.flush() == before, "it is never tried again"
+    store.close()
+    restarted = open_store(disk.killed(), sync_flush=True)
+    assert read_all(restarted) == [(0, b"a"), (1, b"b")]
+    restarted.append([make_request([b"d"])])
+
+
+def test_after_a_failed_fsync_and_a_restart_what_is_flushed_survives_a_power_cut() -> None:
+    disk = SimDisk()
+    store = open_store(disk, sync_flush=True)
+    store.append([make_request([b"a"])])
+    disk.fail_at(1, Fault.SYNC_LOST)
+    store.flush()
+    again = disk.killed()
+    restarted = open_store(again, sync_flush=True)
+    assert read_all(restarted) == [(0, b"a")]
+    after = again.crash(random.Random(3), keep=0.0)
+    assert read_all(open_store(after, sync_flush=True)) == [(0, b"a")]
+
+
+def test_a_full_disk_refuses_and_is_taken_again_later() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    store.append([make_request([b"a"])])
+    disk.fail_at(1, Fault.ENOSPC)
+    with pytest.raises(DiskFullError):
+        store.append([make_request([b"b"])])
+    store.append([make_request([b"c"])])
+    assert read_all(store) == [(0, b"a"), (1, b"c")]
+
+
+def test_a_send_that_failed_may_be_tried_again() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    request = make_request([b"a"], producer_id=5, sequence=0)
+    assert store.find_repeated(request) is None
+    disk.fail_at(1, Fault.ENOSPC)
+    with pytest.raises(DiskFullError):
+        store.append([request])
+    request = make_request([b"a"], producer_id=5, sequence=0)
+    assert store.find_repeated(request) is None
+    store.append([request])
+    found = store.find_repeated(make_request([b"a"], producer_id=5, sequence=0))
+    assert found is not None
+    assert (found.queue_offset, found.physical_offset) == (0, request.physical_offset)
+
+
+def test_segments_below_a_position_are_deleted_and_the_queue_begins_later() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    for index in range(40):
+        store.append([make_request([bytes([index]) * 700])])
+    reading = store.read("topic", 0, 0, 4, 1 << 20)
+    held = [region.file.read(region.offset, region.size_bytes) for region in reading.regions]
+    assert store.delete_segments_below(3 * SEGMENT) == 0, "a recovery would need them"
+    store.checkpoint()
+    assert store.delete_segments_below(3 * SEGMENT + 5) == 3 * SEGMENT
+    assert [
+        region.file.read(region.offset, region.size_bytes) for region in reading.regions
+    ] == held
+    start, end = store.queue_range("topic", 0)
+    assert 0 < start < end == 40
+    assert store.read("topic", 0, 0, 4, 1 << 20).status is ReadStatus.OFFSET_ILLEGAL
+    expected = read_all(store)
+    assert [offset for offset, _ in expected] == list(range(start, 40))
+    store.close()
+    assert read_all(open_store(disk)) == expected
+
+
+def test_everything_derived_can_be_lost_even_when_old_segments_are_gone() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    for index in range(40):
+        store.append([make_request([bytes([index]) * 700], key=f"k{index}")])
+    store.checkpoint()
+    store.delete_segments_below(2 * SEGMENT)
+    expected = read_all(store)
+    store.close()
+    for path in ("/s/consumequeue", "/s/index", "/s/repeatedsends", "/s/checkpoint"):
+        disk.remove(path)
+    store = open_store(disk)
+    assert read_all(store) == expected
+    assert [
+        Record.FromString(data).body for data in store.find_by_key_hash(key_hash_of("k39"))
+    ] == [bytes([39]) * 700]
+
+
+def test_lost_derived_files_are_rebuilt_byte_for_byte() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    for index in range(50):
+        store.append(
+            [
+                make_request(
+                    [bytes([index]) * 99, b"2"],
+                    queue_id=index % 4,
+                    topic=f"t{index % 3}",
+                    producer_id=index % 5,
+                )
+            ]
+        )
+    store.close()
+    before = {
+        path: data
+        for path, data in disk.files("/s/consumequeue").items()
+        if not path.endswith("table.bin")
+    }
+    disk.remove("/s/consumequeue")
+    open_store(disk).close()
+    after = {
+        path: data
+        for path, data in disk.files("/s/consumequeue").items()
+        if not path.endswith("table.bin")
+    }
+    assert after == before
+
+
+def test_a_message_id_inside_a_batch_is_found() -> None:
+    store = open_store(SimDisk())
+    store.append(
+        [make_request([bytes([index]) for index in range(20)], producer_id=5, sequence=100)]
+    )
+    (data,) = store.find_by_message_id(5, 0, 113)
+    assert Record.FromString(data).body == b"\x0d"
+    assert list(store.find_by_message_id(5, 0, 99)) == []
+    assert list(store.find_by_message_id(6, 0, 113)) == []
+
+
+def test_damage_in_quarantine_is_answered_with_an_error_that_says_where_to_go_on() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    requests = []
+    for index in range(12):
+        request = make_request([bytes([index]) * 100], queue_id=index % 2)
+        store.append([request])
+        requests.append(request)
+    store.flush()
+    store.append([make_request([b"end"], queue_id=0), make_request([b"end"], queue_id=1)])
+    disk = disk.killed()
+    disk.flip_bit(f"/s/commitlog/{0:020d}", (requests[6].physical_offset + 50) * 8)
+    with pytest.raises(CorruptLogError):
+        open_store(disk.killed())
+    store = open_store(disk, corruption="quarantine")
+    assert [offset for offset, _ in read_all(store, queue_id=1)] == list(range(7))
+    assert [offset for offset, _ in read_all_until_damage(store, 0)] == [0, 1, 2]
+    with pytest.raises(CorruptLogError) as caught:
+        store.read("topic", 0, 3, 10, 1 << 20)
+    assert caught.value.next_offset == 4
+    assert [offset for offset, _ in read_all(store, offset=4)] == [4, 5, 6]
+    request = make_request([b"new"])
+    store.append([request])
+    assert request.queue_offset == 7, "no offset is given twice"
+    store.close()
+    disk.remove("/s/consumequeue")
+    store = open_store(disk, corruption="refuse")
+    with pytest.raises(CorruptLogError) as caught:
+        store.read("topic", 0, 3, 10, 1 << 20)
+    assert caught.value.next_offset == 4
+    assert len(read_all(store, offset=4)) == 4
+
+
+def read_all_until_damage(store: Store, queue_id: int) -> list[tuple[int, bytes]]:
+    found: list[tuple[int, bytes]] = []
+    while True:
+        try:
+            result = store.read("topic", queue_id, len(found), 10, 1 << 20)
+        except CorruptLogError:
+            return found
+        assert result.status is ReadStatus.FOUND
+        found += [(result.first_offset + index, b"") for index in range(result.record_count)]
+
+
+def test_lost_lists_of_topics_and_offsets_come_back_from_the_log() -> None:
+    from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest
+    from protomq_broker.store.offsets import OFFSETS_TOPIC
+    from protomq_broker.store.topics import TopicConfig
+
+    disk = SimDisk()
+    store = open_store(disk)
+    store.topics.create(TopicConfig("topic"))
+    store.append([make_request(queue_id=2)])
+    store.offsets.commit("group", "topic", 2, 1)
+    for body in store.offsets.changed_since_last():
+        assert CommitOffsetsRequest.FromString(body).consumer_group == "group"
+        store.append([make_request([body], topic=OFFSETS_TOPIC)])
+    store.close()
+    disk.remove("/s/config/topics.json")
+    disk.remove("/s/config/consumerOffsets.json")
+    store = open_store(disk)
+    assert store.topics.find("topic") is not None
+    assert store.topics.find(OFFSETS_TOPIC) is None
+    assert store.offsets.find("group", "topic", 2) == 1
+
+
+def test_a_start_on_a_full_disk_can_still_be_read() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    store.append([make_request([b"a"])])
+    store.close()
+    restarted = open_store(disk)
+    assert read_all(restarted) == [(0, b"a")]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1 << 62), st.booleans())
+def test_nothing_acknowledged_is_lost_over_any_sequence_of_appends_kills_and_power_cuts(
+    seed: int, sync_flush: bool
+) -> None:
+    rng = random.Random(seed)
+    disk = SimDisk()
+    store = open_store(disk, sync_flush=sync_flush)
+    model: dict[tuple[str, int], list[bytes]] = {}
+    safe: dict[tuple[str, int], int] = {}
+
+    def remember_safe() -> None:
+        for key, bodies in model.items():
+            safe[key] = len(bodies)
+
+    for _ in range(rng.randrange(5, 40)):
+        step = rng.random()
+        if step < 0.6:
+            requests = []
+            for _ in range(rng.randrange(1, 4)):
+                key = (f"t{rng.randrange(2)}", rng.randrange(2))
+                bodies = [rng.randbytes(rng.randrange(300)) for _ in range(rng.randrange(1, 4))]
+                requests.append(make_request(bodies, topic=key[0], queue_id=key[1]))
+                model.setdefault(key, []).extend(bodies)
+            store.append(requests)
+        elif step < 0.7:
+            store.flush()
+            remember_safe()
+        elif step < 0.8:
+            store.checkpoint()
+            remember_safe()
+        elif step < 0.85:
+            disk.write_back(rng)
+        elif step < 0.9:
+            store.close()
+            remember_safe()
+            store = open_store(disk, sync_flush=sync_flush)
+        elif step < 0.95:
+            disk = disk.killed()
+            store = open_store(disk, sync_flush=sync_flush)
+            store.flush()
+            remember_safe()
+        else:
+            disk = disk.crash(rng)
+            store = open_store(disk, sync_flush=sync_flush)
+            for key, bodies in model.items():
+                end = store.queue_range(*key)[1]
+                assert safe.get(key, 0) <= end <= len(bodies)
+                del bodies[end:]
+        for key, bodies in model.items():
+            if not sync_flush:
+                assert store.queue_range(*key) == (0, len(bodies))
+    store.flush()
+    for key, bodies in model.items():
+        assert read_all(store, *key) == list(enumerate(bodies))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 1 << 62))
+def test_a_process_that_ends_at_any_operation_leaves_a_store_that_opens_with_all_that_was_synced(
+    seed: int,
+) -> None:
+    rng = random.Random(seed)
+    crash_at = rng.randrange(1, 120)
+    disk = SimDisk()
+    disk.fail_at(crash_at, Fault.CRASH)
+    appended = synced = 0
+    try:
+        store = open_store(disk)
+        for index in range(30):
+            store.append([make_request([index.to_bytes(2, "little") * 200])])
+            appended += 1
+            if rng.random() < 0.3:
+                store.flush()
+                synced = appended
+            if rng.random() < 0.1:
+                store.checkpoint()
+                synced = appended
+        store.close()
+        synced = appended
+    except SimulatedCrash:
+        pass
+    for after in (disk.crash(rng), disk.crash(rng, keep=0.0), disk.killed()):
+        bodies = [body for _, body in read_all(open_store(after))]
+        assert synced <= len(bodies) <= appended + 1
+        assert bodies == [index.to_bytes(2, "little") * 200 for index in range(len(bodies))]

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import pytest
+
+from protomq_broker.store.topics import (
+    InvalidNameError,
+    TopicConfig,
+    TopicTable,
+    is_system_topic,
+    require_group_name,
+    require_topic_name,
+)
+from tests.chaos.simdisk import SimDisk
+
+PATH = "/s/config/topics.json"
+
+
+def make_table(disk: SimDisk | None = None, now_ms: int = 1_000) -> TopicTable:
+    disk = disk or SimDisk()
+    disk.make_folder("/s/config")
+    return TopicTable(disk, PATH, lambda: now_ms)
+
+
+@pytest.mark.parametrize("name", ["a", "A-Z_09", "x" * 127, "-", "_"])
+def test_good_topic_names_are_taken(name: str):
+    require_topic_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "x" * 128, ".", "..", "a/b", "../a", "a.b", "a b", "a\n", "\n", "a\0", "ä", "٣", "%SYS%OFFSETS", "a%", "a\\b", "table.bin"],
+)
+def test_bad_topic_names_are_refused_everywhere(name: str):
+    table = make_table()
+    for refuse in (
+        lambda: require_topic_name(name),
+        lambda: table.create(TopicConfig(name)),
+        lambda: table.put(TopicConfig(name)),
+    ):
+        with pytest.raises(InvalidNameError):
+            refuse()
+    assert table.find(name) is None
+    assert table.all() == []
+
+
+def test_a_group_name_leaves_room_for_its_retry_topic():
+    require_group_name("g" * 120)
+    for name in ("g" * 121, "", "a/b", "%RETRY%g"):
+        with pytest.raises(InvalidNameError):
+            require_group_name(name)
+    assert len("%RETRY%" + "g" * 120) == 127
+    assert is_system_topic("%RETRY%g")
+    assert not is_system_topic("g")
+
+
+@pytest.mark.parametrize("count", [0, -1, 1025])
+def test_queue_counts_have_limits(count: int):
+    with pytest.raises(ValueError):
+        TopicConfig("a", write_queues=count)
+    with pytest.raises(ValueError):
+        TopicConfig("a", read_queues=count)
+
+
+def test_topics_are_there_again_after_a_restart():
+    disk = SimDisk()
+    table = make_table(disk)
+    table.create(TopicConfig("b", 4, 16, readable=False))
+    table.create(TopicConfig("a"))
+    table.put(TopicConfig("a", writable=False))
+    again = make_table(disk)
+    assert again.all() == [TopicConfig("a", writable=False), TopicConfig("b", 4, 16, readable=False)]
+    assert again.snapshot().version == table.snapshot().version == (1_000, 3)
+    assert not again.was_lost
+
+
+def test_create_keeps_what_is_there_and_put_replaces_it():
+    table = make_table()
+    first = TopicConfig("a", 1, 1)
+    assert table.create(first) is first
+    assert table.create(TopicConfig("a", 2, 2)) is first
+    assert table.put(TopicConfig("a", 2, 2)) == table.find("a") == TopicConfig("a", 2, 2)
+
+
+def test_the_version_rises_with_each_change_and_its_time_never_falls():
+    disk = SimDisk()
+    make_table(disk, now_ms=5_000).create(TopicConfig("a"))
+    table = make_table(disk, now_ms=1_000)
+    table.put(TopicConfig("a"))
+    assert table.snapshot().version == (5_000, 1)
+    table.delete("a")
+    table.delete("a")
+    assert table.snapshot().version == (5_000, 2)
+
+
+def test_each_change_is_told_once():
+    table = make_table()
+    told = []
+    table.on_change = lambda: told.append(table.snapshot().version.counter)
+    table.create(TopicConfig("a"))
+    table.create(TopicConfig("a"))
+    table.put(TopicConfig("a"))
+    table.put(TopicConfig("a", 3, 3))
+    table.delete("a")
+    table.delete("a")
+    assert told == [1, 2, 3]
+
+
+def test_a_snapshot_stays_as_it_was():
+    table = make_table()
+    table.create(TopicConfig("a"))
+    snapshot = table.snapshot()
+    table.delete("a")
+    assert snapshot.topics == [TopicConfig("a")]
+    with pytest.raises(TypeError):
+        snapshot.by_name["b"] = TopicConfig("b")  # type: ignore[index]
+
+
+def test_what_the_disk_refuses_has_not_happened():
+    disk = SimDisk()
+    table = make_table(disk)
+    table.create(TopicConfig("a"))
+    disk.capacity_bytes = 0
+    for change in (lambda: table.create(TopicConfig("b")), lambda: table.delete("a"), lambda: table.put(TopicConfig("a", 1, 1))):
+        with pytest.raises(OSError):
+            change()
+    assert table.all() == [TopicConfig("a")] == make_table(disk).all()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"null", b'{"topics": [{"name": "../a"}], "version": {"time_ms": 1, "counter": 1}}', b'{"topics": 3}']
+)
+def test_a_damaged_file_is_a_lost_one_and_the_topics_are_restored_from_the_queues(content: bytes):
+    disk = SimDisk()
+    disk.make_folder("/s/config")
+    disk.overwrite(disk_file(disk, content), 0, content)
+    table = make_table(disk)
+    assert table.was_lost
+    assert table.all() == []
+    restored = table.restore({"a": 3, "b": 20, "%SYS%OFFSETS": 1, "../x": 2})
+    assert restored == table.all() == [TopicConfig("a", 8, 8), TopicConfig("b", 20, 20)]
+    assert not table.was_lost
+    assert make_table(disk).all() == restored
+
+
+def disk_file(disk: SimDisk, content: bytes) -> str:
+    fd = disk.create(PATH)
+    disk.pwrite(fd, content, 0)
+    disk.close(fd)
+    return PATH
+
+
+def test_settings_of_a_later_version_are_passed_over():
+    disk = SimDisk()
+    disk.make_folder("/s/config")
+    disk_file(
+        disk,
+        b'{"topics": [{"name": "a", "write_queues": 1, "read_queues": 2, "later": 5}], "version": {"time_ms": 1, "counter": 9}}',
+    )
+    assert make_table(disk).all() == [TopicConfig("a", 1, 2)]

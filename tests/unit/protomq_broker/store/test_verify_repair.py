@@ -1,0 +1,265 @@
+"""Verify finds and explains, repair takes out and keeps, dump shows."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protomq.v1.record_pb2 import RecordBatch
+from protomq_broker.store.config import StoreConfig
+from protomq_broker.store.errors import CorruptLogError, StoreLockedError, StoreSettingsError
+from protomq_broker.store.offline import dump
+from protomq_broker.store.reading import ReadStatus
+from protomq_broker.store.repair import repair
+from protomq_broker.store.store import Store
+from protomq_broker.store.verify import FindingKind, verify
+from tests.chaos.simdisk import Fault, SimDisk, SimulatedCrash
+
+from .log_helpers import ManualClock, make_request
+
+SEGMENT = 8192
+
+
+def open_store(disk: SimDisk) -> Store:
+    config = StoreConfig(segment_size_bytes=SEGMENT)
+    return Store.open("/s", config, clock=ManualClock(), disk=disk, background=False)
+
+
+def filled_store(disk: SimDisk, count: int = 40) -> Store:
+    store = open_store(disk)
+    for index in range(count):
+        store.append([make_request([bytes([index]) * 150], queue_id=index % 2)])
+    store.flush()
+    store.append([make_request([b"end"], queue_id=0), make_request([b"end"], queue_id=1)])
+    return store
+
+
+def bodies(store: Store, queue_id: int) -> dict[int, bytes]:
+    """What can be read of a queue, damage passed over."""
+    found: dict[int, bytes] = {}
+    offset = store.queue_range("topic", queue_id)[0]
+    while True:
+        try:
+            result = store.read("topic", queue_id, offset, 10, 1 << 20)
+        except CorruptLogError as error:
+            offset = max(error.next_offset, offset + 1)
+            continue
+        if result.status is not ReadStatus.FOUND:
+            return found
+        data = b"".join(
+            region.file.read(region.offset, region.size_bytes) for region in result.regions
+        )
+        found.update(
+            (record.queue_offset, record.body) for record in RecordBatch.FromString(data).records
+        )
+        offset = result.next_offset
+
+
+def flip(disk: SimDisk, position: int) -> None:
+    disk.flip_bit(f"/s/commitlog/{position - position % SEGMENT:020d}", position % SEGMENT * 8)
+
+
+def test_a_store_that_is_well_has_no_findings() -> None:
+    disk = SimDisk()
+    store = filled_store(disk)
+    assert verify("/s", disk=disk) == [], "while it is open"
+    store.close()
+    assert verify("/s", disk=disk) == []
+
+
+def test_what_is_no_store_is_refused() -> None:
+    with pytest.raises(StoreSettingsError):
+        verify("/nothing", disk=SimDisk())
+
+
+def test_corruption_is_found_with_its_messages_and_verify_changes_nothing() -> None:
+    disk = SimDisk()
+    store = filled_store(disk)
+    position = store.read("topic", 1, 4, 1, 1).regions[0].offset
+    store.close()
+    flip(disk, position + 60)
+    before = disk.files()
+    (finding,) = verify("/s", disk=disk)
+    assert finding.kind is FindingKind.CORRUPTION
+    assert finding.start_position == position
+    assert [(m.topic, m.queue_id, m.first_offset, m.end_offset) for m in finding.lost] == [
+        ("topic", 1, 4, 5)
+    ]
+    assert "CRC-32C" in finding.explanation
+    assert disk.files() == before
+
+
+def test_a_torn_tail_is_told_apart() -> None:
+    disk = SimDisk()
+    store = filled_store(disk)
+    end = store.appended_position
+    store.close()
+    disk.overwrite(f"/s/commitlog/{end - end % SEGMENT:020d}", end % SEGMENT + 5, b"garbage")
+    (finding,) = verify("/s", disk=disk)
+    assert (finding.kind, finding.start_position) == (FindingKind.TORN_TAIL, end)
+
+
+def test_a_consume_queue_that_disagrees_is_found() -> None:
+    disk = SimDisk()
+    filled_store(disk).close()
+    disk.overwrite(f"/s/consumequeue/topic/1/{0:020d}", 20 * 3 + 8, b"\x01\x02")
+    (finding,) = verify("/s", disk=disk)
+    assert finding.kind is FindingKind.WRONG_ENTRY
+    assert "offset 3" in finding.explanation
+
+
+def test_repair_needs_the_store_for_itself() -> None:
+    disk = SimDisk()
+    store = filled_store(disk)
+    with pytest.raises(StoreLockedError):
+        repair("/s", "/keep", disk=disk)
+    store.close()
+    assert repair("/s", "/keep", disk=disk) == []
+
+
+def test_repair_takes_damage_out_keeps_it_and_leaves_what_follows_untouched() -> None:
+    disk = SimDisk()
+    store = filled_store(disk)
+    expected = {queue: bodies(store, queue) for queue in (0, 1)}
+    first = store.read("topic", 1, 4, 1, 1).regions[0].offset
+    store.close()
+    damaged_bytes = disk.content(f"/s/commitlog/{0:020d}")
+    flip(disk, first + 60)
+    (finding,) = verify("/s", disk=disk)
+    (done,) = repair("/s", "/keep", disk=disk)
+    assert (done.start_position, done.end_position) == (
+        finding.start_position,
+        finding.end_position,
+    )
+    kept = bytearray(disk.content(done.kept[0]))
+    kept[60] ^= 1
+    assert bytes(kept) == damaged_bytes[done.start_position : done.end_position]
+    after = disk.content(f"/s/commitlog/{0:020d}")
+    assert after[: done.start_position] == damaged_bytes[: done.start_position]
+    assert after[done.end_position :] == damaged_bytes[done.end_position :]
+    RecordBatch.FromString(after[: done.end_position])
+    assert [found.kind for found in verify("/s", disk=disk)] == [FindingKind.QUARANTINE]
+    store = open_store(disk)
+    assert bodies(store, 0) == expected[0]
+    assert bodies(store, 1) == {offset: body for offset, body in expected[1].items() if offset != 4}
+    store.append([make_request([b"new"], queue_id=1)])
+    assert bodies(store, 1)[len(expected[1])] == b"new"
+    store.close()
+    disk.remove("/s/consumequeue")
+    store = open_store(disk)
+    assert 4 not in bodies(store, 1)
+    with pytest.raises(CorruptLogError):
+        store.read("topic", 1, 4, 1, 1)
+
+
+def test_repair_of_a_torn_tail_keeps_what_it_cuts() -> None:
+    disk = SimDisk()
+    store = filled_store(disk)
+    end = store.appended_position
+    store.close()
+    disk.overwrite(f"/s/commitlog/{end - end % SEGMENT:020d}", end % SEGMENT, b"garbage")
+    (done,) = repair("/s", "/keep", disk=disk)
+    assert disk.content(done.kept[0]) == b"garbage"
+    assert verify("/s", disk=disk) == []
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1 << 62))
+def test_any_damage_can_be_repaired_and_costs_only_what_it_touches(seed: int) -> None:
+    rng = random.Random(seed)
+    disk = SimDisk()
+    store = filled_store(disk)
+    end = store.appended_position
+    expected = {queue: bodies(store, queue) for queue in (0, 1)}
+    places = {
+        (queue, offset): store.read("topic", queue, offset, 1, 1).regions[0]
+        for queue, found in expected.items()
+        for offset in found
+    }
+    spans = {
+        key: (region.file.base_position + region.offset, region.size_bytes)
+        for key, region in places.items()
+    }
+    store.close()
+    hit: set[int] = set()
+    for _ in range(rng.randrange(1, 4)):
+        position = rng.randrange(end)
+        size = rng.choice((1, 1, 30, 700, 5000))
+        for base in range(position - position % SEGMENT, min(end, position + size), SEGMENT):
+            first, last = max(position, base), min(position + size, base + SEGMENT, end)
+            if first >= last or hit & set(range(first, last)):
+                continue
+            path = f"/s/commitlog/{base:020d}"
+            other = bytes(
+                octet ^ rng.randrange(1, 256)
+                for octet in disk.content(path)[first - base : last - base]
+            )
+            disk.overwrite(path, first - base, other)
+            hit.update(range(first, last))
+    found = verify("/s", disk=disk)
+    assert found
+    assert repair("/s", "/keep", disk=disk)
+    assert {finding.kind for finding in verify("/s", disk=disk)} == {FindingKind.QUARANTINE}
+    assert repair("/s", "/keep", disk=disk) == []
+    lost = [(finding.start_position, finding.end_position) for finding in found]
+    store = open_store(disk)
+    for queue, records in expected.items():
+        after = bodies(store, queue)
+        assert after.items() <= records.items(), "never anything else than what was there"
+        for offset in records.keys() - after.keys():
+            at, size = spans[queue, offset]
+            assert any(first <= at < last for first, last in lost)
+    for (queue, offset), (at, size) in spans.items():
+        if not any(first <= at < last for first, last in lost):
+            assert offset in bodies(store, queue)
+            assert not hit & set(range(at, at + size))
+
+
+def test_repair_that_is_interrupted_can_be_run_again() -> None:
+    disk = SimDisk()
+    filled_store(disk).close()
+    for position in (500, 9000):
+        flip(disk, position)
+    plain = disk.killed()
+    repair("/s", "/keep", disk=plain)
+    expected = plain.files("/s/commitlog")
+    rng = random.Random(1)
+    number = 0
+    while True:
+        number += 1
+        attempt = disk.killed()
+        attempt.fail_at(number, Fault.CRASH)
+        try:
+            repair("/s", "/keep", disk=attempt)
+            break
+        except SimulatedCrash:
+            pass
+        after = attempt.crash(rng)
+        repair("/s", "/keep", disk=after)
+        assert after.files("/s/commitlog").keys() == expected.keys()
+        assert [found.kind for found in verify("/s", disk=after)] == [FindingKind.QUARANTINE] * 2
+    assert number > 10
+
+
+def test_dump_gives_records_and_seals_with_their_positions() -> None:
+    disk = SimDisk()
+    store = filled_store(disk, 3)
+    store.close()
+    items = list(dump("/s", disk=disk))
+    assert [item.position for item in items] == sorted(item.position for item in items)
+    assert sum(item.size_bytes for item in items) == store.appended_position
+    records = [item.record for item in items if item.record is not None]
+    assert [record.physical_offset for record in records] == [
+        item.position for item in items if item.record is not None
+    ]
+    second = records[1].physical_offset
+    assert next(iter(dump("/s", start_position=second, disk=disk))).position == second
+    assert [
+        item.position
+        for item in dump("/s", start_position=second, end_position=second + 1, disk=disk)
+    ] == [second]
+    flip(disk, second + 20)
+    assert [item.problem != "" for item in dump("/s", disk=disk)][-1]
