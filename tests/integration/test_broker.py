@@ -33,7 +33,8 @@ OFFSET_ILLEGAL = pull.PullStatus.PULL_STATUS_OFFSET_ILLEGAL
 
 
 def config_in(folder: Path, **fields: Any) -> BrokerConfig:
-    store = {"segment_size_bytes": 16 << 20, **fields.pop("store", {})}
+    ratios = {"disk_delete_ratio": 0.97, "disk_force_ratio": 0.98, "disk_refuse_ratio": 0.99}
+    store = {"segment_size_bytes": 16 << 20, **ratios, **fields.pop("store", {})}
     listen = ListenConfig(grpc_port=0, remoting_port=0)
     return BrokerConfig(
         data_dir=folder, broker_name="b", listen=listen, store=StoreConfig(**store), **fields

@@ -132,6 +132,20 @@ class Disk:
         finally:
             os.close(fd)
 
+    def open_folder(self, path: str) -> int:
+        """Opens a folder, for `sync_file_system`."""
+        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def sync_file_system(self, fd: int) -> None:
+        """Makes everything durable that was written to the file system on which the folder lies.
+
+        For hundreds of files that is faster than an fsync of each, by far. A write-back that fails is reported once to each
+        descriptor that was open before (Linux 5.8): so keep `fd` open from before the first write.
+        """
+        if _libc_syncfs(fd) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+
     def lock(self, fd: int) -> bool:
         """Takes the exclusive lock of the file, for as long as it is open; False if somebody else has it."""
         try:
@@ -141,9 +155,9 @@ class Disk:
         return True
 
     def usage(self, path: str) -> DiskUsage:
-        """Sizes of the file system on which the folder lies."""
+        """Sizes of the file system on which the folder lies, without what it reserves for root: as df counts."""
         usage = shutil.disk_usage(path)
-        return DiskUsage(usage.total, usage.free)
+        return DiskUsage(usage.used + usage.free, usage.free)
 
     def cache_id(self, path: str) -> str:
         """Names the page cache behind a folder: the boot, and the mount where the kernel tells them apart (Linux 6.8).
@@ -236,6 +250,15 @@ def read_json(disk: Disk, path: str) -> Any:
 def write_json_atomically(disk: Disk, path: str, value: Any) -> None:
     """Replaces a JSON file (`write_file_atomically`)."""
     write_file_atomically(disk, path, json.dumps(value, indent=2, sort_keys=True).encode() + b"\n")
+
+
+def _libc_syncfs(fd: int) -> int:
+    try:
+        syncfs = ctypes.CDLL(None, use_errno=True).syncfs
+    except AttributeError:  # no such call here: then all file systems
+        os.sync()
+        return 0
+    return int(syncfs(fd))
 
 
 def _mount_id(path: str) -> int:

@@ -1,0 +1,81 @@
+"""`cluster list|status`: the brokers that a name server knows, and what each of them does."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from protomq_cli.connection import open_admin
+from protomq_cli.message_text import time_text
+from protomq_cli.options import DEFAULT_TIMEOUT_S, Namesrv, Output, Timeout
+from protomq_cli.output import OutputFormat, print_object, print_rows
+from protomq_cli.units import format_size
+
+if TYPE_CHECKING:
+    from protomq import BrokerStatus
+
+_COLUMNS = ("cluster", "broker", "broker_id", "grpc_address", "remoting_address", "start_time")
+_LANE_COLUMNS = (
+    "broker", "lane", "threads", "depth", "depth_max", "queue_time_us", "calls", "rejections", "connections",
+    "holds",
+)  # fmt: skip
+
+
+def list_brokers(
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """List the brokers that the name server knows.
+
+    Shown are the addresses that they advertise.
+    """
+    with open_admin(namesrv, timeout) as admin:
+        rows = [
+            {
+                "cluster": broker.cluster,
+                "broker": broker.broker_name,
+                "broker_id": broker.broker_id,
+                "grpc_address": broker.grpc_address,
+                "remoting_address": broker.remoting_address,
+                "start_time": time_text(broker.incarnation),
+            }
+            for broker in admin.cluster_info()
+        ]
+    print_rows(rows, _COLUMNS, output)
+
+
+def status(
+    broker: Annotated[
+        str | None,
+        typer.Option(
+            "--broker", "-b", metavar="NAME", show_default="all", help="This broker only."
+        ),
+    ] = None,
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Show what brokers do: log, disk, memory, lanes."""
+    with open_admin(namesrv, timeout) as admin:
+        states = [_status_row(state) for state in admin.broker_status(broker)]
+    if output is not OutputFormat.TABLE:
+        print_rows(states, (), output)
+        return
+    for state in states:
+        lanes = state.pop("lanes")
+        state["stored"] = format_size(state["appended_position"] - state["min_position"])
+        state["resident_memory"] = format_size(state.pop("resident_memory_bytes"))
+        state["disk_used"] = f"{state.pop('disk_used_ratio'):.1%}"
+        print_object(state, output)
+        print_rows([{"broker": state["broker"], **lane} for lane in lanes], _LANE_COLUMNS, output)
+
+
+def _status_row(state: BrokerStatus) -> dict[str, Any]:
+    row = asdict(state)
+    row["broker"] = row.pop("broker_name")
+    row["start_time"] = time_text(round(state.start_time.timestamp() * 1000))
+    row["disk_used_ratio"] = round(state.disk_used_ratio, 4)
+    return {"broker": row.pop("broker")} | row

@@ -1,0 +1,94 @@
+"""From the command line to the SDK: what is opened, and what an error means for the user.
+
+This is the only module that knows how the SDK's objects are made. It imports the SDK, but only inside functions: commands that
+need no server must not pay for it.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from protomq_cli.exits import CliError, ExitCode, exit_code_of, hint_for
+from protomq_cli.settings import find_namesrv
+
+if TYPE_CHECKING:
+    from protomq import Admin, AsyncProducer, Producer, PullConsumer
+
+
+@contextmanager
+def open_admin(namesrv: str | None, timeout_s: float) -> Iterator[Admin]:
+    """A client for administration; `timeout_s` is for each call."""
+    from protomq import Admin
+
+    with Admin(namesrv_addr=find_namesrv(namesrv), request_timeout_s=timeout_s) as admin:
+        yield admin
+
+
+@contextmanager
+def open_producer(namesrv: str | None, **options: Any) -> Iterator[Producer]:
+    """A producer; `options` are the SDK's."""
+    from protomq import Producer
+
+    with Producer(_namesrv_for(namesrv, options), **options) as producer:
+        yield producer
+
+
+@contextmanager
+def open_consumer(namesrv: str | None, group: str = "", **options: Any) -> Iterator[PullConsumer]:
+    """A pull consumer; `options` are the SDK's."""
+    from protomq import PullConsumer
+
+    with PullConsumer(group, namesrv_addr=_namesrv_for(namesrv, options), **options) as consumer:
+        yield consumer
+
+
+def open_async_producer(namesrv: str | None, **options: Any) -> AsyncProducer:
+    """A producer for coroutines; use it with `async with`."""
+    from protomq import AsyncProducer
+
+    return AsyncProducer(_namesrv_for(namesrv, options), **options)
+
+
+def _namesrv_for(namesrv: str | None, options: dict[str, Any]) -> str:
+    return find_namesrv(namesrv, grpc_only=options.get("transport") == "grpc")
+
+
+def translate(error: BaseException) -> CliError | None:
+    """The error as the user shall see it; None for one that is a defect and deserves its trace."""
+    # By name and attributes, not by class: neither the SDK nor a server is imported for an error that they did not raise.
+    if isinstance(error, CliError):
+        return error
+    module = type(error).__module__
+    message = str(error)
+    if module.startswith("protomq.") and hasattr(error, "reason"):
+        code, reason = getattr(error, "code", 0), str(error.reason)
+        hint = hint_for(reason)
+        return CliError(exit_code_of(code), reason, f"{message}; {hint}" if hint else message)
+    if module.startswith(("protomq_broker.store", "protomq_runtime.", "protomq_namesrv.")):
+        locked = type(error).__name__ == "StoreLockedError"
+        reason = _upper_snake(type(error).__name__.removesuffix("Error"))
+        return CliError(ExitCode.REFUSED if locked else ExitCode.FAILURE, reason, message)
+    if isinstance(error, FileNotFoundError):
+        return CliError(ExitCode.NOT_FOUND, "FILE_NOT_FOUND", _os_message(error))
+    if isinstance(error, PermissionError):
+        return CliError(ExitCode.NOT_PERMITTED, "FILE_NOT_PERMITTED", _os_message(error))
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+        return CliError(
+            ExitCode.REFUSED,
+            "PORT_IN_USE",
+            f"{message}; stop what listens there, or choose another port",
+        )
+    if isinstance(error, OSError) and error.errno is not None:
+        return CliError(ExitCode.FAILURE, "OS_ERROR", _os_message(error))
+    return None
+
+
+def _os_message(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+
+def _upper_snake(name: str) -> str:
+    return "".join("_" + c if c.isupper() and i else c for i, c in enumerate(name)).upper()

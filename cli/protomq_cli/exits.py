@@ -1,0 +1,113 @@
+"""Exit codes, and errors as one line that says what to do.
+
+0  done            3  server not reachable, or no answer in time     6  refused: busy, full or a conflict
+1  failed          4  no such topic, queue, message, group           130  interrupted (Ctrl-C)
+2  wrong usage     5  not permitted
+"""
+
+from __future__ import annotations
+
+import json
+from enum import IntEnum
+from typing import Final
+
+EXIT_CODES_HELP: Final = (
+    "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not reachable or timed out, 4 not found, "
+    "5 not permitted, 6 refused (busy, full, conflict), 130 interrupted."
+)
+
+
+class ExitCode(IntEnum):
+    """What the shell sees."""
+
+    OK = 0
+    FAILURE = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    NOT_FOUND = 4
+    NOT_PERMITTED = 5
+    REFUSED = 6
+    INTERRUPTED = 130
+
+
+class CliError(Exception):
+    """A command cannot do what was asked. The message says what to do; it is all the user sees."""
+
+    def __init__(self, exit_code: ExitCode, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.reason = reason
+        self.message = message
+
+
+_BY_STATUS_CODE: Final = {
+    1: ExitCode.FAILURE,  # CANCELLED
+    2: ExitCode.FAILURE,  # UNKNOWN
+    3: ExitCode.USAGE,  # INVALID_ARGUMENT
+    4: ExitCode.UNREACHABLE,  # DEADLINE_EXCEEDED
+    5: ExitCode.NOT_FOUND,
+    6: ExitCode.REFUSED,  # ALREADY_EXISTS
+    7: ExitCode.NOT_PERMITTED,
+    8: ExitCode.REFUSED,  # RESOURCE_EXHAUSTED
+    9: ExitCode.REFUSED,  # FAILED_PRECONDITION
+    10: ExitCode.REFUSED,  # ABORTED
+    11: ExitCode.USAGE,  # OUT_OF_RANGE
+    12: ExitCode.FAILURE,  # UNIMPLEMENTED
+    13: ExitCode.FAILURE,  # INTERNAL
+    14: ExitCode.UNREACHABLE,  # UNAVAILABLE
+    15: ExitCode.FAILURE,  # DATA_LOSS
+    16: ExitCode.NOT_PERMITTED,  # UNAUTHENTICATED
+}
+"""gRPC status codes."""
+
+_HINTS: Final = {
+    "TOPIC_NOT_FOUND": "`protomq topic list` shows the topics, `protomq topic create NAME` makes one",
+    "TOPIC_EXISTS": "add --update to change it",
+    "QUEUE_NOT_FOUND": "`protomq topic describe NAME` shows its queues",
+    "NOT_PERMITTED": "`protomq topic describe NAME` shows its permission",
+    "SYSTEM_BUSY": "try again in a moment",
+    "DISK_FULL": "free space on the broker's disk",
+    "STORE_FAILED": "look at the broker's log, then restart it",
+    "SHUTTING_DOWN": "try again when it is back",
+    "OFFSET_NOT_FOUND": "the group has not committed one yet",
+    "CORRUPT_LOG": "`protomq log verify DIR` on the broker's host shows the damage",
+}
+
+
+def exit_code_of(status_code: int) -> ExitCode:
+    """The exit code for a gRPC status code."""
+    return _BY_STATUS_CODE.get(status_code, ExitCode.FAILURE)
+
+
+def hint_for(reason: str) -> str:
+    """What to do about an error of this reason; empty if the message must do."""
+    return _HINTS.get(reason, "")
+
+
+def error_line(error: CliError, *, as_json: bool) -> str:
+    """What is written to stderr, without the line's end."""
+    message = " ".join(error.message.split())
+    if as_json:
+        content = {"code": int(error.exit_code), "reason": error.reason, "message": message}
+        return json.dumps({"error": content}, ensure_ascii=False)
+    return f"protomq: {message}"
+
+
+def wants_json_errors(arguments: list[str]) -> bool:
+    """Whether `-o json` or `-o jsonl` stands among the arguments.
+
+    Asked before they are parsed, since what is wrong may be the arguments themselves.
+    """
+    for index, argument in enumerate(arguments):
+        value = ""
+        if argument in ("-o", "--output"):
+            value = arguments[index + 1] if index + 1 < len(arguments) else ""
+        elif argument.startswith("--output="):
+            value = argument.partition("=")[2]
+        elif argument.startswith("-o") and not argument.startswith("--"):
+            value = argument[2:].removeprefix("=")
+        elif argument == "--":
+            return False
+        if value in ("json", "jsonl"):
+            return True
+    return False

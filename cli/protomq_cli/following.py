@@ -1,0 +1,131 @@
+"""Following a topic with a pull consumer: what `consume` does.
+
+What was printed is committed, nothing else: offsets are counted here and committed every second and at the end, whatever ends it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from protomq_cli.connection import open_consumer
+from protomq_cli.offsets import OffsetRange
+from protomq_cli.places import resolve_in_queue
+
+if TYPE_CHECKING:
+    from protomq import Message, MessageQueue, PullConsumer
+
+_POLL_COUNT: Final = 512
+_COMMIT_INTERVAL_S: Final = 1.0
+_HOLD_MS: Final = 15_000
+_HOLD_TO_END_MS: Final = 100
+
+
+class Follower:
+    """Reads a topic with a consumer that is open already. `show` is given each message, `flush` ends each batch."""
+
+    def __init__(
+        self,
+        consumer: PullConsumer,
+        topic: str,
+        show: Callable[[Message], None],
+        flush: Callable[[], None],
+        *,
+        wanted: OffsetRange | None = None,
+        tags: Sequence[str] = (),
+        exit_at_end: bool = False,
+    ) -> None:
+        self._consumer = consumer
+        self._show = show
+        self._flush = flush
+        self._printed: dict[MessageQueue, int] = {}
+        self._count = 0
+        consumer.subscribe(topic, tags)
+        self._ends = self._seek(wanted, exit_at_end)
+        # Where an end is to be seen, positions have to be looked at often.
+        self._poll_s = _HOLD_TO_END_MS / 1000 if self._ends else 1.0
+
+    def run(self, count_max: int) -> None:
+        """Until `count_max` messages (0: no limit) were shown, or all queues are at their ends, if there are any."""
+        committed_at_s = time.monotonic()
+        try:
+            while not self._at_end() and (self._count < count_max or not count_max):
+                left = count_max - self._count if count_max else _POLL_COUNT
+                for message in self._consumer.poll(self._poll_s, min(left, _POLL_COUNT)):
+                    self._take(message)
+                self._flush()
+                if time.monotonic() - committed_at_s >= _COMMIT_INTERVAL_S:
+                    self._commit()
+                    committed_at_s = time.monotonic()
+        finally:
+            self._commit()
+
+    def _seek(self, wanted: OffsetRange | None, exit_at_end: bool) -> dict[MessageQueue, int]:
+        """Goes where the user wants to begin; the ends of the queues, empty if there are none."""
+        ends: dict[MessageQueue, int] = {}
+        consumer = self._consumer
+        if wanted is None and not exit_at_end:
+            return ends
+        for queue in consumer.assignment():
+            end: int | None = None
+            if wanted is not None:
+                begin, end = resolve_in_queue(consumer, queue, wanted)
+                consumer.seek(queue, begin)
+            if end is not None:
+                ends[queue] = end
+            elif exit_at_end:
+                ends[queue] = consumer.end_offset(queue)
+        return ends
+
+    def _take(self, message: Message) -> None:
+        if message.queue_offset < self._ends.get(message.queue, message.queue_offset + 1):
+            self._show(message)
+            self._count += 1
+            self._printed[message.queue] = message.queue_offset + 1
+
+    def _at_end(self) -> bool:
+        return bool(self._ends) and all(
+            self._consumer.position(queue) >= end for queue, end in self._ends.items()
+        )
+
+    def _commit(self) -> None:
+        if self._printed and self._consumer.consumer_group:
+            self._flush()
+            self._consumer.commit(self._printed)
+            self._printed = {}
+
+
+def follow(
+    namesrv: str | None,
+    topic: str,
+    show: Callable[[Message], None],
+    flush: Callable[[], None],
+    *,
+    group: str,
+    wanted: OffsetRange | None,
+    count_max: int,
+    exit_at_end: bool,
+    tags: Sequence[str],
+    transport: str,
+    timeout_s: float,
+) -> None:
+    """What `consume` does; `timeout_s` is for the calls before the first message. Raises TopicNotFoundError."""
+    with open_consumer(
+        namesrv,
+        group,
+        begin="earliest" if group or exit_at_end else "latest",
+        # Of tags that nobody sent the broker says nothing until the hold is over: no long holds where an end is to be seen.
+        hold_ms=_HOLD_MS if wanted is None and not exit_at_end else _HOLD_TO_END_MS,
+        auto_commit=False,
+        transport=transport,
+        request_timeout_s=timeout_s,
+    ) as consumer:
+        for queue in consumer.queues(topic)[:1]:
+            consumer.queue_range(
+                queue
+            )  # The route of a topic that is not there yet has queues, too.
+        follower = Follower(
+            consumer, topic, show, flush, wanted=wanted, tags=tags, exit_at_end=exit_at_end
+        )
+        follower.run(count_max)

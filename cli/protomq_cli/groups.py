@@ -1,0 +1,96 @@
+"""`group offsets|commit`: where consumer groups stand, and setting them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from protomq_cli.connection import open_consumer
+from protomq_cli.offsets import OffsetRange
+from protomq_cli.options import (
+    DEFAULT_TIMEOUT_S,
+    Namesrv,
+    Output,
+    Timeout,
+    TopicArgument,
+    offsets_option,
+)
+from protomq_cli.output import OutputFormat, print_rows
+from protomq_cli.places import resolve_in_queue
+
+if TYPE_CHECKING:
+    from protomq import MessageQueue, PullConsumer
+
+_COLUMNS = (
+    "group", "topic", "broker", "queue_id", "min_offset", "committed_offset", "end_offset", "lag",
+)  # fmt: skip
+
+GroupArgument = Annotated[
+    str, typer.Argument(metavar="GROUP", show_default=False, help="Consumer group.")
+]
+
+
+def offsets(
+    group: GroupArgument,
+    topic: TopicArgument,
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Show offsets and lag of a group in a topic.
+
+    A queue without a committed offset lags by all that is stored.
+    """
+    with open_consumer(namesrv, group, auto_commit=False, request_timeout_s=timeout) as consumer:
+        rows = [_offset_row(consumer, queue) for queue in consumer.queues(topic)]
+    print_rows(rows, _COLUMNS, output)
+
+
+def commit(
+    group: GroupArgument,
+    topic: TopicArgument,
+    offset: Annotated[
+        OffsetRange,
+        typer.Option(
+            "--offset", "-O", parser=offsets_option, metavar="OFFSET", show_default=False,
+            help="Where to go on: start, end, 47, +2, -3, @ms, @date, @-1h.",
+        ),
+    ],
+    queue: Annotated[
+        list[int] | None,
+        typer.Option("--queue", "-q", min=0, show_default="all", help="This queue only; can be repeated."),
+    ] = None,
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:  # fmt: skip
+    """Set where a group goes on.
+
+    A consumer of the group that is running does not notice, and may commit
+    over it: stop it first.
+    """
+    if offset.end is not None:
+        raise typer.BadParameter("one place is wanted, not a range", param_hint="--offset")
+    with open_consumer(namesrv, group, auto_commit=False, request_timeout_s=timeout) as consumer:
+        queues = [found for found in consumer.queues(topic) if not queue or found.queue_id in queue]
+        places = {found: resolve_in_queue(consumer, found, offset)[0] for found in queues}
+        if places:
+            consumer.commit(places)
+        rows = [_offset_row(consumer, found) for found in queues]
+    print_rows(rows, _COLUMNS, output)
+
+
+def _offset_row(consumer: PullConsumer, queue: MessageQueue) -> dict[str, Any]:
+    min_offset, end_offset = consumer.queue_range(queue)
+    committed = consumer.committed(queue)
+    return {
+        "group": consumer.consumer_group,
+        "topic": queue.topic,
+        "broker": queue.broker_name,
+        "queue_id": queue.queue_id,
+        "min_offset": min_offset,
+        "committed_offset": committed,
+        "end_offset": end_offset,
+        "lag": end_offset - max(committed or 0, min_offset),
+    }

@@ -1,0 +1,229 @@
+"""`log dump|verify|repair`: the commit log on disk, with no broker in between. They run where the files are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from protomq_cli.exits import CliError, ExitCode
+from protomq_cli.message_text import body_fields, time_text
+from protomq_cli.options import Output, count_option
+from protomq_cli.output import OutputFormat, RowStream, print_rows
+
+if TYPE_CHECKING:
+    from protomq.v1.record_pb2 import Record
+    from protomq_broker.store.offline import LogItem
+    from protomq_broker.store.seals import Seal
+    from protomq_broker.store.verify import Finding
+
+_COLUMNS = {
+    "position": 12, "size_bytes": 10, "kind": 6, "topic": 12, "queue_id": 8, "queue_offset": 12, "keys": 12,
+    "tag": 6, "note": 0,
+}  # fmt: skip
+_FINDING_COLUMNS = ("kind", "start_position", "end_position", "lost", "explanation", "path")
+_REPAIR_COLUMNS = ("start_position", "end_position", "explanation", "kept")
+
+StoreArgument = Annotated[
+    Path,
+    typer.Argument(metavar="DIR", show_default=False, help="Folder of the store (--data-dir)."),
+]
+
+
+def dump(
+    store: StoreArgument,
+    position: Annotated[
+        int, typer.Option("--position", "-p", min=0, help="From this physical offset on.")
+    ] = 0,
+    end_position: Annotated[
+        int | None,
+        typer.Option("--end", min=0, show_default="the end of the log", help="Up to this one, not including."),
+    ] = None,
+    count: Annotated[
+        int,
+        typer.Option(
+            "--count", "-c", parser=count_option, metavar="N", show_default="all", help="At most so many."
+        ),
+    ] = 0,
+    topic: Annotated[
+        str | None, typer.Option("--topic", "-t", show_default="all", help="Records of this topic only.")
+    ] = None,
+    seals: Annotated[bool, typer.Option("--seals", help="Seals too; not with --topic.")] = False,
+    output: Output = OutputFormat.JSONL,
+) -> None:  # fmt: skip
+    """Print the records of a log.
+
+    They come in the order of the log, which is read as it lies on disk,
+    also under a running broker. All formats but the table hold the bodies.
+    """
+    printed = 0
+    with _offline(store), RowStream(_COLUMNS, output) as stream:
+        for row in _rows(store, position, end_position):
+            if row["kind"] == "seal" and (topic is not None or not seals):
+                continue
+            if topic is not None and row["topic"] != topic:
+                continue
+            if count and printed >= count:
+                break
+            stream.print(row)
+            printed += 1
+
+
+def verify(store: StoreArgument, output: Output = OutputFormat.TABLE) -> None:
+    """Check a store from end to end.
+
+    Every byte of the log, the stamp of every record, and the consume
+    queues. Nothing is changed. Under a running broker only what its last
+    checkpoint covers is judged. Prints what is wrong; exit code 1 if there
+    is anything but a torn tail, which the next start cuts.
+    """
+    with _offline(store):
+        from protomq_broker.store.verify import FindingKind
+        from protomq_broker.store.verify import verify as verify_store
+
+        findings = verify_store(store)
+    rows = [_finding_row(finding) for finding in findings]
+    if rows or output is not OutputFormat.TABLE:
+        print_rows(rows, _FINDING_COLUMNS, output)
+    wrong = [finding for finding in findings if finding.kind is not FindingKind.TORN_TAIL]
+    if wrong:
+        raise CliError(
+            ExitCode.FAILURE,
+            "DAMAGED",
+            f"{store}: {len(wrong)} findings; damage of the log is taken out by `protomq log repair {store} --keep DIR`",
+        )
+    sys.stderr.write(f"{store}: all is well\n" if not findings else f"{store}: a torn tail only\n")
+
+
+def repair(
+    store: StoreArgument,
+    keep: Annotated[
+        Path,
+        typer.Option("--keep", "-k", metavar="DIR", show_default=False, help="Where to put the bytes taken out."),
+    ],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    output: Output = OutputFormat.TABLE,
+) -> None:  # fmt: skip
+    """Take damage out of a log.
+
+    First fetch what is damaged from a replica, if there is one: what is
+    taken out is lost to consumers, who get an error for it. The bytes are
+    kept in --keep. No broker may be running on the store.
+    """
+    with _offline(store):
+        from protomq_broker.store.repair import repair as repair_store
+        from protomq_broker.store.verify import verify as verify_store
+
+        if not yes:
+            findings = verify_store(store)
+            if not findings:
+                sys.stderr.write(f"{store}: all is well, nothing to repair\n")
+                return
+            _confirm(findings)
+        done = repair_store(store, keep)
+    print_rows([asdict(repaired) for repaired in done], _REPAIR_COLUMNS, output)
+
+
+@contextmanager
+def _offline(store: Path) -> Iterator[None]:
+    """The tools are part of the broker; and what they say about a folder that is no store is no failure of theirs."""
+    try:
+        from protomq_broker.store.errors import StoreSettingsError
+    except ModuleNotFoundError as error:
+        message = 'the tools of the store are not installed; run: pip install "protomq[server]"'
+        raise CliError(ExitCode.USAGE, "NOT_INSTALLED", message) from error
+    if not store.is_dir():
+        raise CliError(
+            ExitCode.NOT_FOUND,
+            "STORE_NOT_FOUND",
+            f"{store} is no folder; give the --data-dir of the broker",
+        )
+    try:
+        yield
+    except StoreSettingsError as error:
+        raise CliError(ExitCode.NOT_FOUND, "STORE_NOT_FOUND", str(error)) from error
+
+
+def _confirm(findings: list[Finding]) -> None:
+    print_rows(
+        [_finding_row(finding) for finding in findings],
+        _FINDING_COLUMNS,
+        OutputFormat.TABLE,
+        sys.stderr,
+    )
+    if not sys.stdin.isatty():
+        raise CliError(
+            ExitCode.USAGE, "NOT_CONFIRMED", "nobody can be asked here; add --yes to repair"
+        )
+    if not typer.confirm("Take it out?", err=True):
+        raise CliError(ExitCode.FAILURE, "NOT_CONFIRMED", "nothing was changed")
+
+
+def _rows(store: Path, position: int, end_position: int | None) -> Iterator[dict[str, Any]]:
+    from protomq_broker.store.offline import dump as dump_log
+
+    for item in dump_log(store, start_position=position, end_position=end_position):
+        if item.problem:
+            raise CliError(
+                ExitCode.FAILURE,
+                "CORRUPT_LOG",
+                f"{item.problem} at position {item.position}; `protomq log verify {store}` says more",
+            )
+        yield _item_row(item)
+
+
+def _item_row(item: LogItem) -> dict[str, Any]:
+    place = {"position": item.position, "size_bytes": item.size_bytes}
+    if item.record is not None:
+        return {**place, "kind": "record", **_record_row(item.record)}
+    assert item.seal is not None
+    return {**place, "kind": "seal", **_seal_row(item.seal)}
+
+
+def _record_row(record: Record) -> dict[str, Any]:
+    from protomq.wire.record import FLAG_COMPRESSION_MASK, encode_message_id
+
+    compressed = ", compressed" if record.flags & FLAG_COMPRESSION_MASK else ""
+    return {
+        "topic": record.topic,
+        "queue_id": record.queue_id,
+        "queue_offset": record.queue_offset,
+        "message_id": encode_message_id(record.producer_id, record.producer_epoch, record.sequence),
+        "keys": list(record.keys),
+        "tag": record.tag,
+        "properties": dict(record.properties),
+        "born_time": time_text(record.born_time_ms),
+        "store_time": time_text(record.store_time_ms),
+        "flags": record.flags,
+        "body_crc32c": f"{record.body_crc32c:08x}",
+        "note": f"body of {len(record.body)} B{compressed}",
+        **body_fields(record.body),
+    }
+
+
+def _seal_row(seal: Seal) -> dict[str, Any]:
+    return {
+        "epoch": seal.epoch,
+        "start_position": seal.start_position,
+        "append_size_bytes": seal.size_bytes,
+        "record_count": seal.record_count,
+        "store_time": time_text(seal.store_time_ms),
+        "synced_position": seal.synced_position,
+        "crc32c": f"{seal.crc32c:08x}",
+        "note": f"closes {seal.record_count} records, {seal.size_bytes} B from {seal.start_position}",
+    }
+
+
+def _finding_row(finding: Finding) -> dict[str, Any]:
+    row = asdict(finding)
+    row["kind"] = finding.kind.value
+    row["lost"] = [
+        f"{lost.topic}/{lost.queue_id}: {lost.first_offset} to {lost.end_offset - 1}"
+        for lost in finding.lost
+    ]
+    return row

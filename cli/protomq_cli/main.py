@@ -1,0 +1,166 @@
+"""The command `protomq`: the tree of commands, and the one place where errors become exit codes.
+
+Grammar: noun, then verb (`topic list`). Words that stand alone run a server (`standalone`, `namesrv`, `broker`) or move
+messages (`send`, `pull`, `consume`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from protomq_cli import bench, clusters, completion, groups, logs, messages, servers, topics
+from protomq_cli.connection import translate
+from protomq_cli.exits import EXIT_CODES_HELP, CliError, ExitCode, error_line, wants_json_errors
+
+SERVERS = "Run a server"
+MESSAGES = "Move messages"
+ADMINISTRATION = "Look and change"
+TOOLS = "Tools"
+
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+def _new_app(**settings: Any) -> typer.Typer:
+    # Boxes and colours for people; for a pipe the plain form, which needs half of the time.
+    mode = "rich" if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
+    return typer.Typer(
+        rich_markup_mode=mode,  # type: ignore[arg-type]
+        context_settings=_SETTINGS,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        **settings,
+    )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        servers.print_version()
+        raise typer.Exit
+
+
+def build_app() -> typer.Typer:
+    """The tree of commands."""
+    app = _new_app(epilog=EXIT_CODES_HELP)
+
+    @app.callback()
+    def root(
+        version: Annotated[
+            bool,
+            typer.Option(
+                "--version", callback=_print_version, is_eager=True, help="Print the version."
+            ),
+        ] = False,
+    ) -> None:
+        """RocketMQ rebuilt in Python, gRPC and protobuf first.
+
+        First steps: `protomq standalone`, then in another terminal `protomq
+        send flights hello` and `protomq pull flights`.
+
+        The name server is the one of --namesrv, else of
+        PROTOMQ_NAMESRV_ADDR, else of the line `namesrv = "HOST:PORT"` in
+        ~/.config/protomq/config.toml, else one on this machine.
+        """
+
+    app.command("standalone", rich_help_panel=SERVERS)(servers.standalone)
+    app.command("namesrv", rich_help_panel=SERVERS)(servers.namesrv)
+    app.command("broker", rich_help_panel=SERVERS)(servers.broker)
+    app.command("send", rich_help_panel=MESSAGES)(messages.send)
+    app.command("pull", rich_help_panel=MESSAGES)(messages.pull)
+    app.command("consume", rich_help_panel=MESSAGES)(messages.consume)
+
+    def group(name: str, help_text: str, panel: str, **commands: Any) -> None:
+        child = _new_app(help=help_text)
+        for verb, function in commands.items():
+            child.command(verb)(function)
+        app.add_typer(child, name=name, rich_help_panel=panel)
+
+    group(
+        "topic", "Topics: list, create, describe, delete.", ADMINISTRATION,
+        list=topics.list_topics, create=topics.create, describe=topics.describe, delete=topics.delete,
+    )  # fmt: skip
+    group(
+        "group", "Consumer groups: their offsets.", ADMINISTRATION,
+        offsets=groups.offsets, commit=groups.commit,
+    )  # fmt: skip
+    group("message", "Find single messages.", ADMINISTRATION, query=messages.query)
+    group(
+        "cluster", "Brokers: who there is and what they do.", ADMINISTRATION,
+        list=clusters.list_brokers, status=clusters.status,
+    )  # fmt: skip
+    group(
+        "log", "The commit log on disk: dump, verify, repair.", TOOLS,
+        dump=logs.dump, verify=logs.verify, repair=logs.repair,
+    )  # fmt: skip
+    group(
+        "bench", "Measure, as RocketMQ's benchmarks do.", TOOLS,
+        producer=bench.producer, batch=bench.batch, consumer=bench.consumer, latency=bench.latency,
+    )  # fmt: skip
+    app.command("completion", rich_help_panel=TOOLS)(completion.print_completion)
+    app.command("version", rich_help_panel=TOOLS)(servers.print_version)
+    return app
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if completion.COMPLETE_VARIABLE in os.environ:
+        _complete()
+    try:
+        command = typer.main.get_command(build_app())
+        # Not command.main(): it ends the process by itself when the reader of a pipe goes away.
+        with command.make_context("protomq", list(arguments)) as context:
+            command.invoke(context)
+        sys.stdout.flush()
+    except typer.Exit as ended:
+        return ended.exit_code
+    except (KeyboardInterrupt, typer.Abort, EOFError):
+        return ExitCode.INTERRUPTED
+    except BrokenPipeError:
+        # The reader (`head`, a pager) has enough. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ExitCode.OK
+    except CliError as error:
+        return _report(error, arguments)
+    except typer.TyperException as error:
+        return _report(_usage_error(error), arguments)
+    except Exception as error:
+        known = translate(error)
+        if known is None:
+            raise
+        return _report(known, arguments)
+    return ExitCode.OK
+
+
+def _complete() -> None:
+    """Answers the shell and ends the process."""
+    # Typer has no public name for it; its own --install-completion guesses the shell and is left out.
+    from typer.completion import completion_init  # type: ignore[attr-defined]
+
+    completion_init()
+    typer.main.get_command(build_app()).main([], prog_name="protomq")
+
+
+def _report(error: CliError, arguments: list[str]) -> int:
+    sys.stderr.write(error_line(error, as_json=wants_json_errors(arguments)) + "\n")
+    return error.exit_code
+
+
+def _usage_error(error: typer.TyperException) -> CliError:
+    """What typer found wrong, in one line, with the command that explains it."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "protomq"
+    message = error.format_message().rstrip(".")
+    if type(error).__name__ == "NoArgsIsHelpError":
+        # The message is the whole help text: shown as it is, and still an error.
+        sys.stderr.write(error.format_message() + "\n")
+        message = "a command is missing"
+    return CliError(ExitCode.USAGE, "USAGE", f"{message}; `{path} --help` explains")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,461 @@
+"""`send`, `pull`, `consume` and `message query`: messages in and out."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+
+import typer
+
+from protomq_cli.connection import open_admin, open_consumer, open_producer
+from protomq_cli.exits import CliError, ExitCode
+from protomq_cli.message_text import (
+    TABLE_COLUMNS,
+    TEMPLATE_HELP,
+    Template,
+    message_row,
+)
+from protomq_cli.offsets import START, AtTime, FromEnd, FromStart, OffsetRange
+from protomq_cli.options import (
+    DEFAULT_TIMEOUT_S,
+    Namesrv,
+    Offsets,
+    Output,
+    Timeout,
+    TopicArgument,
+    TransportName,
+    count_option,
+    duration_option,
+    offsets_option,
+    option_parser,
+)
+from protomq_cli.output import OutputFormat, RowStream
+
+if TYPE_CHECKING:
+    from protomq import Message, MessageQueue, SendResult
+    from protomq.errors import NoRouteError
+
+_SENT_COLUMNS: Final = {
+    "topic": 16, "broker": 16, "queue_id": 8, "queue_offset": 12, "status": 12, "message_id": 40,
+}  # fmt: skip
+_BATCH_COUNT: Final = 512
+_PULLED_DEFAULT: Final = 32
+"""RocketMQ's maxNums."""
+
+Keys = Annotated[
+    list[str] | None,
+    typer.Option("--key", "-k", metavar="KEY", help="Key to find it by; can be repeated."),
+]
+Properties = Annotated[
+    list[str] | None,
+    typer.Option("--property", "-p", metavar="NAME=VALUE", help="User property; can be repeated."),
+]
+QueueIds = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--queue", "-q", min=0, show_default="all", help="From this queue only; can be repeated."
+    ),
+]
+OneBroker = Annotated[
+    str | None,
+    typer.Option(
+        "--broker", "-b", metavar="NAME", show_default="all", help="From this broker only."
+    ),
+]
+Tags = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tag",
+        "-g",
+        metavar="TAG",
+        show_default="all",
+        help="With this tag only; can be repeated.",
+    ),
+]
+Format = Annotated[
+    Template | None,
+    typer.Option(
+        "--format", "-f", parser=option_parser(Template), metavar="TEMPLATE", show_default=False,
+        help=f"Write messages by a template instead: {TEMPLATE_HELP}.",
+    ),
+]  # fmt: skip
+
+
+def send(
+    topic: TopicArgument,
+    body: Annotated[
+        str | None, typer.Argument(metavar="[BODY]", show_default="each line of stdin", help="Body.")
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option("--file", "-F", metavar="FILE", show_default=False, help="One body from a file; '-': stdin whole."),
+    ] = None,
+    key: Keys = None,
+    tag: Annotated[str, typer.Option("--tag", "-g", metavar="TAG", show_default="none", help="Tag.")] = "",
+    properties: Properties = None,
+    sharding_key: Annotated[
+        str | None,
+        typer.Option("--sharding-key", "-s", show_default="none", help="One queue for all messages of this key."),
+    ] = None,
+    queue: Annotated[
+        int | None, typer.Option("--queue", "-q", min=0, show_default="in turn", help="Queue.")
+    ] = None,
+    broker: Annotated[
+        str | None, typer.Option("--broker", "-b", metavar="NAME", show_default="any", help="Broker of --queue.")
+    ] = None,
+    key_separator: Annotated[
+        str | None,
+        typer.Option("--key-separator", "-K", metavar="TEXT", show_default=False,
+                     help="Lines of stdin are KEY, this text, BODY."),
+    ] = None,
+    count: Annotated[
+        int, typer.Option("--count", "-c", parser=count_option, metavar="N", help="Send it so many times.")
+    ] = 1,
+    quiet: Annotated[bool, typer.Option("--quiet", "-Q", help="Print nothing.")] = False,
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:  # fmt: skip
+    """Send messages.
+
+    One given here, one from a file, or each line of stdin.
+
+    \b
+      protomq send flights hello
+      protomq send flights '{"tail": "N14228"}' --key N14228 --tag UA
+      seq 1000 | protomq send numbers
+    """
+    from protomq import OutgoingMessage
+    from protomq.errors import NoRouteError
+
+    if body is not None and file is not None:
+        raise typer.BadParameter("give a body or --file, not both")
+    user_properties = dict(_parse_property(text) for text in properties or ())
+    keys = key or []
+
+    def message(line_key: str | None, content: bytes) -> OutgoingMessage:
+        all_keys = [line_key, *keys] if line_key else keys
+        return OutgoingMessage(
+            topic, content, all_keys[0] if all_keys else None, tuple(all_keys[1:]), tag, user_properties,
+            sharding_key, chosen,
+        )  # fmt: skip
+
+    chosen = None
+    if queue is not None:
+        chosen = _choose_queue(namesrv, timeout, topic, queue, broker)
+    with (
+        open_producer(namesrv, send_timeout_s=timeout) as producer,
+        RowStream(_SENT_COLUMNS, output, io.StringIO() if quiet else None) as stream,
+    ):
+        for batch in _in_batches(_contents(body, file, key_separator, count)):
+            messages = [message(*content) for content in batch]
+            try:
+                results = producer.send_batch(topic, messages)
+            except NoRouteError as error:
+                raise _why_no_route(namesrv, timeout, topic, error) from error
+            for result in results:
+                stream.print(_sent_row(result))
+            stream.flush()
+
+
+def pull(
+    topic: TopicArgument,
+    offset: Offsets = None,
+    count: Annotated[
+        int,
+        typer.Option("--count", "-c", parser=count_option, metavar="N", help="At most so many; 0: all."),
+    ] = _PULLED_DEFAULT,
+    queue: QueueIds = None,
+    broker: OneBroker = None,
+    tag: Tags = None,
+    template: Format = None,
+    transport: TransportName = "auto",
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.JSONL,
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout", parser=duration_option, metavar="TIME", show_default="60s", help="Give up after so long."
+        ),
+    ] = 60.0,
+) -> None:  # fmt: skip
+    """Print messages that are there, then end.
+
+    They come in the order in which they were stored.
+
+    \b
+      protomq pull flights                     the first 32
+      protomq pull flights -O -3 -o table      the last 3 of each queue
+      protomq pull flights -O @-1h -c 0        all of the last hour
+      protomq pull flights -q 0 -O 10:20 -f '%o %v\\n'
+    """
+    from protomq_cli.reading import TopicReader
+
+    with (
+        TopicReader(
+            namesrv,
+            topic,
+            offset or START,
+            broker_name=broker,
+            queue_ids=queue or (),
+            tags=tag or (),
+            transport=transport,
+            timeout_s=timeout,
+        ) as reader,
+        _Printer(output, template) as printer,
+    ):
+        for message in reader.messages(count):
+            printer.print(message)
+            if count and printer.count == count:
+                break
+    if count and printer.count == count < reader.count and sys.stderr.isatty():
+        sys.stderr.write(f"{count} of {reader.count:,}; --count 0 shows all\n")
+
+
+def consume(
+    topic: TopicArgument,
+    group: Annotated[
+        str | None,
+        typer.Option("--group", "-G", metavar="NAME", show_default="none", help="Go on where it was, and commit."),
+    ] = None,
+    offset: Offsets = None,
+    count: Annotated[
+        int,
+        typer.Option(
+            "--count", "-c", parser=count_option, metavar="N", show_default="no end", help="End after so many."
+        ),
+    ] = 0,
+    exit_at_end: Annotated[
+        bool, typer.Option("--exit", "-e", help="End when all that was there at the start is printed.")
+    ] = False,
+    tag: Tags = None,
+    template: Format = None,
+    transport: TransportName = "auto",
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.JSONL,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:  # fmt: skip
+    """Print messages as they arrive, until Ctrl-C.
+
+    With --group it goes on where the group has committed, else at the
+    start, and commits what was printed; --offset seeks first. Without a
+    group it starts at the end (--offset start: at the start), and nothing
+    is committed.
+    """
+    from protomq_cli.following import follow
+
+    with _Printer(output, template) as printer:
+        follow(
+            namesrv,
+            topic,
+            printer.print,
+            printer.flush,
+            group=group or "",
+            wanted=offset,
+            count_max=count,
+            exit_at_end=exit_at_end,
+            tags=tag or (),
+            transport=transport,
+            timeout_s=timeout,
+        )
+
+
+def query(
+    topic: TopicArgument,
+    key: Annotated[
+        str | None, typer.Option("--key", "-k", metavar="KEY", show_default=False, help="With this key.")
+    ] = None,
+    message_id: Annotated[
+        str | None, typer.Option("--id", "-i", metavar="ID", show_default=False, help="Or with this message id.")
+    ] = None,
+    count: Annotated[
+        int, typer.Option("--count", "-c", min=1, max=256, help="At most so many from each broker.")
+    ] = _PULLED_DEFAULT,
+    offset: Annotated[
+        OffsetRange | None,
+        typer.Option(
+            "--offset", "-O", parser=offsets_option, metavar="@TIME", show_default="any time",
+            help="Stored in this time: @date, @-1h, @a:b.",
+        ),
+    ] = None,
+    template: Format = None,
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.JSONL,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:  # fmt: skip
+    """Find messages by key or by message id, newest first."""
+    if (key is None) == (message_id is None):
+        raise typer.BadParameter("give one of --key and --id")
+    with open_admin(namesrv, timeout) as admin, _Printer(output, template) as printer:
+        if key is not None:
+            begin, end = _times(offset)
+            found = admin.query_by_key(topic, key, begin=begin, end=end, count_max=count)
+        else:
+            one = admin.query_by_id(topic, message_id or "")
+            found = [] if one is None else [one]
+        if not found:
+            admin.describe_topic(topic)  # Is it the topic that is not there?
+        for message in found:
+            printer.print(message)
+    if printer.count == 0:
+        what = f"key {key!r}" if key is not None else f"id {message_id}"
+        raise CliError(
+            ExitCode.NOT_FOUND, "MESSAGE_NOT_FOUND", f"no message with {what} in topic {topic!r}"
+        )
+
+
+class _Printer:
+    """Prints messages: by a template if there is one, else in the format asked for."""
+
+    def __init__(self, output: OutputFormat, template: Template | None) -> None:
+        self._template = template
+        self._stream = RowStream(TABLE_COLUMNS, output)
+        self.count = 0
+
+    def print(self, message: Message) -> None:
+        """One more."""
+        if self._template is not None:
+            sys.stdout.buffer.write(self._template.write(message))
+        else:
+            self._stream.print(message_row(message))
+        self.count += 1
+
+    def flush(self) -> None:
+        """Let the reader see it."""
+        sys.stdout.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._template is None:
+            self._stream.__exit__(kind, error, trace)
+
+
+def _contents(
+    body: str | None, file: Path | None, key_separator: str | None, count: int
+) -> Iterator[tuple[str | None, bytes]]:
+    """(key or None, body) of each message to send."""
+    if body is not None or file is not None:
+        if body is not None:
+            content = body.encode("utf-8", "surrogateescape")
+        elif str(file) == "-":
+            content = sys.stdin.buffer.read()
+        else:
+            assert file is not None
+            content = file.read_bytes()
+        yield from itertools.repeat((None, content), count)
+        return
+    if sys.stdin.isatty():
+        sys.stderr.write("one message a line, Ctrl-D ends\n")
+    for line in sys.stdin.buffer:
+        content = line.removesuffix(b"\n")
+        if key_separator is None:
+            yield None, content
+            continue
+        line_key, found, rest = content.partition(key_separator.encode())
+        if not found:
+            raise CliError(
+                ExitCode.USAGE,
+                "NO_KEY",
+                f"no {key_separator!r} in the line {content[:80].decode('utf-8', 'replace')!r}",
+            )
+        yield line_key.decode("utf-8", "replace"), rest
+
+
+def _in_batches(
+    contents: Iterator[tuple[str | None, bytes]],
+) -> Iterator[list[tuple[str | None, bytes]]]:
+    """Many at a time from a file or a pipe; from a terminal each line goes at once."""
+    size = 1 if sys.stdin.isatty() else _BATCH_COUNT
+    while batch := list(itertools.islice(contents, size)):
+        yield batch
+
+
+def _parse_property(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--property")
+    return name, value
+
+
+def _choose_queue(
+    namesrv: str | None, timeout_s: float, topic: str, queue_id: int, broker: str | None
+) -> MessageQueue:
+    with open_consumer(namesrv, request_timeout_s=timeout_s) as consumer:
+        queues = [
+            queue
+            for queue in consumer.queues(topic)
+            if queue.queue_id == queue_id and broker in (None, queue.broker_name)
+        ]
+    if not queues:
+        where = f" on broker {broker!r}" if broker else ""
+        raise CliError(
+            ExitCode.NOT_FOUND,
+            "QUEUE_NOT_FOUND",
+            f"topic {topic!r} has no queue {queue_id}{where}",
+        )
+    if len(queues) > 1:
+        names = ", ".join(queue.broker_name for queue in queues)
+        raise CliError(
+            ExitCode.USAGE,
+            "AMBIGUOUS_QUEUE",
+            f"several brokers have a queue {queue_id}; add --broker: {names}",
+        )
+    return queues[0]
+
+
+def _why_no_route(
+    namesrv: str | None, timeout_s: float, topic: str, error: NoRouteError
+) -> Exception:
+    """The error itself, or the better one if the topic is there and nobody may write to it."""
+    from protomq.errors import ProtomqError
+
+    try:
+        with open_admin(namesrv, timeout_s) as admin:
+            configs = admin.describe_topic(topic).configs
+    except (ProtomqError, CliError):
+        return error
+    if any(config.permission.writable for config in configs.values()):
+        return error
+    return CliError(
+        ExitCode.NOT_PERMITTED,
+        "NOT_PERMITTED",
+        f"topic {topic!r} may not be written; `protomq topic create {topic} --update --permission read-write` allows it",
+    )
+
+
+def _sent_row(result: SendResult) -> dict[str, Any]:
+    return {
+        "topic": result.queue.topic,
+        "broker": result.queue.broker_name,
+        "queue_id": result.queue.queue_id,
+        "queue_offset": result.queue_offset,
+        "status": result.status.name,
+        "message_id": result.message_id,
+    }
+
+
+def _times(wanted: OffsetRange | None) -> tuple[datetime | None, datetime | None]:
+    """Begin and end of a range of times. Offsets make no sense here: the index of keys has none."""
+    times: list[datetime | None] = []
+    for place in () if wanted is None else (wanted.begin, wanted.end):
+        if isinstance(place, AtTime):
+            times.append(datetime.fromtimestamp(place.time_ms / 1000, UTC))
+        elif place in (None, FromStart(), FromEnd()):
+            times.append(None)
+        else:
+            raise typer.BadParameter("here it is a time: @date, @-1h, @a:b", param_hint="--offset")
+    begin, end = times or (None, None)
+    return begin, end

@@ -1,0 +1,107 @@
+"""The options that many commands share, so that they are spelled and explained in one way everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Final, TypeVar
+
+import typer
+
+from protomq_cli import completion
+from protomq_cli.offsets import FORMS, OffsetRange, parse_offsets
+from protomq_cli.output import OutputFormat
+from protomq_cli.settings import NAMESRV_VARIABLE
+from protomq_cli.units import parse_count, parse_duration, parse_size
+
+T = TypeVar("T")
+
+DEFAULT_TIMEOUT_S: Final = 5.0
+
+
+def option_parser(parse: Callable[[str], T]) -> Callable[[str | T], T]:
+    """What typer calls: with the text of the command line, or with a default that is parsed already."""
+
+    def parse_option(value: str | T) -> T:
+        if not isinstance(value, str):
+            return value
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return parse_option
+
+
+def _parse_offsets_now(text: str) -> OffsetRange:
+    import time
+
+    return parse_offsets(text, time.time_ns() // 1_000_000)
+
+
+duration_option = option_parser(parse_duration)
+size_option = option_parser(parse_size)
+count_option = option_parser(parse_count)
+offsets_option = option_parser(_parse_offsets_now)
+
+Namesrv = Annotated[
+    str | None,
+    typer.Option(
+        "--namesrv",
+        "-n",
+        metavar="HOST:PORT",
+        envvar=NAMESRV_VARIABLE,
+        show_envvar=True,
+        help="Name servers, several with ';' between. Without: config file, else this machine.",
+    ),
+]
+Output = Annotated[
+    OutputFormat,
+    typer.Option("--output", "-o", help="How to print.", case_sensitive=False),
+]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout",
+        parser=duration_option,
+        metavar="TIME",
+        show_default="5s",
+        help="Give up after so long.",
+    ),
+]
+TopicArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="TOPIC",
+        autocompletion=completion.complete_topics,
+        show_default=False,
+        help="Topic.",
+    ),
+]
+Offsets = Annotated[
+    OffsetRange | None,
+    typer.Option(
+        "--offset",
+        "-O",
+        parser=offsets_option,
+        metavar="OFFSET",
+        show_default=False,
+        help=f"Where to read: {FORMS}.",
+    ),
+]
+
+
+def _transport(text: str) -> str:
+    if text not in ("auto", "remoting", "grpc"):
+        raise typer.BadParameter("it is auto, remoting or grpc")
+    return text
+
+
+TransportName = Annotated[
+    str,
+    typer.Option(
+        "--transport",
+        metavar="auto|remoting|grpc",
+        parser=_transport,
+        help="Remoting port, gRPC, or the first that answers.",
+    ),
+]

@@ -1,0 +1,26 @@
+"""What `--offset` means in the queues of a running system."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from protomq_cli.offsets import OffsetRange, resolve
+
+if TYPE_CHECKING:
+    from protomq import MessageQueue, PullConsumer
+
+
+def resolve_in_queue(
+    consumer: PullConsumer, queue: MessageQueue, wanted: OffsetRange
+) -> tuple[int, int | None]:
+    """[begin, end) of a range in one queue; the end is None where the range has none."""
+    min_offset, end_offset = consumer.queue_range(queue)
+
+    def at_time(time_ms: int) -> int:
+        return consumer.offset_for_time(queue, datetime.fromtimestamp(time_ms / 1000, UTC))
+
+    begin = resolve(wanted.begin, min_offset, end_offset, at_time)
+    if wanted.end is None:
+        return begin, None
+    return begin, resolve(wanted.end, min_offset, end_offset, at_time)

@@ -1,0 +1,190 @@
+"""`topic list|create|describe|delete`."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from protomq_cli.connection import open_admin
+from protomq_cli.exits import CliError, ExitCode
+from protomq_cli.message_text import time_text
+from protomq_cli.options import DEFAULT_TIMEOUT_S, Namesrv, Output, Timeout, TopicArgument
+from protomq_cli.output import OutputFormat, print_rows
+
+if TYPE_CHECKING:
+    from protomq import QueueStatus, TopicConfig
+
+
+class PermissionName(StrEnum):
+    """What clients may do with a topic."""
+
+    READ_WRITE = "read-write"
+    READ = "read"
+    WRITE = "write"
+    NONE = "none"
+
+
+OnBroker = Annotated[
+    str | None,
+    typer.Option(
+        "--broker", "-b", metavar="NAME", show_default="on all", help="On this broker only."
+    ),
+]
+_COLUMNS = ("topic", "broker", "write_queues", "read_queues", "permission")
+_QUEUE_COLUMNS = (
+    "topic",
+    "broker",
+    "queue_id",
+    "min_offset",
+    "end_offset",
+    "messages",
+    "last_store_time",
+)
+
+
+def list_topics(
+    broker: OnBroker = None,
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """List the topics of all brokers.
+
+    A topic that several brokers share has a row for each of them.
+    """
+    with open_admin(namesrv, timeout) as admin:
+        rows = [
+            _topic_row(topic, broker_name)
+            for broker_name, topics in admin.list_topics(broker).items()
+            for topic in topics
+        ]
+    rows.sort(key=lambda row: (row["topic"], row["broker"]))
+    print_rows(rows, _COLUMNS, output)
+
+
+def create(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, help="Name of the topic.")],
+    queues: Annotated[
+        int | None,
+        typer.Option("--queues", "-q", min=1, max=1024, show_default="the broker's, 8", help="Queues on each broker."),
+    ] = None,
+    read_queues: Annotated[
+        int | None,
+        typer.Option(
+            "--read-queues", min=1, max=1024, show_default="as --queues",
+            help="Queues that can be read; more than --queues while a topic shrinks.",
+        ),
+    ] = None,
+    permission: Annotated[
+        PermissionName, typer.Option("--permission", "-p", help="What clients may do.")
+    ] = PermissionName.READ_WRITE,
+    update: Annotated[bool, typer.Option("--update", "-u", help="Change the topic if it exists.")] = False,
+    broker: OnBroker = None,
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:  # fmt: skip
+    """Create a topic, or change one.
+
+    To create what exists already with the same settings is no error.
+    """
+    from protomq import Permission
+
+    with open_admin(namesrv, timeout) as admin:
+        made = admin.create_topic(
+            topic,
+            write_queues=queues or 0,
+            read_queues=read_queues or 0,
+            permission=Permission[permission.name],
+            update=update,
+            brokers=None if broker is None else [broker],
+        )
+    print_rows([_topic_row(config, name) for name, config in made.items()], _COLUMNS, output)
+
+
+def describe(
+    topic: TopicArgument,
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Show settings and queues of a topic.
+
+    END-OFFSET is one past the last message; MESSAGES is how many are
+    stored. The table shows the queues, the other formats the settings too.
+    """
+    with open_admin(namesrv, timeout) as admin:
+        found = admin.describe_topic(topic)
+    queues = [_queue_row(status) for status in found.queues]
+    if output is OutputFormat.TABLE:
+        print_rows(queues, _QUEUE_COLUMNS, output)
+        return
+    rows = [_topic_row(config, name) for name, config in found.configs.items()]
+    for row in rows:
+        row["queues"] = [
+            {name: value for name, value in queue.items() if name not in ("topic", "broker")}
+            for queue in queues
+            if queue["broker"] == row["broker"]
+        ]
+    print_rows(rows, _COLUMNS, output)
+
+
+def delete(
+    topic: TopicArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    broker: OnBroker = None,
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Delete a topic with all that belongs to it.
+
+    Its queues and the offsets committed for it go too. Asks first; where
+    nobody can answer (no terminal) it wants --yes.
+    """
+    with open_admin(namesrv, timeout) as admin:
+        if not yes:
+            count = admin.describe_topic(topic).message_count
+            _ask(
+                f"Delete topic {topic} with {count:,} messages{f' on {broker}' if broker else ''}?"
+            )
+        deleted = admin.delete_topic(topic, brokers=None if broker is None else [broker])
+    rows = [{"topic": topic, "broker": name, "deleted": True} for name in deleted]
+    print_rows(rows, ("topic", "broker", "deleted"), output)
+
+
+def _ask(question: str) -> None:
+    if not sys.stdin.isatty():
+        raise CliError(
+            ExitCode.USAGE, "NOT_CONFIRMED", "nobody can be asked here; add --yes to delete"
+        )
+    if not typer.confirm(question, err=True):
+        raise CliError(ExitCode.FAILURE, "NOT_CONFIRMED", "nothing was deleted")
+
+
+def _topic_row(topic: TopicConfig, broker_name: str) -> dict[str, Any]:
+    return {
+        "topic": topic.name,
+        "broker": broker_name,
+        "write_queues": topic.write_queues,
+        "read_queues": topic.read_queues,
+        "permission": topic.permission.name.lower().replace("_", "-"),
+    }
+
+
+def _queue_row(status: QueueStatus) -> dict[str, Any]:
+    topic, broker_name, queue_id = status.queue
+    min_offset, end_offset = status.offsets
+    last = status.last_store_time
+    return {
+        "topic": topic,
+        "broker": broker_name,
+        "queue_id": queue_id,
+        "min_offset": min_offset,
+        "end_offset": end_offset,
+        "messages": end_offset - min_offset,
+        "last_store_time": None if last is None else time_text(round(last.timestamp() * 1000)),
+    }

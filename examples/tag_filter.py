@@ -1,0 +1,26 @@
+"""Receive only messages with certain tags. The broker compares hashes on its consume queue, the client compares the tags."""
+
+import os
+
+from protomq import Message, Producer, PullConsumer
+
+NAMESRV = os.environ.get("PROTOMQ_NAMESRV_ADDR", "127.0.0.1:8081")
+TOPIC = "payments"
+
+
+def main() -> None:
+    with Producer(NAMESRV) as producer:
+        for number, tag in enumerate(["paid", "refused", "paid", "refunded"]):
+            producer.send(TOPIC, f"payment {number}".encode(), tag=tag)
+
+    with PullConsumer(namesrv_addr=NAMESRV) as consumer:
+        consumer.subscribe(TOPIC, tags=["refused", "refunded"])
+        received: list[Message] = []
+        while len(received) < 2:
+            received += consumer.poll(timeout_s=5.0)
+    for message in sorted(received, key=lambda message: message.body):
+        print(message.tag, message.body.decode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Every example is run as its reader would run it, against a real broker, and must print what it promises."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from protomq.testing import Broker
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+
+def run_example(broker: Broker, name: str, *arguments: str) -> str:
+    """Its output; fails with what it wrote to stderr."""
+    interpreter = [sys.executable, "-W", "error"] if name.endswith(".py") else ["bash"]
+    finished = subprocess.run(
+        [*interpreter, str(EXAMPLES / name), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PROTOMQ_NAMESRV_ADDR": broker.remoting_address},
+        check=False,
+    )
+    assert finished.returncode == 0, f"{name}: exit code {finished.returncode}\n{finished.stderr}"
+    return finished.stdout
+
+
+def test_send_receive(protomq_server: Broker) -> None:
+    lines = run_example(protomq_server, "send_receive.py").splitlines()
+    assert lines[0].startswith("sent <SendResult SEND_OK greetings/")
+    assert lines[1:] == ["received k1 hello"]
+
+
+def test_send_receive_has_ten_lines_of_code() -> None:
+    text = (EXAMPLES / "send_receive.py").read_text()
+    code = [line for line in text.splitlines() if line.strip() and not line.startswith('"""')]
+    assert len(code) <= 10
+
+
+def test_async_producer(protomq_server: Broker) -> None:
+    assert re.match(
+        r"sent 1000 messages to [1-8] queues, [\d,]+ a second\n",
+        run_example(protomq_server, "async_producer.py"),
+    )
+
+
+def test_batch(protomq_server: Broker) -> None:
+    lines = run_example(protomq_server, "batch.py").splitlines()
+    assert re.fullmatch(r"stored 100 in queue \d, offsets 0 to 99", lines[0])
+    assert (
+        len([line for line in lines[1:] if re.fullmatch(r"[0-9A-F]{40} at offset \d+", line)]) == 3
+    )
+
+
+def test_tag_filter(protomq_server: Broker) -> None:
+    output = run_example(protomq_server, "tag_filter.py")
+    assert output == "refused payment 1\nrefunded payment 3\n"
+
+
+def test_ordered_by_key(protomq_server: Broker) -> None:
+    lines = run_example(protomq_server, "ordered_by_key.py").splitlines()
+    assert lines == [f"parcel-{c} -> packed, collected, sorted, delivered" for c in "abc"]
+
+
+def test_seek_by_time(protomq_server: Broker) -> None:
+    output = run_example(protomq_server, "seek_by_time.py")
+    assert re.fullmatch(
+        r"stored since [\d:]{8}: \['late', 'late', 'late', 'late', 'late'\]\n", output
+    )
+
+
+def test_naive_client(protomq_server: Broker) -> None:
+    lines = run_example(protomq_server, "naive_client.py", protomq_server.grpc_address).splitlines()
+    assert lines[0] == "sent 3 to queue 0 from offset 0"
+    assert lines[1:] == [f"offset {n}: message {n} (key key-{n})" for n in range(3)]
+
+
+def test_decode_segment(tmp_path: Path) -> None:
+    with Broker(data_dir=tmp_path) as broker:
+        run_example(broker, "send_receive.py")
+        # Also under a running broker: what is appended is never changed.
+        segment = next(tmp_path.glob("**/commitlog/*"))
+        text = run_example(broker, "decode_segment.py", str(segment))
+    assert re.search(r'^records \{\n  body: "hello"\n  keys: "k1"\n', text, re.MULTILINE)
+    assert re.search(r"^seals \{\n  epoch: 0\n", text, re.MULTILINE)
+
+
+def test_grpcurl(protomq_server: Broker) -> None:
+    if shutil.which("grpcurl") is None:
+        pytest.skip("grpcurl is not installed")
+    output = run_example(protomq_server, "grpcurl.sh", protomq_server.grpc_address)
+    assert "protomq.v1.SendService" in output
+    assert '"status": "PULL_STATUS_FOUND"' in output
+
+
+def test_each_example_is_tested_and_listed() -> None:
+    tests, listed = Path(__file__).read_text(), (EXAMPLES / "README.md").read_text()
+    for path in EXAMPLES.glob("*.*"):
+        if path.name != "README.md":
+            assert f'"{path.name}"' in tests, path.name
+            assert f"({path.name})" in listed, path.name

@@ -1,0 +1,594 @@
+"""Every command against a real broker: each once as a process of its own, the details in this one."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import yaml
+
+from protomq import Producer
+from protomq.testing import Broker
+from protomq_cli.main import main
+
+PROTOMQ = [sys.executable, "-m", "protomq_cli.main"]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a command left."""
+
+    stdout: str
+    stderr: str
+
+
+Cli = Callable[..., Finished]
+
+
+def run(*arguments: str, namesrv: str = "", stdin: str = "", code: int = 0) -> Finished:
+    """Runs a command in this process, which spares the start of an interpreter; it must end with this exit code."""
+    out, err = io.TextIOWrapper(io.BytesIO()), io.TextIOWrapper(io.BytesIO())
+    given = io.TextIOWrapper(io.BytesIO(stdin.encode()))
+    with (
+        mock.patch.dict(os.environ, environment_with(namesrv), clear=True),
+        mock.patch.object(sys, "stdin", given),
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        found = main(list(arguments))
+    texts = []
+    for stream in (out, err):
+        stream.flush()
+        assert isinstance(stream.buffer, io.BytesIO)
+        texts.append(stream.buffer.getvalue().decode())
+    assert found == code, f"{arguments}: {found}\n{texts[0]}\n{texts[1]}"
+    return Finished(*texts)
+
+
+def run_process(*arguments: str, namesrv: str = "", stdin: str = "", code: int = 0) -> Finished:
+    """The same in a process of its own."""
+    finished = subprocess.run(
+        [*PROTOMQ, *arguments],
+        capture_output=True,
+        text=True,
+        input=stdin,
+        timeout=60,
+        env=environment_with(namesrv),
+        check=False,
+    )
+    assert finished.returncode == code, (
+        f"{arguments}: {finished.returncode}\n{finished.stdout}\n{finished.stderr}"
+    )
+    return Finished(finished.stdout, finished.stderr)
+
+
+def environment_with(namesrv: str) -> dict[str, str]:
+    """This environment, with the settings of the machine's user taken out."""
+    environment = {**os.environ, "PROTOMQ_CONFIG": "/nonexistent/config.toml"}
+    environment.pop("PROTOMQ_NAMESRV_ADDR", None)
+    return {**environment, "PROTOMQ_NAMESRV_ADDR": namesrv} if namesrv else environment
+
+
+@pytest.fixture
+def cli(protomq_server: Broker) -> Cli:
+    """Commands that know the name server."""
+
+    def run_here(*arguments: str, stdin: str = "", code: int = 0) -> Finished:
+        return run(*arguments, namesrv=protomq_server.remoting_address, stdin=stdin, code=code)
+
+    return run_here
+
+
+def jsonl(finished: Finished) -> list[dict[str, object]]:
+    return [json.loads(line) for line in finished.stdout.splitlines()]
+
+
+# -- without a server ------------------------------------------------------------------------------------------------------
+
+
+def test_help_is_there_at_once_and_names_the_exit_codes() -> None:
+    took_s = []
+    for _ in range(5):
+        begin_s = time.perf_counter()
+        assert "Exit codes: 0 done" in run_process("--help").stdout
+        took_s.append(time.perf_counter() - begin_s)
+    # 0.1 s on a quiet machine; tests run beside others.
+    assert min(took_s) < 0.4
+
+
+def test_help_loads_neither_grpc_nor_protobuf_nor_the_sdk() -> None:
+    script = (
+        "import sys; from protomq_cli.main import main; main(['--help']); "
+        "print([m for m in ('grpc', 'google.protobuf', 'numpy', 'protomq', 'rich', 'yaml') if m in sys.modules])"
+    )
+    finished = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert finished.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    "command", [["topic", "list"], ["send", "t", "x"], ["pull", "t"], ["consume", "t"]]
+)
+def test_a_server_that_is_not_there_is_exit_code_3(command: list[str]) -> None:
+    finished = run(*command, "--namesrv", "127.0.0.1:1", "--timeout", "1s", code=3)
+    assert len(finished.stderr.splitlines()) == 1
+
+
+def test_version() -> None:
+    assert re.fullmatch(r"protomq \d+\.\d+\.\d+\S*\n", run("version").stdout)
+    assert run("--version").stdout == run("version").stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["topic", "create", "cli-process"],
+        ["topic", "list"],
+        ["send", "cli-process", "hello", "--key", "k"],
+        ["topic", "describe", "cli-process"],
+        ["pull", "cli-process"],
+        ["consume", "cli-process", "--exit", "--group", "g"],
+        ["group", "offsets", "g", "cli-process"],
+        ["group", "commit", "g", "cli-process", "--offset", "end"],
+        ["message", "query", "cli-process", "--key", "k"],
+        ["cluster", "list"],
+        ["cluster", "status"],
+        ["log", "dump", "STORE"],
+        ["log", "verify", "STORE", "-o", "json"],
+        ["bench", "producer", "-d", "200ms", "--warm-up", "0s"],
+        ["bench", "batch", "-d", "200ms", "--warm-up", "0s"],
+        ["bench", "consumer", "-d", "2s"],
+        ["bench", "latency", "-d", "200ms", "--warm-up", "0s"],
+        ["topic", "delete", "cli-process", "--yes"],
+        ["completion", "bash"],
+        ["version"],
+    ],
+    ids=" ".join,
+)
+def test_each_command_works_as_a_process(command: list[str], protomq_server: Broker) -> None:
+    store = next(protomq_server.data_dir.glob("**/commitlog")).parent
+    arguments = [str(store) if word == "STORE" else word for word in command]
+    assert run_process(*arguments, namesrv=protomq_server.remoting_address).stdout
+
+
+# -- topics and groups -----------------------------------------------------------------------------------------------------
+
+
+def test_topic_from_create_to_delete(cli: Cli) -> None:
+    made = json.loads(cli("topic", "create", "t-life", "-q", "3", "-o", "json").stdout)
+    assert [(row["topic"], row["write_queues"], row["permission"]) for row in made] == [
+        ("t-life", 3, "read-write")
+    ]
+    cli("topic", "create", "t-life", "-q", "3")  # The same again is no error.
+    refused = cli("topic", "create", "t-life", "-q", "5", code=6)
+    assert "--update" in refused.stderr
+    cli("topic", "create", "t-life", "-q", "5", "--update")
+    assert "t-life" in cli("topic", "list").stdout
+    found = yaml.safe_load(cli("topic", "describe", "t-life", "-o", "yaml").stdout)
+    assert len(found[0]["queues"]) == 5
+    assert "--yes" in cli("topic", "delete", "t-life", code=2).stderr
+    cli("topic", "delete", "t-life", "--yes")
+    assert "t-life" not in cli("topic", "list").stdout
+    assert "protomq topic list" in cli("topic", "describe", "t-life", code=4).stderr
+    cli("topic", "delete", "t-life", "--yes", code=4)
+
+
+def test_a_topic_that_may_not_be_written_is_exit_code_5(cli: Cli) -> None:
+    cli("topic", "create", "t-read-only", "--permission", "read")
+    assert "NOT_PERMITTED" in cli("send", "t-read-only", "x", "-o", "json", code=5).stderr
+
+
+def test_group_commits_and_shows_offsets(cli: Cli, protomq_topic: str) -> None:
+    cli("send", protomq_topic, "x", "--queue", "0", "--count", "10", "--quiet")
+    before = jsonl(cli("group", "offsets", "g", protomq_topic, "-o", "jsonl"))
+    assert before[0]["committed_offset"] is None
+    assert before[0]["lag"] == 10
+    after = jsonl(cli("group", "commit", "g", protomq_topic, "-O", "-3", "-q", "0", "-o", "jsonl"))
+    assert [(row["queue_id"], row["committed_offset"], row["lag"]) for row in after] == [(0, 7, 3)]
+
+
+# -- messages --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_message_has_all_that_send_was_given(cli: Cli, protomq_topic: str) -> None:
+    sent = json.loads(
+        cli(
+            "send", protomq_topic, "größe", "-k", "k1", "-k", "k2", "-g", "tag", "-p", "a=1", "-p", "b=x=y", "-s", "shard",
+            "-o", "json",
+        ).stdout
+    )[0]  # fmt: skip
+    (row,) = jsonl(cli("pull", protomq_topic))
+    for name in ("topic", "broker", "queue_id", "queue_offset", "message_id"):
+        assert row[name] == sent[name], name
+    assert (row["body"], row["keys"], row["tag"], row["sharding_key"]) == (
+        "größe",
+        ["k1", "k2"],
+        "tag",
+        "shard",
+    )
+    assert row["properties"] == {"a": "1", "b": "x=y"}
+
+
+def test_lines_of_stdin_become_messages(cli: Cli, protomq_topic: str) -> None:
+    cli(
+        "send",
+        protomq_topic,
+        "-K",
+        ":",
+        "--queue",
+        "2",
+        stdin="k1:one\nk2:two:more\n\nk3:".replace("\n\n", "\n"),
+    )
+    output = cli("pull", protomq_topic, "-f", r"%q %o %k=%v\n").stdout
+    assert output == "2 0 k1=one\n2 1 k2=two:more\n2 2 k3=\n"
+
+
+def test_a_file_becomes_one_message(cli: Cli, protomq_topic: str, tmp_path: Path) -> None:
+    path = tmp_path / "body"
+    path.write_bytes(b"\xff\x00\n")
+    cli("send", protomq_topic, "--file", str(path))
+    (row,) = jsonl(cli("pull", protomq_topic))
+    assert row["body_base64"] == "/wAK"
+    assert "body" not in row
+    cli("send", protomq_topic, "--file", str(tmp_path / "none"), code=4)
+
+
+@pytest.mark.parametrize(
+    ("offset", "expected"),
+    [
+        ("start", range(10)), ("end", []), ("4", range(4, 10)), ("+2", range(2, 10)), ("-3", range(7, 10)),
+        ("2:5", range(2, 5)), (":3", range(3)), (":end", range(10)), ("@-1h", range(10)), ("@-2h:-1h", []),
+        ("@2001-01-01", range(10)), ("@-1h:end", range(10)),
+    ],
+)  # fmt: skip
+def test_pull_understands_every_form_of_offset(
+    cli: Cli, ten_messages: str, offset: str, expected: range
+) -> None:
+    output = cli("pull", ten_messages, "-O", offset, "-f", r"%o\n").stdout
+    assert [int(line) for line in output.splitlines()] == list(expected)
+
+
+@pytest.fixture(scope="module")
+def ten_messages(protomq_server: Broker) -> str:
+    topic = "cli-ten-messages"
+    namesrv = protomq_server.remoting_address
+    run("topic", "create", topic, "-q", "1", namesrv=namesrv)
+    run("send", topic, namesrv=namesrv, stdin="".join(f"{n}\n" for n in range(10)))
+    return topic
+
+
+def test_an_offset_that_no_queue_has_is_exit_code_4(cli: Cli, ten_messages: str) -> None:
+    assert "0: 0 to 10" in cli("pull", ten_messages, "-O", "11", code=4).stderr
+    cli("pull", ten_messages, "-q", "7", code=4)
+
+
+def test_pull_merges_the_queues_in_the_order_of_storing(cli: Cli, protomq_topic: str) -> None:
+    for number in range(6):
+        cli("send", protomq_topic, str(number), "--queue", str(5 - number))
+    assert cli("pull", protomq_topic, "-f", "%v").stdout == "012345"
+    assert cli("pull", protomq_topic, "-f", "%v", "-c", "4").stdout == "0123"
+
+
+def test_pull_ends_quietly_when_its_reader_has_enough(
+    protomq_server: Broker, ten_messages: str
+) -> None:
+    command = " ".join([*PROTOMQ, "pull", ten_messages, "-n", protomq_server.remoting_address])
+    finished = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command} | head -1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (finished.returncode, finished.stderr) == (0, "")
+
+
+def test_tags_are_filtered_by_pull_and_consume(cli: Cli, protomq_topic: str) -> None:
+    for tag in ("a", "b", "c", "a"):
+        cli("send", protomq_topic, f"is-{tag}", "--tag", tag)
+    assert cli("pull", protomq_topic, "-g", "a", "-g", "c", "-f", "%g").stdout == "aca"
+    assert sorted(cli("consume", protomq_topic, "-e", "-g", "a", "-f", "%g").stdout) == ["a", "a"]
+
+
+def test_consume_with_a_group_goes_on_where_it_was(cli: Cli, ten_messages: str) -> None:
+    assert cli("consume", ten_messages, "-G", "goes-on", "-c", "4", "-f", "%v").stdout == "0123"
+    assert cli("consume", ten_messages, "-G", "goes-on", "-e", "-f", "%v").stdout == "456789"
+    assert cli("consume", ten_messages, "-G", "goes-on", "-e", "-f", "%v").stdout == ""
+    assert cli("consume", ten_messages, "-G", "goes-on", "-O", "8:9", "-f", "%v").stdout == "8"
+    assert cli("consume", ten_messages, "-G", "goes-on", "-e", "-f", "%v").stdout == "9"
+
+
+def test_consume_shows_what_arrives_and_ctrl_c_ends_it_with_130(
+    protomq_server: Broker, protomq_topic: str, cli: Cli
+) -> None:
+    command = [
+        *PROTOMQ,
+        "consume",
+        protomq_topic,
+        "-O",
+        "start",
+        "-n",
+        protomq_server.remoting_address,
+        "-f",
+        r"%v\n",
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for body in ("one", "two"):
+            cli("send", protomq_topic, body)
+            assert process.stdout.readline() == f"{body}\n"
+        process.send_signal(signal.SIGINT)
+        rest, complaints = process.communicate(timeout=10)
+    assert (process.returncode, rest, complaints) == (130, "", "")
+
+
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+def test_messages_can_be_read_through_each_transport(
+    protomq_server: Broker, ten_messages: str, transport: str
+) -> None:
+    address = {"remoting": protomq_server.remoting_address, "grpc": protomq_server.grpc_address}[
+        transport
+    ]
+    for command in (["pull", ten_messages], ["consume", ten_messages, "--exit"]):
+        finished = run(*command, "--transport", transport, "-f", "%v", namesrv=address)
+        assert finished.stdout == "0123456789"
+
+
+def test_the_grpc_port_will_do_as_name_server(protomq_server: Broker, ten_messages: str) -> None:
+    assert (
+        run("pull", ten_messages, "-f", "%v", namesrv=protomq_server.grpc_address).stdout
+        == "0123456789"
+    )
+
+
+def test_messages_are_found_by_key_and_by_id(cli: Cli, protomq_topic: str) -> None:
+    for body in ("old", "new"):
+        cli("send", protomq_topic, body, "--key", "wanted")
+    cli("send", protomq_topic, "other", "--key", "another")
+    found = jsonl(cli("message", "query", protomq_topic, "--key", "wanted"))
+    assert [row["body"] for row in found] == ["new", "old"]
+    by_id = jsonl(cli("message", "query", protomq_topic, "--id", str(found[1]["message_id"])))
+    assert [row["body"] for row in by_id] == ["old"]
+    assert (
+        cli("message", "query", protomq_topic, "-k", "wanted", "-O", "@-2h:-1h", code=4).stdout
+        == ""
+    )
+    cli("message", "query", protomq_topic, "--key", "nobody", code=4)
+    cli("message", "query", "no-such-topic", "--key", "nobody", code=4)
+
+
+# -- cluster, log, bench ---------------------------------------------------------------------------------------------------
+
+
+def test_cluster_shows_brokers_and_lanes(cli: Cli, protomq_server: Broker) -> None:
+    (broker,) = json.loads(cli("cluster", "list", "-o", "json").stdout)
+    assert broker["remoting_address"] == protomq_server.remoting_address
+    (status,) = json.loads(cli("cluster", "status", "-o", "json").stdout)
+    assert {lane["lane"] for lane in status["lanes"]} >= {"send", "pull", "consumer", "admin"}
+    assert "FLUSH-MODE" in cli("cluster", "status").stdout
+    cli("cluster", "status", "--broker", "nobody", code=4)
+
+
+@pytest.fixture(scope="module")
+def stopped_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with ten messages in topic `t`, each in an append of its own, after a clean stop."""
+    folder = tmp_path_factory.mktemp("stopped")
+    environment = {"PROTOMQ_STORE_SEGMENT_SIZE_BYTES": "1MiB"}
+    with Broker(data_dir=folder, environment=environment) as broker:
+        run("topic", "create", "t", "-q", "1", namesrv=broker.remoting_address)
+        with Producer(broker.remoting_address) as producer:
+            for number in range(10):
+                producer.send("t", str(number).encode())
+    return next(folder.glob("**/commitlog")).parent
+
+
+def test_log_dump_shows_records_and_seals(stopped_store: Path) -> None:
+    rows = jsonl(run("log", "dump", str(stopped_store), "--topic", "t"))
+    assert [row["body"] for row in rows] == [str(n) for n in range(10)]
+    position = str(rows[8]["position"])
+    rows = jsonl(
+        run("log", "dump", str(stopped_store), "--seals", "--position", position, "-c", "3")
+    )
+    assert [row["kind"] for row in rows] == ["record", "seal", "record"]
+    assert run("log", "dump", str(stopped_store), "-c", "1", "-o", "table").stdout.startswith(
+        "POSITION"
+    )
+
+
+def test_log_tools_can_read_under_a_running_broker(
+    cli: Cli, ten_messages: str, protomq_server: Broker
+) -> None:
+    store = next(protomq_server.data_dir.glob("**/commitlog")).parent
+    rows = jsonl(run("log", "dump", str(store), "--topic", ten_messages))
+    assert [row["body"] for row in rows] == [str(n) for n in range(10)]
+    run("log", "verify", str(store))
+    refused = run("log", "repair", str(store), "--keep", str(store / "kept"), "--yes", code=6)
+    assert "in use" in refused.stderr
+
+
+def test_log_verify_finds_a_flipped_bit_and_log_repair_takes_it_out(
+    stopped_store: Path, tmp_path: Path
+) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(stopped_store, store)
+    assert "all is well" in run("log", "verify", str(store)).stderr
+    assert (
+        "nothing to repair"
+        in run("log", "repair", str(store), "--keep", str(tmp_path / "kept")).stderr
+    )
+
+    rows = jsonl(run("log", "dump", str(store), "--topic", "t"))
+    segment = next((store / "commitlog").iterdir())
+    with segment.open("r+b") as file:
+        file.seek(int(str(rows[4]["position"])) + 8)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes((byte[0] ^ 1,)))
+
+    found = json.loads(run("log", "verify", str(store), "-o", "json", code=1).stdout)
+    assert [(row["kind"], row["lost"]) for row in found] == [("CORRUPTION", ["t/0: 4 to 4"])]
+    assert "log verify" in run("log", "dump", str(store), code=1).stderr
+    assert (
+        "--yes" in run("log", "repair", str(store), "--keep", str(tmp_path / "kept"), code=2).stderr
+    )
+    done = json.loads(
+        run(
+            "log", "repair", str(store), "--keep", str(tmp_path / "kept"), "-y", "-o", "json"
+        ).stdout
+    )
+    assert len(done) == 1
+    assert all(Path(path).exists() for path in done[0]["kept"])
+    left = jsonl(run("log", "dump", str(store), "--topic", "t"))
+    assert [row["body"] for row in left] == [str(n) for n in range(10) if n != 4]
+
+
+def test_a_folder_that_is_no_store_is_exit_code_4(tmp_path: Path) -> None:
+    for verb in ("dump", "verify"):
+        run("log", verb, str(tmp_path), code=4)
+        run("log", verb, str(tmp_path / "none"), code=4)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["producer", "-w", "4", "-s", "64"],
+        ["producer", "-w", "8", "--async"],
+        ["producer", "-w", "2", "--rate", "200"],
+        ["batch", "-b", "16", "-s", "64"],
+        ["latency", "--rate", "200", "-w", "2"],
+    ],
+)
+def test_benchmarks_measure(cli: Cli, arguments: list[str]) -> None:
+    finished = cli(
+        "bench", *arguments, "-d", "300ms", "--warm-up", "100ms", "-t", "cli-bench", "-o", "json"
+    )
+    for row in json.loads(finished.stdout):
+        assert row["messages"] > 0
+        assert row["errors"] == 0
+        assert 0 < row["p50_ms"] <= row["p99_ms"] <= row["max_ms"]
+
+
+def test_bench_consumer_reads_what_is_there(cli: Cli, ten_messages: str) -> None:
+    (row,) = json.loads(
+        cli("bench", "consumer", "-t", ten_messages, "-d", "5s", "-o", "json").stdout
+    )
+    assert (row["messages"], row["errors"]) == (10, 0)
+    cli("topic", "create", "cli-empty")
+    assert "bench batch" in cli("bench", "consumer", "-t", "cli-empty", code=4).stderr
+
+
+# -- servers ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., tuple[subprocess.Popen[str], str]]]:
+    """Starts servers; answers the process and its first line. What is left is killed."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> tuple[subprocess.Popen[str], str]:
+        process = subprocess.Popen(
+            [*PROTOMQ, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        processes.append(process)
+        assert process.stdout is not None
+        return process, process.stdout.readline()
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+Start = Callable[..., tuple[subprocess.Popen[str], str]]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_standalone_prints_one_ready_line_and_stops_within_a_second(
+    started: Start, tmp_path: Path, number: signal.Signals
+) -> None:
+    process, line = started("standalone", "--data-dir", str(tmp_path / "s"), "--port", "0")
+    assert re.fullmatch(
+        r"ready grpc=127\.0\.0\.1:\d+ remoting=127\.0\.0\.1:\d+ namesrv=127\.0\.0\.1:\d+ data=\S+/s\n",
+        line,
+    )
+    begin_s = time.monotonic()
+    process.send_signal(number)
+    assert process.wait(10) == 0
+    assert time.monotonic() - begin_s < 1.5
+    assert process.stdout is not None
+    assert process.stdout.read() == ""
+    assert not (tmp_path / "s" / "abort").exists()
+
+
+def test_a_second_server_on_the_same_store_is_refused_in_one_line(
+    started: Start, tmp_path: Path
+) -> None:
+    started("standalone", "--data-dir", str(tmp_path), "--port", "0")
+    refused = run_process(
+        "standalone", "--data-dir", str(tmp_path), "--port", "0", "--log-level", "error", code=6
+    )
+    assert "in use" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_a_port_that_is_taken_is_refused_in_one_line(started: Start, tmp_path: Path) -> None:
+    _, line = started("standalone", "--data-dir", str(tmp_path / "a"), "--port", "0")
+    port = line.split("grpc=127.0.0.1:")[1].split()[0]
+    refused = run_process("standalone", "--data-dir", str(tmp_path / "b"), "--port", port, "--log-level", "error", code=6
+    )  # fmt: skip
+    assert port in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1
+
+
+def test_namesrv_and_two_shards_of_a_broker_serve_a_topic_together(
+    started: Start, tmp_path: Path
+) -> None:
+    namesrv, line = started("namesrv", "--port", "0")
+    address = re.fullmatch(r"ready grpc=127\.0\.0\.1:\d+ remoting=(127\.0\.0\.1:\d+)\n", line)
+    assert address is not None
+    config = tmp_path / "broker.yaml"
+    config.write_text(
+        f"data_dir: {tmp_path}/store\nbroker_name: b\nnamesrv: ['{address[1]}']\n"
+        "listen: {grpc_port: 0, remoting_port: 0}\n"
+    )
+    brokers, line = started("broker", "-c", str(config), "--shards", "2")
+    assert line.startswith("ready ")
+    made = json.loads(
+        run("topic", "create", "t", "-q", "2", "-o", "json", namesrv=address[1]).stdout
+    )
+    assert [row["broker"] for row in made] == ["b-0", "b-1"]
+    run("send", "t", "x", "-q", "1", "-b", "b-1", namesrv=address[1])
+    assert (
+        "AMBIGUOUS"
+        in run("send", "t", "x", "-q", "1", "-o", "json", namesrv=address[1], code=2).stderr
+    )
+    assert run("pull", "t", "-f", "%b %q %v", namesrv=address[1]).stdout == "b-1 1 x"
+    for process in (brokers, namesrv):
+        process.terminate()
+        assert process.wait(10) == 0
+
+
+def test_a_configuration_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
+    config = tmp_path / "broker.yaml"
+    config.write_text("data_dri: x\n")
+    refused = run_process("broker", "-c", str(config), code=1)
+    assert "do you mean data_dir" in refused.stderr
+    assert len(refused.stderr.splitlines()) == 1

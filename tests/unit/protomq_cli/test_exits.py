@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from protomq_cli.exits import CliError, ExitCode, error_line, exit_code_of, wants_json_errors
+
+
+def test_each_status_code_has_an_exit_code() -> None:
+    expected = {
+        3: 2,
+        4: 3,
+        5: 4,
+        6: 6,
+        7: 5,
+        8: 6,
+        9: 6,
+        10: 6,
+        11: 2,
+        13: 1,
+        14: 3,
+        15: 1,
+        16: 5,
+        99: 1,
+    }
+    assert {code: int(exit_code_of(code)) for code in expected} == expected
+
+
+def test_an_error_is_one_line_whatever_it_holds() -> None:
+    error = CliError(ExitCode.NOT_FOUND, "TOPIC_NOT_FOUND", "no topic\n  'x';\tmake it")
+    assert error_line(error, as_json=False) == "protomq: no topic 'x'; make it"
+
+
+def test_an_error_as_json_has_code_reason_and_message() -> None:
+    error = CliError(ExitCode.NOT_FOUND, "TOPIC_NOT_FOUND", "no topic “x”")
+    assert json.loads(error_line(error, as_json=True)) == {
+        "error": {"code": 4, "reason": "TOPIC_NOT_FOUND", "message": "no topic “x”"}
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        (["topic", "list", "-o", "json"], True),
+        (["topic", "list", "-o", "jsonl"], True),
+        (["topic", "list", "--output=json"], True),
+        (["topic", "list", "-ojson"], True),
+        (["topic", "list", "-o", "yaml"], False),
+        (["topic", "list", "-o"], False),
+        (["send", "t", "--", "-o", "json"], False),
+        (["send", "t", "json"], False),
+        ([], False),
+    ],
+)
+def test_the_format_of_errors_is_known_before_arguments_are_parsed(
+    arguments: list[str], wanted: bool
+) -> None:
+    assert wants_json_errors(arguments) is wanted

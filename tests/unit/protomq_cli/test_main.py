@@ -1,0 +1,105 @@
+"""The tree of commands, without processes and servers."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from protomq_cli.main import main
+
+COMMANDS = [
+    "standalone", "namesrv", "broker", "send", "pull", "consume", "completion", "version", "topic list",
+    "topic create", "topic describe", "topic delete", "group offsets", "group commit", "message query", "cluster list",
+    "cluster status", "log dump", "log verify", "log repair", "bench producer", "bench batch", "bench consumer",
+    "bench latency",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the machine happens to have must not matter."""
+    monkeypatch.setenv("PROTOMQ_CONFIG", "/nonexistent/config.toml")
+    monkeypatch.setenv("PROTOMQ_NAMESRV_ADDR", "127.0.0.1:1")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command.split(), "--help"]) == 0
+    assert capsys.readouterr().out.startswith(f"Usage: protomq {command}")
+
+
+def test_every_command_of_the_tree_is_in_that_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-h"]) == 0
+    shown = capsys.readouterr().out
+    assert "Exit codes: 0 done" in shown
+    words = re.findall(r"^  ([a-z]+)  ", shown.split("Commands:")[1], re.MULTILINE)
+    assert set(words) == {command.split()[0] for command in COMMANDS}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["topik"], "No such command 'topik'. Did you mean 'topic'"),
+        (["topic", "create"], "Missing argument 'TOPIC'"),
+        (["pull", "t", "--offset", "nonsense"], "the forms are start, end, 47"),
+        (["pull", "t", "--offset", "9:5"], "ends before it begins"),
+        (["pull", "t", "--format", "%z"], "has no meaning"),
+        (["pull", "t", "--transport", "pigeon"], "it is auto, remoting or grpc"),
+        (["send", "t", "x", "--property", "nonsense"], "is not NAME=VALUE"),
+        (["send", "t", "x", "--timeout", "soon"], "is no duration"),
+        (["send", "t", "x", "--file", "y"], "not both"),
+        (["bench", "producer", "--size", "big"], "is no size"),
+        (["bench", "latency", "--rate", "0"], "must be above 0"),
+        (["group", "commit", "g", "t", "-O", "1:2"], "not a range"),
+        (["message", "query", "t"], "give one of --key and --id"),
+        (["message", "query", "t", "-k", "k", "-O", "7"], "here it is a time"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert complaint in shown.err
+    assert len(shown.err.splitlines()) == 1
+
+
+def test_a_group_without_a_verb_shows_its_help_and_is_wrong_usage(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["topic"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "Usage: protomq topic" in shown.err
+    assert shown.err.splitlines()[-1].startswith("protomq: a command is missing")
+
+
+def test_errors_are_json_when_output_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["topic", "describe", "-o", "json"]) == 2
+    assert json.loads(capsys.readouterr().err)["error"] == {
+        "code": 2,
+        "reason": "USAGE",
+        "message": "Missing argument 'TOPIC'; `protomq topic describe --help` explains",
+    }
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_call_the_program_back(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", shell]) == 0
+    assert "_PROTOMQ_COMPLETE" in capsys.readouterr().out
+
+
+def test_commands_are_completed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("_PROTOMQ_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "protomq topic de")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    with pytest.raises(SystemExit):
+        main([])
+    assert capsys.readouterr().out.split() == ["describe", "delete"]

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from protomq_cli.exits import CliError, ExitCode
+from protomq_cli.settings import config_path, find_namesrv
+
+
+def nobody(address: str) -> bool:
+    return False
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.toml"
+    path.write_text('namesrv = "file:1"\n')
+    return path
+
+
+def test_the_flag_wins_over_the_environment_and_that_over_the_file(config: Path) -> None:
+    environment = {"PROTOMQ_CONFIG": str(config), "PROTOMQ_NAMESRV_ADDR": "environment:1"}
+    assert find_namesrv("flag:1", environment, nobody) == "flag:1"
+    assert find_namesrv(None, environment, nobody) == "environment:1"
+    del environment["PROTOMQ_NAMESRV_ADDR"]
+    assert find_namesrv(None, environment, nobody) == "file:1"
+
+
+def test_without_any_of_them_the_usual_ports_are_tried_in_turn(tmp_path: Path) -> None:
+    tried: list[str] = []
+
+    def standalone(address: str) -> bool:
+        tried.append(address)
+        return address.endswith(":10911")
+
+    assert find_namesrv(None, {"XDG_CONFIG_HOME": str(tmp_path)}, standalone) == "127.0.0.1:10911"
+    assert tried == ["127.0.0.1:9876", "127.0.0.1:10911"]
+
+
+def test_the_remoting_port_is_passed_over_where_grpc_alone_is_wanted(tmp_path: Path) -> None:
+    environment = {"XDG_CONFIG_HOME": str(tmp_path)}
+    found = find_namesrv(
+        None, environment, lambda address: not address.endswith("9876"), grpc_only=True
+    )
+    assert found == "127.0.0.1:8081"
+
+
+def test_if_nobody_listens_the_error_says_how_to_start_one(tmp_path: Path) -> None:
+    with pytest.raises(CliError, match="protomq standalone") as caught:
+        find_namesrv(None, {"XDG_CONFIG_HOME": str(tmp_path)}, nobody)
+    assert caught.value.exit_code is ExitCode.UNREACHABLE
+
+
+@pytest.mark.parametrize("content", ["namesrv = ", "namesrv = 9876", "\xff"])
+def test_a_damaged_file_is_named_in_the_error(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(CliError, match=str(path)) as caught:
+        find_namesrv(None, {"PROTOMQ_CONFIG": str(path)}, nobody)
+    assert caught.value.exit_code is ExitCode.USAGE
+
+
+def test_the_file_is_where_desktops_keep_such_files() -> None:
+    assert config_path({"XDG_CONFIG_HOME": "/x"}) == Path("/x/protomq/config.toml")
+    assert config_path({}) == Path.home() / ".config/protomq/config.toml"
