@@ -10,11 +10,10 @@ from typing import Any, TypeVar
 import pytest
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
-from tests.integration.transport_callers import Caller, CallFailed, GrpcCaller, RemotingCaller
 
-from protomq.v1 import options_pb2
 from protomq.v1 import admin_service_pb2 as admin
 from protomq.v1 import consumer_service_pb2 as consumer
+from protomq.v1 import options_pb2
 from protomq.v1 import pull_service_pb2 as pull
 from protomq.v1 import send_service_pb2 as send
 from protomq.v1.record_pb2 import Record
@@ -24,6 +23,7 @@ from protomq_broker.config import BrokerConfig
 from protomq_broker.main import BrokerProcess
 from protomq_broker.store.config import StoreConfig
 from protomq_runtime.addresses import ListenConfig
+from tests.integration.transport_callers import Caller, CallFailed, GrpcCaller, RemotingCaller
 
 Response = TypeVar("Response", bound=Message)
 FOUND = pull.PullStatus.PULL_STATUS_FOUND

@@ -52,7 +52,8 @@ class GrpcCaller:
                 raise
             assert isinstance(details, bytes)
             status = decode_status(details)
-            assert status.code == error.code().value[0]
+            if status.code != error.code().value[0]:
+                raise
             raise CallFailed(status) from None
 
     async def close(self) -> None:

@@ -84,7 +84,18 @@ class ConsumeQueue:
         synced_offset: entries below are on stable storage; or NO_FOLDER, NEW_FOLDER. The table's own.
     """
 
-    __slots__ = ("_buffer", "_home", "_min_offset", "end_offset", "flushed_offset", "queue_id", "row", "synced_offset", "topic")
+    __slots__ = (
+        "_buffer",
+        "_home",
+        "_log_start",
+        "_min_offset",
+        "end_offset",
+        "flushed_offset",
+        "queue_id",
+        "row",
+        "synced_offset",
+        "topic",
+    )
 
     def __init__(self, topic: str, queue_id: int, row: int, home: QueueFiles) -> None:
         self.topic = topic
@@ -94,7 +105,10 @@ class ConsumeQueue:
         self.flushed_offset = 0
         self.synced_offset = NO_FOLDER
         self._min_offset = 0
-        self._buffer: tuple[int, bytearray] = _NO_BUFFER  # queue offset of its first entry, the entries
+        self._log_start = -1  # for which `_min_offset` holds
+        self._buffer: tuple[int, bytearray] = (
+            _NO_BUFFER  # queue offset of its first entry, the entries
+        )
         self._home = home
 
     @property
@@ -118,6 +132,7 @@ class ConsumeQueue:
         """Takes over what the files hold: entries [min_offset, end_offset), or none of them if the two are equal."""
         self._buffer = _NO_BUFFER
         self._min_offset = min_offset
+        self._log_start = -1
         self.flushed_offset = end_offset
         self.end_offset = end_offset
 
@@ -199,7 +214,9 @@ class ConsumeQueue:
             last = min(end, (first // ENTRIES_PER_FILE + 1) * ENTRIES_PER_FILE)
             path = self.path_of(first)
             file = files.get(path, create=True)
-            part = memoryview(buffer)[(first - start) * ENTRY_SIZE_BYTES : (last - start) * ENTRY_SIZE_BYTES]
+            part = memoryview(buffer)[
+                (first - start) * ENTRY_SIZE_BYTES : (last - start) * ENTRY_SIZE_BYTES
+            ]
             write_fully(files.disk, file.fd, part, first % ENTRIES_PER_FILE * ENTRY_SIZE_BYTES)
             self.flushed_offset = last
 
@@ -238,12 +255,16 @@ class ConsumeQueue:
         The result may be a view of the buffer: read it, do not keep it. Less than there is comes in front of an entry that does not
         hold; ConsumeQueueDamagedError if that is the first.
         """
-        end = min(self.end_offset, queue_offset + count_max)  # before the buffer: see the rules above
+        end = min(
+            self.end_offset, queue_offset + count_max
+        )  # before the buffer: see the rules above
         start, buffer = self._buffer
         if queue_offset >= end or queue_offset < self._min_offset:
             return _NO_ENTRIES
         if buffer and queue_offset >= start:
-            return np.frombuffer(buffer, ENTRY, end - queue_offset, (queue_offset - start) * ENTRY_SIZE_BYTES)
+            return np.frombuffer(
+                buffer, ENTRY, end - queue_offset, (queue_offset - start) * ENTRY_SIZE_BYTES
+            )
         if not buffer or end <= start:
             try:
                 return self._read(queue_offset, end)
@@ -266,12 +287,15 @@ class ConsumeQueue:
     def min_offset(self, log_start: int) -> int:
         """Offset of the first message that the log still has, `end_offset` if it has none; `log_start`: the log's first position.
 
-        Looks at one entry, and searches only when that one is gone.
+        Looks once for each start of the log: at one entry, and searches only when that one is gone.
         """
-        first, end = self._min_offset, self.end_offset
-        if first < end and self.entry(first)[0] < log_start:
+        if log_start == self._log_start:
+            return self._min_offset
+        first = self._min_offset
+        if first < self.end_offset and self.entry(first)[0] < log_start:
             first = self.first_at_or_beyond(log_start)
             self._min_offset = first
+        self._log_start = log_start
         return first
 
     def first_at_or_beyond(self, position: int) -> int:
@@ -287,7 +311,9 @@ class ConsumeQueue:
                 high = middle
         return low
 
-    def offset_at_time(self, time_ms: int, log_start: int, store_time_at: Callable[[int], int]) -> int:
+    def offset_at_time(
+        self, time_ms: int, log_start: int, store_time_at: Callable[[int], int]
+    ) -> int:
         """Offset of the first message stored at `time_ms` or later, `end_offset` if there is none.
 
         `store_time_at` reads the store time of the record at a position.
@@ -310,7 +336,9 @@ class ConsumeQueue:
         """Entries from files: up to `end`, or up to the first that does not hold; ConsumeQueueDamagedError if that is the first."""
         parts: list[NDArray[Any]] = []
         while queue_offset < end:
-            count = min(end, (queue_offset // ENTRIES_PER_FILE + 1) * ENTRIES_PER_FILE) - queue_offset
+            count = (
+                min(end, (queue_offset // ENTRIES_PER_FILE + 1) * ENTRIES_PER_FILE) - queue_offset
+            )
             try:
                 part = self._read_file(queue_offset, count)
             except ConsumeQueueDamagedError:
@@ -338,7 +366,10 @@ class ConsumeQueue:
         good, reason = whole, "the file is too short"
         wrong = first_disorder(entries)
         if wrong is not None:
-            good, reason = max(wrong - 1, 0), "entries are out of order"  # it or the one before it is wrong
+            good, reason = (
+                max(wrong - 1, 0),
+                "entries are out of order",
+            )  # it or the one before it is wrong
         if good < min(look_at, count):
             error = self._damage(path, queue_offset + good, reason)
             if not good:

@@ -1,7 +1,7 @@
 """All consume queues of a store: made from the log, flushed behind it, and trusted only as far as a checkpoint says.
 
-    consumequeue/table.bin   state file (`side_files.py`): position u64, topics u32, rows u32, names (u32 size, UTF-8, one a line),
-                             rows (topic u32, queue u32, min offset u64, end offset u64, damaged u32)
+    consumequeue/table.bin                          the table: `queue_rows.py`
+    consumequeue/<topic>/<queue>/<byte offset>      entries: `consume_queue.py`
 
 Rules:
 - The table names every queue and its end as of a position of the log up to which everything is durable. At the start a queue is
@@ -15,7 +15,6 @@ Rules:
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -36,6 +35,7 @@ from .consume_queue import (
     QueueFiles,
 )
 from .disk import Disk, remove_file
+from .queue_rows import QueueRows, decode_rows
 from .selection import ENTRY_SIZE_BYTES
 from .side_files import (
     OPEN_FILES_MAX,
@@ -51,12 +51,6 @@ TABLE_FILE_NAME: Final = "table.bin"
 """No topic can have this name: a dot is not allowed in one."""
 
 _MAGIC: Final = b"PMQCQT01"
-_HEAD: Final = struct.Struct("<QIII")
-_ROW: Final = np.dtype(
-    [("topic", "<u4"), ("queue", "<u4"), ("min_offset", "<u8"), ("end_offset", "<u8"), ("damaged", "<u4")]
-)
-_NO_TOPIC: Final = 0xFFFFFFFF
-"""In a row that belongs to no queue any more."""
 _QUEUE_BITS: Final = 32
 _REPLAYED_ENTRIES_MAX: Final = 1 << 20
 """So many entries a replay keeps in memory: 20 MB."""
@@ -85,10 +79,7 @@ class ConsumeQueueTable:
 
     def _clear(self) -> None:
         self._queues: dict[str, dict[int, ConsumeQueue]] = {}
-        self._topic_numbers: dict[str, int] = {}
-        self._rows = np.zeros(64, _ROW)
-        self._row_count = 0
-        self._free_rows: list[int] = []
+        self._rows = QueueRows()
         self._replayed_count = 0
         self._covered_position = 0  # no entry's record ends behind it
         self._checkpoint_position = 0
@@ -122,7 +113,7 @@ class ConsumeQueueTable:
 
     def queue_count(self) -> int:
         """Number of queues."""
-        return self._row_count - len(self._free_rows)
+        return len(self._rows)
 
     # Writer thread.
 
@@ -146,7 +137,9 @@ class ConsumeQueueTable:
                 queue = queues.get(request.queue_id) if queues is not None else None
                 if queue is None:
                     queue = self._add(region.topic, request.queue_id)
-                assert request.queue_offset == queue.end_offset, "a queue offset was left out or given twice"
+                assert request.queue_offset == queue.end_offset, (
+                    "a queue offset was left out or given twice"
+                )
                 position = request.physical_offset
                 if region.starts is None:
                     queue.append(position, len(region.data), region.tag_codes)  # type: ignore[arg-type]
@@ -178,7 +171,9 @@ class ConsumeQueueTable:
                     left.pop()
             except OSError:
                 with self._lock:
-                    self._dirty.update(queue for queue in left if self.find(queue.topic, queue.queue_id) is queue)
+                    self._dirty.update(
+                        queue for queue in left if self.find(queue.topic, queue.queue_id) is queue
+                    )
                 raise
 
     def checkpoint(self, position: int) -> None:
@@ -203,10 +198,20 @@ class ConsumeQueueTable:
         """The log begins at `log_start` now: removes files that hold only older entries."""
         with self._files_lock:
             self.log_start = log_start
+            old: dict[ConsumeQueue, int] = {}
             for queues in list(self._queues.values()):
                 for queue in list(queues.values()):
-                    if queue.flushed_offset >= ENTRIES_PER_FILE:  # else there is one file: it stays, the queue goes on in it
-                        self._delete_files_below(queue, min(queue.min_offset(log_start), queue.flushed_offset))
+                    if (
+                        queue.flushed_offset >= ENTRIES_PER_FILE
+                    ):  # else there is one file: it stays, the queue goes on in it
+                        old[queue] = self._raise_min_offset(queue, queue.min_offset(log_start))
+            if not old:
+                return
+            self._write_table(
+                self._checkpoint_position
+            )  # first, so that no start looks for files that are gone
+            for queue, min_offset in old.items():
+                self._delete_files_below(queue, min_offset)
 
     def remove_topic(self, topic: str) -> None:
         """Forgets a topic's queues, any thread; the files go with the next flush. A topic of that name begins anew, from offset 0."""
@@ -231,15 +236,12 @@ class ConsumeQueueTable:
         if payload is None:
             self.start_rebuild()
             return
-        position, topic_count, row_count, names_size = _HEAD.unpack_from(payload)
-        names = payload[_HEAD.size : _HEAD.size + names_size].decode().split("\n")[:topic_count]
-        rows = np.frombuffer(payload, _ROW, row_count, _HEAD.size + names_size)
-        rows = rows[rows["topic"] != _NO_TOPIC]
+        position, rows = decode_rows(payload)
         self._covered_position = self._checkpoint_position = self.replay_from = position
-        for number, queue_id, min_offset, end_offset, damaged in rows.tolist():
-            queue = self._add(names[number], queue_id)
-            self._rows[queue.row] = (self._rows[queue.row]["topic"], queue_id, min_offset, end_offset, damaged)
-            self._load_queue(queue, min_offset, end_offset, bool(damaged))
+        for row in rows:
+            queue = self._add(row.topic, row.queue_id)
+            self._rows.set(queue.row, row.min_offset, row.end_offset, row.damaged)
+            self._load_queue(queue, row.min_offset, row.end_offset, row.damaged)
         self._remove_strays()
 
     def start_rebuild(self) -> None:
@@ -256,14 +258,18 @@ class ConsumeQueueTable:
         """Adds the entries of records read back from the log, in its order; those that are there already are passed over."""
         if not records.count or self.needs_rebuild:
             return
-        self._covered_position = max(self._covered_position, int(records.positions[-1] + records.sizes[-1]))
+        self._covered_position = max(
+            self._covered_position, int(records.positions[-1] + records.sizes[-1])
+        )
         keys = records.topic_indexes.astype(np.int64) << _QUEUE_BITS | records.queue_ids
         order = np.argsort(keys, kind="stable")
         bounds = [0, *(np.flatnonzero(np.diff(keys[order])) + 1).tolist(), records.count]
         for start, end in pairwise(bounds):
             rows = order[start:end]
             first = int(rows[0])
-            queue = self.queue(records.topics[int(records.topic_indexes[first])], int(records.queue_ids[first]))
+            queue = self.queue(
+                records.topics[int(records.topic_indexes[first])], int(records.queue_ids[first])
+            )
             try:
                 self._replay_queue(queue, records, rows)
             except ConsumeQueueDamagedError:
@@ -307,15 +313,7 @@ class ConsumeQueueTable:
         return f"{self._folder}/{TABLE_FILE_NAME}"
 
     def _add(self, topic: str, queue_id: int) -> ConsumeQueue:
-        if self._free_rows:
-            row = self._free_rows.pop()
-        else:
-            row = self._row_count
-            if row == len(self._rows):
-                self._rows = np.concatenate((self._rows, np.zeros(row, _ROW)))
-            self._row_count = row + 1
-        self._rows[row] = (self._topic_numbers.setdefault(topic, len(self._topic_numbers)), queue_id, 0, 0, 0)
-        queue = ConsumeQueue(topic, queue_id, row, self._home)
+        queue = ConsumeQueue(topic, queue_id, self._rows.add(topic, queue_id), self._home)
         self._queues.setdefault(topic, {})[queue_id] = queue
         return queue
 
@@ -355,19 +353,15 @@ class ConsumeQueueTable:
         with self._lock:
             if self.find(queue.topic, queue.queue_id) is not queue:
                 return False  # removed meanwhile
-            self._rows[queue.row] = (
-                self._rows[queue.row]["topic"], queue.queue_id, min_offset, end_offset, damaged is not None,
-            )  # fmt: skip
+            self._rows.set(queue.row, min_offset, end_offset, damaged is not None)
         return end_offset < queue.end_offset
 
     def _write_table(self, position: int) -> None:
         for queue in list(self._home.damage):
             self._renew_row(queue, position)
         with self._lock:
-            names = "\n".join(self._topic_numbers).encode()
-            head = _HEAD.pack(position, len(self._topic_numbers), self._row_count, len(names))
-            rows = self._rows[: self._row_count].tobytes()
-        write_state_file(self._disk, self._table_path, _MAGIC, b"".join((head, names, rows)))
+            payload = self._rows.encode(position)
+        write_state_file(self._disk, self._table_path, _MAGIC, payload)
         self._checkpoint_position = position
 
     def _remove_files(self) -> None:
@@ -376,8 +370,7 @@ class ConsumeQueueTable:
             removed, self._removed = self._removed, []
             for _, queues in removed:
                 for queue in queues:
-                    self._rows[queue.row] = (_NO_TOPIC, 0, 0, 0, 0)
-                    self._free_rows.append(queue.row)
+                    self._rows.remove(queue.row)
                     self._home.damage.pop(queue, None)
         self._write_table(self._checkpoint_position)
         for topic, _ in removed:
@@ -385,15 +378,23 @@ class ConsumeQueueTable:
             self._files.forget(f"{folder}/")
             remove_tree(self._disk, folder)
 
+    def _raise_min_offset(self, queue: ConsumeQueue, min_offset: int) -> int:
+        """Enters the queue's new first offset into its row, as far as the row reaches; the offset entered."""
+        with self._lock:
+            if self.find(queue.topic, queue.queue_id) is not queue:
+                return 0  # removed meanwhile
+            return self._rows.raise_min_offset(queue.row, min_offset)
+
     def _delete_files_below(self, queue: ConsumeQueue, min_offset: int) -> None:
         keep = queue.path_of(min_offset)
         for path in [f"{queue.folder}/{name}" for name in self._disk.list(queue.folder)]:
             if path < keep:
                 self._files.forget(path)
                 self._disk.unlink(path)
-                self._touched.add(queue)
 
-    def _load_queue(self, queue: ConsumeQueue, min_offset: int, end_offset: int, damaged: bool) -> None:
+    def _load_queue(
+        self, queue: ConsumeQueue, min_offset: int, end_offset: int, damaged: bool
+    ) -> None:
         good_end = self._entries_in_files(queue, min_offset, end_offset)
         queue.reset(min_offset, good_end)
         queue.synced_offset = good_end if good_end > min_offset else NO_FOLDER
@@ -441,7 +442,11 @@ class ConsumeQueueTable:
                 else:
                     self._disk.unlink(path)
                 continue
-            known = {str(queue_id) for queue_id, queue in queues.items() if queue.synced_offset != NO_FOLDER}
+            known = {
+                str(queue_id)
+                for queue_id, queue in queues.items()
+                if queue.synced_offset != NO_FOLDER
+            }
             for name in self._disk.list(path):
                 if name not in known:
                     remove_tree(self._disk, f"{path}/{name}")
@@ -452,7 +457,9 @@ class ConsumeQueueTable:
             if path > last_path:
                 self._disk.unlink(path)
 
-    def _replay_queue(self, queue: ConsumeQueue, records: ScannedRecords, rows: NDArray[np.int64]) -> None:
+    def _replay_queue(
+        self, queue: ConsumeQueue, records: ScannedRecords, rows: NDArray[np.int64]
+    ) -> None:
         offsets, positions = records.queue_offsets[rows], records.positions[rows]
         sizes, tag_codes = records.sizes[rows], records.tag_codes[rows]
         bounds = [0, *(np.flatnonzero(np.diff(offsets) != 1) + 1).tolist(), len(rows)]
@@ -465,7 +472,9 @@ class ConsumeQueueTable:
                 if start == end:
                     continue
                 offset, position = int(offsets[start]), int(positions[start])
-                if offset < queue.end_offset:  # the topic was removed and made anew: its offsets began again
+                if (
+                    offset < queue.end_offset
+                ):  # the topic was removed and made anew: its offsets began again
                     self._restart(queue)
             if offset > queue.end_offset:
                 self._fill(queue, offset, position)
@@ -499,4 +508,3 @@ def verify_queue(queue: ConsumeQueue, log_start: int = 0) -> Iterable[ConsumeQue
         except ConsumeQueueDamagedError as error:
             yield error
             offset = end
-

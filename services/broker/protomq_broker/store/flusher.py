@@ -3,7 +3,7 @@
 Rules:
 - An fsync covers what was written before it began, so the position is taken first.
 - A failed fsync is fatal: the kernel may have marked the pages clean, so trying again proves nothing. The log takes no more appends;
-  the flushed position stays where it was.
+  the flushed position stays where it was. (A log that failed for another reason is still synced: what it has is to be kept.)
 - Under SYNC_FLUSH every request wakes the thread; what was appended while a sync was running is covered by the next one, together
   (group commit).
 
@@ -38,25 +38,28 @@ class LogFlusher:
         self._appended_position = appended_position
         self._on_moved = on_moved
         self._on_failed = on_failed
+        self._has_failed = False
         self._lock = threading.Lock()
 
     def flush(self) -> int:
-        """Syncs what has been appended by now; the flushed position, which has not moved if the log has failed."""
+        """Syncs what has been appended by now; the flushed position, which never moves again after a sync has failed."""
         with self._lock:
             commit_log = self._log
             position = self._appended_position()
             start = commit_log.flushed_position
-            if position <= start or commit_log.failure:
+            if position <= start or self._has_failed:
                 return start
             try:
                 for segment in commit_log.folder.overlapping(start, position):
                     self._disk.fdatasync(segment.fd)
             except OSError as error:
-                commit_log.fail(
+                self._has_failed = True
+                reason = (
                     f"an fsync of the log failed, what was appended from position {start} on may not be on disk: {error}. "
                     "Check the disk, then restart the broker: it recovers from the log"
                 )
-                log.critical("%s", commit_log.failure)
+                log.critical("%s", reason)
+                commit_log.fail(reason)
                 self._on_failed()
                 position = start
             else:

@@ -17,6 +17,7 @@ from protomq.wire.record import SEAL_SIZE_BYTES
 from .commit_log import CommitLog
 from .config import StoreConfig
 from .disk import Disk, read_json, write_json_atomically
+from .errors import StoreError
 from .opening import Derived
 from .repeated_sends import RepeatedSends
 from .retention import Look, RetentionRules, RetentionState, SegmentAge, decide
@@ -123,7 +124,7 @@ class Housekeeper:
             if now_ms >= self._expire_due_ms:
                 self._expire_due_ms = now_ms + EXPIRE_INTERVAL_MS
                 self._repeated.expire(now_ms)
-        except OSError as error:
+        except (OSError, StoreError) as error:
             log.warning("housekeeping failed and will be tried again: %s", error)
 
     def save(self) -> None:

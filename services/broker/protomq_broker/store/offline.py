@@ -15,6 +15,7 @@ from protomq.v1.record_pb2 import Record
 from .checkpoint import Checkpoint, read_checkpoint
 from .disk import Disk, read_json
 from .errors import StoreSettingsError
+from .lock import is_locked
 from .record_region import record_field_at
 from .recovery import DamagedRange, StartPoint, choose_start, read_quarantine, skips_of
 from .seals import LogWalker, Seal
@@ -114,7 +115,8 @@ def dump(
 ) -> Iterator[LogItem]:
     """The records and seals of a log in order, made one by one; those that begin within [start_position, end_position).
 
-    Ends with a problem where the log does not hold; just ends where it ends. Goes on behind ranges in quarantine.
+    Ends with a problem where the log does not hold; just ends where it ends, or where a broker is writing. Goes on behind ranges in
+    quarantine.
     """
     store = open_offline(root, disk)
     end = 1 << 63 if end_position is None else end_position
@@ -136,5 +138,8 @@ def dump(
             position = block.base_position + seal_at
             if start_position <= position < end:
                 yield LogItem(position, seal.end_position - position, seal=seal)
+    flushed = store.checkpoint.flushed_position if store.checkpoint else 0
+    if walker.position >= flushed and is_locked(store.disk, store.root):
+        return  # the end of a log that is being written
     if not walker.ended_cleanly and start_position <= walker.position < end:
         yield LogItem(walker.position, 0, problem=walker.problem)

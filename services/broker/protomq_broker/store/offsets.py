@@ -47,7 +47,9 @@ class ConsumerOffsets:
         self._disk = disk
         self._path = path
         self._lock = threading.Lock()
-        self._changed: dict[tuple[str, str, int], None] = {}  # since the last `changed_since_last`, in order
+        self._changed: dict[
+            tuple[str, str, int], None
+        ] = {}  # since the last `changed_since_last`, in order
         self._is_unsaved = False
         self._groups = _decode(read_json(disk, path))
 
@@ -57,7 +59,9 @@ class ConsumerOffsets:
             topics = self._groups.get(group)
             if topics is None:
                 if len(self._groups) >= GROUPS_MAX:
-                    raise TooManyGroupsError(f"{GROUPS_MAX} consumer groups have committed offsets here: no more are taken")
+                    raise TooManyGroupsError(
+                        f"{GROUPS_MAX} consumer groups have committed offsets here: no more are taken"
+                    )
                 topics = self._groups[group] = {}
             queues = topics.setdefault(topic, {})
             if queues.get(queue_id) == queue_offset:
@@ -87,7 +91,9 @@ class ConsumerOffsets:
         """Forgets what groups have committed in a topic."""
         with self._lock:
             for group in [group for group, topics in self._groups.items() if topic in topics]:
-                topics = {name: queues for name, queues in self._groups[group].items() if name != topic}
+                topics = {
+                    name: queues for name, queues in self._groups[group].items() if name != topic
+                }
                 if topics:
                     self._groups[group] = topics
                 else:
@@ -108,7 +114,11 @@ class ConsumerOffsets:
                 if not pages or len(pages[-1].offsets) == OFFSETS_PER_RECORD_MAX:
                     pages.append(CommitOffsetsRequest(consumer_group=group))
                 pages[-1].offsets.append(
-                    QueueOffset(topic=topic, queue_id=queue_id, queue_offset=self._groups[group][topic][queue_id])
+                    QueueOffset(
+                        topic=topic,
+                        queue_id=queue_id,
+                        queue_offset=self._groups[group][topic][queue_id],
+                    )
                 )
         return [request.SerializeToString() for pages in requests.values() for request in pages]
 
@@ -119,7 +129,9 @@ class ConsumerOffsets:
             group = request.consumer_group
             with self._lock:
                 for offset in request.offsets:
-                    if offset.queue_id in self._groups.get(group, _NO_TOPICS).get(offset.topic, _NO_QUEUES):
+                    if offset.queue_id in self._groups.get(group, _NO_TOPICS).get(
+                        offset.topic, _NO_QUEUES
+                    ):
                         self._changed[group, offset.topic, offset.queue_id] = None
 
     def replay(self, body: bytes) -> bool:

@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
+from protomq.v1.record_pb2 import Record
 from protomq.wire.record import PHYSICAL_OFFSET_AT
 
 from .append import AppendRequest, CorruptRecordError, ScannedRecords
@@ -23,10 +24,13 @@ from .config import StoreConfig
 from .consume_queue_table import ConsumeQueueTable
 from .disk import Disk, read_fully, read_json, write_json_atomically
 from .errors import CorruptLogError, StoreSettingsError
+from .log_reader import LogReader
+from .offsets import OFFSETS_TOPIC, ConsumerOffsets
 from .record_region import read_trailers
 from .recovery import RecoveredLog, choose_start, recover_log, rewrite_unsynced, skips_of
 from .seals import LogWalker, WalkedBlock, find_fields
 from .segment import SegmentFolder
+from .topics import TopicTable
 
 log = logging.getLogger(__name__)
 
@@ -134,6 +138,28 @@ def recover_store(
     for structure in derived:
         structure.truncate(recovered.tail.position)
     return recovered
+
+
+def restore_topics(topics: TopicTable, queues: ConsumeQueueTable) -> None:
+    """A lost list of topics comes back from the queues."""
+    if not topics.was_lost:
+        return
+    found = topics.restore({topic: max(queues.queues_of(topic)) + 1 for topic in queues.topics()})
+    if found:
+        log.warning(
+            "config/topics.json was lost: %d topics are restored from their queues", len(found)
+        )
+
+
+def restore_offsets(
+    offsets: ConsumerOffsets, queues: ConsumeQueueTable, reader: LogReader, position: int
+) -> None:
+    """Takes over the committed offsets that the log has from `position` on."""
+    for queue in queues.queues_of(OFFSETS_TOPIC).values():
+        for queue_offset in range(queue.first_at_or_beyond(position), queue.end_offset):
+            record = reader.record_at(queue.entry(queue_offset)[0])
+            if record is not None:
+                offsets.replay(Record.FromString(record).body)
 
 
 def _rebuild(

@@ -1,4 +1,4 @@
-"""What a read gives: which records, and where in which file they stand. Values only."""
+"""What the store answers: where records stand, and what was counted. Values only."""
 
 from __future__ import annotations
 
@@ -63,3 +63,23 @@ class ReadResult:
     def record_count(self) -> int:
         """Number of records found."""
         return len(self.sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPlace:
+    """Where the first time of a repeated send is."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+
+
+@dataclass(slots=True)
+class TopicCounters:
+    """Counted since the start. What is read is counted by several threads without a lock: it may miss a few."""
+
+    records_in: int = 0
+    bytes_in: int = 0
+    records_out: int = 0
+    bytes_out: int = 0

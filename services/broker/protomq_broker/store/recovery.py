@@ -33,7 +33,7 @@ from .crc_forge import crc32c_before
 from .disk import Disk, read_fully, read_json, write_fully, write_json_atomically
 from .errors import CorruptLogError
 from .seals import EMPTY, SEAL_HEAD, LogWalker, Seal, Skip, WalkedBlock, decode_seal
-from .segment import SegmentFolder
+from .segment import SegmentFile, SegmentFolder
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def choose_start(folder: SegmentFolder, checkpoint: Checkpoint | None, position:
         return StartPoint(
             first, checkpoint.first_crc32c if checkpoint is not None and known else None
         )
-    return StartPoint(base, _chain_before(folder, base))
+    return StartPoint(base, chain_at_end(folder.at(base - 1)))
 
 
 def recover_log(
@@ -146,9 +146,9 @@ def recover_log(
             synced = max(synced, walker.last_seal.synced_position)
         position, chain_crc32c = walker.position, walker.crc32c
         found = find_resync(disk, folder, position)
-        synced_behind = (
-            max_synced_behind(disk, folder, found, skips_of(damaged)) if found is not None else 0
-        )
+        synced_behind = synced
+        if position >= synced and found is not None:
+            synced_behind = max_synced_behind(disk, folder, found, skips_of(damaged))
         if position >= max(synced, synced_behind) and not (same_cache and found is not None):
             break
         reason = (
@@ -338,15 +338,12 @@ def _cut_torn_tail(disk: Disk, folder: SegmentFolder, position: int, problem: st
     return size
 
 
-def _chain_before(folder: SegmentFolder, base_position: int) -> int | None:
-    """CRC of the seal that ends where a segment starts, None if the file before it does not tell."""
-    segment = folder.at(base_position - 1)
-    seal = (
-        None
-        if segment is None
-        else decode_seal(segment.read(segment.size_bytes - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), 0)
-    )
-    return seal.crc32c if seal is not None and seal.end_position == base_position else None
+def chain_at_end(segment: SegmentFile | None) -> int | None:
+    """CRC of the seal that ends where the segment ends, None if there is none."""
+    if segment is None:
+        return None
+    seal = decode_seal(segment.read(segment.size_bytes - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), 0)
+    return seal.crc32c if seal is not None and seal.end_position == segment.end_position else None
 
 
 def _explain(damage: DamagedRange, synced: int, synced_behind: int) -> str:

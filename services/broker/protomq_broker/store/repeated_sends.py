@@ -3,9 +3,9 @@
 For each producer the table knows its epoch and the runs of sequences that are stored, each with the place of its first record. What goes
 on in sequence, queue and offset makes its run longer, so a producer that stays in one queue has one run.
 
-    repeatedsends/table.bin   state file (`side_files.py`): position u64, producers u32, queues u32, runs u64, names (u32 size, UTF-8, lines
-                              "topic/queue"), producers (id u64, epoch u32, floor u64, runs u32), runs (first u64, end u64, queue u32,
-                              queue offset u64)
+    repeatedsends/table.bin   state file (`side_files.py`): position u64, producers u32, queues u32, older runs u64, names (u32 size, UTF-8,
+                              lines "topic/queue"), producers (id u64, epoch u32, floor u64, last run, number of older runs u32), older
+                              runs of all producers; a run: first u64, end u64, queue u32, queue offset u64
 
 Rules:
 - Sequences may come in any order. Below the producer's floor old runs were forgotten: an unknown sequence there may be stored or not,
@@ -20,8 +20,6 @@ from __future__ import annotations
 
 import struct
 import threading
-from array import array
-from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
@@ -32,6 +30,7 @@ from numpy.typing import NDArray
 from .append import AppendRequest, ScannedRecords
 from .disk import Disk, remove_file
 from .errors import StoreError
+from .producer_runs import NO_RUNS, RUN, RUN_FIELDS, ProducerRuns, clipped, clipped_ends
 from .record_runs import run_continues
 from .side_files import read_state_file, write_state_file
 
@@ -47,8 +46,9 @@ _SEQUENCE_END_MAX: Final = 1 << 63
 _MAGIC: Final = b"PMQRPS01"
 _HEAD: Final = struct.Struct("<QIIQI")
 _FILE_NAME: Final = "table.bin"
-_PRODUCER: Final = np.dtype([("id", "<u8"), ("epoch", "<u4"), ("floor", "<u8"), ("runs", "<u4")])
-_RUN: Final = np.dtype([("first", "<u8"), ("end", "<u8"), ("queue", "<u4"), ("queue_offset", "<u8")])
+_PRODUCER: Final = np.dtype(
+    [("id", "<u8"), ("epoch", "<u4"), ("floor", "<u8"), *RUN_FIELDS, ("older", "<u4")]
+)
 _SNAPSHOT_STEP: Final = 256
 
 EndOffsetOf = Callable[[str, int], int]
@@ -72,112 +72,6 @@ class RepeatedSend(NamedTuple):
     topic: str
     queue_id: int
     queue_offset: int
-
-
-class _Producer:
-    """One producer: its last run in plain fields, since most sends make that one longer; older runs in parallel arrays, sorted."""
-
-    __slots__ = ("end", "ends", "epoch", "first", "firsts", "floor", "queue", "queue_offset", "queue_offsets", "queues", "used_ms")
-
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.used_ms = 0
-        self.floor = 0
-        self.first = self.end = 0  # no run yet
-        self.queue = self.queue_offset = 0
-        self.firsts: array[int] = _EMPTY
-        self.ends: array[int] = _EMPTY
-        self.queue_offsets: array[int] = _EMPTY
-        self.queues: array[int] = _EMPTY
-
-    def insert(self, first: int, end: int, queue: int, queue_offset: int) -> int:
-        """Adds a run; how many more older runs there are. What is known already is left alone."""
-        if first >= self.end:
-            if first == self.end and queue == self.queue and queue_offset - self.queue_offset == first - self.first:
-                self.end = end
-                return 0
-            added = 0
-            if self.end > self.first:
-                if self.firsts is _EMPTY:
-                    self._make_columns()
-                self.firsts.append(self.first)
-                self.ends.append(self.end)
-                self.queues.append(self.queue)
-                self.queue_offsets.append(self.queue_offset)
-                added = 1
-            self.first, self.end, self.queue, self.queue_offset = first, end, queue, queue_offset
-            return added
-        if end > self.first:
-            return 0  # overlaps the last run: `admit` lets no such send through
-        at = bisect_right(self.firsts, first)
-        if (at and self.ends[at - 1] > first) or (at < len(self.firsts) and self.firsts[at] < end):
-            return 0
-        if at:
-            before = at - 1
-            ahead = first - self.firsts[before]
-            if self.ends[before] == first and self.queues[before] == queue and self.queue_offsets[before] + ahead == queue_offset:
-                self.ends[before] = end
-                return 0
-        if self.firsts is _EMPTY:
-            self._make_columns()
-        self.firsts.insert(at, first)
-        self.ends.insert(at, end)
-        self.queues.insert(at, queue)
-        self.queue_offsets.insert(at, queue_offset)
-        return 1
-
-    def _make_columns(self) -> None:
-        self.firsts, self.ends, self.queue_offsets, self.queues = array("Q"), array("Q"), array("Q"), array("I")
-
-    def overlapping(self, first: int, end: int) -> tuple[int, int, int, int] | None:
-        """(first, end, queue, queue_offset) of the first run that shares sequences with [first, end)."""
-        at = bisect_right(self.firsts, first)
-        if at and self.ends[at - 1] > first:
-            at -= 1
-        if at < len(self.firsts) and self.firsts[at] < end:
-            return self.firsts[at], self.ends[at], self.queues[at], self.queue_offsets[at]
-        if self.first < end and first < self.end:
-            return self.first, self.end, self.queue, self.queue_offset
-        return None
-
-    def forget_oldest(self) -> int:
-        """Forgets a quarter of the older runs; how many."""
-        count = max(1, len(self.firsts) // 4)
-        self.floor = self.ends[count - 1]
-        for column in (self.firsts, self.ends, self.queues, self.queue_offsets):
-            del column[:count]
-        return count
-
-    def runs(self) -> NDArray[Any]:
-        """All runs, in order."""
-        older = len(self.firsts)
-        runs = np.empty(older + (self.end > self.first), _RUN)
-        if older:
-            runs["first"][:older] = self.firsts
-            runs["end"][:older] = self.ends
-            runs["queue"][:older] = self.queues
-            runs["queue_offset"][:older] = self.queue_offsets
-        if len(runs) > older:
-            runs[older] = (self.first, self.end, self.queue, self.queue_offset)
-        return runs
-
-    def set_runs(self, runs: NDArray[Any]) -> None:
-        """Replaces all runs."""
-        self.firsts = self.ends = self.queue_offsets = self.queues = _EMPTY
-        self.first = self.end = self.floor
-        if not len(runs):
-            return
-        self.first, self.end, self.queue, self.queue_offset = runs[-1].item()
-        if len(runs) > 1:
-            older = runs[:-1]
-            self._make_columns()
-            self.firsts.frombytes(older["first"].tobytes())
-            self.ends.frombytes(older["end"].tobytes())
-            self.queue_offsets.frombytes(older["queue_offset"].tobytes())
-            self.queues.extend(older["queue"].tolist())
-
-
-_EMPTY: Final[array[int]] = array("Q")
 
 
 class RepeatedSends:
@@ -213,7 +107,9 @@ class RepeatedSends:
         self._clear()
 
     def _clear(self) -> None:
-        self._producers: OrderedDict[int, _Producer] = OrderedDict()  # the one used last stands last
+        self._producers: OrderedDict[int, ProducerRuns] = (
+            OrderedDict()
+        )  # the one used last stands last
         self._claims: dict[int, tuple[int, int, list[tuple[int, int]]]] = {}
         self._queue_numbers: dict[tuple[str, int], int] = {}
         self._queue_names: list[tuple[str, int] | None] = []
@@ -317,26 +213,38 @@ class RepeatedSends:
         """Makes durable that everything that the log holds below `position` is in the table."""
         with self._lock:
             ids = list(self._producers)
-        producers = np.zeros(len(ids), _PRODUCER)
-        runs: list[NDArray[Any]] = []
-        count = 0
+        rows: list[tuple[int, ...]] = []
+        older: list[NDArray[Any]] = []
         for start in range(0, len(ids), _SNAPSHOT_STEP):
             with self._lock:
                 for producer_id in ids[start : start + _SNAPSHOT_STEP]:
-                    producer = self._producers.get(producer_id)
-                    if producer is None:
+                    p = self._producers.get(producer_id)
+                    if p is None:
                         continue
-                    part = producer.runs()
-                    runs.append(part)
-                    producers[count] = (producer_id, producer.epoch, producer.floor, len(part))
-                    count += 1
+                    rows.append(
+                        (
+                            producer_id,
+                            p.epoch,
+                            p.floor,
+                            p.first,
+                            p.end,
+                            p.queue,
+                            p.queue_offset,
+                            len(p.firsts),
+                        )
+                    )
+                    if p.firsts:
+                        older.append(p.older_runs())
         with self._lock:
-            names = "\n".join("" if name is None else f"{name[0]}/{name[1]}" for name in self._queue_names).encode()
+            names = "\n".join(
+                "" if name is None else f"{name[0]}/{name[1]}" for name in self._queue_names
+            ).encode()
             queue_count = len(self._queue_names)
-        all_runs = np.concatenate(runs) if runs else np.empty(0, _RUN)
-        head = _HEAD.pack(position, count, queue_count, len(all_runs), len(names))
+        producers = np.array(rows, _PRODUCER)
+        runs = np.concatenate(older) if older else NO_RUNS
+        head = _HEAD.pack(position, len(rows), queue_count, len(runs), len(names))
         self._disk.make_folder(self._folder)
-        payload = b"".join((head, names, producers[:count].tobytes(), all_runs.tobytes()))
+        payload = b"".join((head, names, producers.tobytes(), runs.tobytes()))
         write_state_file(self._disk, self._path, _MAGIC, payload)
         self._checkpoint_position = position
 
@@ -360,7 +268,7 @@ class RepeatedSends:
         names = payload[at : at + names_size].decode().split("\n")[:queue_count]
         at += names_size
         producers = np.frombuffer(payload, _PRODUCER, producer_count, at)
-        runs = np.frombuffer(payload, _RUN, run_count, at + producers.nbytes)
+        runs = np.frombuffer(payload, RUN, run_count, at + producers.nbytes)
         for name in names:
             topic, _, queue_id = name.partition("/")
             key = (topic, int(queue_id)) if topic else None
@@ -368,15 +276,18 @@ class RepeatedSends:
                 self._queue_numbers[key] = len(self._queue_names)
             self._queue_names.append(key)
         ends = self._ends()
+        last_ends = clipped_ends(producers, ends).tolist()
         start = 0
-        for producer_id, epoch, floor, count in producers.tolist():
-            producer = _Producer(epoch)
+        for row, last_end in zip(producers.tolist(), last_ends, strict=True):
+            producer_id, epoch, floor, first, _, queue, queue_offset, older = row
+            producer = self._producers[producer_id] = ProducerRuns(epoch)
             producer.floor = floor
             producer.used_ms = self._now_ms
-            producer.set_runs(_clipped(runs[start : start + count], ends))
+            if older:
+                producer.set_older_runs(clipped(runs[start : start + older], ends))
+                start += older
+            producer.set_last_run(first, last_end, queue, queue_offset)
             self._older_run_count += len(producer.firsts)
-            self._producers[producer_id] = producer
-            start += count
         self.replay_from = self._covered_position = self._checkpoint_position = position
 
     def start_rebuild(self) -> None:
@@ -389,7 +300,9 @@ class RepeatedSends:
         """Enters records read back from the log, in its order; those that are there already are passed over."""
         if not records.count:
             return
-        self._covered_position = max(self._covered_position, int(records.positions[-1] + records.sizes[-1]))
+        self._covered_position = max(
+            self._covered_position, int(records.positions[-1] + records.sizes[-1])
+        )
         starts = np.flatnonzero(~run_continues(records))
         lengths = np.diff(np.append(starts, records.count))
         columns = (
@@ -400,7 +313,9 @@ class RepeatedSends:
         for producer_id, epoch, sequence, topic_index, queue_id, queue_offset, length in rows:
             if producer_id:
                 queue_key = (records.topics[topic_index], queue_id)
-                self._enter(producer_id, epoch, sequence, sequence + length, queue_key, queue_offset)
+                self._enter(
+                    producer_id, epoch, sequence, sequence + length, queue_key, queue_offset
+                )
 
     def truncate(self, end_position: int) -> None:
         """Forgets what lies beyond the end of its queue; the consume queues have been cut before. Nobody appends meanwhile."""
@@ -410,9 +325,11 @@ class RepeatedSends:
         with self._lock:
             ends = self._ends()
             self._older_run_count = 0
-            for producer in self._producers.values():
-                producer.set_runs(_clipped(producer.runs(), ends))
-                self._older_run_count += len(producer.firsts)
+            for p in self._producers.values():
+                last = np.array((p.first, p.end, p.queue, p.queue_offset), RUN)
+                p.set_older_runs(clipped(p.older_runs(), ends))
+                p.set_last_run(p.first, int(clipped_ends(last, ends)), p.queue, p.queue_offset)
+                self._older_run_count += len(p.firsts)
         self._covered_position = end_position
         if end_position < self._checkpoint_position:
             self.checkpoint(end_position)
@@ -423,7 +340,9 @@ class RepeatedSends:
     def _path(self) -> str:
         return f"{self._folder}/{_FILE_NAME}"
 
-    def _look_up(self, producer: _Producer, first: int, end: int, topic: str) -> RepeatedSend | None:
+    def _look_up(
+        self, producer: ProducerRuns, first: int, end: int, topic: str
+    ) -> RepeatedSend | None:
         run = producer.overlapping(first, end)
         if run is None:
             if first < producer.floor:
@@ -439,12 +358,24 @@ class RepeatedSends:
         name = self._queue_names[queue]
         found_offset = queue_offset + first - run_first
         if name is None or found_offset >= self._end_offset_of(*name):
-            raise SequenceExpiredError(f"sequences {first} to {end - 1}: they were stored in a topic that was deleted since")
+            raise SequenceExpiredError(
+                f"sequences {first} to {end - 1}: they were stored in a topic that was deleted since"
+            )
         if name[0] != topic:
-            raise SequenceExpiredError(f"sequences {first} to {end - 1}: they were used for topic {name[0]}, take new ones")
+            raise SequenceExpiredError(
+                f"sequences {first} to {end - 1}: they were used for topic {name[0]}, take new ones"
+            )
         return RepeatedSend(name[0], name[1], found_offset)
 
-    def _enter(self, producer_id: int, epoch: int, first: int, end: int, queue_key: tuple[str, int], queue_offset: int) -> None:
+    def _enter(
+        self,
+        producer_id: int,
+        epoch: int,
+        first: int,
+        end: int,
+        queue_key: tuple[str, int],
+        queue_offset: int,
+    ) -> None:
         if end > _SEQUENCE_END_MAX:
             return  # no producer gets there by counting: such sends are not recognised
         queue = self._queue_numbers.get(queue_key)
@@ -453,7 +384,7 @@ class RepeatedSends:
             self._queue_names.append(queue_key)
         producer = self._producers.get(producer_id)
         if producer is None:
-            producer = self._producers[producer_id] = _Producer(epoch)
+            producer = self._producers[producer_id] = ProducerRuns(epoch)
             if len(self._producers) > self._producers_max:
                 self._forget_least_used()
         else:
@@ -463,7 +394,8 @@ class RepeatedSends:
                 return
             self._older_run_count -= len(producer.firsts)
             producer.epoch, producer.floor = epoch, 0
-            producer.set_runs(_NO_RUNS)
+            producer.set_older_runs(NO_RUNS)
+            producer.first = producer.end = 0
         producer.used_ms = self._now_ms
         if producer.insert(first, end, queue, queue_offset):
             self._older_run_count += 1
@@ -481,23 +413,10 @@ class RepeatedSends:
 
     def _ends(self) -> NDArray[np.int64]:
         """End of each queue by its number; 0 for those that are gone."""
-        return np.array([0 if name is None else self._end_offset_of(*name) for name in self._queue_names], np.int64)
-
-
-_NO_RUNS: Final = np.empty(0, _RUN)
-
-
-def _clipped(runs: NDArray[Any], ends: NDArray[np.int64]) -> NDArray[Any]:
-    """The runs as far as their queues reach."""
-    if not len(runs):
-        return runs
-    allowed = ends[runs["queue"]] - runs["queue_offset"].astype(np.int64)
-    lengths = (runs["end"] - runs["first"]).astype(np.int64)
-    if (allowed >= lengths).all():
-        return runs
-    cut = runs.copy()
-    cut["end"] = cut["first"] + np.clip(np.minimum(lengths, allowed), 0, None).astype(np.uint64)
-    return cut[cut["end"] > cut["first"]]
+        return np.array(
+            [0 if name is None else self._end_offset_of(*name) for name in self._queue_names],
+            np.int64,
+        )
 
 
 def _fenced(producer_id: int, epoch: int, newer: int) -> ProducerFencedError:

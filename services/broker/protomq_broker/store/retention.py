@@ -138,14 +138,10 @@ def decide(state: RetentionState | None, look: Look, rules: RetentionRules) -> R
         reason = f"older than {rules.retention_ms / 3_600_000:g} hours, and {when}"
     refusal = ""
     if look.disk_used_ratio >= rules.disk_refuse_ratio:
-        refusal = (
-            f"{used}, and from {rules.disk_refuse_ratio:.0%} on no messages are taken: free space, or shorten the retention time"
-        )
+        refusal = f"{used}, and from {rules.disk_refuse_ratio:.0%} on no messages are taken: free space, or shorten the retention time"
     warning = ""
     if state.lead_ms > NOISE_MS:
-        warning = (
-            f"the clock has jumped ahead by {state.lead_ms / 1000:.0f} s: old messages are kept by that much longer, set it right"
-        )
+        warning = f"the clock has jumped ahead by {state.lead_ms / 1000:.0f} s: old messages are kept by that much longer, set it right"
     return RetentionDecision(may_go[: max(due, forced)], reason, refusal, warning, state)
 
 
@@ -160,7 +156,9 @@ def _watch_clock(state: RetentionState | None, look: Look, retention_ms: int) ->
     else:
         agreed_ms = look.monotonic_ms - state.monotonic_ms
         gained_ms = passed_ms - agreed_ms
-    if gained_ms > 0 and not state.lead_ms:  # up to the newest message a jump only sets a clock right that was behind
+    if (
+        gained_ms > 0 and not state.lead_ms
+    ):  # up to the newest message a jump only sets a clock right that was behind
         gained_ms = max(0, gained_ms - max(0, state.newest_store_time_ms - state.wall_ms))
     lead_ms = max(0, state.lead_ms + gained_ms)
     agreed_ms = 0 if abs(gained_ms) > NOISE_MS else state.agreed_ms + agreed_ms

@@ -73,10 +73,22 @@ def select(
     assert record_count_max > 0
     if len(entries) <= _FEW:
         return _select_few(
-            entries.tolist(), queue_offset, record_count_max, size_max_bytes, segment_size_bytes, tag_codes, end_position
+            entries.tolist(),
+            queue_offset,
+            record_count_max,
+            size_max_bytes,
+            segment_size_bytes,
+            tag_codes,
+            end_position,
         )
     return _select_many(
-        entries, queue_offset, record_count_max, size_max_bytes, segment_size_bytes, tag_codes, end_position
+        entries,
+        queue_offset,
+        record_count_max,
+        size_max_bytes,
+        segment_size_bytes,
+        tag_codes,
+        end_position,
     )
 
 
@@ -100,7 +112,9 @@ def _select_few(
             break
         if size and (not tag_codes or tag_code in tag_codes):
             gap = position - region_end
-            joined = region_end >= 0 and (gap == 0 or gap == SEAL_SIZE_BYTES) and position < segment_end
+            joined = (
+                region_end >= 0 and (gap == 0 or gap == SEAL_SIZE_BYTES) and position < segment_end
+            )
             added = size + gap if joined else size
             if starts and (len(starts) == record_count_max or total + added > size_max_bytes):
                 break

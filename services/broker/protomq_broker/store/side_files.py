@@ -118,7 +118,9 @@ class OpenFiles:
         opened = OpenFile(self.disk, self.disk.create(path) if create else self.disk.open(path))
         with self._lock:
             file = self._files.setdefault(path, opened)
-            dropped = self._files.popitem(last=False) if len(self._files) > self._files_max else None
+            dropped = (
+                self._files.popitem(last=False) if len(self._files) > self._files_max else None
+            )
         del dropped  # closed here, outside the lock
         return file
 

@@ -23,16 +23,12 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from protomq.v1.record_pb2 import Record
-from protomq.wire.record import SEAL_SIZE_BYTES
-
 from .append import AppendRequest
 from .checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from .commit_log import CommitLog
+from .commit_log import DISK_FULL_ERRNOS, CommitLog
 from .config import StoreConfig
 from .consume_queue_table import ConsumeQueueTable
 from .disk import Disk, read_json
@@ -42,41 +38,29 @@ from .housekeeping import Clock, Housekeeper, StoreActions
 from .index import MessageIndex
 from .lock import AbortFile, StoreLock
 from .log_reader import LogReader
-from .offsets import OFFSETS_TOPIC, ConsumerOffsets
-from .opening import Derived, check_settings, make_folders, recover_store
-from .reading import ReadResult
+from .offsets import ConsumerOffsets
+from .opening import (
+    Derived,
+    check_settings,
+    make_folders,
+    recover_store,
+    restore_offsets,
+    restore_topics,
+)
+from .reading import ReadResult, StoredPlace, TopicCounters
 from .record_region import stamp_region
-from .recovery import DamagedRange, RecoveredLog
+from .recovery import DamagedRange, RecoveredLog, chain_at_end
 from .repeated_sends import RepeatedSends
-from .seals import decode_seal
 from .segment import SegmentFolder
 from .selection import NO_TAGS
 from .topics import TopicTable
+
+__all__ = ["QueueKey", "Store", "StoredPlace", "TopicCounters"]
 
 log = logging.getLogger(__name__)
 
 NO_POSITION: Final = (1 << 64) - 1
 QueueKey = tuple[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class StoredPlace:
-    """Where the first time of a repeated send is."""
-
-    topic: str
-    queue_id: int
-    queue_offset: int
-    physical_offset: int
-
-
-@dataclass(slots=True)
-class TopicCounters:
-    """Counted since the start; the ones for reading by several threads without a lock, so they may miss a few."""
-
-    records_in: int = 0
-    bytes_in: int = 0
-    records_out: int = 0
-    bytes_out: int = 0
 
 
 class Store:
@@ -128,6 +112,7 @@ class Store:
         self._disk = disk
         self._lock = lock
         self._refusal = ""
+        self._is_checkpoint_spoilt = False
         self._counters: dict[str, TopicCounters] = {}
         self._arrivals: deque[tuple[int, list[QueueKey]]] = deque()
 
@@ -141,6 +126,8 @@ class Store:
             disk, f"{root}/repeatedsends", end_offset_of=self._queues.end_offset
         )
         self._derived: tuple[Derived, ...] = (self._queues, self._index, self._repeated)
+        self._first = (NO_POSITION, 0)
+        self._replayed_from = 0
         recovered = self._recover()
 
         self._log = CommitLog(
@@ -163,10 +150,13 @@ class Store:
             recovered.damaged,
         )
         self.topics = TopicTable(disk, f"{root}/config/topics.json", clock.now_ms)
-        self._restore_topics()
+        restore_topics(self.topics, self._queues)
         offsets_path = f"{root}/config/consumerOffsets.json"
         self.offsets = ConsumerOffsets(disk, offsets_path)
-        self._restore_offsets(was_lost=read_json(disk, offsets_path) is None)
+        restored_from = 0 if read_json(disk, offsets_path) is None else self._replayed_from
+        restore_offsets(
+            self.offsets, self._queues, self._reader, max(restored_from, self.min_position)
+        )
         self._flusher = LogFlusher(
             disk,
             self._log,
@@ -174,11 +164,16 @@ class Store:
             self._flushed,
             self._abort.mark_sync_failed,
         )
-        self._abort.write()
+        try:
+            self._abort.write()
+        except OSError as error:
+            if error.errno not in DISK_FULL_ERRNOS:
+                raise
+            log.warning("the disk is full: %s", error)
         lock.publish(disk.cache_id(root))
         if config.sync_flush:
             self._flusher.flush()
-        self._checkpointed_position = recovered.tail.position
+        self._checkpointed_position = self._replayed_from
         self._keeper = Housekeeper(
             disk,
             root,
@@ -249,6 +244,7 @@ class Store:
 
         Raises DiskFullError, StoreFailedError or AppendTooLargeError: then nothing of it is stored.
         """
+        assert requests, "an append has records"
         if self._refusal or self._log.failure:
             self._repeated.drop_claims()
             raise (
@@ -401,9 +397,8 @@ class Store:
         first = self._folder.first_position
         if removed:
             log.info("%d segments below position %d are deleted", len(removed), first)
-            self._first = _chain_at_end(
-                removed[-1].read(removed[-1].size_bytes - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), first
-            )
+            crc = chain_at_end(removed[-1])
+            self._first = (first, crc) if crc is not None else (NO_POSITION, 0)
             self._reader.damaged = [
                 damage for damage in self._reader.damaged if damage.end_position > first
             ]
@@ -412,13 +407,20 @@ class Store:
         return first
 
     def checkpoint(self) -> None:
-        """Makes everything durable and says so in the checkpoint; not the writer thread. Nothing happens if the log has failed."""
+        """Makes everything durable and says so in the checkpoint; not the writer thread.
+
+        Nothing happens after a sync has failed, of the log or of derived files: then only the old checkpoint can be believed.
+        """
         tail = self._tail
-        if self._flusher.flush() < tail.position:
+        if self._flusher.flush() < tail.position or self._is_checkpoint_spoilt:
             return
         self.offsets.flush()
-        for derived in self._derived:
-            derived.checkpoint(tail.position)
+        try:
+            for derived in self._derived:
+                derived.checkpoint(tail.position)
+        except OSError as error:
+            self._is_checkpoint_spoilt = error.errno not in DISK_FULL_ERRNOS
+            raise
         first_position, first_crc32c = self._first
         write_checkpoint(
             self._disk,
@@ -442,8 +444,12 @@ class Store:
         try:
             self.checkpoint()
             self._keeper.save()
-            if not self._log.failure:
+            if not self._log.failure and not self._is_checkpoint_spoilt:
                 self._abort.remove()
+        except OSError as error:
+            log.error(
+                "the store is closed without a last checkpoint, the next start recovers: %s", error
+            )
         finally:
             for derived in self._derived:
                 derived.close()
@@ -516,28 +522,6 @@ class Store:
         self._replayed_from = checkpoint.replay_position if checkpoint else 0
         return recovered
 
-    def _restore_topics(self) -> None:
-        """A lost list of topics comes back from the queues."""
-        if not self.topics.was_lost:
-            return
-        counts = {topic: max(self._queues.queues_of(topic)) + 1 for topic in self._queues.topics()}
-        found = self.topics.restore({topic: count for topic, count in counts.items() if count})
-        if found:
-            log.warning(
-                "config/topics.json was lost: %d topics are restored from their queues", len(found)
-            )
-
-    def _restore_offsets(self, was_lost: bool) -> None:
-        """Committed offsets that are in the log and not yet in their file: all of them if that was lost."""
-        for queue in self._queues.queues_of(OFFSETS_TOPIC).values():
-            offset = queue.min_offset(self._folder.first_position)
-            if not was_lost:
-                offset = max(offset, queue.first_at_or_beyond(self._replayed_from))
-            for queue_offset in range(offset, queue.end_offset):
-                record = self._reader.record_at(queue.entry(queue_offset)[0])
-                if record is not None:
-                    self.offsets.replay(Record.FromString(record).body)
-
     def _flushed(self, position: int) -> None:
         """On whatever thread has flushed, before the next flush may begin."""
         arrivals = self._arrivals
@@ -562,6 +546,7 @@ class Store:
 
     def _crashed(self, error: BaseException) -> None:
         self._log.fail(f"a background thread of the store has ended: {error!r}")
+        self.on_flushed(self._log.flushed_position)  # who waits for the disk sees the refusal
 
 
 def _ignore(_: object) -> None:
@@ -580,12 +565,3 @@ def _first_of(folder: SegmentFolder, checkpoint: Checkpoint | None) -> tuple[int
     if checkpoint is not None and checkpoint.first_position == first:
         return first, checkpoint.first_crc32c
     return NO_POSITION, 0
-
-
-def _chain_at_end(data: bytes, position: int) -> tuple[int, int]:
-    seal = decode_seal(data, 0)
-    return (
-        (position, seal.crc32c)
-        if seal is not None and seal.end_position == position
-        else (NO_POSITION, 0)
-    )

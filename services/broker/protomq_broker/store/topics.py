@@ -53,12 +53,18 @@ def is_system_topic(name: str) -> bool:
 
 def _require_name(name: str, what: str, length_max: int) -> None:
     if not 0 < len(name) <= length_max:
-        raise InvalidNameError(f"a {what} name has 1 to {length_max} characters, this one {len(name)}")
+        raise InvalidNameError(
+            f"a {what} name has 1 to {length_max} characters, this one {len(name)}"
+        )
     if _NAME.fullmatch(name):
         return
     if _STORED_NAME.fullmatch(name):
-        raise InvalidNameError(f"{name!r} cannot be the name of a {what}: names with % are the system's own")
-    raise InvalidNameError(f"{name!r} cannot be the name of a {what}: only A-Z a-z 0-9 _ and - may stand in one")
+        raise InvalidNameError(
+            f"{name!r} cannot be the name of a {what}: names with % are the system's own"
+        )
+    raise InvalidNameError(
+        f"{name!r} cannot be the name of a {what}: only A-Z a-z 0-9 _ and - may stand in one"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +125,9 @@ class TopicTable:
         self._path = path
         self._now_ms = now_ms
         self._lock = threading.Lock()
-        self._lines: dict[str, str] = {}  # each topic as it stands in the file, so that a change encodes one topic only
+        self._lines: dict[
+            str, str
+        ] = {}  # each topic as it stands in the file, so that a change encodes one topic only
         loaded = _decode(read_json(disk, path))
         self.was_lost = loaded is None
         self._snapshot = loaded or TopicsSnapshot(TopicsVersion(0, 0), MappingProxyType({}))
@@ -174,7 +182,11 @@ class TopicTable:
         """
         found = []
         for name, count in queue_counts.items():
-            if len(name) > TOPIC_NAME_LENGTH_MAX or not _NAME.fullmatch(name) or name in self._by_name:
+            if (
+                len(name) > TOPIC_NAME_LENGTH_MAX
+                or not _NAME.fullmatch(name)
+                or name in self._by_name
+            ):
                 continue
             queues = min(max(count, QUEUES_DEFAULT), QUEUES_MAX)
             found.append(TopicConfig(name, write_queues=queues, read_queues=queues))
@@ -196,7 +208,9 @@ class TopicTable:
         version = TopicsVersion(max(self._now_ms(), old.time_ms), old.counter + 1)
         head = json.dumps(version._asdict(), sort_keys=True)
         body = ",\n".join(map(lines.__getitem__, sorted(lines)))
-        write_file_atomically(self._disk, self._path, f'{{"version": {head},\n"topics": [\n{body}\n]}}\n'.encode())
+        write_file_atomically(
+            self._disk, self._path, f'{{"version": {head},\n"topics": [\n{body}\n]}}\n'.encode()
+        )
         self._lines = lines
         self._snapshot = TopicsSnapshot(version, MappingProxyType(by_name))
         self._by_name = by_name
@@ -211,7 +225,8 @@ def _decode(value: Any) -> TopicsSnapshot | None:
     known = {field.name for field in fields(TopicConfig)}
     try:
         topics = [
-            TopicConfig(**{name: setting for name, setting in entry.items() if name in known}) for entry in value["topics"]
+            TopicConfig(**{name: setting for name, setting in entry.items() if name in known})
+            for entry in value["topics"]
         ]
         version = TopicsVersion(int(value["version"]["time_ms"]), int(value["version"]["counter"]))
         for topic in topics:

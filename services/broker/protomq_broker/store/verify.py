@@ -106,12 +106,11 @@ def find_damage(
             synced = max(synced, *(seal.synced_position for seal in block.seals))
         position, crc = walker.position, walker.crc32c
         found = find_resync(store.disk, store.folder, position)
-        behind = (
-            max_synced_behind(store.disk, store.folder, found, skips_of(store.damaged))
-            if found is not None
-            else 0
-        )
-        if position >= max(synced, behind):
+        if position >= synced and found is not None:
+            synced = max(
+                synced, max_synced_behind(store.disk, store.folder, found, skips_of(store.damaged))
+            )
+        if position >= synced:
             return
         if found is None:
             end = first_free_base(store.disk, store.folder, max(position + 1, synced))

@@ -90,7 +90,10 @@ class ListLog:
     def next_offset(self, topic: str, queue_id: int) -> int:
         """Queue offset of the next message."""
         start = self.restarted.get((topic, queue_id), 0)
-        return max((r.queue_offset + 1 for r in self.of_queue(topic, queue_id) if r.position >= start), default=0)
+        return max(
+            (r.queue_offset + 1 for r in self.of_queue(topic, queue_id) if r.position >= start),
+            default=0,
+        )
 
     def restart(self, topic: str) -> None:
         """The topic is removed: its offsets begin again."""
@@ -101,7 +104,11 @@ class ListLog:
     def of_queue(self, topic: str, queue_id: int) -> list[LoggedRecord]:
         """The records of one queue since it was made."""
         start = self.restarted.get((topic, queue_id), 0)
-        return [r for r in self.records if (r.topic, r.queue_id) == (topic, queue_id) and r.position >= start]
+        return [
+            r
+            for r in self.records
+            if (r.topic, r.queue_id) == (topic, queue_id) and r.position >= start
+        ]
 
     def by_position(self) -> dict[int, LoggedRecord]:
         """The records by their position."""
@@ -128,7 +135,9 @@ class ListLog:
 
     def scanned(self, start: int = 0, end: int | None = None) -> ScannedRecords:
         """The records in [start, end) as recovery reads them."""
-        records = [r for r in self.records if start <= r.position < (self.end if end is None else end)]
+        records = [
+            r for r in self.records if start <= r.position < (self.end if end is None else end)
+        ]
         topics = tuple(dict.fromkeys(r.topic for r in records))
         return ScannedRecords(
             positions=np.array([r.position for r in records], np.int64),
@@ -151,12 +160,16 @@ def make_region(send: Send) -> RecordRegion:
     identity = (send.producer_id, send.producer_epoch, send.first_sequence)
     if send.records == 1:
         key_hash = send.key_hashes[0] if send.key_hashes else 0
-        return RecordRegion(send.topic, bytearray(send.size), 1, None, None, send.tag_code, key_hash, *identity)
+        return RecordRegion(
+            send.topic, bytearray(send.size), 1, None, None, send.tag_code, key_hash, *identity
+        )
     sizes = np.arange(send.size, send.size + send.records, dtype=np.int64)
     starts = np.cumsum(sizes) - sizes
     keys = np.array(send.key_hashes or [0] * send.records, np.uint64)
     tags = np.full(send.records, send.tag_code, np.int64)
-    return RecordRegion(send.topic, bytearray(int(sizes.sum())), send.records, starts, sizes, tags, keys, *identity)
+    return RecordRegion(
+        send.topic, bytearray(int(sizes.sum())), send.records, starts, sizes, tags, keys, *identity
+    )
 
 
 def power_cut(disk: SimDisk, rng: random.Random) -> SimDisk:

@@ -67,7 +67,9 @@ def expect_all(table: ConsumeQueueTable, log: ListLog) -> None:
 
 
 def queue_files(disk: SimDisk) -> dict[str, bytes]:
-    return {path: data for path, data in disk.files(FOLDER).items() if not path.endswith("table.bin")}
+    return {
+        path: data for path, data in disk.files(FOLDER).items() if not path.endswith("table.bin")
+    }
 
 
 def test_a_group_for_several_queues_is_entered():
@@ -243,6 +245,10 @@ def test_files_go_with_the_log_but_never_the_last_one():
     table.delete_below(log.boundaries[5])
     queue = table.queue("a", 0)
     assert queue.min_offset(log.boundaries[5]) == 20
+    killed = ConsumeQueueTable(disk.killed(), FOLDER)
+    killed.load(log.boundaries[5])
+    assert killed.replay_from == log.end
+    assert killed.queue("a", 0).entries(20, 100).tolist() == queue.entries(20, 100).tolist()
     assert disk.list(f"{FOLDER}/a/0") == [f"{160 * n:020d}" for n in (2, 3, 4)]
     table.delete_below(log.end)
     assert queue.min_offset(log.end) == queue.end_offset == 40
@@ -339,6 +345,7 @@ def test_no_more_files_are_open_than_allowed():
     assert disk.open_descriptors == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(5, 40))
 def test_after_any_history_of_power_cuts_the_queues_are_what_the_log_says(seed: int, steps: int):
@@ -349,9 +356,29 @@ def test_after_any_history_of_power_cuts_the_queues_are_what_the_log_says(seed: 
         table = make_table(disk)
         durable = removed = 0
         for _ in range(steps):
-            action = rng.choice(["append"] * 6 + ["flush", "flush", "checkpoint", "power cut", "kill", "cut", "remove", "write back"])
+            action = rng.choice(
+                ["append"] * 6
+                + [
+                    "flush",
+                    "flush",
+                    "checkpoint",
+                    "power cut",
+                    "kill",
+                    "cut",
+                    "remove",
+                    "write back",
+                ]
+            )
             if action == "append":
-                sends = [Send(rng.choice("abc"), rng.randrange(2), rng.randint(1, 9), tag_code=rng.randrange(3)) for _ in range(3)]
+                sends = [
+                    Send(
+                        rng.choice("abc"),
+                        rng.randrange(2),
+                        rng.randint(1, 9),
+                        tag_code=rng.randrange(3),
+                    )
+                    for _ in range(3)
+                ]
                 append(table, log, *sends)
             elif action == "flush":
                 table.flush()
@@ -370,7 +397,9 @@ def test_after_any_history_of_power_cuts_the_queues_are_what_the_log_says(seed: 
                 log.restart(topic)
                 table.remove_topic(topic)
                 append(table, log, Send(topic, 0), Send(topic, 1))
-                durable = removed = log.end  # what was removed must not come back: no cut goes behind it
+                durable = removed = (
+                    log.end
+                )  # what was removed must not come back: no cut goes behind it
                 table.checkpoint(durable)
             elif action == "kill":
                 disk = disk.killed()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from protomq_broker.store import consume_queue, consume_queue_table, index
+from protomq_broker.store import consume_queue, consume_queue_table, index, index_runs
 from protomq_broker.store.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.index import MessageIndex
 from protomq_broker.store.repeated_sends import RepeatedSend, RepeatedSends
@@ -20,10 +20,12 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (consume_queue, consume_queue_table):
         monkeypatch.setattr(module, "ENTRIES_PER_FILE", 8)
         monkeypatch.setattr(module, "FILE_SIZE_BYTES", 160)
-    for name, value in (("ROWS_PER_RUN", 32), ("_ROWS_PER_BLOCK", 8), ("_BLOCK_SIZE_BYTES", 128), ("_BLOCKS_PER_RUN", 4)):
-        monkeypatch.setattr(index, name, value)
-    monkeypatch.setattr(index, "_FENCES_SIZE_BYTES", 4 * 12)
-    monkeypatch.setattr(index, "_RUN_SIZE_BYTES", 4 * 128 + 4 * 12 + 4)
+    for module in (index, index_runs):
+        monkeypatch.setattr(module, "ROWS_PER_RUN", 32)
+    for name, value in (("_ROWS_PER_BLOCK", 8), ("_BLOCK_SIZE_BYTES", 128), ("_BLOCKS_PER_RUN", 4)):
+        monkeypatch.setattr(index_runs, name, value)
+    monkeypatch.setattr(index_runs, "_FENCES_SIZE_BYTES", 4 * 12)
+    monkeypatch.setattr(index_runs, "_RUN_SIZE_BYTES", 4 * 128 + 4 * 12 + 4)
 
 
 @dataclass
@@ -38,7 +40,9 @@ class Broker:
         """As recovery does it."""
         self.queues = ConsumeQueueTable(self.disk, "/s/consumequeue", open_files_max=4)
         self.index = MessageIndex(self.disk, "/s/index")
-        self.repeated = RepeatedSends(self.disk, "/s/repeatedsends", end_offset_of=self.queues.end_offset)
+        self.repeated = RepeatedSends(
+            self.disk, "/s/repeatedsends", end_offset_of=self.queues.end_offset
+        )
         self.all = (self.queues, self.index, self.repeated)
         for structure in self.all:
             structure.load()
@@ -50,6 +54,10 @@ class Broker:
         assert not any(structure.needs_rebuild for structure in self.all)
         for structure in self.all:
             structure.truncate(self.log.end)
+
+    def start_and_checkpoint(self) -> None:
+        self.start()
+        self.checkpoint()
 
     def append(self, *sends: Send) -> None:
         requests = self.log.append(*sends)
@@ -83,12 +91,16 @@ class Broker:
             records = self.log.of_queue(topic, queue_id)
             queue = self.queues.find(topic, queue_id)
             assert queue is not None
-            assert queue.entries(0, 1000).tolist() == [(r.position, r.size, r.tag_code) for r in records]
+            assert queue.entries(0, 1000).tolist() == [
+                (r.position, r.size, r.tag_code) for r in records
+            ]
             assert queue.end_offset == len(records)
         keys: dict[int, list[int]] = {}
         for record in self.log.records:
             keys.setdefault(record.key_hash, []).insert(0, record.position)
-            found = self.repeated.admit(record.producer_id, 0, record.sequence, 1, topic=record.topic)
+            found = self.repeated.admit(
+                record.producer_id, 0, record.sequence, 1, topic=record.topic
+            )
             assert found == RepeatedSend(record.topic, record.queue_id, record.queue_offset)
         keys.pop(0, None)
         for key, positions in keys.items():
@@ -97,6 +109,7 @@ class Broker:
         self.repeated.drop_claims()
 
 
+@pytest.mark.slow
 def test_a_power_cut_at_any_operation_leaves_what_the_log_says():
     count = _operations_of(lambda broker: broker.work(1000))
     assert count > 50
@@ -126,19 +139,18 @@ def test_a_power_cut_at_any_operation_of_a_start_leaves_what_the_log_says():
     for seed in range(3):
         broker = make(seed)
         before = broker.disk.operations
-        broker.start()
-        broker.checkpoint()
+        broker.start_and_checkpoint()
         for number in range(1, broker.disk.operations - before + 1):
             again = make(seed)
             again.disk.fail_at(number, Fault.CRASH)
             with pytest.raises(SimulatedCrash):
-                again.start()
-                again.checkpoint()
+                again.start_and_checkpoint()
             after = Broker(power_cut(again.disk, random.Random(number)), again.log, again.durable)
             after.start()
             after.expect_all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [Fault.EIO, Fault.ENOSPC, Fault.SHORT, Fault.SYNC_LOST])
 def test_a_disk_that_fails_once_loses_nothing(fault: Fault):
     count = _operations_of(lambda broker: broker.work(1000))
@@ -148,7 +160,10 @@ def test_a_disk_that_fails_once_loses_nothing(fault: Fault):
         broker.disk.fail_at(number, fault)
         sends = broker.append
         for turn in range(8):
-            sends(Send("a", turn % 2, 3, 7, 0, 1000 + 10 * turn, key_hashes=[5, 0, 6]), Send("b", 0, 1, 8, 0, 1000 + turn))
+            sends(
+                Send("a", turn % 2, 3, 7, 0, 1000 + 10 * turn, key_hashes=[5, 0, 6]),
+                Send("b", 0, 1, 8, 0, 1000 + turn),
+            )
             for step in (broker.flush, broker.checkpoint) if turn in (4, 7) else (broker.flush,):
                 try:
                     step()

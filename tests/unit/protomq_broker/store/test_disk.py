@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import random
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,23 @@ def test_a_disk_that_takes_nothing_is_an_error() -> None:
     with pytest.raises(OSError) as caught:
         write_fully(disk, disk.create("/s/file"), b"abc", 0)
     assert caught.value.errno == errno.EIO
+
+
+def test_a_file_system_can_be_synced_as_a_whole(tmp_path: Path) -> None:
+    disk = Disk()
+    fd = disk.open_folder(str(tmp_path))
+    disk.sync_file_system(fd)
+    disk.close(fd)
+    with pytest.raises(OSError) as caught:
+        disk.sync_file_system(fd)
+    assert caught.value.errno == errno.EBADF
+
+
+def test_a_simulated_file_system_synced_as_a_whole_survives_a_power_cut() -> None:
+    disk = SimDisk()
+    disk.make_folder("/s")
+    folder = disk.open_folder("/s")
+    disk.pwrite(disk.create("/s/file"), b"abc", 0)
+    assert disk.crash(random.Random(0), keep=0.0).files() == {}
+    disk.sync_file_system(folder)
+    assert disk.crash(random.Random(0), keep=0.0).files() == {"/s/file": b"abc"}

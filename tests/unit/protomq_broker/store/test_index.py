@@ -8,7 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protomq_broker.store import index as index_module
-from protomq_broker.store.index import IndexDamagedError, MessageIndex, message_id_hash
+from protomq_broker.store import index_rows, index_runs
+from protomq_broker.store.index import MessageIndex
+from protomq_broker.store.index_rows import message_id_hash
+from protomq_broker.store.index_runs import IndexDamagedError
 from tests.chaos.simdisk import Fault, SimDisk
 from tests.unit.protomq_broker.store.derived_helpers import ListLog, LoggedRecord, Send, power_cut
 
@@ -21,10 +24,16 @@ def small_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def use_small_runs(set_) -> None:
-    for name, value in (("ROWS_PER_RUN", 64), ("_ROWS_PER_BLOCK", 8), ("_BLOCK_SIZE_BYTES", 128), ("_BLOCKS_PER_RUN", 8)):
-        set_(index_module, name, value)
-    set_(index_module, "_FENCES_SIZE_BYTES", 8 * 12)
-    set_(index_module, "_RUN_SIZE_BYTES", 8 * 128 + 8 * 12 + 4)
+    for name, value in (
+        ("_ROWS_PER_BLOCK", 8),
+        ("_BLOCK_SIZE_BYTES", 128),
+        ("_BLOCKS_PER_RUN", 8),
+    ):
+        set_(index_runs, name, value)
+    set_(index_module, "ROWS_PER_RUN", 64)
+    set_(index_runs, "ROWS_PER_RUN", 64)
+    set_(index_runs, "_FENCES_SIZE_BYTES", 8 * 12)
+    set_(index_runs, "_RUN_SIZE_BYTES", 8 * 128 + 8 * 12 + 4)
 
 
 def make_index(disk: SimDisk, log: ListLog | None = None) -> MessageIndex:
@@ -51,10 +60,19 @@ def find_by_id(index: MessageIndex, log: ListLog, wanted: LoggedRecord) -> Logge
     identity = (wanted.producer_id, wanted.producer_epoch)
     for position in index.find_message_id(*identity, wanted.sequence):
         first = by_position.get(position)
-        if first is None or (first.producer_id, first.producer_epoch) != identity or first.sequence > wanted.sequence:
+        if (
+            first is None
+            or (first.producer_id, first.producer_epoch) != identity
+            or first.sequence > wanted.sequence
+        ):
             continue
-        found = by_offset.get((first.topic, first.queue_id, first.queue_offset + wanted.sequence - first.sequence))
-        if found is not None and (found.producer_id, found.producer_epoch, found.sequence) == (*identity, wanted.sequence):
+        found = by_offset.get(
+            (first.topic, first.queue_id, first.queue_offset + wanted.sequence - first.sequence)
+        )
+        if found is not None and (found.producer_id, found.producer_epoch, found.sequence) == (
+            *identity,
+            wanted.sequence,
+        ):
             return found
     return None
 
@@ -75,7 +93,9 @@ def test_the_scalar_and_the_vector_hash_agree():
     rng = random.Random(1)
     rows = [(rng.getrandbits(64), rng.getrandbits(32), rng.getrandbits(64), 5) for _ in range(100)]
     columns = np.array(rows, np.uint64).T
-    assert index_module._message_id_rows(*columns)["hash"].tolist() == [message_id_hash(*row[:3]) for row in rows]
+    assert index_rows._message_id_rows(*columns)["hash"].tolist() == [
+        message_id_hash(*row[:3]) for row in rows
+    ]
 
 
 def test_keys_and_ids_of_single_and_batched_sends_are_found():
@@ -115,14 +135,26 @@ def test_the_newest_come_first_and_no_more_than_asked_for():
     positions = [r.position for r in log.records if r.key_hash == 5][::-1]
     assert index.find_key(5, count_max=70) == positions[:70]
     assert index.find_key(5, count_max=1) == positions[:1]
-    assert index.find_key(5, start_position=positions[80], end_position=positions[20]) == positions[21:81]
+    assert (
+        index.find_key(5, start_position=positions[80], end_position=positions[20])
+        == positions[21:81]
+    )
 
 
 def test_a_clean_start_finds_what_was_there():
     disk, log = SimDisk(), ListLog()
     index = make_index(disk)
     for turn in range(120):
-        index.apply(log.append(Send(records=1 + turn % 3, producer_id=4, first_sequence=turn * 3, key_hashes=[turn % 7] * (1 + turn % 3))))
+        index.apply(
+            log.append(
+                Send(
+                    records=1 + turn % 3,
+                    producer_id=4,
+                    first_sequence=turn * 3,
+                    key_hashes=[turn % 7] * (1 + turn % 3),
+                )
+            )
+        )
     index.checkpoint(log.end)
     again = make_index(disk)
     assert again.replay_from == log.end
@@ -133,7 +165,16 @@ def test_without_files_everything_is_rebuilt():
     disk, log = SimDisk(), ListLog()
     index = make_index(disk)
     for turn in range(120):
-        index.apply(log.append(Send(records=5, producer_id=4, first_sequence=turn * 5, key_hashes=[turn, 1, 2, 0, turn])))
+        index.apply(
+            log.append(
+                Send(
+                    records=5,
+                    producer_id=4,
+                    first_sequence=turn * 5,
+                    key_hashes=[turn, 1, 2, 0, turn],
+                )
+            )
+        )
     index.checkpoint(log.end)
     disk.remove(FOLDER)
     again = make_index(disk, log)
@@ -185,7 +226,12 @@ def test_runs_of_a_part_of_the_log_that_is_gone_are_removed():
     index.checkpoint(log.end)
     positions = [r.position for r in log.records]
     index.delete_below(positions[130])
-    assert [name for name in disk.list(FOLDER) if name.startswith("run.")] == [f"run.{positions[128]:020d}"]
+    killed = MessageIndex(disk.killed(), FOLDER)
+    killed.load(positions[130])
+    assert killed.replay_from == log.end
+    assert [name for name in disk.list(FOLDER) if name.startswith("run.")] == [
+        f"run.{positions[128]:020d}"
+    ]
     index.checkpoint(log.end)
     again = make_index(disk)
     assert again.find_key(5, start_position=positions[130]) == positions[130:][::-1]
@@ -222,6 +268,7 @@ def test_a_failed_sync_is_not_tried_again_in_hope():
     assert again.replay_from == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 1 << 32), st.integers(5, 40))
 def test_after_any_history_of_power_cuts_the_index_finds_what_the_log_has(seed: int, steps: int):
@@ -233,13 +280,25 @@ def test_after_any_history_of_power_cuts_the_index_finds_what_the_log_has(seed: 
         durable = 0
         sequence = 0
         for _ in range(steps):
-            action = rng.choice(["append"] * 6 + ["flush", "flush", "checkpoint", "power cut", "kill", "write back"])
+            action = rng.choice(
+                ["append"] * 6 + ["flush", "flush", "checkpoint", "power cut", "kill", "write back"]
+            )
             if action == "append":
                 sends = []
                 for _ in range(rng.randint(1, 3)):
                     count = rng.choice([1, 1, 2, 30])
                     keys = [rng.choice([0, 0, 5, 6, 7, rng.getrandbits(64)]) for _ in range(count)]
-                    sends.append(Send("t", rng.randrange(2), count, rng.choice([0, 8]), 0, sequence, key_hashes=keys))
+                    sends.append(
+                        Send(
+                            "t",
+                            rng.randrange(2),
+                            count,
+                            rng.choice([0, 8]),
+                            0,
+                            sequence,
+                            key_hashes=keys,
+                        )
+                    )
                     sequence += count
                 index.apply(log.append(*sends))
             elif action == "flush":

@@ -25,7 +25,9 @@ def test_what_was_committed_is_found():
     offsets.commit("g", "t", 0, 4)
     assert offsets.find("g", "t", 0) == 4
     assert offsets.of_topic("g", "t") == {0: 4, 3: 7}
-    assert offsets.find("g", "t", 1) is offsets.find("g", "u", 0) is offsets.find("h", "t", 0) is None
+    assert (
+        offsets.find("g", "t", 1) is offsets.find("g", "u", 0) is offsets.find("h", "t", 0) is None
+    )
     assert offsets.of_topic("h", "t") == {}
     assert offsets.groups() == offsets.groups_of("t") == ["g"]
 
@@ -54,7 +56,16 @@ def test_a_file_that_could_not_be_written_is_written_later():
 
 
 @pytest.mark.parametrize(
-    "value", [None, [], {"g": 5}, {"g": {"t": 3}}, {"g": {"t": {"x": 1}}}, {"g": {"t": {"1": -1}}}, {"g": {"t": {"1": True}}}]
+    "value",
+    [
+        None,
+        [],
+        {"g": 5},
+        {"g": {"t": 3}},
+        {"g": {"t": {"x": 1}}},
+        {"g": {"t": {"1": -1}}},
+        {"g": {"t": {"1": True}}},
+    ],
 )
 def test_what_is_wrong_in_the_file_is_left_out(value: object):
     disk = SimDisk()

@@ -148,7 +148,7 @@ def test_what_does_not_hold_is_refused(count: int, name: str, damage: object) ->
 def test_wrong_sizes_are_refused(count: int) -> None:
     records = encode([b"body"] * count)
     sizes = [len(record) for record in records]
-    for wrong in (sizes[:-1] + [sizes[-1] + 1], sizes[:-1] + [0], sizes + [sizes[0]], [-1] + sizes[1:], []):
+    for wrong in ([*sizes[:-1], sizes[-1] + 1], [*sizes[:-1], 0], [*sizes, sizes[0]], [-1, *sizes[1:]], []):
         assert prove_region(join(records), TOPIC, wrong) is None
 
 

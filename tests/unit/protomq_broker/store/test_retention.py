@@ -25,13 +25,21 @@ SEGMENT_SIZE = 1000
 def make_segments(*ages_hours: float, now_ms: int = NOW) -> list[SegmentAge]:
     """Segments whose newest messages are so old."""
     return [
-        SegmentAge(n * SEGMENT_SIZE, (n + 1) * SEGMENT_SIZE, SEGMENT_SIZE, int(now_ms - hours * HOUR))
+        SegmentAge(
+            n * SEGMENT_SIZE, (n + 1) * SEGMENT_SIZE, SEGMENT_SIZE, int(now_ms - hours * HOUR)
+        )
         for n, hours in enumerate(ages_hours)
     ]
 
 
 def look(
-    segments: list[SegmentAge], *, wall_ms: int = NOW, monotonic_ms: int = 0, hour: int = 4, used: float = 0.5, keep: int | None = None
+    segments: list[SegmentAge],
+    *,
+    wall_ms: int = NOW,
+    monotonic_ms: int = 0,
+    hour: int = 4,
+    used: float = 0.5,
+    keep: int | None = None,
 ) -> Look:
     return Look(wall_ms, hour, monotonic_ms, segments, 100 * SEGMENT_SIZE, used, keep)
 
@@ -60,15 +68,21 @@ def count_of(decision: RetentionDecision) -> int:
         (tuple(range(60, 0, -1)), 5, 0.99, FORCED_COUNT_MAX),
     ],
 )
-def test_what_goes_by_age_hour_and_disk(ages: tuple[float, ...], hour: int, used: float, expected: int):
+def test_what_goes_by_age_hour_and_disk(
+    ages: tuple[float, ...], hour: int, used: float, expected: int
+):
     segments = make_segments(*ages)
-    decision = decide(RetentionState(NOW - 1000, monotonic_ms=-1000), look(segments, hour=hour, used=used), RULES)
+    decision = decide(
+        RetentionState(NOW - 1000, monotonic_ms=-1000), look(segments, hour=hour, used=used), RULES
+    )
     assert list(decision.delete) == segments[:expected]
     assert decision.delete_below == (segments[expected - 1].end_position if expected else 0)
     assert bool(decision.reason) == bool(expected)
 
 
-@pytest.mark.parametrize(("used", "refused"), [(0.0, False), (0.899, False), (0.90, True), (1.0, True)])
+@pytest.mark.parametrize(
+    ("used", "refused"), [(0.0, False), (0.899, False), (0.90, True), (1.0, True)]
+)
 def test_writes_are_refused_when_the_disk_is_nearly_full(used: float, refused: bool):
     decision = decide(None, look(make_segments(1), used=used), RULES)
     assert bool(decision.write_refusal) == refused
@@ -76,23 +90,40 @@ def test_writes_are_refused_when_the_disk_is_nearly_full(used: float, refused: b
         assert f"{used:.1%}" in decision.write_refusal
 
 
-@pytest.mark.parametrize(("keep", "expected"), [(0, 0), (999, 0), (1000, 1), (1500, 1), (2000, 2), (9000, 3), (None, 3)])
+@pytest.mark.parametrize(
+    ("keep", "expected"), [(0, 0), (999, 0), (1000, 1), (1500, 1), (2000, 2), (9000, 3), (None, 3)]
+)
 def test_what_somebody_needs_stays(keep: int | None, expected: int):
     for used in (0.5, 0.99):
-        assert count_of(decide(None, look(make_segments(100, 99, 98, 1), used=used, keep=keep), RULES)) == expected
+        assert (
+            count_of(decide(None, look(make_segments(100, 99, 98, 1), used=used, keep=keep), RULES))
+            == expected
+        )
 
 
 def test_a_segment_in_front_of_a_young_one_goes_and_one_behind_it_stays():
     assert count_of(decide(None, look(make_segments(100, 1, 90, 1)), RULES)) == 1
 
 
-def run(*steps: tuple[float, float], ages: tuple[float, ...] = (80, 70, 60, 1), rules: RetentionRules = RULES) -> list[RetentionDecision]:
+def run(
+    *steps: tuple[float, float],
+    ages: tuple[float, ...] = (80, 70, 60, 1),
+    rules: RetentionRules = RULES,
+) -> list[RetentionDecision]:
     """Looks at the same segments; each step is (hours by the wall clock, hours by the monotonic clock) since the first look."""
     segments = make_segments(*ages)
-    state = RetentionState(NOW - HOUR // 60, newest_store_time_ms=segments[-1].newest_store_time_ms, monotonic_ms=-HOUR // 60)
+    state = RetentionState(
+        NOW - HOUR // 60,
+        newest_store_time_ms=segments[-1].newest_store_time_ms,
+        monotonic_ms=-HOUR // 60,
+    )
     decisions = []
     for wall, monotonic in steps:
-        decision = decide(state, look(segments, wall_ms=int(NOW + wall * HOUR), monotonic_ms=int(monotonic * HOUR)), rules)
+        decision = decide(
+            state,
+            look(segments, wall_ms=int(NOW + wall * HOUR), monotonic_ms=int(monotonic * HOUR)),
+            rules,
+        )
         state = decision.state
         decisions.append(decision)
     return decisions
@@ -160,10 +191,16 @@ def test_the_lead_is_kept_over_a_restart():
 
 
 @given(
-    st.lists(st.tuples(st.integers(-1000 * HOUR, 1000 * HOUR), st.integers(0, 10 * HOUR)), min_size=1, max_size=20),
+    st.lists(
+        st.tuples(st.integers(-1000 * HOUR, 1000 * HOUR), st.integers(0, 10 * HOUR)),
+        min_size=1,
+        max_size=20,
+    ),
     st.lists(st.integers(0, 200), min_size=2, max_size=6),
 )
-def test_whatever_the_wall_clock_does_nothing_goes_before_its_time(steps: list[tuple[int, int]], ages: list[int]):
+def test_whatever_the_wall_clock_does_nothing_goes_before_its_time(
+    steps: list[tuple[int, int]], ages: list[int]
+):
     """By true time, which is the monotonic clock's, no young message is deleted, and never the last segment."""
     segments = make_segments(*sorted(ages, reverse=True))
     newest = segments[-1].newest_store_time_ms

@@ -50,7 +50,10 @@ def test_after_a_power_cut_a_state_file_is_the_old_or_the_new_one():
         try:
             write_state_file(disk, "/s/x", MAGIC, b"new" * 700)
         except SimulatedCrash:
-            assert read_state_file(disk.crash(random.Random(seed)), "/s/x", MAGIC) in (b"old" * 500, b"new" * 700)
+            assert read_state_file(disk.crash(random.Random(seed)), "/s/x", MAGIC) in (
+                b"old" * 500,
+                b"new" * 700,
+            )
 
 
 def test_open_files_are_bounded_and_a_forgotten_one_lives_as_long_as_it_is_used():

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire.hashing import key_hash_of, tag_code_of
 from protomq_broker.store.config import StoreConfig
@@ -19,8 +20,10 @@ from protomq_broker.store.errors import (
     StoreLockedError,
     StoreSettingsError,
 )
+from protomq_broker.store.offsets import OFFSETS_TOPIC
 from protomq_broker.store.reading import ReadStatus
 from protomq_broker.store.store import Store
+from protomq_broker.store.topics import TopicConfig
 from tests.chaos.simdisk import Fault, SimDisk, SimulatedCrash
 
 from .log_helpers import ManualClock, make_request
@@ -255,6 +258,43 @@ def test_after_a_failed_fsync_and_a_restart_what_is_flushed_survives_a_power_cut
     assert read_all(open_store(after, sync_flush=True)) == [(0, b"a")]
 
 
+def test_after_a_failed_sync_of_derived_files_the_old_checkpoint_stays_and_the_log_goes_on() -> (
+    None
+):
+    disk = SimDisk()
+    store = open_store(disk)
+    store.append([make_request([b"a"])])
+    store.checkpoint()
+    old = disk.content("/s/checkpoint")
+    store.append([make_request([b"b"])])
+    store.flush()
+    disk.plan = lambda operation: (
+        Fault.SYNC_LOST if "consumequeue" in operation.path and "sync" in operation.name else None
+    )
+    with pytest.raises(OSError):
+        store.checkpoint()
+    disk.plan = None
+    store.append([make_request([b"c"])])
+    store.checkpoint()
+    store.close()
+    assert disk.content("/s/checkpoint") == old
+    assert disk.exists("/s/abort")
+    for after in (disk.killed(), disk.crash(random.Random(1), keep=0.0)):
+        assert read_all(open_store(after)) == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+
+def test_a_log_that_failed_is_still_synced() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    position = store.append([make_request([b"a"])])
+    disk.fail_at(1, Fault.EIO)
+    with pytest.raises(StoreFailedError):
+        store.append([make_request([b"b"])])
+    assert store.flush() == position
+    store.close()
+    assert read_all(open_store(disk.crash(random.Random(1), keep=0.0))) == [(0, b"a")]
+
+
 def test_a_full_disk_refuses_and_is_taken_again_later() -> None:
     disk = SimDisk()
     store = open_store(disk)
@@ -408,10 +448,6 @@ def read_all_until_damage(store: Store, queue_id: int) -> list[tuple[int, bytes]
 
 
 def test_lost_lists_of_topics_and_offsets_come_back_from_the_log() -> None:
-    from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest
-    from protomq_broker.store.offsets import OFFSETS_TOPIC
-    from protomq_broker.store.topics import TopicConfig
-
     disk = SimDisk()
     store = open_store(disk)
     store.topics.create(TopicConfig("topic"))
@@ -429,13 +465,29 @@ def test_lost_lists_of_topics_and_offsets_come_back_from_the_log() -> None:
     assert store.offsets.find("group", "topic", 2) == 1
 
 
-def test_a_start_on_a_full_disk_can_still_be_read() -> None:
+def test_a_start_on_a_full_disk_can_still_be_read_and_takes_writes_when_there_is_space() -> None:
     disk = SimDisk()
     store = open_store(disk)
-    store.append([make_request([b"a"])])
+    store.topics.create(TopicConfig("topic"))
+    while store.appended_position < SEGMENT:
+        store.append([make_request([b"a" * 500])])
     store.close()
-    restarted = open_store(disk)
-    assert read_all(restarted) == [(0, b"a")]
+    capacity, disk.capacity_bytes = disk.capacity_bytes, 0
+    store = open_store(disk)
+    count = len(read_all(store))
+    assert count > 10
+    refused = 0
+    for _ in range(20):
+        try:
+            store.append([make_request([b"b" * 500])])
+            count += 1
+        except DiskFullError:
+            refused += 1
+    assert refused
+    assert len(read_all(store)) == count
+    disk.capacity_bytes = capacity
+    store.append([make_request([b"c" * 500])])
+    assert read_all(store)[-1] == (count, b"c" * 500)
 
 
 @settings(max_examples=60, deadline=None)

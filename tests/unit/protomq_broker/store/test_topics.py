@@ -28,7 +28,25 @@ def test_good_topic_names_are_taken(name: str):
 
 @pytest.mark.parametrize(
     "name",
-    ["", "x" * 128, ".", "..", "a/b", "../a", "a.b", "a b", "a\n", "\n", "a\0", "ä", "٣", "%SYS%OFFSETS", "a%", "a\\b", "table.bin"],
+    [
+        "",
+        "x" * 128,
+        ".",
+        "..",
+        "a/b",
+        "../a",
+        "a.b",
+        "a b",
+        "a\n",
+        "\n",
+        "a\0",
+        "ä",
+        "٣",
+        "%SYS%OFFSETS",
+        "a%",
+        "a\\b",
+        "table.bin",
+    ],
 )
 def test_bad_topic_names_are_refused_everywhere(name: str):
     table = make_table()
@@ -68,7 +86,10 @@ def test_topics_are_there_again_after_a_restart():
     table.create(TopicConfig("a"))
     table.put(TopicConfig("a", writable=False))
     again = make_table(disk)
-    assert again.all() == [TopicConfig("a", writable=False), TopicConfig("b", 4, 16, readable=False)]
+    assert again.all() == [
+        TopicConfig("a", writable=False),
+        TopicConfig("b", 4, 16, readable=False),
+    ]
     assert again.snapshot().version == table.snapshot().version == (1_000, 3)
     assert not again.was_lost
 
@@ -120,14 +141,26 @@ def test_what_the_disk_refuses_has_not_happened():
     table = make_table(disk)
     table.create(TopicConfig("a"))
     disk.capacity_bytes = 0
-    for change in (lambda: table.create(TopicConfig("b")), lambda: table.delete("a"), lambda: table.put(TopicConfig("a", 1, 1))):
+    for change in (
+        lambda: table.create(TopicConfig("b")),
+        lambda: table.delete("a"),
+        lambda: table.put(TopicConfig("a", 1, 1)),
+    ):
         with pytest.raises(OSError):
             change()
     assert table.all() == [TopicConfig("a")] == make_table(disk).all()
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"null", b'{"topics": [{"name": "../a"}], "version": {"time_ms": 1, "counter": 1}}', b'{"topics": 3}']
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"topics": [{"name": "../a"}], "version": {"time_ms": 1, "counter": 1}}',
+        b'{"topics": 3}',
+    ],
 )
 def test_a_damaged_file_is_a_lost_one_and_the_topics_are_restored_from_the_queues(content: bytes):
     disk = SimDisk()

@@ -1,0 +1,103 @@
+"""What the table of consume queues says of each queue, as it stands in its state file.
+
+    consumequeue/table.bin   state file (`side_files.py`): position u64, topics u32, rows u32, names (u32 size, UTF-8, one a line),
+                             rows: topic u32, queue u32, min offset u64, end offset u64, damaged u32
+
+A queue keeps its row, so that a checkpoint changes the rows of those that have changed and copies the rest as they are.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+import numpy as np
+
+_HEAD: Final = struct.Struct("<QIII")
+_ROW: Final = np.dtype(
+    [
+        ("topic", "<u4"),
+        ("queue", "<u4"),
+        ("min_offset", "<u8"),
+        ("end_offset", "<u8"),
+        ("damaged", "<u4"),
+    ]
+)
+_NO_TOPIC: Final = 0xFFFFFFFF
+"""In a row that belongs to no queue any more."""
+_ROWS_MIN: Final = 64
+
+
+class QueueRow(NamedTuple):
+    """A queue as of the table's position.
+
+    Attributes:
+        topic, queue_id: the queue.
+        min_offset, end_offset: its entries.
+        damaged: what comes behind `end_offset` was found not to hold: the log must be read from there.
+    """
+
+    topic: str
+    queue_id: int
+    min_offset: int
+    end_offset: int
+    damaged: bool
+
+
+class QueueRows:
+    """The rows. The owner keeps threads apart."""
+
+    def __init__(self) -> None:
+        self._rows = np.zeros(_ROWS_MIN, _ROW)
+        self._count = 0
+        self._free: list[int] = []
+        self._topics: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return self._count - len(self._free)
+
+    def add(self, topic: str, queue_id: int) -> int:
+        """Makes a row for an empty queue; its index."""
+        if self._free:
+            index = self._free.pop()
+        else:
+            index = self._count
+            if index == len(self._rows):
+                self._rows = np.concatenate((self._rows, np.zeros(index, _ROW)))
+            self._count = index + 1
+        self._rows[index] = (self._topics.setdefault(topic, len(self._topics)), queue_id, 0, 0, 0)
+        return index
+
+    def set(self, index: int, min_offset: int, end_offset: int, damaged: bool) -> None:
+        """Changes a row."""
+        row = self._rows[index]
+        row["min_offset"], row["end_offset"], row["damaged"] = min_offset, end_offset, damaged
+
+    def raise_min_offset(self, index: int, min_offset: int) -> int:
+        """Raises the first offset, as far as the row reaches; what it is then."""
+        row = self._rows[index]
+        row["min_offset"] = max(int(row["min_offset"]), min(min_offset, int(row["end_offset"])))
+        return int(row["min_offset"])
+
+    def remove(self, index: int) -> None:
+        """Takes a row away."""
+        self._rows[index] = (_NO_TOPIC, 0, 0, 0, 0)
+        self._free.append(index)
+
+    def encode(self, position: int) -> bytes:
+        """The payload of the state file."""
+        names = "\n".join(self._topics).encode()
+        head = _HEAD.pack(position, len(self._topics), self._count, len(names))
+        return b"".join((head, names, self._rows[: self._count].tobytes()))
+
+
+def decode_rows(payload: bytes) -> tuple[int, list[QueueRow]]:
+    """(position, the queues) of the payload of a state file."""
+    position, topic_count, row_count, names_size = _HEAD.unpack_from(payload)
+    names = payload[_HEAD.size : _HEAD.size + names_size].decode().split("\n")[:topic_count]
+    rows = np.frombuffer(payload, _ROW, row_count, _HEAD.size + names_size)
+    rows = rows[rows["topic"] != _NO_TOPIC]
+    return position, [
+        QueueRow(names[topic], queue_id, min_offset, end_offset, bool(damaged))
+        for topic, queue_id, min_offset, end_offset, damaged in rows.tolist()
+    ]

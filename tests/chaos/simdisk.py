@@ -1,0 +1,498 @@
+"""A disk in memory, with a page cache, that fails on request.
+
+Faults it can inject:
+- power cut: `crash(rng)` gives the disk as it comes up again. Of what was not synced, any subset survives: each 512-byte sector,
+  each file size and each name in a folder on its own (a rename is one step). `write_back(rng)` lets some of it reach the platter
+  early.
+- kill -9: `killed()` gives the same page cache to the next process; locks and descriptors are gone.
+- a planned fault at any operation that changes something (`plan`, or `fail_at`): `Fault.EIO`, `Fault.ENOSPC`, `Fault.SHORT` (half of
+  a write is done), `Fault.SYNC_LOST` (an fsync fails, once, and the pages count as clean though they never reached the disk),
+  `Fault.CRASH` (the process ends here: `SimulatedCrash`; a write is done in part).
+- a full disk: `capacity_bytes`.
+- damage: `flip_bit`, `overwrite`, `cut`, `swap_ranges` change what is stored without anybody noticing.
+
+Operations are counted in `operations`, so "fail the n-th, for n = 1, 2, 3 …" is a loop. Everything follows from the seed of the
+`rng` that is handed in. Folders are durable at once. One thread at a time.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+import random
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Final, NamedTuple
+
+from protomq_broker.store.disk import Disk, DiskUsage
+
+SECTOR_SIZE_BYTES: Final = 512
+
+
+class Fault(Enum):
+    """What happens at an operation."""
+
+    EIO = "EIO"
+    ENOSPC = "ENOSPC"
+    SHORT = "SHORT"
+    SYNC_LOST = "SYNC_LOST"
+    CRASH = "CRASH"
+
+
+class SimulatedCrash(BaseException):
+    """The process ends at this operation. Not an Exception, so that no handler takes it for an error of the disk."""
+
+
+class Operation(NamedTuple):
+    """One operation that changes something: its number from 1, its name as in `Disk`, its path."""
+
+    number: int
+    name: str
+    path: str
+
+
+class _File:
+    """An inode: what processes see (`cached`), what is on the platter (`durable`), and which sectors differ and may be written back."""
+
+    __slots__ = ("cached", "dirty", "durable", "locked_by")
+
+    def __init__(self) -> None:
+        self.cached = bytearray()
+        self.durable = bytearray()
+        self.dirty: set[int] = set()
+        self.locked_by: int | None = None
+
+    def touch(self, start: int, end: int) -> None:
+        self.dirty.update(
+            range(start // SECTOR_SIZE_BYTES, (end + SECTOR_SIZE_BYTES - 1) // SECTOR_SIZE_BYTES)
+        )
+
+    def persist(self, sectors: set[int], size_bytes: int) -> None:
+        """Writes sectors to the platter and sets the size there."""
+        durable, cached = self.durable, self.cached
+        if len(durable) < size_bytes:
+            durable += bytes(size_bytes - len(durable))
+        for sector in sectors:
+            start = sector * SECTOR_SIZE_BYTES
+            part = cached[start : start + SECTOR_SIZE_BYTES]
+            if start < size_bytes:
+                durable[start : start + len(part)] = part
+        del durable[size_bytes:]
+
+    def copy(self) -> _File:
+        other = _File()
+        other.cached = bytearray(self.cached)
+        other.durable = bytearray(self.durable)
+        other.dirty = set(self.dirty)
+        return other
+
+
+class _NameChange(NamedTuple):
+    """A name that was added, taken away, or moved (both at once), not yet synced."""
+
+    folder: str
+    added: str | None
+    removed: str | None
+    file: _File
+
+
+class SimDisk(Disk):
+    """See the module's docstring."""
+
+    __slots__ = (
+        "_boot",
+        "_descriptors",
+        "_durable_names",
+        "_folders",
+        "_name_changes",
+        "_names",
+        "_next_fd",
+        "capacity_bytes",
+        "history",
+        "operations",
+        "plan",
+    )
+
+    def __init__(
+        self,
+        *,
+        capacity_bytes: int = 1 << 40,
+        plan: Callable[[Operation], Fault | None] | None = None,
+    ) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.plan = plan
+        self.operations = 0
+        self.history: list[Operation] | None = None
+        """Set to a list to have the operations written down."""
+        self._names: dict[str, _File] = {}
+        self._durable_names: dict[str, _File] = {}
+        self._name_changes: list[_NameChange] = []
+        self._folders: set[str] = {"/"}
+        self._descriptors: dict[int, tuple[_File, str]] = {}
+        self._next_fd = 1000
+        self._boot = 1
+
+    # Faults.
+
+    def fail_at(self, number: int, fault: Fault, *, for_ever: bool = False) -> None:
+        """Plans a fault at the `number`-th operation from now on, once or from then on for ever."""
+        first = self.operations + number
+
+        def plan(operation: Operation) -> Fault | None:
+            return (
+                fault
+                if operation.number == first or (for_ever and operation.number > first)
+                else None
+            )
+
+        self.plan = plan
+
+    def crash(self, rng: random.Random, *, keep: float | None = None) -> SimDisk:
+        """The disk after a power cut. `keep`: share of the un-synced things that survive; drawn if None, so that all and nothing occur."""
+        share = rng.choice((0.0, 0.1, 0.5, 0.9, 1.0)) if keep is None else keep
+        after = SimDisk(capacity_bytes=self.capacity_bytes)
+        after._boot = self._boot + 1
+        after._folders = set(self._folders)
+        names = dict(self._durable_names)
+        for change in self._name_changes:
+            if rng.random() < share:
+                _apply_name_change(names, change)
+        copies: dict[int, _File] = {}
+        for path, file in names.items():
+            copy = copies.get(id(file))
+            if copy is None:
+                copy = copies[id(file)] = file.copy()
+                survivors = {sector for sector in sorted(file.dirty) if rng.random() < share}
+                size_bytes = len(file.cached) if rng.random() < share else len(file.durable)
+                copy.persist(survivors, size_bytes)
+                copy.cached = bytearray(copy.durable)
+                copy.dirty = set()
+            after._names[path] = copy
+            after.make_folder(
+                posixpath.dirname(path)
+            )  # a folder that was removed is there again if something in it came back
+        after._durable_names = dict(after._names)
+        return after
+
+    def killed(self) -> SimDisk:
+        """The disk for the next process after kill -9: the page cache is the same, what was not synced still is not."""
+        after = SimDisk(capacity_bytes=self.capacity_bytes)
+        after._boot = self._boot
+        after._folders = set(self._folders)
+        copies: dict[int, _File] = {}
+
+        def copy(file: _File) -> _File:
+            return copies.setdefault(id(file), file.copy())
+
+        after._names = {path: copy(file) for path, file in self._names.items()}
+        after._durable_names = {path: copy(file) for path, file in self._durable_names.items()}
+        after._name_changes = [
+            change._replace(file=copy(change.file)) for change in self._name_changes
+        ]
+        return after
+
+    def write_back(self, rng: random.Random, share: float = 0.5) -> None:
+        """Some of what is not synced reaches the platter by itself, as kernels do."""
+        for file in self._names.values():
+            sectors = {sector for sector in sorted(file.dirty) if rng.random() < share}
+            file.persist(
+                sectors, max(len(file.durable), len(file.cached)) if sectors else len(file.durable)
+            )
+            file.dirty -= sectors
+
+    def flip_bit(self, path: str, bit: int) -> None:
+        """Damages one bit, counted from the file's start, in the cache and on the platter."""
+        file = self._names[path]
+        for content in (file.cached, file.durable):
+            if bit // 8 < len(content):
+                content[bit // 8] ^= 1 << bit % 8
+
+    def overwrite(self, path: str, offset: int, data: bytes) -> None:
+        """Puts other bytes into a file, in the cache and on the platter."""
+        file = self._names[path]
+        for content in (file.cached, file.durable):
+            content[offset : offset + len(data)] = data
+
+    def cut(self, path: str, size_bytes: int) -> None:
+        """Shortens a file, in the cache and on the platter."""
+        file = self._names[path]
+        del file.cached[size_bytes:], file.durable[size_bytes:]
+        file.dirty = {sector for sector in file.dirty if sector * SECTOR_SIZE_BYTES < size_bytes}
+
+    def swap_ranges(self, path: str, first: int, second: int, size_bytes: int) -> None:
+        """Two misdirected writes: what belongs into one place stands in the other."""
+        file = self._names[path]
+        one, two = (bytes(file.cached[at : at + size_bytes]) for at in (first, second))
+        self.overwrite(path, first, two)
+        self.overwrite(path, second, one)
+
+    def content(self, path: str) -> bytes:
+        """What a process would read."""
+        return bytes(self._names[path].cached)
+
+    def files(self, under: str = "/") -> dict[str, bytes]:
+        """All files below a folder with their content."""
+        prefix = under.rstrip("/") + "/"
+        return {
+            path: bytes(file.cached)
+            for path, file in sorted(self._names.items())
+            if path.startswith(prefix)
+        }
+
+    def remove(self, under: str) -> None:
+        """Takes away a file or everything below a folder, durably and without a trace."""
+        prefix = under.rstrip("/") + "/"
+        for names in (self._names, self._durable_names):
+            for path in [path for path in names if path == under or path.startswith(prefix)]:
+                del names[path]
+        self._name_changes = [
+            change for change in self._name_changes if not _touches(change, under, prefix)
+        ]
+        self._folders = {
+            path for path in self._folders if path != under and not path.startswith(prefix)
+        }
+
+    @property
+    def open_descriptors(self) -> int:
+        """Number of descriptors that are open."""
+        return len(self._descriptors)
+
+    # The interface of Disk.
+
+    def open(self, path: str) -> int:
+        file = self._names.get(path)
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return self._descriptor(file, path)
+
+    def open_read_only(self, path: str) -> int:
+        return self.open(path)
+
+    def create(self, path: str) -> int:
+        if path not in self._names:
+            self._begin("create", path)
+            folder = posixpath.dirname(path)
+            if folder not in self._folders:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            file = self._names[path] = _File()
+            self._name_changes.append(_NameChange(folder, path, None, file))
+        return self._descriptor(self._names[path], path)
+
+    def close(self, fd: int) -> None:
+        file, _ = self._descriptors.pop(fd)
+        if file.locked_by == fd:
+            file.locked_by = None
+
+    def size(self, fd: int) -> int:
+        return len(self._file(fd).cached)
+
+    def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
+        return bytes(memoryview(self._file(fd).cached)[position : position + size_bytes])
+
+    def pwrite(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> int:  # type: ignore[override]
+        return self._write("pwrite", fd, bytes(data), position)
+
+    def pwritev(self, fd: int, parts: Sequence[bytes], position: int) -> int:  # type: ignore[override]
+        return self._write("pwritev", fd, b"".join(parts), position)
+
+    def allocate(self, fd: int, size_bytes: int) -> None:
+        file, path = self._descriptors[fd]
+        self._begin("allocate", path)
+        added = size_bytes - len(file.cached)
+        if added <= 0:
+            return
+        self._require_space(added)
+        file.touch(len(file.cached), size_bytes)
+        file.cached += bytes(added)
+
+    def truncate(self, fd: int, size_bytes: int) -> None:
+        file, path = self._descriptors[fd]
+        self._begin("truncate", path)
+        old = len(file.cached)
+        if size_bytes < old:
+            del file.cached[size_bytes:]
+            file.touch(size_bytes, old)
+        elif size_bytes > old:
+            file.touch(old, size_bytes)
+            file.cached += bytes(size_bytes - old)
+
+    def fdatasync(self, fd: int) -> None:  # type: ignore[override]
+        self._sync("fdatasync", fd)
+
+    def fsync(self, fd: int) -> None:  # type: ignore[override]
+        self._sync("fsync", fd)
+
+    def written_ranges(self, fd: int, start: int, end: int) -> list[tuple[int, int]]:
+        end = min(end, self.size(fd))
+        return [(start, end)] if start < end else []
+
+    def exists(self, path: str) -> bool:
+        return path in self._names or path in self._folders
+
+    def list(self, path: str) -> list[str]:
+        prefix = path.rstrip("/") + "/"
+        names = {
+            known[len(prefix) :].split("/", 1)[0]
+            for known in (*self._names, *self._folders)
+            if known.startswith(prefix) and known != prefix
+        }
+        return sorted(names)
+
+    def is_folder(self, path: str) -> bool:
+        return path in self._folders
+
+    def make_folder(self, path: str) -> None:
+        while path not in self._folders:
+            self._folders.add(path)
+            path = posixpath.dirname(path)
+
+    def rename(self, source: str, target: str) -> None:
+        self._begin("rename", source)
+        if source not in self._names:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
+        change = _NameChange(posixpath.dirname(target), target, source, self._names[source])
+        _apply_name_change(self._names, change)
+        self._name_changes.append(change)
+        for fd, (file, path) in self._descriptors.items():
+            if path == source:
+                self._descriptors[fd] = (file, target)
+
+    def unlink(self, path: str) -> None:
+        self._begin("unlink", path)
+        file = self._names.get(path)
+        if file is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        change = _NameChange(posixpath.dirname(path), None, path, file)
+        _apply_name_change(self._names, change)
+        self._name_changes.append(change)
+
+    def remove_folder(self, path: str) -> None:
+        self._begin("remove_folder", path)
+        if self.list(path):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
+        self._folders.discard(path)
+
+    def fsync_dir(self, path: str) -> None:
+        self._begin("fsync_dir", path)
+        left: list[_NameChange] = []
+        for change in self._name_changes:
+            if change.folder == path:
+                _apply_name_change(self._durable_names, change)
+            else:
+                left.append(change)
+        self._name_changes = left
+
+    def open_folder(self, path: str) -> int:
+        if path not in self._folders:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return self._descriptor(_File(), path)
+
+    def sync_file_system(self, fd: int) -> None:
+        _, path = self._descriptors[fd]
+        fault = self._begin("sync_file_system", path)
+        for file in self._names.values():
+            if fault is Fault.SYNC_LOST:
+                file.dirty.clear()
+            else:
+                file.persist(file.dirty, len(file.cached))
+                file.dirty.clear()
+        if fault is Fault.SYNC_LOST:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        for change in self._name_changes:
+            _apply_name_change(self._durable_names, change)
+        self._name_changes = []
+
+    def lock(self, fd: int) -> bool:
+        file = self._file(fd)
+        if file.locked_by is not None and file.locked_by != fd:
+            return False
+        file.locked_by = fd
+        return True
+
+    def usage(self, path: str) -> DiskUsage:
+        return DiskUsage(self.capacity_bytes, max(0, self.capacity_bytes - self._used_bytes()))
+
+    def cache_id(self, path: str) -> str:
+        return f"boot-{self._boot}"
+
+    # Parts.
+
+    def _descriptor(self, file: _File, path: str) -> int:
+        self._next_fd += 1
+        self._descriptors[self._next_fd] = (file, path)
+        return self._next_fd
+
+    def _file(self, fd: int) -> _File:
+        found = self._descriptors.get(fd)
+        if found is None:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        return found[0]
+
+    def _begin(self, name: str, path: str) -> Fault | None:
+        """Counts an operation and lets its fault happen; SHORT and SYNC_LOST, and a CRASH in a write, are left to the caller."""
+        self.operations += 1
+        operation = Operation(self.operations, name, path)
+        if self.history is not None:
+            self.history.append(operation)
+        fault = self.plan(operation) if self.plan is not None else None
+        if fault is Fault.EIO or (fault is Fault.SHORT and not name.startswith("pwrite")):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        if fault is Fault.ENOSPC:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        if fault is Fault.CRASH and not name.startswith("pwrite"):
+            raise SimulatedCrash(operation)
+        if fault is Fault.SYNC_LOST and name not in ("fsync", "fdatasync", "sync_file_system"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return fault
+
+    def _write(self, name: str, fd: int, data: bytes, position: int) -> int:
+        file, path = self._descriptors[fd]
+        fault = self._begin(name, path)
+        if fault is not None:
+            data = data[: len(data) // 2]
+        end = position + len(data)
+        old = len(file.cached)
+        if end > old:
+            self._require_space(end - old)
+            file.cached += bytes(end - old)
+            file.touch(old, end)
+        file.cached[position:end] = data
+        file.touch(position, end)
+        if fault is Fault.CRASH:
+            raise SimulatedCrash(Operation(self.operations, name, path))
+        if fault is Fault.SHORT and not data:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        return len(data)
+
+    def _sync(self, name: str, fd: int) -> None:
+        file, path = self._descriptors[fd]
+        fault = self._begin(name, path)
+        if fault is Fault.SYNC_LOST:
+            file.dirty.clear()  # clean, though nothing was written
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        file.persist(file.dirty, len(file.cached))
+        file.dirty.clear()
+
+    def _used_bytes(self) -> int:
+        return sum(
+            len(file.cached) for file in {id(file): file for file in self._names.values()}.values()
+        )
+
+    def _require_space(self, size_bytes: int) -> None:
+        if self._used_bytes() + size_bytes > self.capacity_bytes:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _apply_name_change(names: dict[str, _File], change: _NameChange) -> None:
+    if change.removed is not None and names.get(change.removed) is change.file:
+        del names[change.removed]
+    if change.added is not None:
+        names[change.added] = change.file
+
+
+def _touches(change: _NameChange, path: str, prefix: str) -> bool:
+    return any(
+        name is not None and (name == path or name.startswith(prefix))
+        for name in (change.added, change.removed)
+    )

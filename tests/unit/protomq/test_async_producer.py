@@ -1,0 +1,334 @@
+"""AsyncProducer: coroutines share requests, retries store once, nothing waits for ever. A cluster in memory, no sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from protomq import AsyncProducer, MessageQueue, OutgoingMessage, SendResult, SendStatus
+from protomq._selectors import sharded_index
+from protomq.errors import (
+    BatchIncompleteError,
+    ClosedError,
+    ConfigurationError,
+    ConnectFailedError,
+    ConnectionLostError,
+    InvalidArgumentError,
+    QueueNotFoundError,
+    RequestTimeoutError,
+    ShuttingDownError,
+    TopicNotFoundError,
+)
+from protomq.wire.record import decode_message_id
+from tests.support.fake_cluster import FakeAsyncTransport, FakeCluster, after_storing
+
+QUEUE = MessageQueue("T", "a", 1)
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster()
+
+
+@pytest.fixture
+def transport(cluster: FakeCluster) -> FakeAsyncTransport:
+    return FakeAsyncTransport(cluster)
+
+
+@pytest.fixture
+async def producer(transport: FakeAsyncTransport) -> AsyncIterator[AsyncProducer]:
+    async with AsyncProducer(transport=transport) as producer:
+        yield producer
+
+
+async def turns(count: int = 5) -> None:
+    """Lets the loop turn a few times: everything that can happen by now has happened."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+class Gate:
+    """Holds requests back until it is opened."""
+
+    def __init__(self, transport: FakeAsyncTransport) -> None:
+        self.waiting = 0
+        self.open = asyncio.Event()
+        transport.gate = self.wait
+
+    async def wait(self) -> None:
+        self.waiting += 1
+        await self.open.wait()
+
+
+async def test_a_result_says_where_the_message_is(
+    cluster: FakeCluster, producer: AsyncProducer
+) -> None:
+    await producer.send("T", b"one", queue=QUEUE)
+    result = await producer.send("T", b"two", queue=QUEUE, key="k", tag="t", properties={"p": "v"})
+    assert (result.status, result.queue, result.queue_offset) == (SendStatus.SEND_OK, QUEUE, 1)
+    assert decode_message_id(result.message_id) == (producer.producer_id, 0, 1)
+    record = cluster.calls[1].request.records[0]
+    assert (list(record.keys), record.tag, dict(record.properties)) == (["k"], "t", {"p": "v"})
+
+
+async def test_coroutines_of_one_turn_share_a_request(
+    cluster: FakeCluster, producer: AsyncProducer
+) -> None:
+    results = await asyncio.gather(
+        *(producer.send("T", b"%02d" % i, queue=QUEUE) for i in range(64))
+    )
+    assert [len(call.request.records) for call in cluster.calls] == [64]
+    assert [result.queue_offset for result in results] == list(range(64))
+    assert cluster.stored() == {("a", 1): [b"%02d" % i for i in range(64)]}
+
+
+async def test_messages_that_gather_while_the_line_is_busy_travel_together(
+    cluster: FakeCluster, transport: FakeAsyncTransport, producer: AsyncProducer
+) -> None:
+    gate = Gate(transport)
+    tasks = [asyncio.create_task(producer.send("T", b"first", queue=QUEUE))]
+    await turns()
+    tasks += [asyncio.create_task(producer.send("T", b"%02d" % i, queue=QUEUE)) for i in range(20)]
+    await turns()
+    assert gate.waiting == 1
+    gate.open.set()
+    assert [result.queue_offset for result in await asyncio.gather(*tasks)] == list(range(21))
+    assert [len(call.request.records) for call in cluster.calls] == [1, 20]
+
+
+async def test_messages_for_any_queue_are_all_stored_once(
+    cluster: FakeCluster, producer: AsyncProducer
+) -> None:
+    for _ in range(2):
+        cluster.script("a", after_storing(ConnectionLostError("cut")), ConnectFailedError("down"))
+
+    async def run(number: int) -> None:
+        for i in range(30):
+            await producer.send("T", b"%d-%d" % (number, i))
+
+    await asyncio.gather(*(run(number) for number in range(40)))
+    assert cluster.bodies() == sorted(
+        b"%d-%d" % (number, i) for number in range(40) for i in range(30)
+    )
+    queues = {call.request.queue_id for call in cluster.calls}
+    assert queues == {0, 1, 2, 3}
+
+
+async def test_a_send_between_the_end_of_a_request_and_the_next_turn_is_not_forgotten(
+    producer: AsyncProducer,
+) -> None:
+    async def run() -> None:
+        for _ in range(50):
+            await producer.send("T", b"x", queue=QUEUE)
+
+    async with asyncio.timeout(10):
+        await asyncio.gather(run(), run())
+
+
+async def test_sharding_keys_selectors_and_messages(producer: AsyncProducer) -> None:
+    assert (await producer.send("T", b"x", sharding_key="k")).queue.queue_id == sharded_index(
+        "k", 4
+    )
+    assert (
+        await producer.send("T", b"x", selector=lambda queues, message: queues[3])
+    ).queue.queue_id == 3
+    assert (await producer.send(OutgoingMessage("T", b"x", queue=QUEUE))).queue == QUEUE
+
+
+async def test_a_lost_answer_is_asked_for_again_and_stored_once(
+    cluster: FakeCluster, producer: AsyncProducer
+) -> None:
+    cluster.script("a", after_storing(RequestTimeoutError("lost")))
+    result = await producer.send("T", b"once")
+    assert result.repeated_send
+    assert cluster.bodies() == [b"once"]
+    assert len({call.payload for call in cluster.calls}) == 1
+
+
+async def test_a_broker_that_refuses_is_left_for_another() -> None:
+    cluster = FakeCluster({"T": {"a": 2, "b": 2}})
+    cluster.script("a", *[ShuttingDownError("bye")] * 9)
+    async with AsyncProducer(transport=FakeAsyncTransport(cluster)) as producer:
+        assert {(await producer.send("T", b"x")).queue.broker_name for _ in range(8)} == {"b"}
+
+
+async def test_a_shrunk_topic_is_looked_up_again(
+    cluster: FakeCluster, producer: AsyncProducer
+) -> None:
+    key = next(f"k{i}" for i in range(100) if sharded_index(f"k{i}", 4) == 3)
+    await producer.send("T", b"x", sharding_key=key)
+    cluster.topics["T"]["a"] = 2
+    cluster.script("a", *[QueueNotFoundError("no queue 3")] * 3)
+    assert (await producer.send("T", b"y", sharding_key=key)).queue.queue_id == sharded_index(
+        key, 2
+    )
+
+
+async def test_an_error_reaches_every_caller_of_the_request(
+    cluster: FakeCluster, producer: AsyncProducer
+) -> None:
+    cluster.script("a", InvalidArgumentError("no"))
+    outcomes = await asyncio.gather(
+        *(producer.send("T", b"x", queue=QUEUE) for _ in range(5)), return_exceptions=True
+    )
+    assert [type(outcome) for outcome in outcomes] == [InvalidArgumentError] * 5
+    with pytest.raises(TopicNotFoundError):
+        await producer.send("unknown", b"x")
+
+
+async def test_waiting_in_line_ends_with_the_time_out_and_is_definite(
+    cluster: FakeCluster, transport: FakeAsyncTransport, producer: AsyncProducer
+) -> None:
+    gate = Gate(transport)
+    first = asyncio.create_task(producer.send("T", b"first", queue=QUEUE))
+    await turns()
+    with pytest.raises(RequestTimeoutError) as caught:
+        await producer.send("T", b"second", queue=QUEUE, timeout_s=0.01)
+    assert caught.value.definite
+    gate.open.set()
+    await first
+    await turns()
+    assert cluster.bodies() == [b"first"]
+
+
+async def test_a_time_out_on_the_way_is_not_definite(
+    transport: FakeAsyncTransport, producer: AsyncProducer
+) -> None:
+    gate = Gate(transport)
+    with pytest.raises(RequestTimeoutError) as caught:
+        await producer.send("T", b"x", timeout_s=0.01)
+    assert not caught.value.definite
+    gate.open.set()
+
+
+async def test_a_cancelled_send_that_still_waits_is_not_sent(
+    cluster: FakeCluster, transport: FakeAsyncTransport, producer: AsyncProducer
+) -> None:
+    gate = Gate(transport)
+    tasks = [asyncio.create_task(producer.send("T", body, queue=QUEUE)) for body in (b"first",)]
+    await turns()
+    tasks += [
+        asyncio.create_task(producer.send("T", body, queue=QUEUE)) for body in (b"second", b"third")
+    ]
+    await turns()
+    tasks[1].cancel()
+    gate.open.set()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(outcomes[1], asyncio.CancelledError)
+    assert cluster.bodies() == [b"first", b"third"]
+
+
+async def test_more_than_may_be_on_its_way_waits_for_room(
+    cluster: FakeCluster, transport: FakeAsyncTransport
+) -> None:
+    gate = Gate(transport)
+    async with AsyncProducer(transport=transport, pending_size_max_bytes=1000) as producer:
+        tasks = [asyncio.create_task(producer.send("T", bytes(400))) for _ in range(10)]
+        await turns()
+        assert producer._pending_size <= 1400
+        gate.open.set()
+        results = await asyncio.gather(*tasks)
+    assert len(results) == len(cluster.bodies()) == 10
+    assert producer._pending_size == 0
+
+
+async def test_one_way_asks_for_no_answer(cluster: FakeCluster, producer: AsyncProducer) -> None:
+    await producer.send_one_way("T", b"x", key="k")
+    assert cluster.calls[0].one_way
+
+
+async def test_a_batch_is_one_request_unless_it_must_be_split(
+    cluster: FakeCluster, transport: FakeAsyncTransport
+) -> None:
+    async with AsyncProducer(transport=transport, batch_size_max_bytes=5000) as producer:
+        assert [
+            r.queue_offset for r in await producer.send_batch("T", [b"a", b"b"], queue=QUEUE)
+        ] == [0, 1]
+        result = await producer.send_batch("T", [bytes(1000)] * 10, queue=QUEUE)
+    assert [r.queue_offset for r in result] == list(range(2, 12))
+    assert [len(call.request.records) for call in cluster.calls] == [2, 4, 4, 2]
+
+
+async def test_messages_of_a_batch_go_to_the_queue_of_their_sharding_key(
+    cluster: FakeCluster, producer: AsyncProducer
+) -> None:
+    messages = [OutgoingMessage("T", b"%d" % i, sharding_key=f"key-{i % 7}") for i in range(50)]
+    for message, stored in zip(messages, await producer.send_batch("T", messages), strict=True):
+        assert (
+            cluster.brokers["a"].queues["T", stored.queue.queue_id][stored.queue_offset].body
+            == message.body
+        )
+
+
+async def test_a_batch_that_fails_half_way_says_what_is_stored(
+    cluster: FakeCluster, transport: FakeAsyncTransport
+) -> None:
+    async with AsyncProducer(transport=transport, batch_size_max_bytes=3000) as producer:
+        cluster.on_send = lambda call: (
+            cluster.script("a", InvalidArgumentError("no")) if len(cluster.calls) == 1 else None
+        )
+        with pytest.raises(BatchIncompleteError) as caught:
+            await producer.send_batch("T", [bytes(1000)] * 5)
+        assert [stored.count for stored in caught.value.stored] == [2]
+        with pytest.raises(ConfigurationError):
+            await producer.send_batch("T", [b"a"], keys=["k", "l"])
+    cluster.on_send = None
+
+
+async def test_hooks_see_every_message(cluster: FakeCluster, transport: FakeAsyncTransport) -> None:
+    events: list[tuple[str, bytes]] = []
+
+    class Hook:
+        def before_send(self, message: OutgoingMessage) -> OutgoingMessage | None:
+            events.append(("before", message.body))
+            return None
+
+        def after_send(
+            self, message: OutgoingMessage, result: SendResult | None, error: BaseException | None
+        ) -> None:
+            events.append(("stored" if result else "failed", message.body))
+
+    async with AsyncProducer(transport=transport, hooks=[Hook()]) as producer:
+        await producer.send("T", b"a")
+        await producer.send_batch("T", [b"b"])
+        cluster.script("a", InvalidArgumentError("no"))
+        with pytest.raises(InvalidArgumentError):
+            await producer.send("T", b"c")
+    assert events == [
+        ("before", b"a"),
+        ("stored", b"a"),
+        ("before", b"b"),
+        ("stored", b"b"),
+        ("before", b"c"),
+        ("failed", b"c"),
+    ]
+
+
+async def test_close_waits_for_what_is_on_its_way(transport: FakeAsyncTransport) -> None:
+    gate = Gate(transport)
+    producer = AsyncProducer(transport=transport)
+    tasks = [asyncio.create_task(producer.send("T", b"x")) for _ in range(3)]
+    await turns()
+    closing = asyncio.create_task(producer.close())
+    await turns()
+    gate.open.set()
+    await closing
+    assert [(await task).status for task in tasks] == [SendStatus.SEND_OK] * 3
+    with pytest.raises(ClosedError):
+        await producer.send("T", b"x")
+
+
+async def test_close_fails_what_it_cannot_send_in_time(transport: FakeAsyncTransport) -> None:
+    gate = Gate(transport)
+    producer = AsyncProducer(transport=transport)
+    first = asyncio.create_task(producer.send("T", b"x", queue=QUEUE))
+    await turns()
+    second = asyncio.create_task(producer.send("T", b"y", queue=QUEUE))
+    await turns()
+    await producer.close(timeout_s=0.01)
+    outcomes = await asyncio.gather(first, second, return_exceptions=True)
+    assert [type(outcome) for outcome in outcomes] == [ClosedError, ClosedError]
+    assert [outcome.definite for outcome in outcomes] == [False, True]  # type: ignore[union-attr]
+    assert gate.waiting == 1

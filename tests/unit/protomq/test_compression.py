@@ -1,0 +1,87 @@
+"""Bodies come back as they were; what is damaged, too large or unknown is an error; a missing codec falls back visibly."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protomq import _compression
+from protomq._compression import compress_body, decompress, make_compressor
+from protomq.errors import CompressionError, ConfigurationError
+
+CODECS = ["zlib", "lz4", "zstd"]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@given(body=st.binary(max_size=2000).map(lambda data: data * 4))
+def test_a_body_comes_back_as_it_was(codec: str, body: bytes) -> None:
+    packed, flag = compress_body(make_compressor(codec), body)
+    assert decompress(packed, flag | 8) == body
+    assert flag == 0 or len(packed) < len(body)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_text_gets_smaller_and_levels_are_taken(codec: str) -> None:
+    body = b"to be or not to be, " * 1000
+    for level in (None, 1, 9):
+        packed, flag = compress_body(make_compressor(codec, level), body)
+        assert flag == _compression.FLAGS[codec]
+        assert len(packed) < len(body) // 10
+        assert decompress(packed, flag) == body
+
+
+def test_a_body_that_does_not_get_smaller_stays_as_it_is() -> None:
+    body = random.Random(1).randbytes(6000)
+    assert compress_body(make_compressor("zstd"), body) == (body, 0)
+    assert compress_body(make_compressor("none"), bytes(10_000)) == (bytes(10_000), 0)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_output_is_capped(codec: str) -> None:
+    packed, flag = compress_body(make_compressor(codec), bytes(1 << 20))
+    assert decompress(packed, flag, 1 << 20) == bytes(1 << 20)
+    with pytest.raises(CompressionError, match="more than the allowed"):
+        decompress(packed, flag, (1 << 20) - 1)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_damage_is_an_error(codec: str) -> None:
+    packed, flag = compress_body(make_compressor(codec), b"abcdefgh" * 1000)
+    with pytest.raises(CompressionError):
+        decompress(packed[:-3], flag)
+    with pytest.raises(CompressionError):
+        decompress(b"\xff" * 20, flag)
+    with pytest.raises(CompressionError):
+        decompress(b"", flag)
+
+
+def test_an_unknown_codec_is_an_error() -> None:
+    with pytest.raises(CompressionError, match="unknown compression 7"):
+        decompress(b"x", 7)
+    with pytest.raises(ConfigurationError):
+        make_compressor("brotli")
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_a_codec_that_is_not_installed_is_replaced_by_zlib_and_that_is_logged(
+    codec: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    packed, flag = compress_body(make_compressor(codec), bytes(5000))
+    monkeypatch.setattr(_compression, f"{codec}_module", lambda: None)
+    with caplog.at_level(logging.WARNING, "protomq"):
+        compressor = make_compressor(codec, 19)
+    assert compressor.name == "zlib"
+    assert "protomq[compression]" in caplog.text
+    assert decompress(*compress_body(compressor, bytes(5000))) == bytes(5000)
+    with pytest.raises(CompressionError, match="not installed"):
+        decompress(packed, flag)
+
+
+def test_auto_is_zstd_where_installed_else_zlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert make_compressor("auto").name == "zstd"
+    monkeypatch.setattr(_compression, "zstd_module", lambda: None)
+    assert make_compressor("auto").name == "zlib"

@@ -1,0 +1,324 @@
+"""Messages decoded by position are those that protobuf decodes, whatever stands in them."""
+
+from __future__ import annotations
+
+import pickle
+import zlib
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protomq._message import Message
+from protomq._pull_answer import (
+    PullAnswer,
+    _decode_many,
+    _parse_pull_answer,
+    decode_messages,
+    decode_pull_answer,
+    decode_records,
+)
+from protomq._types import MessageQueue, PullStatus
+from protomq.errors import CompressionError, CorruptMessageError, ProtocolError, ProtomqError
+from protomq.v1 import pull_service_pb2, record_pb2
+from protomq.wire.record import (
+    COMPRESSION_ZLIB,
+    RecordTemplate,
+    encode_front,
+    encode_record_field,
+    encode_seal,
+)
+from tests.support.fake_server import encode_pull_answer
+
+QUEUE = MessageQueue("topic", "broker-a", 3)
+TEXTS = st.text(max_size=20)
+BODIES = st.one_of(st.binary(max_size=200), st.integers(0, 40_000).map(bytes))
+
+
+def make_record(
+    body: bytes = b"body",
+    *,
+    keys: list[str] | None = None,
+    tag: str = "",
+    properties: dict[str, str] | None = None,
+    sharding_key: str = "",
+    born_host: str = "",
+    flags: int = 0,
+    sequence: int = 0,
+) -> bytes:
+    keys = keys or []
+    front = encode_front(keys, tag, properties, sharding_key, born_host)
+    template = RecordTemplate("topic", 0xABCDEF, 5)
+    return template.encode(
+        body,
+        sequence,
+        1_700_000_000_123,
+        key=keys[0] if keys else "",
+        tag=tag,
+        front=front,
+        flags=flags,
+    )
+
+
+records = st.builds(
+    make_record,
+    BODIES,
+    keys=st.lists(TEXTS.filter(bool), max_size=3),
+    tag=TEXTS,
+    properties=st.dictionaries(TEXTS, st.text(max_size=300), max_size=4),
+    sharding_key=TEXTS,
+    born_host=TEXTS,
+    sequence=st.integers(0, 2**64 - 1),
+)
+
+
+def decode(answer: bytes) -> list[Message]:
+    return decode_messages(decode_pull_answer(answer), QUEUE)
+
+
+def state_of(message: Message) -> tuple[object, ...]:
+    return tuple(getattr(message, name, None) for name in Message.__slots__)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(records, min_size=1, max_size=6),
+    st.integers(0, 10_000),
+    st.one_of(st.none(), st.tuples(st.integers(0, 10_000), st.integers(1, 255))),
+)
+def test_the_columns_and_the_loop_agree(
+    encoded: list[bytes], offset: int, damage: tuple[int, int] | None
+) -> None:
+    fields = [(offset + i, encode_record_field(record)) for i, record in enumerate(encoded)]
+    answer = decode_pull_answer(encode_pull_answer(1, offset + len(fields), 0, 99, fields))
+    if damage is not None:
+        raw = bytearray(answer.raw)
+        raw[answer.base + damage[0] % (len(raw) - answer.base)] ^= damage[1]
+        answer = answer._replace(raw=bytes(raw))
+    arguments = (answer.raw, answer.base, answer.starts, answer.sizes, answer.queue_offsets, QUEUE)
+    fast = _decode_many(*arguments)
+    if fast is not None:
+        assert list(map(state_of, fast)) == list(map(state_of, decode_records(*arguments)))
+    else:
+        assert damage is not None or any(
+            message._body is None for message in decode_records(*arguments)
+        )
+
+
+def test_many_messages_with_one_damaged_one() -> None:
+    fields = [(i, encode_record_field(make_record(b"body-%d" % i, sequence=i))) for i in range(200)]
+    answer = encode_pull_answer(1, 200, 0, 200, fields).replace(b"body-77", b"bodY-77")
+    messages = decode(answer)
+    assert [message.stored_body for message in messages[76:79]] == [
+        b"body-76",
+        b"bodY-77",
+        b"body-78",
+    ]
+    with pytest.raises(CorruptMessageError):
+        _ = messages[77].body
+    assert messages[78].body == b"body-78"
+
+
+def assert_same(message: Message, record: record_pb2.Record) -> None:
+    assert message.body == record.body == message.stored_body
+    assert message.keys == tuple(record.keys)
+    assert message.key == (record.keys[0] if record.keys else "")
+    assert message.tag == record.tag
+    assert message.properties == dict(record.properties)
+    assert message.sharding_key == record.attributes.sharding_key
+    assert message.born_host == record.attributes.born_host
+    assert message.topic == QUEUE.topic
+    for name in (
+        "tag_code", "key_hash", "producer_id", "producer_epoch", "sequence", "body_crc32c", "born_time_ms", "flags",
+        "queue_id", "store_time_ms", "physical_offset",
+    ):  # fmt: skip
+        assert getattr(message, name) == getattr(record, name), name
+    assert record_pb2.Record.FromString(message.record) == record
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(records, min_size=1, max_size=6), st.booleans(), st.booleans())
+def test_messages_are_what_protobuf_parses(encoded: list[bytes], dense: bool, sealed: bool) -> None:
+    fields = [encode_record_field(record) for record in encoded]
+    offsets = (
+        list(range(40, 40 + len(fields))) if dense else [40 + i * i + i for i in range(len(fields))]
+    )
+    if sealed:
+        seal = encode_seal(
+            0, b"x", epoch=1, start_position=0, record_count=1, store_time_ms=1, synced_position=0
+        )
+        regions, starts = b"", []
+        for field in fields:
+            starts.append(len(regions))
+            regions += field + seal
+        header = pull_service_pb2.PullResponse(
+            status=pull_service_pb2.PULL_STATUS_FOUND, next_offset=offsets[-1] + 1, regions_size_bytes=len(regions),
+            record_starts=starts, record_sizes=[len(field) for field in fields],
+            queue_offsets=[] if dense else offsets, first_offset=offsets[0],
+        )  # fmt: skip
+        answer = header.SerializeToString() + regions
+    else:
+        answer = encode_pull_answer(
+            1, offsets[-1] + 1, 7, 99, list(zip(offsets, fields, strict=True))
+        )
+    parsed = pull_service_pb2.PullResponse.FromString(answer)
+    messages = decode(answer)
+    assert [message.queue_offset for message in messages] == offsets
+    assert len(parsed.records) == len(messages)
+    for message, record in zip(messages, parsed.records, strict=True):
+        assert_same(message, record)
+        assert_same(pickle.loads(pickle.dumps(message)), record)
+        assert_same(message.detached(), record)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(records, max_size=4), st.integers(0, 2**62), st.integers(0, 4))
+def test_an_answer_in_any_order_of_fields_gives_the_same(
+    encoded: list[bytes], offset: int, status: int
+) -> None:
+    parsed = [record_pb2.Record.FromString(record) for record in encoded]
+    for i, record in enumerate(parsed):
+        record.queue_offset = offset + i
+    naive = pull_service_pb2.PullResponse(
+        records=parsed, status=status, next_offset=offset + len(parsed), min_offset=1, end_offset=offset + 10,  # type: ignore[arg-type]
+    )  # fmt: skip
+    answer = decode_pull_answer(naive.SerializeToString())
+    assert answer[:4] == (PullStatus(status), offset + len(parsed), 1, offset + 10)
+    messages = decode_messages(answer, QUEUE)
+    assert [message.queue_offset for message in messages] == [
+        offset + i for i in range(len(parsed))
+    ]
+    for message, record in zip(messages, parsed, strict=True):
+        assert_same(message, record)
+
+
+def same_answer(one: PullAnswer, other: PullAnswer) -> bool:
+    def view(answer: PullAnswer) -> object:
+        starts = [answer.base + start for start in answer.starts]
+        cut = [answer.raw[at : at + size] for at, size in zip(starts, answer.sizes, strict=True)]
+        return answer[:4], cut, list(answer.queue_offsets)
+
+    return view(one) == view(other)
+
+
+def test_the_fast_and_the_slow_way_agree_on_the_answer() -> None:
+    fields = []
+    for i in range(5):
+        record = record_pb2.Record.FromString(make_record(bytes(i * 100), keys=["k"], tag="t"))
+        record.queue_offset = 12 + i
+        fields.append((12 + i, encode_record_field(record.SerializeToString())))
+    answer = encode_pull_answer(1, 17, 3, 20, fields)
+    assert same_answer(decode_pull_answer(answer), _parse_pull_answer(answer))
+
+
+def test_an_answer_cut_anywhere_is_an_error_not_a_wrong_message() -> None:
+    fields = [
+        (i, encode_record_field(make_record(b"b" * 50, keys=["key"], sequence=i))) for i in range(3)
+    ]
+    answer = encode_pull_answer(1, 3, 0, 3, fields)
+    whole = [message.body for message in decode(answer)]
+    assert whole == [b"b" * 50] * 3
+    for cut in range(len(answer)):
+        try:
+            messages = decode(answer[:cut])
+            bodies = [message.body for message in messages]
+        except (ProtocolError, CorruptMessageError):
+            continue
+        assert bodies == []  # Only an answer without any message may pass: its header ended early.
+
+
+def test_a_flipped_bit_in_a_body_is_found() -> None:
+    field = encode_record_field(make_record(b"x" * 64, keys=["key"]))
+    answer = bytearray(encode_pull_answer(1, 1, 0, 1, [(0, field)]))
+    at = answer.index(b"x" * 64)
+    for bit in range(0, 64 * 8, 37):
+        answer[at + bit // 8] ^= 1 << bit % 8
+        message = decode(bytes(answer))[0]
+        with pytest.raises(CorruptMessageError) as caught:
+            _ = message.body
+        assert caught.value.metadata["queue_offset"] == "0"
+        assert message.key == "key"
+        assert len(message.stored_body) == 64
+        answer[at + bit // 8] ^= 1 << bit % 8
+    assert decode(bytes(answer))[0].body == b"x" * 64
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_whatever_is_damaged_in_a_record_the_error_is_ours(data: st.DataObject) -> None:
+    record = bytearray(
+        make_record(
+            b"body" * 5, keys=["k", "ä" * 70], tag="tag", properties={"a": "ü"}, born_host="h"
+        )
+    )
+    at = data.draw(st.integers(0, len(record) - 1))
+    record[at] ^= data.draw(st.integers(1, 255))
+    try:
+        message = Message.from_record(bytes(record), QUEUE, 1)
+        _ = (
+            message.body,
+            message.key,
+            message.keys,
+            message.tag,
+            message.properties,
+            message.born_host,
+            message.record,
+        )
+        _ = (repr(message), message.message_id, message.flags, message.compression)
+    except ProtomqError:
+        return
+
+
+def test_a_compressed_body_is_unpacked_when_it_is_touched() -> None:
+    text = b"compress me " * 1000
+    stored = zlib.compress(text)
+    message = Message.from_record(make_record(stored, flags=COMPRESSION_ZLIB), QUEUE)
+    assert message.compression == "zlib"
+    assert message.body == text
+    assert message.body is message.body
+    assert message.stored_body == stored
+    assert pickle.loads(pickle.dumps(message)).body == text
+
+
+def test_a_body_that_unpacks_to_too_much_is_refused() -> None:
+    bomb = zlib.compress(bytes(33 << 20))
+    message = Message.from_record(make_record(bomb, flags=COMPRESSION_ZLIB), QUEUE)
+    with pytest.raises(CompressionError):
+        _ = message.body
+
+
+def test_decoding_stops_where_it_is_told_to() -> None:
+    fields = [(i, encode_record_field(make_record(b"%d" % i, sequence=i))) for i in range(10)]
+    answer = decode_pull_answer(encode_pull_answer(1, 10, 0, 10, fields))
+    assert [message.body for message in decode_messages(answer, QUEUE, 3, 6)] == [b"3", b"4", b"5"]
+    assert [message.queue_offset for message in decode_messages(answer, QUEUE, 8)] == [8, 9]
+
+
+def test_unknown_header_fields_are_passed_over() -> None:
+    field = encode_record_field(make_record(b"1"))
+    answer = encode_pull_answer(1, 1, 0, 1, [(0, field)])
+    header, regions = answer[: -len(field)], answer[-len(field) :]
+    later = (
+        header
+        + b"\xa0\x06\x05"
+        + b"\xaa\x06\x03abc"
+        + b"\xa5\x06abcd"
+        + b"\xa1\x06abcdefgh"
+        + regions
+    )
+    assert [message.body for message in decode(later)] == [b"1"]
+
+
+def test_a_record_without_the_stored_layout_is_refused() -> None:
+    field = encode_record_field(record_pb2.Record(keys=["k"], body=b"").SerializeToString())
+    with pytest.raises(ProtocolError):
+        decode(encode_pull_answer(1, 1, 0, 1, [(0, field)]))
+
+
+def test_times_are_datetimes_in_utc() -> None:
+    message = Message.from_record(make_record(b""), QUEUE, 9)
+    assert message.born_time == datetime.fromtimestamp(1_700_000_000.123, UTC)
+    assert message.message_id == "0000000000ABCDEF" + "00000005" + "0000000000000000"
+    assert message.queue_offset == 9
+    assert "topic/broker-a" in repr(message)

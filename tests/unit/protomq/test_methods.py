@@ -1,0 +1,52 @@
+"""The table of methods is the one of the .proto files."""
+
+from __future__ import annotations
+
+from protomq import _methods
+from protomq._types import MethodInfo, Permission, PullStatus
+from protomq.v1 import (
+    admin_service_pb2,
+    consumer_service_pb2,
+    options_pb2,
+    pull_service_pb2,
+    route_service_pb2,
+    send_service_pb2,
+    topic_pb2,
+)
+
+FILES = (
+    admin_service_pb2,
+    consumer_service_pb2,
+    pull_service_pb2,
+    route_service_pb2,
+    send_service_pb2,
+)
+
+
+def described_methods() -> dict[str, MethodInfo]:
+    found = {}
+    for file in FILES:
+        for service in file.DESCRIPTOR.services_by_name.values():
+            lane = service.GetOptions().Extensions[options_pb2.lane]
+            for method in service.methods:
+                method_id = method.GetOptions().Extensions[options_pb2.remoting].method_id
+                path = f"/{service.full_name}/{method.name}"
+                found[path] = MethodInfo(path, method_id, lane)
+    return found
+
+
+def test_methods_are_those_of_the_descriptors() -> None:
+    described = described_methods()
+    table = [value for value in vars(_methods).values() if isinstance(value, MethodInfo)]
+    assert len(table) >= 17
+    for method in table:
+        assert described[method.path] == method
+
+
+def test_enums_are_those_of_the_descriptors() -> None:
+    assert {f"PULL_STATUS_{status.name}": status.value for status in PullStatus} == dict(
+        pull_service_pb2.PullStatus.items()
+    )
+    assert {f"PERMISSION_{permission.name}": permission.value for permission in Permission} == dict(
+        topic_pb2.Permission.items()
+    )

@@ -1,0 +1,335 @@
+"""PullState: one pull per queue, nothing lost by a seek, nothing committed that was not dealt with."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from protomq._pull_logic import BACKOFF_MAX_S, PullOptions, PullState, Ticket
+from protomq._types import MessageQueue
+from protomq.errors import (
+    ConfigurationError,
+    ConnectionLostError,
+    InvalidArgumentError,
+    OffsetIllegalError,
+    ProtocolError,
+    SystemBusyError,
+)
+from protomq.v1 import pull_service_pb2
+from protomq.wire.record import RecordTemplate, encode_front, encode_record_field
+from tests.support.fake_server import encode_pull_answer
+
+Q0, Q1 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1)
+
+
+def state(*queues: MessageQueue, tags: tuple[str, ...] = (), **options: object) -> PullState:
+    made = PullState(PullOptions("g", **options), random.Random(1))  # type: ignore[arg-type]
+    made.assign(queues or (Q0,), {"t": tags})
+    made.start_all(made.queues, {}, {})
+    return made
+
+
+def found(first: int, count: int, *, tag: str = "", next_offset: int | None = None) -> bytes:
+    template = RecordTemplate("t", 1, 1)
+    fields = []
+    for i in range(first, first + count):
+        record = template.encode(b"%d" % i, i, 1, tag=tag, front=encode_front((), tag))
+        fields.append((i, encode_record_field(record)))
+    return encode_pull_answer(
+        1, next_offset if next_offset is not None else first + count, 0, 1000, fields
+    )
+
+
+def pull(made: PullState, queue: MessageQueue = Q0, now_s: float = 0.0) -> Ticket:
+    assert queue in made.due(now_s)
+    return made.begin(queue)
+
+
+def bodies(made: PullState, count_max: int = 100) -> list[bytes]:
+    return [message.body for message in made.take(count_max)]
+
+
+def test_a_queue_has_one_pull_in_flight() -> None:
+    made = state(Q0, Q1)
+    assert made.due(0.0) == [Q0, Q1]
+    pull(made)
+    assert made.due(0.0) == [Q1]
+
+
+def test_the_next_pull_starts_when_an_answer_is_there_and_two_answers_wait_at_most() -> None:
+    made = state()
+    made.answered(pull(made), found(0, 3), 0.0)
+    ticket = pull(made)
+    assert ticket.queue_offset == 3
+    made.answered(ticket, found(3, 3), 0.0)
+    assert made.due(0.0) == []
+    assert bodies(made, 2) == [b"0", b"1"]
+    assert made.due(0.0) == []
+    assert bodies(made, 3) == [b"2", b"3", b"4"]
+    assert made.due(0.0) == [Q0]
+
+
+def test_queues_take_turns() -> None:
+    made = state(Q0, Q1)
+    made.answered(pull(made, Q0), found(0, 4), 0.0)
+    made.answered(pull(made, Q1), found(10, 2), 0.0)
+    assert bodies(made, 2) == [b"0", b"1"]
+    assert bodies(made, 2) == [b"10", b"11"]
+    assert bodies(made, 9) == [b"2", b"3"]
+
+
+def test_a_seek_drops_what_waits_and_what_is_on_its_way() -> None:
+    made = state()
+    made.answered(pull(made), found(0, 3), 0.0)
+    ticket = pull(made)
+    made.seek(Q0, 100)
+    assert bodies(made) == []
+    assert made.position(Q0) == 100
+    fresh = pull(made)
+    assert fresh.queue_offset == 100
+    made.answered(ticket, found(3, 3), 0.0)  # Late.
+    assert bodies(made) == []
+    made.answered(fresh, found(100, 1), 0.0)
+    assert bodies(made) == [b"100"]
+
+
+def test_positions_follow_what_was_handed_out() -> None:
+    made = state()
+    made.answered(pull(made), found(0, 3, next_offset=7), 0.0)
+    assert made.position(Q0) == 0
+    made.take(2)
+    assert made.position(Q0) == 2
+    made.take(2)
+    assert made.position(Q0) == 7  # Behind what the broker filtered out.
+
+
+def test_only_what_was_dealt_with_is_safe_to_commit() -> None:
+    made = state()
+    assert made.to_commit(safe_only=True) == {Q0: 0}
+    made.committed({Q0: 0})
+    made.answered(pull(made), found(0, 4), 0.0)
+    made.take(2)
+    assert made.to_commit(safe_only=True) == {}
+    assert made.to_commit(safe_only=False) == {Q0: 2}
+    made.user_came_back()
+    assert made.to_commit(safe_only=True) == {Q0: 2}
+    made.take(1)
+    assert made.to_commit(safe_only=True) == {Q0: 2}
+    made.committed({Q0: 2})
+    assert made.to_commit(safe_only=True) == {}
+
+
+def test_what_the_broker_filtered_out_may_be_committed_unless_something_before_it_is_open() -> None:
+    made = state()
+    made.answered(pull(made), encode_pull_answer(3, 5, 0, 9, []), 0.0)
+    assert made.to_commit(safe_only=True) == {Q0: 5}
+    made.answered(pull(made), found(5, 1), 0.0)
+    made.take(1)
+    made.answered(pull(made), encode_pull_answer(3, 9, 0, 9, []), 0.0)
+    assert made.position(Q0) == 9
+    assert made.to_commit(safe_only=True) == {Q0: 5}
+    made.user_came_back()
+    assert made.to_commit(safe_only=True) == {Q0: 9}
+
+
+def test_a_rewind_goes_back_to_what_was_dealt_with() -> None:
+    made = state(Q0, Q1)
+    made.answered(pull(made), found(0, 4), 0.0)
+    made.take(2)
+    made.user_came_back()
+    made.take(2)
+    made.rewind()
+    assert (made.position(Q0), made.position(Q1)) == (2, 0)
+    assert pull(made).queue_offset == 2
+
+
+def test_messages_given_back_come_again() -> None:
+    made = state()
+    made.answered(pull(made), found(0, 4), 0.0)
+    messages = made.take(4)
+    made.give_back(messages[1:])
+    assert made.position(Q0) == 1
+    assert pull(made).queue_offset == 1
+
+
+def test_a_committed_offset_is_where_it_goes_on_and_is_not_committed_again() -> None:
+    made = PullState(PullOptions("g"))
+    made.assign([Q0, Q1], {})
+    assert made.unresolved() == [Q0, Q1]
+    assert made.due(0.0) == []
+    made.start_all([Q0, Q1], {0: 55}, {Q1: 7})
+    assert (made.position(Q0), made.position(Q1)) == (55, 7)
+    assert made.to_commit(safe_only=True) == {Q1: 7}
+
+
+def test_an_assignment_keeps_the_position_of_what_stays() -> None:
+    made = state(Q0, Q1)
+    made.seek(Q0, 42)
+    made.answered(pull(made, Q1), found(0, 1), 0.0)
+    assert made.assign([Q0], {}) == []
+    assert made.position(Q0) == 42
+    assert bodies(made) == []
+    with pytest.raises(ConfigurationError):
+        made.position(Q1)
+
+
+def test_a_queue_whose_broker_was_away_goes_on_where_it_was() -> None:
+    made = state(Q0, Q1)
+    made.answered(pull(made, Q1), found(0, 5), 0.0)
+    late = pull(made, Q1)
+    made.take(2)
+    assert made.assign([Q0], {}, park=True) == []
+    assert bodies(made) == []
+    assert made.assign([Q0, Q1], {}, park=True) == []
+    assert made.position(Q1) == 2
+    made.answered(late, found(5, 1), 0.0)
+    assert bodies(made) == []
+    assert pull(made, Q1).queue_offset == 2
+    assert made.assign([Q0], {}) == []
+    assert made.assign([Q0, Q1], {}) == [Q1]  # The user took it away: that is another matter.
+
+
+def test_empty_answers_move_the_position_on() -> None:
+    made = state()
+    made.answered(pull(made), encode_pull_answer(3, 9, 0, 9, []), 0.0)
+    assert made.position(Q0) == 9
+    made.answered(pull(made), encode_pull_answer(2, 9, 0, 9, []), 0.0)
+    assert made.due(0.0) == [Q0]
+
+
+def test_without_a_hold_an_empty_queue_is_not_asked_in_a_tight_loop() -> None:
+    made = state(hold_ms=0)
+    made.answered(pull(made), encode_pull_answer(2, 0, 0, 0, []), 10.0)
+    assert made.due(10.0) == []
+    assert 0 < made.next_due_in_s(10.0) < 0.1
+    assert made.due(10.1) == [Q0]
+
+
+@pytest.mark.parametrize(("policy", "target"), [("nearest", 50), ("earliest", 50), ("latest", 90)])
+def test_an_illegal_offset_is_handled_as_asked(policy: str, target: int) -> None:
+    made = state(offset_reset=policy)
+    made.answered(pull(made), encode_pull_answer(4, 50, 50, 90, []), 0.0)
+    assert made.position(Q0) == target
+    assert pull(made).queue_offset == target
+
+
+def test_an_illegal_offset_can_be_an_error() -> None:
+    made = state(offset_reset="error")
+    with pytest.raises(OffsetIllegalError) as caught:
+        made.answered(pull(made), encode_pull_answer(4, 50, 50, 90, []), 0.0)
+    assert caught.value.metadata == {"queue_offset": "0", "min_offset": "50", "end_offset": "90"}
+    made.seek(Q0, 50)
+    assert pull(made).queue_offset == 50
+
+
+def test_a_passing_error_pauses_the_queue_for_longer_and_longer() -> None:
+    made = state()
+    now_s, pauses = 0.0, []
+    for _ in range(10):
+        assert not made.failed(pull(made, now_s=now_s), ConnectionLostError("gone"), now_s)
+        pauses.append(made.next_due_in_s(now_s))
+        now_s += pauses[-1]
+    assert 0.05 <= pauses[0] <= 0.1
+    assert BACKOFF_MAX_S / 2 <= pauses[-1] <= BACKOFF_MAX_S
+    made.answered(pull(made, now_s=now_s), found(0, 1), now_s)
+    assert made.due(now_s) == [Q0]
+
+
+def test_a_busy_broker_says_when_to_come_back() -> None:
+    made = state()
+    made.failed(pull(made), SystemBusyError("busy", retry_delay_ms=7_000), 0.0)
+    assert made.due(6.9) == []
+    assert made.due(7.0) == [Q0]
+
+
+def test_an_error_that_does_not_pass_is_for_the_user() -> None:
+    made = state()
+    assert made.failed(pull(made), InvalidArgumentError("never"), 0.0)
+
+
+def test_tags_are_compared_again() -> None:
+    made = state(tags=("A", "B"))
+    made.answered(pull(made), found(0, 2, tag="A"), 0.0)
+    made.answered(pull(made), found(2, 2, tag="C"), 0.0)
+    assert bodies(made) == [b"0", b"1"]
+    assert made.position(Q0) == 4
+
+
+def test_other_tags_keep_the_position_and_drop_what_was_pulled_with_the_old_ones() -> None:
+    made = state(tags=("A",))
+    made.answered(pull(made), found(0, 4, tag="A"), 0.0)
+    late = pull(made)
+    made.take(2)
+    assert made.assign([Q0], {"t": ("B",)}) == []
+    assert bodies(made) == []
+    assert made.to_commit(safe_only=True) == {Q0: 0}
+    made.answered(late, found(4, 1, tag="A"), 0.0)
+    fresh = pull(made)
+    assert (fresh.queue_offset, made.position(Q0)) == (2, 2)
+    made.answered(fresh, found(6, 1, tag="B"), 0.0)
+    assert bodies(made) == [b"6"]
+
+
+def test_an_answer_that_leads_nowhere_is_an_error() -> None:
+    made = state()
+    with pytest.raises(ProtocolError):
+        made.answered(pull(made), found(0, 1, next_offset=0), 0.0)
+    assert made.due(0.0) == []
+
+
+def test_a_request_says_all_that_was_asked_for() -> None:
+    made = state(tags=("A",), hold_ms=5, record_count_max=6, size_max_bytes=7)
+    made.seek(Q0, 8)
+    request = pull_service_pb2.PullRequest.FromString(made.encode_request(pull(made)))
+    assert request == pull_service_pb2.PullRequest(
+        topic="t", queue_id=0, queue_offset=8, record_count_max=6, size_max_bytes=7, hold_ms=5, tags=["A"],
+        consumer_group="g",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"hold_ms": -1},
+        {"hold_ms": 60_001},
+        {"record_count_max": 0},
+        {"size_max_bytes": 17 << 20},
+        {"offset_reset": "x"},
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError):
+        PullOptions(**options)  # type: ignore[arg-type]
+
+
+def test_random_use_hands_out_every_message_once_and_in_order() -> None:
+    rng = random.Random(20261121)
+    for _ in range(50):
+        made = state(Q0, Q1)
+        ends = {Q0: rng.randrange(1, 40), Q1: rng.randrange(1, 40)}
+        got: dict[MessageQueue, list[int]] = {Q0: [], Q1: []}
+        flight: list[Ticket] = []
+        now_s = 0.0
+        while any(len(got[queue]) < ends[queue] for queue in ends):
+            now_s += 1.0
+            flight.extend(made.begin(queue) for queue in made.due(now_s))
+            if flight and rng.random() < 0.6:
+                ticket = flight.pop(rng.randrange(len(flight)))
+                left = ends[ticket.queue] - ticket.queue_offset
+                if rng.random() < 0.2:
+                    made.failed(ticket, ConnectionLostError("x"), now_s)
+                elif left:
+                    made.answered(ticket, found(ticket.queue_offset, rng.randint(1, left)), now_s)
+                else:
+                    made.answered(
+                        ticket, encode_pull_answer(2, ticket.queue_offset, 0, 0, []), now_s
+                    )
+            if rng.random() < 0.1:
+                made.restart()
+                flight = [
+                    ticket for ticket in flight if rng.random() < 0.5
+                ]  # Some come late all the same.
+            for message in made.take(rng.randint(1, 7)):
+                got[message.queue].append(message.queue_offset)
+        assert got == {queue: list(range(end)) for queue, end in ends.items()}

@@ -1,0 +1,182 @@
+"""Routes: how long they are trusted, what survives silent name servers, how addresses are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protomq._remoting_hello import split_address
+from protomq._routes import (
+    NAMESRV_ADDR_DEFAULT,
+    NAMESRV_ADDR_VARIABLE,
+    NameServerList,
+    RouteCache,
+    decode_route,
+    outcome_of_failures,
+    parse_addresses,
+)
+from protomq._types import BrokerAddress, MessageQueue, Route
+from protomq.errors import ConfigurationError, ConnectFailedError, NoRouteError, TopicNotFoundError
+from protomq.v1 import route_service_pb2, topic_pb2
+
+
+def route(topic: str = "t", queues: int = 1, *, auto_create: bool = False) -> Route:
+    members = tuple(MessageQueue(topic, "a", i) for i in range(queues))
+    return Route(
+        topic, members, members, {"a": BrokerAddress("a", "h:1", "h:2")}, ("a",), auto_create
+    )
+
+
+def test_addresses_are_separated_by_what_people_type() -> None:
+    assert parse_addresses("a:1;b:2") == ["a:1", "b:2"]
+    assert parse_addresses(" a:1, b:2\n[::1]:3 a:1") == ["a:1", "b:2", "[::1]:3"]
+    assert parse_addresses(["a:1", "b:2"]) == ["a:1", "b:2"]
+
+
+@pytest.mark.parametrize("text", ["", " ; ", "a", "a:", ":1", "a:x", "a:0", "a:70000", "a:-1"])
+def test_what_is_no_address_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError):
+        parse_addresses(text)
+
+
+def test_an_ipv6_address_loses_its_brackets() -> None:
+    assert split_address("[::1]:9876") == ("::1", 9876)
+
+
+def test_addresses_come_from_code_then_environment_then_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(NAMESRV_ADDR_VARIABLE, "env:1;env:2")
+    assert {server.grpc_address for server in NameServerList().in_order()} == {"env:1", "env:2"}
+    assert [server.grpc_address for server in NameServerList("code:3").in_order()] == ["code:3"]
+    monkeypatch.delenv(NAMESRV_ADDR_VARIABLE)
+    assert [server.grpc_address for server in NameServerList().in_order()] == [NAMESRV_ADDR_DEFAULT]
+
+
+def test_a_url_is_read_every_two_minutes_and_a_failure_keeps_what_was_known() -> None:
+    names = NameServerList("http://127.0.0.1:1/list")
+    assert names.needs_reading(0.0)
+    names.read_url(0.2, 1000.0)  # Nobody listens there.
+    assert names.in_order() == []
+    assert not names.needs_reading(1001.0)
+    assert names.needs_reading(1002.0)
+    assert "http://127.0.0.1:1/list" in str(outcome_of_failures([], names))
+
+
+def test_the_server_that_answered_is_asked_first() -> None:
+    names = NameServerList(["a:1", "b:1", "c:1"])
+    for server in names.in_order():
+        names.prefer(server)
+        order = names.in_order()
+        assert order[0] == server
+        assert len(set(order)) == 3
+
+
+def test_a_route_is_fresh_for_thirty_seconds_and_used_afterwards() -> None:
+    cache = RouteCache()
+    assert cache.fresh("t", 0.0) is None
+    stored = cache.store(route(), 0.0)
+    assert cache.fresh("t", 29.9) is stored
+    assert cache.fresh("t", 30.0) is None
+    assert cache.known("t", 1000.0) is stored
+
+
+def test_one_caller_refreshes() -> None:
+    cache = RouteCache()
+    cache.store(route(), 0.0)
+    assert cache.begin_refresh("t")
+    assert not cache.begin_refresh("t")
+    cache.store(route(), 30.0)
+    assert cache.begin_refresh("t")
+
+
+def test_an_unchanged_route_stays_the_same_object() -> None:
+    cache = RouteCache()
+    first = cache.store(route(), 0.0)
+    assert cache.store(route(), 1.0) is first
+    assert cache.store(route(queues=2), 2.0) is not first
+
+
+def test_a_topic_to_be_created_is_looked_up_soon() -> None:
+    cache = RouteCache()
+    cache.store(route(auto_create=True), 0.0)
+    assert cache.fresh("t", 1.9) is not None
+    assert cache.fresh("t", 2.0) is None
+
+
+def test_an_invalid_route_is_looked_up_but_not_five_times_in_a_row() -> None:
+    cache = RouteCache()
+    cache.store(route(), 0.0)
+    cache.invalidate("t")
+    assert cache.fresh("t", 0.1) is None
+    assert cache.known("t", 0.1) is not None
+    assert cache.known("t", 0.2) is None
+
+
+def test_the_last_known_route_is_used_while_no_name_server_answers() -> None:
+    cache = RouteCache()
+    stored = cache.store(route(), 0.0)
+    cache.invalidate("t")
+    assert cache.failed("t", NoRouteError("silence"), 10.0) is stored
+    assert cache.fresh("t", 11.9) is stored
+    assert cache.fresh("t", 12.0) is None
+    assert cache.failed("u", NoRouteError("silence"), 10.0) is None
+
+
+def test_a_route_that_every_name_server_forgot_is_kept_for_ten_seconds() -> None:
+    cache = RouteCache()
+    stored = cache.store(route(), 0.0)
+    gone = TopicNotFoundError("gone")
+    assert cache.failed("t", gone, 30.0) is stored
+    assert cache.failed("t", gone, 39.0) is stored
+    assert cache.failed("t", gone, 40.0) is None
+    assert cache.last_known("t") is None
+
+
+def test_after_a_routing_error_not_found_is_believed_at_once() -> None:
+    cache = RouteCache()
+    cache.store(route(), 0.0)
+    cache.invalidate("t")
+    assert cache.failed("t", TopicNotFoundError("gone"), 1.0) is None
+
+
+def test_an_answer_counts_more_than_silence() -> None:
+    names = NameServerList("a:1;b:1")
+    missing = TopicNotFoundError("no such topic")
+    assert outcome_of_failures([ConnectFailedError("dead"), missing], names) is missing
+    assert isinstance(outcome_of_failures([ConnectFailedError("dead")], names), NoRouteError)
+
+
+def test_permissions_and_slaves_decide_what_is_written_and_read() -> None:
+    def broker(name: str, broker_id: int, permission: Any = 0) -> route_service_pb2.Broker:
+        return route_service_pb2.Broker(
+            broker_name=name,
+            broker_id=broker_id,
+            grpc_address=f"{name}{broker_id}:1",
+            permission=permission,
+        )
+
+    message = route_service_pb2.Route(
+        topic="t",
+        queues=[
+            route_service_pb2.QueueRoute(broker_name="c", write_queues=1, read_queues=2),
+            route_service_pb2.QueueRoute(broker_name="a", write_queues=2, read_queues=2),
+            route_service_pb2.QueueRoute(
+                broker_name="b", write_queues=2, read_queues=2, permission=topic_pb2.PERMISSION_READ
+            ),
+            route_service_pb2.QueueRoute(broker_name="d", write_queues=2, read_queues=2),
+            route_service_pb2.QueueRoute(broker_name="unknown", write_queues=2, read_queues=2),
+        ],
+        brokers=[
+            broker("a", 1), broker("a", 0), broker("b", 0), broker("c", 2), broker("d", 0, topic_pb2.PERMISSION_WRITE),
+        ],
+    )  # fmt: skip
+    found = decode_route(route_service_pb2.GetRouteResponse(route=message).SerializeToString())
+    assert [(queue.broker_name, queue.queue_id) for queue in found.write_queues] == [
+        ("a", 0), ("a", 1), ("d", 0), ("d", 1),
+    ]  # fmt: skip
+    assert found.writable_brokers == ("a", "d")
+    assert {queue.broker_name for queue in found.read_queues} == {"a", "b", "c"}
+    assert found.brokers["a"].grpc_address == "a0:1"
+    assert found.brokers["c"].grpc_address == "c2:1"

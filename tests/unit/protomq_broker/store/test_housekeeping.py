@@ -1,0 +1,151 @@
+"""Housekeeping: checkpoints, retention and the rest when they are due."""
+
+from __future__ import annotations
+
+import pytest
+
+from protomq_broker.store.checkpoint import read_checkpoint
+from protomq_broker.store.config import StoreConfig
+from protomq_broker.store.disk import DiskUsage, read_json
+from protomq_broker.store.errors import DiskFullError
+from protomq_broker.store.store import Store
+from tests.chaos.simdisk import Fault, SimDisk
+
+from .log_helpers import ManualClock, make_request
+
+SEGMENT = 8192
+HOUR_MS = 3_600_000
+
+
+class SizedDisk(SimDisk):
+    """A disk whose used part is told by the test."""
+
+    used_ratio = 0.1
+
+    def usage(self, path: str) -> DiskUsage:
+        return DiskUsage(1_000_000, round(1_000_000 * (1 - self.used_ratio)))
+
+
+def open_store(disk: SimDisk, clock: ManualClock, **settings: int) -> Store:
+    config = StoreConfig(segment_size_bytes=SEGMENT, **settings)  # type: ignore[arg-type]
+    return Store.open("/s", config, clock=clock, disk=disk, background=False)
+
+
+def fill(store: Store, segments: int) -> None:
+    while store.appended_position < segments * SEGMENT:
+        store.append([make_request([bytes(500)])])
+
+
+def turn(store: Store) -> None:
+    store._keeper.turn()
+
+
+def replay_position(disk: SimDisk) -> int:
+    checkpoint = read_checkpoint(disk, "/s/checkpoint")
+    return checkpoint.replay_position if checkpoint else -1
+
+
+def test_a_checkpoint_is_written_when_its_time_has_come_and_something_was_appended() -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = open_store(disk, clock)
+    end = store.append([make_request()])
+    turn(store)
+    assert replay_position(disk) == -1
+    clock.time_ms += 5_000
+    turn(store)
+    assert replay_position(disk) == end
+    disk.history = []
+    clock.time_ms += 5_000
+    turn(store)
+    assert disk.history == [], "nothing new, nothing to do"
+
+
+def test_a_checkpoint_is_written_early_when_much_was_appended() -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = open_store(disk, clock, checkpoint_size_bytes=2000)
+    fill(store, 1)
+    turn(store)
+    assert replay_position(disk) == store.appended_position
+
+
+def test_the_next_segment_is_made_ahead() -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = open_store(disk, clock)
+    while store.appended_position < SEGMENT * 3 // 4:
+        store.append([make_request([bytes(500)])])
+    turn(store)
+    assert f"/s/commitlog/{SEGMENT:020d}" in disk.files()
+
+
+def test_old_segments_go_when_the_disk_fills_and_the_newest_stays() -> None:
+    disk, clock = SizedDisk(), ManualClock()
+    store = open_store(disk, clock)
+    fill(store, 4)
+    clock.time_ms += 5_000
+    turn(store)
+    for _ in range(8):  # the clock is believed only as far as the housekeeping watches it
+        clock.time_ms += 10 * HOUR_MS
+        turn(store)
+    store.append([make_request()])
+    clock.time_ms += 10_000
+    turn(store)
+    assert store.min_position == 0
+    disk.used_ratio = 0.8
+    clock.time_ms += 10_000
+    turn(store)
+    assert 0 < store.min_position <= store.appended_position
+    assert store.queue_range("topic", 0)[0] > 0
+
+
+def test_what_somebody_needs_is_not_deleted() -> None:
+    disk, clock = SizedDisk(), ManualClock()
+    store = open_store(disk, clock)
+    fill(store, 6)
+    clock.time_ms += 5_000
+    turn(store)
+    store.keep_from_position = lambda: SEGMENT + 100
+    disk.used_ratio = 0.89
+    clock.time_ms += 10_000
+    turn(store)
+    assert store.min_position == SEGMENT
+
+
+def test_writes_are_refused_on_a_disk_that_is_nearly_full_and_taken_again() -> None:
+    disk, clock = SizedDisk(), ManualClock()
+    store = open_store(disk, clock)
+    disk.used_ratio = 0.95
+    turn(store)
+    assert "full" in store.write_refusal
+    with pytest.raises(DiskFullError):
+        store.append([make_request()])
+    disk.used_ratio = 0.5
+    clock.time_ms += 10_000
+    turn(store)
+    assert store.write_refusal == ""
+    store.append([make_request()])
+
+
+def test_an_error_of_the_disk_is_tried_again_and_does_not_stop_the_log() -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = open_store(disk, clock)
+    end = store.append([make_request()])
+    store.flush()
+    clock.time_ms += 5_000
+    disk.fail_at(1, Fault.ENOSPC, for_ever=True)
+    turn(store)
+    disk.plan = None
+    assert store.write_refusal == ""
+    clock.time_ms += 5_000
+    turn(store)
+    assert replay_position(disk) == end
+
+
+def test_what_is_known_of_the_clock_is_kept_over_a_restart() -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = open_store(disk, clock)
+    turn(store)
+    store.close()
+    state = read_json(disk, "/s/config/retention.json")
+    assert state["wall_ms"] == clock.time_ms
+    assert state["monotonic_ms"] is None
+    open_store(disk, clock).close()
