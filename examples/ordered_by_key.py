@@ -18,7 +18,7 @@ def main() -> None:
                 producer.send(TOPIC, step.encode(), key=parcel, sharding_key=parcel)
 
     steps: dict[str, list[str]] = defaultdict(list)
-    with PullConsumer(namesrv_addr=NAMESRV) as consumer:
+    with PullConsumer(namesrv=NAMESRV) as consumer:
         consumer.subscribe(TOPIC)
         while sum(len(seen) for seen in steps.values()) < len(PARCELS) * len(STEPS):
             for message in consumer.poll(timeout_s=5.0):

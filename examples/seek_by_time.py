@@ -18,7 +18,7 @@ def main() -> None:
         time.sleep(0.05)
         producer.send_batch(TOPIC, [b"late"] * 5)
 
-    with PullConsumer(namesrv_addr=NAMESRV) as consumer:
+    with PullConsumer(namesrv=NAMESRV) as consumer:
         consumer.subscribe(TOPIC)
         consumer.seek_to_time(noon)
         messages: list[Message] = []

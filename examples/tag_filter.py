@@ -13,7 +13,7 @@ def main() -> None:
         for number, tag in enumerate(["paid", "refused", "paid", "refunded"]):
             producer.send(TOPIC, f"payment {number}".encode(), tag=tag)
 
-    with PullConsumer(namesrv_addr=NAMESRV) as consumer:
+    with PullConsumer(namesrv=NAMESRV) as consumer:
         consumer.subscribe(TOPIC, tags=["refused", "refunded"])
         received: list[Message] = []
         while len(received) < 2:

@@ -23,7 +23,7 @@ def open_admin(namesrv: str | None, timeout_s: float) -> Iterator[Admin]:
     """A client for administration; `timeout_s` is for each call."""
     from protomq import Admin
 
-    with Admin(namesrv_addr=find_namesrv(namesrv), request_timeout_s=timeout_s) as admin:
+    with Admin(namesrv=find_namesrv(namesrv), request_timeout_s=timeout_s) as admin:
         yield admin
 
 
@@ -41,7 +41,7 @@ def open_consumer(namesrv: str | None, group: str = "", **options: Any) -> Itera
     """A pull consumer; `options` are the SDK's."""
     from protomq import PullConsumer
 
-    with PullConsumer(group, namesrv_addr=_namesrv_for(namesrv, options), **options) as consumer:
+    with PullConsumer(group, namesrv=_namesrv_for(namesrv, options), **options) as consumer:
         yield consumer
 
 

@@ -196,7 +196,7 @@ def consume(
 
     measured = Measured()
     next_offsets: dict[MessageQueue, int] = {}
-    with PullConsumer(GROUP, namesrv_addr=namesrv) as consumer:
+    with PullConsumer(GROUP, namesrv=namesrv) as consumer:
         consumer.subscribe(TOPIC)
         last_s = time.perf_counter()
         while measured.messages < expected_count and time.perf_counter() - last_s < STALL_S:
@@ -231,7 +231,7 @@ def echo(namesrv: str) -> Measured:
     create_topic(namesrv, ECHO_TOPIC, 1)
     measured = Measured()
     body = bytes(128)
-    with Producer(namesrv) as producer, PullConsumer(namesrv_addr=namesrv) as consumer:
+    with Producer(namesrv) as producer, PullConsumer(namesrv=namesrv) as consumer:
         consumer.subscribe(ECHO_TOPIC)
         consumer.poll(0.0)
         for _ in range(ECHO_COUNT):
@@ -253,7 +253,7 @@ def committed_count(namesrv: str) -> int:
     """What the group has committed over all queues."""
     from protomq import PullConsumer
 
-    with PullConsumer(GROUP, namesrv_addr=namesrv, auto_commit=False) as consumer:
+    with PullConsumer(GROUP, namesrv=namesrv, auto_commit=False) as consumer:
         return sum(consumer.committed(queue) or 0 for queue in consumer.queues(TOPIC))
 
 

@@ -1,0 +1,118 @@
+"""protomq: the Python SDK.
+
+    from protomq import Producer, PullConsumer
+
+    with Producer() as producer:
+        producer.send("greetings", b"hello", key="k1")
+
+    with PullConsumer("my-group") as consumer:
+        consumer.subscribe("greetings")
+        for message in consumer:
+            print(message.key, message.body)
+
+Everything public is named here or in `protomq.errors`; modules with an underscore may change at any time. Names are loaded when
+they are first used, so that `import protomq` is cheap and grpc is not loaded before it is needed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from . import errors as errors
+    from ._admin import Admin as Admin
+    from ._admin import BrokerInfo as BrokerInfo
+    from ._admin import BrokerStatus as BrokerStatus
+    from ._admin import LaneStatus as LaneStatus
+    from ._admin import QueueStatus as QueueStatus
+    from ._admin import TopicConfig as TopicConfig
+    from ._admin import TopicDescription as TopicDescription
+    from ._admin import TopicStats as TopicStats
+    from ._async_producer import AsyncProducer as AsyncProducer
+    from ._async_pull_consumer import AsyncPullConsumer as AsyncPullConsumer
+    from ._message import Message as Message
+    from ._outgoing import BatchResult as BatchResult
+    from ._outgoing import OutgoingMessage as OutgoingMessage
+    from ._outgoing import SendHook as SendHook
+    from ._outgoing import SendResult as SendResult
+    from ._outgoing import SendStatus as SendStatus
+    from ._producer import Producer as Producer
+    from ._pull_consumer import PullConsumer as PullConsumer
+    from ._types import MessageQueue as MessageQueue
+    from ._types import Permission as Permission
+    from ._types import QueueRange as QueueRange
+    from .errors import ProtomqError as ProtomqError
+
+__version__ = "0.1.0"
+
+# Where each public name lives. Whoever adds a name adds it here, above and to `__all__`; a test compares the three.
+_LAZY = {
+    "Producer": "_producer",
+    "AsyncProducer": "_async_producer",
+    "OutgoingMessage": "_outgoing",
+    "SendResult": "_outgoing",
+    "SendStatus": "_outgoing",
+    "BatchResult": "_outgoing",
+    "SendHook": "_outgoing",
+    "PullConsumer": "_pull_consumer",
+    "AsyncPullConsumer": "_async_pull_consumer",
+    "Message": "_message",
+    "MessageQueue": "_types",
+    "QueueRange": "_types",
+    "Permission": "_types",
+    "Admin": "_admin",
+    "TopicConfig": "_admin",
+    "TopicDescription": "_admin",
+    "QueueStatus": "_admin",
+    "BrokerInfo": "_admin",
+    "BrokerStatus": "_admin",
+    "LaneStatus": "_admin",
+    "TopicStats": "_admin",
+    "ProtomqError": "errors",
+}
+
+__all__ = [
+    "Producer",
+    "AsyncProducer",
+    "OutgoingMessage",
+    "SendResult",
+    "SendStatus",
+    "BatchResult",
+    "SendHook",
+    "PullConsumer",
+    "AsyncPullConsumer",
+    "Message",
+    "MessageQueue",
+    "QueueRange",
+    "Permission",
+    "Admin",
+    "TopicConfig",
+    "TopicDescription",
+    "QueueStatus",
+    "BrokerInfo",
+    "BrokerStatus",
+    "LaneStatus",
+    "TopicStats",
+    "ProtomqError",
+    "errors",
+    "__version__",
+]
+
+logging.getLogger("protomq").addHandler(logging.NullHandler())
+
+
+def __getattr__(name: str) -> object:
+    if name == "errors":
+        return importlib.import_module(".errors", __name__)
+    module_name = _LAZY.get(name)
+    if module_name is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(f".{module_name}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,19 @@
+"""`python -m protomq`: a standalone server, the same as the command `protomq standalone`."""
+
+import sys
+
+
+def main() -> None:
+    try:
+        from protomq_cli.main import main as command_line
+    except ModuleNotFoundError as error:
+        if error.name != "protomq_cli":
+            raise  # It is installed, and something in it is broken: that is for the trace to tell.
+        sys.stderr.write('protomq: the server is not installed; run: pip install "protomq[server]"\n')
+        sys.exit(2)
+    sys.argv = ["protomq", "standalone", *sys.argv[1:]]
+    sys.exit(command_line())
+
+
+if __name__ == "__main__":
+    main()

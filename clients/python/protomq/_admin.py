@@ -1,0 +1,477 @@
+"""Admin: topics, brokers and look-ups, for tools and tests. Sync.
+
+A topic lives on brokers, each of which has its own queues of it: what changes a topic is asked of every broker of the cluster
+(or of those that are named), what describes it is put together from all of them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from . import _methods
+from ._message import Message
+from ._routes import Routes
+from ._transport import SyncTransport, TransportOptions
+from ._types import BrokerAddress, MessageQueue, MethodInfo, Permission, QueueRange
+from .errors import (
+    BrokerNotFoundError,
+    ClosedError,
+    ConfigurationError,
+    NotFoundError,
+    ProtocolError,
+    TopicNotFoundError,
+)
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message as PbMessage
+
+REQUEST_TIMEOUT_S = 5.0
+_PAGE_SIZE = 1000
+
+_T = TypeVar("_T", bound="PbMessage")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfig:
+    """A topic as one broker has it."""
+
+    name: str
+    write_queues: int
+    read_queues: int
+    permission: Permission
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStatus:
+    """The state of one queue; `last_store_time` is None where it is empty."""
+
+    queue: MessageQueue
+    offsets: QueueRange
+    last_store_time: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic on all brokers that have it."""
+
+    name: str
+    configs: dict[str, TopicConfig]
+    queues: tuple[QueueStatus, ...]
+
+    @property
+    def message_count(self) -> int:
+        """Messages that can be read."""
+        return sum(queue.offsets.end_offset - queue.offsets.min_offset for queue in self.queues)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerInfo:
+    """A broker as the name server knows it."""
+
+    cluster: str
+    broker_name: str
+    broker_id: int
+    grpc_address: str
+    remoting_address: str
+    ha_address: str
+    incarnation: int
+    permission: Permission
+
+    @property
+    def address(self) -> BrokerAddress:
+        """What a transport takes."""
+        return BrokerAddress(self.broker_name, self.grpc_address, self.remoting_address)
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStatus:
+    """One pool of threads of a broker."""
+
+    lane: str
+    threads: int
+    depth: int
+    depth_max: int
+    queue_time_us: int
+    calls: int
+    rejections: int
+    connections: int
+    holds: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStatus:
+    """What a broker does: log positions in bytes, the lanes, why it takes no writes ("": it does)."""
+
+    broker_name: str
+    version: str
+    start_time: datetime
+    min_position: int
+    appended_position: int
+    flushed_position: int
+    readable_position: int
+    flush_mode: str
+    write_refusal: str
+    disk_used_ratio: float
+    topics: int
+    resident_memory_bytes: int
+    lanes: tuple[LaneStatus, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStats:
+    """Counters of a topic, summed over the brokers, each since its start."""
+
+    topic: str
+    records_in: int
+    bytes_in: int
+    records_out: int
+    bytes_out: int
+
+
+class Admin:
+    """Administration of a cluster. Any thread may call everything."""
+
+    def __init__(
+        self,
+        *,
+        namesrv: str | Sequence[str] | None = None,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
+        transport: Literal["auto", "remoting", "grpc"] = "auto",
+        client_id: str = "",
+    ) -> None:
+        """`namesrv`: as in PullConsumer. `request_timeout_s`: of each call to a server."""
+        if request_timeout_s <= 0:
+            raise ConfigurationError("request_timeout_s must be above 0")
+        self._request_timeout_s = request_timeout_s
+        self._transport = SyncTransport(TransportOptions(transport=transport, client_id=client_id))
+        self._routes = Routes(self._transport, namesrv)
+        self._closed = False
+
+    # -- topics ----------------------------------------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        topic: str,
+        *,
+        write_queues: int = 0,
+        read_queues: int = 0,
+        permission: Permission = Permission.READ_WRITE,
+        update: bool = False,
+        brokers: Iterable[str] | None = None,
+    ) -> dict[str, TopicConfig]:
+        """Creates a topic at all brokers or at those named; its configuration by broker.
+
+        0 queues: the broker's default (8). With `update` an existing topic is changed. Raises TopicExistsError if it exists with
+        another configuration, InvalidArgumentError, BrokerNotFoundError.
+        """
+        from .v1 import admin_service_pb2 as pb
+        from .v1 import topic_pb2
+
+        number: Any = int(permission)
+        wanted = topic_pb2.Topic(
+            name=topic,
+            write_queues=write_queues,
+            read_queues=read_queues or write_queues,
+            permission=number,
+        )
+        request = pb.CreateTopicRequest(topic=wanted, update=update)
+        configs = {}
+        for broker in self._brokers(brokers):
+            answer = self._call(
+                broker.address, _methods.CREATE_TOPIC, request, pb.CreateTopicResponse
+            )
+            configs[broker.broker_name] = _topic_config(answer.topic)
+        self._routes.invalidate(topic)
+        return configs
+
+    def describe_topic(self, topic: str) -> TopicDescription:
+        """Configuration and queues of a topic. Raises TopicNotFoundError."""
+        from .v1 import admin_service_pb2 as pb
+
+        configs: dict[str, TopicConfig] = {}
+        queues: list[QueueStatus] = []
+        for broker in self._brokers(None):
+            try:
+                answer = self._call(
+                    broker.address,
+                    _methods.DESCRIBE_TOPIC,
+                    pb.DescribeTopicRequest(topic=topic),
+                    pb.DescribeTopicResponse,
+                )
+            except TopicNotFoundError:
+                continue
+            configs[broker.broker_name] = _topic_config(answer.topic)
+            queues.extend(
+                QueueStatus(
+                    MessageQueue(topic, broker.broker_name, item.queue_id),
+                    QueueRange(item.min_offset, item.end_offset),
+                    _datetime(item.last_store_time) if item.HasField("last_store_time") else None,
+                )
+                for item in answer.queues
+            )
+        if not configs:
+            raise TopicNotFoundError(
+                f"no broker has the topic {topic!r}", metadata={"topic": topic}
+            )
+        return TopicDescription(topic, configs, tuple(queues))
+
+    def delete_topic(self, topic: str, *, brokers: Iterable[str] | None = None) -> list[str]:
+        """Deletes a topic, its queues and committed offsets; the brokers that had it. Raises TopicNotFoundError if none had."""
+        from .v1 import admin_service_pb2 as pb
+
+        deleted: list[str] = []
+        for broker in self._brokers(brokers):
+            try:
+                self._call(
+                    broker.address,
+                    _methods.DELETE_TOPIC,
+                    pb.DeleteTopicRequest(topic=topic),
+                    pb.DeleteTopicResponse,
+                )
+            except TopicNotFoundError:
+                continue
+            deleted.append(broker.broker_name)
+        self._routes.invalidate(topic)
+        if not deleted:
+            raise TopicNotFoundError(
+                f"no broker has the topic {topic!r}", metadata={"topic": topic}
+            )
+        return deleted
+
+    def list_topic_names(self) -> list[str]:
+        """Names of all topics that the name server knows, in order."""
+        from .v1 import route_service_pb2 as pb
+
+        names: list[str] = []
+        token = ""
+        while True:
+            request = pb.ListTopicNamesRequest(page_size=_PAGE_SIZE, page_token=token)
+            data = self._routes.ask(
+                _methods.LIST_TOPIC_NAMES, request.SerializeToString(), self._request_timeout_s
+            )
+            answer = _decode(data, pb.ListTopicNamesResponse)
+            names.extend(answer.topics)
+            token = answer.next_page_token
+            if not token:
+                return names
+
+    def list_topics(self, broker_name: str | None = None) -> dict[str, list[TopicConfig]]:
+        """The topics of a broker, or of each, by broker name."""
+        from .v1 import admin_service_pb2 as pb
+
+        found: dict[str, list[TopicConfig]] = {}
+        for broker in self._brokers(None if broker_name is None else [broker_name]):
+            configs = found[broker.broker_name] = []
+            token = ""
+            while True:
+                request = pb.ListTopicsRequest(page_size=_PAGE_SIZE, page_token=token)
+                answer = self._call(
+                    broker.address, _methods.LIST_TOPICS, request, pb.ListTopicsResponse
+                )
+                configs.extend(map(_topic_config, answer.topics))
+                token = answer.next_page_token
+                if not token:
+                    break
+        return found
+
+    # -- brokers ---------------------------------------------------------------------------------------------------------
+
+    def cluster_info(self) -> list[BrokerInfo]:
+        """All brokers, by cluster, name and id; slaves too."""
+        from .v1 import route_service_pb2 as pb
+
+        data = self._routes.ask(_methods.GET_CLUSTER_INFO, b"", self._request_timeout_s)
+        return [
+            BrokerInfo(
+                broker.cluster,
+                broker.broker_name,
+                broker.broker_id,
+                broker.grpc_address,
+                broker.remoting_address,
+                broker.ha_address,
+                broker.incarnation,
+                Permission(broker.permission),
+            )
+            for broker in _decode(data, pb.GetClusterInfoResponse).brokers
+        ]
+
+    def broker_status(self, broker_name: str | None = None) -> list[BrokerStatus]:
+        """What a broker does, or all of them do."""
+        from .v1 import admin_service_pb2 as pb
+
+        answers = (
+            self._call(
+                broker.address,
+                _methods.GET_BROKER_STATUS,
+                pb.GetBrokerStatusRequest(),
+                pb.GetBrokerStatusResponse,
+            )
+            for broker in self._brokers(None if broker_name is None else [broker_name])
+        )
+        return [
+            BrokerStatus(
+                broker_name=answer.broker_name,
+                version=answer.version,
+                start_time=_datetime(answer.start_time),
+                min_position=answer.min_position,
+                appended_position=answer.appended_position,
+                flushed_position=answer.flushed_position,
+                readable_position=answer.readable_position,
+                flush_mode=answer.flush_mode,
+                write_refusal=answer.write_refusal,
+                disk_used_ratio=answer.disk_used_ratio,
+                topics=answer.topics,
+                resident_memory_bytes=answer.resident_memory_bytes,
+                lanes=tuple(
+                    LaneStatus(
+                        lane.lane, lane.threads, lane.depth, lane.depth_max, lane.queue_time_us,
+                        lane.calls, lane.rejections, lane.connections, lane.holds,
+                    )
+                    for lane in answer.lanes
+                ),
+            )
+            for answer in answers
+        ]  # fmt: skip
+
+    def stats(self, topics: Iterable[str] = ()) -> list[TopicStats]:
+        """Counters of the topics named, or of all, by topic."""
+        from .v1 import admin_service_pb2 as pb
+
+        request = pb.GetStatsRequest(topics=topics)
+        sums: dict[str, list[int]] = {}
+        for broker in self._brokers(None):
+            answer = self._call(broker.address, _methods.GET_STATS, request, pb.GetStatsResponse)
+            for item in answer.topics:
+                counters = (item.records_in, item.bytes_in, item.records_out, item.bytes_out)
+                known = sums.get(item.topic, (0, 0, 0, 0))
+                sums[item.topic] = [a + b for a, b in zip(known, counters, strict=True)]
+        return [TopicStats(topic, *sums[topic]) for topic in sorted(sums)]
+
+    def ping(self, broker_name: str) -> float:
+        """Time of a round trip to the broker's admin lane, in seconds."""
+        address = self._brokers([broker_name])[0].address
+        started_s = time.perf_counter()
+        self._transport.call(address, _methods.PING, (), self._request_timeout_s)
+        return time.perf_counter() - started_s
+
+    # -- messages --------------------------------------------------------------------------------------------------------
+
+    def query_by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        begin: datetime | None = None,
+        end: datetime | None = None,
+        count_max: int = 32,
+    ) -> list[Message]:
+        """Messages with that key, newest first; stored at `begin` or later and before `end`. `count_max`: 1 to 256."""
+        from .v1 import admin_service_pb2 as pb
+
+        request = pb.QueryMessagesRequest(topic=topic, key=key, record_count_max=count_max)
+        if begin is not None:
+            request.begin_time.FromMilliseconds(int(begin.timestamp() * 1000))
+        if end is not None:
+            request.end_time.FromMilliseconds(int(end.timestamp() * 1000))
+        return self._query(request, count_max)
+
+    def query_by_id(self, topic: str, message_id: str) -> Message | None:
+        """The message with that id, None if no broker has it."""
+        from .v1 import admin_service_pb2 as pb
+
+        found = self._query(
+            pb.QueryMessagesRequest(topic=topic, message_id=message_id, record_count_max=1), 1
+        )
+        return found[0] if found else None
+
+    # -- end -------------------------------------------------------------------------------------------------------------
+
+    def transport(self, broker_name: str) -> str:
+        """ "remoting", "grpc", or "" before the first call to that broker."""
+        return self._transport.kind(self._brokers([broker_name])[0].address)
+
+    def close(self) -> None:
+        """Closes all connections. May be called twice."""
+        self._closed = True
+        self._transport.close()
+
+    def __enter__(self) -> Admin:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _query(self, request: Any, count_max: int) -> list[Message]:
+        from .v1 import admin_service_pb2 as pb
+
+        found: list[Message] = []
+        for broker in self._brokers(None):
+            try:
+                answer = self._call(
+                    broker.address, _methods.QUERY_MESSAGES, request, pb.QueryMessagesResponse
+                )
+            except NotFoundError:
+                continue
+            for record in answer.records:
+                queue = MessageQueue(record.topic, broker.broker_name, record.queue_id)
+                encoded = record.SerializeToString(deterministic=True)
+                found.append(Message.from_record(encoded, queue, record.queue_offset))
+        found.sort(key=lambda message: message.store_time_ms, reverse=True)
+        return found[:count_max]
+
+    def _brokers(self, names: Iterable[str] | None) -> list[BrokerInfo]:
+        """The masters, all or those named, by name."""
+        if self._closed:
+            raise ClosedError("the admin client is closed")
+        if isinstance(names, str):
+            raise ConfigurationError(f"brokers is a list of names, not the text {names!r}")
+        masters = {
+            broker.broker_name: broker for broker in self.cluster_info() if broker.broker_id == 0
+        }
+        if names is not None:
+            wanted = list(names)
+            missing = [name for name in wanted if name not in masters]
+            if missing:
+                raise BrokerNotFoundError(
+                    f"no broker of that name is registered: {', '.join(missing)}"
+                )
+            return [masters[name] for name in wanted]
+        if not masters:
+            raise BrokerNotFoundError("no broker is registered at the name server")
+        return [masters[name] for name in sorted(masters)]
+
+    def _call(
+        self, address: BrokerAddress, method: MethodInfo, request: PbMessage, answer_class: type[_T]
+    ) -> _T:
+        data = self._transport.call(
+            address, method, (request.SerializeToString(),), self._request_timeout_s
+        )
+        return _decode(data, answer_class)
+
+
+def _decode(data: bytes, answer_class: type[_T]) -> _T:
+    from google.protobuf.message import DecodeError
+
+    parse: Callable[[bytes], _T] = answer_class.FromString
+    try:
+        return parse(data)
+    except DecodeError as error:
+        raise ProtocolError(f"the server's answer does not parse: {error}") from error
+
+
+def _topic_config(topic: Any) -> TopicConfig:
+    return TopicConfig(
+        topic.name, topic.write_queues, topic.read_queues, Permission(topic.permission)
+    )
+
+
+def _datetime(timestamp: Any) -> datetime:
+    """A protobuf Timestamp as a datetime in UTC."""
+    from datetime import UTC
+
+    found: datetime = timestamp.ToDatetime(UTC)
+    return found

@@ -1,0 +1,494 @@
+"""AsyncProducer: sending from coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, Literal, Unpack
+
+from ._async_routes import AsyncRoutes
+from ._async_transport import AsyncTransport
+from ._batching import PreparedRecord, split_records
+from ._forks import call_after_fork
+from ._lines import take_batch
+from ._methods import SEND
+from ._outgoing import BatchResult, OutgoingMessage, SendResult, Stored
+from ._producer_options import ProducerOptions, ProducerSettings
+from ._retry import attempt_timeout, tenacity_options
+from ._send_core import Request, RequestRetries, SendCore, as_message
+from ._types import MessageQueue, Route
+from .errors import (
+    BatchIncompleteError,
+    ClosedError,
+    ProtomqError,
+    QueueNotFoundError,
+    RequestTimeoutError,
+)
+
+if TYPE_CHECKING:
+    from ._selectors import QueueSelector
+
+
+class AsyncProducer:
+    """Sends messages from coroutines of one event loop.
+
+        async with AsyncProducer("127.0.0.1:9876") as producer:
+            result = await producer.send("orders", b"...", key="order-17", tag="created")
+
+    As Producer, with `await`; the arguments are the same. Coroutines that send at the same time share requests on one
+    connection per broker.
+    """
+
+    def __init__(
+        self,
+        namesrv: str | Sequence[str] | None = None,
+        *,
+        transport: AsyncTransport | Literal["auto", "remoting", "grpc"] = "auto",
+        client_id: str = "",
+        **settings: Unpack[ProducerSettings],
+    ) -> None:
+        self.options = ProducerOptions(**settings)
+        self._core = SendCore(self.options)
+        self._owns_transport = not isinstance(transport, AsyncTransport)
+        self._transport = (
+            transport
+            if isinstance(transport, AsyncTransport)
+            else AsyncTransport(self._core.transport_options(transport, client_id))
+        )
+        self._routes = AsyncRoutes(self._transport, namesrv)
+        self._closed = False
+        self._start()
+        call_after_fork(self)
+
+    def _start(self) -> None:
+        self._lines: dict[tuple[str, MessageQueue | None], _Line] = {}
+        self._pending_size = 0
+        self._waiting_for_room: deque[asyncio.Future[None]] = deque()
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        topic: str | OutgoingMessage,
+        body: bytes = b"",
+        *,
+        key: str | None = None,
+        keys: Sequence[str] = (),
+        tag: str = "",
+        properties: Mapping[str, str] | None = None,
+        queue: MessageQueue | None = None,
+        sharding_key: str | None = None,
+        selector: QueueSelector | None = None,
+        timeout_s: float | None = None,
+    ) -> SendResult:
+        """Sends a message and waits until it is stored. See Producer.send.
+
+        Messages to one chosen queue keep the order of the calls. A cancelled send may still be carried out.
+        """
+        if (
+            sharding_key is not None
+            or selector is not None
+            or self.options.hooks
+            or not isinstance(topic, str)
+        ):
+            message = as_message(topic, body, key, keys, tag, properties, queue, sharding_key)
+            return await self._send_message(message, selector, timeout_s)
+        record = self._core.prepare(body, key, keys, tag, properties)
+        if timeout_s is not None or self._pending_size > self.options.pending_size_max_bytes:
+            return await self._send_bounded(topic, record, queue, self._deadline(timeout_s))
+        line = self._lines.get((topic, queue)) or self._line(topic, queue)
+        return await self._enqueue(line, record, self._deadline(None)).future
+
+    async def send_one_way(
+        self,
+        topic: str | OutgoingMessage,
+        body: bytes = b"",
+        *,
+        key: str | None = None,
+        keys: Sequence[str] = (),
+        tag: str = "",
+        properties: Mapping[str, str] | None = None,
+        queue: MessageQueue | None = None,
+        sharding_key: str | None = None,
+        selector: QueueSelector | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Sends a message without an answer: nothing tells whether it was stored. No retries."""
+        message = self._core.before_send(
+            as_message(topic, body, key, keys, tag, properties, queue, sharding_key)
+        )
+        deadline_s = self._deadline(timeout_s)
+        record = self._core.prepare_message(message)
+        route = await self._route(message.topic, deadline_s)
+        request = self._core.make_request(
+            route, (record,), self._core.target_queue(route, message, selector)
+        )
+        await self._transport.call(
+            request.address, SEND, request.payload, deadline_s - time.monotonic(), one_way=True
+        )
+
+    async def send_batch(
+        self,
+        topic: str,
+        messages: Sequence[bytes | OutgoingMessage],
+        *,
+        keys: Sequence[str | None] | None = None,
+        tags: str | Sequence[str] = "",
+        queue: MessageQueue | None = None,
+        sharding_key: str | None = None,
+        timeout_s: float | None = None,
+    ) -> BatchResult:
+        """Sends many messages of one topic. See Producer.send_batch; requests to different queues travel at the same time."""
+        if not messages:
+            return BatchResult(())
+        deadline_s = self._deadline(timeout_s)
+        core = self._core
+        messages, keys, tags = core.before_batch(topic, messages, keys, tags)
+        records = core.prepare_many(messages, topic, keys, tags)
+        route = await self._route(topic, deadline_s)
+        groups, places = core.group(route, records, messages, queue, sharding_key)
+        try:
+            result = await self._send_groups(route, groups, places, deadline_s)
+        except BaseException as error:
+            core.after_batch(messages, None, error)
+            raise
+        core.after_batch(messages, result, None)
+        return result
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def compression(self) -> str:
+        """The codec in use: "zstd", "lz4", "zlib" or "none"; another than was asked for if that is not installed."""
+        return self._core.compressor.name
+
+    @property
+    def producer_id(self) -> int:
+        """The first part of the ids of this producer's messages."""
+        return self._core.sequences.producer_id
+
+    async def transports(self, topic: str) -> dict[str, str]:
+        """How each broker of the topic was reached last: "remoting", "grpc", or "" before the first send to it."""
+        return {
+            name: self._transport.kind(address)
+            for name, address in (await self._route(topic, self._deadline(None))).brokers.items()
+        }
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Waits until what is on its way has its answer, at most the send time-out; what still waits then fails with ClosedError."""
+        if self._closed:
+            return
+        self._closed = True
+        tasks = [line.task for line in self._lines.values() if line.task is not None]
+        if tasks:
+            await asyncio.wait(
+                tasks, timeout=self.options.send_timeout_s if timeout_s is None else timeout_s
+            )
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for line in self._lines.values():
+            for entry in line.pending:
+                if not entry.future.done():
+                    entry.future.set_exception(
+                        ClosedError("the producer was closed before the message was sent")
+                    )
+            line.pending.clear()
+        for waiter in self._waiting_for_room:
+            if not waiter.done():
+                waiter.set_exception(
+                    ClosedError("the producer was closed before the message was sent")
+                )
+        await self._routes.close()
+        if self._owns_transport:
+            await self._transport.close()
+
+    async def __aenter__(self) -> AsyncProducer:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def after_fork(self) -> None:
+        """In a forked child: no connections, no waiting messages, another producer id. Called by itself."""
+        self._core.after_fork()
+        self._start()
+
+    # -- one message ---------------------------------------------------------------------------------------------------
+
+    async def _send_message(
+        self, message: OutgoingMessage, selector: QueueSelector | None, timeout_s: float | None
+    ) -> SendResult:
+        """The general way: hooks, selectors, sharding keys."""
+        core = self._core
+        message = core.before_send(message)
+        deadline_s = self._deadline(timeout_s)
+        result, error = None, None
+        try:
+            record = core.prepare_message(message)
+            queue = await self._target_queue(message, selector, deadline_s)
+            try:
+                result = await self._send_bounded(message.topic, record, queue, deadline_s)
+            except QueueNotFoundError:
+                if message.queue is not None:
+                    raise
+                # The topic has fewer queues than the route said; it has been looked up again: choose anew.
+                queue = await self._target_queue(message, selector, deadline_s)
+                result = await self._send_bounded(message.topic, record, queue, deadline_s)
+            return result
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            core.after_send(message, result, error)
+
+    async def _target_queue(
+        self, message: OutgoingMessage, selector: QueueSelector | None, deadline_s: float
+    ) -> MessageQueue | None:
+        if message.queue is None and message.sharding_key is None and selector is None:
+            return None
+        return self._core.target_queue(
+            await self._route(message.topic, deadline_s), message, selector
+        )
+
+    async def _send_bounded(
+        self,
+        topic: str,
+        record: PreparedRecord,
+        queue: MessageQueue | None,
+        deadline_s: float,
+    ) -> SendResult:
+        """With a time-out of its own, and waiting for room while too much is on its way."""
+        line = self._lines.get((topic, queue)) or self._line(topic, queue)
+        entry: _Entry | None = None
+        try:
+            async with asyncio.timeout_at(
+                asyncio.get_running_loop().time() + deadline_s - time.monotonic() + _GRACE_S
+            ):
+                while self._pending_size > self.options.pending_size_max_bytes:
+                    room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._waiting_for_room.append(room)
+                    await room
+                entry = self._enqueue(line, record, deadline_s)
+                return await entry.future
+        except TimeoutError as timeout:
+            if isinstance(timeout, ProtomqError):
+                raise
+            error = RequestTimeoutError(f"topic {topic}: no answer in time")
+            if entry is None or entry in line.pending:
+                error = RequestTimeoutError(
+                    f"topic {topic}: the message was still waiting to be sent when its time was up"
+                )
+                error.definite = True
+            raise error from None
+
+    def _enqueue(self, line: _Line, record: PreparedRecord, deadline_s: float) -> _Entry:
+        loop = asyncio.get_running_loop()
+        entry = _Entry(record, deadline_s, loop.create_future())
+        line.pending.append(entry)
+        self._pending_size += len(record[0]) + len(record[3])
+        if line.task is None:
+            # It starts in the next turn of the loop: what other coroutines send in this one goes along.
+            line.task = loop.create_task(self._serve(line))
+        return entry
+
+    def _line(self, topic: str, queue: MessageQueue | None) -> _Line:
+        return self._lines.setdefault((topic, queue), _Line(topic, queue))
+
+    async def _serve(self, line: _Line) -> None:
+        """Sends what waits in the line, request by request, until nothing does."""
+        options = self.options
+        try:
+            while line.pending:
+                batch = take_batch(
+                    line.pending, options.coalesce_count_max, options.coalesce_size_max_bytes
+                )
+                await self._send_batch_of(line, batch)
+        finally:
+            line.task = None  # Here, not in a callback: whoever sends next must see it at once.
+
+    async def _send_batch_of(self, line: _Line, batch: list[_Entry]) -> None:
+        size = sum(len(entry.record[0]) + len(entry.record[3]) for entry in batch)
+        live = self._drop_expired(batch)
+        try:
+            if live:
+                deadline_s = min(entry.deadline_s for entry in live)
+                route = self._routes.cached(line.topic) or await self._route(line.topic, deadline_s)
+                stored = await self._dispatch(
+                    route, [entry.record for entry in live], line.queue, deadline_s
+                )
+                for index, entry in enumerate(live):
+                    if not entry.future.done():
+                        entry.future.set_result(stored.result(index))
+        except asyncio.CancelledError:
+            for entry in live:
+                if not self._closed:
+                    entry.future.cancel()
+                elif not entry.future.done():
+                    closed = ClosedError("the producer was closed before the broker had answered")
+                    closed.definite = False
+                    entry.future.set_exception(closed)
+            raise
+        except Exception as error:
+            for entry in live:
+                if not entry.future.done():
+                    entry.future.set_exception(error)
+        finally:
+            self._pending_size -= size
+            if self._waiting_for_room and self._pending_size <= self.options.pending_size_max_bytes:
+                # All of them: each looks again whether there is room, and one that has gone takes nobody's turn.
+                waiting, self._waiting_for_room = self._waiting_for_room, deque()
+                for waiter in waiting:
+                    if not waiter.done():
+                        waiter.set_result(None)
+
+    def _drop_expired(self, batch: list[_Entry]) -> list[_Entry]:
+        """Without those whose time is up or whose caller has gone."""
+        now_s = time.monotonic()
+        for entry in batch:
+            if entry.deadline_s <= now_s and not entry.future.done():
+                error = RequestTimeoutError(
+                    "the message was still waiting in line when its time was up"
+                )
+                error.definite = True
+                entry.future.set_exception(error)
+        return [entry for entry in batch if not entry.future.done()]
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    async def _dispatch(
+        self,
+        route: Route,
+        records: Sequence[PreparedRecord],
+        queue: MessageQueue | None,
+        deadline_s: float,
+    ) -> Stored:
+        """One request, with its retries."""
+        request = self._core.make_request(route, records, queue)
+        try:
+            return await self._attempt(request, deadline_s)
+        except ProtomqError as error:
+            return await self._retry(request, route, deadline_s, error)
+
+    async def _attempt(self, request: Request, deadline_s: float) -> Stored:
+        core = self._core
+        started_s = time.monotonic()
+        try:
+            answer = await self._transport.call(
+                request.address, SEND, request.payload, attempt_timeout(deadline_s - started_s)
+            )
+            stored = core.store_result(request, answer)
+        except ProtomqError:
+            core.record_latency(request.queue.broker_name, started_s, failed=True)
+            raise
+        core.record_latency(request.queue.broker_name, started_s)
+        return stored
+
+    async def _retry(
+        self, request: Request, route: Route, deadline_s: float, error: ProtomqError
+    ) -> Stored:
+        from tenacity import AsyncRetrying
+
+        retries = RequestRetries(self._core, request, deadline_s, route, self._routes.invalidate)
+        first_error: ProtomqError | None = error
+
+        async def attempt() -> Stored:
+            nonlocal first_error
+            if first_error is not None:
+                # The first attempt has been made, outside of tenacity: its outcome is replayed.
+                error, first_error = first_error, None
+                raise error
+            retries.aim(await self._route(route.topic, deadline_s))
+            return await self._attempt(request, deadline_s)
+
+        try:
+            return await AsyncRetrying(**tenacity_options(retries.decide))(attempt)
+        except ProtomqError as last_error:
+            raise retries.final_error(last_error) from None
+
+    async def _send_groups(
+        self,
+        route: Route,
+        groups: Mapping[MessageQueue | None, Sequence[PreparedRecord]],
+        places: Sequence[tuple[MessageQueue | None, int]] | None,
+        deadline_s: float,
+    ) -> BatchResult:
+        """The requests of a batch: one after another within a queue, at the same time over queues."""
+        if len(groups) == 1:
+            outcomes = [await self._send_group(route, *next(iter(groups.items())), deadline_s)]
+        else:
+            outcomes = await asyncio.gather(
+                *(self._send_group(route, *group, deadline_s) for group in groups.items())
+            )
+        stored = [item for items, _ in outcomes for item in items]
+        errors = [error for _, error in outcomes if error is not None]
+        if errors:
+            if not stored:
+                raise errors[0]
+            raise BatchIncompleteError(
+                f"{sum(item.count for item in stored)} of {sum(map(len, groups.values()))} messages are stored: {errors[0]}",
+                stored,
+            ) from errors[0]
+        first_request: dict[MessageQueue | None, int] = {}
+        count = 0
+        for queue, (items, _) in zip(groups, outcomes, strict=True):
+            first_request[queue] = count
+            count += len(items)
+        return BatchResult.of_groups(stored, first_request, places)
+
+    async def _send_group(
+        self,
+        route: Route,
+        queue: MessageQueue | None,
+        records: Sequence[PreparedRecord],
+        deadline_s: float,
+    ) -> tuple[list[Stored], ProtomqError | None]:
+        stored: list[Stored] = []
+        fixed_size_bytes = self._core.encoder(route.topic).fixed_size_bytes
+        try:
+            for part in split_records(records, fixed_size_bytes, self.options.batch_size_max_bytes):
+                stored.append(await self._dispatch(route, part, queue, deadline_s))
+        except ProtomqError as error:
+            return stored, error
+        return stored, None
+
+    async def _route(self, topic: str, deadline_s: float) -> Route:
+        return await self._routes.get(topic, max(deadline_s - time.monotonic(), 0.001))
+
+    def _deadline(self, timeout_s: float | None) -> float:
+        """When a send that begins now is to end. Every public send comes by here: a closed producer takes none."""
+        if self._closed:
+            raise ClosedError("the producer is closed")
+        return time.monotonic() + (self.options.send_timeout_s if timeout_s is None else timeout_s)
+
+
+_GRACE_S: Final = 0.05
+"""The request itself knows its deadline and gives the better error; only if it does not, the caller's own timer ends the wait."""
+
+
+class _Entry:
+    """One message of one coroutine."""
+
+    __slots__ = ("deadline_s", "future", "record")
+
+    def __init__(
+        self, record: PreparedRecord, deadline_s: float, future: asyncio.Future[SendResult]
+    ) -> None:
+        self.record = record
+        self.deadline_s = deadline_s
+        self.future = future
+
+
+class _Line:
+    """The line of a queue, or of a topic where `queue` is None. See _lines.py."""
+
+    __slots__ = ("pending", "queue", "task", "topic")
+
+    def __init__(self, topic: str, queue: MessageQueue | None) -> None:
+        self.topic = topic
+        self.queue = queue
+        self.pending: deque[_Entry] = deque()
+        self.task: asyncio.Task[None] | None = None
+        """Serves the line while anything waits in it, one request in flight at a time."""

@@ -1,0 +1,494 @@
+"""AsyncPullConsumer: the asyncio flavour of `_pull_consumer.PullConsumer`, with the same rules.
+
+Each pull in flight is a small task of the event loop; all pulls to a broker share one connection. The consumer belongs to the
+event loop on which it was first used, and to its process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Literal
+
+from . import _methods
+from ._async_routes import AsyncRoutes
+from ._async_transport import AsyncTransport
+from ._message import Message
+from ._offset_calls import (
+    Begin,
+    broker_of,
+    by_broker,
+    check_begin,
+    checked_tags,
+    decode_offsets,
+    decode_queue_ranges,
+    decode_search_offset,
+    encode_commit,
+    encode_get_offsets,
+    encode_get_queue_range,
+    encode_search_offset,
+    first_offsets,
+    subscribed_queues,
+)
+from ._pull_consumer import (
+    AUTO_COMMIT_INTERVAL_S,
+    CALL_ATTEMPTS,
+    POLL_CALL_TIMEOUT_S,
+    PULL_TIMEOUT_EXTRA_S,
+    REQUEST_TIMEOUT_S,
+    RETRY_RESOLVE_S,
+)
+from ._pull_logic import POLL_MESSAGES, OffsetReset, PullOptions, PullState, Ticket
+from ._transport import TransportOptions
+from ._types import MessageQueue, MethodInfo, QueueRange, Route
+from .errors import (
+    ClosedError,
+    ConfigurationError,
+    ProtomqError,
+    QueueNotFoundError,
+    TopicNotFoundError,
+)
+
+logger = logging.getLogger("protomq")
+
+
+class AsyncPullConsumer:
+    """Pulls messages from queues.
+
+        async with AsyncPullConsumer("my-group") as consumer:
+            await consumer.subscribe("flights", tags=["UA"])
+            async for message in consumer:
+                print(message.key, message.body)
+
+    Coroutines of one event loop may share it.
+    """
+
+    def __init__(
+        self,
+        consumer_group: str = "",
+        *,
+        namesrv: str | Sequence[str] | None = None,
+        begin: Begin = "earliest",
+        resume: bool = True,
+        auto_commit: bool = True,
+        auto_commit_interval_s: float = AUTO_COMMIT_INTERVAL_S,
+        offset_reset: OffsetReset = "nearest",
+        hold_ms: int = 15_000,
+        pull_record_count_max: int = 32_768,
+        pull_size_max_bytes: int = 4 << 20,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
+        transport: Literal["auto", "remoting", "grpc"] = "auto",
+        client_id: str = "",
+    ) -> None:
+        """The arguments are those of PullConsumer."""
+        check_begin(begin)
+        if auto_commit_interval_s <= 0 or request_timeout_s <= 0:
+            raise ConfigurationError("auto_commit_interval_s and request_timeout_s must be above 0")
+        self.consumer_group = consumer_group
+        self._begin = begin
+        self._resume = resume and bool(consumer_group)
+        self._auto_commit = auto_commit and bool(consumer_group)
+        self._auto_commit_interval_s = auto_commit_interval_s
+        self._request_timeout_s = request_timeout_s
+        self._pull_timeout_s = hold_ms / 1000 + PULL_TIMEOUT_EXTRA_S
+
+        self._transport = AsyncTransport(TransportOptions(transport=transport, client_id=client_id))
+        self._routes = AsyncRoutes(self._transport, namesrv)
+        options = PullOptions(
+            consumer_group, hold_ms, pull_record_count_max, pull_size_max_bytes, offset_reset
+        )
+        self._state = PullState(options)
+        self._subscriptions: dict[str, Route] = {}
+        self._tags: dict[str, tuple[str, ...]] = {}
+        self._assigned: tuple[MessageQueue, ...] = ()
+        self._pulls: set[asyncio.Task[None]] = set()
+        self._arrived: asyncio.Event | None = None
+        self._trouble: ProtomqError | None = None
+        self._committing = False
+        self._next_commit_s = time.monotonic() + auto_commit_interval_s
+        self._retry_resolve_s = 0.0
+        self._closed = False
+
+    # -- what to consume -------------------------------------------------------------------------------------------------
+
+    async def subscribe(self, topic: str, tags: Iterable[str] = ()) -> None:
+        """See PullConsumer.subscribe."""
+        self._check_open()
+        checked = checked_tags(tags)
+        route = await self._routes.get(topic, self._request_timeout_s)
+        self._tags[topic] = checked
+        self._subscriptions[topic] = route
+        await self._reassign()
+
+    async def unsubscribe(self, topic: str) -> None:
+        """See PullConsumer.unsubscribe."""
+        self._subscriptions.pop(topic, None)
+        await self._reassign()
+
+    async def assign(self, queues: Iterable[MessageQueue], tags: Iterable[str] = ()) -> None:
+        """See PullConsumer.assign."""
+        self._check_open()
+        checked = checked_tags(tags)
+        self._assigned = tuple(dict.fromkeys(queues))
+        for queue in self._assigned:
+            self._tags[queue.topic] = checked
+        await self._reassign()
+
+    def assignment(self) -> tuple[MessageQueue, ...]:
+        """The queues being consumed."""
+        return self._state.queues
+
+    # -- messages --------------------------------------------------------------------------------------------------------
+
+    async def poll(
+        self, timeout_s: float = 1.0, max_messages: int = POLL_MESSAGES
+    ) -> list[Message]:
+        """See PullConsumer.poll."""
+        self._check_open()
+        if max_messages < 1:
+            raise ConfigurationError(f"max_messages must be 1 or more, not {max_messages}")
+        if not self._subscriptions and not self._assigned:
+            raise ConfigurationError("nothing to poll: subscribe to a topic or assign queues first")
+        deadline_s = time.monotonic() + timeout_s
+        state = self._state
+        state.user_came_back()
+        arrived = self._arrived
+        if arrived is None:
+            arrived = self._arrived = asyncio.Event()
+        now_s = time.monotonic()
+        if self._auto_commit and now_s >= self._next_commit_s and not self._committing:
+            self._next_commit_s = now_s + self._auto_commit_interval_s
+            await self._commit_now("in poll", POLL_CALL_TIMEOUT_S)
+        await self._follow_routes(now_s)
+        await asyncio.sleep(
+            0
+        )  # The pulls need a turn of the loop, even under a user who never waits.
+        while True:
+            arrived.clear()
+            self._start_pulls()
+            if self._trouble is not None:
+                trouble, self._trouble = self._trouble, None
+                raise trouble
+            messages = state.take(max_messages)
+            if messages:
+                self._start_pulls()
+                return messages
+            now_s = time.monotonic()
+            if self._closed or now_s >= deadline_s:
+                return []
+            try:
+                async with asyncio.timeout(min(deadline_s - now_s, state.next_due_in_s(now_s))):
+                    await arrived.wait()
+            except TimeoutError:
+                continue
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """See PullConsumer.__iter__."""
+        while not self._closed:
+            try:
+                messages = await self.poll()
+            except ClosedError:
+                return
+            for i, message in enumerate(messages):
+                try:
+                    yield message
+                except GeneratorExit:
+                    self._state.give_back(messages[i + 1 :])
+                    raise
+
+    # -- positions and offsets -------------------------------------------------------------------------------------------
+
+    async def position(self, queue: MessageQueue) -> int:
+        """See PullConsumer.position."""
+        position = self._state.position(queue)
+        if position is None:
+            timeout_s = self._request_timeout_s
+            await self._resolve(
+                queue.topic, queue.broker_name, [queue], self._begin, timeout_s, CALL_ATTEMPTS
+            )
+            position = self._state.position(queue)
+        assert position is not None
+        return position
+
+    def seek(self, queue: MessageQueue, queue_offset: int) -> None:
+        """The next message of the queue is the one at this offset."""
+        self._state.seek(queue, queue_offset)
+        self._wake()
+
+    async def seek_to_time(
+        self, when: datetime, queues: Iterable[MessageQueue] | None = None
+    ) -> None:
+        """See PullConsumer.seek_to_time."""
+        for queue in list(queues) if queues is not None else self._state.queues:
+            self.seek(queue, await self.offset_for_time(queue, when))
+
+    async def seek_to_begin(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """Goes to the first message that is stored."""
+        for queue in list(queues) if queues is not None else self._state.queues:
+            self.seek(queue, await self.min_offset(queue))
+
+    async def seek_to_end(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """Goes behind the last message."""
+        for queue in list(queues) if queues is not None else self._state.queues:
+            self.seek(queue, await self.end_offset(queue))
+
+    async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """See PullConsumer.commit."""
+        self._check_group()
+        self._check_open()
+        if offsets is None:
+            self._state.user_came_back()
+            offsets = self._state.to_commit(safe_only=True)
+        await self._commit(offsets, self._request_timeout_s, CALL_ATTEMPTS)
+
+    async def committed(self, queue: MessageQueue) -> int | None:
+        """See PullConsumer.committed."""
+        self._check_group()
+        request = encode_get_offsets(self.consumer_group, queue.topic, [queue.queue_id])
+        answer = await self._call(queue.topic, queue.broker_name, _methods.GET_OFFSETS, request)
+        return decode_offsets(answer).get(queue.queue_id)
+
+    async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The queues of a topic that can be read."""
+        return (await self._routes.get(topic, self._request_timeout_s)).read_queues
+
+    async def queue_range(self, queue: MessageQueue) -> QueueRange:
+        """The offsets that can be read: (min_offset, end_offset), half-open."""
+        request = encode_get_queue_range(queue.topic, [queue.queue_id])
+        answer = await self._call(queue.topic, queue.broker_name, _methods.GET_QUEUE_RANGE, request)
+        return decode_queue_ranges(answer)[queue.queue_id]
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """Offset of the first message that is stored."""
+        return (await self.queue_range(queue)).min_offset
+
+    async def end_offset(self, queue: MessageQueue) -> int:
+        """One past the offset of the last message (RocketMQ: maxOffset)."""
+        return (await self.queue_range(queue)).end_offset
+
+    async def offset_for_time(self, queue: MessageQueue, when: datetime) -> int:
+        """Offset of the first message stored at the time or later; the end offset if there is none."""
+        request = encode_search_offset(queue, when)
+        answer = await self._call(queue.topic, queue.broker_name, _methods.SEARCH_OFFSET, request)
+        return decode_search_offset(answer)
+
+    @property
+    def transport(self) -> str:
+        """See PullConsumer.transport."""
+        routes = [
+            self._routes.last_known(topic)
+            for topic in {queue.topic for queue in self._state.queues}
+        ]
+        addresses = {
+            address for route in routes if route is not None for address in route.brokers.values()
+        }
+        return ",".join(sorted({kind for kind in map(self._transport.kind, addresses) if kind}))
+
+    # -- end -------------------------------------------------------------------------------------------------------------
+
+    async def close(self, *, commit: bool = True) -> None:
+        """See PullConsumer.close."""
+        if self._closed:
+            return
+        self._closed = True
+        self._wake()
+        if commit:
+            self._state.user_came_back()
+        if self._auto_commit:
+            await self._commit_now("on close", self._request_timeout_s)
+        for task in self._pulls:
+            task.cancel()
+        await asyncio.gather(*self._pulls, return_exceptions=True)
+        await self._routes.close()
+        await self._transport.close()
+
+    async def __aenter__(self) -> AsyncPullConsumer:
+        return self
+
+    async def __aexit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
+        await self.close(commit=exception_type is None)
+
+    # -- inside ----------------------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the consumer is closed")
+
+    def _wake(self) -> None:
+        if self._arrived is not None:
+            self._arrived.set()
+
+    def _check_group(self) -> None:
+        if not self.consumer_group:
+            raise ConfigurationError("a consumer without a group commits nothing")
+
+    async def _reassign(self) -> None:
+        """See PullConsumer._reassign."""
+        queues = subscribed_queues(self._assigned, self._subscriptions)
+        added = self._state.assign(queues, self._tags)
+        await self._resolve_or_later(added, self._begin, self._request_timeout_s, CALL_ATTEMPTS)
+
+    async def _follow_routes(self, now_s: float) -> None:
+        """See PullConsumer._follow_routes."""
+        for topic, last in list(self._subscriptions.items()):
+            try:
+                route = self._routes.cached(topic) or await self._routes.current(
+                    topic, self._request_timeout_s
+                )
+            except ProtomqError:
+                continue  # The pulls will tell.
+            if route is not last and self._subscriptions.get(topic) is last:
+                self._subscriptions[topic] = route
+                queues = subscribed_queues(self._assigned, self._subscriptions)
+                added = self._state.assign(queues, self._tags, park=True)
+                begin: Begin = "earliest" if last.read_queues else self._begin
+                await self._resolve_or_later(added, begin, POLL_CALL_TIMEOUT_S, 1)
+                return  # The others: next time.
+        if now_s >= self._retry_resolve_s:
+            self._retry_resolve_s = now_s + RETRY_RESOLVE_S
+            await self._resolve_or_later(
+                self._state.unresolved(), self._begin, POLL_CALL_TIMEOUT_S, 1
+            )
+
+    async def _resolve_or_later(
+        self, queues: Iterable[MessageQueue], begin: Begin, timeout_s: float, attempts: int
+    ) -> None:
+        """See PullConsumer._resolve_or_later."""
+        for (topic, broker_name), members in by_broker(queues).items():
+            try:
+                await self._resolve(topic, broker_name, members, begin, timeout_s, attempts)
+            except ProtomqError as error:
+                if not error.retriable:
+                    raise
+                logger.warning(
+                    "%s at %s: where to begin is not known yet: %s", topic, broker_name, error
+                )
+
+    async def _resolve(
+        self,
+        topic: str,
+        broker_name: str,
+        queues: Sequence[MessageQueue],
+        begin: Begin,
+        timeout_s: float,
+        attempts: int,
+    ) -> None:
+        """See PullConsumer._resolve."""
+        committed: dict[int, int] = {}
+        starts: dict[MessageQueue, int] = {}
+        try:
+            if self._resume:
+                request = encode_get_offsets(
+                    self.consumer_group, topic, [queue.queue_id for queue in queues]
+                )
+                committed = decode_offsets(
+                    await self._call(
+                        topic, broker_name, _methods.GET_OFFSETS, request, timeout_s, attempts
+                    )
+                )
+            rest = [queue for queue in queues if queue.queue_id not in committed]
+            if isinstance(begin, datetime):
+                for queue in rest:
+                    request = encode_search_offset(queue, begin)
+                    answer = await self._call(
+                        topic, broker_name, _methods.SEARCH_OFFSET, request, timeout_s, attempts
+                    )
+                    starts[queue] = decode_search_offset(answer)
+            elif rest:
+                request = encode_get_queue_range(topic, [queue.queue_id for queue in rest])
+                answer = await self._call(
+                    topic, broker_name, _methods.GET_QUEUE_RANGE, request, timeout_s, attempts
+                )
+                starts = first_offsets(rest, decode_queue_ranges(answer), begin)
+        except (TopicNotFoundError, QueueNotFoundError):
+            committed, starts = (
+                {},
+                {},
+            )  # Not made yet (auto_create): its first message will have the offset 0.
+        self._state.start_all(queues, committed, starts)
+
+    def _start_pulls(self) -> None:
+        if self._closed:
+            return
+        for queue in self._state.due(time.monotonic()):
+            task = asyncio.get_running_loop().create_task(self._pull(self._state.begin(queue)))
+            self._pulls.add(task)
+            task.add_done_callback(self._pulls.discard)
+
+    async def _pull(self, ticket: Ticket) -> None:
+        """One pull from request to answer."""
+        topic = ticket.queue.topic
+        try:
+            route = self._routes.cached(topic) or await self._routes.current(
+                topic, self._request_timeout_s
+            )
+            address = broker_of(route, ticket.queue.broker_name)
+            request = self._state.encode_request(ticket)
+            answer = await self._transport.call(
+                address, _methods.PULL, (request,), self._pull_timeout_s
+            )
+        except ProtomqError as error:
+            if self._state.failed(ticket, error, time.monotonic()):
+                self._trouble = error
+            elif error.stale_route:
+                self._routes.invalidate(topic)
+            logger.info("pull of %s failed: %s", ticket.queue, error)
+        else:
+            try:
+                self._state.answered(ticket, answer, time.monotonic())
+            except ProtomqError as error:
+                self._trouble = error
+            self._start_pulls()  # The next hold stands at the broker while the user works.
+        self._wake()
+
+    async def _commit_now(self, when: str, timeout_s: float) -> None:
+        """See PullConsumer._commit_now."""
+        self._committing = True
+        try:
+            await self._commit(self._state.to_commit(safe_only=True), timeout_s, attempts=1)
+        except ProtomqError as error:
+            logger.warning("offsets of %s not committed %s: %s", self.consumer_group, when, error)
+        finally:
+            self._committing = False
+
+    async def _commit(
+        self, offsets: Mapping[MessageQueue, int], timeout_s: float, attempts: int
+    ) -> None:
+        for (topic, broker_name), members in by_broker(offsets).items():
+            part = {queue: offsets[queue] for queue in members}
+            request = encode_commit(self.consumer_group, part)
+            await self._call(
+                topic, broker_name, _methods.COMMIT_OFFSETS, request, timeout_s, attempts
+            )
+            self._state.committed(part)
+
+    async def _call(
+        self,
+        topic: str,
+        broker_name: str,
+        method: MethodInfo,
+        request: bytes,
+        timeout_s: float | None = None,
+        attempts: int = CALL_ATTEMPTS,
+    ) -> bytes:
+        """See PullConsumer._call."""
+        timeout_s = timeout_s or self._request_timeout_s
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            attempts -= 1
+            try:
+                route = await self._routes.get(topic, timeout_s)
+                left_s = max(deadline_s - time.monotonic(), 0.001)
+                return await self._transport.call(
+                    broker_of(route, broker_name), method, (request,), left_s
+                )
+            except ProtomqError as error:
+                if error.stale_route:
+                    self._routes.invalidate(topic)
+                pause_s = (error.retry_delay_ms or 50) / 1000
+                if not error.retriable or attempts <= 0 or time.monotonic() + pause_s >= deadline_s:
+                    raise
+            await asyncio.sleep(pause_s)

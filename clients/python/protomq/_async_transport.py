@@ -1,0 +1,239 @@
+"""AsyncTransport: the asyncio flavour of `_transport.SyncTransport`, with the same rules and the same choice.
+
+It belongs to the event loop on which it was first used. If that loop is closed (one asyncio.run after another), or in a
+forked child, it starts anew without connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from ._remoting_async import AsyncConnection
+from ._remoting_hello import split_address
+from ._transport import Choice, Kind, TransportOptions
+from ._types import BrokerAddress, MethodInfo
+from .errors import ClosedError, ConfigurationError, ConnectFailedError, ConnectionLostError
+
+if TYPE_CHECKING:
+    from ._grpc_transport import AioGrpcLink
+
+_Key = tuple[BrokerAddress, int]
+
+# What a forked child must leave alone, even by collecting it: gRPC's objects, and transports of its parent's loop.
+_LINKS_OF_PARENTS: list[object] = []
+
+
+class AsyncTransport:
+    """Calls from coroutines: pipelined on one connection per server and lane."""
+
+    def __init__(self, options: TransportOptions | None = None) -> None:
+        self.options = options or TransportOptions()
+        self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._connections: dict[_Key, AsyncConnection] = {}
+        self._silent: list[AsyncConnection] = []
+        self._opening: dict[_Key, asyncio.Task[AsyncConnection]] = {}
+        self._grpc_links: dict[str, AioGrpcLink] = {}
+        self._kinds: dict[BrokerAddress, Kind] = {}
+        self._choice = Choice(self.options.transport)
+
+    async def call(
+        self,
+        address: BrokerAddress,
+        method: MethodInfo,
+        payload: Sequence[bytes],
+        timeout_s: float,
+        *,
+        one_way: bool = False,
+    ) -> bytes:
+        """See SyncTransport.call. A cancelled call is forgotten here; the server may still carry it out."""
+        connection = self._connections.get((address, method.lane))
+        if (
+            connection is None
+            or not connection.usable
+            or self._loop is not asyncio.get_running_loop()
+            or self._pid != os.getpid()
+        ):
+            started_s = time.monotonic()
+            connection = await self._connect(address, method.lane, timeout_s)
+            timeout_s = max(timeout_s - (time.monotonic() - started_s), 0.001)
+            if connection is None:
+                return await self._grpc_link(address.grpc_address).call(
+                    method, payload, timeout_s, one_way
+                )
+        if connection.writable is not None:
+            timeout_s = await _wait_until_writable(connection, timeout_s)
+        if one_way:
+            connection.request_one_way(method, payload, timeout_s)
+            return b""
+        request_id, future = connection.request(method, payload, timeout_s)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            connection.forget(request_id)
+            raise
+
+    def kind(self, address: BrokerAddress) -> Kind | Literal[""]:
+        """The transport last used for the server: "remoting", "grpc", or "" before the first call."""
+        return self._kinds.get(address, "")
+
+    async def close(self) -> None:
+        """Closes all connections; calls in flight fail. May be called twice."""
+        self._closed = True
+        connections = [*self._connections.values(), *self._silent]
+        links = list(self._grpc_links.values())
+        opening = list(self._opening.values())
+        self._connections.clear()
+        self._grpc_links.clear()
+        if self._pid != os.getpid() or self._loop is not asyncio.get_running_loop():
+            return
+        for task in opening:
+            task.cancel()
+        for connection in connections:
+            connection.close()
+        for link in links:
+            await link.close()
+        await asyncio.sleep(0)  # Lets the sockets be closed before the caller's loop ends.
+
+    async def __aenter__(self) -> AsyncTransport:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _connect(
+        self, address: BrokerAddress, lane: int, timeout_s: float
+    ) -> AsyncConnection | None:
+        """The connection to use; None: gRPC is to be used."""
+        if self._closed:
+            raise ClosedError("the transport is closed")
+        self._bind_to_loop()
+        refused: ConnectFailedError | None = None
+        deadline_s = time.monotonic() + timeout_s
+        if self._choice.try_remoting(address, time.monotonic()):
+            if not address.remoting_address:
+                raise ConnectFailedError(
+                    f"broker {address.broker_name!r} advertises no remoting port"
+                )
+            try:
+                limit_s = self._choice.connect_timeout_s(
+                    address, timeout_s, self.options.connect_timeout_s
+                )
+                connection = await self._open_once(address, lane, limit_s)
+            except ConnectFailedError as error:
+                if not self._choice.may_fall_back(address):
+                    raise
+                refused = error
+            else:
+                self._choice.reached(address)
+                self._kinds[address] = "remoting"
+                return connection
+        if not address.grpc_address:
+            raise ConnectFailedError(f"broker {address.broker_name!r} advertises no gRPC port")
+        if address.grpc_address not in self._grpc_links:
+            await _probe(address.grpc_address, max(deadline_s - time.monotonic(), 0.001))
+        if refused is not None:
+            self._choice.fell_back(address, refused, time.monotonic())
+        self._kinds[address] = "grpc"
+        return None
+
+    async def _open_once(
+        self, address: BrokerAddress, lane: int, timeout_s: float
+    ) -> AsyncConnection:
+        """Opens the connection; callers that come meanwhile wait for the same one, each with its own time-out."""
+        key = (address, lane)
+        connection = self._connections.get(key)
+        if connection is not None and connection.usable:
+            return connection
+        task = self._opening.get(key)
+        if task is None:
+            task = self._opening[key] = asyncio.get_running_loop().create_task(self._open(key))
+            task.add_done_callback(lambda done: self._opened(key, done))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await asyncio.shield(task)
+        except TimeoutError:
+            raise ConnectFailedError(
+                f"{address.remoting_address}: not connected within {timeout_s:.3f} s"
+            ) from None
+        except asyncio.CancelledError:
+            if self._closed and task.cancelled():
+                raise ClosedError("the transport is closed") from None
+            raise
+
+    async def _open(self, key: _Key) -> AsyncConnection:
+        address, lane = key
+        connection = await AsyncConnection.open(
+            address.remoting_address,
+            lane,
+            self.options.hello_client_id(),
+            self.options.connect_timeout_s,
+        )
+        if self._closed:
+            connection.close()
+            raise ClosedError("the transport is closed")
+        old = self._connections.get(key)
+        self._connections[key] = connection
+        self._silent = [silent for silent in self._silent if not silent.closed]
+        if old is not None and not old.closed:
+            self._silent.append(old)  # It closes when its last call ended, or with this transport.
+        return connection
+
+    def _opened(self, key: _Key, task: asyncio.Task[AsyncConnection]) -> None:
+        if self._opening.get(key) is task:
+            del self._opening[key]
+        if not task.cancelled():
+            task.exception()  # Seen, even if every waiter has gone.
+
+    def _bind_to_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop or self._pid != os.getpid():
+            if self._loop is not None and not self._loop.is_closed() and self._pid == os.getpid():
+                raise ConfigurationError(
+                    "this object belongs to another event loop, which is still open"
+                )
+            if self._pid != os.getpid():
+                _LINKS_OF_PARENTS.append((self._grpc_links, self._connections, self._silent))
+            self._start()
+            self._loop = loop
+
+    def _grpc_link(self, grpc_address: str) -> AioGrpcLink:
+        from ._grpc_transport import AioGrpcLink
+
+        link = self._grpc_links.get(grpc_address)
+        if link is None:
+            link = self._grpc_links[grpc_address] = AioGrpcLink(grpc_address)
+        return link
+
+
+async def _wait_until_writable(connection: AsyncConnection, timeout_s: float) -> float:
+    """Waits while the peer is slow to read; what is left of the time-out."""
+    started_s = time.monotonic()
+    try:
+        async with asyncio.timeout(timeout_s):
+            while connection.writable is not None:
+                await asyncio.shield(connection.writable)
+    except TimeoutError:
+        raise ConnectFailedError("the server takes no more requests: nothing was sent") from None
+    if connection.closed:
+        raise ConnectionLostError("connection closed while waiting to send")
+    return max(timeout_s - (time.monotonic() - started_s), 0.001)
+
+
+async def _probe(address: str, timeout_s: float) -> None:
+    """Connects and closes: tells a dead server from a living one at once and without loading grpc."""
+    host, port = split_address(address)
+    try:
+        async with asyncio.timeout(timeout_s):
+            _, writer = await asyncio.open_connection(host, port)
+    except OSError as error:
+        raise ConnectFailedError(f"{address}: {str(error) or 'no answer in time'}") from error
+    writer.close()

@@ -1,0 +1,218 @@
+"""From messages to the bytes of a SendRequest, and from an answer to results. Pure: no sockets, no clocks, no locks.
+
+A request is assembled by hand: protobuf's Python API costs 4-8 us per record, this costs 0.6 us (1 KiB body, CRC included; a
+numpy variant measured no better, so there is only this one). The bytes are those that protobuf itself would write, a
+property test says so, in the order that lets the broker take them over unparsed:
+
+    0A len record   ...   0A len record        records, each canonical, trailer complete, stamped fields zero
+    22 len topic    28 queue_id    32 len sizes (u32 each)    [38 00]
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Final
+
+from .errors import ConfigurationError, MessageTooLargeError
+from .wire.hashing import crc32c, hash63, tag_code_of
+from .wire.record import (
+    BODY_SIZE_MAX_BYTES,
+    FIXED_TRAILER_SIZE_BYTES,
+    FLAG_MANY_KEYS,
+    FRONT_SIZE_MAX_BYTES,
+    RECORDS_PER_REQUEST_MAX,
+    TOPIC_SIZE_MAX_BYTES,
+    encode_front,
+    encode_varint,
+)
+
+PreparedRecord = tuple[bytes, str, str, bytes, int, int]
+"""(body as stored, first key, tag, front, flags, born_time_ms). A plain tuple: one is made for every message."""
+
+REQUEST_SIZE_MAX_BYTES: Final = 4 << 20
+"""Default size at which a batch is split. RocketMQ: maxMessageSize holds for a whole batch."""
+
+# key_hash; tag, producer_id, tag, epoch, tag of sequence; sequence; tag; body_crc32c; tag; born_time_ms; tag, flags, zeros for the broker
+_MIDDLE: Final = struct.Struct("<Q15sQBIBQBI")
+_IDENTITY: Final = struct.Struct("<BQBIB")
+_STAMP_ZEROS: Final = (
+    b"\x7d\0\0\0\0" + b"\x81\x01" + bytes(8) + b"\x89\x01" + bytes(8) + b"\x91\x01" + bytes(8)
+)
+
+_PREFIXES_MAX: Final = 4096
+_SIZE: Final = struct.Struct("<I")
+
+
+class RecordEncoder:
+    """Writes records and requests of one producer for one topic. Any thread: its caches are dicts of immutable values."""
+
+    __slots__ = ("_identity", "_prefixes", "_tails", "_topic_field", "fixed_size_bytes", "topic")
+
+    def __init__(self, topic: str, producer_id: int, producer_epoch: int) -> None:
+        encoded = topic.encode()
+        if not 0 < len(encoded) <= TOPIC_SIZE_MAX_BYTES:
+            raise ConfigurationError(
+                f"a topic has 1 to {TOPIC_SIZE_MAX_BYTES} bytes, {topic!r} has {len(encoded)}"
+            )
+        self.topic = topic
+        self._topic_field = bytes((0x32, len(encoded))) + encoded
+        self._identity = _IDENTITY.pack(0x49, producer_id, 0x55, producer_epoch, 0x59)
+        self._prefixes: dict[str, bytes] = {}
+        self._tails: dict[int, bytes] = {}
+        self.fixed_size_bytes = len(self._topic_field) + FIXED_TRAILER_SIZE_BYTES
+        """Size of the trailer, topic included."""
+
+    def encode_request(
+        self,
+        records: Sequence[PreparedRecord],
+        first_sequence: int,
+        queue_id: int,
+        wait_store_ok: bool = True,
+    ) -> list[bytes]:
+        """The pieces of a SendRequest with these records, numbered from `first_sequence`."""
+        parts: list[bytes] = []
+        sizes = self.encode_records(parts, records, first_sequence)
+        parts.append(self.encode_tail(sizes, queue_id, wait_store_ok))
+        return [b"".join(parts)]
+
+    def encode_records(
+        self, parts: list[bytes], records: Sequence[PreparedRecord], first_sequence: int
+    ) -> list[int]:
+        """Appends the record fields to `parts`; answers the size of each record."""
+        # Local names: this loop runs once per message, and it is most of what a message costs on this side.
+        pack = _MIDDLE.pack
+        prefixes, identity = self._prefixes, self._identity
+        fixed_size = self.fixed_size_bytes
+        sizes: list[int] = []
+        sequence = first_sequence
+        for body, key, tag, front, flags, born_time_ms in records:
+            head, size = _head(len(body), len(front) + fixed_size)
+            key_hash = hash63(key.encode()) if key else 0
+            middle = pack(
+                key_hash, identity, sequence, 0x65, crc32c(body), 0x69, born_time_ms, 0x75, flags
+            )
+            parts += (
+                head,
+                body,
+                front,
+                prefixes.get(tag) or self._prefix(tag),
+                middle,
+                _STAMP_ZEROS,
+            )
+            sizes.append(size)
+            sequence += 1
+        return sizes
+
+    def encode_tail(self, sizes: Sequence[int], queue_id: int, wait_store_ok: bool = True) -> bytes:
+        """What follows the records: topic, queue, sizes."""
+        head = self._tails.get(queue_id)
+        if head is None:
+            head = self._tails[queue_id] = (
+                b"\x22" + self._topic_field[1:] + b"\x28" + encode_varint(queue_id) + b"\x32"
+            )
+        count = len(sizes)
+        packed = _SIZE.pack(sizes[0]) if count == 1 else struct.pack(f"<{count}I", *sizes)
+        return b"".join(
+            (head, encode_varint(4 * count), packed, b"" if wait_store_ok else b"\x38\x00")
+        )
+
+    def _prefix(self, tag: str) -> bytes:
+        """From the topic to the tag of key_hash: constant for a tag."""
+        prefix = (
+            self._topic_field
+            + b"\x39"
+            + tag_code_of(tag).to_bytes(8, "little", signed=True)
+            + b"\x41"
+        )
+        if len(self._prefixes) < _PREFIXES_MAX:
+            self._prefixes[tag] = prefix
+        return prefix
+
+
+@lru_cache(maxsize=8192)
+def _head(body_size_bytes: int, rest_size_bytes: int) -> tuple[bytes, int]:
+    """Tag and length of the record, tag and length of its body; and the record's size. `rest`: front and trailer."""
+    body_head = b"\x0a" + encode_varint(body_size_bytes)
+    size = len(body_head) + body_size_bytes + rest_size_bytes
+    return b"\x0a" + encode_varint(size) + body_head, size
+
+
+def make_front(
+    key: str | None,
+    keys: Sequence[str],
+    tag: str,
+    properties: Mapping[str, str] | None,
+    sharding_key: str | None,
+    born_host: str,
+) -> tuple[str, bytes, int]:
+    """(first key, fields 2 to 5 of the record, flags) of a message. Raises MessageTooLargeError over 32 KiB."""
+    if not (keys or properties or sharding_key or born_host):
+        # A key and a tag at most: what most messages have, without the general writer.
+        front = _tag_field(tag) if tag else b""
+        if key:
+            encoded = key.encode()
+            size = len(encoded)
+            front = (
+                b"\x12%c%b%b" % (size, encoded, front)
+                if size < 0x80
+                else b"\x12" + encode_varint(size) + encoded + front
+            )
+        flags = 0
+    else:
+        all_keys = (key, *keys) if key else tuple(keys)
+        front = encode_front(all_keys, tag, properties, sharding_key or "", born_host)
+        key = all_keys[0] if all_keys else ""
+        flags = FLAG_MANY_KEYS if len(all_keys) > 1 else 0
+    if len(front) > FRONT_SIZE_MAX_BYTES:
+        raise MessageTooLargeError(
+            f"keys, tag, properties and sharding key of a message come to {len(front)} bytes, {FRONT_SIZE_MAX_BYTES} are allowed",
+            metadata={"limit_bytes": str(FRONT_SIZE_MAX_BYTES)},
+        )
+    return key or "", front, flags
+
+
+@lru_cache(maxsize=4096)
+def _tag_field(tag: str) -> bytes:
+    encoded = tag.encode()
+    return b"\x1a" + encode_varint(len(encoded)) + encoded
+
+
+def check_body(body: object) -> bytes:
+    """The body as bytes. Raises ConfigurationError for what is not bytes-like."""
+    if isinstance(body, str):
+        raise ConfigurationError("a body is bytes, not str: call .encode() first")
+    if isinstance(body, bytearray | memoryview):
+        return bytes(body)
+    if not isinstance(body, bytes):
+        raise ConfigurationError(f"a body is bytes, not {type(body).__name__}")
+    return body
+
+
+def refuse_large_body(size_bytes: int) -> MessageTooLargeError:
+    """The error for a body over 4 MiB."""
+    return MessageTooLargeError(
+        f"a body of {size_bytes} bytes (as it is stored), {BODY_SIZE_MAX_BYTES} are allowed",
+        metadata={"limit_bytes": str(BODY_SIZE_MAX_BYTES)},
+    )
+
+
+def split_records(
+    records: Sequence[PreparedRecord],
+    fixed_size_bytes: int,
+    size_max_bytes: int = REQUEST_SIZE_MAX_BYTES,
+    count_max: int = RECORDS_PER_REQUEST_MAX,
+) -> Iterator[Sequence[PreparedRecord]]:
+    """Cuts a batch where a request would become too large or too long; a single record always fits."""
+    start = size = 0
+    # 18 bytes: the two tags and lengths of a record, and its entry in record_sizes.
+    overhead = fixed_size_bytes + 18
+    for index, record in enumerate(records):
+        record_size = len(record[0]) + len(record[3]) + overhead
+        if index > start and (size + record_size > size_max_bytes or index - start >= count_max):
+            yield records[start:index]
+            start, size = index, 0
+        size += record_size
+    if start < len(records):
+        yield records if start == 0 else records[start:]

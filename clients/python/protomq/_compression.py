@@ -1,0 +1,167 @@
+"""Compression of bodies: which codecs are here, and both directions.
+
+Rules:
+- A body is compressed when it is larger than the threshold (4 KiB, as RocketMQ's compressMsgBodyOverHowmuch) and when that makes
+  it smaller; else it travels as it is. Bits 0-2 of the record's `flags` say which it was.
+- zlib is in every Python; zstd and lz4 come with `pip install "protomq[compression]"`. A producer that wants a codec that is not
+  installed uses zlib, logs that, and shows it in its `compression` attribute; messages stay readable by everybody.
+- Decompression never produces more than the caller allows: 1 MiB of zeros fits in 1 KiB, and the sender chooses what we unpack.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final, Literal, NamedTuple
+
+from .errors import CompressionError, ConfigurationError
+from .wire.record import (
+    BODY_SIZE_MAX_BYTES,
+    COMPRESSION_LZ4,
+    COMPRESSION_NONE,
+    COMPRESSION_ZLIB,
+    COMPRESSION_ZSTD,
+    FLAG_COMPRESSION_MASK,
+)
+
+logger = logging.getLogger("protomq.compression")
+
+CompressionName = Literal["auto", "zstd", "lz4", "zlib", "none"]
+
+COMPRESS_OVER_BYTES: Final = 4096
+"""RocketMQ's default, compressMsgBodyOverHowmuch."""
+
+DECOMPRESSED_SIZE_MAX_BYTES: Final = 8 * BODY_SIZE_MAX_BYTES
+"""Default cap of what one body may unpack to: 32 MiB. 4 MiB of text can honestly come to that, a bomb comes to 4 GiB."""
+
+FLAGS: Final[dict[str, int]] = {
+    "none": COMPRESSION_NONE,
+    "zlib": COMPRESSION_ZLIB,
+    "lz4": COMPRESSION_LZ4,
+    "zstd": COMPRESSION_ZSTD,
+}
+
+# Each library's own default level, except zlib: RocketMQ's 5.
+LEVEL_DEFAULTS: Final = {"none": 0, "zlib": 5, "lz4": 0, "zstd": 3}
+
+
+class Compressor(NamedTuple):
+    """A codec with its level. `name` is what is really used, after any fallback."""
+
+    name: str
+    flag: int
+    compress: Callable[[bytes], bytes] | None
+
+
+def make_compressor(name: str = "auto", level: int | None = None) -> Compressor:
+    """The compressor for an option `compression`. "auto": zstd where it is installed, else zlib."""
+    if name == "auto":
+        name = "zstd" if zstd_module() is not None else "zlib"
+    elif name == "zstd" and zstd_module() is None:
+        logger.warning(
+            'zstd is not installed, bodies are compressed with zlib; pip install "protomq[compression]"'
+        )
+        name, level = "zlib", None  # The level was meant for another codec.
+    elif name == "lz4" and lz4_module() is None:
+        logger.warning(
+            'lz4 is not installed, bodies are compressed with zlib; pip install "protomq[compression]"'
+        )
+        name, level = "zlib", None
+    if name not in FLAGS:
+        raise ConfigurationError(
+            f"compression must be one of auto, {', '.join(FLAGS)}, not {name!r}"
+        )
+    chosen = LEVEL_DEFAULTS[name] if level is None else level
+    return Compressor(name, FLAGS[name], _compress_function(name, chosen))
+
+
+def compress_body(compressor: Compressor, body: bytes) -> tuple[bytes, int]:
+    """(body, flag) as they go into the record: unchanged and 0 where compression does not pay."""
+    if compressor.compress is None:
+        return body, COMPRESSION_NONE
+    packed = compressor.compress(body)
+    if len(packed) >= len(body):
+        return body, COMPRESSION_NONE
+    return packed, compressor.flag
+
+
+def decompress(data: bytes, flags: int, size_max_bytes: int = DECOMPRESSED_SIZE_MAX_BYTES) -> bytes:
+    """The body that `data` was before compression, as bits 0-2 of `flags` say.
+
+    Raises CompressionError if it is damaged, cut off, larger than `size_max_bytes`, of an unknown codec, or of one whose
+    library is not installed.
+    """
+    codec = flags & FLAG_COMPRESSION_MASK
+    if codec == COMPRESSION_NONE:
+        return data
+    if codec == COMPRESSION_ZLIB:
+        name, decompressor = "zlib", zlib.decompressobj()
+    elif codec == COMPRESSION_LZ4:
+        name, decompressor = "lz4", _installed(lz4_module(), "lz4").LZ4FrameDecompressor()
+    elif codec == COMPRESSION_ZSTD:
+        name, decompressor = "zstd", _installed(zstd_module(), "zstd").ZstdDecompressor()
+    else:
+        raise CompressionError(
+            f"unknown compression {codec} in a message; a newer protomq may know it"
+        )
+    try:
+        # One byte more than allowed tells "exactly the limit" from "more than the limit".
+        body = decompressor.decompress(data, size_max_bytes + 1)
+    except (
+        Exception
+    ) as error:  # Each library has its own class (zlib.error, RuntimeError, ZstdError).
+        raise CompressionError(
+            f"the {name} body of a message cannot be unpacked: {error}"
+        ) from error
+    if len(body) > size_max_bytes:
+        raise CompressionError(
+            f"the {name} body of a message unpacks to more than the allowed {size_max_bytes} bytes"
+        )
+    if not decompressor.eof:
+        raise CompressionError(f"the {name} body of a message is cut off")
+    return bytes(body)
+
+
+@lru_cache(maxsize=1)
+def zstd_module() -> Any:
+    """compression.zstd (Python 3.14), backports.zstd, or None."""
+    try:
+        from compression import zstd  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        try:
+            from backports import zstd
+        except ImportError:
+            return None
+    return zstd
+
+
+@lru_cache(maxsize=1)
+def lz4_module() -> Any:
+    """lz4.frame, or None."""
+    try:
+        import lz4.frame
+    except ImportError:
+        return None
+    return lz4.frame
+
+
+def _installed(module: Any, name: str) -> Any:
+    if module is None:
+        raise CompressionError(
+            f'a message is compressed with {name}, which is not installed; pip install "protomq[compression]"'
+        )
+    return module
+
+
+def _compress_function(name: str, level: int) -> Callable[[bytes], bytes] | None:
+    if name == "none":
+        return None
+    if name == "zlib":
+        return lambda body: zlib.compress(body, level)
+    if name == "lz4":
+        module = lz4_module()
+        return lambda body: bytes(module.compress(body, compression_level=level))
+    module = zstd_module()
+    return lambda body: bytes(module.compress(body, level=level))

@@ -1,0 +1,184 @@
+"""gRPC as a way to the servers: one channel per server, sync or asyncio; loaded only where it is needed.
+
+Rules:
+- Payloads are bytes already: no serialisers.
+- Channels are made at the first call, thus after a fork, and belong to the process (aio: to the event loop) that made them.
+- Errors come from grpc-status-details-bin; without it (a proxy's, or gRPC's own) from the status code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Literal
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from ._types import MethodInfo
+from .errors import (
+    ConnectFailedError,
+    ConnectionLostError,
+    ProtomqError,
+    RequestTimeoutError,
+    error_from_status,
+)
+from .wire.frames import FRAME_SIZE_MAX_BYTES
+from .wire.status import GRPC_STATUS_DETAILS_KEY, RpcStatus, decode_status
+
+# What may be asked twice without harm; sends are repeated by the producer, at another broker if need be.
+_RETRIED_SERVICES: Final = ("RouteService", "PullService", "ConsumerService")
+
+SERVICE_CONFIG: Final = json.dumps(
+    {
+        "methodConfig": [
+            {
+                "name": [{"service": f"protomq.v1.{service}"} for service in _RETRIED_SERVICES],
+                "retryPolicy": {
+                    "maxAttempts": 3,
+                    "initialBackoff": "0.05s",
+                    "maxBackoff": "0.5s",
+                    "backoffMultiplier": 2,
+                    "retryableStatusCodes": ["UNAVAILABLE"],
+                },
+            }
+        ]
+    }
+)
+
+CHANNEL_OPTIONS: Final = (
+    ("grpc.service_config", SERVICE_CONFIG),
+    ("grpc.max_receive_message_length", FRAME_SIZE_MAX_BYTES),
+    ("grpc.max_send_message_length", FRAME_SIZE_MAX_BYTES),
+    # The servers allow a ping every 10 s; connections behind NAT and dead peers need them even between calls.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    # A restarted broker is found again within seconds, not after gRPC's default of up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 3_000),
+    # Two transports in one process do not share a connection.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+
+
+class GrpcLink:
+    """A sync channel to one server. Any thread."""
+
+    kind: Literal["grpc"] = "grpc"
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._methods: dict[str, Any] = {}
+        self._one_way_calls: set[Any] = set()
+
+    def call(
+        self, method: MethodInfo, payload: Sequence[bytes], timeout_s: float, one_way: bool
+    ) -> bytes:
+        """See SyncTransport.call."""
+        stub = self.method(method)
+        request = payload[0] if len(payload) == 1 else b"".join(payload)
+        if one_way:
+            future = stub.future(request, timeout=timeout_s)
+            self._one_way_calls.add(future)  # A call that nobody refers to is cancelled.
+            future.add_done_callback(self._one_way_calls.discard)
+            return b""
+        try:
+            answer: bytes = stub(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise error_of_rpc(error, self._address, method) from None
+        except ValueError as error:  # "Cannot invoke RPC on closed channel!"
+            raise ConnectionLostError(f"{self._address}: {error}") from None
+        return answer
+
+    def method(self, method: MethodInfo) -> Any:
+        """The callable of a method: bytes in, bytes out."""
+        stub = self._methods.get(method.path)
+        if stub is None:
+            stub = self._methods[method.path] = self._channel.unary_unary(method.path)
+        return stub
+
+    def close(self) -> None:
+        """Closes the channel; calls in flight end with an error."""
+        self._channel.close()
+
+
+class AioGrpcLink:
+    """An asyncio channel to one server; used on the loop that was running when it was made."""
+
+    kind: Literal["grpc"] = "grpc"
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._methods: dict[str, Any] = {}
+        self._one_way_calls: set[asyncio.Task[None]] = set()
+
+    async def call(
+        self, method: MethodInfo, payload: Sequence[bytes], timeout_s: float, one_way: bool
+    ) -> bytes:
+        """See AsyncTransport.call."""
+        stub = self._methods.get(method.path)
+        if stub is None:
+            stub = self._methods[method.path] = self._channel.unary_unary(method.path)
+        request = payload[0] if len(payload) == 1 else b"".join(payload)
+        if one_way:
+            task = asyncio.get_running_loop().create_task(
+                _ignore_outcome(stub(request, timeout=timeout_s))
+            )
+            self._one_way_calls.add(task)
+            task.add_done_callback(self._one_way_calls.discard)
+            return b""
+        try:
+            answer: bytes = await stub(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise error_of_rpc(error, self._address, method) from None
+        except grpc.aio.UsageError as error:  # "Channel is closed."
+            raise ConnectionLostError(f"{self._address}: {error}") from None
+        return answer
+
+    async def close(self) -> None:
+        """Closes the channel; calls in flight end with an error."""
+        await self._channel.close()
+
+
+async def _ignore_outcome(call: Any) -> None:
+    try:
+        await call
+    except grpc.RpcError:
+        return  # One way: nobody asked.
+
+
+def error_of_rpc(error: grpc.RpcError, address: str, method: MethodInfo) -> ProtomqError:
+    """The exception for a failed call; `error` is a grpc.Call, too, and an aio error has the same accessors."""
+    call: Any = error
+    code: int = call.code().value[0]
+    details: str = call.details() or ""
+    metadata: Iterable[tuple[str, Any]] = call.trailing_metadata() or ()
+    for key, value in metadata:
+        if key == GRPC_STATUS_DETAILS_KEY:
+            try:
+                return error_from_status(decode_status(value))
+            except DecodeError:
+                break
+    if code == grpc.StatusCode.UNAVAILABLE.value[0] and "failed to connect" in details.lower():
+        return ConnectFailedError(f"{address}: {details}")
+    if code == grpc.StatusCode.DEADLINE_EXCEEDED.value[0]:
+        return RequestTimeoutError(f"{address}: no answer to {method.path} in time")
+    return error_from_status(RpcStatus(code, f"{address}: {details}"))
+
+
+def outcome_of_future(call: Any, method: MethodInfo) -> bytes | ProtomqError:
+    """The answer or the exception of a call that ended; does not raise."""
+    try:
+        answer: bytes = call.result()
+    except grpc.RpcError as error:
+        return error_of_rpc(error, "", method)
+    except grpc.FutureCancelledError:
+        return ConnectionLostError(f"{method.path} was cancelled")
+    return answer

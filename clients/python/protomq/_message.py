@@ -1,0 +1,402 @@
+"""A received message: positions in the bytes of a pull answer, decoded where they are touched.
+
+    record field   0x0A size | 0x0A length body | keys, tag, properties, attributes | topic, 95 bytes of fixed trailer
+                                                ^ _front                                                             ^ _end
+
+Rules:
+- The body is cut out and its CRC-32C compared when the answer is decoded (`_pull_answer`). Everything else is read when somebody
+  asks: numbers at their distance from the record's end, texts by walking the front.
+- A damaged body never comes out of `Message.body`: the error does.
+- A message keeps the whole answer in memory that it came with (`detached` gives one that does not).
+
+Messages are immutable and may be shared between threads and pickled.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from types import MappingProxyType
+from typing import Final
+
+from ._types import MessageQueue
+from .errors import CorruptMessageError, ProtocolError
+from .wire.hashing import crc32c
+from .wire.record import (
+    BODY_CRC32C_AT,
+    BODY_SIZE_MAX_BYTES,
+    BORN_TIME_MS_AT,
+    COMPRESSION_LZ4,
+    COMPRESSION_NONE,
+    COMPRESSION_ZLIB,
+    COMPRESSION_ZSTD,
+    FIXED_TRAILER_SIZE_BYTES,
+    FLAG_COMPRESSION_MASK,
+    FLAGS_AT,
+    KEY_HASH_AT,
+    PHYSICAL_OFFSET_AT,
+    PRODUCER_EPOCH_AT,
+    PRODUCER_ID_AT,
+    QUEUE_ID_AT,
+    QUEUE_OFFSET_AT,
+    SEQUENCE_AT,
+    STORE_TIME_MS_AT,
+    TAG_CODE_AT,
+    encode_message_id,
+    encode_record_field,
+    encode_varint,
+)
+
+DECOMPRESSED_SIZE_MAX_BYTES: Final = 8 * BODY_SIZE_MAX_BYTES
+"""What one body may unpack to: the sender chooses what we unpack, and 4 MiB of zeros fit into 4 KiB."""
+
+_U32: Final = struct.Struct("<I").unpack_from
+_U64: Final = struct.Struct("<Q").unpack_from
+_I64: Final = struct.Struct("<q").unpack_from
+
+TRAILER_SIZE_MIN_BYTES: Final = FIXED_TRAILER_SIZE_BYTES + 3
+_KEY_TAG: Final = 0x12
+_TAG_TAG: Final = 0x1A
+_PROPERTY_TAG: Final = 0x22
+_ATTRIBUTES_TAG: Final = 0x2A
+_TOPIC_TAG: Final = 0x32
+_COMPRESSION_NAMES: Final = {
+    COMPRESSION_NONE: "none",
+    COMPRESSION_ZLIB: "zlib",
+    COMPRESSION_LZ4: "lz4",
+    COMPRESSION_ZSTD: "zstd",
+}
+_NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class Message:
+    """A message as it was received."""
+
+    __slots__ = (
+        "_body",
+        "_body_start",
+        "_end",
+        "_front",
+        "_parsed",
+        "_raw",
+        "queue",
+        "queue_offset",
+    )
+
+    queue: MessageQueue
+    """Topic, broker and queue from which it was pulled."""
+    queue_offset: int
+    """Its ordinal in the queue."""
+
+    _body_start: (
+        int  # Set only where `_body` is None: a body that is compressed, or not what its CRC says.
+    )
+    _parsed: tuple[
+        tuple[str, ...], str, Mapping[str, str], str, str
+    ]  # Set when the front was walked.
+
+    def __init__(
+        self,
+        raw: bytes,
+        front: int,
+        end: int,
+        body: bytes | None,
+        queue_offset: int,
+        queue: MessageQueue,
+    ) -> None:
+        """Not for users: `decode_messages` and `Message.from_record` make messages."""
+        self._raw = raw
+        self._front = front
+        self._end = end
+        self._body = body
+        self.queue_offset = queue_offset
+        self.queue = queue
+
+    @classmethod
+    def from_record(
+        cls, record: bytes, queue: MessageQueue, queue_offset: int | None = None
+    ) -> Message:
+        """The message in a stored record (without tag and length of its field). Raises ProtocolError."""
+        field = encode_record_field(record)
+        if queue_offset is None:
+            queue_offset = (
+                _U64(field, len(field) + QUEUE_OFFSET_AT)[0]
+                if len(field) > TRAILER_SIZE_MIN_BYTES
+                else 0
+            )
+        from ._pull_answer import decode_records  # It makes Messages, and needs this module.
+
+        return decode_records(field, 0, (0,), (len(field),), (queue_offset,), queue)[0]
+
+    @property
+    def body(self) -> bytes:
+        """The payload, decompressed.
+
+        Raises CorruptMessageError if the CRC-32C does not hold, CompressionError if it cannot be decompressed.
+        """
+        body = self._body
+        return body if body is not None else self._checked_body()
+
+    @property
+    def stored_body(self) -> bytes:
+        """The payload as it is stored: compressed if it was, and whatever its CRC says."""
+        if self._body is None or hasattr(self, "_body_start"):
+            return self._raw[self._body_start : self._front]
+        return self._body
+
+    @property
+    def key(self) -> str:
+        """The first key, "" if there is none."""
+        raw, start = self._raw, self._front
+        if raw[start] != _KEY_TAG:
+            return ""
+        size = raw[start + 1]
+        if size < 0x80:
+            try:
+                return raw[start + 2 : start + 2 + size].decode()
+            except UnicodeDecodeError:
+                pass  # The long way says what is wrong.
+        return self._walk()[0][0]
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All keys."""
+        return self._walk()[0]
+
+    @property
+    def tag(self) -> str:
+        """The tag, "" if there is none."""
+        return self._walk()[1]
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The user properties (read-only)."""
+        return self._walk()[2]
+
+    @property
+    def sharding_key(self) -> str:
+        """The key that chose the queue, "" if there was none."""
+        return self._walk()[3]
+
+    @property
+    def born_host(self) -> str:
+        """The producer's host as it stated it, "" if it did not."""
+        return self._walk()[4]
+
+    @property
+    def topic(self) -> str:
+        """The topic."""
+        return self.queue.topic
+
+    @property
+    def queue_id(self) -> int:
+        """The queue's number, as the broker stamped it."""
+        return int(_U32(self._raw, self._end + QUEUE_ID_AT)[0])
+
+    @property
+    def physical_offset(self) -> int:
+        """Byte address of the record in the broker's log."""
+        return int(_U64(self._raw, self._end + PHYSICAL_OFFSET_AT)[0])
+
+    @property
+    def store_time_ms(self) -> int:
+        """When the broker stored it: milliseconds since 1970-01-01 UTC."""
+        return int(_U64(self._raw, self._end + STORE_TIME_MS_AT)[0])
+
+    @property
+    def store_time(self) -> datetime:
+        """`store_time_ms` as a datetime in UTC."""
+        return datetime.fromtimestamp(self.store_time_ms / 1000, UTC)
+
+    @property
+    def born_time_ms(self) -> int:
+        """When the producer made it: milliseconds since 1970-01-01 UTC."""
+        return int(_U64(self._raw, self._end + BORN_TIME_MS_AT)[0])
+
+    @property
+    def born_time(self) -> datetime:
+        """`born_time_ms` as a datetime in UTC."""
+        return datetime.fromtimestamp(self.born_time_ms / 1000, UTC)
+
+    @property
+    def message_id(self) -> str:
+        """40 hex digits: producer id, epoch, sequence."""
+        return encode_message_id(self.producer_id, self.producer_epoch, self.sequence)
+
+    @property
+    def producer_id(self) -> int:
+        """Random identity of the producer, 0 for none."""
+        return int(_U64(self._raw, self._end + PRODUCER_ID_AT)[0])
+
+    @property
+    def producer_epoch(self) -> int:
+        """Epoch of the producer."""
+        return int(_U32(self._raw, self._end + PRODUCER_EPOCH_AT)[0])
+
+    @property
+    def sequence(self) -> int:
+        """Number of the message in its producer and epoch."""
+        return int(_U64(self._raw, self._end + SEQUENCE_AT)[0])
+
+    @property
+    def tag_code(self) -> int:
+        """Filter code of the tag."""
+        return int(_I64(self._raw, self._end + TAG_CODE_AT)[0])
+
+    @property
+    def key_hash(self) -> int:
+        """Index code of the first key."""
+        return int(_U64(self._raw, self._end + KEY_HASH_AT)[0])
+
+    @property
+    def body_crc32c(self) -> int:
+        """CRC-32C of `stored_body` as the producer computed it."""
+        return int(_U32(self._raw, self._end + BODY_CRC32C_AT)[0])
+
+    @property
+    def flags(self) -> int:
+        """The bits of Record.flags."""
+        return int(_U32(self._raw, self._end + FLAGS_AT)[0])
+
+    @property
+    def compression(self) -> str:
+        """ "none", "zlib", "lz4" or "zstd"; "unknown" for a newer one."""
+        return _COMPRESSION_NAMES.get(self.flags & FLAG_COMPRESSION_MASK, "unknown")
+
+    @property
+    def record(self) -> bytes:
+        """The stored record, without tag and length of its field: what `Record.FromString` takes."""
+        stored = self.stored_body
+        return b"".join(
+            (b"\x0a", encode_varint(len(stored)), stored, self._raw[self._front : self._end])
+        )
+
+    def detached(self) -> Message:
+        """The same message without the rest of the answer: for those that are kept for long."""
+        return Message.from_record(self.record, self.queue, self.queue_offset)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Message.from_record, (self.record, self.queue, self.queue_offset)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Message {self.topic}/{self.queue.broker_name}/{self.queue_id}@{self.queue_offset}>"
+        )
+
+    def _checked_body(self) -> bytes:
+        stored = self.stored_body
+        if crc32c(stored) != self.body_crc32c:
+            raise self._corrupt("the CRC-32C of its body does not hold")
+        from ._compression import decompress
+
+        self._body = decompress(
+            stored, self.flags & FLAG_COMPRESSION_MASK, DECOMPRESSED_SIZE_MAX_BYTES
+        )
+        return self._body
+
+    def _walk(self) -> tuple[tuple[str, ...], str, Mapping[str, str], str, str]:
+        try:
+            return self._parsed
+        except AttributeError:
+            pass
+        try:
+            self._parsed = parsed = _walk_front(self._raw, self._front, self._end)
+        except (IndexError, UnicodeDecodeError, ProtocolError) as error:
+            raise self._corrupt("its keys and properties do not parse") from error
+        return parsed
+
+    def _corrupt(self, what: str) -> CorruptMessageError:
+        where = {
+            "topic": self.topic,
+            "broker_name": self.queue.broker_name,
+            "queue_id": str(self.queue_id),
+            "queue_offset": str(self.queue_offset),
+            "physical_offset": str(self.physical_offset),
+        }
+        return CorruptMessageError(f"{self!r}: {what}", metadata=where)
+
+
+def _walk_front(
+    raw: bytes, position: int, end: int
+) -> tuple[tuple[str, ...], str, Mapping[str, str], str, str]:
+    """(keys, tag, properties, sharding_key, born_host) between the body and the topic."""
+    keys: list[str] = []
+    tag = sharding_key = born_host = ""
+    properties: dict[str, str] = {}
+    while position < end:
+        field_tag = raw[position]
+        if field_tag == _TOPIC_TAG:
+            break
+        if field_tag not in (_KEY_TAG, _TAG_TAG, _PROPERTY_TAG, _ATTRIBUTES_TAG):
+            raise ProtocolError(
+                f"field tag {field_tag:#x} stands where keys and properties were expected"
+            )
+        size, start = read_varint(raw, position + 1)
+        position = start + size
+        if field_tag == _KEY_TAG:
+            keys.append(raw[start:position].decode())
+        elif field_tag == _TAG_TAG:
+            tag = raw[start:position].decode()
+        else:
+            first, second = _read_two_texts(raw, start, position)
+            if field_tag == _PROPERTY_TAG:
+                properties[first] = second
+            else:
+                sharding_key, born_host = first or sharding_key, second or born_host
+    if position >= end:
+        raise ProtocolError("keys and properties run beyond the record")
+    return (
+        tuple(keys),
+        tag,
+        MappingProxyType(properties) if properties else _NO_PROPERTIES,
+        sharding_key,
+        born_host,
+    )
+
+
+def _read_two_texts(raw: bytes, position: int, end: int) -> tuple[str, str]:
+    """Fields 1 and 2 of a small message of texts; fields of a newer version are passed over."""
+    first = second = ""
+    while position < end:
+        field_tag, position = read_varint(raw, position)
+        if field_tag & 7 == 2:
+            size, start = read_varint(raw, position)
+            position = start + size
+            if field_tag == 0x0A:
+                first = raw[start:position].decode()
+            elif field_tag == 0x12:
+                second = raw[start:position].decode()
+        else:
+            position = skip_value(raw, position, field_tag)
+    return first, second
+
+
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """(value as a signed 64-bit number, position behind it); IndexError at the end of the data."""
+    byte = data[position]
+    if byte < 0x80:
+        return byte, position + 1
+    value = byte & 0x7F
+    for shift in range(7, 70, 7):
+        position += 1
+        byte = data[position]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value if value < 1 << 63 else value - (1 << 64)), position + 1
+    raise ProtocolError("a varint has more than 10 bytes")
+
+
+def skip_value(data: bytes, position: int, field_tag: int) -> int:
+    """Behind the value of a field that this version does not know."""
+    wire_type = field_tag & 7
+    if wire_type == 0:
+        return read_varint(data, position)[1]
+    if wire_type == 1:
+        return position + 8
+    if wire_type == 2:
+        size, position = read_varint(data, position)
+        return position + size
+    if wire_type == 5:
+        return position + 4
+    raise ProtocolError(f"field tag {field_tag:#x} has a wire type that is not in use")

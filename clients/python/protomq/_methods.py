@@ -1,0 +1,40 @@
+"""The methods that the SDK calls: path, number and lane, as the .proto files have them.
+
+Written once here, so that no descriptor has to be loaded for a first call; a test compares them with the descriptors.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from ._types import MethodInfo
+
+LANE_ROUTE: Final = 1
+LANE_SEND: Final = 2
+LANE_PULL: Final = 3
+LANE_CONSUMER: Final = 4
+LANE_ADMIN: Final = 5
+
+_V1: Final = "/protomq.v1."
+
+GET_ROUTE: Final = MethodInfo(_V1 + "RouteService/GetRoute", 0x0104, LANE_ROUTE)
+LIST_TOPIC_NAMES: Final = MethodInfo(_V1 + "RouteService/ListTopicNames", 0x0106, LANE_ROUTE)
+GET_CLUSTER_INFO: Final = MethodInfo(_V1 + "RouteService/GetClusterInfo", 0x0107, LANE_ROUTE)
+
+SEND: Final = MethodInfo(_V1 + "SendService/Send", 0x0201, LANE_SEND)
+
+PULL: Final = MethodInfo(_V1 + "PullService/Pull", 0x0301, LANE_PULL)
+
+COMMIT_OFFSETS: Final = MethodInfo(_V1 + "ConsumerService/CommitOffsets", 0x0401, LANE_CONSUMER)
+GET_OFFSETS: Final = MethodInfo(_V1 + "ConsumerService/GetOffsets", 0x0402, LANE_CONSUMER)
+GET_QUEUE_RANGE: Final = MethodInfo(_V1 + "ConsumerService/GetQueueRange", 0x0403, LANE_CONSUMER)
+SEARCH_OFFSET: Final = MethodInfo(_V1 + "ConsumerService/SearchOffset", 0x0404, LANE_CONSUMER)
+
+CREATE_TOPIC: Final = MethodInfo(_V1 + "AdminService/CreateTopic", 0x0501, LANE_ADMIN)
+DESCRIBE_TOPIC: Final = MethodInfo(_V1 + "AdminService/DescribeTopic", 0x0502, LANE_ADMIN)
+DELETE_TOPIC: Final = MethodInfo(_V1 + "AdminService/DeleteTopic", 0x0503, LANE_ADMIN)
+LIST_TOPICS: Final = MethodInfo(_V1 + "AdminService/ListTopics", 0x0504, LANE_ADMIN)
+GET_BROKER_STATUS: Final = MethodInfo(_V1 + "AdminService/GetBrokerStatus", 0x0505, LANE_ADMIN)
+GET_STATS: Final = MethodInfo(_V1 + "AdminService/GetStats", 0x0506, LANE_ADMIN)
+QUERY_MESSAGES: Final = MethodInfo(_V1 + "AdminService/QueryMessages", 0x0507, LANE_ADMIN)
+PING: Final = MethodInfo(_V1 + "AdminService/Ping", 0x0508, LANE_ADMIN)

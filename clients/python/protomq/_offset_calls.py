@@ -1,0 +1,123 @@
+"""Requests and answers of ConsumerService as plain values, for both flavours of the consumer. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Literal
+
+from ._types import BrokerAddress, MessageQueue, QueueRange, Route
+from .errors import ConfigurationError, NoRouteError
+
+Begin = Literal["earliest", "latest"] | datetime
+
+
+def check_begin(begin: object) -> None:
+    """Raises ConfigurationError for what is not a Begin."""
+    if begin not in ("earliest", "latest") and not isinstance(begin, datetime):
+        raise ConfigurationError(f'begin is "earliest", "latest" or a datetime, not {begin!r}')
+
+
+def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
+    """The tags to ask for; raises ConfigurationError for what is most likely a mistake."""
+    if isinstance(tags, str):
+        raise ConfigurationError(f"tags is a list of tags, not the text {tags!r}")
+    checked = tuple(dict.fromkeys(tags))
+    if "" in checked:
+        raise ConfigurationError("a tag is not empty")
+    return checked
+
+
+def broker_of(route: Route, broker_name: str) -> BrokerAddress:
+    """The addresses of a broker; raises NoRouteError if the route does not name it."""
+    address = route.brokers.get(broker_name)
+    if address is None:
+        raise NoRouteError(f"no broker {broker_name!r} is known to have the topic {route.topic!r}")
+    return address
+
+
+def subscribed_queues(
+    assigned: Iterable[MessageQueue], subscriptions: Mapping[str, Route]
+) -> list[MessageQueue]:
+    """All queues that a consumer was told to consume, by assignment and by subscription."""
+    return [*assigned, *(queue for route in subscriptions.values() for queue in route.read_queues)]
+
+
+def first_offsets(
+    queues: Iterable[MessageQueue], ranges: Mapping[int, QueueRange], begin: Begin
+) -> dict[MessageQueue, int]:
+    """Where "earliest" or "latest" is; queues that the broker does not know are left out."""
+    which = 0 if begin == "earliest" else 1
+    return {queue: ranges[queue.queue_id][which] for queue in queues if queue.queue_id in ranges}
+
+
+def by_broker(queues: Iterable[MessageQueue]) -> dict[tuple[str, str], list[MessageQueue]]:
+    """The queues of each (topic, broker name)."""
+    groups: dict[tuple[str, str], list[MessageQueue]] = {}
+    for queue in queues:
+        groups.setdefault((queue.topic, queue.broker_name), []).append(queue)
+    return groups
+
+
+def encode_commit(consumer_group: str, offsets: Mapping[MessageQueue, int]) -> bytes:
+    """An encoded CommitOffsetsRequest."""
+    from .v1 import consumer_service_pb2 as pb
+
+    return pb.CommitOffsetsRequest(
+        consumer_group=consumer_group,
+        offsets=[
+            pb.QueueOffset(topic=queue.topic, queue_id=queue.queue_id, queue_offset=queue_offset)
+            for queue, queue_offset in offsets.items()
+        ],
+    ).SerializeToString()
+
+
+def encode_get_offsets(consumer_group: str, topic: str, queue_ids: Iterable[int]) -> bytes:
+    """An encoded GetOffsetsRequest."""
+    from .v1 import consumer_service_pb2 as pb
+
+    return pb.GetOffsetsRequest(
+        consumer_group=consumer_group, topic=topic, queue_ids=queue_ids
+    ).SerializeToString()
+
+
+def decode_offsets(data: bytes) -> dict[int, int]:
+    """Committed offset by queue id."""
+    from .v1 import consumer_service_pb2 as pb
+
+    return {
+        offset.queue_id: offset.queue_offset
+        for offset in pb.GetOffsetsResponse.FromString(data).offsets
+    }
+
+
+def encode_get_queue_range(topic: str, queue_ids: Iterable[int]) -> bytes:
+    """An encoded GetQueueRangeRequest."""
+    from .v1 import consumer_service_pb2 as pb
+
+    return pb.GetQueueRangeRequest(topic=topic, queue_ids=queue_ids).SerializeToString()
+
+
+def decode_queue_ranges(data: bytes) -> dict[int, QueueRange]:
+    """Range by queue id."""
+    from .v1 import consumer_service_pb2 as pb
+
+    ranges = pb.GetQueueRangeResponse.FromString(data).ranges
+    return {item.queue_id: QueueRange(item.min_offset, item.end_offset) for item in ranges}
+
+
+def encode_search_offset(queue: MessageQueue, when: datetime) -> bytes:
+    """An encoded SearchOffsetRequest; a naive datetime is local time, as everywhere in Python."""
+    from .v1 import consumer_service_pb2 as pb
+
+    request = pb.SearchOffsetRequest(topic=queue.topic, queue_id=queue.queue_id)
+    milliseconds = int(when.timestamp() * 1000)
+    request.store_time.FromMilliseconds(max(milliseconds, 0))
+    return request.SerializeToString()
+
+
+def decode_search_offset(data: bytes) -> int:
+    """The offset found."""
+    from .v1 import consumer_service_pb2 as pb
+
+    return pb.SearchOffsetResponse.FromString(data).queue_offset

@@ -1,0 +1,215 @@
+"""What is sent and what comes back: OutgoingMessage, SendResult, SendStatus, BatchResult, and the hooks around a send."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol, overload
+
+from ._types import MessageQueue
+from .wire.record import encode_message_id
+
+
+class SendStatus(IntEnum):
+    """What is promised (protomq.v1.SendStatus without prefix). In all four the message is stored."""
+
+    SEND_OK = 1
+    FLUSH_DISK_TIMEOUT = 2
+    FLUSH_SLAVE_TIMEOUT = 3
+    SLAVE_NOT_AVAILABLE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingMessage:
+    """A message to send, where the keyword form of `send` is not handy; hooks and selectors are given this form too.
+
+    `key` is the first key, `keys` are further ones; `queue` is where it must go, `sharding_key` keeps its order.
+    """
+
+    topic: str
+    body: bytes
+    key: str | None = None
+    keys: Sequence[str] = ()
+    tag: str = ""
+    properties: Mapping[str, str] | None = None
+    sharding_key: str | None = None
+    queue: MessageQueue | None = None
+
+
+class SendResult:
+    """Where a message is stored. Immutable.
+
+    `physical_offset` is that of the request's first message: one record's place within a request is the broker's business.
+    `repeated_send`: the broker knew the message from an earlier attempt; it is stored once, at the place named here.
+    """
+
+    __slots__ = ("_identity", "physical_offset", "queue", "queue_offset", "repeated_send", "status")
+
+    def __init__(
+        self,
+        status: SendStatus,
+        queue: MessageQueue,
+        queue_offset: int,
+        physical_offset: int,
+        repeated_send: bool,
+        identity: tuple[int, int, int],
+    ) -> None:
+        self.status = status
+        self.queue = queue
+        self.queue_offset = queue_offset
+        self.physical_offset = physical_offset
+        self.repeated_send = repeated_send
+        self._identity = identity
+
+    @property
+    def message_id(self) -> str:
+        """40 hex digits: producer id, epoch, sequence."""
+        return encode_message_id(*self._identity)
+
+    def __repr__(self) -> str:
+        topic, broker_name, queue_id = self.queue
+        repeated = ", repeated" if self.repeated_send else ""
+        return f"<SendResult {self.status.name} {topic}/{broker_name}/{queue_id}@{self.queue_offset}{repeated} id={self.message_id}>"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SendResult):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    def __hash__(self) -> int:
+        return hash((self._identity, self.queue, self.queue_offset))
+
+
+class Stored:
+    """The answer to one request: a run of messages in one queue."""
+
+    __slots__ = (
+        "count",
+        "first_offset",
+        "first_sequence",
+        "identity",
+        "physical_offset",
+        "queue",
+        "repeated_send",
+        "status",
+    )
+
+    def __init__(
+        self,
+        status: SendStatus,
+        queue: MessageQueue,
+        first_offset: int,
+        physical_offset: int,
+        repeated_send: bool,
+        identity: tuple[int, int],
+        first_sequence: int,
+        count: int,
+    ) -> None:
+        self.status = status
+        self.queue = queue
+        self.first_offset = first_offset
+        self.physical_offset = physical_offset
+        self.repeated_send = repeated_send
+        self.identity = identity
+        self.first_sequence = first_sequence
+        self.count = count
+
+    def result(self, index: int) -> SendResult:
+        """The result of one message of the request."""
+        return SendResult(
+            self.status,
+            self.queue,
+            self.first_offset + index,
+            self.physical_offset,
+            self.repeated_send,
+            (*self.identity, self.first_sequence + index),
+        )
+
+
+class BatchResult(Sequence[SendResult]):
+    """The results of a batch, in the order of its messages; each is made when it is looked at."""
+
+    __slots__ = ("_places", "_stored")
+
+    def __init__(
+        self, stored: Sequence[Stored], places: Sequence[tuple[int, int]] | None = None
+    ) -> None:
+        self._stored = stored
+        # For each message (request, index in it); None: the messages lie in order in the requests.
+        self._places = places
+
+    @classmethod
+    def of_groups(
+        cls,
+        stored: Sequence[Stored],
+        first_request: Mapping[MessageQueue | None, int],
+        places: Sequence[tuple[MessageQueue | None, int]] | None,
+    ) -> BatchResult:
+        """`first_request`: index of the first request of each queue; `places`: for each message its queue and index there."""
+        if places is None:
+            return cls(stored)
+        found: list[tuple[int, int]] = []
+        for queue, index in places:
+            request = first_request[queue]
+            while index >= stored[request].count:
+                index -= stored[request].count
+                request += 1
+            found.append((request, index))
+        return cls(stored, found)
+
+    def __len__(self) -> int:
+        return (
+            len(self._places)
+            if self._places is not None
+            else sum(stored.count for stored in self._stored)
+        )
+
+    @overload
+    def __getitem__(self, index: int) -> SendResult: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[SendResult]: ...
+    def __getitem__(self, index: int | slice) -> SendResult | list[SendResult]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if index < 0:
+            index += len(self)
+        if index < 0:
+            raise IndexError("batch result index out of range")
+        if self._places is not None:
+            request, place = self._places[index]
+            return self._stored[request].result(place)
+        for stored in self._stored:
+            if index < stored.count:
+                return stored.result(index)
+            index -= stored.count
+        raise IndexError("batch result index out of range")
+
+    def __iter__(self) -> Iterator[SendResult]:
+        if self._places is not None:
+            return (self._stored[request].result(place) for request, place in self._places)
+        return (stored.result(index) for stored in self._stored for index in range(stored.count))
+
+    @property
+    def requests(self) -> Sequence[Stored]:
+        """One for each request that carried the batch."""
+        return self._stored
+
+    def __repr__(self) -> str:
+        return f"<BatchResult of {len(self)} messages in {len(self._stored)} requests>"
+
+
+class SendHook(Protocol):
+    """Sees every message before it is encoded and every outcome (RocketMQ: SendMessageHook).
+
+    Called on the thread or in the task that sends. An exception of `before_send` stops the send and reaches the caller; one of
+    `after_send` is logged: the message is stored by then. One-way sends have a before only, since nobody knows their outcome.
+    """
+
+    def before_send(self, message: OutgoingMessage) -> OutgoingMessage | None:
+        """Look at the message, or return another one to send in its place."""
+
+    def after_send(
+        self, message: OutgoingMessage, result: SendResult | None, error: BaseException | None
+    ) -> None:
+        """The message was stored (`result`) or not (`error`)."""

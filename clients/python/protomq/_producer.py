@@ -1,0 +1,515 @@
+"""Producer: sending from threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, Literal, Unpack
+
+from ._batching import PreparedRecord, split_records
+from ._forks import call_after_fork
+from ._lines import Entry, Line, Room, resolve_batch
+from ._methods import SEND
+from ._outgoing import BatchResult, OutgoingMessage, SendResult, Stored
+from ._producer_options import ProducerOptions, ProducerSettings
+from ._retry import attempt_timeout, tenacity_options
+from ._routes import Routes
+from ._send_core import Request, RequestRetries, SendCore, as_message
+from ._transport import SyncTransport
+from ._types import MessageQueue, Route
+from .errors import (
+    BatchIncompleteError,
+    ClosedError,
+    ConnectionLostError,
+    ProtomqError,
+    QueueNotFoundError,
+    RequestTimeoutError,
+)
+
+if TYPE_CHECKING:
+    from ._selectors import QueueSelector
+
+WORKERS_MAX: Final = 4
+"""Threads that lead the requests of `send_async` when no thread that sends could; started on first use."""
+
+
+class Producer:
+    """Sends messages from threads. Any thread may call everything; make one and share it.
+
+        with Producer("127.0.0.1:9876", group="shop") as producer:
+            result = producer.send("orders", b"...", key="order-17", tag="created")
+
+    Every `send` returns when the broker has stored the message (as the broker is configured: in memory or on disk), or raises an
+    error whose `definite` says whether it may have been stored all the same. Sends of many threads travel together.
+
+    `namesrv`: addresses, a URL that lists them, or None for PROTOMQ_NAMESRV_ADDR, else 127.0.0.1:9876 and 127.0.0.1:10911 (a name server, a standalone). `transport`: "auto"
+    (the remoting port, gRPC where that cannot be reached), "remoting", "grpc", or a SyncTransport to share. `client_id`: what
+    the servers' operators see; the group, host and process where empty. The other settings are those of ProducerOptions.
+    Nothing is opened before the first send; a forked child has a producer id of its own.
+    """
+
+    def __init__(
+        self,
+        namesrv: str | Sequence[str] | None = None,
+        *,
+        transport: SyncTransport | Literal["auto", "remoting", "grpc"] = "auto",
+        client_id: str = "",
+        **settings: Unpack[ProducerSettings],
+    ) -> None:
+        self.options = ProducerOptions(**settings)
+        self._core = SendCore(self.options)
+        self._owns_transport = not isinstance(transport, SyncTransport)
+        self._transport = (
+            transport
+            if isinstance(transport, SyncTransport)
+            else SyncTransport(self._core.transport_options(transport, client_id))
+        )
+        self._routes = Routes(self._transport, namesrv)
+        self._closed = False
+        self._start()
+        call_after_fork(self)
+
+    def _start(self) -> None:
+        self._lines: dict[tuple[str, MessageQueue | None], Line] = {}
+        self._workers: ThreadPoolExecutor | None = None
+        self._workers_lock = threading.Lock()
+        self._room = Room(self.options.pending_size_max_bytes)
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        topic: str | OutgoingMessage,
+        body: bytes = b"",
+        *,
+        key: str | None = None,
+        keys: Sequence[str] = (),
+        tag: str = "",
+        properties: Mapping[str, str] | None = None,
+        queue: MessageQueue | None = None,
+        sharding_key: str | None = None,
+        selector: QueueSelector | None = None,
+        timeout_s: float | None = None,
+    ) -> SendResult:
+        """Sends a message and waits until it is stored.
+
+        Without `queue`, `sharding_key` (same key, same queue, in order) or `selector` it may go to any queue.
+
+        Raises an error of protomq.errors: ConfigurationError, MessageTooLargeError, NoRouteError, TopicNotFoundError,
+        RequestTimeoutError, ... after the retries that make sense.
+        """
+        if (
+            sharding_key is not None
+            or selector is not None
+            or self.options.hooks
+            or not isinstance(topic, str)
+        ):
+            message = as_message(topic, body, key, keys, tag, properties, queue, sharding_key)
+            return self._send_message(message, selector, timeout_s)
+        record = self._core.prepare(body, key, keys, tag, properties)
+        return self._send_record(topic, record, queue, self._deadline(timeout_s))
+
+    def send_async(
+        self,
+        topic: str | OutgoingMessage,
+        body: bytes = b"",
+        *,
+        key: str | None = None,
+        keys: Sequence[str] = (),
+        tag: str = "",
+        properties: Mapping[str, str] | None = None,
+        queue: MessageQueue | None = None,
+        sharding_key: str | None = None,
+        selector: QueueSelector | None = None,
+        timeout_s: float | None = None,
+    ) -> Future[SendResult]:
+        """Sends a message without waiting; the future has the result or the error.
+
+        Messages to one chosen queue (or with one sharding key) keep the order of the calls. Waits only while more than
+        `pending_size_max_bytes` are on their way. Callbacks of the future run on a sending thread: keep them short.
+        """
+        message = as_message(topic, body, key, keys, tag, properties, queue, sharding_key)
+        message = self._core.before_send(message)
+        deadline_s = self._deadline(timeout_s)
+        line, record = self._line_and_record(message, selector, deadline_s)
+        future: Future[SendResult] = Future()
+        size = len(record[0]) + len(record[3])
+        self._room.take(size, deadline_s)
+        future.add_done_callback(lambda _: self._room.give_back(size))
+        if self.options.hooks:
+            future.add_done_callback(lambda done: self._after_async_send(message, done))
+        entry = Entry(record, deadline_s, future)
+        if line.enter(entry):
+            self._submit(line, [entry])
+        return future
+
+    def send_one_way(
+        self,
+        topic: str | OutgoingMessage,
+        body: bytes = b"",
+        *,
+        key: str | None = None,
+        keys: Sequence[str] = (),
+        tag: str = "",
+        properties: Mapping[str, str] | None = None,
+        queue: MessageQueue | None = None,
+        sharding_key: str | None = None,
+        selector: QueueSelector | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Sends a message and returns when it is handed to the kernel; nothing tells whether it was stored. No retries."""
+        message = self._core.before_send(
+            as_message(topic, body, key, keys, tag, properties, queue, sharding_key)
+        )
+        deadline_s = self._deadline(timeout_s)
+        record = self._core.prepare_message(message)
+        route = self._route(message.topic, deadline_s)
+        request = self._core.make_request(
+            route, (record,), self._core.target_queue(route, message, selector)
+        )
+        self._transport.call(
+            request.address, SEND, request.payload, deadline_s - time.monotonic(), one_way=True
+        )
+
+    def send_batch(
+        self,
+        topic: str,
+        messages: Sequence[bytes | OutgoingMessage],
+        *,
+        keys: Sequence[str | None] | None = None,
+        tags: str | Sequence[str] = "",
+        queue: MessageQueue | None = None,
+        sharding_key: str | None = None,
+        timeout_s: float | None = None,
+    ) -> BatchResult:
+        """Sends many messages of one topic: bodies (with `keys` and `tags`, if given) or OutgoingMessages.
+
+        They go to one queue in one request (all or nothing), split where that would be over 4 MiB or 32,768 messages; messages
+        with a queue or a sharding key of their own go there. The time-out is for all of it. A batch does not wait for
+        messages of `send_async` that are still on their way.
+
+        Raises BatchIncompleteError if some requests were stored and another failed; its `stored` tells which.
+        """
+        if not messages:
+            return BatchResult(())
+        deadline_s = self._deadline(timeout_s)
+        core = self._core
+        messages, keys, tags = core.before_batch(topic, messages, keys, tags)
+        records = core.prepare_many(messages, topic, keys, tags)
+        route = self._route(topic, deadline_s)
+        groups, places = core.group(route, records, messages, queue, sharding_key)
+        try:
+            result = self._send_groups(route, groups, places, deadline_s)
+        except BaseException as error:
+            core.after_batch(messages, None, error)
+            raise
+        core.after_batch(messages, result, None)
+        return result
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def compression(self) -> str:
+        """The codec in use: "zstd", "lz4", "zlib" or "none"; another than was asked for if that is not installed."""
+        return self._core.compressor.name
+
+    @property
+    def producer_id(self) -> int:
+        """The first part of the ids of this producer's messages."""
+        return self._core.sequences.producer_id
+
+    def transports(self, topic: str) -> dict[str, str]:
+        """How each broker of the topic was reached last: "remoting", "grpc", or "" before the first send to it."""
+        return {
+            name: self._transport.kind(address)
+            for name, address in self._route(topic, self._deadline(None)).brokers.items()
+        }
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Waits until what is on its way has its answer, at most the send time-out; what still waits then fails with ClosedError."""
+        if self._closed:
+            return
+        deadline_s = self._deadline(timeout_s)
+        self._closed = True
+        for line in list(self._lines.values()):
+            left = line.drain(max(deadline_s - time.monotonic(), 0.0))
+            if left:
+                resolve_batch(
+                    left, None, ClosedError("the producer was closed before the message was sent")
+                )
+        if self._workers is not None:
+            self._workers.shutdown(wait=False)
+        if self._owns_transport:
+            self._transport.close()
+
+    def __enter__(self) -> Producer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def after_fork(self) -> None:
+        """In a forked child: no connections, no waiting messages, another producer id. Called by itself."""
+        self._core.after_fork()
+        self._start()
+
+    # -- one message ---------------------------------------------------------------------------------------------------
+
+    def _send_record(
+        self, topic: str, record: PreparedRecord, queue: MessageQueue | None, deadline_s: float
+    ) -> SendResult:
+        line = self._lines.get((topic, queue)) or self._line(topic, queue)
+        if line.try_to_lead():
+            return self._lead_alone(line, record, deadline_s)
+        entry = Entry(record, deadline_s)
+        if line.enter(entry):
+            self._lead(line, [entry])
+        else:
+            self._follow(line, entry)
+        if entry.stored is None:
+            assert entry.error is not None
+            raise entry.error
+        return entry.stored.result(entry.index)
+
+    def _send_message(
+        self, message: OutgoingMessage, selector: QueueSelector | None, timeout_s: float | None
+    ) -> SendResult:
+        """The general way: hooks, selectors, sharding keys."""
+        core = self._core
+        message = core.before_send(message)
+        deadline_s = self._deadline(timeout_s)
+        result, error = None, None
+        try:
+            line, record = self._line_and_record(message, selector, deadline_s)
+            try:
+                result = self._send_record(message.topic, record, line.queue, deadline_s)
+            except QueueNotFoundError:
+                if message.queue is not None:
+                    raise
+                # The topic has fewer queues than the route said; it has been looked up again: choose anew.
+                line, _ = self._line_and_record(message, selector, deadline_s)
+                result = self._send_record(message.topic, record, line.queue, deadline_s)
+            return result
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            core.after_send(message, result, error)
+
+    def _line_and_record(
+        self, message: OutgoingMessage, selector: QueueSelector | None, deadline_s: float
+    ) -> tuple[Line, PreparedRecord]:
+        record = self._core.prepare_message(message)
+        queue = message.queue
+        if queue is None and (message.sharding_key is not None or selector is not None):
+            route = self._route(message.topic, deadline_s)
+            queue = self._core.target_queue(route, message, selector)
+        return self._lines.get((message.topic, queue)) or self._line(message.topic, queue), record
+
+    def _line(self, topic: str, queue: MessageQueue | None) -> Line:
+        options = self.options
+        line = Line(
+            topic,
+            queue,
+            count_max=options.coalesce_count_max,
+            size_max_bytes=options.coalesce_size_max_bytes,
+        )
+        return self._lines.setdefault((topic, queue), line)
+
+    def _after_async_send(self, message: OutgoingMessage, done: Future[SendResult]) -> None:
+        if not done.cancelled():
+            error = done.exception()
+            self._core.after_send(message, None if error else done.result(), error)
+
+    # -- leading and following -----------------------------------------------------------------------------------------
+
+    def _lead_alone(self, line: Line, record: PreparedRecord, deadline_s: float) -> SendResult:
+        """The short way of `_lead` for a caller that found the line free: most sends of one thread go here."""
+        try:
+            route = self._route(line.topic, deadline_s)
+            return self._dispatch(route, (record,), line.queue, deadline_s).result(0)
+        finally:
+            self._hand_over(line)
+
+    def _lead(self, line: Line, batch: list[Entry]) -> None:
+        """Sends a batch, hands the line over, gives everyone the outcome."""
+        stored: Stored | None = None
+        error: BaseException | None = None
+        try:
+            batch = self._drop_expired(batch)
+            if batch:
+                records = [entry.record for entry in batch]
+                deadline_s = min(entry.deadline_s for entry in batch)
+                route = self._route(line.topic, deadline_s)
+                stored = self._dispatch(route, records, line.queue, deadline_s)
+        except BaseException as caught:
+            error = caught
+        self._hand_over(line)
+        if error is None or isinstance(error, Exception):
+            resolve_batch(batch, stored, error)
+            return
+        # KeyboardInterrupt and the like are for this thread; nobody knows what became of the request.
+        stopped = f"the thread that carried the message was stopped by {error!r}"
+        resolve_batch(batch, None, ConnectionLostError(stopped))
+        raise error
+
+    def _hand_over(self, line: Line) -> None:
+        """The request has returned: the line goes to one of those who gathered, or to a worker, or is free."""
+        following, leader = line.leave()
+        if leader is not None and leader.wakeup is not None:
+            leader.wakeup.release()
+        elif following:
+            self._submit(line, following)
+
+    def _follow(self, line: Line, entry: Entry) -> None:
+        """Waits in line: until the message has its outcome, or is to be led by this thread."""
+        assert entry.wakeup is not None
+        try:
+            if not entry.wakeup.acquire(timeout=max(entry.deadline_s - time.monotonic(), 0.0)):
+                if line.withdraw(entry):
+                    entry.error = RequestTimeoutError(
+                        f"topic {line.topic}: the message was still waiting in line when its time was up"
+                    )
+                    entry.error.definite = True
+                    return
+                # It is on its way, and its leader's deadline is near ours.
+                while entry.batch is None and not entry.resolved:
+                    entry.wakeup.acquire(timeout=0.1)
+        except BaseException:
+            # Interrupted: others may depend on this thread to wake them or to lead them.
+            if not line.withdraw(entry):
+                threading.Thread(
+                    target=self._finish_following,
+                    args=(line, entry),
+                    name="protomq-interrupted",
+                    daemon=True,
+                ).start()
+            raise
+        self._finish_following(line, entry)
+
+    def _finish_following(self, line: Line, entry: Entry) -> None:
+        assert entry.wakeup is not None
+        while entry.batch is None and not entry.resolved:
+            entry.wakeup.acquire(timeout=0.1)
+        if entry.batch is not None:
+            self._lead(line, entry.batch)
+        else:
+            entry.pass_on()
+
+    def _drop_expired(self, batch: list[Entry]) -> list[Entry]:
+        """Without those whose future was cancelled or whose time was up while they waited."""
+        batch = [
+            entry
+            for entry in batch
+            if entry.future is None or entry.future.set_running_or_notify_cancel()
+        ]
+        now_s = time.monotonic()
+        expired = [entry for entry in batch if entry.deadline_s <= now_s]
+        if not expired:
+            return batch
+        error = RequestTimeoutError("the message was still waiting in line when its time was up")
+        error.definite = True
+        resolve_batch(expired, None, error)
+        return [entry for entry in batch if entry.deadline_s > now_s]
+
+    def _submit(self, line: Line, batch: list[Entry]) -> None:
+        """Has a worker lead a batch that no waiting thread can lead."""
+        with self._workers_lock:
+            if self._workers is None:
+                self._workers = ThreadPoolExecutor(WORKERS_MAX, thread_name_prefix="protomq-send")
+            workers = self._workers
+        try:
+            workers.submit(self._lead, line, batch)
+        except RuntimeError:  # Shut down by `close`.
+            line.leave()
+            resolve_batch(
+                batch, None, ClosedError("the producer was closed before the message was sent")
+            )
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def _dispatch(
+        self,
+        route: Route,
+        records: Sequence[PreparedRecord],
+        queue: MessageQueue | None,
+        deadline_s: float,
+    ) -> Stored:
+        """One request, with its retries."""
+        request = self._core.make_request(route, records, queue)
+        try:
+            return self._attempt(request, deadline_s)
+        except ProtomqError as error:
+            return self._retry(request, route, deadline_s, error)
+
+    def _attempt(self, request: Request, deadline_s: float) -> Stored:
+        core = self._core
+        started_s = time.monotonic()
+        try:
+            answer = self._transport.call(
+                request.address, SEND, request.payload, attempt_timeout(deadline_s - started_s)
+            )
+            stored = core.store_result(request, answer)
+        except ProtomqError:
+            core.record_latency(request.queue.broker_name, started_s, failed=True)
+            raise
+        core.record_latency(request.queue.broker_name, started_s)
+        return stored
+
+    def _retry(
+        self, request: Request, route: Route, deadline_s: float, error: ProtomqError
+    ) -> Stored:
+        from tenacity import Retrying
+
+        retries = RequestRetries(self._core, request, deadline_s, route, self._routes.invalidate)
+        first_error: ProtomqError | None = error
+
+        def attempt() -> Stored:
+            nonlocal first_error
+            if first_error is not None:
+                # The first attempt has been made, outside of tenacity: its outcome is replayed.
+                error, first_error = first_error, None
+                raise error
+            retries.aim(self._route(route.topic, deadline_s))
+            return self._attempt(request, deadline_s)
+
+        try:
+            return Retrying(**tenacity_options(retries.decide))(attempt)
+        except ProtomqError as last_error:
+            raise retries.final_error(last_error) from None
+
+    def _send_groups(
+        self,
+        route: Route,
+        groups: Mapping[MessageQueue | None, Sequence[PreparedRecord]],
+        places: Sequence[tuple[MessageQueue | None, int]] | None,
+        deadline_s: float,
+    ) -> BatchResult:
+        """The requests of a batch, one after another."""
+        fixed_size_bytes = self._core.encoder(route.topic).fixed_size_bytes
+        stored: list[Stored] = []
+        first_request: dict[MessageQueue | None, int] = {}
+        for queue, records in groups.items():
+            first_request[queue] = len(stored)
+            for part in split_records(records, fixed_size_bytes, self.options.batch_size_max_bytes):
+                try:
+                    stored.append(self._dispatch(route, part, queue, deadline_s))
+                except ProtomqError as error:
+                    if not stored:
+                        raise
+                    raise BatchIncompleteError(
+                        f"{sum(s.count for s in stored)} of {sum(map(len, groups.values()))} messages are stored, then: {error}",
+                        stored,
+                    ) from error
+        return BatchResult.of_groups(stored, first_request, places)
+
+    def _route(self, topic: str, deadline_s: float) -> Route:
+        return self._routes.get(topic, max(deadline_s - time.monotonic(), 0.001))
+
+    def _deadline(self, timeout_s: float | None) -> float:
+        """When a send that begins now is to end. Every public send comes by here: a closed producer takes none."""
+        if self._closed:
+            raise ClosedError("the producer is closed")
+        return time.monotonic() + (self.options.send_timeout_s if timeout_s is None else timeout_s)

@@ -1,0 +1,92 @@
+"""Settings of producers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypedDict
+
+from ._batching import REQUEST_SIZE_MAX_BYTES
+from ._compression import COMPRESS_OVER_BYTES, CompressionName
+from .errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from ._outgoing import SendHook
+
+SEND_TIMEOUT_S: Final = 3.0
+"""RocketMQ's sendMsgTimeout; it covers all attempts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerOptions:
+    """Settings of a producer. The defaults are RocketMQ's where it has the setting.
+
+    - `group`: name of the producer group, which the servers' operators see.
+    - `send_timeout_s`: default time-out of a send, all attempts together.
+    - `retries`, `retry_another_broker`: see _retry.py.
+    - `compression`: "auto" (zstd where installed, else zlib), "zstd", "lz4", "zlib" or "none"; `compression_level`: None for the
+      codec's default; bodies over `compress_over_bytes` are compressed.
+    - `fault_tolerance`: leave slow and failing brokers alone for a while.
+    - `wait_store_ok`: wait for stable storage where the broker flushes synchronously.
+    - `hooks`: called around every send.
+    - `born_host`: sent along with every message if given.
+    - `producer_id`, `producer_epoch`: a stable identity; random and 0 by default. Whoever restarts with the same id must raise the epoch.
+    - `batch_size_max_bytes`: where `send_batch` splits. `coalesce_size_max_bytes`, `coalesce_count_max`: the most that concurrent
+      sends are gathered into one request. `pending_size_max_bytes`: how much may wait to be sent; more waits for room.
+    """
+
+    group: str = ""
+    send_timeout_s: float = SEND_TIMEOUT_S
+    retries: int = 2
+    retry_another_broker: bool = True
+    compression: CompressionName = "auto"
+    compression_level: int | None = None
+    compress_over_bytes: int = COMPRESS_OVER_BYTES
+    fault_tolerance: bool = False
+    wait_store_ok: bool = True
+    hooks: Sequence[SendHook] = ()
+    born_host: str = ""
+    producer_id: int | None = None
+    producer_epoch: int = 0
+    batch_size_max_bytes: int = REQUEST_SIZE_MAX_BYTES
+    coalesce_size_max_bytes: int = 1 << 20
+    coalesce_count_max: int = 1024
+    pending_size_max_bytes: int = 64 << 20
+
+    def __post_init__(self) -> None:
+        if not 0 < self.send_timeout_s < 1e6:
+            raise ConfigurationError(f"send_timeout_s must be above 0, not {self.send_timeout_s}")
+        if not 0 < self.batch_size_max_bytes <= 16 << 20:
+            raise ConfigurationError(
+                f"batch_size_max_bytes must be 1 to {16 << 20}, not {self.batch_size_max_bytes}"
+            )
+        for name in (
+            "coalesce_size_max_bytes",
+            "coalesce_count_max",
+            "pending_size_max_bytes",
+            "compress_over_bytes",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+
+class ProducerSettings(TypedDict, total=False):
+    """The keyword arguments of Producer and AsyncProducer: the fields of ProducerOptions (a test compares them)."""
+
+    group: str
+    send_timeout_s: float
+    retries: int
+    retry_another_broker: bool
+    compression: CompressionName
+    compression_level: int | None
+    compress_over_bytes: int
+    fault_tolerance: bool
+    wait_store_ok: bool
+    hooks: Sequence[SendHook]
+    born_host: str
+    producer_id: int | None
+    producer_epoch: int
+    batch_size_max_bytes: int
+    coalesce_size_max_bytes: int
+    coalesce_count_max: int
+    pending_size_max_bytes: int

@@ -1,0 +1,543 @@
+"""PullConsumer: messages of chosen queues, at the user's pace, from one thread or several.
+
+Rules:
+- No thread of its own: pulls are in flight while the user works, their answers wait in the kernel, and `poll` reads them.
+- Delivery is at least once. With a consumer group, positions are committed every 5 s inside `poll` and on `close`; a batch
+  counts as dealt with when `poll` is called again (or the `with` block ends without an exception).
+- Any thread may call everything; calls wait for each other, except `close` and `wakeup`, which end a `poll` at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Final, Literal
+
+from . import _methods
+from ._message import Message
+from ._offset_calls import (
+    Begin,
+    broker_of,
+    by_broker,
+    check_begin,
+    checked_tags,
+    decode_offsets,
+    decode_queue_ranges,
+    decode_search_offset,
+    encode_commit,
+    encode_get_offsets,
+    encode_get_queue_range,
+    encode_search_offset,
+    first_offsets,
+    subscribed_queues,
+)
+from ._pull_logic import POLL_MESSAGES, OffsetReset, PullOptions, PullState, Ticket
+from ._pull_multiplexer import PullMultiplexer
+from ._routes import Routes
+from ._transport import SyncTransport, TransportOptions
+from ._types import BrokerAddress, MessageQueue, MethodInfo, QueueRange, Route
+from .errors import (
+    ClosedError,
+    ConfigurationError,
+    ProtomqError,
+    QueueNotFoundError,
+    TopicNotFoundError,
+)
+
+logger = logging.getLogger("protomq")
+
+AUTO_COMMIT_INTERVAL_S: Final = 5.0
+"""RocketMQ's persistConsumerOffsetInterval."""
+REQUEST_TIMEOUT_S: Final = 3.0
+POLL_CALL_TIMEOUT_S: Final = 0.5
+"""For the calls that `poll` makes besides pulling: a broker that is gone must not hold up the queues of the others."""
+RETRY_RESOLVE_S: Final = 2.0
+PULL_TIMEOUT_EXTRA_S: Final = 5.0
+"""What a pull may take beyond its hold: a cold disk, a slow network."""
+CALL_ATTEMPTS: Final = 3
+
+
+class PullConsumer:
+    """Pulls messages from queues.
+
+        with PullConsumer("my-group") as consumer:
+            consumer.subscribe("flights", tags=["UA"])
+            for message in consumer:
+                print(message.key, message.body)
+
+    Nothing is opened before the first use. In a forked child it goes on with connections of its own, but then two processes
+    consume the same messages.
+    """
+
+    def __init__(
+        self,
+        consumer_group: str = "",
+        *,
+        namesrv: str | Sequence[str] | None = None,
+        begin: Begin = "earliest",
+        resume: bool = True,
+        auto_commit: bool = True,
+        auto_commit_interval_s: float = AUTO_COMMIT_INTERVAL_S,
+        offset_reset: OffsetReset = "nearest",
+        hold_ms: int = 15_000,
+        pull_record_count_max: int = 32_768,
+        pull_size_max_bytes: int = 4 << 20,
+        request_timeout_s: float = REQUEST_TIMEOUT_S,
+        transport: Literal["auto", "remoting", "grpc"] = "auto",
+        client_id: str = "",
+    ) -> None:
+        """Makes a consumer; raises ConfigurationError.
+
+        `consumer_group`: whose offsets are committed; without one, nothing is. `namesrv`: host:port[;host:port], a URL
+        that lists them, or a sequence of addresses; else PROTOMQ_NAMESRV_ADDR, else 127.0.0.1:9876 and 127.0.0.1:10911 (a name server, a standalone). `begin`: where a queue
+        without a committed offset begins. `resume=False`: begin there even if there is one. `offset_reset`: what to do when
+        the position is outside the queue (its messages expired): go to the "nearest" valid offset, "earliest", "latest", or
+        raise an "error". `hold_ms`: how long a broker holds a pull of an empty queue. `pull_record_count_max` and
+        `pull_size_max_bytes` bound one answer; up to two per queue are in memory.
+        """
+        check_begin(begin)
+        if auto_commit_interval_s <= 0 or request_timeout_s <= 0:
+            raise ConfigurationError("auto_commit_interval_s and request_timeout_s must be above 0")
+        self.consumer_group = consumer_group
+        self._begin = begin
+        self._resume = resume and bool(consumer_group)
+        self._auto_commit = auto_commit and bool(consumer_group)
+        self._auto_commit_interval_s = auto_commit_interval_s
+        self._request_timeout_s = request_timeout_s
+        self._pull_timeout_s = hold_ms / 1000 + PULL_TIMEOUT_EXTRA_S
+
+        self._transport = SyncTransport(TransportOptions(transport=transport, client_id=client_id))
+        self._routes = Routes(self._transport, namesrv)
+        options = PullOptions(
+            consumer_group, hold_ms, pull_record_count_max, pull_size_max_bytes, offset_reset
+        )
+        self._state = PullState(options)
+        self._subscriptions: dict[str, Route] = {}
+        self._tags: dict[str, tuple[str, ...]] = {}
+        self._assigned: tuple[MessageQueue, ...] = ()
+        self._pulls: PullMultiplexer | None = None
+        self._next_commit_s = time.monotonic() + auto_commit_interval_s
+        self._retry_resolve_s = 0.0
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._closed = False
+
+    # -- what to consume -------------------------------------------------------------------------------------------------
+
+    def subscribe(self, topic: str, tags: Iterable[str] = ()) -> None:
+        """Consumes all queues of a topic, also those that it gets later; `tags`: only messages with one of these.
+
+        May be called for several topics, and again for one to change the tags from here on. Raises TopicNotFoundError, NoRouteError.
+        """
+        with self._own_lock():
+            self._check_usable()
+            checked = checked_tags(tags)
+            route = self._routes.get(topic, self._request_timeout_s)
+            self._tags[topic] = checked
+            self._subscriptions[topic] = route
+            self._reassign()
+
+    def unsubscribe(self, topic: str) -> None:
+        """Ends a subscription; nothing is committed by it."""
+        with self._own_lock():
+            self._subscriptions.pop(topic, None)
+            self._reassign()
+
+    def assign(self, queues: Iterable[MessageQueue], tags: Iterable[str] = ()) -> None:
+        """Consumes exactly these queues, beside subscribed topics; replaces the last assignment."""
+        with self._own_lock():
+            self._check_usable()
+            self._assigned = tuple(dict.fromkeys(queues))
+            checked = checked_tags(tags)
+            for queue in self._assigned:
+                self._tags[queue.topic] = checked
+            self._reassign()
+
+    def assignment(self) -> tuple[MessageQueue, ...]:
+        """The queues being consumed."""
+        return self._state.queues
+
+    # -- messages --------------------------------------------------------------------------------------------------------
+
+    def poll(self, timeout_s: float = 1.0, max_messages: int = POLL_MESSAGES) -> list[Message]:
+        """The next messages, at most `max_messages`; waits for them for up to `timeout_s`, then returns an empty list.
+
+        Messages of one queue come in their order. Transient errors are retried inside; raised are those that need somebody:
+        OffsetIllegalError (if asked for), CorruptLogError, NotPermittedError and the like, ClosedError.
+        """
+        if max_messages < 1:
+            raise ConfigurationError(f"max_messages must be 1 or more, not {max_messages}")
+        deadline_s = time.monotonic() + timeout_s
+        with self._own_lock():
+            self._check_usable()
+            if not self._subscriptions and not self._assigned:
+                raise ConfigurationError(
+                    "nothing to poll: subscribe to a topic or assign queues first"
+                )
+            state = self._state
+            state.user_came_back()
+            now_s = time.monotonic()
+            if self._auto_commit and now_s >= self._next_commit_s:
+                self._next_commit_s = now_s + self._auto_commit_interval_s
+                self._commit_now("in poll", POLL_CALL_TIMEOUT_S)
+            self._follow_routes(now_s)
+            try:
+                return self._poll(deadline_s, max_messages)
+            except ProtomqError:
+                raise
+            except (
+                BaseException
+            ):  # Ctrl-C, half-way: what was read, but not handed out, is pulled again.
+                self._close_pulls()
+                state.rewind()
+                raise
+
+    def _poll(self, deadline_s: float, max_messages: int) -> list[Message]:
+        wait_s = 0.0
+        while True:
+            self._exchange(wait_s)
+            messages = self._state.take(max_messages)
+            if messages:
+                return messages
+            now_s = time.monotonic()
+            if self._closed or now_s >= deadline_s:
+                return []
+            wait_s = min(deadline_s - now_s, self._state.next_due_in_s(now_s))
+
+    def __iter__(self) -> Iterator[Message]:
+        """Messages without end, one by one; ends when the consumer is closed. Those of a batch that are left when the loop
+        is left come again."""
+        while not self._closed:
+            try:
+                messages = self.poll()
+            except ClosedError:
+                return
+            for i, message in enumerate(messages):
+                try:
+                    yield message
+                except GeneratorExit:
+                    with self._own_lock():
+                        self._state.give_back(messages[i + 1 :])
+                    raise
+
+    def wakeup(self) -> None:
+        """Makes a `poll` that waits in another thread look around; it goes on waiting unless the consumer is closed."""
+        pulls = self._pulls
+        if pulls is not None:
+            pulls.wake()
+
+    # -- positions and offsets -------------------------------------------------------------------------------------------
+
+    def position(self, queue: MessageQueue) -> int:
+        """Offset of the next message that `poll` returns for the queue."""
+        with self._own_lock():
+            position = self._state.position(queue)
+            if position is None:
+                timeout_s = self._request_timeout_s
+                self._resolve(
+                    queue.topic, queue.broker_name, [queue], self._begin, timeout_s, CALL_ATTEMPTS
+                )
+                position = self._state.position(queue)
+            assert position is not None
+            return position
+
+    def seek(self, queue: MessageQueue, queue_offset: int) -> None:
+        """The next message of the queue is the one at this offset."""
+        with self._own_lock():
+            self._state.seek(queue, queue_offset)
+
+    def seek_to_time(self, when: datetime, queues: Iterable[MessageQueue] | None = None) -> None:
+        """Goes to the first message stored at the time or later; in all queues where `queues` is None."""
+        with self._own_lock():
+            for queue in list(queues) if queues is not None else self._state.queues:
+                self._state.seek(queue, self.offset_for_time(queue, when))
+
+    def seek_to_begin(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """Goes to the first message that is stored."""
+        self._seek_to_range_end(queues, 0)
+
+    def seek_to_end(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """Goes behind the last message."""
+        self._seek_to_range_end(queues, 1)
+
+    def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
+        """Stores offsets for the group; without an argument the positions, including what the last `poll` returned.
+
+        Raises what the call to a broker raises, after retries; brokers before it have taken theirs.
+        """
+        self._check_group()
+        with self._own_lock():
+            self._check_usable()
+            if offsets is None:
+                self._state.user_came_back()
+                offsets = self._state.to_commit(safe_only=True)
+            self._commit(offsets, self._request_timeout_s, CALL_ATTEMPTS)
+
+    def committed(self, queue: MessageQueue) -> int | None:
+        """The offset that the group has committed at the broker; None: none."""
+        self._check_group()
+        request = encode_get_offsets(self.consumer_group, queue.topic, [queue.queue_id])
+        answer = self._call(queue.topic, queue.broker_name, _methods.GET_OFFSETS, request)
+        return decode_offsets(answer).get(queue.queue_id)
+
+    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The queues of a topic that can be read."""
+        return self._routes.get(topic, self._request_timeout_s).read_queues
+
+    def queue_range(self, queue: MessageQueue) -> QueueRange:
+        """The offsets that can be read: (min_offset, end_offset), half-open."""
+        request = encode_get_queue_range(queue.topic, [queue.queue_id])
+        answer = self._call(queue.topic, queue.broker_name, _methods.GET_QUEUE_RANGE, request)
+        return decode_queue_ranges(answer)[queue.queue_id]
+
+    def min_offset(self, queue: MessageQueue) -> int:
+        """Offset of the first message that is stored."""
+        return self.queue_range(queue).min_offset
+
+    def end_offset(self, queue: MessageQueue) -> int:
+        """One past the offset of the last message (RocketMQ: maxOffset)."""
+        return self.queue_range(queue).end_offset
+
+    def offset_for_time(self, queue: MessageQueue, when: datetime) -> int:
+        """Offset of the first message stored at the time or later; the end offset if there is none."""
+        request = encode_search_offset(queue, when)
+        answer = self._call(queue.topic, queue.broker_name, _methods.SEARCH_OFFSET, request)
+        return decode_search_offset(answer)
+
+    @property
+    def transport(self) -> str:
+        """What carries the pulls: "remoting", "grpc", both with a comma where brokers differ, or "" before the first call."""
+        return ",".join(
+            sorted({kind for kind in map(self._transport.kind, self._addresses()) if kind})
+        )
+
+    # -- end -------------------------------------------------------------------------------------------------------------
+
+    def close(self, *, commit: bool = True) -> None:
+        """Commits (if that is on, and unless `commit` is False) and closes all connections. May be called twice."""
+        self._closed = True
+        self.wakeup()
+        with self._own_lock():
+            if commit:
+                self._state.user_came_back()
+            if self._auto_commit and self._pulls is not None:
+                self._commit_now("on close", self._request_timeout_s)
+            self._auto_commit = False
+            self._close_pulls()
+            self._transport.close()
+
+    def __enter__(self) -> PullConsumer:
+        return self
+
+    def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
+        # After an exception the last batch may not have been dealt with: it is not committed, and comes again.
+        self.close(commit=exception_type is None)
+
+    # -- inside ----------------------------------------------------------------------------------------------------------
+
+    def _own_lock(self) -> threading.RLock:
+        """The lock; a forked child starts with one of its own, without its parent's connections."""
+        if self._pid != os.getpid():
+            self._pid, self._lock = os.getpid(), threading.RLock()
+            if self._pulls is not None:
+                self._pulls.abandon()
+                self._pulls = None
+            self._state.restart()
+        return self._lock
+
+    def _close_pulls(self) -> None:
+        if self._pulls is not None:
+            self._pulls.close()
+            self._pulls = None
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ClosedError("the consumer is closed")
+
+    def _check_group(self) -> None:
+        if not self.consumer_group:
+            raise ConfigurationError("a consumer without a group commits nothing")
+
+    def _reassign(self) -> None:
+        """Brings the queues in line with what the user asked for."""
+        queues = subscribed_queues(self._assigned, self._subscriptions)
+        added = self._state.assign(queues, self._tags)
+        self._resolve_or_later(added, self._begin, self._request_timeout_s, CALL_ATTEMPTS)
+
+    def _follow_routes(self, now_s: float) -> None:
+        """Takes up queues that a subscribed topic got meanwhile: those that are new from their first message on."""
+        for topic, last in self._subscriptions.items():
+            try:
+                route = self._routes.current(topic, self._request_timeout_s)
+            except ProtomqError:
+                continue  # The pulls will tell.
+            if route is not last:
+                self._subscriptions[topic] = route
+                queues = subscribed_queues(self._assigned, self._subscriptions)
+                added = self._state.assign(queues, self._tags, park=True)
+                begin: Begin = "earliest" if last.read_queues else self._begin
+                self._resolve_or_later(added, begin, POLL_CALL_TIMEOUT_S, 1)
+                return  # The others: next time.
+        if now_s >= self._retry_resolve_s:
+            self._retry_resolve_s = now_s + RETRY_RESOLVE_S
+            self._resolve_or_later(self._state.unresolved(), self._begin, POLL_CALL_TIMEOUT_S, 1)
+
+    def _resolve_or_later(
+        self, queues: Iterable[MessageQueue], begin: Begin, timeout_s: float, attempts: int
+    ) -> None:
+        """Finds out where to begin; a broker that does not answer is asked again in a later `poll`."""
+        for (topic, broker_name), members in by_broker(queues).items():
+            try:
+                self._resolve(topic, broker_name, members, begin, timeout_s, attempts)
+            except ProtomqError as error:
+                if not error.retriable:
+                    raise
+                logger.warning(
+                    "%s at %s: where to begin is not known yet: %s", topic, broker_name, error
+                )
+
+    def _resolve(
+        self,
+        topic: str,
+        broker_name: str,
+        queues: Sequence[MessageQueue],
+        begin: Begin,
+        timeout_s: float,
+        attempts: int,
+    ) -> None:
+        """Finds out where to begin in queues of one broker."""
+        committed: dict[int, int] = {}
+        starts: dict[MessageQueue, int] = {}
+        try:
+            if self._resume:
+                request = encode_get_offsets(
+                    self.consumer_group, topic, [queue.queue_id for queue in queues]
+                )
+                committed = decode_offsets(
+                    self._call(
+                        topic, broker_name, _methods.GET_OFFSETS, request, timeout_s, attempts
+                    )
+                )
+            rest = [queue for queue in queues if queue.queue_id not in committed]
+            if isinstance(begin, datetime):
+                for queue in rest:
+                    request = encode_search_offset(queue, begin)
+                    answer = self._call(
+                        topic, broker_name, _methods.SEARCH_OFFSET, request, timeout_s, attempts
+                    )
+                    starts[queue] = decode_search_offset(answer)
+            elif rest:
+                request = encode_get_queue_range(topic, [queue.queue_id for queue in rest])
+                answer = self._call(
+                    topic, broker_name, _methods.GET_QUEUE_RANGE, request, timeout_s, attempts
+                )
+                starts = first_offsets(rest, decode_queue_ranges(answer), begin)
+        except (TopicNotFoundError, QueueNotFoundError):
+            committed, starts = (
+                {},
+                {},
+            )  # Not made yet (auto_create): its first message will have the offset 0.
+        self._state.start_all(queues, committed, starts)
+
+    def _exchange(self, wait_s: float) -> None:
+        """Sends the pulls that are due, and takes what has come or comes within the time."""
+        pulls = self._pulls
+        if pulls is None:
+            pulls = self._pulls = PullMultiplexer(self._transport)
+        self._send_due(pulls)
+        outcomes = pulls.wait(wait_s)
+        trouble: ProtomqError | None = None
+        for ticket, result in outcomes:
+            try:
+                self._take_outcome(ticket, result)
+            except ProtomqError as error:
+                trouble = error  # The other outcomes are taken all the same.
+        if trouble is not None:
+            raise trouble
+        if outcomes:
+            self._send_due(pulls)
+
+    def _send_due(self, pulls: PullMultiplexer) -> None:
+        for queue in self._state.due(time.monotonic()):
+            ticket = self._state.begin(queue)
+            try:
+                route = self._routes.current(queue.topic, self._request_timeout_s)
+                pulls.send(
+                    broker_of(route, queue.broker_name),
+                    ticket,
+                    self._state.encode_request(ticket),
+                    self._pull_timeout_s,
+                )
+            except ProtomqError as error:
+                self._take_outcome(ticket, error)
+
+    def _take_outcome(self, ticket: Ticket, result: bytes | ProtomqError) -> None:
+        if isinstance(result, bytes):
+            self._state.answered(ticket, result, time.monotonic())
+            return
+        needs_user = self._state.failed(ticket, result, time.monotonic())
+        if result.stale_route:
+            self._routes.invalidate(ticket.queue.topic)
+        if needs_user:
+            raise result
+        logger.info("pull of %s failed, trying again: %s", ticket.queue, result)
+
+    def _commit_now(self, when: str, timeout_s: float) -> None:
+        """Commits what was dealt with; a failure is logged, the next commit makes up for it."""
+        try:
+            self._commit(self._state.to_commit(safe_only=True), timeout_s, attempts=1)
+        except ProtomqError as error:
+            logger.warning("offsets of %s not committed %s: %s", self.consumer_group, when, error)
+
+    def _commit(self, offsets: Mapping[MessageQueue, int], timeout_s: float, attempts: int) -> None:
+        for (topic, broker_name), members in by_broker(offsets).items():
+            part = {queue: offsets[queue] for queue in members}
+            request = encode_commit(self.consumer_group, part)
+            self._call(topic, broker_name, _methods.COMMIT_OFFSETS, request, timeout_s, attempts)
+            self._state.committed(part)
+
+    def _call(
+        self,
+        topic: str,
+        broker_name: str,
+        method: MethodInfo,
+        request: bytes,
+        timeout_s: float | None = None,
+        attempts: int = CALL_ATTEMPTS,
+    ) -> bytes:
+        """Calls a broker; again after an error that may pass, within the time-out."""
+        timeout_s = timeout_s or self._request_timeout_s
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            attempts -= 1
+            try:
+                route = self._routes.get(topic, timeout_s)
+                left_s = max(deadline_s - time.monotonic(), 0.001)
+                return self._transport.call(
+                    broker_of(route, broker_name), method, (request,), left_s
+                )
+            except ProtomqError as error:
+                if error.stale_route:
+                    self._routes.invalidate(topic)
+                pause_s = (error.retry_delay_ms or 50) / 1000
+                if not error.retriable or attempts <= 0 or time.monotonic() + pause_s >= deadline_s:
+                    raise
+            time.sleep(pause_s)
+
+    def _addresses(self) -> set[BrokerAddress]:
+        routes = [
+            self._routes.last_known(topic)
+            for topic in {queue.topic for queue in self._state.queues}
+        ]
+        return {
+            address for route in routes if route is not None for address in route.brokers.values()
+        }
+
+    def _seek_to_range_end(self, queues: Iterable[MessageQueue] | None, which: int) -> None:
+        with self._own_lock():
+            for queue in list(queues) if queues is not None else self._state.queues:
+                self._state.seek(queue, self.queue_range(queue)[which])

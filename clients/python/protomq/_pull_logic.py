@@ -1,0 +1,403 @@
+"""What a pull consumer decides: which queue to pull next, what to hand out, what to commit. No I/O, time handed in.
+
+Both flavours drive one `PullState`:
+
+    due(now)            queues that want a pull
+    begin(queue)        a Ticket, whose request is to be sent
+    answered(ticket)    takes the answer;  failed(ticket): takes the error
+    take(count_max)     messages for the user, decoded here
+
+Rules:
+- A queue has one pull in flight and one answer waiting, or two answers waiting: the next pull starts as soon as an answer is
+  there, so the hold stands at the broker while the user works, and memory is bounded.
+- `seek` makes an answer that is on its way stale: its ticket carries the generation of the queue.
+- The position of a queue is the offset behind the last message handed out. It becomes safe to commit when the user comes back
+  for more (`user_came_back`): then those messages have been dealt with.
+
+Not thread-safe: the consumer that owns it takes care of that.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+from ._message import Message
+from ._pull_answer import PullAnswer, decode_messages, decode_pull_answer
+from ._types import MessageQueue, PullStatus
+from .errors import ConfigurationError, OffsetIllegalError, ProtocolError, ProtomqError
+
+logger = logging.getLogger("protomq")
+
+OffsetReset = Literal["nearest", "earliest", "latest", "error"]
+
+POLL_MESSAGES: Final = 512
+"""Messages handed out at a time by default: so many bodies of 1 KiB stay in the CPU's cache until they are used."""
+BACKOFF_MIN_S: Final = 0.1
+BACKOFF_MAX_S: Final = 3.0
+SHORT_POLL_INTERVAL_S: Final = 0.02
+"""Pause between two pulls of an empty queue when the user wants no hold."""
+ANSWERS_WAITING_MAX: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class PullOptions:
+    """What to ask for in one pull."""
+
+    consumer_group: str = ""
+    hold_ms: int = 15_000
+    record_count_max: int = 32_768
+    size_max_bytes: int = 4 << 20
+    offset_reset: OffsetReset = "nearest"
+
+    def __post_init__(self) -> None:
+        if self.offset_reset not in ("nearest", "earliest", "latest", "error"):
+            raise ConfigurationError(
+                f"offset_reset is nearest, earliest, latest or error, not {self.offset_reset!r}"
+            )
+        if not 0 <= self.hold_ms <= 60_000:
+            raise ConfigurationError(f"hold_ms is 0 to 60,000, not {self.hold_ms}")
+        if not 1 <= self.record_count_max <= 32_768:
+            raise ConfigurationError(
+                f"record_count_max is 1 to 32,768, not {self.record_count_max}"
+            )
+        if not 1 <= self.size_max_bytes <= 16 << 20:
+            raise ConfigurationError(f"size_max_bytes is 1 to 16 MiB, not {self.size_max_bytes}")
+
+
+class Ticket(NamedTuple):
+    """One pull under way."""
+
+    queue: MessageQueue
+    generation: int
+    queue_offset: int
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """An answer of which the first `taken` messages have been handed out."""
+
+    answer: PullAnswer
+    taken: int = 0
+
+
+@dataclass(slots=True)
+class _Queue:
+    tags: tuple[str, ...] = ()
+    position: int | None = None  # None: where to begin is not known yet.
+    safe_position: int | None = None
+    committed: int | None = None
+    pull_offset: int = 0
+    generation: int = 0
+    in_flight: bool = False
+    failures: int = 0
+    paused_until_s: float = 0.0
+    waiting: deque[_Waiting] = field(default_factory=deque)
+
+
+class PullState:
+    """The queues of one consumer."""
+
+    def __init__(self, options: PullOptions, rng: random.Random | None = None) -> None:
+        self.options = options
+        self._queues: dict[MessageQueue, _Queue] = {}
+        self._parked: dict[MessageQueue, _Queue] = {}
+        self._line: deque[MessageQueue] = (
+            deque()
+        )  # Queues with answers to hand out; the first is next.
+        self._handed_out: list[_Queue] = []  # By the last `take`.
+        self._rng = rng or random.Random()
+
+    # -- assignment and positions ----------------------------------------------------------------------------------------
+
+    def assign(
+        self,
+        queues: Iterable[MessageQueue],
+        tags: Mapping[str, tuple[str, ...]],
+        *,
+        park: bool = False,
+    ) -> list[MessageQueue]:
+        """Replaces the assignment; queues that stay keep their position. Returns the new ones, whose position is to be found.
+
+        `park`: queues that go may come back (their broker is away) and then go on where they were.
+        """
+        wanted = dict.fromkeys(queues)
+        if not park:
+            self._parked.clear()
+        for queue in [queue for queue in self._queues if queue not in wanted]:
+            state = self._queues.pop(queue)
+            self._drop_answers(queue, state)
+            if park and state.position is not None:
+                state.pull_offset = state.position
+                self._parked[queue] = state
+        added = [queue for queue in wanted if queue not in self._queues]
+        for queue in added:
+            self._queues[queue] = self._parked.pop(queue) if queue in self._parked else _Queue()
+        for queue in wanted:
+            self._set_tags(queue, self._queues[queue], tags.get(queue.topic, ()))
+        return [queue for queue in added if self._queues[queue].position is None]
+
+    @property
+    def queues(self) -> tuple[MessageQueue, ...]:
+        """The assignment."""
+        return tuple(self._queues)
+
+    def unresolved(self) -> list[MessageQueue]:
+        """Queues of which it is not known where to begin."""
+        return [queue for queue, state in self._queues.items() if state.position is None]
+
+    def position(self, queue: MessageQueue) -> int | None:
+        """The next offset to hand out; None: not known yet."""
+        return self._state(queue).position
+
+    def start_all(
+        self,
+        queues: Iterable[MessageQueue],
+        committed: Mapping[int, int],
+        starts: Mapping[MessageQueue, int],
+    ) -> None:
+        """Where to begin: at what is committed (by queue id), else at `starts`. Queues that were moved meanwhile stay."""
+        for queue in queues:
+            state = self._queues.get(queue)
+            if state is None or state.position is not None:
+                continue
+            self.seek(queue, committed.get(queue.queue_id, starts.get(queue, 0)))
+            state.committed = committed.get(queue.queue_id)
+
+    def seek(self, queue: MessageQueue, queue_offset: int) -> None:
+        """The next message handed out is the one at this offset."""
+        if queue_offset < 0:
+            raise ConfigurationError(f"an offset is 0 or more, not {queue_offset}")
+        state = self._state(queue)
+        self._drop_answers(queue, state)
+        state.position = state.pull_offset = state.safe_position = queue_offset
+        state.failures, state.paused_until_s = 0, 0.0
+
+    def give_back(self, messages: Iterable[Message]) -> None:
+        """Messages that were handed out, but not used: they come again."""
+        first: dict[MessageQueue, int] = {}
+        for message in messages:
+            first.setdefault(message.queue, message.queue_offset)
+        for queue, queue_offset in first.items():
+            if queue in self._queues:
+                self._pull_again(queue, self._queues[queue], queue_offset)
+
+    def restart(self) -> None:
+        """All connections are gone: every pull in flight is forgotten."""
+        for state in self._queues.values():
+            if state.in_flight:
+                state.in_flight, state.generation = False, state.generation + 1
+
+    def rewind(self) -> None:
+        """Everything begins again behind what was dealt with: for the user whose `poll` was interrupted half-way."""
+        for queue, state in self._queues.items():
+            if state.safe_position is not None:
+                self.seek(queue, state.safe_position)
+        self._handed_out.clear()
+
+    # -- pulls -----------------------------------------------------------------------------------------------------------
+
+    def due(self, now_s: float) -> list[MessageQueue]:
+        """Queues that want a pull now."""
+        return [
+            queue
+            for queue, state in self._queues.items()
+            if _wants_pull(state) and state.paused_until_s <= now_s
+        ]
+
+    def next_due_in_s(self, now_s: float) -> float:
+        """Until `due` has more to say by the passing of time alone; infinity if it has not."""
+        pauses = [
+            state.paused_until_s - now_s for state in self._queues.values() if _wants_pull(state)
+        ]
+        return max(min(pauses, default=float("inf")), 0.0)
+
+    def begin(self, queue: MessageQueue) -> Ticket:
+        """A pull of the queue is being sent."""
+        state = self._state(queue)
+        assert _wants_pull(state)
+        state.in_flight = True
+        return Ticket(queue, state.generation, state.pull_offset)
+
+    def encode_request(self, ticket: Ticket) -> bytes:
+        """The encoded PullRequest of a ticket."""
+        from .v1 import pull_service_pb2
+
+        options = self.options
+        return pull_service_pb2.PullRequest(
+            topic=ticket.queue.topic,
+            queue_id=ticket.queue.queue_id,
+            queue_offset=ticket.queue_offset,
+            record_count_max=options.record_count_max,
+            size_max_bytes=options.size_max_bytes,
+            hold_ms=options.hold_ms,
+            tags=self._state(ticket.queue).tags,
+            consumer_group=options.consumer_group,
+        ).SerializeToString()
+
+    def answered(self, ticket: Ticket, payload: bytes, now_s: float) -> None:
+        """Takes an encoded PullResponse. Raises ProtocolError, or OffsetIllegalError where the policy is "error"."""
+        state = self._ended(ticket, now_s)
+        if state is None:
+            return
+        answer = decode_pull_answer(payload)
+        state.failures = 0
+        if answer.status is PullStatus.FOUND and len(answer.starts):
+            if answer.next_offset <= ticket.queue_offset:
+                state.paused_until_s = now_s + BACKOFF_MAX_S
+                raise ProtocolError(
+                    f"{ticket.queue}: the broker's answer to a pull at {ticket.queue_offset} leads nowhere"
+                )
+            state.waiting.append(_Waiting(answer))
+            state.pull_offset = answer.next_offset
+            if len(state.waiting) == 1:
+                self._line.append(ticket.queue)
+        elif answer.status is PullStatus.OFFSET_ILLEGAL:
+            self._offset_illegal(ticket, state, answer, now_s)
+        else:
+            state.pull_offset = max(answer.next_offset, ticket.queue_offset)
+            _pass_over(state)
+            if not self.options.hold_ms:
+                state.paused_until_s = now_s + SHORT_POLL_INTERVAL_S
+
+    def failed(self, ticket: Ticket, error: ProtomqError, now_s: float) -> bool:
+        """Takes an error; the pull is made again after a pause. Returns whether the user has to know."""
+        state = self._ended(ticket, now_s)
+        if state is None:
+            return False
+        state.failures += 1
+        pause_s = min(
+            BACKOFF_MIN_S * 2 ** min(state.failures - 1, 10), BACKOFF_MAX_S
+        ) * self._rng.uniform(0.5, 1.0)
+        if error.retry_delay_ms is not None:
+            pause_s = max(pause_s, error.retry_delay_ms / 1000)
+        state.paused_until_s = now_s + pause_s
+        return not error.retriable
+
+    # -- messages --------------------------------------------------------------------------------------------------------
+
+    def user_came_back(self) -> None:
+        """What the last `take` handed out has been dealt with."""
+        for state in self._handed_out:
+            state.safe_position = state.position
+        self._handed_out.clear()
+
+    def take(self, count_max: int) -> list[Message]:
+        """At most so many messages, of the queues in turn; empty if nothing waits. Raises ProtocolError."""
+        messages: list[Message] = []
+        while self._line and len(messages) < count_max:
+            queue = self._line.popleft()
+            state = self._queues[queue]
+            waiting = state.waiting[0]
+            answer = waiting.answer
+            stop = min(waiting.taken + count_max - len(messages), len(answer.starts))
+            part = decode_messages(answer, queue, waiting.taken, stop)
+            self._handed_out.append(state)
+            if stop < len(answer.starts):
+                waiting.taken = stop
+                state.position = part[-1].queue_offset + 1
+            else:
+                state.waiting.popleft()
+                state.position = answer.next_offset
+            if state.waiting:
+                self._line.append(queue)
+            if state.tags:  # The broker compared hashes.
+                part = [message for message in part if message.tag in state.tags]
+            messages = messages + part if messages else part
+        return messages
+
+    # -- commits ---------------------------------------------------------------------------------------------------------
+
+    def to_commit(self, *, safe_only: bool) -> dict[MessageQueue, int]:
+        """Positions that differ from what is committed; `safe_only`: without what the last `take` handed out."""
+        wanted: dict[MessageQueue, int] = {}
+        for queue, state in self._queues.items():
+            position = state.safe_position if safe_only else state.position
+            if position is not None and position != state.committed:
+                wanted[queue] = position
+        return wanted
+
+    def committed(self, offsets: Mapping[MessageQueue, int]) -> None:
+        """The broker took them."""
+        for queue, queue_offset in offsets.items():
+            if queue in self._queues:
+                self._queues[queue].committed = queue_offset
+
+    # --------------------------------------------------------------------------------------------------------------------
+
+    def _state(self, queue: MessageQueue) -> _Queue:
+        try:
+            return self._queues[queue]
+        except KeyError:
+            raise ConfigurationError(f"{queue} is not assigned to this consumer") from None
+
+    def _ended(self, ticket: Ticket, now_s: float) -> _Queue | None:
+        """The queue of a ticket that still counts."""
+        state = self._queues.get(ticket.queue)
+        if state is None or state.generation != ticket.generation or not state.in_flight:
+            return None
+        state.in_flight = False
+        return state
+
+    def _set_tags(self, queue: MessageQueue, state: _Queue, tags: tuple[str, ...]) -> None:
+        """What was pulled with other tags is not what is wanted now."""
+        if tags != state.tags:
+            state.tags = tags
+            if state.position is not None:
+                self._pull_again(queue, state, state.position)
+
+    def _pull_again(self, queue: MessageQueue, state: _Queue, queue_offset: int) -> None:
+        """From there on, without saying anything about what has been dealt with."""
+        self._drop_answers(queue, state)
+        state.position = state.pull_offset = queue_offset
+
+    def _drop_answers(self, queue: MessageQueue, state: _Queue) -> None:
+        state.generation += 1
+        state.in_flight = False
+        if state.waiting:
+            state.waiting.clear()
+            self._line.remove(queue)
+
+    def _offset_illegal(
+        self, ticket: Ticket, state: _Queue, answer: PullAnswer, now_s: float
+    ) -> None:
+        policy = self.options.offset_reset
+        if policy == "error":
+            state.paused_until_s = now_s + BACKOFF_MIN_S
+            raise OffsetIllegalError(
+                f"{ticket.queue}: offset {ticket.queue_offset} is outside [{answer.min_offset}, {answer.end_offset}]: seek",
+                metadata={
+                    "queue_offset": str(ticket.queue_offset),
+                    "min_offset": str(answer.min_offset),
+                    "end_offset": str(answer.end_offset),
+                },
+            )
+        target = {"earliest": answer.min_offset, "latest": answer.end_offset}.get(
+            policy, answer.next_offset
+        )
+        logger.warning(
+            "%s: offset %d is outside [%d, %d]: going on at %d",
+            ticket.queue, ticket.queue_offset, answer.min_offset, answer.end_offset, target,
+        )  # fmt: skip
+        state.pull_offset = target
+        _pass_over(state)
+
+
+def _pass_over(state: _Queue) -> None:
+    """There is nothing between the position and the next pull; that is dealt with if what stands before it is."""
+    if not state.waiting:
+        if state.safe_position == state.position:
+            state.safe_position = state.pull_offset
+        state.position = state.pull_offset
+
+
+def _wants_pull(state: _Queue) -> bool:
+    return (
+        not state.in_flight
+        and state.position is not None
+        and len(state.waiting) < ANSWERS_WAITING_MAX
+    )

@@ -1,0 +1,263 @@
+"""Many pulls in flight at several brokers, waited for by one thread, without a reader thread.
+
+Over the remoting port there is one connection per broker; what brokers send ahead waits in the kernel's buffers until the
+thread comes. Over gRPC the calls run in gRPC's own threads, which put the outcome on a queue and wake the selector. Connecting
+is done by a short-lived thread per broker, so that a machine that does not answer holds up its own queues only.
+
+One thread at a time (the consumer's lock); `wake` may come from any thread or signal handler.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue as thread_queue
+import selectors
+import socket
+import threading
+import time
+from typing import Any, Final, NamedTuple
+
+from . import _methods
+from ._pull_logic import Ticket
+from ._remoting_hello import error_of_answer
+from ._remoting_sync import PipelinedConnection
+from ._transport import SyncTransport
+from ._types import BrokerAddress
+from .errors import ConnectFailedError, ConnectionLostError, ProtomqError, RequestTimeoutError
+
+logger = logging.getLogger("protomq")
+
+CONNECT_TIMEOUT_S: Final = 3.0
+
+
+class Outcome(NamedTuple):
+    """How a pull ended."""
+
+    ticket: Ticket
+    result: bytes | ProtomqError
+
+
+class _InFlight(NamedTuple):
+    ticket: Ticket
+    connection: PipelinedConnection
+    deadline_s: float
+
+
+class _Request(NamedTuple):
+    ticket: Ticket
+    payload: bytes
+    timeout_s: float
+
+
+class _Connected(NamedTuple):
+    """What a connecting thread found: a PipelinedConnection, a GrpcLink or the error."""
+
+    address: BrokerAddress
+    link: Any
+
+
+class PullMultiplexer:
+    """The pulls of one consumer."""
+
+    def __init__(self, transport: SyncTransport) -> None:
+        self._transport = transport
+        self._closed = False
+        self._selector = selectors.DefaultSelector()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._selector.register(self._wake_in, selectors.EVENT_READ, None)
+        self._connections: dict[BrokerAddress, PipelinedConnection] = {}
+        self._connecting: dict[BrokerAddress, list[_Request]] = {}
+        self._in_flight: dict[int, _InFlight] = {}
+        self._request_id = 0
+        self._grpc_calls: set[Any] = set()
+        # From other threads, each followed by a wake-up.
+        self._reports: thread_queue.SimpleQueue[Outcome | _Connected] = thread_queue.SimpleQueue()
+
+    def send(
+        self, address: BrokerAddress, ticket: Ticket, payload: bytes, timeout_s: float
+    ) -> None:
+        """Sends a pull, once there is a connection; `timeout_s` is the hold and some room. `wait` tells how it ended."""
+        request = _Request(ticket, payload, timeout_s)
+        connection = self._connections.get(address)
+        if connection is not None:
+            self._send(address, connection, request)
+        elif address in self._connecting:
+            self._connecting[address].append(request)
+        else:
+            self._connecting[address] = [request]
+            threading.Thread(
+                target=self._connect, args=(address,), name="protomq-connect", daemon=True
+            ).start()
+
+    def wait(self, timeout_s: float) -> list[Outcome]:
+        """What ended by now, or within the time if nothing had. May end early with nothing, as after a wake-up."""
+        outcomes: list[Outcome] = []
+        ready = self._selector.select(max(timeout_s, 0.0))
+        for key, _ in ready:
+            if key.data is None:
+                self._drain_wakes()
+            else:
+                self._receive(key.data, outcomes)
+        while not self._reports.empty():
+            report = self._reports.get_nowait()
+            if isinstance(report, Outcome):
+                outcomes.append(report)
+            else:
+                self._connected(report, outcomes)
+        if not ready:
+            # Only when nothing could be read: an answer may have waited for a user who came late.
+            self._expire(outcomes)
+        return outcomes
+
+    def wake(self) -> None:
+        """Ends a wait."""
+        try:
+            self._wake_out.send(b"\0")
+        except OSError:
+            return  # Full, then it wakes anyway; or closed.
+
+    def close(self) -> None:
+        """Closes all connections; the brokers drop what they hold for them. In a forked child it closes the child's copies."""
+        self._closed = True
+        self._selector.close()
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+        for call in list(self._grpc_calls):
+            call.cancel()
+        self._close_late_connections()
+        self._wake_in.close()
+        self._wake_out.close()
+
+    def abandon(self) -> None:
+        """Closes a forked child's copies of what belongs to its parent, who goes on with it."""
+        self._grpc_calls.clear()
+        self.close()
+
+    # -- connecting, on a thread of its own ------------------------------------------------------------------------------
+
+    def _connect(self, address: BrokerAddress) -> None:
+        link: Any
+        try:
+            link = self._transport.open_pipelined(address, _methods.LANE_PULL, CONNECT_TIMEOUT_S)
+        except ProtomqError as error:
+            link = error
+        except Exception as error:  # A defect must not leave the queue waiting for ever.
+            logger.exception("connecting to %s", address.broker_name)
+            link = ConnectFailedError(f"{address.broker_name}: {error!r}")
+        self._reports.put(_Connected(address, link))
+        self.wake()
+        if self._closed:
+            self._close_late_connections()
+
+    def _close_late_connections(self) -> None:
+        while True:
+            try:
+                report = self._reports.get_nowait()
+            except thread_queue.Empty:
+                return
+            if isinstance(report, _Connected) and isinstance(report.link, PipelinedConnection):
+                report.link.close()
+
+    def _connected(self, report: _Connected, outcomes: list[Outcome]) -> None:
+        address, link = report
+        requests = self._connecting.pop(address, [])
+        if isinstance(link, ProtomqError):
+            outcomes.extend(Outcome(request.ticket, link) for request in requests)
+        elif isinstance(link, PipelinedConnection):
+            self._connections[address] = link
+            self._selector.register(link, selectors.EVENT_READ, address)
+            for request in requests:
+                self._send(address, link, request)
+        else:
+            for request in requests:
+                self._send_grpc(link.method(_methods.PULL), request)
+
+    # -- the remoting port -----------------------------------------------------------------------------------------------
+
+    def _send(
+        self, address: BrokerAddress, connection: PipelinedConnection, request: _Request
+    ) -> None:
+        self._request_id = request_id = self._request_id + 1 & 0xFFFFFFFF
+        deadline_s = time.monotonic() + request.timeout_s
+        self._in_flight[request_id] = _InFlight(request.ticket, connection, deadline_s)
+        try:
+            connection.send(request_id, _methods.PULL, request.payload, request.timeout_s)
+        except ProtomqError as error:
+            lost: list[Outcome] = []
+            self._lose(address, connection, error, lost)
+            for outcome in lost:
+                self._reports.put(outcome)
+            self.wake()
+
+    def _receive(self, address: BrokerAddress, outcomes: list[Outcome]) -> None:
+        connection = self._connections.get(address)
+        if connection is None:
+            return  # Lost while this round was under way.
+        try:
+            answers = connection.receive()
+        except ProtomqError as error:
+            self._lose(address, connection, error, outcomes)
+            return
+        for request_id, status, payload in answers:
+            in_flight = self._in_flight.pop(request_id, None)
+            if in_flight is not None:
+                result = error_of_answer(status, payload) if status else payload
+                outcomes.append(Outcome(in_flight.ticket, result))
+
+    def _expire(self, outcomes: list[Outcome]) -> None:
+        """A broker that does not even end a hold is not there any more."""
+        now_s = time.monotonic()
+        late = {item.connection for item in self._in_flight.values() if item.deadline_s <= now_s}
+        for address, connection in list(self._connections.items()):
+            if connection in late:
+                error = RequestTimeoutError(
+                    f"{address.remoting_address}: no answer to a pull in time"
+                )
+                self._lose(address, connection, error, outcomes)
+
+    def _lose(
+        self,
+        address: BrokerAddress,
+        connection: PipelinedConnection,
+        error: ProtomqError,
+        outcomes: list[Outcome],
+    ) -> None:
+        """Closes a connection; all that was in flight on it has failed."""
+        if self._connections.get(address) is connection:
+            del self._connections[address]
+            self._selector.unregister(connection)
+        connection.close()
+        for request_id in [
+            i for i, item in self._in_flight.items() if item.connection is connection
+        ]:
+            outcomes.append(Outcome(self._in_flight.pop(request_id).ticket, error))
+
+    # -- gRPC ------------------------------------------------------------------------------------------------------------
+
+    def _send_grpc(self, stub: Any, request: _Request) -> None:
+        try:
+            call = stub.future(request.payload, timeout=request.timeout_s)
+        except ValueError as error:  # The channel is closed.
+            self._reports.put(Outcome(request.ticket, ConnectionLostError(str(error))))
+            self.wake()
+            return
+        self._grpc_calls.add(call)
+        call.add_done_callback(lambda done: self._grpc_ended(request.ticket, done))
+
+    def _grpc_ended(self, ticket: Ticket, call: Any) -> None:
+        """Runs in a thread of gRPC's."""
+        from ._grpc_transport import outcome_of_future
+
+        self._grpc_calls.discard(call)
+        self._reports.put(Outcome(ticket, outcome_of_future(call, _methods.PULL)))
+        self.wake()
+
+    def _drain_wakes(self) -> None:
+        try:
+            while self._wake_in.recv(4096):
+                pass
+        except BlockingIOError:
+            return

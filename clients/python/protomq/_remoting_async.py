@@ -1,0 +1,359 @@
+"""The remoting port from asyncio: many calls in flight on one connection per server and lane.
+
+Rules:
+- What is asked in one turn of the loop goes out in one write; all answers that one read brings are resolved together.
+- Time-outs cost no timer per call: one timer per connection stands at the earliest deadline it knows of and looks at all
+  pending calls when it fires, which under load is about once per time-out, not once per call.
+- A call whose caller is gone (time-out, cancellation) is forgotten; its late answer is dropped by its request id.
+- A connection on which nothing arrived for the whole time-out of a call takes no new calls; it closes when the last one ended.
+- Everything runs on the loop that opened the connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from ._remoting_hello import (
+    ForeignProtocolError,
+    check_welcome_header,
+    encode_hello,
+    error_of_answer,
+    split_address,
+)
+from ._remoting_sync import set_socket_options
+from ._types import MethodInfo
+from .errors import (
+    ConnectFailedError,
+    ConnectionLostError,
+    ProtocolError,
+    ProtomqError,
+    RequestTimeoutError,
+)
+from .wire.frames import (
+    FLAG_ANSWER,
+    FLAG_ONE_WAY,
+    FRAME_SIZE_MAX_BYTES,
+    HEADER,
+    HEADER_SIZE_BYTES,
+    LENGTH_SIZE_BYTES,
+)
+
+_READ_BUFFER_SIZE_BYTES: Final = 128 << 10
+_WRITE_BUFFER_HIGH_BYTES: Final = 4 << 20
+"""Callers wait while the kernel and this many bytes before it are full."""
+_LENGTH_EXTRA: Final = HEADER_SIZE_BYTES - LENGTH_SIZE_BYTES
+
+
+class AsyncConnection(asyncio.BufferedProtocol):
+    """One connection after its hello; made by `open`."""
+
+    def __init__(self, address: str, loop: asyncio.AbstractEventLoop) -> None:
+        self._address = address
+        self._loop = loop
+        self._transport: asyncio.Transport | None = None
+        self._welcome: asyncio.Future[None] | None = loop.create_future()
+        self.closed = False
+        self.usable = True  # For new calls: open, and not silent.
+        self._read_at_s = 0.0
+
+        self._buffer = bytearray(_READ_BUFFER_SIZE_BYTES)
+        self._view = memoryview(self._buffer)
+        self._filled = 0
+        # A frame longer than the buffer: its header, its payload so far, and how much of that is filled.
+        self._big_header: tuple[int, int, int] | None = None
+        self._big_payload = bytearray()
+        self._big_filled = 0
+
+        self._request_id = 0
+        self._pending: dict[int, tuple[asyncio.Future[bytes], float, float, MethodInfo]] = {}
+        self._out: list[bytes] = []
+        self._flush_due = False
+        self._writable: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_s = float("inf")
+
+    @classmethod
+    async def open(
+        cls, address: str, lane: int, client_id: str, timeout_s: float
+    ) -> AsyncConnection:
+        """Connects and says hello. Raises ConnectFailedError, or the ServerError of the refusal."""
+        loop = asyncio.get_running_loop()
+        host, port = split_address(address)
+        connection = cls(address, loop)
+        welcome = connection._welcome
+        assert welcome is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                transport, _ = await loop.create_connection(lambda: connection, host, port)
+                transport.write(encode_hello(lane, client_id))
+                await welcome
+        except OSError as error:  # TimeoutError is one, too.
+            welcome.cancel()  # Nobody will ask it.
+            connection.close()
+            raise ConnectFailedError(f"{address}: {str(error) or 'no answer in time'}") from error
+        except BaseException:
+            welcome.cancel()
+            connection.close()
+            raise
+        return connection
+
+    # -- calls ---------------------------------------------------------------------------------------------------------
+
+    def request(
+        self, method: MethodInfo, payload: Sequence[bytes], timeout_s: float
+    ) -> tuple[int, asyncio.Future[bytes]]:
+        """Queues a request for the end of this turn of the loop; (request id, future of the answer)."""
+        idle = not self._pending
+        future = self._loop.create_future()
+        self._request_id = request_id = self._request_id + 1 & 0xFFFFFFFF
+        now_s = self._loop.time()
+        deadline_s = now_s + timeout_s
+        self._pending[request_id] = (future, deadline_s, now_s, method)
+        self._enqueue(request_id, method, payload, int(timeout_s * 1000.0) or 1, 0)
+        if idle:
+            self._flush()  # A lone call does not wait for company; the next ones of this turn go together.
+        if deadline_s < self._timer_at_s:
+            self._set_timer(deadline_s)
+        return request_id, future
+
+    def request_one_way(
+        self, method: MethodInfo, payload: Sequence[bytes], timeout_s: float
+    ) -> None:
+        """Queues a request that wants no answer."""
+        self._enqueue(0, method, payload, int(timeout_s * 1000.0) or 1, FLAG_ONE_WAY)
+
+    def forget(self, request_id: int) -> None:
+        """The caller is gone."""
+        self._pending.pop(request_id, None)
+
+    @property
+    def writable(self) -> asyncio.Future[None] | None:
+        """None, or a future to wait for (shielded) before more is asked: the peer is slow to read."""
+        return self._writable
+
+    def close(self) -> None:
+        """Closes at once; calls in flight fail with ConnectionLostError."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._fail(ConnectionLostError(f"{self._address}: connection closed"))
+
+    def _enqueue(
+        self,
+        request_id: int,
+        method: MethodInfo,
+        payload: Sequence[bytes],
+        timeout_ms: int,
+        flags: int,
+    ) -> None:
+        size = _LENGTH_EXTRA
+        for part in payload:
+            size += len(part)
+        out = self._out
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush_later)
+        out.append(HEADER.pack(size, request_id, method.method_id, flags, 0, timeout_ms))
+        out.extend(payload)
+
+    def _flush_later(self) -> None:
+        self._flush_due = False
+        if self._out:
+            self._flush()
+
+    def _flush(self) -> None:
+        out, self._out = self._out, []
+        if self._transport is not None and not self.closed:
+            self._transport.write(b"".join(out))
+
+    # -- time-outs -----------------------------------------------------------------------------------------------------
+
+    def _set_timer(self, at_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at_s, self._expire)
+        self._timer_at_s = at_s
+
+    def _expire(self) -> None:
+        now_s = self._loop.time()
+        expired = [item for item in self._pending.items() if item[1][1] <= now_s]
+        for request_id, (future, _, sent_at_s, method) in expired:
+            del self._pending[request_id]
+            if self._read_at_s < sent_at_s:
+                self.usable = (
+                    False  # Nothing came all the time: the peer may be gone without a word.
+                )
+            if not future.done():
+                future.set_exception(
+                    RequestTimeoutError(f"{self._address}: no answer to {method.path} in time")
+                )
+        self._timer = None
+        self._timer_at_s = float("inf")
+        if self._pending:
+            self._set_timer(min(deadline_s for _, deadline_s, _, _ in self._pending.values()))
+        elif not self.usable and not self.closed:
+            self.close()
+
+    # -- asyncio.BufferedProtocol --------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.set_write_buffer_limits(high=_WRITE_BUFFER_HIGH_BYTES)
+        set_socket_options(transport.get_extra_info("socket"))
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._big_header is not None:
+            return memoryview(self._big_payload)[self._big_filled :]
+        return self._view[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._big_header is not None:
+            self._big_filled += nbytes
+            self._read_at_s = self._loop.time()
+            if self._big_filled == len(self._big_payload):
+                request_id, flags, status = self._big_header
+                payload = bytes(self._big_payload)
+                self._big_header, self._big_payload = None, bytearray()
+                self._resolve(request_id, flags, status, payload)
+            return
+        self._filled += nbytes
+        self._read_at_s = self._loop.time()
+        start = 0
+        if self._welcome is not None:
+            start = self._take_welcome()
+            if start == 0:
+                return
+        self._take_frames(start)
+
+    def _take_frames(self, start: int) -> None:
+        view, filled, pending = self._view, self._filled, self._pending
+        unpack = HEADER.unpack_from
+        while filled - start >= HEADER_SIZE_BYTES:
+            length, request_id, _, flags, status, _ = unpack(view, start)
+            end = start + LENGTH_SIZE_BYTES + length
+            if end > filled:
+                if not _LENGTH_EXTRA <= length <= FRAME_SIZE_MAX_BYTES:
+                    self._protocol_error()
+                    return
+                if length > _READ_BUFFER_SIZE_BYTES // 2:
+                    self._begin_big_frame(
+                        start, (request_id, flags, status), length - _LENGTH_EXTRA
+                    )
+                    return
+                break
+            if length < _LENGTH_EXTRA:
+                self._protocol_error()
+                return
+            # The common case is spelled out here; `_resolve` is the same for the others.
+            waiting = pending.pop(request_id, None)
+            if waiting is not None and not status and flags == FLAG_ANSWER:
+                future = waiting[0]
+                if not future.done():
+                    future.set_result(bytes(view[start + HEADER_SIZE_BYTES : end]))
+            elif waiting is not None:
+                pending[request_id] = waiting
+                self._resolve(
+                    request_id, flags, status, bytes(view[start + HEADER_SIZE_BYTES : end])
+                )
+            start = end
+        if start:
+            left = filled - start
+            if left:
+                self._buffer[:left] = self._buffer[start:filled]
+            self._filled = left
+
+    def _begin_big_frame(self, start: int, header: tuple[int, int, int], payload_size: int) -> None:
+        first = self._view[start + HEADER_SIZE_BYTES : self._filled]
+        self._big_header = header
+        self._big_payload = bytearray(payload_size)
+        self._big_payload[: len(first)] = first
+        self._big_filled = len(first)
+        self._filled = 0
+
+    def _resolve(self, request_id: int, flags: int, status: int, payload: bytes) -> None:
+        waiting = self._pending.pop(request_id, None)
+        if flags != FLAG_ANSWER:
+            self._protocol_error()
+        elif waiting is not None and not waiting[0].done():
+            if status:
+                waiting[0].set_exception(error_of_answer(status, payload))
+            else:
+                waiting[0].set_result(payload)
+
+    def _take_welcome(self) -> int:
+        """Where the frames behind the welcome start; 0 while it is not there."""
+        assert self._welcome is not None
+        if self._filled < HEADER_SIZE_BYTES:
+            return 0
+        try:
+            size, status = check_welcome_header(
+                bytes(self._view[:HEADER_SIZE_BYTES]), self._address
+            )
+        except ForeignProtocolError as error:
+            self._fail(error)
+            return self._filled
+        end = HEADER_SIZE_BYTES + size
+        if self._filled < end:
+            return 0
+        welcome, self._welcome = self._welcome, None
+        if status:
+            self.closed, self.usable = True, False
+            if not welcome.done():
+                welcome.set_exception(
+                    error_of_answer(status, bytes(self._view[HEADER_SIZE_BYTES:end]))
+                )
+        elif not welcome.done():
+            welcome.set_result(None)
+        return end
+
+    def _protocol_error(self) -> None:
+        self._fail(ProtocolError(f"{self._address}: an answer that cannot be understood"))
+        if self._transport is not None:
+            self._transport.abort()
+
+    def pause_writing(self) -> None:
+        if self._writable is None:
+            self._writable = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        writable, self._writable = self._writable, None
+        if writable is not None and not writable.done():
+            writable.set_result(None)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._welcome is not None:
+            # A gRPC server may close on the foreign bytes before its own SETTINGS frame gets out.
+            self._fail(
+                ForeignProtocolError(
+                    f"{self._address} closed the connection instead of answering the hello"
+                )
+            )
+        self._fail(
+            ConnectionLostError(
+                f"{self._address}: connection lost: {exc or 'closed by the server'}"
+            )
+        )
+
+    def _fail(self, error: ProtomqError) -> None:
+        """Ends everything that waits; the first reason counts."""
+        self.closed = True
+        self.usable = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_at_s = float("inf")
+        welcome, self._welcome = self._welcome, None
+        if welcome is not None and not welcome.done():
+            welcome.set_exception(error)
+        pending, self._pending = self._pending, {}
+        for future, _, _, _ in pending.values():
+            if not future.done():
+                future.set_exception(
+                    type(error)(str(error))
+                )  # One each: an exception collects its tracebacks.
+        self.resume_writing()

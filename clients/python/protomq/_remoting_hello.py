@@ -1,0 +1,81 @@
+"""The first frames of a connection to the remoting port, for both flavours. Pure functions.
+
+A gRPC port betrays itself at once: it answers with an HTTP/2 SETTINGS frame, which is no welcome, or closes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .errors import ConfigurationError, ConnectFailedError, ProtomqError, error_from_status
+from .wire.frames import (
+    FLAG_ANSWER,
+    HEADER,
+    HEADER_SIZE_BYTES,
+    HELLO_METHOD_ID,
+    LENGTH_SIZE_BYTES,
+    MAGIC,
+)
+from .wire.record import encode_varint
+
+VERSION: Final = "0.1.0"
+"""Version of this SDK; a test compares it with the package's."""
+
+_LENGTH_EXTRA: Final = HEADER_SIZE_BYTES - LENGTH_SIZE_BYTES
+_WELCOME_SIZE_MAX_BYTES: Final = 64 << 10
+
+
+class ForeignProtocolError(ConnectFailedError):
+    """The port answers in another protocol: most likely it is a gRPC port."""
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of "host:port" or "[v6]:port"; raises ConfigurationError."""
+    host, colon, port = address.strip().rpartition(":")
+    if (
+        not colon
+        or not host
+        or not (port.isascii() and port.isdigit())
+        or not 0 < int(port) < 65536
+    ):
+        raise ConfigurationError(f"an address has the form host:port, this is {address!r}")
+    return host.strip("[]"), int(port)
+
+
+def encode_hello(lane: int, client_id: str) -> bytes:
+    """MAGIC and the hello frame. RemotingHello is encoded by hand, so that the hot path loads no protobuf."""
+    client, version = client_id.encode("ascii", "replace")[:255], VERSION.encode()
+    payload = b"".join(
+        (
+            bytes((0x08, lane, 0x12)), encode_varint(len(client)), client,
+            b"\x1a", encode_varint(len(version)), version,
+        )
+    )  # fmt: skip
+    return MAGIC + HEADER.pack(_LENGTH_EXTRA + len(payload), 0, HELLO_METHOD_ID, 0, 0, 0) + payload
+
+
+def check_welcome_header(header: bytes, address: str) -> tuple[int, int]:
+    """(size of the welcome's payload, status). Raises ForeignProtocolError if this is no answer to a hello."""
+    length, request_id, method_id, flags, status, _timeout_ms = HEADER.unpack(header)
+    size = length - _LENGTH_EXTRA
+    if (
+        request_id != 0
+        or method_id != HELLO_METHOD_ID
+        or flags != FLAG_ANSWER
+        or not 0 <= size <= _WELCOME_SIZE_MAX_BYTES
+    ):
+        raise ForeignProtocolError(f"{address} does not speak protomq's remoting protocol")
+    return size, status
+
+
+def error_of_answer(status: int, payload: bytes) -> ProtomqError:
+    """The exception for an answer whose status is not 0."""
+    from google.protobuf.message import DecodeError
+
+    from .wire.status import RpcStatus, decode_status
+
+    try:
+        decoded = decode_status(payload)
+    except DecodeError:
+        decoded = RpcStatus(status, "the server's error does not parse")
+    return error_from_status(decoded)

@@ -1,0 +1,437 @@
+"""The remoting port from threads: blocking sockets, no reader thread.
+
+Rules:
+- A socket serves one call at a time. A thread takes one from the pool, sends header and payload with one sendmsg, reads the
+  answer and gives the socket back. After a time-out or any error on the way the socket is closed, never reused: its next
+  bytes could be the late answer of another call.
+- Time-outs are the kernel's (SO_RCVTIMEO, SO_SNDTIMEO): one system call to wait and read, where Python's own need two.
+- An idle socket is looked at before it is used again, so that a restarted server costs no failed call.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, Literal
+
+from ._remoting_hello import (
+    ForeignProtocolError,
+    check_welcome_header,
+    encode_hello,
+    error_of_answer,
+    split_address,
+)
+from ._types import MethodInfo
+from .errors import (
+    ConnectFailedError,
+    ConnectionLostError,
+    ProtocolError,
+    RequestTimeoutError,
+)
+from .wire.frames import (
+    FLAG_ANSWER,
+    FLAG_ONE_WAY,
+    FRAME_SIZE_MAX_BYTES,
+    HEADER,
+    HEADER_SIZE_BYTES,
+    LENGTH_SIZE_BYTES,
+)
+
+if TYPE_CHECKING:
+    from ._transport import TransportOptions
+
+_READ_BUFFER_SIZE_BYTES: Final = 4096
+"""Holds any answer but pulls and lists; the rest of what is longer is read into bytes of its own."""
+_BIG_ANSWER_LANE: Final = 3
+"""Pull answers are read header first, so that the megabytes land where they stay."""
+_IDLE_TRUSTED_S: Final = 1.0
+"""A socket that was used within the last second is taken as it is."""
+_SENDMSG_PARTS_MAX: Final = 512
+"""Well below IOV_MAX (1024)."""
+_LENGTH_EXTRA: Final = HEADER_SIZE_BYTES - LENGTH_SIZE_BYTES
+_TIMEVAL: Final = struct.Struct("@ll")
+
+
+def open_socket(address: str, timeout_s: float) -> socket.socket:
+    """A connected socket with that time-out; raises ConnectFailedError."""
+    host, port = split_address(address)
+    try:
+        sock = socket.create_connection((host, port), timeout_s)
+    except OSError as error:
+        raise ConnectFailedError(f"{address}: {error}") from error
+    set_socket_options(sock)
+    return sock
+
+
+def set_socket_options(sock: socket.socket) -> None:
+    """No delay for small writes; a dead peer is noticed within a minute even while nothing is sent."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+
+
+def probe(address: str, timeout_s: float) -> None:
+    """Connects and closes; raises ConnectFailedError."""
+    open_socket(address, timeout_s).close()
+
+
+def connect(address: str, lane: int, client_id: str, timeout_s: float) -> socket.socket:
+    """A socket whose hello was answered. Raises ConnectFailedError, or the ServerError of the refusal."""
+    started_s = time.monotonic()
+    sock = open_socket(address, timeout_s)
+    try:
+        say_hello(
+            sock, address, lane, client_id, max(timeout_s - (time.monotonic() - started_s), 0.001)
+        )
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def say_hello(
+    sock: socket.socket, address: str, lane: int, client_id: str, timeout_s: float
+) -> None:
+    """Sends the hello and takes the welcome. Raises ConnectFailedError, or the ServerError of the refusal."""
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        sock.sendall(encode_hello(lane, client_id))
+        size, status = check_welcome_header(
+            _read_exactly(sock, HEADER_SIZE_BYTES, deadline_s), address
+        )
+        payload = _read_exactly(sock, size, deadline_s)
+    except OSError as error:
+        raise ConnectFailedError(
+            f"{address}: no answer to the hello: {str(error) or type(error).__name__}"
+        ) from error
+    if status:
+        raise error_of_answer(status, payload)
+
+
+def _read_exactly(sock: socket.socket, size: int, deadline_s: float) -> bytes:
+    data = b""
+    while len(data) < size:
+        sock.settimeout(max(deadline_s - time.monotonic(), 0.001))
+        piece = sock.recv(size - len(data))
+        if not piece:
+            # A gRPC server may close on the foreign bytes before its own SETTINGS frame gets out.
+            raise ForeignProtocolError(
+                "the port closed the connection instead of answering the hello"
+            )
+        data += piece
+    return data
+
+
+class Connection:
+    """One socket after its hello. One thread at a time; every error but a ServerError leaves it unusable."""
+
+    __slots__ = ("_address", "_buffer", "_request_id", "_sock", "_timeout_ms", "last_used_s")
+
+    def __init__(self, sock: socket.socket, address: str) -> None:
+        sock.settimeout(None)
+        self._sock = sock
+        self._address = address
+        self._buffer = bytearray(_READ_BUFFER_SIZE_BYTES)
+        self._request_id = 0
+        self._timeout_ms = 0
+        self.last_used_s = 0.0
+
+    @classmethod
+    def open(cls, address: str, lane: int, client_id: str, timeout_s: float) -> Connection:
+        """Connects and says hello. Raises ConnectFailedError, or the ServerError of the refusal."""
+        return cls(connect(address, lane, client_id, timeout_s), address)
+
+    def exchange(
+        self, method: MethodInfo, payload: Sequence[bytes], timeout_s: float, one_way: bool
+    ) -> tuple[int, bytes]:
+        """(status, payload of the answer); (0, b"") for a one-way call.
+
+        Raises ConnectionLostError, RequestTimeoutError, ProtocolError: then the connection must be closed.
+        """
+        sock = self._sock
+        timeout_ms = int(timeout_s * 1000.0) or 1
+        # The kernel's limit is set anew only when it is off by more than 1/8 s: calls of one kind mostly share theirs.
+        if not timeout_ms <= self._timeout_ms <= timeout_ms + 125:
+            self._set_timeout(timeout_ms)
+        self._request_id = request_id = self._request_id + 1 & 0xFFFFFFFF
+        size = 0
+        for part in payload:
+            size += len(part)
+        header = HEADER.pack(
+            _LENGTH_EXTRA + size,
+            request_id,
+            method.method_id,
+            FLAG_ONE_WAY if one_way else 0,
+            0,
+            timeout_ms,
+        )
+        try:
+            if len(payload) > _SENDMSG_PARTS_MAX:
+                payload = (b"".join(payload),)
+            sent = sock.sendmsg((header, *payload))
+            if sent != HEADER_SIZE_BYTES + size:
+                sock.sendall(memoryview(b"".join((header, *payload)))[sent:])
+            if one_way:
+                return 0, b""
+            return self._read_answer(request_id, method.lane == _BIG_ANSWER_LANE, timeout_s)
+        except BlockingIOError:
+            raise RequestTimeoutError(
+                f"{self._address}: no answer to {method.path} within {timeout_s:.3f} s"
+            ) from None
+        except OSError as error:
+            raise ConnectionLostError(
+                f"{self._address}: connection lost during {method.path}: {error}"
+            ) from error
+
+    def _read_answer(
+        self, request_id: int, header_first: bool, timeout_s: float
+    ) -> tuple[int, bytes]:
+        buffer = self._buffer
+        sock = self._sock
+        got = sock.recv_into(buffer, HEADER_SIZE_BYTES if header_first else 0)
+        if got < HEADER_SIZE_BYTES:
+            got = self._read_header(got, time.monotonic() + timeout_s)
+        length, echoed_id, _method_id, flags, status, _ = HEADER.unpack_from(buffer)
+        end = LENGTH_SIZE_BYTES + length
+        if (
+            echoed_id != request_id
+            or flags != FLAG_ANSWER
+            or not _LENGTH_EXTRA <= length <= FRAME_SIZE_MAX_BYTES
+            or got > end
+        ):
+            raise ProtocolError(f"{self._address}: the answer is not for this request")
+        if got == end:
+            return status, bytes(memoryview(buffer)[HEADER_SIZE_BYTES:end])
+        return status, self._read_rest(
+            bytes(memoryview(buffer)[HEADER_SIZE_BYTES:got]), end - got, timeout_s
+        )
+
+    def _read_header(self, got: int, deadline_s: float) -> int:
+        view = memoryview(self._buffer)
+        while got < HEADER_SIZE_BYTES:
+            if got == 0:
+                raise ConnectionResetError("closed by the server")
+            more = self._sock.recv_into(view[got:HEADER_SIZE_BYTES])
+            got = got + more if more else 0
+            if time.monotonic() > deadline_s:
+                raise BlockingIOError
+        return got
+
+    def _read_rest(self, first: bytes, missing: int, timeout_s: float) -> bytes:
+        """The payload: what came with the header, then the rest. MSG_WAITALL gives it in one call as a rule."""
+        deadline_s = time.monotonic() + timeout_s
+        parts = [first] if first else []
+        while missing:
+            piece = self._sock.recv(missing, socket.MSG_WAITALL)
+            if not piece:
+                raise ConnectionResetError("closed by the server")
+            parts.append(piece)
+            missing -= len(piece)
+            if missing and time.monotonic() > deadline_s:
+                raise BlockingIOError
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _set_timeout(self, timeout_ms: int) -> None:
+        rounded_ms = timeout_ms if timeout_ms < 1000 else timeout_ms + 62
+        value = _TIMEVAL.pack(*divmod(rounded_ms * 1000, 1_000_000))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+        self._timeout_ms = rounded_ms
+
+    def is_usable(self) -> bool:
+        """Whether the idle connection is still open and silent."""
+        try:
+            self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False  # Closed, or bytes that nobody asked for.
+
+    def close(self) -> None:
+        """Closes the socket."""
+        self._sock.close()
+
+
+class ConnectionPool:
+    """The sockets of one server and lane. Any thread; `deque` is what makes it safe."""
+
+    kind: Literal["remoting"] = "remoting"
+
+    __slots__ = ("_address", "_closed", "_idle", "_lane", "_options")
+
+    def __init__(self, address: str, lane: int, options: TransportOptions) -> None:
+        self._address = address
+        self._lane = lane
+        self._options = options
+        self._idle: deque[Connection] = deque()
+        self._closed = False
+
+    def call(
+        self, method: MethodInfo, payload: Sequence[bytes], timeout_s: float, one_way: bool
+    ) -> bytes:
+        """See SyncTransport.call."""
+        idle = self._idle
+        now_s = time.monotonic()
+        connection: Connection | None = None
+        while idle:
+            try:
+                connection = idle.pop()
+            except IndexError:  # Another thread was faster.
+                break
+            if now_s - connection.last_used_s < _IDLE_TRUSTED_S or connection.is_usable():
+                break
+            connection.close()
+            connection = None
+        if connection is None:
+            connection = self._open(min(timeout_s, self._options.connect_timeout_s))
+            timeout_s = max(timeout_s - (time.monotonic() - now_s), 0.001)
+        try:
+            status, answer = connection.exchange(method, payload, timeout_s, one_way)
+        except BaseException as error:
+            connection.close()
+            if isinstance(error, ConnectionLostError):
+                self._drop_idle()  # The others are most likely gone, too.
+            raise
+        connection.last_used_s = now_s
+        idle.append(connection)
+        if self._closed or len(idle) > self._options.connections_idle_max:
+            self._trim()
+        if status:
+            raise error_of_answer(status, answer)
+        return answer
+
+    def prepare(self, timeout_s: float) -> None:
+        """Opens a connection for the calls to come. Raises ConnectFailedError, or the ServerError of the refusal."""
+        connection = self._open(timeout_s)
+        connection.last_used_s = time.monotonic()
+        self._idle.append(connection)
+
+    def close(self) -> None:
+        """Closes what is idle; what is in use is closed when its call ends."""
+        self._closed = True
+        self._drop_idle()
+
+    def _open(self, timeout_s: float) -> Connection:
+        return Connection.open(
+            self._address, self._lane, self._options.hello_client_id(), timeout_s
+        )
+
+    def _drop_idle(self) -> None:
+        while self._idle:
+            try:
+                self._idle.popleft().close()
+            except IndexError:
+                return
+
+    def _trim(self) -> None:
+        if self._closed:
+            self._drop_idle()
+            return
+        while len(self._idle) > self._options.connections_idle_max:
+            try:
+                self._idle.popleft().close()  # The one that was unused for longest.
+            except IndexError:
+                return
+
+
+class PipelinedConnection:
+    """A connection that carries many calls at once and is read by the thread that owns it, when a selector says so.
+
+    Used by the pull consumer: what the server sends ahead waits in the kernel's buffer, so no thread has to read it.
+    """
+
+    kind: Literal["remoting"] = "remoting"
+
+    __slots__ = ("_address", "_header", "_header_got", "_missing", "_parts", "_sock")
+
+    READ_TIMEOUT_S: Final = 1.0
+    """How long `receive` may block for the rest of a frame whose beginning is there."""
+
+    def __init__(self, sock: socket.socket, address: str) -> None:
+        sock.settimeout(None)
+        value = _TIMEVAL.pack(int(self.READ_TIMEOUT_S), 0)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+        self._sock = sock
+        self._address = address
+        self._header = bytearray(HEADER_SIZE_BYTES)
+        self._header_got = 0
+        self._parts: list[bytes] = []
+        self._missing = 0
+
+    @classmethod
+    def open(cls, address: str, lane: int, client_id: str, timeout_s: float) -> PipelinedConnection:
+        """Connects and says hello. Raises ConnectFailedError, or the ServerError of the refusal."""
+        return cls(connect(address, lane, client_id, timeout_s), address)
+
+    def fileno(self) -> int:
+        """For selectors."""
+        return self._sock.fileno()
+
+    def send(self, request_id: int, method: MethodInfo, payload: bytes, timeout_s: float) -> None:
+        """Sends a request. Raises ConnectionLostError; then the connection must be closed."""
+        header = HEADER.pack(
+            _LENGTH_EXTRA + len(payload),
+            request_id,
+            method.method_id,
+            0,
+            0,
+            int(timeout_s * 1000.0) or 1,
+        )
+        try:
+            self._sock.sendall(header + payload)
+        except OSError as error:
+            raise ConnectionLostError(
+                f"{self._address}: connection lost during {method.path}: {error}"
+            ) from error
+
+    def receive(self) -> list[tuple[int, int, bytes]]:
+        """(request id, status, payload) of every answer that is complete by now. Raises ConnectionLostError, ProtocolError."""
+        answers: list[tuple[int, int, bytes]] = []
+        try:
+            while self._missing or self._read_header():
+                if self._missing:
+                    piece = self._sock.recv(self._missing, socket.MSG_WAITALL)
+                    if not piece:
+                        raise ConnectionResetError("closed by the server")
+                    self._parts.append(piece)
+                    self._missing -= len(piece)
+                    if self._missing:
+                        break
+                parts, self._parts, self._header_got = self._parts, [], 0
+                _, request_id, _, _, status, _ = HEADER.unpack_from(self._header)
+                answers.append(
+                    (request_id, status, parts[0] if len(parts) == 1 else b"".join(parts))
+                )
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            raise ConnectionLostError(f"{self._address}: connection lost: {error}") from error
+        return answers
+
+    def _read_header(self) -> bool:
+        """Whether a header is complete (then `_missing` is set); raises BlockingIOError when there is nothing to read."""
+        got = self._sock.recv_into(
+            memoryview(self._header)[self._header_got :], 0, socket.MSG_DONTWAIT
+        )
+        if got == 0:
+            raise ConnectionResetError("closed by the server")
+        self._header_got += got
+        if self._header_got < HEADER_SIZE_BYTES:
+            return False
+        length, _, _, flags, _, _ = HEADER.unpack_from(self._header)
+        if flags != FLAG_ANSWER or not _LENGTH_EXTRA <= length <= FRAME_SIZE_MAX_BYTES:
+            raise ProtocolError(f"{self._address}: an answer that cannot be understood")
+        self._missing = length - _LENGTH_EXTRA
+        return True
+
+    def close(self) -> None:
+        """Closes the socket; the server drops what it holds for it."""
+        self._sock.close()

@@ -1,0 +1,491 @@
+"""What Producer and AsyncProducer have in common: options, messages to requests, answers to results. No sockets, no waiting.
+
+A send goes: `prepare` (the message checked, compressed, its front written) -> gathered with others in a line -> `make_request` (sequences
+taken, queue chosen, bytes assembled) -> the transport -> `store_result`. A request keeps its sequences for all its attempts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from ._batching import (
+    PreparedRecord,
+    RecordEncoder,
+    check_body,
+    make_front,
+    refuse_large_body,
+)
+from ._compression import compress_body, make_compressor
+from ._fault_tolerance import LatencyFaultTolerance
+from ._outgoing import BatchResult, OutgoingMessage, SendResult, SendStatus, Stored
+from ._producer_options import ProducerOptions
+from ._retry import NextStep, RetryPlan, RetryPolicy, backoff_delay
+from ._selectors import RoundRobin, sharded_index
+from ._sequence import SequenceSource
+from ._transport import TransportOptions
+from ._types import BrokerAddress, MessageQueue, Route
+from .errors import ConfigurationError, NoRouteError, ProtocolError, ProtomqError
+from .wire.record import BODY_SIZE_MAX_BYTES
+
+if TYPE_CHECKING:
+    from ._selectors import QueueSelector
+
+logger = logging.getLogger("protomq.producer")
+
+_STATUSES: Final = {int(status): status for status in SendStatus}
+
+
+class Request:
+    """Messages on their way to one queue, with their sequences; the payload is the same in every attempt at a broker."""
+
+    __slots__ = (
+        "address", "encoder", "first_sequence", "identity", "payload", "queue", "queue_is_open", "records", "wait_store_ok",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        encoder: RecordEncoder,
+        identity: tuple[int, int],
+        records: Sequence[PreparedRecord],
+        first_sequence: int,
+        queue: MessageQueue,
+        address: BrokerAddress,
+        queue_is_open: bool,
+        wait_store_ok: bool,
+    ) -> None:
+        self.encoder = encoder
+        self.identity = identity
+        self.records = records
+        self.first_sequence = first_sequence
+        self.queue = queue
+        self.address = address
+        self.queue_is_open = queue_is_open
+        self.wait_store_ok = wait_store_ok
+        self.payload = encoder.encode_request(
+            records, first_sequence, queue.queue_id, wait_store_ok
+        )
+
+    def move_to(self, queue: MessageQueue) -> None:
+        """To another queue: the same records and sequences."""
+        self.queue = queue
+        self.payload = self.encoder.encode_request(
+            self.records, self.first_sequence, queue.queue_id, self.wait_store_ok
+        )
+
+
+class RequestRetries:
+    """The further attempts of one request whose first has failed; what sync and async retries have in common."""
+
+    def __init__(
+        self,
+        core: SendCore,
+        request: Request,
+        deadline_s: float,
+        route: Route,
+        invalidate: Callable[[str], None],
+    ) -> None:
+        self._core = core
+        self._request = request
+        self._deadline_s = deadline_s
+        self._route = route
+        self._invalidate = invalidate
+        self._plan = RetryPlan(core.retry_policy)
+        self._step = NextStep.GIVE_UP
+        self._failed_attempts = 0
+
+    def decide(self, error: ProtomqError) -> float | None:
+        """Seconds until the next attempt, None: no more. See tenacity_options."""
+        self._failed_attempts += 1
+        if error.stale_route:
+            self._invalidate(self._route.topic)
+        others = self._request.queue_is_open and len(self._route.writable_brokers) > 1
+        self._step = self._plan.next_step(error, has_other_broker=others)
+        if self._step is NextStep.GIVE_UP:
+            return None
+        delay_s = backoff_delay(self._failed_attempts, error, self._step, self._core.rng)
+        if self._core.clock() + delay_s >= self._deadline_s:
+            return None
+        queue = self._request.queue
+        logger.info(
+            "send to %s/%s/%d failed, trying again (%s) in %.3f s: %s",
+            queue.topic, queue.broker_name, queue.queue_id, self._step.value, delay_s, error,
+        )  # fmt: skip
+        return delay_s
+
+    def aim(self, route: Route) -> None:
+        """Points the request where the next attempt goes, by the route as it is now."""
+        self._route = route
+        request = self._request
+        if self._step is NextStep.ANOTHER_BROKER:
+            request.move_to(self._core.choose_queue(route, avoid_broker=request.queue.broker_name))
+        elif (
+            request.queue_is_open
+            and not self._plan.outcome_unknown
+            and request.queue not in route.write_queues
+        ):
+            request.move_to(self._core.choose_queue(route))
+        # A broker that is no longer in the route may still answer for what it has stored: its last address is kept.
+        request.address = route.brokers.get(request.queue.broker_name, request.address)
+
+    def final_error(self, error: ProtomqError) -> ProtomqError:
+        """The error to raise in the end."""
+        return self._plan.final_error(error)
+
+
+class SendCore:
+    """The part of a producer that does not wait. Any thread."""
+
+    def __init__(
+        self, options: ProducerOptions, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.options = options
+        self.clock = clock
+        self.retry_policy = RetryPolicy(options.retries, options.retry_another_broker)
+        self.compressor = make_compressor(options.compression, options.compression_level)
+        self.fault_tolerance = LatencyFaultTolerance() if options.fault_tolerance else None
+        self.round_robin = RoundRobin()
+        self.rng = random.Random()
+        try:
+            self.sequences = SequenceSource(options.producer_id, options.producer_epoch)
+        except ValueError as error:
+            raise ConfigurationError(str(error)) from None
+        # The lowest body size at which something is to be done with a body.
+        self._plain_size_max = (
+            options.compress_over_bytes
+            if self.compressor.compress is not None
+            else BODY_SIZE_MAX_BYTES
+        )
+        self._encoders: dict[str, RecordEncoder] = {}
+
+    def transport_options(
+        self, transport: Literal["auto", "remoting", "grpc"], client_id: str
+    ) -> TransportOptions:
+        """Options of a transport of its own."""
+        if not client_id and self.options.group:
+            client_id = f"{self.options.group}@{socket.gethostname()}@{os.getpid()}"
+        return TransportOptions(transport, client_id=client_id)
+
+    def prepare(
+        self,
+        body: Any,
+        key: str | None = None,
+        keys: Sequence[str] = (),
+        tag: str = "",
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+    ) -> PreparedRecord:
+        """Checks and compresses a message. Raises ConfigurationError or MessageTooLargeError."""
+        if type(body) is not bytes:
+            body = check_body(body)
+        flags = 0
+        if len(body) > self._plain_size_max:
+            body, flags = compress_body(self.compressor, body)
+            if len(body) > BODY_SIZE_MAX_BYTES:
+                raise refuse_large_body(len(body))
+        if key or keys or tag or properties or sharding_key or self.options.born_host:
+            first_key, front, more_flags = make_front(
+                key, keys, tag, properties, sharding_key, self.options.born_host
+            )
+            return body, first_key, tag, front, flags | more_flags, time.time_ns() // 1_000_000
+        return body, "", "", b"", flags, time.time_ns() // 1_000_000
+
+    def prepare_many(
+        self,
+        messages: Sequence[bytes | OutgoingMessage],
+        topic: str,
+        keys: Sequence[str | None] | None,
+        tags: str | Sequence[str],
+    ) -> list[PreparedRecord]:
+        """`prepare` for a batch. `keys` and `tags` go with bodies; an OutgoingMessage has its own."""
+        self._check_counts(len(messages), keys, tags)
+        if (
+            keys is None
+            and not tags
+            and not self.options.born_host
+            and set(map(type, messages)) == {bytes}
+        ):
+            if max(map(len, messages)) <= self._plain_size_max:  # type: ignore[arg-type]
+                # Bodies and nothing else: no call per message.
+                born_time_ms = time.time_ns() // 1_000_000
+                return [(body, "", "", b"", 0, born_time_ms) for body in messages]  # type: ignore[misc]
+        prepare = self.prepare
+        records: list[PreparedRecord] = []
+        for index, message in enumerate(messages):
+            if isinstance(message, OutgoingMessage):
+                if message.topic != topic:
+                    raise ConfigurationError(
+                        f"a batch has one topic: {topic!r}, not {message.topic!r}"
+                    )
+                records.append(
+                    prepare(
+                        message.body,
+                        message.key,
+                        message.keys,
+                        message.tag,
+                        message.properties,
+                        message.sharding_key,
+                    )
+                )
+            else:
+                key = None if keys is None else keys[index]
+                records.append(
+                    prepare(message, key, (), tags if isinstance(tags, str) else tags[index])
+                )
+        return records
+
+    def prepare_message(self, message: OutgoingMessage) -> PreparedRecord:
+        """`prepare` for the other form."""
+        return self.prepare(
+            message.body,
+            message.key,
+            message.keys,
+            message.tag,
+            message.properties,
+            message.sharding_key,
+        )
+
+    def before_batch(
+        self,
+        topic: str,
+        messages: Sequence[bytes | OutgoingMessage],
+        keys: Sequence[str | None] | None,
+        tags: str | Sequence[str],
+    ) -> tuple[Sequence[bytes | OutgoingMessage], Sequence[str | None] | None, str | Sequence[str]]:
+        """`before_send` for a batch: where there are hooks, every message gets the form OutgoingMessage."""
+        if not self.options.hooks:
+            return messages, keys, tags
+        self._check_counts(len(messages), keys, tags)
+        changed: list[bytes | OutgoingMessage] = []
+        for index, message in enumerate(messages):
+            if not isinstance(message, OutgoingMessage):
+                key = None if keys is None else keys[index]
+                message = OutgoingMessage(
+                    topic, message, key, tag=tags if isinstance(tags, str) else tags[index]
+                )
+            changed.append(self.before_send(message))
+        return changed, None, ""
+
+    def _check_counts(
+        self, count: int, keys: Sequence[str | None] | None, tags: str | Sequence[str]
+    ) -> None:
+        if (keys is not None and len(keys) != count) or (
+            not isinstance(tags, str) and len(tags) != count
+        ):
+            raise ConfigurationError(f"{count} messages need as many keys and tags")
+
+    def encoder(self, topic: str) -> RecordEncoder:
+        """The encoder for a topic, made on first use."""
+        encoder = self._encoders.get(topic)
+        if encoder is None:
+            encoder = RecordEncoder(
+                topic, self.sequences.producer_id, self.sequences.producer_epoch
+            )
+            encoder = self._encoders.setdefault(topic, encoder)
+        return encoder
+
+    def choose_queue(self, route: Route, avoid_broker: str = "") -> MessageQueue:
+        """The next queue for messages that may go to any. Raises NoRouteError if the topic has none to write."""
+        queues = route.write_queues
+        if not queues:
+            raise NoRouteError(f"topic {route.topic!r} has no queue that can be written")
+        if self.fault_tolerance is None:
+            return self.round_robin.next_queue(queues, avoid_broker=avoid_broker)
+        now_ms = self.clock() * 1000
+        tolerance = self.fault_tolerance
+        return self.round_robin.next_queue(
+            queues,
+            avoid_broker=avoid_broker,
+            is_available=lambda broker_name: tolerance.is_available(broker_name, now_ms),
+        )
+
+    def target_queue(
+        self, route: Route, message: OutgoingMessage, selector: QueueSelector | None
+    ) -> MessageQueue | None:
+        """The queue that a message asks for by itself, its selector or its sharding key; None: any."""
+        if message.queue is not None:
+            return message.queue
+        if selector is None and message.sharding_key is None:
+            return None
+        queues = route.write_queues
+        if not queues:
+            raise NoRouteError(f"topic {route.topic!r} has no queue that can be written")
+        if selector is not None:
+            queue = selector(queues, message)
+            if queue not in queues:
+                raise ConfigurationError(
+                    f"the selector chose {queue!r}, which is not a queue of topic {route.topic!r} to write"
+                )
+            return queue
+        return queues[sharded_index(message.sharding_key or "", len(queues))]
+
+    def group(
+        self,
+        route: Route,
+        records: Sequence[PreparedRecord],
+        messages: Sequence[bytes | OutgoingMessage],
+        queue: MessageQueue | None,
+        sharding_key: str | None,
+    ) -> tuple[
+        Mapping[MessageQueue | None, Sequence[PreparedRecord]],
+        Sequence[tuple[MessageQueue | None, int]] | None,
+    ]:
+        """The records of a batch by queue, and for each its queue and place there; None: all in one queue, in order.
+
+        `queue` and `sharding_key` are those of the batch; a message's own go first.
+        """
+        if queue is None and sharding_key is not None:
+            queue = self.target_queue(
+                route, OutgoingMessage(route.topic, b"", sharding_key=sharding_key), None
+            )
+        targets = {
+            index: self.target_queue(route, message, None)
+            for index, message in enumerate(messages)
+            if isinstance(message, OutgoingMessage)
+            and (message.queue is not None or message.sharding_key is not None)
+        }
+        if not targets:
+            return {queue: records}, None
+        return group_by_queue(records, (targets.get(index, queue) for index in range(len(records))))
+
+    def make_request(
+        self, route: Route, records: Sequence[PreparedRecord], queue: MessageQueue | None
+    ) -> Request:
+        """Takes sequences for the records and assembles the bytes. `queue` None: any. Raises NoRouteError."""
+        queue_is_open = queue is None
+        if queue is None:
+            queue = self.choose_queue(route)
+        address = route.brokers.get(queue.broker_name)
+        if address is None:
+            raise NoRouteError(f"no route to broker {queue.broker_name!r} of topic {route.topic!r}")
+        sequences = self.sequences
+        return Request(
+            self.encoder(route.topic),
+            (sequences.producer_id, sequences.producer_epoch),
+            records,
+            sequences.take(len(records)),
+            queue,
+            address,
+            queue_is_open,
+            self.options.wait_store_ok,
+        )
+
+    def store_result(self, request: Request, answer: bytes) -> Stored:
+        """What the broker answered. Raises ProtocolError if that does not fit the request."""
+        try:
+            response = _response_class().FromString(answer)
+            status = _STATUSES[response.status]
+        except (
+            Exception
+        ) as error:  # DecodeError and ValueError alike: the peer speaks something else.
+            raise ProtocolError(f"the answer to a send does not parse: {error}") from error
+        count = len(request.records)
+        if response.record_count != count:
+            raise ProtocolError(
+                f"{count} messages were sent, the broker answered for {response.record_count}"
+            )
+        queue = request.queue
+        if response.queue_id != queue.queue_id:
+            queue = queue._replace(
+                queue_id=response.queue_id
+            )  # A repeated send stands where it was stored the first time.
+        return Stored(
+            status,
+            queue,
+            response.queue_offset,
+            response.physical_offset,
+            response.repeated_send,
+            request.identity,
+            request.first_sequence,
+            count,
+        )
+
+    def record_latency(self, broker_name: str, started_s: float, *, failed: bool = False) -> None:
+        """Tells the fault tolerance, if it is on, how a send went."""
+        if self.fault_tolerance is not None:
+            now_s = self.clock()
+            self.fault_tolerance.record(
+                broker_name, (now_s - started_s) * 1000, now_s * 1000, failed=failed
+            )
+
+    def before_send(self, message: OutgoingMessage) -> OutgoingMessage:
+        """Runs the hooks; each sees what the one before it made."""
+        for hook in self.options.hooks:
+            message = hook.before_send(message) or message
+        return message
+
+    def after_send(
+        self, message: OutgoingMessage, result: SendResult | None, error: BaseException | None
+    ) -> None:
+        """Runs the hooks in reverse order."""
+        for hook in reversed(self.options.hooks):
+            try:
+                hook.after_send(message, result, error)
+            except Exception:
+                logger.exception(
+                    "after_send of hook %r failed; the send itself is not touched by that", hook
+                )
+
+    def after_batch(
+        self,
+        messages: Sequence[bytes | OutgoingMessage],
+        result: BatchResult | None,
+        error: BaseException | None,
+    ) -> None:
+        """`after_send` for a batch; with hooks all messages have the form OutgoingMessage."""
+        if self.options.hooks:
+            for index, message in enumerate(messages):
+                if isinstance(message, OutgoingMessage):
+                    self.after_send(message, None if result is None else result[index], error)
+
+    def after_fork(self) -> None:
+        """In the child: another producer, with nothing of the parent's."""
+        self.sequences.renew()
+        self._encoders = {}
+
+
+def as_message(
+    topic: str | OutgoingMessage,
+    body: bytes,
+    key: str | None,
+    keys: Sequence[str],
+    tag: str,
+    properties: Mapping[str, str] | None,
+    queue: MessageQueue | None,
+    sharding_key: str | None,
+) -> OutgoingMessage:
+    """The arguments of a send as a message."""
+    if isinstance(topic, OutgoingMessage):
+        return topic
+    return OutgoingMessage(topic, body, key, keys, tag, properties, sharding_key, queue)
+
+
+def group_by_queue(
+    records: Sequence[PreparedRecord], queues: Iterable[MessageQueue | None]
+) -> tuple[dict[MessageQueue | None, list[PreparedRecord]], list[tuple[MessageQueue | None, int]]]:
+    """Records by queue (None: any), and for each record its queue and its index there."""
+    groups: dict[MessageQueue | None, list[PreparedRecord]] = {}
+    places: list[tuple[MessageQueue | None, int]] = []
+    for record, queue in zip(records, queues, strict=True):
+        group = groups.setdefault(queue, [])
+        places.append((queue, len(group)))
+        group.append(record)
+    return groups, places
+
+
+_response: Any = None
+
+
+def _response_class() -> Any:
+    """protomq.v1.SendResponse, loaded on first use: protobuf costs 30 ms of import."""
+    global _response
+    if _response is None:
+        from .v1.send_service_pb2 import SendResponse
+
+        _response = SendResponse
+    return _response

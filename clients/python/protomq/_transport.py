@@ -1,0 +1,336 @@
+"""How a call reaches a server: over the remoting port first, over gRPC where that cannot be reached.
+
+Rules:
+- Nothing is opened at import or construction; a forked child starts with no connections (its parent's are not touched).
+- A call is made once. Whether to make it again is for the caller to decide, by the error's attributes.
+- The choice is made per server and remembered: 30 s for a remoting port that does not answer, longer for a port that
+  turned out to be gRPC's. `kind(address)` tells it; a change is logged.
+
+`AsyncTransport` (module `_async_transport`) has the same interface with `async def call` and `async def close`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
+
+from ._remoting_hello import ForeignProtocolError
+from ._remoting_sync import ConnectionPool, PipelinedConnection, probe
+from ._types import BrokerAddress, MethodInfo
+from .errors import ClosedError, ConfigurationError, ConnectFailedError
+
+if TYPE_CHECKING:
+    from ._grpc_transport import GrpcLink
+
+logger = logging.getLogger("protomq")
+
+Kind = Literal["remoting", "grpc"]
+_T = TypeVar("_T")
+
+RETRY_REMOTING_AFTER_S: Final = 30.0
+"""A remoting port that could not be reached is tried again after so long."""
+RETRY_FOREIGN_AFTER_S: Final = 600.0
+"""A port that answered in another protocol will hardly change its mind."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransportOptions:
+    """How to connect.
+
+    `transport`: "auto" (remoting first, gRPC as fallback), "remoting" or "grpc" (that one only). `client_id`: shown to
+    operators, host@pid where empty. `connections_idle_max`: blocking sockets kept per server and lane.
+    """
+
+    transport: Literal["auto", "remoting", "grpc"] = "auto"
+    connect_timeout_s: float = 3.0
+    client_id: str = ""
+    connections_idle_max: int = 256
+
+    def __post_init__(self) -> None:
+        if self.transport not in ("auto", "remoting", "grpc"):
+            raise ConfigurationError(
+                f'transport is "auto", "remoting" or "grpc", not {self.transport!r}'
+            )
+        if self.connect_timeout_s <= 0:
+            raise ConfigurationError(
+                f"connect_timeout_s must be above 0, it is {self.connect_timeout_s}"
+            )
+
+    def hello_client_id(self) -> str:
+        """What the server's operator sees, at most 255 characters."""
+        return (self.client_id or f"{socket.gethostname()}@{os.getpid()}")[:255]
+
+
+class Choice:
+    """Which transport to use for a server: pure bookkeeping, time handed in."""
+
+    def __init__(self, transport: Literal["auto", "remoting", "grpc"]) -> None:
+        self._transport = transport
+        self._grpc_until: dict[BrokerAddress, float] = {}
+
+    def try_remoting(self, address: BrokerAddress, now_s: float) -> bool:
+        """Whether to try the remoting port now. After a failure one caller is told so when the time has come, no others."""
+        transport = self._transport_for(address)
+        if transport == "remoting":
+            return True
+        if transport == "grpc" or not address.remoting_address:
+            return False
+        until_s = self._grpc_until.get(address)
+        if until_s is None:
+            return True
+        if now_s < until_s:
+            return False
+        self._grpc_until[address] = now_s + RETRY_REMOTING_AFTER_S
+        return True
+
+    def retry_is_due(self, address: BrokerAddress, now_s: float) -> bool:
+        """Whether `try_remoting` would say yes to a server that gRPC is used for."""
+        return (
+            self._transport_for(address) == "auto"
+            and bool(address.remoting_address)
+            and now_s >= self._grpc_until.get(address, 0.0)
+        )
+
+    def may_fall_back(self, address: BrokerAddress) -> bool:
+        """Whether gRPC may be tried when the remoting port cannot be reached."""
+        return self._transport_for(address) == "auto" and bool(address.grpc_address)
+
+    def _transport_for(self, address: BrokerAddress) -> Literal["auto", "remoting", "grpc"]:
+        """A name server is known by one address, of either kind: what is chosen for brokers says nothing about it."""
+        return self._transport if address.broker_name else "auto"
+
+    def connect_timeout_s(
+        self, address: BrokerAddress, timeout_s: float, connect_timeout_s: float
+    ) -> float:
+        """How long to try the remoting port: some of the time is left for gRPC."""
+        return min(timeout_s * 0.4 if self.may_fall_back(address) else timeout_s, connect_timeout_s)
+
+    def fell_back(self, address: BrokerAddress, error: ConnectFailedError, now_s: float) -> None:
+        """gRPC's port answers where the remoting port did not."""
+        foreign = isinstance(error, ForeignProtocolError)
+        self._grpc_until[address] = now_s + (
+            RETRY_FOREIGN_AFTER_S if foreign else RETRY_REMOTING_AFTER_S
+        )
+        if not foreign:
+            logger.warning(
+                "remoting port of %s cannot be reached: using gRPC (%s)",
+                address.broker_name or address.remoting_address,
+                error,
+            )
+
+    def reached(self, address: BrokerAddress) -> None:
+        """The remoting port answers."""
+        self._grpc_until.pop(address, None)
+
+
+# gRPC's objects must not even be collected in a forked child: their threads are not there.
+_GRPC_LINKS_OF_PARENTS: list[object] = []
+
+
+class _Link(Protocol):
+    @property
+    def kind(self) -> Kind: ...
+
+    def call(
+        self, method: MethodInfo, payload: Sequence[bytes], timeout_s: float, one_way: bool
+    ) -> bytes: ...
+
+    def close(self) -> None: ...
+
+
+class SyncTransport:
+    """Calls from threads: blocking sockets from a pool, one in use per thread at a time, no reader thread.
+
+    Any thread may call everything.
+    """
+
+    def __init__(self, options: TransportOptions | None = None) -> None:
+        self.options = options or TransportOptions()
+        self._closed = False
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._links: dict[tuple[BrokerAddress, int], _Link] = {}
+        self._opening: dict[tuple[BrokerAddress, int], threading.Lock] = {}
+        self._grpc_links: dict[str, GrpcLink] = {}
+        self._kinds: dict[BrokerAddress, Kind] = {}
+        self._choice = Choice(self.options.transport)
+
+    def _start_in_child(self) -> None:
+        """Closes the child's copies of idle sockets (the parent's stay open) and lets gRPC's objects be: they cannot be used."""
+        links = list(self._links.values())
+        _GRPC_LINKS_OF_PARENTS.append(self._grpc_links)
+        self._start()
+        for link in links:
+            if link.kind == "remoting":
+                link.close()
+
+    def call(
+        self,
+        address: BrokerAddress,
+        method: MethodInfo,
+        payload: Sequence[bytes],
+        timeout_s: float,
+        *,
+        one_way: bool = False,
+    ) -> bytes:
+        """Calls a method and returns the encoded response; the pieces of `payload` together are the encoded request.
+
+        `timeout_s` covers connecting, sending and waiting, and goes on the wire as the deadline. `one_way`: returns b"" as
+        soon as the request is handed to the kernel; nothing tells whether it arrived.
+
+        Raises ConnectFailedError, ConnectionLostError, RequestTimeoutError, ProtocolError, ClosedError, or the ServerError
+        that the server answered with.
+        """
+        if self._pid != os.getpid():
+            self._start_in_child()
+        key = (address, method.lane)
+        link = self._links.get(key)
+        if link is None or link.kind == "grpc":
+            started_s = time.monotonic()
+            if link is None or self._choice.retry_is_due(address, started_s):
+                link = self._make_link(key, timeout_s)
+                timeout_s = max(timeout_s - (time.monotonic() - started_s), 0.001)
+        try:
+            return link.call(method, payload, timeout_s, one_way)
+        except ConnectFailedError as error:  # Nothing was sent.
+            if link.kind == "grpc" or not self._choice.may_fall_back(address):
+                raise
+            grpc_link = self._fall_back(address, timeout_s, error)
+            self._links[key] = grpc_link
+            link.close()
+            return grpc_link.call(method, payload, timeout_s, one_way)
+
+    def open_pipelined(
+        self, address: BrokerAddress, lane: int, timeout_s: float
+    ) -> PipelinedConnection | GrpcLink:
+        """For one consumer alone: a connection that carries many calls at once, or what gRPC offers. The caller closes the former.
+
+        Raises ConnectFailedError, ClosedError, or the ServerError of a refused hello.
+        """
+        if self._pid != os.getpid():
+            self._start_in_child()
+        return self._choose(
+            address,
+            timeout_s,
+            lambda limit_s: PipelinedConnection.open(
+                address.remoting_address, lane, self.options.hello_client_id(), limit_s
+            ),
+        )
+
+    def kind(self, address: BrokerAddress) -> Kind | Literal[""]:
+        """The transport last used for the server: "remoting", "grpc", or "" before the first call."""
+        return self._kinds.get(address, "")
+
+    def close(self) -> None:
+        """Closes all connections: idle ones now, those in use when their call ends. May be called twice."""
+        self._closed = True
+        with self._lock:
+            links: list[_Link] = [*self._links.values(), *self._grpc_links.values()]
+            self._links.clear()
+            self._grpc_links.clear()
+        if self._pid == os.getpid():
+            for link in links:
+                link.close()
+
+    def __enter__(self) -> SyncTransport:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _make_link(self, key: tuple[BrokerAddress, int], timeout_s: float) -> _Link:
+        """Connects, and keeps the link for the calls to come. One thread does it, the others wait for it."""
+        address, lane = key
+        started_s = time.monotonic()
+        with self._lock:
+            opening = self._opening.setdefault(key, threading.Lock())
+        if not opening.acquire(timeout=timeout_s):
+            raise ConnectFailedError(
+                f"no connection to {address.broker_name or address.remoting_address} in time"
+            )
+        try:
+            link = self._links.get(key)
+            if link is not None and (
+                link.kind == "remoting" or not self._choice.retry_is_due(address, started_s)
+            ):
+                return link
+
+            def open_pool(limit_s: float) -> ConnectionPool:
+                pool = ConnectionPool(address.remoting_address, lane, self.options)
+                pool.prepare(limit_s)
+                return pool
+
+            link = self._choose(
+                address, max(timeout_s - (time.monotonic() - started_s), 0.001), open_pool
+            )
+            with self._lock:
+                if not self._closed:
+                    self._links[key] = link
+                    return link
+        finally:
+            opening.release()
+        link.close()
+        raise ClosedError("the transport is closed")
+
+    def _choose(
+        self, address: BrokerAddress, timeout_s: float, open_remoting: Callable[[float], _T]
+    ) -> _T | GrpcLink:
+        """What `open_remoting` opens, or a gRPC link where the remoting port cannot be reached."""
+        if self._closed:
+            raise ClosedError("the transport is closed")
+        started_s = time.monotonic()
+        refused: ConnectFailedError | None = None
+        if self._choice.try_remoting(address, started_s):
+            if not address.remoting_address:
+                raise ConnectFailedError(
+                    f"broker {address.broker_name!r} advertises no remoting port"
+                )
+            limit_s = self._choice.connect_timeout_s(
+                address, timeout_s, self.options.connect_timeout_s
+            )
+            try:
+                opened = open_remoting(limit_s)
+            except ConnectFailedError as error:
+                if not self._choice.may_fall_back(address):
+                    raise
+                refused = error
+            else:
+                self._choice.reached(address)
+                self._kinds[address] = "remoting"
+                return opened
+        return self._fall_back(
+            address, max(timeout_s - (time.monotonic() - started_s), 0.001), refused
+        )
+
+    def _fall_back(
+        self, address: BrokerAddress, timeout_s: float, refused: ConnectFailedError | None
+    ) -> GrpcLink:
+        """The gRPC link of a server that is there; `refused`: why the remoting port is not used."""
+        if not address.grpc_address:
+            raise ConnectFailedError(f"broker {address.broker_name!r} advertises no gRPC port")
+        if address.grpc_address not in self._grpc_links:
+            # A plain connect first: it tells a dead server from a living one at once and without loading grpc.
+            probe(address.grpc_address, min(timeout_s, self.options.connect_timeout_s))
+        link = self._grpc_link(address.grpc_address)
+        if refused is not None:
+            self._choice.fell_back(address, refused, time.monotonic())
+        self._kinds[address] = "grpc"
+        return link
+
+    def _grpc_link(self, grpc_address: str) -> GrpcLink:
+        from ._grpc_transport import GrpcLink  # grpc is loaded where it is needed only.
+
+        with self._lock:
+            link = self._grpc_links.get(grpc_address)
+            if link is None:
+                link = self._grpc_links[grpc_address] = GrpcLink(grpc_address)
+            return link

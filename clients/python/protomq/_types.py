@@ -1,0 +1,89 @@
+"""Small immutable values that all parts of the SDK share. No imports of grpc, protobuf or numpy here.
+
+Everything in this module may be used from any thread, hashed, compared and pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+
+class MessageQueue(NamedTuple):
+    """One queue of a topic on one broker."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+class BrokerAddress(NamedTuple):
+    """Where a broker or a name server is reached; an address is host:port, "" where there is none."""
+
+    broker_name: str
+    grpc_address: str
+    remoting_address: str
+
+
+class MethodInfo(NamedTuple):
+    """A method of a service: its gRPC path, its number in a frame and the number of its lane."""
+
+    path: str
+    method_id: int
+    lane: int
+
+
+class Permission(IntEnum):
+    """What clients may do with a topic or a broker (protomq.v1.Permission without prefix)."""
+
+    UNSPECIFIED = 0
+    NONE = 1
+    READ = 2
+    WRITE = 3
+    READ_WRITE = 4
+
+    @property
+    def readable(self) -> bool:
+        """Whether messages may be consumed; UNSPECIFIED stands for the default, read and write."""
+        return self in (Permission.UNSPECIFIED, Permission.READ, Permission.READ_WRITE)
+
+    @property
+    def writable(self) -> bool:
+        """Whether messages may be sent."""
+        return self in (Permission.UNSPECIFIED, Permission.WRITE, Permission.READ_WRITE)
+
+
+class PullStatus(IntEnum):
+    """Outcome of a pull (protomq.v1.PullStatus without prefix)."""
+
+    UNSPECIFIED = 0
+    FOUND = 1
+    NO_NEW_MSG = 2
+    NO_MATCHED_MSG = 3
+    OFFSET_ILLEGAL = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """All that a client needs to reach a topic; a snapshot.
+
+    `write_queues` and `read_queues` are in the order of broker name and queue id; `brokers` are by name (the master, or
+    for reading the slave of lowest id where no master is known). `auto_create`: the topic does not exist yet, the queues
+    are those that the brokers would make on the first send. `writable_brokers`: names of the brokers that have a queue to write.
+    """
+
+    topic: str
+    write_queues: tuple[MessageQueue, ...] = ()
+    read_queues: tuple[MessageQueue, ...] = ()
+    brokers: Mapping[str, BrokerAddress] = field(default_factory=dict)
+    writable_brokers: tuple[str, ...] = ()
+    auto_create: bool = False
+
+
+class QueueRange(NamedTuple):
+    """The half-open range [min_offset, end_offset) of queue offsets that can be read."""
+
+    min_offset: int
+    end_offset: int

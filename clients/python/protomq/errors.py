@@ -1,0 +1,459 @@
+"""Every exception that the SDK raises, on one page.
+
+    ProtomqError
+    ├── ClientError                     nothing was asked of a server
+    │   ├── ConfigurationError          a wrong argument or setting (also a ValueError)
+    │   ├── ClosedError                 the producer, consumer or transport is closed
+    │   ├── OffsetIllegalError          a consumer's position is outside its queue, and its `offset_reset` is "error"
+    │   ├── NoRouteError                no name server answers and no route is known, or the topic has no queue that fits
+    │   ├── CompressionError            a codec is not installed, or a body does not decompress within its limit
+    │   └── BatchIncompleteError        some requests of a batch are stored, another failed; `stored` tells which
+    ├── TransportError                  the network, not the server, is the reason
+    │   ├── ConnectFailedError          no connection: nothing was sent
+    │   ├── ConnectionLostError         the connection broke before the answer: what was asked may have happened
+    │   ├── RequestTimeoutError         no answer in time: what was asked may have happened (also a TimeoutError)
+    │   └── ProtocolError               the peer speaks something else, or its answer does not parse
+    ├── CorruptMessageError             the CRC-32C of a received body is not the one that its producer computed
+    └── ServerError                     a server answered with google.rpc.Status; one class per ErrorReason
+        ├── InvalidArgumentError        INVALID_ARGUMENT; `field_violations` name the fields
+        │   └── MessageTooLargeError    MESSAGE_TOO_LARGE
+        ├── NotFoundError
+        │   ├── TopicNotFoundError      TOPIC_NOT_FOUND
+        │   ├── QueueNotFoundError      QUEUE_NOT_FOUND
+        │   ├── OffsetNotFoundError     OFFSET_NOT_FOUND
+        │   └── BrokerNotFoundError     BROKER_NOT_FOUND
+        ├── TopicExistsError            TOPIC_EXISTS
+        ├── NotPermittedError           NOT_PERMITTED
+        ├── BusyError                   the server is there, but cannot now
+        │   ├── SystemBusyError         SYSTEM_BUSY; `retry_delay_ms` says when
+        │   ├── DiskFullError           DISK_FULL
+        │   ├── TooManyError            TOO_MANY
+        │   └── ShuttingDownError       SHUTTING_DOWN
+        ├── StoreFailedError            STORE_FAILED
+        ├── SequenceExpiredError        SEQUENCE_EXPIRED
+        ├── ProducerFencedError         PRODUCER_FENCED
+        ├── DeadlineExceededError       DEADLINE_EXCEEDED: dropped by the server before it was started
+        ├── UnknownMethodError          UNKNOWN_METHOD
+        ├── CorruptLogError             CORRUPT_LOG; `metadata` holds position and queue offset
+        ├── StaleRegistrationError      STALE_REGISTRATION
+        └── InternalError               INTERNAL, and any reason that this version does not know
+
+What a handler reads are attributes, not classes:
+
+- `reason`: UPPER_SNAKE, stable; for a ServerError a value of protomq.v1.ErrorReason without prefix.
+- `retriable`: the same request may succeed later or at another broker.
+- `definite`: what was asked did not happen and will not. False after a time-out: the message may be stored all the same
+  (the SDK's own retries are safe: a repeated send is recognised by its sequence number).
+- `stale_route`: the route is the suspect: look it up again before the next try.
+- `code`: gRPC status code as a number (0 where no code fits); `metadata`: values that the message names;
+  `retry_delay_ms`: how long the server asks to wait, or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from ._outgoing import Stored
+    from .wire.status import RpcStatus
+
+__all__ = [
+    "ProtomqError",
+    "ClientError",
+    "ConfigurationError",
+    "ClosedError",
+    "OffsetIllegalError",
+    "NoRouteError",
+    "CompressionError",
+    "BatchIncompleteError",
+    "TransportError",
+    "ConnectFailedError",
+    "ConnectionLostError",
+    "RequestTimeoutError",
+    "ProtocolError",
+    "CorruptMessageError",
+    "ServerError",
+    "InvalidArgumentError",
+    "MessageTooLargeError",
+    "NotFoundError",
+    "TopicNotFoundError",
+    "QueueNotFoundError",
+    "OffsetNotFoundError",
+    "BrokerNotFoundError",
+    "TopicExistsError",
+    "NotPermittedError",
+    "BusyError",
+    "SystemBusyError",
+    "DiskFullError",
+    "TooManyError",
+    "ShuttingDownError",
+    "StoreFailedError",
+    "SequenceExpiredError",
+    "ProducerFencedError",
+    "DeadlineExceededError",
+    "UnknownMethodError",
+    "CorruptLogError",
+    "StaleRegistrationError",
+    "InternalError",
+    "error_from_status",
+]
+
+# gRPC status codes, so that this module needs no grpc.
+_INVALID_ARGUMENT: Final = 3
+_DEADLINE_EXCEEDED: Final = 4
+_NOT_FOUND: Final = 5
+_ALREADY_EXISTS: Final = 6
+_PERMISSION_DENIED: Final = 7
+_RESOURCE_EXHAUSTED: Final = 8
+_FAILED_PRECONDITION: Final = 9
+_UNIMPLEMENTED: Final = 12
+_INTERNAL: Final = 13
+_UNAVAILABLE: Final = 14
+_DATA_LOSS: Final = 15
+_CANCELLED: Final = 1
+
+
+class ProtomqError(Exception):
+    """Base of all. The class attributes are the usual values; an instance may carry its own."""
+
+    reason: str = "UNKNOWN"
+    code: int = 0
+    retriable: bool = False
+    definite: bool = True
+    stale_route: bool = False
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        retry_delay_ms: int | None = None,
+        field_violations: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.metadata: Mapping[str, str] = metadata if metadata is not None else {}
+        self.retry_delay_ms = retry_delay_ms
+        self.field_violations = tuple(field_violations)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.message, dict(self.__dict__))
+
+
+def _rebuild(cls: type[ProtomqError], message: str, state: dict[str, object]) -> ProtomqError:
+    """Unpickles an error: Spark and process pools carry exceptions between processes."""
+    error = cls(message)
+    error.__dict__.update(state)
+    return error
+
+
+class ClientError(ProtomqError):
+    """Nothing was asked of a server."""
+
+    reason = "CLIENT"
+
+
+class ConfigurationError(ClientError, ValueError):
+    """A wrong argument or setting."""
+
+    reason = "CONFIGURATION"
+    code = _INVALID_ARGUMENT
+
+
+class ClosedError(ClientError):
+    """The producer, consumer or transport is closed."""
+
+    reason = "CLOSED"
+    code = _CANCELLED
+
+
+class OffsetIllegalError(ClientError):
+    """A consumer's position is outside its queue, and its `offset_reset` is "error"; `metadata` holds the range. Seek, then go on."""
+
+    reason = "OFFSET_ILLEGAL"
+    code = 11  # OUT_OF_RANGE
+
+
+class NoRouteError(ClientError):
+    """No name server answers and no route is known, or the topic has no queue that fits."""
+
+    reason = "NO_ROUTE"
+    code = _UNAVAILABLE
+    retriable = True
+    stale_route = True
+
+
+class CompressionError(ClientError):
+    """A codec is not installed, or a body does not decompress within its limit."""
+
+    reason = "COMPRESSION"
+
+
+class BatchIncompleteError(ClientError):
+    """A batch went out in several requests: those in `stored` are stored, the one after them failed (`__cause__`).
+
+    What was not stored can be sent again; the whole batch again would store the first part twice.
+    """
+
+    reason = "BATCH_INCOMPLETE"
+    definite = False
+
+    def __init__(self, message: str, stored: Sequence[Stored] = ()) -> None:
+        super().__init__(message)
+        self.stored = tuple(stored)
+
+
+class TransportError(ProtomqError):
+    """The network, not the server, is the reason."""
+
+    reason = "TRANSPORT"
+    code = _UNAVAILABLE
+    retriable = True
+    definite = False
+
+
+class ConnectFailedError(TransportError):
+    """No connection could be made: nothing was sent."""
+
+    reason = "CONNECT_FAILED"
+    definite = True
+    stale_route = True
+
+
+class ConnectionLostError(TransportError):
+    """The connection broke before the answer: what was asked may have happened."""
+
+    reason = "CONNECTION_LOST"
+    stale_route = True
+
+
+class RequestTimeoutError(TransportError, TimeoutError):
+    """No answer in time: what was asked may have happened."""
+
+    reason = "REQUEST_TIMEOUT"
+    code = _DEADLINE_EXCEEDED
+
+
+class ProtocolError(TransportError):
+    """The peer speaks something else, or its answer does not parse."""
+
+    reason = "PROTOCOL"
+    code = _INTERNAL
+    retriable = False
+
+
+class CorruptMessageError(ProtomqError):
+    """The CRC-32C of a received body is not the one that its producer computed; `metadata` says which message."""
+
+    reason = "CORRUPT_MESSAGE"
+    code = _DATA_LOSS
+
+
+class ServerError(ProtomqError):
+    """A server answered with google.rpc.Status."""
+
+    reason = "SERVER"
+    definite = True
+
+
+class InvalidArgumentError(ServerError):
+    """The request does not parse, or a field has a value that it may not have; `field_violations` name the fields."""
+
+    reason = "INVALID_ARGUMENT"
+    code = _INVALID_ARGUMENT
+
+
+class MessageTooLargeError(InvalidArgumentError):
+    """Body, properties, request or number of messages over the limit named in `metadata`."""
+
+    reason = "MESSAGE_TOO_LARGE"
+
+
+class NotFoundError(ServerError):
+    """What was named does not exist."""
+
+    reason = "NOT_FOUND"
+    code = _NOT_FOUND
+
+
+class TopicNotFoundError(NotFoundError):
+    """The topic does not exist, there and then."""
+
+    reason = "TOPIC_NOT_FOUND"
+    retriable = True
+    stale_route = True
+
+
+class QueueNotFoundError(NotFoundError):
+    """The topic has no queue of that number on that broker."""
+
+    reason = "QUEUE_NOT_FOUND"
+    retriable = True
+    stale_route = True
+
+
+class OffsetNotFoundError(NotFoundError):
+    """The consumer group has not committed an offset for that queue."""
+
+    reason = "OFFSET_NOT_FOUND"
+
+
+class BrokerNotFoundError(NotFoundError):
+    """No broker of that name is registered."""
+
+    reason = "BROKER_NOT_FOUND"
+    retriable = True
+    stale_route = True
+
+
+class TopicExistsError(ServerError):
+    """The topic exists with another configuration."""
+
+    reason = "TOPIC_EXISTS"
+    code = _ALREADY_EXISTS
+
+
+class NotPermittedError(ServerError):
+    """The topic or the broker does not allow it; another broker may."""
+
+    reason = "NOT_PERMITTED"
+    code = _PERMISSION_DENIED
+    retriable = True
+    stale_route = True
+
+
+class BusyError(ServerError):
+    """The server is there, but cannot now."""
+
+    reason = "BUSY"
+    code = _RESOURCE_EXHAUSTED
+    retriable = True
+
+
+class SystemBusyError(BusyError):
+    """The lane is full or the queue time too long; `retry_delay_ms` says when to try again."""
+
+    reason = "SYSTEM_BUSY"
+
+
+class DiskFullError(BusyError):
+    """The broker's disk is full beyond the limit; another broker may take the message."""
+
+    reason = "DISK_FULL"
+
+
+class TooManyError(BusyError):
+    """Too many connections or held pulls of one kind."""
+
+    reason = "TOO_MANY"
+
+
+class ShuttingDownError(BusyError):
+    """The server is stopping: use another broker."""
+
+    reason = "SHUTTING_DOWN"
+    code = _UNAVAILABLE
+    stale_route = True
+
+
+class StoreFailedError(ServerError):
+    """A write or an fsync of the broker's log failed: it takes no more writes, and cannot say whether this one holds."""
+
+    reason = "STORE_FAILED"
+    code = _FAILED_PRECONDITION
+    retriable = True
+    definite = False
+
+
+class SequenceExpiredError(ServerError):
+    """The sequence number is older than what the broker remembers: the message may have been stored before."""
+
+    reason = "SEQUENCE_EXPIRED"
+    code = _FAILED_PRECONDITION
+    definite = False
+
+
+class ProducerFencedError(ServerError):
+    """A producer with the same id and a higher epoch has written."""
+
+    reason = "PRODUCER_FENCED"
+    code = _FAILED_PRECONDITION
+
+
+class DeadlineExceededError(ServerError):
+    """The deadline had passed before the server started the request: it was dropped."""
+
+    reason = "DEADLINE_EXCEEDED"
+    code = _DEADLINE_EXCEEDED
+    retriable = True
+
+
+class UnknownMethodError(ServerError):
+    """No such method, or not by this transport."""
+
+    reason = "UNKNOWN_METHOD"
+    code = _UNIMPLEMENTED
+
+
+class CorruptLogError(ServerError):
+    """The bytes asked for are damaged on the broker's disk; `metadata` holds position and queue offset."""
+
+    reason = "CORRUPT_LOG"
+    code = _DATA_LOSS
+
+
+class StaleRegistrationError(ServerError):
+    """A registration with a higher epoch or newer start is in place."""
+
+    reason = "STALE_REGISTRATION"
+    code = _FAILED_PRECONDITION
+
+
+class InternalError(ServerError):
+    """A defect of protomq (the server's log has the trace), or a reason that this version does not know."""
+
+    reason = "INTERNAL"
+    code = _INTERNAL
+    definite = False
+
+
+_BY_REASON: Final[dict[str, type[ServerError]]] = {
+    cls.reason: cls
+    for cls in (
+        InvalidArgumentError, MessageTooLargeError, TopicNotFoundError, QueueNotFoundError, OffsetNotFoundError,
+        BrokerNotFoundError, TopicExistsError, NotPermittedError, SystemBusyError, DiskFullError, TooManyError,
+        ShuttingDownError, StoreFailedError, SequenceExpiredError, ProducerFencedError, DeadlineExceededError,
+        UnknownMethodError, CorruptLogError, StaleRegistrationError, InternalError,
+    )
+}  # fmt: skip
+
+# A status without ErrorInfo comes from gRPC itself or from a proxy: the code is all there is.
+_BY_CODE: Final[dict[int, type[ProtomqError]]] = {
+    _CANCELLED: ConnectionLostError,
+    _INVALID_ARGUMENT: InvalidArgumentError,
+    _DEADLINE_EXCEEDED: RequestTimeoutError,
+    _NOT_FOUND: NotFoundError,
+    _ALREADY_EXISTS: TopicExistsError,
+    _PERMISSION_DENIED: NotPermittedError,
+    _RESOURCE_EXHAUSTED: BusyError,
+    _UNIMPLEMENTED: UnknownMethodError,
+    _UNAVAILABLE: ConnectionLostError,
+    _DATA_LOSS: CorruptLogError,
+}
+
+
+def error_from_status(status: RpcStatus) -> ProtomqError:
+    """The exception for an error status: by its reason, else by its code."""
+    by_reason = _BY_REASON.get(status.reason)
+    cls: type[ProtomqError] = by_reason or _BY_CODE.get(status.code, InternalError)
+    error = cls(
+        status.message or status.reason or f"status code {status.code}",
+        metadata=dict(status.metadata),
+        retry_delay_ms=status.retry_delay_ms,
+        field_violations=status.field_violations,
+    )
+    error.code = status.code
+    if status.reason and by_reason is None:
+        error.reason = status.reason
+    return error

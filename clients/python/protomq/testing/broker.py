@@ -1,0 +1,226 @@
+"""Broker: `protomq standalone` as a child process, for tests.
+
+Rules:
+- Free ports, a temporary folder: any number of them run side by side (pytest-xdist).
+- Started means ready: the child prints one line, `ready grpc=HOST:PORT remoting=HOST:PORT namesrv=HOST:PORT data=DIR`.
+- `kill` is SIGKILL; `restart` starts again with the same data on the same ports. What is left over is killed when the
+  object goes away or the test process ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 10.0
+
+
+class BrokerStartError(Exception):
+    """The child process did not become ready; the message holds what it wrote."""
+
+
+class Broker:
+    """A standalone protomq: name server and broker in one child process.
+
+    `data_dir`: kept if given, else temporary and removed by `stop`. `arguments`: more for the command line, `environment`: more
+    variables (PROTOMQ_SECTION_FIELD sets a configuration value).
+    """
+
+    def __init__(
+        self,
+        *,
+        data_dir: str | os.PathLike[str] | None = None,
+        arguments: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        start_timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
+        self._given_data_dir = Path(data_dir) if data_dir is not None else None
+        self._arguments = tuple(arguments)
+        self._environment = dict(environment or {})
+        self._start_timeout_s = start_timeout_s
+        self._temporary: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._guard: weakref.finalize[[int], Broker] | None = None
+        self._addresses: dict[str, str] = {}
+
+    # -- addresses -----------------------------------------------------------------------------------------------------
+
+    @property
+    def namesrv(self) -> str:
+        """host:port of the name server, for Producer and PullConsumer."""
+        return self._addresses["namesrv"]
+
+    @property
+    def grpc_address(self) -> str:
+        """host:port of all gRPC services."""
+        return self._addresses["grpc"]
+
+    @property
+    def remoting_address(self) -> str:
+        """host:port of the remoting port."""
+        return self._addresses["remoting"]
+
+    @property
+    def data_dir(self) -> Path:
+        """Folder of the store."""
+        directory = self._given_data_dir or self._temporary
+        if directory is None:
+            raise RuntimeError("the broker has not been started")
+        return directory
+
+    @property
+    def process_id(self) -> int:
+        """Of the child."""
+        if self._process is None:
+            raise RuntimeError("the broker does not run")
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the child is there."""
+        return self._process is not None and self._process.poll() is None
+
+    def log_text(self) -> str:
+        """What the child has written to stderr."""
+        path = self._log_path()
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    # -- life ----------------------------------------------------------------------------------------------------------
+
+    def start(self) -> Broker:
+        """Starts the child and waits until it is ready. Raises BrokerStartError."""
+        if self.running:
+            return self
+        if self._given_data_dir is None and self._temporary is None:
+            self._temporary = Path(tempfile.mkdtemp(prefix="protomq-test-"))
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        # After a restart clients shall find it where it was.
+        ports = {
+            name: self._addresses.get(name, ":0").rpartition(":")[2]
+            for name in ("grpc", "remoting")
+        }
+        command = [
+            sys.executable, "-m", "protomq", "--data-dir", str(self.data_dir / "store"),
+            "--port", ports["grpc"], "--remoting-port", ports["remoting"], *self._arguments,
+        ]  # fmt: skip
+        with open(self._log_path(), "ab") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=self._child_environment(),
+                # Ctrl-C in the terminal is for the tests; they stop the child.
+                start_new_session=True,
+            )
+        self._guard = weakref.finalize(self, _kill_process, self._process.pid)
+        assert self._process.stdout is not None
+        line = _read_line(self._process, self._process.stdout, self._start_timeout_s)
+        try:
+            self._addresses = parse_ready_line(line)
+        except ValueError:
+            code = self._process.poll()
+            self._end(signal.SIGKILL)
+            raise BrokerStartError(
+                f"`{' '.join(command)}` did not become ready within {self._start_timeout_s:.0f} s"
+                f" (exit code {code}, printed {line!r}):\n{self.log_text()[-4000:]}"
+            ) from None
+        return self
+
+    def stop(self) -> int:
+        """Stops it gracefully and removes the temporary folder; the exit code."""
+        code = self._end(signal.SIGTERM)
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = None
+        self._addresses = {}
+        return code
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash; data and ports are kept for `restart`."""
+        self._end(signal.SIGKILL)
+
+    def restart(self) -> Broker:
+        """Stops it gracefully if it runs, and starts it with the same data on the same ports."""
+        self._end(signal.SIGTERM)
+        return self.start()
+
+    def __enter__(self) -> Broker:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    async def __aenter__(self) -> Broker:
+        return await asyncio.to_thread(self.start)
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.stop)
+
+    def _child_environment(self) -> dict[str, str]:
+        # Settings of the surrounding system stay out: a test's broker must not register with its name servers.
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith("PROTOMQ_")
+        }
+        return inherited | self._environment
+
+    def _log_path(self) -> Path:
+        return self.data_dir / "broker.log"
+
+    def _end(self, signal_number: signal.Signals) -> int:
+        process, self._process = self._process, None
+        if process is None:
+            return 0
+        if process.poll() is None:
+            process.send_signal(signal_number)
+            try:
+                process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+        if self._guard is not None:
+            self._guard.detach()
+        return process.returncode
+
+
+def parse_ready_line(line: str) -> dict[str, str]:
+    """The addresses (and `data`) in a ready line. Raises ValueError for any other line."""
+    word, _, rest = line.strip().partition(" ")
+    # The folder stands last and may hold spaces.
+    addresses, _, data = rest.partition(" data=")
+    found = dict(part.split("=", 1) for part in addresses.split())
+    if word != "ready" or not {"grpc", "remoting", "namesrv"} <= found.keys():
+        raise ValueError(f"not a ready line: {line!r}")
+    return {**found, "data": data}
+
+
+def _read_line(process: subprocess.Popen[bytes], stdout: IO[bytes], timeout_s: float) -> str:
+    """The first line that the child prints; "" if it ends or takes too long."""
+    # Killing the child ends the read: no polling, and no bytes are lost between two readers.
+    watchdog = threading.Timer(timeout_s, process.kill)
+    watchdog.daemon = True
+    watchdog.start()
+    try:
+        return stdout.readline().decode(errors="replace")
+    finally:
+        watchdog.cancel()
+
+
+def _kill_process(process_id: int) -> None:
+    try:
+        os.kill(process_id, signal.SIGKILL)
+    except ProcessLookupError:
+        pass

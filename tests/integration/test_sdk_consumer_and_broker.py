@@ -1,0 +1,144 @@
+"""The consumers against a real broker: both transports, compressed bodies, cut connections, kill -9."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from typing import Literal
+
+import pytest
+
+from protomq import AsyncPullConsumer, Message, OutgoingMessage, Producer, PullConsumer
+from protomq.testing import Broker, FaultProxy
+
+Transport = Literal["remoting", "grpc"]
+TRANSPORTS = pytest.mark.parametrize("transport", ["remoting", "grpc"])
+
+
+def address_of(broker: Broker, transport: Transport) -> str:
+    return broker.grpc_address if transport == "grpc" else broker.remoting_address
+
+
+def drain(source: PullConsumer, count: int, timeout_s: float = 20.0) -> list[Message]:
+    got: list[Message] = []
+    ends_s = time.monotonic() + timeout_s
+    while len(got) < count and time.monotonic() < ends_s:
+        got.extend(source.poll(0.5))
+    return got
+
+
+@TRANSPORTS
+def test_messages_arrive_as_they_were_sent(
+    protomq_server: Broker, protomq_topic: str, protomq_producer: Producer, transport: Transport
+) -> None:
+    big = b"compressible " * 2000
+    sent = [
+        OutgoingMessage(protomq_topic, b"plain"),
+        OutgoingMessage(
+            protomq_topic, b"", keys=("k1", "k2"), tag="T", properties={"b": "2", "a": "ä"}
+        ),
+        OutgoingMessage(protomq_topic, big, keys=("big",), sharding_key="shard"),
+    ]
+    results = [protomq_producer.send(message) for message in sent]
+    with PullConsumer(
+        namesrv=address_of(protomq_server, transport), transport=transport
+    ) as source:
+        source.subscribe(protomq_topic)
+        got = {message.message_id: message for message in drain(source, 3)}
+        assert source.transport == transport
+    assert len(got) == 3
+    for message, result in zip(sent, results, strict=True):
+        received = got[result.message_id]
+        assert received.body == message.body
+        assert received.keys == tuple(message.keys)
+        assert (received.tag, dict(received.properties)) == (
+            message.tag,
+            dict(message.properties or {}),
+        )
+        assert received.sharding_key == (message.sharding_key or "")
+        assert (received.queue, received.queue_offset) == (result.queue, result.queue_offset)
+        assert abs(received.store_time_ms - received.born_time_ms) < 10_000
+    assert got[results[2].message_id].compression != "none"
+
+
+@TRANSPORTS
+async def test_async_consumer_and_tags(
+    protomq_server: Broker, protomq_topic: str, protomq_producer: Producer, transport: Transport
+) -> None:
+    for i in range(60):
+        protomq_producer.send(protomq_topic, b"%d" % i, tag="ABC"[i % 3], sharding_key="one-queue")
+    source = AsyncPullConsumer(
+        "async",
+        namesrv=address_of(protomq_server, transport),
+        transport=transport,
+        hold_ms=1000,
+    )
+    got: list[bytes] = []
+    async with source:
+        await source.subscribe(protomq_topic, tags=["A", "C"])
+        while len(got) < 40:
+            got.extend(message.body for message in await source.poll(10))
+        assert await source.poll(0.05) == []
+        assert source.transport == transport
+    assert got == [b"%d" % i for i in range(60) if i % 3 != 1]
+
+
+def test_a_group_goes_on_where_it_stopped_after_the_broker_was_killed() -> None:
+    with Broker() as broker, Producer(broker.namesrv) as producer:
+        producer.send_batch("t", [b"%d" % i for i in range(500)])
+        with PullConsumer("g", namesrv=broker.namesrv) as source:
+            source.subscribe("t")
+            first = drain(source, 500)
+            assert len(first) == 500
+            source.commit()
+            time.sleep(0.1)
+            broker.kill()
+            broker.start()
+            producer.send_batch("t", [b"%d" % i for i in range(500, 600)])
+            second = drain(source, 100)
+        assert Counter(message.body for message in first + second) == Counter(
+            b"%d" % i for i in range(600)
+        )
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_cut_connections_lose_and_repeat_nothing(seed: int) -> None:
+    """Positions are kept by the consumer: whatever is cut, it asks again for what it has not got."""
+    with FaultProxy(seed=seed) as proxy, Broker(environment=proxy.advertised()) as broker:
+        proxy.target = broker.remoting_address
+        with Producer(broker.grpc_address, transport="grpc") as producer:
+            producer.send_batch("t", [b"%d" % i + bytes(500) for i in range(3000)])
+        proxy.set(cut_probability=0.05)
+        source = PullConsumer(namesrv=broker.grpc_address, pull_size_max_bytes=100_000)
+        with source:
+            source.subscribe("t")
+            got = drain(source, 3000, 30)
+        proxy.heal()
+    assert len(got) == 3000, f"seed {seed}"
+    assert [message.queue_offset for message in got] == list(range(3000))
+    assert [message.body for message in got] == [b"%d" % i + bytes(500) for i in range(3000)]
+
+
+def test_a_message_reaches_a_waiting_consumer_at_once(
+    protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    with PullConsumer(namesrv=protomq_server.remoting_address) as source:
+        source.subscribe(protomq_topic)
+        assert source.poll(0.2) == []
+        latencies_s = []
+        for _ in range(20):
+            sent_s: list[float] = []
+
+            def send(sent_s: list[float] = sent_s) -> None:
+                sent_s.append(time.perf_counter())
+                protomq_producer.send(protomq_topic, b"now")
+
+            timer = threading.Timer(0.02, send)
+            timer.start()
+            assert len(source.poll(5)) == 1
+            latencies_s.append(time.perf_counter() - sent_s[0])
+            timer.join()
+    assert (
+        sorted(latencies_s)[10] < 0.1
+    )  # The hold ends when the message comes; a poll every so often would take longer.

@@ -1,0 +1,552 @@
+"""PullConsumer and AsyncPullConsumer against a server on a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from protomq import AsyncPullConsumer, Message, MessageQueue, PullConsumer, QueueRange, _methods
+from protomq.errors import (
+    ClosedError,
+    ConfigurationError,
+    CorruptLogError,
+    NoRouteError,
+    OffsetIllegalError,
+    TopicNotFoundError,
+)
+from protomq.wire.record import encode_front
+from protomq.wire.status import RpcStatus
+from tests.support.fake_server import FakeGrpcFront, FakeServer
+
+Q0, Q1 = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-a", 1)
+BASE_MS = 1_700_000_000_000  # The store time of the fake server's offset 0; one second per offset.
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer({"t": 2}) as made:
+        yield made
+
+
+def consumer(server: FakeServer, group: str = "g", **options: object) -> PullConsumer:
+    return PullConsumer(group, namesrv=server.address, **options)  # type: ignore[arg-type]
+
+
+def drain(source: PullConsumer, count: int, timeout_s: float = 5.0) -> list[Message]:
+    got: list[Message] = []
+    ends_s = time.monotonic() + timeout_s
+    while len(got) < count and time.monotonic() < ends_s:
+        got.extend(source.poll(0.5))
+    return got
+
+
+def fill(server: FakeServer, count: int = 10) -> None:
+    for queue_id in (0, 1):
+        server.append("t", queue_id, [b"%d-%d" % (queue_id, i) for i in range(count)])
+
+
+def test_all_messages_come_once_and_in_order(server: FakeServer) -> None:
+    fill(server, 1000)
+    with consumer(server) as source:
+        source.subscribe("t")
+        got = drain(source, 2000)
+        for queue_id in (0, 1):
+            bodies = [message.body for message in got if message.queue_id == queue_id]
+            assert bodies == [b"%d-%d" % (queue_id, i) for i in range(1000)]
+        assert source.poll(0) == []
+        assert source.transport == "remoting"
+
+
+def test_a_held_pull_ends_when_a_message_arrives(server: FakeServer) -> None:
+    with consumer(server) as source:
+        source.subscribe("t")
+        assert source.poll(0.05) == []
+        timer = threading.Timer(0.1, server.append, ("t", 1, [b"x"]))
+        timer.start()
+        started_s = time.monotonic()
+        assert [message.body for message in source.poll(5)] == [b"x"]
+        assert time.monotonic() - started_s < 1
+        timer.join()
+        ends_s = time.monotonic() + 5
+        while server.called(_methods.PULL) < 3 and time.monotonic() < ends_s:
+            time.sleep(0.005)
+        # Two holds, and the next one of the queue that had a message.
+        assert server.called(_methods.PULL) == 3
+
+
+def test_poll_returns_at_most_what_is_asked_for_and_waits_no_longer_than_told(
+    server: FakeServer,
+) -> None:
+    fill(server)
+    with consumer(server) as source:
+        source.subscribe("t")
+        assert len(source.poll(5, max_messages=3)) == 3
+        drain(source, 17)
+        started_s = time.monotonic()
+        assert source.poll(0.1) == []
+        assert 0.09 <= time.monotonic() - started_s < 1
+
+
+def test_positions_are_committed_on_close_and_taken_up_again(server: FakeServer) -> None:
+    fill(server)
+    with consumer(server) as source:
+        source.subscribe("t")
+        assert len(drain(source, 20)) == 20
+        assert source.committed(Q0) is None
+    assert server.committed == {("g", "t", 0): 10, ("g", "t", 1): 10}
+    server.append("t", 0, [b"new"])
+    with consumer(server) as source:
+        source.subscribe("t")
+        assert [message.body for message in drain(source, 1)] == [b"new"]
+    with consumer(server, resume=False) as source:
+        source.subscribe("t")
+        assert len(drain(source, 21)) == 21
+
+
+def test_after_an_exception_the_last_batch_comes_again(server: FakeServer) -> None:
+    server.append("t", 0, [b"%d" % i for i in range(6)])
+
+    def work_that_fails() -> None:
+        with consumer(server) as source:
+            source.assign([Q0])
+            source.poll(5, max_messages=2)
+            source.poll(5, max_messages=2)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        work_that_fails()
+    assert server.committed == {("g", "t", 0): 2}
+
+
+def test_leaving_the_loop_gives_back_what_was_not_seen(server: FakeServer) -> None:
+    server.append("t", 0, [b"%d" % i for i in range(6)])
+    with consumer(server) as source:
+        source.assign([Q0])
+        for message in source:
+            if message.body == b"2":
+                break
+        assert source.position(Q0) == 3
+        assert source.poll(5)[0].body == b"3"
+        source.seek(Q0, 5)
+    assert server.committed == {("g", "t", 0): 5}
+
+
+def test_commits_in_poll_are_of_what_was_dealt_with(server: FakeServer) -> None:
+    server.append("t", 0, [b"%d" % i for i in range(6)])
+    with consumer(server, auto_commit_interval_s=0.001) as source:
+        source.assign([Q0])
+        source.poll(5, max_messages=2)
+        time.sleep(0.002)
+        source.poll(5, max_messages=2)
+        assert server.committed == {("g", "t", 0): 2}
+        source.commit()
+        assert server.committed == {("g", "t", 0): 4}
+        assert source.committed(Q0) == 4
+        source.commit({Q0: 1})
+        assert server.committed == {("g", "t", 0): 1}
+
+
+def test_without_a_group_nothing_is_committed(server: FakeServer) -> None:
+    fill(server)
+    with consumer(server, "") as source:
+        source.subscribe("t")
+        drain(source, 20)
+        with pytest.raises(ConfigurationError):
+            source.commit()
+    assert server.called(_methods.COMMIT_OFFSETS) == 0
+
+
+@pytest.mark.parametrize(
+    ("begin", "first"),
+    [("earliest", 3), ("latest", 10), (datetime.fromtimestamp(BASE_MS / 1000 + 6.5, UTC), 7)],
+)
+def test_a_new_group_begins_where_it_is_told_to(
+    server: FakeServer, begin: object, first: int
+) -> None:
+    fill(server)
+    server.min_offsets["t", 0] = 3
+    with consumer(server, begin=begin) as source:
+        source.assign([Q0])
+        assert source.position(Q0) == first
+        server.append("t", 0, [b"new"])
+        assert source.poll(5)[0].queue_offset == first
+
+
+def test_seeking(server: FakeServer) -> None:
+    fill(server)
+    server.min_offsets["t", 1] = 2
+    with consumer(server) as source:
+        source.subscribe("t")
+        drain(source, 18)
+        source.seek_to_time(datetime.fromtimestamp(BASE_MS / 1000 + 8, UTC))
+        assert sorted(message.queue_offset for message in drain(source, 4)) == [8, 8, 9, 9]
+        source.seek_to_begin()
+        assert (source.position(Q0), source.position(Q1)) == (0, 2)
+        source.seek_to_end([Q0])
+        assert source.position(Q0) == 10
+        source.seek(Q0, 9)
+        assert {message.queue_offset for message in drain(source, 9) if message.queue == Q0} == {9}
+        with pytest.raises(ConfigurationError):
+            source.seek(Q0, -1)
+        with pytest.raises(ConfigurationError):
+            source.seek(MessageQueue("t", "broker-a", 7), 1)
+
+
+def test_questions_about_queues(server: FakeServer) -> None:
+    fill(server)
+    server.min_offsets["t", 0] = 3
+    with consumer(server) as source:
+        assert source.queues("t") == (Q0, Q1)
+        assert source.queue_range(Q0) == QueueRange(3, 10)
+        assert (source.min_offset(Q0), source.end_offset(Q0)) == (3, 10)
+        assert source.offset_for_time(Q0, datetime.fromtimestamp(BASE_MS / 1000 + 4, UTC)) == 4
+        assert source.committed(Q0) is None
+        assert source.assignment() == ()
+
+
+def test_tags_are_filtered_at_the_broker_and_again_here(server: FakeServer) -> None:
+    for i, tag in enumerate(["A", "B", "A", "C"]):
+        server.append("t", 0, [b"%d" % i], tag=tag, front=encode_front((), tag))
+    with consumer(server) as source:
+        source.subscribe("t", tags=["A", "C"])
+        assert [message.body for message in drain(source, 3)] == [b"0", b"2", b"3"]
+        with pytest.raises(ConfigurationError):
+            source.subscribe("t", tags="A")
+        source.subscribe("t", tags=["B"])
+        server.append("t", 0, [b"4"], tag="A", front=encode_front((), "A"))
+        server.append("t", 0, [b"5"], tag="B", front=encode_front((), "B"))
+        assert [message.body for message in drain(source, 1)] == [b"5"]
+
+
+def test_an_illegal_offset(server: FakeServer) -> None:
+    fill(server)
+    server.min_offsets["t", 0] = 6
+    with consumer(server) as source:
+        source.assign([Q0])
+        source.seek(Q0, 2)
+        assert source.poll(5)[0].queue_offset == 6
+    with consumer(server, offset_reset="error") as source:
+        source.assign([Q0])
+        source.seek(Q0, 99)
+        with pytest.raises(OffsetIllegalError):
+            source.poll(5)
+        source.seek(Q0, 9)
+        assert source.poll(5)[0].queue_offset == 9
+
+
+def test_errors_that_pass_are_not_seen_and_others_are(server: FakeServer) -> None:
+    fill(server)
+    server.fail(_methods.PULL, RpcStatus(8, "busy", "SYSTEM_BUSY", retry_delay_ms=10))
+    server.drop(_methods.PULL)
+    with consumer(server) as source:
+        source.subscribe("t")
+        assert len(drain(source, 20)) == 20
+        server.fail(
+            _methods.PULL, RpcStatus(15, "damaged", "CORRUPT_LOG", {"queue_offset": "12"}), times=2
+        )
+        source.seek(Q0, 0)
+        with pytest.raises(CorruptLogError) as caught:
+            source.poll(5)
+        assert caught.value.metadata["queue_offset"] == "12"
+
+
+def test_a_broker_that_comes_back_is_used_again(server: FakeServer) -> None:
+    fill(server)
+    with consumer(server) as source:
+        source.subscribe("t")
+        drain(source, 20)
+        server.stop()
+        assert source.poll(0.1) == []
+        server.start()
+        server.append("t", 1, [b"back"])
+        assert [message.body for message in drain(source, 1)] == [b"back"]
+
+
+def test_a_dead_broker_does_not_hold_up_the_others(server: FakeServer) -> None:
+    with socket.create_server(
+        ("127.0.0.1", 0), backlog=1
+    ) as deaf:  # It accepts, and never answers.
+        broker = server.as_broker()
+        dead = server.as_broker()
+        dead.broker_name, dead.remoting_address = "broker-0", f"127.0.0.1:{deaf.getsockname()[1]}"
+        server.brokers = [dead, broker]
+        with consumer(server, "", request_timeout_s=0.3) as source:
+            source.subscribe("t")
+            assert len(source.assignment()) == 4
+            fill(server)
+            started_s = time.monotonic()
+            assert len(drain(source, 20)) == 20
+            for i in range(5):
+                server.append("t", 0, [b"%d" % i])
+                assert len(drain(source, 1)) == 1
+            assert time.monotonic() - started_s < 3.0
+
+
+def test_a_topic_that_grows_is_consumed_whole(server: FakeServer) -> None:
+    fill(server)
+    with consumer(server, begin="latest") as source:
+        source.subscribe("t")
+        assert source.poll(0.05) == []
+        server.topics["t"] = 3
+        server.append("t", 2, [b"third"])
+        source._routes.invalidate("t")
+        time.sleep(0.2)
+        assert [message.body for message in drain(source, 1)] == [
+            b"third"
+        ]  # Not lost, for it is new.
+
+
+def test_subscribing_to_nothing(server: FakeServer) -> None:
+    with consumer(server) as source:
+        with pytest.raises(ConfigurationError):
+            source.poll(0)
+        with pytest.raises(TopicNotFoundError):
+            source.subscribe("unknown")
+        source.subscribe("t")
+        source.unsubscribe("t")
+        assert source.assignment() == ()
+
+
+def test_no_name_server(server: FakeServer) -> None:
+    server.stop()
+    with consumer(server) as source, pytest.raises(NoRouteError):
+        source.subscribe("t")
+
+
+def test_name_servers_may_go_while_it_runs(server: FakeServer) -> None:
+    with FakeServer({"t": 2}) as names:
+        names.brokers = [server.as_broker()]
+        source = consumer(names)
+        source.subscribe("t")
+    fill(server)  # The name server is gone.
+    source._routes.invalidate("t")
+    assert len(drain(source, 20)) == 20
+    source.close()
+
+
+def test_a_closed_consumer_says_so_and_close_ends_a_poll_in_another_thread(
+    server: FakeServer,
+) -> None:
+    source = consumer(server)
+    source.subscribe("t")
+    got: list[object] = []
+
+    def poll() -> None:
+        got.append(source.poll(30))
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    while not server.called(_methods.PULL):
+        time.sleep(0.005)
+    source.close()
+    thread.join(5)
+    assert got == [[]]
+    source.close()
+    assert list(source) == []
+    with pytest.raises(ClosedError):
+        source.poll(0)
+
+
+def test_grpc_carries_the_pulls_where_the_remoting_port_is_closed(server: FakeServer) -> None:
+    fill(server)
+    with FakeGrpcFront(server) as front:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            closed = f"127.0.0.1:{listener.getsockname()[1]}"
+        broker = server.as_broker()
+        broker.remoting_address, broker.grpc_address = closed, front.address
+        server.brokers = [broker]
+        with consumer(server, hold_ms=300) as source:
+            source.subscribe("t")
+            assert len(drain(source, 20)) == 20
+            assert source.transport == "grpc"
+            timer = threading.Timer(0.05, server.append, ("t", 0, [b"late"]))
+            timer.start()
+            assert [message.body for message in drain(source, 1)] == [b"late"]
+            timer.join()
+            server.fail(_methods.PULL, RpcStatus(15, "damaged", "CORRUPT_LOG"), times=2)
+            source.seek(Q0, 0)
+            with pytest.raises(CorruptLogError):
+                source.poll(5)
+        assert server.committed["g", "t", 1] == 10
+
+
+def test_a_forked_child_goes_on_with_its_own_connection(server: FakeServer) -> None:
+    server.append("t", 0, [b"%d" % i for i in range(4)])
+    with consumer(server) as source:
+        source.assign([Q0])
+        assert len(source.poll(5, max_messages=2)) == 2
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                if [message.body for message in source.poll(5)] == [b"2", b"3"]:
+                    source.close()
+                    code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        assert [message.body for message in source.poll(5)] == [b"2", b"3"]
+        server.append("t", 0, [b"4"])
+        assert [message.body for message in drain(source, 1)] == [b"4"]
+
+
+def test_messages_travel_between_processes(server: FakeServer) -> None:
+    server.append("t", 0, [b"body"], key="k", front=encode_front(["k"], "", {"a": "b"}))
+    with consumer(server) as source:
+        source.assign([Q0])
+        message = pickle.loads(pickle.dumps(source.poll(5)[0]))
+    assert (message.body, message.key, dict(message.properties)) == (b"body", "k", {"a": "b"})
+    assert (message.queue, message.queue_offset) == (Q0, 0)
+
+
+def test_an_interrupted_poll_loses_nothing(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(server)
+    with consumer(server, "") as source:
+        source.subscribe("t")
+        got = source.poll(5, max_messages=3)
+        take = source._state.take
+
+        def interrupted(count_max: int) -> list[Message]:
+            if take(count_max):
+                raise KeyboardInterrupt
+            return []
+
+        with monkeypatch.context() as patched:
+            patched.setattr(source._state, "take", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                source.poll(5)
+        got += drain(source, 17)
+    assert len(got) == len({(message.queue, message.queue_offset) for message in got}) == 20
+
+
+def test_threads_share_a_consumer(server: FakeServer) -> None:
+    fill(server, 500)
+    got: list[Message] = []
+    with consumer(server) as source:
+        source.subscribe("t")
+
+        def work() -> None:
+            while len(got) < 1000:
+                got.extend(source.poll(0.1, max_messages=10))
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+    assert len({(message.queue, message.queue_offset) for message in got}) == len(got) == 1000
+
+
+# -- asyncio -------------------------------------------------------------------------------------------------------------
+
+
+def async_consumer(server: FakeServer, group: str = "g", **options: object) -> AsyncPullConsumer:
+    return AsyncPullConsumer(group, namesrv=server.address, **options)  # type: ignore[arg-type]
+
+
+async def async_drain(source: AsyncPullConsumer, count: int) -> list[Message]:
+    got: list[Message] = []
+    async with asyncio.timeout(5):
+        while len(got) < count:
+            got.extend(await source.poll(0.5))
+    return got
+
+
+async def test_async_all_messages_come_once_and_in_order(server: FakeServer) -> None:
+    fill(server, 1000)
+    async with async_consumer(server) as source:
+        await source.subscribe("t")
+        got = await async_drain(source, 2000)
+        for queue_id in (0, 1):
+            bodies = [message.body for message in got if message.queue_id == queue_id]
+            assert bodies == [b"%d-%d" % (queue_id, i) for i in range(1000)]
+        assert await source.poll(0) == []
+        assert source.transport == "remoting"
+        assert await source.committed(Q0) is None
+    assert server.committed == {("g", "t", 0): 1000, ("g", "t", 1): 1000}
+
+
+async def test_async_hold_seek_and_questions(server: FakeServer) -> None:
+    fill(server)
+    async with async_consumer(server, begin="latest") as source:
+        assert await source.queues("t") == (Q0, Q1)
+        await source.assign([Q0])
+        assert source.assignment() == (Q0,)
+        assert await source.position(Q0) == 10
+        assert await source.poll(0.05) == []
+        asyncio.get_running_loop().call_later(0.05, lambda: server.append("t", 0, [b"x"]))
+        assert [message.body for message in await source.poll(5)] == [b"x"]
+        source.seek(Q0, 8)
+        assert [message.queue_offset for message in await source.poll(5)] == [8, 9, 10]
+        await source.seek_to_time(datetime.fromtimestamp(BASE_MS / 1000 + 9, UTC))
+        assert await source.position(Q0) == 9
+        await source.seek_to_begin()
+        assert await source.position(Q0) == 0
+        await source.seek_to_end()
+        assert await source.position(Q0) == 11
+        await source.commit()
+        assert await source.committed(Q0) == 11
+        assert (await source.min_offset(Q0), await source.end_offset(Q0)) == (0, 11)
+
+
+async def test_async_iteration_gives_back_what_was_not_seen(server: FakeServer) -> None:
+    server.append("t", 0, [b"%d" % i for i in range(6)])
+    async with async_consumer(server) as source:
+        await source.assign([Q0])
+        messages: Callable[[], object] = source.__aiter__
+        iterator = messages()
+        seen = [await anext(iterator) for _ in range(3)]  # type: ignore[call-overload]
+        await iterator.aclose()  # type: ignore[attr-defined]
+        assert [message.body for message in seen] == [b"0", b"1", b"2"]
+        assert [message.body for message in await source.poll(5)] == [b"3", b"4", b"5"]
+
+
+async def test_async_errors_that_pass_are_not_seen_and_others_are(server: FakeServer) -> None:
+    fill(server)
+    server.fail(_methods.PULL, RpcStatus(8, "busy", "SYSTEM_BUSY", retry_delay_ms=10))
+    server.drop(_methods.PULL)
+    async with async_consumer(server) as source:
+        await source.subscribe("t")
+        assert len(await async_drain(source, 20)) == 20
+        server.fail(_methods.PULL, RpcStatus(15, "damaged", "CORRUPT_LOG"), times=2)
+        source.seek(Q0, 0)
+        with pytest.raises(CorruptLogError):
+            await source.poll(5)
+
+
+async def test_async_grpc(server: FakeServer) -> None:
+    fill(server)
+    with FakeGrpcFront(server) as front:
+        broker = server.as_broker()
+        broker.grpc_address = front.address
+        server.brokers = [broker]
+        source = AsyncPullConsumer("g", namesrv=front.address, transport="grpc", hold_ms=200)
+        async with source:
+            await source.subscribe("t")
+            assert len(await async_drain(source, 20)) == 20
+            assert source.transport == "grpc"
+        assert server.committed["g", "t", 1] == 10
+
+
+async def test_async_closed(server: FakeServer) -> None:
+    source = async_consumer(server)
+    with pytest.raises(TopicNotFoundError):
+        await source.subscribe("unknown")
+    await source.subscribe("t")
+    waiting = asyncio.ensure_future(source.poll(30))
+    await asyncio.sleep(0.05)
+    await source.close()
+    assert await waiting == []
+    await source.close()
+    with pytest.raises(ClosedError):
+        await source.poll(0)

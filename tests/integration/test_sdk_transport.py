@@ -1,0 +1,598 @@
+"""Both flavours of the transport against a server on a real socket: answers, errors, time-outs, fall-back, forks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from protomq import _methods
+from protomq._async_transport import AsyncTransport
+from protomq._transport import SyncTransport, TransportOptions
+from protomq._types import BrokerAddress
+from protomq.errors import (
+    ClosedError,
+    ConfigurationError,
+    ConnectFailedError,
+    ConnectionLostError,
+    ProtocolError,
+    RequestTimeoutError,
+    SystemBusyError,
+    TopicNotFoundError,
+)
+from protomq.v1 import pull_service_pb2, send_service_pb2
+from protomq.wire.frames import HEADER, encode_answer
+from protomq.wire.status import RpcStatus
+from tests.support.fake_server import FakeGrpcFront, FakeServer
+
+BUSY = RpcStatus(8, "busy", "SYSTEM_BUSY", {"lane": "send"}, 123)
+PING = b""
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer({"t": 1}) as made:
+        yield made
+
+
+@pytest.fixture
+def transport() -> Iterator[SyncTransport]:
+    with SyncTransport() as made:
+        yield made
+
+
+def remoting(server: FakeServer) -> BrokerAddress:
+    return BrokerAddress("broker-a", "", server.address)
+
+
+def unused_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def pull_request(hold_ms: int = 0, **fields: Any) -> bytes:
+    return pull_service_pb2.PullRequest(topic="t", hold_ms=hold_ms, **fields).SerializeToString()
+
+
+class Raw:
+    """A listener that answers whatever a connection sends with fixed bytes, after a welcome if it is told so."""
+
+    def __init__(self, answer: bytes, *, welcome: bool = False) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._answer, self._welcome = answer, welcome
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return
+            with sock:
+                sock.recv(4096)
+                if self._welcome:
+                    sock.sendall(encode_answer(0, 0, 0))
+                    sock.recv(4096)
+                if self._answer:
+                    sock.sendall(self._answer)
+                    sock.recv(4096)
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._thread.join(5)
+
+
+# -- sync ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_is_answered_and_the_socket_used_again(
+    server: FakeServer, transport: SyncTransport
+) -> None:
+    for _ in range(5):
+        assert transport.call(remoting(server), _methods.PING, (PING,), 1.0) == b""
+    assert server.connections_accepted == 1
+    assert transport.kind(remoting(server)) == "remoting"
+    assert server.hello.lane == _methods.LANE_ADMIN
+    assert server.hello.client_id.endswith(f"@{os.getpid()}")
+
+
+def test_each_lane_has_its_own_connection(server: FakeServer, transport: SyncTransport) -> None:
+    transport.call(remoting(server), _methods.PING, (PING,), 1.0)
+    transport.call(remoting(server), _methods.PULL, (pull_request(),), 1.0)
+    assert server.connections_accepted == 2
+
+
+def test_the_pieces_of_a_payload_arrive_as_one(
+    server: FakeServer, transport: SyncTransport
+) -> None:
+    request = pull_service_pb2.PullRequest(
+        topic="t", tags=[f"tag-{i}" for i in range(2000)]
+    ).SerializeToString()
+    pieces = [request[i : i + 7] for i in range(0, len(request), 7)]  # More than one sendmsg takes.
+    transport.call(remoting(server), _methods.PULL, pieces, 1.0)
+    assert server.calls[-1] == (_methods.PULL.method_id, request)
+
+
+def test_a_large_request_and_a_large_answer(server: FakeServer, transport: SyncTransport) -> None:
+    server.append("t", 0, [bytes(1 << 20)] * 8)
+    answer = transport.call(
+        remoting(server),
+        _methods.PULL,
+        (pull_request(record_count_max=8, size_max_bytes=16 << 20),),
+        5.0,
+    )
+    assert len(pull_service_pb2.PullResponse.FromString(answer).records) == 8
+    big = send_service_pb2.SendRequest(topic="t" * (12 << 20)).SerializeToString()
+    transport.call(remoting(server), _methods.SEND, (big,), 5.0)
+    assert server.calls[-1][1] == big
+
+
+def test_the_deadline_goes_on_the_wire(server: FakeServer, transport: SyncTransport) -> None:
+    transport.call(remoting(server), _methods.PING, (PING,), 2.5)
+    assert 2400 <= server.timeouts_ms[-1] <= 2500
+
+
+def test_an_error_of_the_server_is_its_exception_and_the_socket_stays(
+    server: FakeServer, transport: SyncTransport
+) -> None:
+    server.fail(_methods.PING, BUSY)
+    with pytest.raises(SystemBusyError) as caught:
+        transport.call(remoting(server), _methods.PING, (PING,), 1.0)
+    assert (caught.value.retry_delay_ms, dict(caught.value.metadata)) == (123, {"lane": "send"})
+    transport.call(remoting(server), _methods.PING, (PING,), 1.0)
+    assert server.connections_accepted == 1
+
+
+def test_after_a_time_out_the_socket_is_not_used_again(
+    server: FakeServer, transport: SyncTransport
+) -> None:
+    transport.call(remoting(server), _methods.PING, (PING,), 1.0)
+    server.stall(_methods.PING)
+    started_s = time.monotonic()
+    with pytest.raises(RequestTimeoutError) as caught:
+        transport.call(remoting(server), _methods.PING, (PING,), 0.1)
+    assert 0.09 <= time.monotonic() - started_s < 1.0
+    assert not caught.value.definite
+    transport.call(remoting(server), _methods.PING, (PING,), 1.0)
+    assert server.connections_accepted == 2
+
+
+def test_a_lost_connection_is_not_definite_and_the_next_call_works(
+    server: FakeServer, transport: SyncTransport
+) -> None:
+    server.drop(_methods.PING)
+    with pytest.raises(ConnectionLostError) as caught:
+        transport.call(remoting(server), _methods.PING, (PING,), 1.0)
+    assert not caught.value.definite
+    transport.call(remoting(server), _methods.PING, (PING,), 1.0)
+
+
+def test_a_restarted_server_costs_an_idle_socket_no_call(
+    server: FakeServer, transport: SyncTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protomq._remoting_sync._IDLE_TRUSTED_S", 0.0)
+    transport.call(remoting(server), _methods.PING, (PING,), 1.0)
+    server.stop()
+    server.start()
+    transport.call(remoting(server), _methods.PING, (PING,), 1.0)
+
+
+def test_nobody_listening_is_definite(transport: SyncTransport) -> None:
+    address = BrokerAddress("b", "", f"127.0.0.1:{unused_port()}")
+    with pytest.raises(ConnectFailedError) as caught:
+        transport.call(address, _methods.PING, (PING,), 1.0)
+    assert caught.value.definite
+    assert transport.kind(address) == ""
+
+
+def test_a_one_way_call_waits_for_nothing(server: FakeServer, transport: SyncTransport) -> None:
+    server.stall(_methods.PING)
+    assert transport.call(remoting(server), _methods.PING, (PING,), 1.0, one_way=True) == b""
+    assert transport.call(remoting(server), _methods.PING, (PING,), 1.0) == b""
+    assert server.called(_methods.PING) == 2
+    assert server.connections_accepted == 1
+
+
+def test_threads_do_not_share_a_socket(server: FakeServer, transport: SyncTransport) -> None:
+    server.append("t", 0, [b"%d" % i for i in range(50)])
+    wrong: list[object] = []
+
+    def work(offset: int) -> None:
+        for _ in range(50):
+            data = transport.call(
+                remoting(server),
+                _methods.PULL,
+                (pull_request(queue_offset=offset, record_count_max=1),),
+                5.0,
+            )
+            if pull_service_pb2.PullResponse.FromString(data).records[0].body != b"%d" % offset:
+                wrong.append(offset)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert server.connections_accepted <= 8
+
+
+def test_an_answer_to_another_request_is_a_protocol_error(transport: SyncTransport) -> None:
+    with Raw(encode_answer(77, _methods.PING.method_id, 0), welcome=True) as raw:
+        with pytest.raises(ProtocolError):
+            transport.call(BrokerAddress("b", "", raw.address), _methods.PING, (PING,), 1.0)
+
+
+def test_a_closed_transport_says_so(server: FakeServer, transport: SyncTransport) -> None:
+    transport.call(remoting(server), _methods.PING, (PING,), 1.0)
+    transport.close()
+    transport.close()
+    with pytest.raises(ClosedError):
+        transport.call(remoting(server), _methods.PING, (PING,), 1.0)
+
+
+def test_a_refused_hello_is_the_servers_error(transport: SyncTransport) -> None:
+    from protomq.wire.status import encode_status
+
+    status = encode_status(BUSY)
+    with Raw(encode_answer(0, 0, len(status), 8) + status) as raw:
+        with pytest.raises(SystemBusyError):
+            transport.call(BrokerAddress("b", "", raw.address), _methods.PING, (PING,), 1.0)
+
+
+def test_a_forked_child_has_its_own_connections(
+    server: FakeServer, transport: SyncTransport
+) -> None:
+    transport.call(remoting(server), _methods.PING, (PING,), 1.0)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            transport.call(remoting(server), _methods.PING, (PING,), 1.0)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    transport.call(remoting(server), _methods.PING, (PING,), 1.0)
+    assert server.connections_accepted == 2
+    assert server.called(_methods.PING) == 3
+
+
+# -- the choice ----------------------------------------------------------------------------------------------------------
+
+
+def test_grpc_is_used_where_the_remoting_port_is_closed(
+    server: FakeServer, transport: SyncTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FakeGrpcFront(server) as front, caplog.at_level(logging.WARNING, "protomq"):
+        address = BrokerAddress("b", front.address, f"127.0.0.1:{unused_port()}")
+        for _ in range(3):
+            transport.call(address, _methods.PING, (PING,), 3.0)
+        assert transport.kind(address) == "grpc"
+        assert len([record for record in caplog.records if "using gRPC" in record.message]) == 1
+        server.fail(_methods.PING, BUSY)
+        with pytest.raises(SystemBusyError) as caught:
+            transport.call(address, _methods.PING, (PING,), 1.0)
+        assert caught.value.retry_delay_ms == 123
+        server.stall(_methods.PING)
+        with pytest.raises(RequestTimeoutError):
+            transport.call(address, _methods.PING, (PING,), 0.2)
+        transport.close()
+
+
+def test_a_port_that_turns_out_to_be_grpcs_is_used_as_such(
+    server: FakeServer, transport: SyncTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FakeGrpcFront(server) as front, caplog.at_level(logging.WARNING, "protomq"):
+        address = BrokerAddress("", front.address, front.address)
+        transport.call(address, _methods.PING, (PING,), 3.0)
+        assert transport.kind(address) == "grpc"
+        assert caplog.records == []
+        transport.close()
+
+
+def test_the_remoting_port_is_used_again_when_it_is_back(
+    server: FakeServer, transport: SyncTransport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FakeGrpcFront(server) as front:
+        address = BrokerAddress("b", front.address, server.address)
+        server.stop()
+        transport.call(address, _methods.PING, (PING,), 3.0)
+        assert transport.kind(address) == "grpc"
+        server.start()
+        transport.call(address, _methods.PING, (PING,), 3.0)
+        assert transport.kind(address) == "grpc"  # Not yet.
+        monkeypatch.setattr(transport._choice, "_grpc_until", {address: 0.0})
+        transport.call(address, _methods.PING, (PING,), 3.0)
+        assert transport.kind(address) == "remoting"
+        transport.close()
+
+
+def test_a_broken_remoting_port_falls_back_within_the_call(
+    server: FakeServer, transport: SyncTransport
+) -> None:
+    with FakeGrpcFront(server) as front:
+        address = BrokerAddress("b", front.address, server.address)
+        transport.call(address, _methods.PING, (PING,), 3.0)
+        assert transport.kind(address) == "remoting"
+        server.stop()
+        with pytest.raises(ConnectionLostError):
+            transport.call(
+                address, _methods.PING, (PING,), 3.0
+            )  # The pooled socket: it may have happened.
+        transport.call(address, _methods.PING, (PING,), 3.0)
+        assert transport.kind(address) == "grpc"
+        transport.close()
+
+
+def test_one_transport_alone_can_be_asked_for(server: FakeServer) -> None:
+    with FakeGrpcFront(server) as front:
+        both = BrokerAddress("b", front.address, server.address)
+        with SyncTransport(TransportOptions(transport="grpc")) as only_grpc:
+            only_grpc.call(both, _methods.PING, (PING,), 3.0)
+            assert only_grpc.kind(both) == "grpc"
+        with SyncTransport(TransportOptions(transport="remoting")) as only_remoting:
+            with pytest.raises(ConnectFailedError):
+                only_remoting.call(
+                    BrokerAddress("b", front.address, ""), _methods.PING, (PING,), 3.0
+                )
+
+
+def test_a_dead_server_is_a_failed_connection_without_loading_grpc(
+    transport: SyncTransport,
+) -> None:
+    dead = f"127.0.0.1:{unused_port()}"
+    with pytest.raises(ConnectFailedError):
+        transport.call(BrokerAddress("b", dead, dead), _methods.PING, (PING,), 1.0)
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ConfigurationError):
+        TransportOptions(transport="udp")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError):
+        TransportOptions(connect_timeout_s=0)
+
+
+# -- asyncio -------------------------------------------------------------------------------------------------------------
+
+
+async def test_many_coroutines_share_one_connection(server: FakeServer) -> None:
+    server.append("t", 0, [b"%d" % i for i in range(200)])
+    async with AsyncTransport() as transport:
+
+        async def one(offset: int) -> bytes:
+            request = pull_request(queue_offset=offset, record_count_max=1)
+            data = await transport.call(remoting(server), _methods.PULL, (request,), 5.0)
+            return pull_service_pb2.PullResponse.FromString(data).records[0].body
+
+        assert await asyncio.gather(*map(one, range(200))) == [b"%d" % i for i in range(200)]
+        assert server.connections_accepted == 1
+        assert transport.kind(remoting(server)) == "remoting"
+
+
+async def test_answers_come_in_any_order(server: FakeServer) -> None:
+    async with AsyncTransport() as transport:
+        held = asyncio.ensure_future(
+            transport.call(remoting(server), _methods.PULL, (pull_request(hold_ms=10_000),), 15.0)
+        )
+        quick = await transport.call(remoting(server), _methods.PULL, (pull_request(),), 1.0)
+        assert (
+            pull_service_pb2.PullResponse.FromString(quick).status
+            == pull_service_pb2.PULL_STATUS_NO_NEW_MSG
+        )
+        assert not held.done()
+        server.append("t", 0, [b"x"])
+        assert pull_service_pb2.PullResponse.FromString(await held).records[0].body == b"x"
+
+
+async def test_large_and_small_answers_follow_each_other(server: FakeServer) -> None:
+    server.append(
+        "t",
+        0,
+        [
+            bytes([i]) * size
+            for i, size in enumerate([10, 200_000, 65_000, 1, 70_000, 131_072, 3, 1 << 20])
+        ],
+    )
+    async with AsyncTransport() as transport:
+
+        async def one(offset: int) -> bytes:
+            request = pull_request(queue_offset=offset, record_count_max=1)
+            data = await transport.call(remoting(server), _methods.PULL, (request,), 5.0)
+            return pull_service_pb2.PullResponse.FromString(data).records[0].body
+
+        for _ in range(5):
+            bodies = await asyncio.gather(*map(one, range(8)))
+            assert [(body[0], len(body)) for body in bodies] == [
+                (0, 10), (1, 200_000), (2, 65_000), (3, 1), (4, 70_000), (5, 131_072), (6, 3), (7, 1 << 20),
+            ]  # fmt: skip
+
+
+async def test_time_outs_of_different_length_end_in_their_order(server: FakeServer) -> None:
+    async with AsyncTransport() as transport:
+        await transport.call(remoting(server), _methods.PING, (PING,), 60.0)
+        for _ in range(3):
+            server.stall(_methods.PING)
+        started_s = time.monotonic()
+        ended: list[float] = []
+
+        async def one(timeout_s: float) -> None:
+            with pytest.raises(RequestTimeoutError):
+                await transport.call(remoting(server), _methods.PING, (PING,), timeout_s)
+            ended.append(timeout_s)
+
+        await asyncio.gather(one(0.15), one(0.05), one(0.1))
+        assert ended == [0.05, 0.1, 0.15]
+        assert 0.14 <= time.monotonic() - started_s < 1.0
+        await transport.call(remoting(server), _methods.PING, (PING,), 1.0)
+        # Nothing had come at all since they were sent: it may have been the connection.
+        assert server.connections_accepted == 2
+
+
+async def test_a_connection_that_is_alive_survives_a_time_out(server: FakeServer) -> None:
+    async with AsyncTransport() as transport:
+        server.stall(_methods.PING)
+        slow = asyncio.ensure_future(transport.call(remoting(server), _methods.PING, (PING,), 0.1))
+        await asyncio.sleep(0.02)
+        await transport.call(remoting(server), _methods.PING, (PING,), 1.0)
+        with pytest.raises(RequestTimeoutError):
+            await slow
+        await transport.call(remoting(server), _methods.PING, (PING,), 1.0)
+        assert server.connections_accepted == 1  # Late answers are told apart by their ids.
+
+
+async def test_a_silent_connection_serves_its_last_calls_and_no_new_ones(
+    server: FakeServer,
+) -> None:
+    async with AsyncTransport() as transport:
+        held = asyncio.ensure_future(
+            transport.call(remoting(server), _methods.PULL, (pull_request(hold_ms=10_000),), 15.0)
+        )
+        await asyncio.sleep(0.05)
+        server.stall(_methods.PULL)
+        with pytest.raises(RequestTimeoutError):
+            await transport.call(remoting(server), _methods.PULL, (pull_request(),), 0.05)
+        await transport.call(remoting(server), _methods.PULL, (pull_request(),), 1.0)
+        assert server.connections_accepted == 2
+        server.append("t", 0, [b"x"])
+        assert pull_service_pb2.PullResponse.FromString(await held).records[0].body == b"x"
+
+
+async def test_a_cancelled_call_is_forgotten(server: FakeServer) -> None:
+    async with AsyncTransport() as transport:
+        await transport.call(remoting(server), _methods.PULL, (pull_request(),), 1.0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await transport.call(
+                    remoting(server), _methods.PULL, (pull_request(hold_ms=200),), 5.0
+                )
+        connection = next(iter(transport._connections.values()))
+        assert connection._pending == {}
+        server.append("t", 0, [b"late"])
+        await transport.call(remoting(server), _methods.PULL, (pull_request(),), 1.0)
+
+
+async def test_errors_and_lost_connections_reach_every_waiting_coroutine(
+    server: FakeServer,
+) -> None:
+    async with AsyncTransport() as transport:
+        server.fail(_methods.PING, BUSY)
+        with pytest.raises(SystemBusyError):
+            await transport.call(remoting(server), _methods.PING, (PING,), 1.0)
+        server.stall(_methods.PING)
+        server.stall(_methods.PING)
+        server.drop(_methods.PING)
+        calls = [transport.call(remoting(server), _methods.PING, (PING,), 5.0) for _ in range(3)]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [ConnectionLostError] * 3
+        await transport.call(remoting(server), _methods.PING, (PING,), 1.0)
+
+
+async def test_the_first_calls_share_one_hello(server: FakeServer) -> None:
+    async with AsyncTransport() as transport:
+        await asyncio.gather(
+            *(transport.call(remoting(server), _methods.PING, (PING,), 1.0) for _ in range(20))
+        )
+        assert server.connections_accepted == 1
+
+
+async def test_async_one_way(server: FakeServer) -> None:
+    async with AsyncTransport() as transport:
+        assert (
+            await transport.call(remoting(server), _methods.PING, (PING,), 1.0, one_way=True) == b""
+        )
+        await transport.call(remoting(server), _methods.PING, (PING,), 1.0)
+        assert server.called(_methods.PING) == 2
+
+
+async def test_async_falls_back_to_grpc(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with FakeGrpcFront(server) as front, caplog.at_level(logging.WARNING, "protomq"):
+        closed = BrokerAddress("b", front.address, f"127.0.0.1:{unused_port()}")
+        foreign = BrokerAddress("", front.address, front.address)
+        async with AsyncTransport() as transport:
+            for address in (closed, foreign):
+                await transport.call(address, _methods.PING, (PING,), 3.0)
+                await transport.call(address, _methods.PING, (PING,), 3.0)
+                assert transport.kind(address) == "grpc"
+            server.fail(_methods.PING, RpcStatus(5, "none", "TOPIC_NOT_FOUND"))
+            with pytest.raises(TopicNotFoundError):
+                await transport.call(closed, _methods.PING, (PING,), 1.0)
+        assert len([record for record in caplog.records if "using gRPC" in record.message]) == 1
+
+
+async def test_async_dead_and_closed(server: FakeServer) -> None:
+    transport = AsyncTransport()
+    dead = f"127.0.0.1:{unused_port()}"
+    with pytest.raises(ConnectFailedError):
+        await transport.call(BrokerAddress("b", dead, dead), _methods.PING, (PING,), 1.0)
+    await transport.close()
+    await transport.close()
+    with pytest.raises(ClosedError):
+        await transport.call(remoting(server), _methods.PING, (PING,), 1.0)
+
+
+def test_an_async_transport_starts_anew_on_the_next_loop(server: FakeServer) -> None:
+    transport = AsyncTransport()
+
+    async def once() -> None:
+        await transport.call(remoting(server), _methods.PING, (PING,), 1.0)
+        for connection in transport._connections.values():
+            connection.close()  # What ends with the loop would warn of its open socket.
+
+    asyncio.run(once())
+    asyncio.run(once())
+    assert server.called(_methods.PING) == 2
+
+
+async def test_an_answer_that_makes_no_sense_ends_the_connection() -> None:
+    with Raw(HEADER.pack(3, 1, 1, 1, 0, 0), welcome=True) as raw:
+        async with AsyncTransport() as transport:
+            with pytest.raises(ProtocolError):
+                await transport.call(
+                    BrokerAddress("b", "", raw.address), _methods.PING, (PING,), 1.0
+                )
+
+
+async def test_a_slow_reader_holds_its_callers_back(server: FakeServer) -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    held: list[socket.socket] = []
+
+    def accept() -> None:
+        sock, _ = listener.accept()
+        held.append(sock)
+        sock.recv(4096)
+        sock.sendall(encode_answer(0, 0, 0))
+
+    thread = threading.Thread(target=accept, daemon=True)
+    thread.start()
+    address = BrokerAddress("b", "", f"127.0.0.1:{listener.getsockname()[1]}")
+    async with AsyncTransport() as transport:
+        calls = [
+            asyncio.ensure_future(transport.call(address, _methods.SEND, (bytes(1 << 20),), 0.5))
+            for _ in range(40)
+        ]
+        await asyncio.sleep(0.1)
+        late = transport.call(address, _methods.SEND, (b"",), 0.1)
+        with pytest.raises(ConnectFailedError) as caught:  # Nothing of it was sent.
+            await late
+        assert caught.value.definite
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert {type(outcome) for outcome in outcomes} <= {RequestTimeoutError, ConnectFailedError}
+    thread.join()
+    held[0].close()
+    listener.close()

@@ -1,0 +1,194 @@
+"""A cluster of brokers without sockets: transports that answer from memory, and make the faults a test asks for.
+
+Each broker keeps what was sent to it and recognises repeated sends, as a real one does. A test scripts what becomes of the next
+calls to a broker:
+
+    cluster.script("a", TIMEOUT_AFTER_STORING, SystemBusyError("later"), ...)     then: all well
+
+An item is an exception (raised, nothing stored), or `after_storing(exception)` (stored, then raised: the answer was lost).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from protomq import _methods
+from protomq._async_transport import AsyncTransport
+from protomq._transport import SyncTransport
+from protomq._types import BrokerAddress, MethodInfo
+from protomq.errors import ProtomqError, TopicNotFoundError
+from protomq.v1.record_pb2 import Record
+from protomq.v1.route_service_pb2 import (
+    Broker,
+    GetRouteRequest,
+    GetRouteResponse,
+    QueueRoute,
+    Route,
+)
+from protomq.v1.send_service_pb2 import SendRequest, SendResponse, SendStatus
+
+
+@dataclass(frozen=True)
+class AfterStoring:
+    error: ProtomqError
+
+
+def after_storing(error: ProtomqError) -> AfterStoring:
+    """The broker stores the messages; the caller gets the error all the same."""
+    return AfterStoring(error)
+
+
+@dataclass
+class SendCall:
+    """One call of Send as it arrived."""
+
+    broker_name: str
+    payload: bytes
+    timeout_s: float
+    one_way: bool
+
+    @property
+    def request(self) -> SendRequest:
+        return SendRequest.FromString(self.payload)
+
+
+@dataclass
+class FakeBroker:
+    name: str
+    queues: dict[tuple[str, int], list[Record]] = field(default_factory=lambda: defaultdict(list))
+    repeated: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
+    script: deque[ProtomqError | AfterStoring] = field(default_factory=deque)
+
+    def store(self, request: SendRequest) -> SendResponse:
+        first = request.records[0]
+        identity = (first.producer_id, first.producer_epoch, first.sequence)
+        known = self.repeated.get(identity)
+        if known is None:
+            queue = self.queues[request.topic, request.queue_id]
+            self.repeated[identity] = known = (request.queue_id, len(queue))
+            queue.extend(request.records)
+            again = False
+        else:
+            again = True
+        queue_id, offset = known
+        return SendResponse(
+            status=SendStatus.SEND_STATUS_SEND_OK,
+            queue_id=queue_id, queue_offset=offset, record_count=len(request.records), repeated_send=again,
+        )  # fmt: skip
+
+
+class FakeCluster:
+    """Brokers with the topics that `topics` names: {topic: {broker: queues}}."""
+
+    def __init__(self, topics: dict[str, dict[str, int]] | None = None) -> None:
+        self.topics = topics or {"T": {"a": 4}}
+        self.brokers = {
+            name: FakeBroker(name) for shares in self.topics.values() for name in shares
+        }
+        self.calls: list[SendCall] = []
+        self.route_calls = 0
+        self.on_send: Callable[[SendCall], None] | None = None
+        self._lock = threading.Lock()
+
+    def script(self, broker_name: str, *items: ProtomqError | AfterStoring) -> None:
+        self.brokers[broker_name].script.extend(items)
+
+    def stored(self, topic: str = "T") -> dict[tuple[str, int], list[bytes]]:
+        """Bodies by (broker, queue)."""
+        return {
+            (broker.name, queue_id): [record.body for record in records]
+            for broker in self.brokers.values()
+            for (name, queue_id), records in broker.queues.items()
+            if name == topic and records
+        }
+
+    def bodies(self, topic: str = "T") -> list[bytes]:
+        """All bodies that are stored, sorted."""
+        return sorted(body for bodies in self.stored(topic).values() for body in bodies)
+
+    def answer(
+        self,
+        address: BrokerAddress,
+        method: MethodInfo,
+        payload: Sequence[bytes],
+        timeout_s: float,
+        one_way: bool,
+    ) -> bytes:
+        data = b"".join(payload)
+        if method == _methods.GET_ROUTE:
+            return self._answer_route(GetRouteRequest.FromString(data).topic)
+        assert method == _methods.SEND, method
+        call = SendCall(address.broker_name, data, timeout_s, one_way)
+        if self.on_send is not None:
+            self.on_send(call)
+        with self._lock:
+            self.calls.append(call)
+            broker = self.brokers[address.broker_name]
+            outcome = broker.script.popleft() if broker.script else None
+            if isinstance(outcome, ProtomqError):
+                raise outcome
+            response = broker.store(call.request)
+            if isinstance(outcome, AfterStoring):
+                raise outcome.error
+        return b"" if one_way else response.SerializeToString()
+
+    def _answer_route(self, topic: str) -> bytes:
+        self.route_calls += 1
+        shares = self.topics.get(topic)
+        if shares is None:
+            raise TopicNotFoundError(f"no topic {topic}")
+        queues = [
+            QueueRoute(broker_name=name, write_queues=count, read_queues=count)
+            for name, count in shares.items()
+        ]
+        brokers = [
+            Broker(broker_name=name, grpc_address=f"{name}:1", remoting_address=f"{name}:2")
+            for name in self.brokers
+        ]
+        return GetRouteResponse(
+            route=Route(topic=topic, queues=queues, brokers=brokers)
+        ).SerializeToString()
+
+
+class FakeSyncTransport(SyncTransport):
+    """Calls of threads, answered by the cluster."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        super().__init__()
+        self.cluster = cluster
+
+    def call(
+        self,
+        address: BrokerAddress,
+        method: MethodInfo,
+        payload: Sequence[bytes],
+        timeout_s: float,
+        *,
+        one_way: bool = False,
+    ) -> bytes:
+        return self.cluster.answer(address, method, payload, timeout_s, one_way)
+
+
+class FakeAsyncTransport(AsyncTransport):
+    """Calls of coroutines, answered by the cluster. `gate`, if set, is awaited before each send is answered."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        super().__init__()
+        self.cluster = cluster
+        self.gate: Callable[[], object] | None = None
+
+    async def call(
+        self,
+        address: BrokerAddress,
+        method: MethodInfo,
+        payload: Sequence[bytes],
+        timeout_s: float,
+        *,
+        one_way: bool = False,
+    ) -> bytes:
+        if self.gate is not None and method == _methods.SEND:
+            await self.gate()  # type: ignore[misc]
+        return self.cluster.answer(address, method, payload, timeout_s, one_way)
