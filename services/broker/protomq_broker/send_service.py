@@ -63,6 +63,8 @@ class SendService:
         self._config = config
         self._clock = clock
         self._sync_flush = store.config.sync_flush
+        # One request more may join a group that is just below the limit.
+        self._group_size_bytes = min(GROUP_SIZE_BYTES, store.append_size_max_bytes // 2)
         self._producer_id = secrets.randbits(63) | 1
         self._next_sequence = 0
         self._next_queue: dict[str, itertools.count[int]] = {}
@@ -91,7 +93,7 @@ class SendService:
                 continue
             pending.append(order)
             size_bytes += len(order.request.region.data)
-            if size_bytes >= GROUP_SIZE_BYTES:
+            if size_bytes >= self._group_size_bytes:
                 self._append(pending)
                 pending, size_bytes = [], 0
         if pending:
@@ -101,15 +103,14 @@ class SendService:
         """Answers the sends that the flushed position has passed, or whose time is up. Called on the lane when the position moved."""
         waiters, flushed = self._waiters, self._store.flushed_position
         now_ms = self._clock.monotonic_ms()
-        refusal = self._store.write_refusal
+        failure = self._store.log_failure
         while waiters:
             waiter = waiters[0]
             if waiter.position <= flushed:
                 waiter.call.answer(waiter.response.SerializeToString())
-            elif (
-                refusal
-            ):  # the fsync failed: the message may be lost, and that is no status but an error
-                waiter.call.fail(to_service_error(StoreFailedError(refusal)))
+            elif failure:
+                # The fsync failed: the message may be lost, and that is no status but an error.
+                waiter.call.fail(to_service_error(StoreFailedError(failure)))
             elif waiter.deadline_ms <= now_ms:
                 waiter.response.status = FLUSH_DISK_TIMEOUT
                 waiter.call.answer(waiter.response.SerializeToString())

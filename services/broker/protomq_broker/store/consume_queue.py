@@ -133,6 +133,7 @@ class ConsumeQueue:
         self._buffer = _NO_BUFFER
         self._min_offset = min_offset
         self._log_start = -1
+        self._home.damage.pop(self, None)
         self.flushed_offset = end_offset
         self.end_offset = end_offset
 
@@ -292,9 +293,12 @@ class ConsumeQueue:
         if log_start == self._log_start:
             return self._min_offset
         first = self._min_offset
-        if first < self.end_offset and self.entry(first)[0] < log_start:
-            first = self.first_at_or_beyond(log_start)
-            self._min_offset = first
+        try:
+            if first < self.end_offset and self.entry(first)[0] < log_start:
+                first = self.first_at_or_beyond(log_start)
+                self._min_offset = first
+        except ConsumeQueueDamagedError:
+            return first  # the entries that hold can still be read
         self._log_start = log_start
         return first
 

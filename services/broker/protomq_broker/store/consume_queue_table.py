@@ -321,8 +321,7 @@ class ConsumeQueueTable:
         if queue.synced_offset == NO_FOLDER:
             folder = queue.folder
             if self._disk.exists(folder):  # left over from a topic of that name
-                self._files.forget(f"{folder}/")
-                remove_tree(self._disk, folder)
+                self._remove_folder(folder)
             self._disk.make_folder(folder)
             queue.synced_offset = NEW_FOLDER
         queue.flush()
@@ -374,9 +373,7 @@ class ConsumeQueueTable:
                     self._home.damage.pop(queue, None)
         self._write_table(self._checkpoint_position)
         for topic, _ in removed:
-            folder = f"{self._folder}/{topic}"
-            self._files.forget(f"{folder}/")
-            remove_tree(self._disk, folder)
+            self._remove_folder(f"{self._folder}/{topic}")
 
     def _raise_min_offset(self, queue: ConsumeQueue, min_offset: int) -> int:
         """Enters the queue's new first offset into its row, as far as the row reaches; the offset entered."""
@@ -389,8 +386,7 @@ class ConsumeQueueTable:
         keep = queue.path_of(min_offset)
         for path in [f"{queue.folder}/{name}" for name in self._disk.list(queue.folder)]:
             if path < keep:
-                self._files.forget(path)
-                self._disk.unlink(path)
+                self._unlink(path)
 
     def _load_queue(
         self, queue: ConsumeQueue, min_offset: int, end_offset: int, damaged: bool
@@ -401,16 +397,15 @@ class ConsumeQueueTable:
         if good_end == end_offset and not damaged:
             return
         self._touched.add(queue)
-        try:
-            if good_end > min_offset:
-                position, size, _ = queue.entry(good_end - 1)
-                self.replay_from = min(self.replay_from, position + size)
-                return
-        except ConsumeQueueDamagedError:
-            pass
-        queue.reset(0, 0)
-        queue.synced_offset = NO_FOLDER
-        self.replay_from = 0
+        good_end = _sound_end(queue)
+        if good_end > min_offset:
+            position, size, _ = queue.entry(good_end - 1)
+            queue.reset(min_offset, good_end)
+            queue.synced_offset = good_end
+            self.replay_from = min(self.replay_from, position + size)
+        else:
+            self._restart(queue)
+            self.replay_from = 0
 
     def _entries_in_files(self, queue: ConsumeQueue, min_offset: int, end_offset: int) -> int:
         """Up to which offset the files hold entries, at most `end_offset`; cuts what is more."""
@@ -438,9 +433,9 @@ class ConsumeQueueTable:
             queues = self._queues.get(topic)
             if queues is None:
                 if self._disk.is_folder(path):
-                    remove_tree(self._disk, path)
+                    self._remove_folder(path)
                 else:
-                    self._disk.unlink(path)
+                    self._unlink(path)
                 continue
             known = {
                 str(queue_id)
@@ -449,13 +444,21 @@ class ConsumeQueueTable:
             }
             for name in self._disk.list(path):
                 if name not in known:
-                    remove_tree(self._disk, f"{path}/{name}")
+                    self._remove_folder(f"{path}/{name}")
 
     def _remove_files_behind(self, queue: ConsumeQueue, last_path: str) -> None:
         for name in self._disk.list(queue.folder):
             path = f"{queue.folder}/{name}"
             if path > last_path:
-                self._disk.unlink(path)
+                self._unlink(path)
+
+    def _remove_folder(self, folder: str) -> None:
+        self._files.forget(f"{folder}/")
+        remove_tree(self._disk, folder)
+
+    def _unlink(self, path: str) -> None:
+        self._files.forget(path)
+        self._disk.unlink(path)
 
     def _replay_queue(
         self, queue: ConsumeQueue, records: ScannedRecords, rows: NDArray[np.int64]
@@ -498,9 +501,24 @@ class ConsumeQueueTable:
         )
 
 
+def _sound_end(queue: ConsumeQueue) -> int:
+    """Up to which offset the entries hold."""
+    offset = queue.known_min_offset
+    while offset < queue.end_offset:
+        count = min(queue.end_offset - offset, ENTRIES_PER_FILE)
+        try:
+            found = len(queue.entries(offset, count))
+        except ConsumeQueueDamagedError:
+            break
+        offset += found
+        if found < count:
+            break
+    return offset
+
+
 def verify_queue(queue: ConsumeQueue, log_start: int = 0) -> Iterable[ConsumeQueueDamagedError]:
     """Reads the whole queue; the damage found, file by file."""
-    offset = queue.min_offset(log_start)
+    offset = max(queue.known_min_offset, queue.min_offset(log_start))
     while offset < queue.end_offset:
         end = min(queue.end_offset, (offset // ENTRIES_PER_FILE + 1) * ENTRIES_PER_FILE)
         try:

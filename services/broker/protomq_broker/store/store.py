@@ -228,6 +228,11 @@ class Store:
         return self._log.append_size_max_bytes
 
     @property
+    def log_failure(self) -> str:
+        """Why the log has failed for good: what is not flushed by now never will be; "" if it has not."""
+        return self._log.failure
+
+    @property
     def write_refusal(self) -> str:
         """Why no writes are taken; "" if they are."""
         return self._log.failure or self._refusal

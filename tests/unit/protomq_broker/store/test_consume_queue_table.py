@@ -26,9 +26,11 @@ def use_small_files(set_: Callable[..., None]) -> None:
         set_(module, "FILE_SIZE_BYTES", 160)
 
 
-def make_table(disk: SimDisk, log: ListLog | None = None) -> ConsumeQueueTable:
+def make_table(
+    disk: SimDisk, log: ListLog | None = None, *, open_files_max: int = 64
+) -> ConsumeQueueTable:
     """A table that has recovered with what the log has."""
-    table = ConsumeQueueTable(disk, FOLDER, open_files_max=4)
+    table = ConsumeQueueTable(disk, FOLDER, open_files_max=open_files_max)
     table.load()
     if log is not None:
         catch_up(table, log)
@@ -165,6 +167,27 @@ def test_a_damaged_file_is_made_good_from_the_log(damage: str):
     expect_all(again, log)
     again.checkpoint(log.end)
     assert queue_files(disk) == files
+
+
+@pytest.mark.parametrize(("start", "size"), [(9, 91), (0, 100), (20, 20), (61, 3), (300, 60)])
+def test_entries_that_were_damaged_after_the_checkpoint_are_made_good_by_the_next_start(
+    start: int, size: int
+):
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    append(table, log, Send("a", 0, 20), Send("b", 0, 2))
+    table.checkpoint(log.end)
+    files = queue_files(disk)
+    path = f"{FOLDER}/a/0/{start // 160 * 160:020d}"
+    disk.overwrite(path, start % 160, bytes(min(size, 160 - start % 160)))
+    broken = make_table(disk, log)
+    assert list(verify_queue(broken.queue("a", 0)))
+    broken.checkpoint(log.end)
+    again = make_table(disk, log)
+    expect_all(again, log)
+    again.checkpoint(log.end)
+    assert queue_files(disk) == files
+    assert make_table(disk).replay_from == log.end
 
 
 def test_a_queue_whose_files_are_all_gone_is_rebuilt():
@@ -336,7 +359,7 @@ def test_queues_at_rest_give_their_memory_back_and_are_read_from_files():
 
 def test_no_more_files_are_open_than_allowed():
     disk, log = SimDisk(), ListLog()
-    table = make_table(disk)
+    table = make_table(disk, open_files_max=4)
     append(table, log, *(Send("a", queue_id, 20) for queue_id in range(30)))
     table.checkpoint(log.end)
     expect_all(table, log)
