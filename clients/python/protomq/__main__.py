@@ -1,4 +1,4 @@
-"""`python -m protomq`: a standalone server, the same as the command `protomq standalone`."""
+"""`python -m protomq`: the command `protomq`; without a command of its own, `protomq standalone`."""
 
 import sys
 
@@ -11,7 +11,10 @@ def main() -> None:
             raise  # It is installed, and something in it is broken: that is for the trace to tell.
         sys.stderr.write('protomq: the server is not installed; run: pip install "protomq[server]"\n')
         sys.exit(2)
-    sys.argv = ["protomq", "standalone", *sys.argv[1:]]
+    arguments = sys.argv[1:]
+    if not arguments or arguments[0].startswith("-"):
+        arguments = ["standalone", *arguments]
+    sys.argv = ["protomq", *arguments]
     sys.exit(command_line())
 
 

@@ -44,10 +44,11 @@ class Producer:
     Every `send` returns when the broker has stored the message (as the broker is configured: in memory or on disk), or raises an
     error whose `definite` says whether it may have been stored all the same. Sends of many threads travel together.
 
-    `namesrv`: addresses, a URL that lists them, or None for PROTOMQ_NAMESRV_ADDR, else 127.0.0.1:9876 and 127.0.0.1:10911 (a name server, a standalone). `transport`: "auto"
-    (the remoting port, gRPC where that cannot be reached), "remoting", "grpc", or a SyncTransport to share. `client_id`: what
-    the servers' operators see; the group, host and process where empty. The other settings are those of ProducerOptions.
-    Nothing is opened before the first send; a forked child has a producer id of its own.
+    `namesrv`: addresses, a URL that lists them, or None for PROTOMQ_NAMESRV_ADDR, else 127.0.0.1:9876 and 127.0.0.1:10911 (a
+    name server, a standalone). `transport`: "auto" (the remoting port, gRPC where that cannot be reached), "remoting", "grpc",
+    or a SyncTransport to share. `client_id`: what the servers' operators see; the group, host and process where empty. The
+    other settings are those of ProducerOptions. Nothing is opened before the first send; a forked child has a producer id of
+    its own.
     """
 
     def __init__(

