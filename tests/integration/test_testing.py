@@ -1,0 +1,138 @@
+"""protomq.testing does what it promises: the broker fixture, the fault proxy, the fake clock."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from protomq import Producer
+from protomq.testing import Broker, BrokerStartError, FakeClock, FaultProxy
+
+
+@pytest.fixture
+def echo() -> Iterator[str]:
+    """A server that answers every byte with itself."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve(connection: socket.socket) -> None:
+        with connection:
+            try:
+                while data := connection.recv(65536):
+                    connection.sendall(data)
+            except OSError:
+                pass
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    yield f"127.0.0.1:{listener.getsockname()[1]}"
+    listener.shutdown(socket.SHUT_RDWR)
+    listener.close()
+
+
+def connect(proxy: FaultProxy) -> socket.socket:
+    host, _, port = proxy.address.rpartition(":")
+    return socket.create_connection((host, int(port)), 5.0)
+
+
+def read_to_end(connection: socket.socket) -> bytes:
+    data = b""
+    try:
+        while piece := connection.recv(65536):
+            data += piece
+    except ConnectionResetError:
+        pass
+    return data
+
+
+def test_without_faults_the_proxy_changes_nothing(echo: str) -> None:
+    with FaultProxy(echo) as proxy, connect(proxy) as connection:
+        connection.sendall(b"hello")
+        assert connection.recv(100) == b"hello"
+        assert proxy.connections_accepted == 1
+
+
+def test_a_connection_is_cut_after_so_many_bytes(echo: str) -> None:
+    with FaultProxy(echo) as proxy:
+        proxy.set(cut_after_answer_bytes=7)
+        with connect(proxy) as connection:
+            connection.sendall(b"0123456789")
+            assert read_to_end(connection) == b"0123456"
+        proxy.set(cut_after_answer_bytes=None, cut_after_request_bytes=3)
+        with connect(proxy) as connection:
+            connection.sendall(b"0123456789")
+            assert read_to_end(connection) in (b"", b"012")
+
+
+def test_answers_are_swallowed_and_cutting_ends_all(echo: str) -> None:
+    with FaultProxy(echo) as proxy:
+        seen = threading.Event()
+        proxy.on_answer(lambda piece: seen.set())
+        proxy.set(drop_answers=True)
+        with connect(proxy) as connection:
+            connection.sendall(b"hello")
+            assert seen.wait(5)
+            assert proxy.cut() == 1
+            assert read_to_end(connection) == b""
+
+
+def test_new_connections_can_be_refused(echo: str) -> None:
+    with FaultProxy(echo) as proxy:
+        proxy.set(refuse=True)
+        with connect(proxy) as connection:
+            assert read_to_end(connection) == b""
+        proxy.heal()
+        with connect(proxy) as connection:
+            connection.sendall(b"x")
+            assert connection.recv(1) == b"x"
+
+
+def test_a_fake_clock_moves_when_told() -> None:
+    clock = FakeClock(1000)
+    clock.advance(500)
+    clock.jump_wall(-2000)
+    assert (clock.now_ms(), clock.monotonic_ms(), clock.monotonic()) == (-500, 500, 0.5)
+    with pytest.raises(ValueError):
+        clock.advance(-1)
+
+
+def test_a_broker_keeps_ports_and_data_over_a_crash_and_leaves_nothing_behind() -> None:
+    broker = Broker().start()
+    directory, address, process_id = broker.data_dir, broker.namesrv, broker.process_id
+    with Producer(broker.namesrv) as producer:
+        assert producer.send("T", b"one").queue_offset == 0
+    broker.kill()
+    assert not broker.running
+    broker.restart()
+    assert broker.namesrv == address
+    assert broker.process_id != process_id
+    with Producer(broker.namesrv) as producer:
+        offsets = [producer.send("T", b"two").queue_offset for _ in range(8)]
+    assert sorted(offsets) == [0] * 7 + [1]
+    process_id = broker.process_id
+    assert broker.stop() == 0
+    assert not directory.exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process_id, 0)
+
+
+async def test_a_broker_is_an_async_context_too() -> None:
+    async with Broker() as broker:
+        assert broker.running
+        assert broker.grpc_address.startswith("127.0.0.1:")
+    assert not broker.running
+
+
+def test_a_broker_that_does_not_start_says_why() -> None:
+    with pytest.raises(BrokerStartError, match="no-such-option"):
+        Broker(arguments=["--no-such-option"]).start()
