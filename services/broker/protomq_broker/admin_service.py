@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from protomq.v1.admin_service_pb2 import (
@@ -33,13 +34,15 @@ from protomq.v1.record_pb2 import Record
 from protomq.v1.topic_pb2 import Permission, Topic
 from protomq.wire.hashing import key_hash_of
 from protomq.wire.record import decode_message_id
-from protomq_runtime.errors import Code, ServiceError, invalid_argument
+from protomq_runtime.dispatch import drained
+from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
 
 from .store.topics import QUEUES_MAX, TopicConfig
+from .store_errors import to_service_error
 from .topic_access import check_topic_name, existing_topic, readable_topic
 
 if TYPE_CHECKING:
-    from protomq_runtime.call import CallContext
+    from protomq_runtime.call import Call, CallContext
     from protomq_runtime.clock import Clock
 
     from .config import BrokerConfig
@@ -62,7 +65,10 @@ _FROM_PERMISSION = {value: key for key, value in _TO_PERMISSION.items()} | {
 
 
 class AdminService:
-    """Implements protomq.v1.AdminService, on the admin lane. `lane_status` gives the state of all lanes."""
+    """Implements protomq.v1.AdminService, on the admin lane.
+
+    `lane_status` gives the state of all lanes; `announce` returns when the name servers know the topics as they are, or do not hurry.
+    """
 
     def __init__(
         self,
@@ -73,30 +79,42 @@ class AdminService:
         broker_name: str,
         version: str,
         lane_status: Callable[[], Sequence[LaneStatus]],
+        announce: Callable[[], None],
     ) -> None:
         self._store = store
         self._config = config
         self._broker_name = broker_name
         self._version = version
         self._lane_status = lane_status
+        self._announce = announce
         self._start_time_ms = clock.now_ms()
 
-    def create_topic(
-        self, request: CreateTopicRequest, context: CallContext
-    ) -> CreateTopicResponse:
-        """Creates a topic; the same again is no error; another configuration needs `update`."""
-        wanted = topic_from_message(request.topic, self._config.default_queues)
-        existing = self._store.topics.find(wanted.name)
-        if existing is not None and existing != wanted and not request.update:
-            raise ServiceError(
-                Code.ALREADY_EXISTS,
-                "TOPIC_EXISTS",
-                f"topic {wanted.name!r} exists with another configuration; set update to change it",
-                metadata={"topic": wanted.name},
-            )
-        if existing != wanted:
-            wanted = self._store.topics.put(wanted)
-        return CreateTopicResponse(topic=topic_to_message(wanted))
+    @drained
+    def create_topic(self, calls: list[Call]) -> None:
+        """Creates or changes topics; the same again is no error; another configuration needs `update`.
+
+        All that have arrived by now are one change: each one rewrites the table of topics and registers all of them again.
+        """
+        wanted: dict[str, TopicConfig] = {}
+        taken: list[tuple[Call, TopicConfig]] = []
+        for call in calls:
+            try:
+                topic = self._read_create(call, wanted)
+            except ServiceError as error:
+                call.fail(error)
+                continue
+            wanted[topic.name] = topic
+            taken.append((call, topic))
+        try:
+            self._store.topics.put(list(wanted.values()))
+        except Exception as error:
+            failure = to_service_error(error)
+            for call, _ in taken:
+                call.fail(failure)
+            return
+        self._announce()
+        for call, topic in taken:
+            call.answer(CreateTopicResponse(topic=topic_to_message(topic)).SerializeToString())
 
     def describe_topic(
         self, request: DescribeTopicRequest, context: CallContext
@@ -119,6 +137,7 @@ class AdminService:
         """Deletes a topic with its queues and committed offsets."""
         topic = existing_topic(self._store, request.topic)
         self._store.delete_topic(topic.name)
+        self._announce()
         return DeleteTopicResponse()
 
     def list_topics(self, request: ListTopicsRequest, context: CallContext) -> ListTopicsResponse:
@@ -215,6 +234,23 @@ class AdminService:
                 if len(found) == (request.record_count_max or QUERY_COUNT_DEFAULT):
                     break
         return QueryMessagesResponse(records=found)
+
+    def _read_create(self, call: Call, wanted: Mapping[str, TopicConfig]) -> TopicConfig:
+        """The topic that a call asks for, if it may be had; `wanted` are those of the calls before. Raises ServiceError."""
+        try:
+            request = CreateTopicRequest.FromString(bytes(call.payload))
+        except DecodeError as error:
+            raise unparsable("protomq.v1.CreateTopicRequest") from error
+        topic = topic_from_message(request.topic, self._config.default_queues)
+        existing = wanted.get(topic.name) or self._store.topics.find(topic.name)
+        if existing is not None and existing != topic and not request.update:
+            raise ServiceError(
+                Code.ALREADY_EXISTS,
+                "TOPIC_EXISTS",
+                f"topic {topic.name!r} exists with another configuration; set update to change it",
+                metadata={"topic": topic.name},
+            )
+        return topic
 
     def ping(self, request: PingRequest, context: CallContext) -> PingResponse:
         """Answers."""

@@ -46,8 +46,12 @@ if TYPE_CHECKING:
 
     from .config import BrokerConfig
     from .holds import QueueKey
+    from .store.topics import TopicsSnapshot
 
 log = logging.getLogger("protomq.broker")
+
+ANNOUNCED_COUNT_MAX = 500
+ANNOUNCE_TIMEOUT_S = 0.5
 
 
 class Broker:
@@ -71,10 +75,12 @@ class Broker:
             broker_name=self.name,
             version=version,
             lane_status=self._lane_status,
+            announce=self._announce,
         )
         self._server: Server | None = None
         self._journal: OffsetJournal | None = None
         self._registration: BrokerRegistration | None = None
+        self._announced_topics: tuple[TopicsSnapshot, BrokerTopics] | None = None
 
     def add_services(self, table: DispatchTable) -> None:
         """Puts the broker's services into the table."""
@@ -172,12 +178,25 @@ class Broker:
     def _on_arrival(self, keys: Iterable[QueueKey]) -> None:
         self._pull.signal(keys)
 
+    def _announce(self) -> None:
+        """Waits until the name servers know the topics: who has created one can ask for its route. Not where there are so many
+        that registering them takes longer than a caller wants to wait.
+        """
+        if self._registration is not None and len(self.store.topics.all()) <= ANNOUNCED_COUNT_MAX:
+            self._registration.wait_announced(ANNOUNCE_TIMEOUT_S)
+
     def _topics(self) -> BrokerTopics:
+        """Built anew only when the topics have changed. Called by the threads of the registration."""
         snapshot = self.store.topics.snapshot()
-        return BrokerTopics(
+        known = self._announced_topics
+        if known is not None and known[0] is snapshot:
+            return known[1]
+        topics = BrokerTopics(
             DataVersion(time_ms=snapshot.version.time_ms, counter=snapshot.version.counter),
             [topic_to_message(topic) for topic in snapshot.topics],
         )
+        self._announced_topics = (snapshot, topics)
+        return topics
 
     def _lane_status(self) -> list[LaneStatus]:
         if self._server is None:

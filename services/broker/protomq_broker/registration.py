@@ -40,7 +40,7 @@ from .name_server_connections import NameServer, NameServerConnection
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_MS: Final = 30_000
-REGISTER_PAUSE_MIN_MS: Final = 20
+REGISTER_PAUSE_MIN_MS: Final = 5
 """At least so long between two registrations: a thousand topics created in a row are not sent a thousand times."""
 REGISTER_PAUSE_FACTOR: Final = 4
 """And so many times as long as the last one took: 10,000 topics take some 50 ms on both sides."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 
-from protomq_runtime.errors import Code, ServiceError, internal
+from protomq_runtime.errors import Code, ServiceError, internal, invalid_argument
 
 from .store.append import CorruptRecordError
+from .store.consume_queue import ConsumeQueueDamagedError
 from .store.errors import (
     AppendTooLargeError,
     CorruptLogError,
@@ -14,8 +15,10 @@ from .store.errors import (
     StoreError,
     StoreFailedError,
 )
+from .store.index_runs import IndexDamagedError
 from .store.offsets import TooManyGroupsError
 from .store.repeated_sends import ProducerFencedError, SequenceExpiredError
+from .store.topics import InvalidNameError
 
 log = logging.getLogger("protomq.broker")
 
@@ -53,6 +56,11 @@ def to_service_error(error: Exception) -> ServiceError:
         return ServiceError(
             Code.DATA_LOSS, "CORRUPT_LOG", str(error), metadata={"position": str(error.position)}
         )
+    if isinstance(error, ConsumeQueueDamagedError | IndexDamagedError):
+        log.error("damage in a derived file: %s", error)
+        return ServiceError(Code.DATA_LOSS, "CORRUPT_LOG", str(error))
+    if isinstance(error, InvalidNameError):
+        return invalid_argument("name", str(error))
     if isinstance(error, StoreError):
         log.error("the store refuses: %s", error)
         return ServiceError(Code.FAILED_PRECONDITION, "STORE_FAILED", str(error))

@@ -239,6 +239,12 @@ def _convert(
             return None
         (kind,) = [argument for argument in arguments if argument is not type(None)]
         return _convert(kind, value, key, origin, origins)
+    if outer is typing.Literal:
+        if value not in arguments:
+            raise ConfigError(
+                f"{origin}: one of {', '.join(map(str, arguments))} is expected, this is {value!r}"
+            )
+        return value
     if outer is tuple:
         items = (
             [item.strip() for item in value.split(",") if item.strip()]

@@ -18,7 +18,7 @@ from urllib.parse import unquote
 
 import grpc
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from protomq.wire.status import GRPC_STATUS_DETAILS_KEY
@@ -169,7 +169,7 @@ class GrpcServer:
         self._server = grpc.aio.server(options=server_options(request_size_max_bytes))
         self._server.add_generic_rpc_handlers(self._handlers(table, pools))
         self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        _add_health(self._server, self._health)
         self._service_names = ["", *table.service_names]
         _add_reflection(self._server, [*table.service_names, HEALTH_SERVICE, *REFLECTION_SERVICES])
 
@@ -337,15 +337,42 @@ class _Reflection(reflection.aio.ReflectionServicer):
         return answer
 
 
+def _add_health(server: grpc.aio.Server, servicer: health.aio.HealthServicer) -> None:
+    request_class = health_pb2.HealthCheckRequest
+
+    async def check(payload: bytes, context: Any) -> Any:
+        return await servicer.Check(await _parse(request_class, payload, context), context)
+
+    async def watch(payload: bytes, context: Any) -> None:
+        await servicer.Watch(await _parse(request_class, payload, context), context)
+
+    serializer = health_pb2.HealthCheckResponse.SerializeToString
+    handlers: dict[str, Any] = {
+        "Check": grpc.unary_unary_rpc_method_handler(check, response_serializer=serializer),
+        "Watch": grpc.unary_stream_rpc_method_handler(watch, response_serializer=serializer),
+    }
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler(HEALTH_SERVICE, handlers)]
+    )
+
+
 def _add_reflection(server: grpc.aio.Server, service_names: Sequence[str]) -> None:
     """Serves v1alpha and, since its messages are the same, v1 by the same servicer."""
-    servicer = _Reflection(service_names)
     from grpc_reflection.v1alpha import reflection_pb2
 
-    handler = grpc.stream_stream_rpc_method_handler(
-        servicer.ServerReflectionInfo,
-        request_deserializer=reflection_pb2.ServerReflectionRequest.FromString,
-        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
+    servicer = _Reflection(service_names)
+
+    async def info(payloads: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+        async def requests() -> AsyncIterator[Any]:
+            async for payload in payloads:
+                yield await _parse(reflection_pb2.ServerReflectionRequest, payload, context)
+
+        answers: Any = servicer.ServerReflectionInfo(requests(), context)
+        async for response in answers:
+            yield response
+
+    handler: Any = grpc.stream_stream_rpc_method_handler(
+        info, response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString
     )
     server.add_generic_rpc_handlers(
         [
@@ -364,6 +391,14 @@ def plain_peer(peer: str) -> str:
 def _deadline_of(context: grpc.aio.ServicerContext[Any, Any], now: float) -> float | None:
     left = cast("float | None", context.time_remaining())  # The stubs forget the None.
     return None if left is None else now + left
+
+
+async def _parse(message_class: Any, payload: bytes, context: Any) -> Any:
+    """A request; gRPC's own deserialisers answer UNKNOWN and log a traceback for one that does not parse."""
+    try:
+        return message_class.FromString(payload)
+    except DecodeError:
+        await _abort(context, unparsable(message_class.DESCRIPTOR.full_name))
 
 
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: ServiceError) -> NoReturn:

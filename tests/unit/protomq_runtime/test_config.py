@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -40,6 +41,7 @@ class StoreSection:
     segment_size_bytes: int = 1 << 30
     retention_ms: int = 72 * 3_600_000
     disk_ratio: float = 0.75
+    corruption: Literal["refuse", "quarantine"] = "refuse"
     root: Path = Path("store")
 
 
@@ -198,6 +200,12 @@ def test_a_mistake_elsewhere_is_named_with_its_place(tmp_path):
         load(write(tmp_path, "a.ini", ""))
     with pytest.raises(ConfigError, match=r"a\.toml"):
         load(write(tmp_path, "a.toml", "a = "))
+
+
+def test_a_field_with_named_choices_takes_one_of_them():
+    assert load(None, {"PROTOMQ_STORE_CORRUPTION": "quarantine"}).store.corruption == "quarantine"
+    with pytest.raises(ConfigError, match="one of refuse, quarantine is expected, this is 'maybe'"):
+        load(store__corruption="maybe")
 
 
 def test_an_empty_file_is_a_file(tmp_path):

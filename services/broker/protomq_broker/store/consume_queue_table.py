@@ -243,6 +243,8 @@ class ConsumeQueueTable:
             self._rows.set(queue.row, row.min_offset, row.end_offset, row.damaged)
             self._load_queue(queue, row.min_offset, row.end_offset, row.damaged)
         self._remove_strays()
+        if self._touched:  # what is made good now is not durable before the next checkpoint
+            self._write_table(position)
 
     def start_rebuild(self) -> None:
         """Removes everything; a replay from the log's start makes it anew."""
@@ -302,11 +304,9 @@ class ConsumeQueueTable:
                 if end_offset < queue.end_offset:
                     queue.cut(end_offset)
                     self._dirty.add(queue)
-                    if behind_table:
-                        self._renew_row(queue, end_position)
         self._covered_position = end_position
         if behind_table:  # else other records, at the same queue offsets, would pass for those that the table knows
-            self._write_table(end_position)
+            self.checkpoint(end_position)
 
     @property
     def _table_path(self) -> str:
@@ -398,6 +398,7 @@ class ConsumeQueueTable:
             return
         self._touched.add(queue)
         good_end = _sound_end(queue)
+        self._rows.set(queue.row, min_offset, good_end, damaged=True)
         if good_end > min_offset:
             position, size, _ = queue.entry(good_end - 1)
             queue.reset(min_offset, good_end)

@@ -3,7 +3,8 @@
 Rules:
 - An fsync covers what was written before it began, so the position is taken first.
 - A failed fsync is fatal: the kernel may have marked the pages clean, so trying again proves nothing. The log takes no more appends;
-  the flushed position stays where it was. (A log that failed for another reason is still synced: what it has is to be kept.)
+  the flushed position stays where it was, and the next start writes anew what is behind it (`recovery.rewrite_unsynced`). (A log that
+  failed for another reason is still synced: what it has is to be kept.)
 - Under SYNC_FLUSH every request wakes the thread; what was appended while a sync was running is covered by the next one, together
   (group commit).
 
@@ -31,13 +32,11 @@ class LogFlusher:
         commit_log: CommitLog,
         appended_position: Callable[[], int],
         on_moved: Callable[[int], None],
-        on_failed: Callable[[], None],
     ) -> None:
         self._disk = disk
         self._log = commit_log
         self._appended_position = appended_position
         self._on_moved = on_moved
-        self._on_failed = on_failed
         self._has_failed = False
         self._lock = threading.Lock()
 
@@ -60,7 +59,6 @@ class LogFlusher:
                 )
                 log.critical("%s", reason)
                 commit_log.fail(reason)
-                self._on_failed()
                 position = start
             else:
                 commit_log.flushed_position = position

@@ -52,6 +52,7 @@ _STATE_FILE_NAME: Final = "index.bin"
 _TAIL_PREFIX: Final = "tail."
 _TAIL_CAPACITY_MIN: Final = 4_096
 
+
 class MessageIndex:
     """The index of a store.
 
@@ -180,9 +181,7 @@ class MessageIndex:
             found.extend(sorted(older.difference(found), reverse=True)[: count_max - len(found)])
         return found
 
-    def _find_in_run(
-        self, run: Run, hash_: int, start: int, end: int, count_max: int
-    ) -> list[int]:
+    def _find_in_run(self, run: Run, hash_: int, start: int, end: int, count_max: int) -> list[int]:
         try:
             return self._run_files.find(run, hash_, start, end, count_max)
         except (FileNotFoundError, IndexDamagedError) as error:
@@ -236,7 +235,9 @@ class MessageIndex:
                 self._runs = [run for run in self._runs if run.end_position > log_start]
             if not gone:
                 return
-            position = self._checkpoint_position  # the state first, so that no start looks for files that are gone
+            position = (
+                self._checkpoint_position
+            )  # the state first, so that no start looks for files that are gone
             self._write_state(position, self._count_below(position))
             for run in gone:
                 self._run_files.remove(run)
@@ -326,9 +327,7 @@ class MessageIndex:
             if not ones and not many:
                 return
             self._noted_ones, self._noted_many = array("Q"), []
-        self._add_rows(
-            rows_of_noted(np.frombuffer(ones, np.uint64).reshape(-1, ONE_COLUMNS), many)
-        )
+        self._add_rows(rows_of_noted(np.frombuffer(ones, np.uint64).reshape(-1, ONE_COLUMNS), many))
 
     def _add_rows(self, rows: NDArray[Any]) -> None:
         end = self._tail_count + len(rows)

@@ -152,4 +152,6 @@ class RunFiles:
         return read_fully(self._disk, self._files.get(self._path(run)).fd, size_bytes, at)
 
     def _damage(self, run: Run, reason: str) -> IndexDamagedError:
-        return IndexDamagedError(f"{self._path(run)}: {reason}: the index is made anew at the next start")
+        return IndexDamagedError(
+            f"{self._path(run)}: {reason}: the index is made anew at the next start"
+        )

@@ -5,18 +5,17 @@ process, however it dies; the content stays. The cache id names the boot and the
 as it is the same, the page cache has kept all that was written, synced or not. It is written only when recovery is through, since a
 recovery that is interrupted must decide the same the next time.
 
-`abort` is there from start to clean stop. Found at a start, it says that the process did not stop cleanly, and, if its content says
-so, that an fsync had failed: then pages may be marked clean that never reached the disk.
+`abort` is there from start to clean stop. Found at a start, it says that the process did not stop cleanly. It is for people and tools:
+recovery does not ask it, since a disk that loses an fsync may as well lose a file.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from typing import Any, Final
 
-from .disk import Disk, read_fully, read_json, remove_file, write_fully, write_json_atomically
+from .disk import Disk, read_fully, remove_file, write_file_atomically, write_fully
 from .errors import StoreLockedError
 
 LOCK_SIZE_BYTES: Final = 512
@@ -75,23 +74,16 @@ def is_locked(disk: Disk, root: str) -> bool:
 
 
 class AbortFile:
-    """The file `abort`. `found` and `sync_failed` say what the last process left."""
+    """The file `abort`. `found`: the last process left it."""
 
     def __init__(self, disk: Disk, root: str) -> None:
         self._disk = disk
         self._path = f"{root}/abort"
         self.found = disk.exists(self._path)
-        content = read_json(disk, self._path) if self.found else None
-        self.sync_failed = isinstance(content, dict) and bool(content.get("sync_failed"))
 
     def write(self) -> None:
         """The store is open from here on."""
-        write_json_atomically(self._disk, self._path, {"sync_failed": False})
-
-    def mark_sync_failed(self) -> None:
-        """An fsync failed: the next start on this page cache must write the tail anew. As far as the disk still lets us."""
-        with contextlib.suppress(OSError):
-            write_json_atomically(self._disk, self._path, {"sync_failed": True})
+        write_file_atomically(self._disk, self._path, b"")
 
     def remove(self) -> None:
         """The store was closed cleanly."""

@@ -7,7 +7,7 @@ What is derived says itself up to where it is complete (`replay_from`); the walk
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import logging
 import os
 from collections.abc import Sequence
@@ -27,7 +27,15 @@ from .errors import CorruptLogError, StoreSettingsError
 from .log_reader import LogReader
 from .offsets import OFFSETS_TOPIC, ConsumerOffsets
 from .record_region import read_trailers
-from .recovery import RecoveredLog, choose_start, recover_log, rewrite_unsynced, skips_of
+from .recovery import (
+    RecoveredLog,
+    choose_start,
+    find_absent,
+    read_quarantine,
+    recover_log,
+    rewrite_unsynced,
+    skips_of,
+)
 from .seals import LogWalker, WalkedBlock, find_fields
 from .segment import SegmentFolder
 from .topics import TopicTable
@@ -35,6 +43,8 @@ from .topics import TopicTable
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION: Final = 1
+NOT_OURS_ERRNOS: Final = frozenset({errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS})
+"""Of an fsync of a folder that we may not write into, or that is no disk's: so we have not made anything there."""
 
 
 class Derived(Protocol):
@@ -74,13 +84,18 @@ class Derived(Protocol):
 
 
 def make_folders(disk: Disk, root: str) -> None:
-    """Makes the store's folders, durably."""
-    disk.make_folder(f"{root}/config")
+    """Makes the store's folders, durably. Those above the root are synced too: a start that was killed may have made any of them."""
+    for folder in ("config", "commitlog"):
+        disk.make_folder(f"{root}/{folder}")
     disk.fsync_dir(root)
-    with contextlib.suppress(
-        PermissionError
-    ):  # a folder above that is somebody else's was there before
-        disk.fsync_dir(os.path.dirname(root))
+    path = root
+    while path != os.path.dirname(path):
+        path = os.path.dirname(path)
+        try:
+            disk.fsync_dir(path)
+        except OSError as error:
+            if error.errno not in NOT_OURS_ERRNOS:
+                raise
 
 
 def check_settings(disk: Disk, root: str, config: StoreConfig) -> None:
@@ -108,11 +123,14 @@ def recover_store(
     derived: Sequence[Derived],
     *,
     same_cache: bool,
-    sync_failed: bool,
 ) -> RecoveredLog:
     """Recovers the log and brings what is derived (loaded already, the consume queues first) to its end. Raises CorruptLogError."""
+    quarantine_path = f"{root}/config/quarantine.json"
     positions = [structure.replay_from for structure in derived]
     start = choose_start(folder, checkpoint, min(positions))
+    absent = find_absent(folder, start.position, read_quarantine(disk, quarantine_path))
+    if absent is not None:
+        start = choose_start(folder, checkpoint, absent)  # so that the walk comes upon it
     replay = _Replay(folder, disk, queues, derived, start.position)
     recovered = recover_log(
         disk,
@@ -121,17 +139,18 @@ def recover_store(
         checkpoint,
         same_cache=same_cache,
         mode=config.corruption,
-        quarantine_path=f"{root}/config/quarantine.json",
+        quarantine_path=quarantine_path,
         derived_position=max(positions),
         on_block=replay.take,
     )
     replay.finish(recovered.tail.position)
-    if same_cache and sync_failed:
-        log.warning(
-            "an fsync had failed: what is behind position %d is written anew",
-            recovered.synced_position,
-        )
+    if recovered.synced_position < recovered.tail.position:
+        log.info(
+            "%d bytes from position %d on, which nothing says had been synced, are written anew: an fsync had failed, for all we know",
+            recovered.tail.position - recovered.synced_position, recovered.synced_position,
+        )  # fmt: skip
         rewrite_unsynced(disk, folder, recovered.synced_position, recovered.tail.position)
+        recovered.synced_position = recovered.tail.position
     broken = [structure for structure in derived if structure.needs_rebuild]
     if broken:
         _rebuild(disk, folder, checkpoint, recovered, queues, broken)

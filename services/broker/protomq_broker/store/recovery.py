@@ -91,9 +91,8 @@ class RecoveredLog:
 def choose_start(folder: SegmentFolder, checkpoint: Checkpoint | None, position: int) -> StartPoint:
     """Where to begin so that everything from `position` on is walked: the checkpoint if that is early enough, else a segment."""
     first = folder.first_position
-    if checkpoint is not None and (not folder.files or checkpoint.replay_position <= position):
-        if not folder.files or checkpoint.replay_position >= first:
-            return StartPoint(checkpoint.replay_position, checkpoint.replay_crc32c)
+    if checkpoint is not None and first <= checkpoint.replay_position <= position:
+        return StartPoint(checkpoint.replay_position, checkpoint.replay_crc32c)
     base = max(first, position - position % folder.segment_size_bytes)
     while base > first and base not in folder.files:
         base -= folder.segment_size_bytes
@@ -105,6 +104,25 @@ def choose_start(folder: SegmentFolder, checkpoint: Checkpoint | None, position:
             first, checkpoint.first_crc32c if checkpoint is not None and known else None
         )
     return StartPoint(base, chain_at_end(folder.at(base - 1)))
+
+
+def find_absent(
+    folder: SegmentFolder, end_position: int, known: Sequence[DamagedRange]
+) -> int | None:
+    """The first position below `end_position` that no file has: a segment is missing, or cut short. What is in quarantine is passed over.
+
+    Below the place where a walk begins nothing else would notice before a reader does.
+    """
+    size_bytes = folder.segment_size_bytes
+    for base in range(folder.first_position, end_position, size_bytes):
+        segment = folder.files.get(base)
+        position = base if segment is None else base + segment.stored_size_bytes()
+        end = min(base + size_bytes, end_position)
+        if position < end and not any(
+            damage.start_position <= position and end <= damage.end_position for damage in known
+        ):
+            return position
+    return None
 
 
 def recover_log(
@@ -185,7 +203,8 @@ def recover_log(
 def rewrite_unsynced(disk: Disk, folder: SegmentFolder, start: int, end: int) -> None:
     """Writes [start, end) once more with the bytes it has, and syncs it.
 
-    After a failed fsync the kernel marks pages clean that are not on disk, so another fsync alone would report success for nothing.
+    After a failed fsync the kernel marks pages clean that are not on disk, so another fsync alone would report success for nothing. At a
+    start nobody can tell whether one had failed: the process may have been killed, or the disk have refused every mark that it left.
     """
     for segment in folder.overlapping(start, end):
         at = max(start, segment.base_position)

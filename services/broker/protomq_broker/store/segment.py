@@ -11,7 +11,6 @@ only one thread at a time may create or remove (`CommitLog` holds a lock around 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator
 from typing import Final
@@ -55,6 +54,10 @@ class SegmentFile:
         """Bytes of the segment; less where the file is cut short."""
         return self._disk.pread(self.fd, size_bytes, segment_offset)
 
+    def stored_size_bytes(self) -> int:
+        """Size of the file: that of the segment, unless it is cut short."""
+        return self._disk.size(self.fd)
+
     def __del__(self) -> None:
         fd, self.fd = self.fd, -1
         if fd >= 0:
@@ -75,10 +78,10 @@ class SegmentFolder:
         """Replaced, never changed: a reader that took it may go on with it."""
 
     def open(self, *, read_only: bool = False) -> None:
-        """Opens the segments that are there; half-made ones are removed, unless `read_only`. Raises StoreSettingsError."""
-        if not read_only:
-            self._disk.make_folder(self.path)
-            self._disk.fsync_dir(os.path.dirname(self.path))
+        """Opens the segments that are there; half-made ones are removed, unless `read_only`. The folder exists.
+
+        Raises StoreSettingsError.
+        """
         files: dict[int, SegmentFile] = {}
         for name in self._disk.list(self.path):
             path = f"{self.path}/{name}"
@@ -97,6 +100,8 @@ class SegmentFolder:
                         f"{path}: this is no segment of {self.segment_size_bytes} bytes"
                     )
                 files[base_position] = segment
+        if not read_only:  # the last process may have been killed between a rename and its sync
+            self._disk.fsync_dir(self.path)
         self.files = files
 
     def at(self, position: int) -> SegmentFile | None:
@@ -143,14 +148,15 @@ class SegmentFolder:
         return segment
 
     def remove(self, base_positions: list[int]) -> None:
-        """Removes segments, durably. Files that somebody still reads stay open through their references."""
-        files = dict(self.files)
-        removed = [files.pop(base_position) for base_position in base_positions]
-        self.files = files
-        for segment in removed:
+        """Removes segments, durably and one after the other: a crash leaves no gap where the order has none.
+
+        Files that somebody still reads stay open through their references.
+        """
+        for base_position in base_positions:
+            path = self.files[base_position].path
+            self.files = {base: file for base, file in self.files.items() if base != base_position}
             with contextlib.suppress(FileNotFoundError):
-                self._disk.unlink(segment.path)
-        if removed:
+                self._disk.unlink(path)
             self._disk.fsync_dir(self.path)
 
     def clear_from(self, position: int) -> None:

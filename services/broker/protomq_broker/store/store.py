@@ -162,7 +162,6 @@ class Store:
             self._log,
             lambda: self._tail.position,
             self._flushed,
-            self._abort.mark_sync_failed,
         )
         try:
             self._abort.write()
@@ -521,7 +520,6 @@ class Store:
             self._queues,
             self._derived,
             same_cache=bool(cache_id) and cache_id == self._lock.previous_cache_id,
-            sync_failed=self._abort.sync_failed,
         )
         self._first = _first_of(self._folder, checkpoint)
         self._replayed_from = checkpoint.replay_position if checkpoint else 0

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
@@ -157,15 +157,16 @@ class TopicTable:
         self.on_change()
         return topic
 
-    def put(self, topic: TopicConfig) -> TopicConfig:
-        """Adds a topic or gives it another configuration; the result is what is in force. Raises InvalidNameError, OSError."""
-        require_topic_name(topic.name)
+    def put(self, topics: Sequence[TopicConfig]) -> None:
+        """Adds topics or gives them another configuration, all or none; one write, however many. Raises InvalidNameError, OSError."""
+        for topic in topics:
+            require_topic_name(topic.name)
         with self._lock:
-            if self._by_name.get(topic.name) == topic:
-                return topic
-            self._change([topic], ())
+            changed = [topic for topic in topics if self._by_name.get(topic.name) != topic]
+            if not changed:
+                return
+            self._change(changed, ())
         self.on_change()
-        return topic
 
     def delete(self, name: str) -> bool:
         """Removes a topic; whether there was one. Raises OSError."""

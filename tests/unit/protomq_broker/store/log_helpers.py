@@ -76,6 +76,7 @@ class Log:
     ) -> None:
         self.disk = disk or SimDisk()
         self.disk.make_folder("/s/config")
+        self.disk.make_folder("/s/commitlog")
         self.folder = SegmentFolder(self.disk, "/s/commitlog", segment_size_bytes)
         self.folder.open()
         self.log = CommitLog(self.disk, self.folder, LogTail(0, 0, 0), flushed_position=0)
@@ -108,6 +109,7 @@ def recover(
     segment_size_bytes: int = SEGMENT_SIZE_BYTES,
 ) -> tuple[RecoveredLog, list[bytes], SegmentFolder]:
     """(what recovery says, the record fields it found, the segments)."""
+    disk.make_folder("/s/commitlog")
     folder = SegmentFolder(disk, "/s/commitlog", segment_size_bytes)
     folder.open()
     fields: list[bytes] = []

@@ -10,7 +10,7 @@ import pytest
 from protomq_broker.store.disk import Disk
 from protomq_broker.store.errors import StoreLockedError
 from protomq_broker.store.lock import AbortFile, StoreLock, is_locked
-from tests.chaos.simdisk import Fault, SimDisk
+from tests.chaos.simdisk import SimDisk
 
 
 def test_on_a_real_disk_a_second_lock_is_refused_and_names_the_process(tmp_path: Path) -> None:
@@ -49,18 +49,13 @@ def test_a_lock_file_full_of_anything_is_taken(content: bytes) -> None:
     assert StoreLock(disk, "/s").previous_cache_id == ""
 
 
-def test_the_abort_file_tells_of_a_failed_fsync_even_if_the_disk_is_failing() -> None:
+def test_the_abort_file_is_there_until_a_clean_stop() -> None:
     disk = SimDisk()
     disk.make_folder("/s")
     abort = AbortFile(disk, "/s")
-    assert (abort.found, abort.sync_failed) == (False, False)
+    assert not abort.found
     abort.write()
     assert AbortFile(disk, "/s").found
-    disk.fail_at(1, Fault.EIO, for_ever=True)
-    abort.mark_sync_failed()
-    disk.plan = None
-    abort.mark_sync_failed()
-    assert AbortFile(disk, "/s").sync_failed
     abort.remove()
     abort.remove()
     assert not AbortFile(disk, "/s").found

@@ -53,7 +53,7 @@ def test_bad_topic_names_are_refused_everywhere(name: str):
     for refuse in (
         lambda: require_topic_name(name),
         lambda: table.create(TopicConfig(name)),
-        lambda: table.put(TopicConfig(name)),
+        lambda: table.put([TopicConfig(name)]),
     ):
         with pytest.raises(InvalidNameError):
             refuse()
@@ -84,7 +84,7 @@ def test_topics_are_there_again_after_a_restart():
     table = make_table(disk)
     table.create(TopicConfig("b", 4, 16, readable=False))
     table.create(TopicConfig("a"))
-    table.put(TopicConfig("a", writable=False))
+    table.put([TopicConfig("a", writable=False)])
     again = make_table(disk)
     assert again.all() == [
         TopicConfig("a", writable=False),
@@ -99,14 +99,15 @@ def test_create_keeps_what_is_there_and_put_replaces_it():
     first = TopicConfig("a", 1, 1)
     assert table.create(first) is first
     assert table.create(TopicConfig("a", 2, 2)) is first
-    assert table.put(TopicConfig("a", 2, 2)) == table.find("a") == TopicConfig("a", 2, 2)
+    table.put([TopicConfig("a", 2, 2)])
+    assert table.find("a") == TopicConfig("a", 2, 2)
 
 
 def test_the_version_rises_with_each_change_and_its_time_never_falls():
     disk = SimDisk()
     make_table(disk, now_ms=5_000).create(TopicConfig("a"))
     table = make_table(disk, now_ms=1_000)
-    table.put(TopicConfig("a"))
+    table.put([TopicConfig("a")])
     assert table.snapshot().version == (5_000, 1)
     table.delete("a")
     table.delete("a")
@@ -119,8 +120,8 @@ def test_each_change_is_told_once():
     table.on_change = lambda: told.append(table.snapshot().version.counter)
     table.create(TopicConfig("a"))
     table.create(TopicConfig("a"))
-    table.put(TopicConfig("a"))
-    table.put(TopicConfig("a", 3, 3))
+    table.put([TopicConfig("a")])
+    table.put([TopicConfig("a", 3, 3)])
     table.delete("a")
     table.delete("a")
     assert told == [1, 2, 3]
@@ -144,7 +145,7 @@ def test_what_the_disk_refuses_has_not_happened():
     for change in (
         lambda: table.create(TopicConfig("b")),
         lambda: table.delete("a"),
-        lambda: table.put(TopicConfig("a", 1, 1)),
+        lambda: table.put([TopicConfig("a", 1, 1)]),
     ):
         with pytest.raises(OSError):
             change()
@@ -190,3 +191,16 @@ def test_settings_of_a_later_version_are_passed_over():
         b'{"topics": [{"name": "a", "write_queues": 1, "read_queues": 2, "later": 5}], "version": {"time_ms": 1, "counter": 9}}',
     )
     assert make_table(disk).all() == [TopicConfig("a", 1, 2)]
+
+
+def test_many_topics_are_one_change() -> None:
+    table = make_table()
+    changes: list[int] = []
+    table.on_change = lambda: changes.append(len(table.all()))
+    table.put([TopicConfig(f"t{i}") for i in range(100)])
+    table.put([TopicConfig("t5"), TopicConfig("t6")])  # as they are: no change
+    assert changes == [100]
+    assert table.snapshot().version.counter == 1
+    with pytest.raises(InvalidNameError):
+        table.put([TopicConfig("good"), TopicConfig("not good")])
+    assert table.find("good") is None
