@@ -13,6 +13,7 @@ from protomq_broker.name_server_connections import NameServer
 from protomq_namesrv.config import NamesrvConfig
 from protomq_namesrv.direct_connection import DirectConnection
 from protomq_namesrv.server import add_route_service
+from protomq_runtime.addresses import Address
 from protomq_runtime.clock import SystemClock
 from protomq_runtime.config import load_config
 from protomq_runtime.dispatch import DispatchTable
@@ -62,13 +63,14 @@ def run_standalone(
         config, clock=clock, table=table, name_servers=[NameServer("this process", connect)]
     )
 
-    def ready_line() -> str:
+    def ready() -> dict[str, str]:
         host = config.listen.host
-        grpc_address = f"{host}:{process.server.grpc_port}"
-        remoting_address = f"{host}:{process.server.remoting_port}"
-        return (
-            f"grpc={grpc_address} remoting={remoting_address} namesrv={remoting_address} "
-            f"data={config.data_dir}"
-        )
+        remoting_address = str(Address(host, process.server.remoting_port))
+        return {
+            "grpc": str(Address(host, process.server.grpc_port)),
+            "remoting": remoting_address,
+            "namesrv": remoting_address,
+            "data": str(config.data_dir),
+        }
 
-    return run_until_signal(process, ready_line)
+    return run_until_signal(process, ready, ports_file=config.listen.ports_file)

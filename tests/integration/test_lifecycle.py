@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -31,7 +32,9 @@ if "stuck" in sys.argv:
     services.route.stop = threading.Event().wait
 if "failing" in sys.argv:
     services.route.start = lambda server: server.pools["send"].lanes[0].post(server.pools["send"].lanes[0]._poll.close)
-sys.exit(run_until_signal(server, lambda: f"remoting=127.0.0.1:{server.remoting_port}"))
+ports_file = Path(sys.argv[-1]) if sys.argv[-1].endswith(".json") else None
+ready = lambda: {"remoting": f"127.0.0.1:{server.remoting_port}", "data": "a b"}
+sys.exit(run_until_signal(server, ready, ports_file=ports_file))
 """
 
 
@@ -63,6 +66,22 @@ async def test_a_signal_stops_the_process_gracefully(number):
         assert (child.returncode, out, err) == (0, "", "")
 
 
+def test_a_ports_file_says_where_it_listens_and_goes_with_the_process(tmp_path: Path):
+    path = tmp_path / "ports.json"
+    with process(str(path)) as child:
+        assert child.stdout is not None
+        words = child.stdout.readline().split()
+        ports = json.loads(path.read_text())
+        assert ports == {
+            "pid": child.pid,
+            "remoting": words[1].removeprefix("remoting="),
+            "data": "a b",
+        }
+        child.send_signal(signal.SIGTERM)
+        child.communicate(timeout=10)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_second_signal_ends_it_at_once():
     with process("stuck") as child:
         assert child.stdout is not None
@@ -91,7 +110,7 @@ async def test_a_process_serves_between_ready_and_the_signal():
     services = Services(Path(__file__))
     with process() as child:
         assert child.stdout is not None
-        port = int(child.stdout.readline().rpartition(":")[2])
+        port = int(child.stdout.readline().split()[1].rpartition(":")[2])
         caller = await RemotingCaller.connect(services.table, port, options_pb2.LANE_ADMIN)
         assert await caller.call("/protomq.v1.AdminService/Ping", b"") == b""
         await caller.close()

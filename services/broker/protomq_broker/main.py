@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from protomq_runtime.addresses import Address
 from protomq_runtime.clock import Clock, SystemClock
 from protomq_runtime.config import load_config
 from protomq_runtime.dispatch import DispatchTable
@@ -80,16 +81,20 @@ def run_broker(config_file: Path | None, flags: Mapping[str, object] | None = No
     """Runs a broker until a signal comes; the exit code. Raises ConfigError and what the start raises."""
     config = load_config(BrokerConfig, config_file, flags=flags)
     process = BrokerProcess(config)
-    return run_until_signal(process, lambda: ready_line(process, config))
-
-
-def ready_line(process: BrokerProcess, config: BrokerConfig) -> str:
-    """What stands behind `ready`: where the broker listens, and its store."""
-    server, host = process.server, config.listen.host
-    return (
-        f"grpc={host}:{server.grpc_port} remoting={host}:{server.remoting_port} "
-        f"broker={process.broker.name} data={config.data_dir}"
+    return run_until_signal(
+        process, lambda: ready_words(process, config), ports_file=config.listen.ports_file
     )
+
+
+def ready_words(process: BrokerProcess, config: BrokerConfig) -> dict[str, str]:
+    """What stands behind `ready`: where the broker listens, its name, and its store."""
+    server, host = process.server, config.listen.host
+    return {
+        "grpc": str(Address(host, server.grpc_port)),
+        "remoting": str(Address(host, server.remoting_port)),
+        "broker": process.broker.name,
+        "data": str(config.data_dir),
+    }
 
 
 def package_version() -> str:

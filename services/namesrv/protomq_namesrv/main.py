@@ -32,9 +32,10 @@ def main(config: NamesrvConfig) -> int:
     server = make_server(config)
     host = config.listen.host
 
-    def ready_line() -> str:
-        return (
-            f"grpc={Address(host, server.grpc_port)} remoting={Address(host, server.remoting_port)}"
-        )
+    def ready() -> dict[str, str]:
+        return {
+            "grpc": str(Address(host, server.grpc_port)),
+            "remoting": str(Address(host, server.remoting_port)),
+        }
 
-    return run_until_signal(server, ready_line)
+    return run_until_signal(server, ready, ports_file=config.listen.ports_file)

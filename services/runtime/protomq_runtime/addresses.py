@@ -10,6 +10,7 @@ import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, NamedTuple
 
 PORT_MAX: Final = 65_535
@@ -82,6 +83,9 @@ class ListenConfig:
     """0: the port listened on."""
     advertised_remoting_port: int = 0
     """0: the port listened on."""
+    ports_file: Path | None = None
+    """Written when the server is ready: a JSON object of the addresses and the process id, for programs that start it. Removed at
+    the stop."""
 
     def __post_init__(self) -> None:
         for name in (

@@ -20,8 +20,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import aiofiles
-
 _Config = TypeVar("_Config")
 
 ENVIRONMENT_PREFIX: Final = "PROTOMQ"
@@ -57,24 +55,6 @@ def load_config(
 ) -> _Config:
     """The configuration. `flags` go by dotted name; those that are None were not given. Raises ConfigError."""
     text = None if path is None else _read(Path(path))
-    return _build_from(config_class, path, text, environment, flags)
-
-
-async def load_config_async(
-    config_class: type[_Config],
-    path: Path | str | None = None,
-    *,
-    environment: Mapping[str, str] | None = None,
-    flags: Mapping[str, object] | None = None,
-) -> _Config:
-    """As load_config, for a running event loop: the file is read without holding the loop up."""
-    text = None
-    if path is not None:
-        try:
-            async with aiofiles.open(path, encoding="utf-8") as file:
-                text = await file.read()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{path}: cannot be read: {error}") from None
     return _build_from(config_class, path, text, environment, flags)
 
 

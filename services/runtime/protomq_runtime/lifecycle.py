@@ -2,19 +2,24 @@
 
 The first SIGTERM or SIGINT stops gracefully, the second one exits at once. A thread of the server that fails ends the process: a
 broker that still answers pings but appends nothing is worse than one that is gone. One line that starts with `ready` says that work
-is taken; it is the only thing written to stdout.
+is taken; it is the only thing written to stdout. A ports file says the same to programs.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Final, Protocol
 
+import aiofiles
+import aiofiles.os
 from google.protobuf.internal import api_implementation
 
 logger = logging.getLogger(__name__)
@@ -43,14 +48,19 @@ class Process(Protocol):
 
 
 def run_until_signal(
-    process: Process, ready_line: Callable[[], str], *, grace_s: float = GRACE_S
+    process: Process,
+    ready: Callable[[], Mapping[str, str]],
+    *,
+    ports_file: Path | None = None,
+    grace_s: float = GRACE_S,
 ) -> int:
     """Runs the process on a new event loop until a signal comes. The exit code: 0 after a graceful stop, 70 after a failure.
 
-    `ready_line` is called after the start, when ports are known. Errors of the start are raised.
+    `ready` is called after the start, when ports are known: names and values for the ready line. `ports_file` gets them as a JSON
+    object, with the process id, and is removed at a graceful stop. Errors of the start are raised.
     """
     prepare_process()
-    return asyncio.run(_run(process, ready_line, grace_s))
+    return asyncio.run(_run(process, ready, ports_file, grace_s))
 
 
 def prepare_process() -> None:
@@ -68,7 +78,12 @@ def prepare_process() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-async def _run(process: Process, ready_line: Callable[[], str], grace_s: float) -> int:
+async def _run(
+    process: Process,
+    ready: Callable[[], Mapping[str, str]],
+    ports_file: Path | None,
+    grace_s: float,
+) -> int:
     loop = asyncio.get_running_loop()
     over = asyncio.Event()
     failures: list[BaseException] = []
@@ -89,8 +104,24 @@ async def _run(process: Process, ready_line: Callable[[], str], grace_s: float) 
         loop.add_signal_handler(number, on_signal, number)
     process.set_on_fatal(on_fatal)
     await process.start()
-    sys.stdout.write(f"ready {ready_line()}\n")
+    words = ready()
+    if ports_file is not None:
+        await _write_ports(ports_file, words)
+    sys.stdout.write(
+        " ".join(["ready", *(f"{name}={value}" for name, value in words.items())]) + "\n"
+    )
     sys.stdout.flush()
     await over.wait()
     await process.stop(grace_s)
+    if ports_file is not None:
+        await aiofiles.os.remove(ports_file)
     return EXIT_FATAL if failures else EXIT_OK
+
+
+async def _write_ports(path: Path, words: Mapping[str, str]) -> None:
+    """Whole or not at all: somebody may be waiting for the file."""
+    content = {"pid": os.getpid(), **words}
+    temporary = path.with_name(f"{path.name}.tmp")
+    async with aiofiles.open(temporary, "w", encoding="utf-8") as file:
+        await file.write(json.dumps(content) + "\n")
+    await aiofiles.os.replace(temporary, path)

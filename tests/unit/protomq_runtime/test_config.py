@@ -14,7 +14,6 @@ import pytest
 from protomq_runtime.config import (
     ConfigError,
     load_config,
-    load_config_async,
     parse_size_bytes,
     parse_time_ms,
 )
@@ -106,13 +105,6 @@ def test_a_file_is_read(tmp_path, name, text):
         StoreSection(FlushMode.SYNC_FLUSH, 64 << 20, 12 * 3_600_000),
         {"send": LaneSection(depth_max=7)},
     )
-
-
-async def test_a_file_is_read_on_an_event_loop_alike(tmp_path):
-    path = write(tmp_path, "a.yaml", YAML)
-    assert await load_config_async(Config, path, environment={}) == load(path)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        await load_config_async(Config, tmp_path / "none.yaml")
 
 
 def test_environment_wins_over_the_file_and_flags_over_both(tmp_path):
