@@ -31,6 +31,8 @@ Offsets = dict[str, dict[str, int]]
 """Topic -> queue ("broker:0", or "0" where the topic has one broker) -> offset, or milliseconds."""
 
 _SPARKS_OWN: Final = frozenset(("checkpointlocation", "queryname", "outputmode"))
+_BATCH_ONLY: Final = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
+_STREAM_ONLY: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _ALIASES: Final = {
     "nameserver": "protomq.namesrv",
     "topic": "subscribe",
@@ -175,27 +177,24 @@ class _Given:
             raise OptionError(f"the {what} has no option {', '.join(hints)}")
 
 
-def parse_read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """Raises OptionError."""
+def parse_read_options(options: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
+    """`streaming` None: not known yet, whatever is right for one of the two passes. Raises OptionError."""
     given = _Given(options, _ALIASES)
     if given.has("sql"):
         raise OptionError("option 'sql': this version has no SQL filters, use 'tags' or where()")
     client = _client(given)
     subscription = _subscription(given)
-    start = _bound(given, "starting", LATEST if streaming else EARLIEST)
-    end_names = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
-    limit_names = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
-    for name in end_names if streaming else limit_names:
-        if given.has(name):
+    if streaming is not None:
+        refused = _BATCH_ONLY if streaming else _STREAM_ONLY
+        for name in filter(given.has, refused):
             what = "batch" if streaming else "stream"
             raise OptionError(f"option {name!r} is for a {what} query only")
+    start = _bound(given, "starting", LATEST if streaming else EARLIEST)
     end = _bound(given, "ending", LATEST)
-    if not streaming and start.word == LATEST:
-        raise OptionError("option 'startingOffsets' cannot be \"latest\" in a batch query")
+    if streaming is False and (start.word == LATEST or _mentions(start.offsets, LATEST)):
+        raise OptionError("option 'startingOffsets' cannot be latest (-1) in a batch query")
     if end.word == EARLIEST or _mentions(end.offsets, EARLIEST):
         raise OptionError("option 'endingOffsets' cannot be earliest (-2)")
-    if not streaming and _mentions(start.offsets, LATEST):
-        raise OptionError("option 'startingOffsets' cannot be latest (-1) in a batch query")
     offsets_max = given.integer("maxOffsetsPerTrigger", None)
     offsets_min = given.integer("minOffsetsPerTrigger", None)
     if given.has("maxTriggerDelay") and offsets_min is None:

@@ -39,7 +39,11 @@ COLUMNS: Final[tuple[Column, ...]] = (
     # Only where `columns` or `includeHeaders` asks for them.
     Column("born_timestamp", "TIMESTAMP", pa.timestamp("us", "UTC")),
     Column("sharding_key", "STRING", pa.string()),
-    Column("headers", "ARRAY<STRUCT<key: STRING, value: BINARY>>", pa.list_(pa.field("element", _HEADER))),
+    Column(
+        "headers",
+        "ARRAY<STRUCT<key: STRING, value: BINARY>>",
+        pa.list_(pa.field("element", _HEADER)),
+    ),
 )
 COLUMN_NAMES: Final = tuple(column.name for column in COLUMNS)
 DEFAULT_COLUMNS: Final = COLUMN_NAMES[:13]

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest
@@ -24,6 +26,8 @@ from .store.record_region import prove_region, record_field_at
 FIELDS_BESIDE_RECORDS_MAX: Final = 64
 """Top-level fields that a request without `record_sizes` may have beside its records."""
 
+_EQUAL_SIZE_MIN_BYTES: Final = 2_048
+"""Below this a request is parsed as quickly as looked through."""
 _TRAILER_ALLOWANCE_BYTES: Final = 512
 """Room for a trailer, in whatever form, when the bytes around a body are counted."""
 
@@ -37,13 +41,34 @@ class ProducerIdentity(NamedTuple):
 
 
 def parse_send_header(payload: bytes | bytearray) -> Any:
-    """The request without its records: a message with topic, queue_id, record_sizes, wait_store_ok. Raises ServiceError."""
+    """The request without its records: a message with topic, queue_id, wait_store_ok, and record_sizes as the bytes of the packed
+    field (fixed32, little-endian). Raises ServiceError.
+    """
+    records_end = _end_of_equal_records(payload) if len(payload) >= _EQUAL_SIZE_MIN_BYTES else 0
     try:
+        if records_end:
+            # The parser copies what it does not know: half a megabyte of records is worth passing over.
+            header = _SendHeader.FromString(bytes(memoryview(payload)[records_end:]))
+            if header.record_sizes:
+                return header
         return _SendHeader.FromString(payload)
     except DecodeError as error:
         raise invalid_argument(
             "", "the request does not parse as protomq.v1.SendRequest"
         ) from error
+
+
+def _end_of_equal_records(payload: bytes | bytearray) -> int:
+    """End of the record fields at the start of a request, if there are several of one size; 0 otherwise. A field is a field: what is
+    found is proved later, and only saves time here.
+    """
+    size, head = record_field_at(payload, 0, len(payload))
+    stride = head + size
+    if size < layout.FIXED_TRAILER_SIZE_BYTES or stride * 2 > len(payload):
+        return 0
+    words = np.ndarray((len(payload) // stride,), np.uint32, payload, 0, (stride,))
+    different = np.flatnonzero((words ^ words[0]) & np.uint32((1 << 8 * head) - 1))
+    return stride * (int(different[0]) if len(different) else len(words))
 
 
 def read_records(
@@ -59,13 +84,18 @@ def read_records(
     born time of messages that have none; `identify(count)` hands out an identity for messages that have none. Raises ServiceError if the
     request is invalid.
     """
-    topic, sizes = header.topic, header.record_sizes
-    if len(sizes) > layout.RECORDS_PER_REQUEST_MAX:
-        raise _too_many(len(sizes), layout.RECORDS_PER_REQUEST_MAX)
-    whole = bytes(payload) if type(payload) is bytearray and not sizes else payload
-    if not sizes:
+    topic, packed = header.topic, header.record_sizes
+    if len(packed) > 4 * layout.RECORDS_PER_REQUEST_MAX:
+        raise _too_many(len(packed) // 4, layout.RECORDS_PER_REQUEST_MAX)
+    whole = payload if packed or type(payload) is bytes else bytes(payload)
+    sizes: Sequence[int] | NDArray[np.uint32]
+    if len(packed) == 4:
+        sizes = (int.from_bytes(packed, "little"),)
+    elif packed and len(packed) % 4 == 0:
+        sizes = np.frombuffer(packed, np.uint32)
+    else:
         sizes = _find_record_sizes(whole)
-    if sizes:
+    if len(sizes):
         region = prove_region(whole, topic, sizes)
         if region is not None:
             if region.producer_id == 0:
@@ -261,7 +291,18 @@ def _private_classes() -> tuple[Any, Any]:
     header.CopyFrom(proto)
     header.name = "SendHeader"
     del header.field[:]
-    header.field.extend(field for field in proto.field if field.name != "records")
+    for field in proto.field:
+        if (
+            field.name == "record_sizes"
+        ):  # packed numbers are bytes on the wire, and are wanted as an array
+            header.field.add(
+                name=field.name,
+                number=field.number,
+                type=descriptor_pb2.FieldDescriptorProto.TYPE_BYTES,
+                label=1,
+            )
+        elif field.name != "records":
+            header.field.append(field)
     body = file.message_type.add(name="RecordShape")
     body.field.add(
         name="body", number=1, type=descriptor_pb2.FieldDescriptorProto.TYPE_BYTES, label=1

@@ -9,13 +9,21 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable
 from functools import lru_cache
+from typing import TYPE_CHECKING, TypeAlias, Union
 
 import google_crc32c
 
-crc32c: Callable[[bytes], int] = google_crc32c.value
-"""CRC-32C (Castagnoli) of `bytes`; this library takes no memoryview or bytearray."""
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-extend_crc32c: Callable[[int, bytes], int] = google_crc32c.extend
+Octets: TypeAlias = Union[bytes, "NDArray[np.uint8]"]
+"""What a CRC can be made of. This library takes no memoryview or bytearray, but an array that views one: no copy is needed."""
+
+crc32c: Callable[[Octets], int] = google_crc32c.value
+"""CRC-32C (Castagnoli)."""
+
+extend_crc32c: Callable[[int, Octets], int] = google_crc32c.extend
 """extend_crc32c(crc, data): the CRC-32C of what `crc` covered, followed by `data`."""
 
 

@@ -27,7 +27,7 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from .hashing import crc32c, extend_crc32c, hash63, tag_code_of
+from .hashing import Octets, crc32c, extend_crc32c, hash63, tag_code_of
 
 RECORD_TAG: Final = 0x0A
 SEAL_TAG: Final = 0x12
@@ -232,7 +232,7 @@ def encode_record_field(record: bytes) -> bytes:
 
 def encode_seal(
     previous_crc32c: int,
-    append_crc32c_of: bytes,
+    append: Octets,
     *,
     epoch: int,
     start_position: int,
@@ -240,14 +240,14 @@ def encode_seal(
     store_time_ms: int,
     synced_position: int,
 ) -> bytes:
-    """The seal field that closes the append `append_crc32c_of`, whose CRC chain stands at `previous_crc32c`."""
-    size = len(append_crc32c_of)
+    """The seal field that closes `append`, whose CRC chain stands at `previous_crc32c`."""
+    size = len(append)
     unsigned = SEAL.pack(
         SEAL_TAG, SEAL_SIZE_BYTES - 2, 0x0D, epoch, 0x11, start_position, 0x19, size, 0x25, record_count,
         0x29, store_time_ms, 0x31, synced_position, 0x3D, 0,
     )  # fmt: skip
     crc = crc32c(previous_crc32c.to_bytes(4, "little"))
-    crc = extend_crc32c(crc, append_crc32c_of)
+    crc = extend_crc32c(crc, append)
     crc = extend_crc32c(crc, unsigned[:SEAL_COVERED_BYTES])
     return unsigned[:SEAL_COVERED_BYTES] + crc.to_bytes(4, "little")
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import errno
 import threading
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
+from protomq.wire.hashing import Octets
 from protomq.wire.record import SEAL_SIZE_BYTES, encode_seal
 
 from .disk import Disk, write_fully
@@ -91,7 +92,7 @@ class CommitLog:
         return self.tail.position
 
     def append(
-        self, data: bytes, record_count: int, store_time_ms: int, synced_position: int
+        self, data: Octets, record_count: int, store_time_ms: int, synced_position: int
     ) -> LogTail:
         """Writes `data` and its seal at the tail and moves it. The caller has asked `position_for` first.
 
@@ -114,9 +115,11 @@ class CommitLog:
         size = len(data) + SEAL_SIZE_BYTES
         at = position - segment.base_position
         try:
-            written = self._pwritev(segment.fd, (data, seal), at)
+            written = self._pwritev(segment.fd, (cast(bytes, data), seal), at)
             if written != size:
-                write_fully(self._disk, segment.fd, memoryview(data + seal)[written:], at + written)
+                write_fully(
+                    self._disk, segment.fd, memoryview(bytes(data) + seal)[written:], at + written
+                )
         except OSError as error:
             self._take_back(tail, size, error)
         self.tail = tail = LogTail(

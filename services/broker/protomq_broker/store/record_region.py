@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -72,19 +72,19 @@ assert _FIXED_TRAILER_DTYPE.itemsize == layout.FIXED_TRAILER_SIZE_BYTES
 
 _TAGS = layout.FIXED_TRAILER_TAGS
 _UNSTAMPED_FLAGS = ~layout.PRODUCER_FLAGS_MASK & 0xFFFFFFFF
+_EQUAL_MIN = 4
 _FEW = 24
 _WORD_RECORD_SIZE_BYTES = 1 << 21
 _RECORD_SIZE_MAX_BYTES = layout.BODY_SIZE_MAX_BYTES + layout.FRONT_SIZE_MAX_BYTES + 512
 _HEAD_MASKS = np.array([0, 0xFFFF, 0xFFFFFF, 0xFFFFFFFF], np.uint32)
 _U32 = np.dtype("<u4")
 _U64 = np.dtype("<u8")
-_Integers: TypeAlias = int | NDArray[np.int64]
-_Words: TypeAlias = np.uint32 | NDArray[np.uint32]
+_I64 = np.dtype("<i8")
 _TOPIC_SIZE_UNAMBIGUOUS_BYTES = 36
 
 
 def prove_region(
-    payload: bytes | bytearray, topic: str, record_sizes: Sequence[int]
+    payload: bytes | bytearray, topic: str, record_sizes: Sequence[int] | NDArray[np.uint32]
 ) -> RecordRegion | None:
     """The records at the start of `payload` as a region, or None if their layout does not hold.
 
@@ -98,10 +98,14 @@ def prove_region(
     if not 0 < len(topic_bytes) <= layout.TOPIC_SIZE_MAX_BYTES:
         return None
     if count == 1:
-        return _prove_one(payload, topic, topic_bytes, record_sizes[0])
+        return _prove_one(payload, topic, topic_bytes, int(record_sizes[0]))
+    sizes = np.asarray(record_sizes, np.int64)
+    first_size = int(sizes[0])
+    if count >= _EQUAL_MIN and not np.count_nonzero(sizes != first_size):
+        return _prove_equal(payload, topic, topic_bytes, first_size, count)
     if count <= _FEW:
-        return _prove_few(payload, topic, topic_bytes, record_sizes)
-    return _prove_many(payload, topic, topic_bytes, np.fromiter(record_sizes, np.int64, count))
+        return _prove_few(payload, topic, topic_bytes, sizes.tolist())
+    return _prove_unequal(payload, topic, topic_bytes, sizes)
 
 
 def stamp_region(
@@ -118,6 +122,15 @@ def stamp_region(
             _TAGS[11], physical_offset,
         )  # fmt: skip
         return
+    if region.stride:
+        stride, count = region.stride, region.count
+        _column(data, _U32, stride + layout.QUEUE_ID_AT, stride, count)[:] = queue_id
+        _column(data, _I64, stride + layout.STORE_TIME_MS_AT, stride, count)[:] = store_time_ms
+        offsets = np.arange(queue_offset, queue_offset + count)
+        _column(data, _I64, stride + layout.QUEUE_OFFSET_AT, stride, count)[:] = offsets
+        positions = region.starts + physical_offset
+        _column(data, _I64, stride + layout.PHYSICAL_OFFSET_AT, stride, count)[:] = positions
+        return
     assert region.sizes is not None
     stamps = np.empty(region.count, _STAMP_DTYPE)
     stamps["queue_id_tag"] = 0x7D
@@ -128,11 +141,10 @@ def stamp_region(
     stamps["queue_offset"] = np.arange(queue_offset, queue_offset + region.count)
     stamps["physical_offset_tag"] = np.void(_TAGS[11])
     stamps["physical_offset"] = region.starts + physical_offset
-    if region.stride:
-        rows: _EqualRows | _UnequalRows = _EqualRows(data, region.stride, region.count)
-    else:
-        rows = _UnequalRows(data, region.starts, region.starts + region.sizes)
-    rows.write_end(layout.STAMP_SIZE_BYTES, stamps.view(_void(layout.STAMP_SIZE_BYTES)))
+    ends = region.starts + region.sizes
+    _windows(data, _void(layout.STAMP_SIZE_BYTES))[ends - layout.STAMP_SIZE_BYTES] = stamps.view(
+        _void(layout.STAMP_SIZE_BYTES)
+    )
 
 
 def scan_records(data: bytes | bytearray | memoryview, base_position: int) -> ScannedRecords:
@@ -313,116 +325,117 @@ def _cut(payload: bytes | bytearray, end: int) -> bytearray:
     return bytearray(memoryview(payload)[:end])
 
 
-class _UnequalRows:
-    """The same place in each of many records, by index: gathers and scatters."""
-
-    __slots__ = ("_ends", "_starts", "count", "data")
-
-    def __init__(self, data: bytearray, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        self.count = len(starts)
-        self.data = data
-        self._starts = starts
-        self._ends = ends
-
-    def read(self, dtype: np.dtype[Any], from_start: _Integers = 0) -> NDArray[Any]:
-        """A copy of the items `from_start` bytes behind the starts of the record fields."""
-        return _windows(self.data, dtype)[self._starts + from_start]
-
-    def write(self, values: NDArray[Any]) -> None:
-        """Puts items at the starts of the record fields."""
-        _windows(self.data, values.dtype)[self._starts] = values
-
-    def read_end(self, dtype: np.dtype[Any], before_end: int) -> NDArray[Any]:
-        """A copy of the items that begin `before_end` bytes before the ends."""
-        return _windows(self.data, dtype)[self._ends - before_end]
-
-    def write_end(self, before_end: int, values: NDArray[Any]) -> None:
-        """Puts items `before_end` bytes before the ends."""
-        _windows(self.data, values.dtype)[self._ends - before_end] = values
-
-
-class _EqualRows:
-    """The same for records of one size, by steps: a third of the cost. Methods as in _UnequalRows."""
-
-    __slots__ = ("_stride", "count", "data")
-
-    def __init__(self, data: bytearray, stride: int, count: int) -> None:
-        self.count = count
-        self.data = data
-        self._stride = stride
-
-    def read(self, dtype: np.dtype[Any], from_start: _Integers = 0) -> NDArray[Any]:
-        return self._view(dtype, int(from_start)).copy()
-
-    def write(self, values: NDArray[Any]) -> None:
-        self._view(values.dtype, 0)[:] = values
-
-    def read_end(self, dtype: np.dtype[Any], before_end: int) -> NDArray[Any]:
-        return self._view(dtype, self._stride - before_end).copy()
-
-    def write_end(self, before_end: int, values: NDArray[Any]) -> None:
-        self._view(values.dtype, self._stride - before_end)[:] = values
-
-    def _view(self, dtype: np.dtype[Any], offset: int) -> NDArray[Any]:
-        return np.ndarray((self.count,), dtype, self.data, offset, (self._stride,))
-
-
-def _prove_many(
-    payload: bytes | bytearray, topic: str, topic_bytes: bytes, record_sizes: NDArray[np.int64]
+def _prove_equal(
+    payload: bytes | bytearray, topic: str, topic_bytes: bytes, size: int, count: int
 ) -> RecordRegion | None:
-    size_min, size_max = int(record_sizes.min()), int(record_sizes.max())
-    if size_min < layout.trailer_size_bytes(topic_bytes) + 2 or size_max >= _WORD_RECORD_SIZE_BYTES:
+    """For records of one size, the usual case: the first one is proved by itself, all others are compared with it."""
+    proved = _prove_record(payload, 0, topic_bytes, size)
+    if proved is None or proved[0] * count > len(payload):
         return None
-    count = len(record_sizes)
-    if size_min == size_max:
-        stride = size_min + _varint_size(size_min) + 1
-        if stride * count > len(payload):
-            return None
-        data = _cut(payload, stride * count)
-        fields = _prove_rows(_EqualRows(data, stride, count), topic_bytes, size_min)
-        starts = np.arange(0, stride * count, stride)
-        sizes = np.full(count, stride)
-    else:
-        stride = 0
-        sizes = record_sizes + _varint_widths(record_sizes) + 1
-        ends = np.cumsum(sizes)
-        if int(ends[-1]) > len(payload):
-            return None
-        data = _cut(payload, int(ends[-1]))
-        starts = ends - sizes
-        fields = _prove_rows(_UnequalRows(data, starts, ends), topic_bytes, record_sizes)
-    if fields is None:
+    stride, first = proved
+    data = _cut(payload, stride * count)
+    head = stride - size
+    body_size, body_head = record_field_at(data, head, stride)
+    heads = _column(data, _U64, 0, stride, count)
+    head_mask = np.uint64((1 << 8 * (head + body_head)) - 1)
+    mask = _sameness_mask(topic_bytes)
+    if np.count_nonzero((heads ^ heads[0]) & head_mask) or 8 * len(mask) > stride:
+        # Bodies of different sizes, or records so small that the words of the mask do not fit.
+        return _prove_unequal(data, topic, topic_bytes, np.full(count, size))
+    trailers = np.ndarray((count, len(mask)), _U64, data, stride - 8 * len(mask), (stride, 8))
+    different = trailers ^ trailers[0]
+    different &= mask
+    if np.count_nonzero(different):
+        return None
+    first_sequence = first[9]
+    sequences = _column(data, _U64, stride + layout.SEQUENCE_AT, stride, count)
+    if np.count_nonzero(sequences - np.arange(count, dtype=np.uint64) != np.uint64(first_sequence)):
+        return None
+    trailer_size = layout.trailer_size_bytes(topic_bytes)
+    front_rest = size - trailer_size - body_head - body_size
+    if front_rest and not _equal_fronts_parse(data, stride, count, size, trailer_size):
         return None
     return RecordRegion(
         topic,
         data,
         count,
-        starts,
-        sizes,
-        fields["tag_code"].astype(np.int64),
-        fields["key_hash"].astype(np.uint64),
-        int(fields["producer_id"][0]),
-        int(fields["producer_epoch"][0]),
-        int(fields["sequence"][0]),
+        np.arange(0, stride * count, stride),
+        np.full(count, stride),
+        _column(data, _I64, stride + layout.TAG_CODE_AT, stride, count).copy(),
+        _column(data, _U64, stride + layout.KEY_HASH_AT, stride, count).copy(),
+        first[5],
+        first[7],
+        first_sequence,
         stride,
     )
 
 
-def _prove_rows(
-    rows: _EqualRows | _UnequalRows, topic_bytes: bytes, record_sizes: _Integers
-) -> NDArray[np.void] | None:
-    """The proof for many records: their trailers as a structured array, None if it fails. Leaves the data as they were."""
+def _equal_fronts_parse(
+    data: bytearray, stride: int, count: int, size: int, trailer_size: int
+) -> bool:
+    """Step 3 of the module's docstring. Leaves the data as they were. Records that are bodies and trailers only need it not: their
+    fronts are the bodies, whose heads were compared.
+    """
+    width = stride - size - 1
+    front = np.frombuffer(_wide_varint(size - trailer_size, width), np.uint8)
+    padding = np.frombuffer(
+        bytes((layout.PADDING_TAG,)) + _wide_varint(trailer_size - 3, 2), np.uint8
+    )
+    octets = np.frombuffer(data, np.uint8).reshape(count, stride)
+    lengths = octets[:, 1 : 1 + width]
+    trailer_heads = octets[:, stride - trailer_size : stride - trailer_size + 3]
+    kept = lengths[0].copy(), trailer_heads[0].copy()
+    lengths[:], trailer_heads[:] = front, padding
+    try:
+        RecordBatch.FromString(cast(bytes, data))  # upb reads a bytearray where it stands
+    except DecodeError:
+        return False
+    finally:
+        lengths[:], trailer_heads[:] = kept
+    return True
+
+
+def _wide_varint(value: int, width: int) -> bytes:
+    """A number as a varint of exactly `width` octets."""
+    octets = bytearray(value >> 7 * index & 0x7F | 0x80 for index in range(width))
+    octets[-1] &= 0x7F
+    return bytes(octets)
+
+
+def _column(
+    data: bytearray, dtype: np.dtype[Any], offset: int, stride: int, count: int
+) -> NDArray[Any]:
+    """A view of the same place in each of many records of one size."""
+    return np.ndarray((count,), dtype, data, offset, (stride,))
+
+
+def _prove_unequal(
+    payload: bytes | bytearray, topic: str, topic_bytes: bytes, record_sizes: NDArray[np.int64]
+) -> RecordRegion | None:
     trailer_size = layout.trailer_size_bytes(topic_bytes)
-    widths = _varint_widths(record_sizes)
+    if (
+        int(record_sizes.min()) < trailer_size + 2
+        or int(record_sizes.max()) >= _WORD_RECORD_SIZE_BYTES
+    ):
+        return None
+    widths = 1 + (record_sizes >= 1 << 7) + (record_sizes >= 1 << 14)
+    sizes = record_sizes + widths + 1
+    ends = np.cumsum(sizes)
+    if int(ends[-1]) > len(payload):
+        return None
+    data = _cut(payload, int(ends[-1]))
+    starts, trailer_starts = ends - sizes, ends - trailer_size
+    words = _windows(data, _U32)
+    heads, head_masks = words[starts], _HEAD_MASKS[widths]
+    if ((heads ^ _head_words(record_sizes, widths)) & head_masks).any():
+        return None
     front_sizes = record_sizes - trailer_size
-    mask = _head_mask(widths)
-    heads = rows.read(_U32)
-    if ((heads ^ _head_words(record_sizes, widths)) & mask).any():
+    if not _bodies_are_bounded(
+        _windows(data, _U64)[starts + widths + 1].astype(np.int64), front_sizes
+    ):
         return None
-    if not _bodies_are_bounded(rows.read(_U64, widths + 1).astype(np.int64), front_sizes):
-        return None
-    # Copied as opaque items: numpy copies a structure field by field, which takes ten times as long.
-    items = rows.read_end(_void(trailer_size), trailer_size)
+    # Gathered as opaque items: numpy copies a structure field by field, which takes ten times as long.
+    items = _windows(data, _void(trailer_size))[trailer_starts]
     if _tag_mismatch(items, topic_bytes) is not None:
         return None
     trailers = items.view(_trailer_dtype(len(topic_bytes)))
@@ -432,22 +445,31 @@ def _prove_rows(
         (trailers[name] != trailers[name][0]).any() for name in ("producer_id", "producer_epoch")
     ):
         return None
-    trailer_heads = rows.read_end(_U32, trailer_size)
-    rows.write(heads & ~mask | _head_words(front_sizes, widths) & mask)
-    rows.write_end(
-        trailer_size, trailer_heads & np.uint32(0xFF000000) | _padding_head(trailer_size - 3)
-    )
+    trailer_heads = words[trailer_starts]
+    words[starts] = heads & ~head_masks | _head_words(front_sizes, widths) & head_masks
+    words[trailer_starts] = trailer_heads & np.uint32(0xFF000000) | _padding_head(trailer_size - 3)
     try:
-        RecordBatch.FromString(cast(bytes, rows.data))  # upb reads a bytearray where it stands
+        RecordBatch.FromString(cast(bytes, data))
     except DecodeError:
         return None
     finally:
-        rows.write(heads)
-        rows.write_end(trailer_size, trailer_heads)
-    return trailers
+        words[starts] = heads
+        words[trailer_starts] = trailer_heads
+    return RecordRegion(
+        topic,
+        data,
+        len(record_sizes),
+        starts,
+        sizes,
+        trailers["tag_code"].astype(np.int64),
+        trailers["key_hash"].astype(np.uint64),
+        int(trailers["producer_id"][0]),
+        int(trailers["producer_epoch"][0]),
+        int(trailers["sequence"][0]),
+    )
 
 
-def _head_words(sizes: _Integers, widths: _Integers) -> _Words:
+def _head_words(sizes: NDArray[np.int64], widths: NDArray[np.int64]) -> NDArray[np.uint32]:
     """Tag and length of record fields as little-endian words; lengths of 1 to 3 octets, written wider than they need to be where
     `widths` say so. Octets behind the length are zero.
     """
@@ -455,12 +477,7 @@ def _head_words(sizes: _Integers, widths: _Integers) -> _Words:
     words = (
         layout.RECORD_TAG | (sizes & 0x7F) << 8 | (sizes & 0x3F80) << 9 | (sizes & 0x1FC000) << 10
     )
-    return np.asarray(words | more).astype(np.uint32)
-
-
-def _head_mask(widths: _Integers) -> _Words:
-    """The octets of a head that count."""
-    return _HEAD_MASKS[widths]
+    return (words | more).astype(np.uint32)
 
 
 def _padding_head(size: int) -> np.uint32:
@@ -468,34 +485,21 @@ def _padding_head(size: int) -> np.uint32:
     return np.uint32(layout.PADDING_TAG | (size & 0x7F | 0x80) << 8 | size >> 7 << 16)
 
 
-def _bodies_are_bounded(words: NDArray[np.int64], front_sizes: _Integers) -> bool:
+def _bodies_are_bounded(words: NDArray[np.int64], front_sizes: NDArray[np.int64]) -> bool:
     """Whether each record begins with its body, within the limits: before the parser runs, so that nothing can blow up in it.
 
     `words` are the first 8 octets of each record.
     """
-    first = int(words[0])
-    extents: Any = words
-    octets = 2 + (first >> 15 & 1) + (first >> 15 & first >> 23 & 1)
-    if not ((words ^ first) & (1 << 8 * octets) - 1).any():
-        extents = first  # the usual case: all bodies have the size of the first, and plain integers will do
-    second = extents >> 15 & 1
-    third = second & extents >> 23
-    body_sizes = (
-        (extents >> 8 & 0x7F)
-        + second * (extents >> 9 & 0x3F80)
-        + third * (extents >> 10 & 0x1FC000)
-    )
+    second = words >> 15 & 1
+    third = second & words >> 23
+    body_sizes = words >> 8 & 0x7F
+    body_sizes += second * (words >> 9 & 0x3F80)
+    body_sizes += third * (words >> 10 & 0x1FC000)
     rest = front_sizes - body_sizes - second - third - 2
     # A fourth octet means a body of 2 MiB and more: rare enough to be written anew.
-    begins = ((extents & 0xFF) == layout.BODY_TAG) & ((third & extents >> 31) == 0)
-    return bool(
-        np.all(begins) and np.min(rest) >= 0 and np.max(rest) <= layout.FRONT_SIZE_MAX_BYTES
-    )
-
-
-def _varint_widths(sizes: _Integers) -> _Integers:
-    """Octets of the shortest length, for sizes below 2 MiB."""
-    return 1 + (sizes >= 1 << 7) + (sizes >= 1 << 14)
+    wrong = ((words & 0xFF) != layout.BODY_TAG) | ((third & words >> 31) != 0)
+    wrong |= (rest < 0) | (rest > layout.FRONT_SIZE_MAX_BYTES)
+    return not np.count_nonzero(wrong)
 
 
 def _windows(data: bytes | bytearray | memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -523,6 +527,20 @@ def _trailer_pattern(topic_bytes: bytes) -> tuple[NDArray[np.uint8], NDArray[np.
     pattern = np.frombuffer(topic_field + tags, np.uint8)
     mask = np.frombuffer(b"\xff" * len(topic_field) + ones, np.uint8)
     return pattern, mask
+
+
+@lru_cache(maxsize=4096)
+def _sameness_mask(topic_bytes: bytes) -> NDArray[np.uint64]:
+    """What must be the same in all trailers of a request, as words that end where the trailer does: all constant parts, producer id,
+    producer epoch, and the flags that are not a producer's. Octets in front of the trailer do not count.
+    """
+    fixed = np.zeros(1, _FIXED_TRAILER_DTYPE)
+    fixed["producer_id"] = fixed["producer_epoch"] = -1 & 0xFFFFFFFF
+    fixed["producer_id"] = 0xFFFFFFFF_FFFFFFFF
+    fixed["flags"] = _UNSTAMPED_FLAGS
+    mask = _trailer_pattern(topic_bytes)[1].copy()
+    mask[-layout.FIXED_TRAILER_SIZE_BYTES :] |= fixed.view(np.uint8)
+    return np.frombuffer(bytes(-len(mask) % 8) + mask.tobytes(), _U64)
 
 
 def _full(tag: int | bytes) -> int | bytes:

@@ -26,6 +26,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
+from protomq.wire.hashing import Octets
+
 from .append import AppendRequest
 from .checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from .commit_log import DISK_FULL_ERRNOS, CommitLog
@@ -464,7 +468,7 @@ class Store:
 
     def _stamp(
         self, requests: Sequence[AppendRequest], position: int, store_time_ms: int
-    ) -> tuple[bytes, int]:
+    ) -> tuple[Octets, int]:
         """Gives each record its place and time; (the bytes of the group, number of records)."""
         if len(requests) == 1:
             request = requests[0]
@@ -472,7 +476,7 @@ class Store:
             offset = self._queues.queue(region.topic, request.queue_id).end_offset
             stamp_region(region, request.queue_id, store_time_ms, offset, position)
             request.queue_offset, request.physical_offset = offset, position
-            return bytes(region.data), region.count
+            return np.frombuffer(region.data, np.uint8), region.count  # a view: CRC and write need no copy
         ends: dict[QueueKey, int] = {}
         count = 0
         for request in requests:

@@ -23,9 +23,14 @@ messages = st.tuples(
 )
 
 
-def encode(bodies: list[bytes], topic: str = TOPIC, first_sequence: int = 5, **options: object) -> list[bytes]:
+def encode(
+    bodies: list[bytes], topic: str = TOPIC, first_sequence: int = 5, **options: object
+) -> list[bytes]:
     template = layout.RecordTemplate(topic, 77, 3)
-    return [template.encode(body, first_sequence + i, 1_000 + i, **options) for i, body in enumerate(bodies)]  # type: ignore[arg-type]
+    return [
+        template.encode(body, first_sequence + i, 1_000 + i, **options)
+        for i, body in enumerate(bodies)
+    ]  # type: ignore[arg-type]
 
 
 def join(records: list[bytes]) -> bytes:
@@ -42,7 +47,12 @@ def test_stamped_region_reads_back_as_what_was_sent_and_stamped(items: list) -> 
     template = layout.RecordTemplate(TOPIC, 77, 3)
     records = [
         template.encode(
-            body, i, 1_000, key=keys[0] if keys else "", tag=tag, front=layout.encode_front(keys, tag, properties)
+            body,
+            i,
+            1_000,
+            key=keys[0] if keys else "",
+            tag=tag,
+            front=layout.encode_front(keys, tag, properties),
         )
         for i, (body, keys, tag, properties) in enumerate(items)
     ]
@@ -50,8 +60,15 @@ def test_stamped_region_reads_back_as_what_was_sent_and_stamped(items: list) -> 
     assert region is not None
     stamp_region(region, queue_id=6, store_time_ms=99, queue_offset=1_000, physical_offset=5_000)
     batch = RecordBatch.FromString(bytes(region.data))
-    for i, (record, (body, keys, tag, properties)) in enumerate(zip(batch.records, items, strict=True)):
-        assert (record.body, list(record.keys), record.tag, dict(record.properties)) == (body, keys, tag, properties)
+    for i, (record, (body, keys, tag, properties)) in enumerate(
+        zip(batch.records, items, strict=True)
+    ):
+        assert (record.body, list(record.keys), record.tag, dict(record.properties)) == (
+            body,
+            keys,
+            tag,
+            properties,
+        )
         assert (record.topic, record.queue_id, record.store_time_ms) == (TOPIC, 6, 99)
         assert (record.queue_offset, record.sequence) == (1_000 + i, i)
     scanned = scan_records(bytes(region.data), 5_000)
@@ -65,14 +82,51 @@ def test_stamped_region_reads_back_as_what_was_sent_and_stamped(items: list) -> 
 @pytest.mark.parametrize("count", COUNTS)
 def test_region_holds_the_codes_of_each_record(count: int) -> None:
     records = [
-        layout.RecordTemplate(TOPIC, 9, 2).encode(b"x" * i, 50 + i, 1, key=f"k{i}", tag=f"t{i % 3}") for i in range(count)
+        layout.RecordTemplate(TOPIC, 9, 2).encode(b"x" * i, 50 + i, 1, key=f"k{i}", tag=f"t{i % 3}")
+        for i in range(count)
     ]
     region = prove(records)
     assert region is not None
     parsed = [Record.FromString(record) for record in records]
     assert np.atleast_1d(region.tag_codes).tolist() == [record.tag_code for record in parsed]
     assert np.atleast_1d(region.key_hashes).tolist() == [record.key_hash for record in parsed]
-    assert (region.producer_id, region.producer_epoch, region.first_sequence, region.count) == (9, 2, 50, count)
+    assert (region.producer_id, region.producer_epoch, region.first_sequence, region.count) == (
+        9,
+        2,
+        50,
+        count,
+    )
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("topic", ["t", "tt", "ttt", "x" * 100])
+@pytest.mark.parametrize("size", [0, 1, 5, 40, 130, 20_000])
+def test_records_of_one_size_are_proved_and_stamped(count: int, topic: str, size: int) -> None:
+    for front in (b"", layout.encode_front(["key"], "tag")):
+        records = encode([bytes([65 + i % 20]) * size for i in range(count)], topic, front=front)
+        region = prove(records, topic)
+        assert region is not None
+        assert bytes(region.data) == join(records)
+        stamp_region(region, 3, 99, 500, 4_000)
+        parsed = RecordBatch.FromString(bytes(region.data)).records
+        assert [(r.queue_id, r.store_time_ms, r.queue_offset) for r in parsed] == [
+            (3, 99, 500 + i) for i in range(count)
+        ]
+        assert [r.topic for r in parsed] == [topic] * count
+
+
+def test_records_of_one_size_with_bodies_of_different_sizes_are_proved() -> None:
+    template = layout.RecordTemplate(TOPIC, 1, 1)
+    records = [
+        template.encode(b"b" * (10 + i % 3), i, 1, front=layout.encode_front(["k" * (5 - i % 3)]))
+        for i in range(30)
+    ]
+    assert len({len(record) for record in records}) == 1
+    region = prove(records)
+    assert region is not None
+    assert [len(r.body) for r in RecordBatch.FromString(bytes(region.data)).records] == [
+        10 + i % 3 for i in range(30)
+    ]
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -131,7 +185,10 @@ def test_an_earlier_trailer_cannot_override_the_stamp(count: int, victim: int) -
         ("a broken front", lambda r: r[:7] + b"\xff\xff" + r[9:]),
         ("broker flags", lambda r: r[: layout.FLAGS_AT] + b"\x10" + r[layout.FLAGS_AT + 1 :]),
         ("no body", lambda r: r[6:]),
-        ("a gap in the sequence", lambda r: r[: layout.SEQUENCE_AT] + b"\x99" + r[layout.SEQUENCE_AT + 1 :]),
+        (
+            "a gap in the sequence",
+            lambda r: r[: layout.SEQUENCE_AT] + b"\x99" + r[layout.SEQUENCE_AT + 1 :],
+        ),
         ("a missing octet", lambda r: r[:-1]),
     ],
 )
@@ -148,7 +205,13 @@ def test_what_does_not_hold_is_refused(count: int, name: str, damage: object) ->
 def test_wrong_sizes_are_refused(count: int) -> None:
     records = encode([b"body"] * count)
     sizes = [len(record) for record in records]
-    for wrong in ([*sizes[:-1], sizes[-1] + 1], [*sizes[:-1], 0], [*sizes, sizes[0]], [-1, *sizes[1:]], []):
+    for wrong in (
+        [*sizes[:-1], sizes[-1] + 1],
+        [*sizes[:-1], 0],
+        [*sizes, sizes[0]],
+        [-1, *sizes[1:]],
+        [],
+    ):
         assert prove_region(join(records), TOPIC, wrong) is None
 
 
@@ -160,8 +223,12 @@ def test_properties_over_the_limit_are_refused() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 7), st.sampled_from(COUNTS))
-def test_a_flipped_bit_never_gives_a_region_that_reads_differently(position: int, bit: int, count: int) -> None:
-    records = encode([bytes([65 + i % 20]) * 20 for i in range(count)], front=layout.encode_front(["key"], "tag"))
+def test_a_flipped_bit_never_gives_a_region_that_reads_differently(
+    position: int, bit: int, count: int
+) -> None:
+    records = encode(
+        [bytes([65 + i % 20]) * 20 for i in range(count)], front=layout.encode_front(["key"], "tag")
+    )
     data = bytearray(join(records))
     data[position % len(data)] ^= 1 << bit
     region = prove_region(bytes(data), TOPIC, [len(record) for record in records])
@@ -176,8 +243,19 @@ def test_a_flipped_bit_never_gives_a_region_that_reads_differently(position: int
 
 
 def test_scan_tells_topics_apart_whose_names_end_alike() -> None:
-    names = ["t", "at", "2" + "\x31".join("ab"), "x" * 36, "x" * 37, "y" + "2%" + "z" * 37, "z" * 37, "long" * 31]
-    records = [layout.RecordTemplate(name, 1, 1).encode(b"b", i, 1) for i, name in enumerate(names * 3)]
+    names = [
+        "t",
+        "at",
+        "2" + "\x31".join("ab"),
+        "x" * 36,
+        "x" * 37,
+        "y" + "2%" + "z" * 37,
+        "z" * 37,
+        "long" * 31,
+    ]
+    records = [
+        layout.RecordTemplate(name, 1, 1).encode(b"b", i, 1) for i, name in enumerate(names * 3)
+    ]
     scanned = scan_records(join(records), 0)
     assert [scanned.topics[i] for i in scanned.topic_indexes] == names * 3
 

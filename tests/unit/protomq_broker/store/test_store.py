@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire.hashing import key_hash_of, tag_code_of
-from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import (
     CorruptLogError,
     DiskFullError,
@@ -22,55 +21,11 @@ from protomq_broker.store.errors import (
 )
 from protomq_broker.store.offsets import OFFSETS_TOPIC
 from protomq_broker.store.reading import ReadStatus
-from protomq_broker.store.store import Store
 from protomq_broker.store.topics import TopicConfig
 from tests.chaos.simdisk import Fault, SimDisk, SimulatedCrash
 
 from .log_helpers import ManualClock, make_request
-
-SEGMENT = 8192
-
-
-def open_store(
-    disk: SimDisk,
-    *,
-    clock: ManualClock | None = None,
-    sync_flush: bool = False,
-    corruption: str = "refuse",
-    segment: int = SEGMENT,
-) -> Store:
-    config = StoreConfig(segment_size_bytes=segment, sync_flush=sync_flush, corruption=corruption)  # type: ignore[arg-type]
-    return Store.open("/s", config, clock=clock or ManualClock(), disk=disk, background=False)
-
-
-def read_all(
-    store: Store, topic: str = "topic", queue_id: int = 0, *, offset: int | None = None
-) -> list[tuple[int, bytes]]:
-    """(queue offset, body) of everything in a queue, read in small steps through the regions."""
-    offset = store.queue_range(topic, queue_id)[0] if offset is None else offset
-    found: list[tuple[int, bytes]] = []
-    while True:
-        result = store.read(topic, queue_id, offset, 3, 2000)
-        if result.status is not ReadStatus.FOUND:
-            return found
-        data = b"".join(
-            region.file.read(region.offset, region.size_bytes) for region in result.regions
-        )
-        assert len(data) == result.regions_size_bytes
-        records = RecordBatch.FromString(data).records
-        assert len(records) == result.record_count
-        for index, (start, size) in enumerate(
-            zip(result.starts.tolist(), result.sizes.tolist(), strict=True)
-        ):
-            record = RecordBatch.FromString(data[start : start + size]).records[0]
-            expected = (
-                result.first_offset + index
-                if result.queue_offsets is None
-                else int(result.queue_offsets[index])
-            )
-            assert record.queue_offset == expected
-            found.append((record.queue_offset, record.body))
-        offset = result.next_offset
+from .store_helpers import SEGMENT, open_store, read_all, read_all_until_damage
 
 
 def test_what_is_appended_is_read_back_with_its_stamps() -> None:
@@ -434,17 +389,6 @@ def test_damage_in_quarantine_is_answered_with_an_error_that_says_where_to_go_on
         store.read("topic", 0, 3, 10, 1 << 20)
     assert caught.value.next_offset == 4
     assert len(read_all(store, offset=4)) == 4
-
-
-def read_all_until_damage(store: Store, queue_id: int) -> list[tuple[int, bytes]]:
-    found: list[tuple[int, bytes]] = []
-    while True:
-        try:
-            result = store.read("topic", queue_id, len(found), 10, 1 << 20)
-        except CorruptLogError:
-            return found
-        assert result.status is ReadStatus.FOUND
-        found += [(result.first_offset + index, b"") for index in range(result.record_count)]
 
 
 def test_lost_lists_of_topics_and_offsets_come_back_from_the_log() -> None:

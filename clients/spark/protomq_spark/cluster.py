@@ -1,0 +1,190 @@
+"""Calls to the cluster that planning and reading need, with retries within the time-out.
+
+One `Cluster` for each set of client options and process: Spark keeps Python workers, and so their connections, from task to
+task. Sockets are made lazily and after a fork anew, so that nothing of a parent process is used.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Final, TypeVar
+
+from protomq import _methods
+from protomq._offset_calls import (
+    broker_of,
+    by_broker,
+    decode_queue_ranges,
+    decode_search_offset,
+    encode_commit,
+    encode_get_queue_range,
+    encode_search_offset,
+)
+from protomq._routes import Routes
+from protomq._transport import SyncTransport, TransportOptions
+from protomq._types import MessageQueue, MethodInfo, QueueRange, Route
+from protomq.errors import NotFoundError, ProtomqError, TopicNotFoundError
+
+from .offsets import assigned_queues
+from .options import ClientOptions, Subscription
+
+_T = TypeVar("_T")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+PAUSE_MIN_S: Final = 0.05
+PAUSE_MAX_S: Final = 1.0
+
+
+class Cluster:
+    """A cluster as seen by one process. Any thread may call everything."""
+
+    def __init__(self, options: ClientOptions) -> None:
+        self.options = options
+        self.transport = SyncTransport(
+            TransportOptions(
+                transport=options.transport, connect_timeout_s=min(3.0, options.timeout_s)
+            )
+        )
+        self.routes = Routes(self.transport, options.namesrv)
+        self._seen: set[str] = set()
+
+    # -- topics and queues -----------------------------------------------------------------------------------------------
+
+    def queues(self, subscription: Subscription) -> list[MessageQueue]:
+        """The queues of a subscription as the routes have them now. Raises TopicNotFoundError for a topic that is named and missing."""
+        if subscription.pattern:
+            pattern = re.compile(subscription.pattern)
+            topics = [name for name in self.topic_names() if pattern.fullmatch(name)]
+        else:
+            topics = [*subscription.topics, *subscription.assigned]
+        found: list[MessageQueue] = []
+        for topic in topics:
+            try:
+                found += self.route(topic).read_queues
+            except TopicNotFoundError:
+                if not subscription.pattern:  # One of a pattern may go between two calls.
+                    raise
+        if subscription.assigned:
+            return assigned_queues(subscription.assigned, found)
+        return sorted(found)
+
+    def route(self, topic: str) -> Route:
+        """A route that is at most some seconds old; a topic that only the first send would make is not there."""
+
+        def look() -> Route:
+            route = self.routes.get(topic, self.options.timeout_s)
+            if route.auto_create:
+                self.routes.invalidate(topic)
+                raise TopicNotFoundError(f"there is no topic {topic!r}", metadata={"topic": topic})
+            return route
+
+        # A topic that was there a moment ago may be missing because its broker restarts: wait for it.
+        route = self.retried(look, fatal=() if topic in self._seen else (NotFoundError,))
+        self._seen.add(topic)
+        return route
+
+    def refresh(self) -> None:
+        """The next look at a route asks the name server: for planning a micro-batch that shall see new queues."""
+        for topic in self._seen:
+            self.routes.invalidate(topic)
+
+    def topic_names(self) -> list[str]:
+        """All topics that the name server knows."""
+        from protomq.v1 import route_service_pb2 as pb
+
+        names: list[str] = []
+        token = ""
+        while True:
+            request = pb.ListTopicNamesRequest(page_size=1000, page_token=token).SerializeToString()
+            answer = pb.ListTopicNamesResponse.FromString(
+                self.retried(lambda data=request: self._ask(_methods.LIST_TOPIC_NAMES, data))
+            )
+            names.extend(answer.topics)
+            token = answer.next_page_token
+            if not token:
+                return names
+
+    def ranges(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, QueueRange]:
+        """The range of each queue: one call for each topic and broker."""
+        found: dict[MessageQueue, QueueRange] = {}
+        for (topic, broker_name), members in by_broker(queues).items():
+            request = encode_get_queue_range(topic, [queue.queue_id for queue in members])
+            answer = self.call(topic, broker_name, _methods.GET_QUEUE_RANGE, request)
+            by_id = decode_queue_ranges(answer)
+            found |= {queue: by_id[queue.queue_id] for queue in members if queue.queue_id in by_id}
+        return found
+
+    def offsets_for_times(self, times_ms: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        """The first offset that was stored at the time of each queue or later, its end if there is none."""
+        found: dict[MessageQueue, int] = {}
+        for queue, time_ms in times_ms.items():
+            request = encode_search_offset(queue, _EPOCH + timedelta(milliseconds=time_ms))
+            answer = self.call(queue.topic, queue.broker_name, _methods.SEARCH_OFFSET, request)
+            found[queue] = decode_search_offset(answer)
+        return found
+
+    def commit(self, group: str, offsets: Mapping[MessageQueue, int], timeout_s: float) -> None:
+        """Stores where a group is."""
+        for (topic, broker_name), members in by_broker(offsets).items():
+            request = encode_commit(group, {queue: offsets[queue] for queue in members})
+            self.call(topic, broker_name, _methods.COMMIT_OFFSETS, request, timeout_s)
+
+    # -- calls -------------------------------------------------------------------------------------------------------------
+
+    def call(
+        self,
+        topic: str,
+        broker_name: str,
+        method: MethodInfo,
+        request: bytes,
+        timeout_s: float | None = None,
+    ) -> bytes:
+        """Calls a broker of a topic; again, by the route as it is then, after errors that may pass."""
+        limit_s = timeout_s or self.options.timeout_s
+
+        def attempt() -> bytes:
+            try:
+                address = broker_of(self.routes.get(topic, limit_s), broker_name)
+                return self.transport.call(address, method, (request,), limit_s)
+            except ProtomqError as error:
+                if error.stale_route:
+                    self.routes.invalidate(topic)
+                raise
+
+        return self.retried(attempt, limit_s)
+
+    def retried(
+        self,
+        attempt: Callable[[], _T],
+        timeout_s: float | None = None,
+        fatal: tuple[type[ProtomqError], ...] = (),
+    ) -> _T:
+        """What `attempt` answers; tried again after retriable errors until the time is over. `fatal`: not after these."""
+        deadline_s = time.monotonic() + (timeout_s or self.options.timeout_s)
+        pause_s = PAUSE_MIN_S
+        while True:
+            try:
+                return attempt()
+            except ProtomqError as error:
+                if not error.retriable or isinstance(error, fatal):
+                    raise
+                wait_s = max((error.retry_delay_ms or 0) / 1000, pause_s)
+                if time.monotonic() + wait_s >= deadline_s:
+                    raise
+            time.sleep(wait_s)
+            pause_s = min(pause_s * 2, PAUSE_MAX_S)
+
+    def _ask(self, method: MethodInfo, request: bytes) -> bytes:
+        return self.routes.ask(method, request, self.options.timeout_s)
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self.transport.close()
+
+
+@lru_cache(maxsize=32)
+def cluster_of(options: ClientOptions) -> Cluster:
+    """The cluster object of this process for these options."""
+    return Cluster(options)

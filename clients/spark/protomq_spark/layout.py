@@ -1,0 +1,200 @@
+"""Where everything stands in many records at once, as arrays: the vectorised reading of the record layout. Pure.
+
+    record field   0A size | 0A size body | keys 12.. tag 1A.. properties 22.. attributes 2A.. | topic 32 n .. | 95 bytes of trailer
+                   ^ field   ^ body                                                            ^ limit         ^              ^ end
+
+Positions count from the start of the buffer. Nothing is taken for granted that a foreign client could have written otherwise:
+`UnusualRecordError` says that the layout does not hold, and `records.py` then parses those records with protobuf.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protomq.wire.record import FIXED_TRAILER_SIZE_BYTES, RECORD_TAG
+
+Positions = NDArray[np.int64]
+
+TRAILER: Final = np.dtype(
+    [
+        ("tag_code_tag", "u1"), ("tag_code", "<i8"), ("key_hash_tag", "u1"), ("key_hash", "<u8"),
+        ("producer_id_tag", "u1"), ("producer_id", "<u8"),
+        ("producer_epoch_tag", "u1"), ("producer_epoch", "<u4"),
+        ("sequence_tag", "u1"), ("sequence", "<u8"), ("body_crc32c_tag", "u1"), ("body_crc32c", "<u4"),
+        ("born_time_ms_tag", "u1"), ("born_time_ms", "<u8"), ("flags_tag", "u1"), ("flags", "<u4"),
+        ("queue_id_tag", "u1"), ("queue_id", "<u4"), ("store_time_tag", "V2"), ("store_time_ms", "<u8"),
+        ("queue_offset_tag", "V2"), ("queue_offset", "<u8"),
+        ("physical_offset_tag", "V2"), ("physical_offset", "<u8"),
+    ]
+)  # fmt: skip
+"""The trailer behind the topic; a test compares it with protomq.wire.record."""
+assert TRAILER.itemsize == FIXED_TRAILER_SIZE_BYTES
+
+_KEY, _TAG, _PROPERTY, _ATTRIBUTES = 0x12, 0x1A, 0x22, 0x2A
+_FIRST, _SECOND = 0x0A, 0x12
+_VARINT_SIZE_MAX: Final = 5
+
+
+class UnusualRecordError(ValueError):
+    """A record that is not laid out as protomq's clients write it; protobuf can read it all the same."""
+
+
+class Located(NamedTuple):
+    """Bodies and trailers. `fronts` is where keys and the like begin, `limits` where the topic does."""
+
+    data: NDArray[np.uint8]
+    record_starts: Positions
+    body_starts: Positions
+    fronts: Positions
+    limits: Positions
+    ends: Positions
+    trailers: NDArray[Any]
+
+
+class Spans(NamedTuple):
+    """Pieces of the buffer that belong to rows; a row may have none or, where said, many. In the order of the buffer."""
+
+    rows: Positions
+    starts: Positions
+    ends: Positions
+
+
+class Fronts(NamedTuple):
+    """What stands between body and topic. `keys` are first keys; the n-th property is `names[n]`, `values[n]`."""
+
+    keys: Spans
+    tags: Spans
+    names: Spans
+    values: Spans
+    sharding_keys: Spans
+    born_hosts: Spans
+
+
+def locate(
+    raw: bytes | memoryview, starts: Positions, ends: Positions, topic_size_bytes: int | Positions
+) -> Located:
+    """Finds the parts of the record fields [start, end). Raises UnusualRecordError."""
+    data = np.frombuffer(raw, np.uint8)
+    count = len(starts)
+    if count and (starts.min() < 0 or ends.max() > len(data)):
+        raise UnusualRecordError("a record field ends outside of its buffer")
+    try:
+        sizes, records = read_varints(data, starts + 1)
+        body_sizes, body_starts = read_varints(data, records + 1)
+    except IndexError:
+        raise UnusualRecordError("a length that does not end") from None
+    fronts = body_starts + body_sizes
+    limits = ends - FIXED_TRAILER_SIZE_BYTES - 2 - topic_size_bytes
+    if not (
+        (data[starts] == RECORD_TAG).all()
+        and (records + sizes == ends).all()
+        and (fronts <= limits).all()
+        and (data[records] == _FIRST).all()
+    ):
+        raise UnusualRecordError("a record whose parts do not fit")
+    return Located(data, records, body_starts, fronts, limits, ends, trailers_of(data, ends))
+
+
+def trailers_of(data: NDArray[np.uint8], ends: Positions) -> NDArray[Any]:
+    """The trailers of the records that end at `ends`, as one structured array."""
+    opaque = np.dtype(f"V{FIXED_TRAILER_SIZE_BYTES}")
+    if not len(ends):
+        return np.empty(0, TRAILER)
+    # Item i of the view is the 95 bytes from i on; opaque, since numpy copies a structure field by field.
+    windows: NDArray[Any] = np.ndarray(
+        (len(data) - FIXED_TRAILER_SIZE_BYTES + 1,), opaque, buffer=data, strides=(1,)
+    )
+    return windows[ends - FIXED_TRAILER_SIZE_BYTES].view(TRAILER)
+
+
+def read_fronts(located: Located) -> Fronts:
+    """Keys, tags, properties and attributes. Raises UnusualRecordError."""
+    data, limits = located.data, located.limits
+    cursor = located.fronts.copy()
+    try:
+        keys = _take(data, cursor, limits, _KEY)
+        while len(_take(data, cursor, limits, _KEY).rows):
+            pass  # Further keys are passed over.
+        tags = _take(data, cursor, limits, _TAG)
+        names, values = _read_properties(data, cursor, limits)
+        attributes = _take(data, cursor, limits, _ATTRIBUTES)
+        inner = attributes.starts.copy()
+        sharding_keys = _take(data, inner, attributes.ends, _FIRST)
+        born_hosts = _take(data, inner, attributes.ends, _SECOND)
+    except IndexError:
+        raise UnusualRecordError("a length that does not end") from None
+    if (cursor != limits).any() or (inner != attributes.ends).any():
+        raise UnusualRecordError("a field where none was expected")
+    rows = attributes.rows
+    return Fronts(
+        keys,
+        tags,
+        names,
+        values,
+        sharding_keys._replace(rows=rows[sharding_keys.rows]),
+        born_hosts._replace(rows=rows[born_hosts.rows]),
+    )
+
+
+def _read_properties(
+    data: NDArray[np.uint8], cursor: Positions, limits: Positions
+) -> tuple[Spans, Spans]:
+    """All properties, in rounds: the n-th of each row at a time."""
+    name_rounds: list[Spans] = []
+    value_rounds: list[Spans] = []
+    while True:
+        entries = _take(data, cursor, limits, _PROPERTY)
+        if not len(entries.rows):
+            break
+        inner = entries.starts.copy()
+        names = _take(data, inner, entries.ends, _FIRST)
+        values = _take(data, inner, entries.ends, _SECOND)
+        if len(values.rows) != len(inner) or len(names.rows) != len(inner):
+            raise UnusualRecordError("a property without name or value")
+        if (inner != entries.ends).any():
+            raise UnusualRecordError("a property with more than name and value")
+        name_rounds.append(names._replace(rows=entries.rows))
+        value_rounds.append(values._replace(rows=entries.rows))
+    names, values = _joined(name_rounds), _joined(value_rounds)
+    order = np.argsort(names.starts, kind="stable")  # By row, and in a row as they stand.
+    return Spans(*(part[order] for part in names)), Spans(*(part[order] for part in values))
+
+
+def _joined(rounds: list[Spans]) -> Spans:
+    if not rounds:
+        nothing = np.empty(0, np.int64)
+        return Spans(nothing, nothing, nothing)
+    return Spans(*(np.concatenate(parts) for parts in zip(*rounds, strict=True)))
+
+
+def _take(data: NDArray[np.uint8], cursor: Positions, limits: Positions, tag: int) -> Spans:
+    """The field `tag` of each row that has it at its cursor, which is moved behind it."""
+    rows = np.flatnonzero(cursor < limits)
+    rows = rows[data[cursor[rows]] == tag]
+    sizes, starts = read_varints(data, cursor[rows] + 1)
+    ends = starts + sizes
+    if (ends > limits[rows]).any():
+        raise UnusualRecordError("a field that ends outside of its message")
+    cursor[rows] = ends
+    return Spans(rows, starts, ends)
+
+
+def read_varints(data: NDArray[np.uint8], positions: Positions) -> tuple[Positions, Positions]:
+    """(values, positions behind them). IndexError at the end of the data, and for one of more than 5 bytes."""
+    octets = data[positions]
+    values = (octets & 0x7F).astype(np.int64)
+    positions = positions + 1
+    more = octets >= 0x80
+    for shift in range(7, 7 * _VARINT_SIZE_MAX, 7):
+        if not more.any():
+            return values, positions
+        octets = data[np.minimum(positions, len(data) - 1)]
+        values += np.where(more, (octets & 0x7F).astype(np.int64) << shift, 0)
+        positions = positions + more
+        more &= octets >= 0x80
+    if more.any():
+        raise IndexError("a length has more than 5 bytes")
+    return values, positions

@@ -1,0 +1,128 @@
+"""Reading a range of a queue, on an executor: pulls in, Arrow batches out.
+
+Rules:
+- One answer is decoded while the next is on its way; no more than these two are in memory, however long the range is.
+- Errors that may pass are waited for within the time-out, counted from the last message that arrived: a broker that restarts
+  costs a pause and nothing else, since the place in the queue is known.
+- Messages that are gone are an error, or passed over and said in the log, as failOnDataLoss has it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from protomq import _methods
+from protomq._pull_answer import PullAnswer, decode_pull_answer
+from protomq._types import MessageQueue, PullStatus
+
+from .cluster import Cluster
+from .offsets import DataLossError, OffsetRange
+from .records import Decoding, decode_records
+
+logger = logging.getLogger("protomq_spark")
+
+
+@dataclass(frozen=True, slots=True)
+class PullSettings:
+    """How to read a range."""
+
+    decoding: Decoding
+    tags: tuple[str, ...] = ()
+    fail_on_data_loss: bool = True
+    size_max_bytes: int = 4 << 20
+    count_max: int = 32_768
+
+
+def read_range(
+    cluster: Cluster, wanted: OffsetRange, settings: PullSettings
+) -> Iterator[pa.RecordBatch]:
+    """The messages of a range, in order. Raises DataLossError, CorruptMessageError, or the error of the last attempt."""
+    position = wanted.start
+    with ThreadPoolExecutor(1, thread_name_prefix="protomq-pull") as ahead:
+        pending = ahead.submit(_pull, cluster, wanted, position, settings)
+        while position < wanted.end:
+            answer = pending.result()
+            following = _next_position(wanted, position, answer, settings)
+            if following < wanted.end:
+                pending = ahead.submit(_pull, cluster, wanted, following, settings)
+            if answer.status is PullStatus.FOUND:
+                batch = _decode(wanted, position, answer, settings)
+                if batch is not None and batch.num_rows:
+                    yield batch
+            position = following
+
+
+def _pull(
+    cluster: Cluster, wanted: OffsetRange, position: int, settings: PullSettings
+) -> PullAnswer:
+    from protomq.v1 import pull_service_pb2 as pb
+
+    queue = wanted.queue
+    request = pb.PullRequest(
+        topic=queue.topic,
+        queue_id=queue.queue_id,
+        queue_offset=position,
+        record_count_max=min(settings.count_max, wanted.end - position),
+        size_max_bytes=settings.size_max_bytes,
+        tags=settings.tags,
+    ).SerializeToString()
+    return decode_pull_answer(cluster.call(queue.topic, queue.broker_name, _methods.PULL, request))
+
+
+def _next_position(
+    wanted: OffsetRange, position: int, answer: PullAnswer, settings: PullSettings
+) -> int:
+    """Where to go on; the end of the range if there is nothing more. Raises DataLossError."""
+    queue, end = wanted.queue, wanted.end
+    if answer.status is PullStatus.FOUND:
+        if not settings.tags:
+            _check_dense(queue, position, answer, settings)
+        return max(answer.next_offset, position + 1)
+    if answer.status is PullStatus.NO_MATCHED_MSG:
+        return max(answer.next_offset, position + 1)
+    if answer.status is PullStatus.OFFSET_ILLEGAL and position < answer.min_offset:
+        upto = min(answer.min_offset, end)
+        _lost(queue, position, upto, f"deleted, the first is {answer.min_offset}", settings)
+        return upto
+    # The end was readable when it was planned: what is missing now was lost with the broker's memory.
+    _lost(
+        queue, position, end, f"not there any more, the queue ends at {answer.end_offset}", settings
+    )
+    return end
+
+
+def _check_dense(
+    queue: MessageQueue, position: int, answer: PullAnswer, settings: PullSettings
+) -> None:
+    """Without a filter every offset must come: a hole is a message that the log has lost."""
+    offsets = answer.queue_offsets
+    expected = answer.next_offset - position
+    if len(offsets) < expected:
+        _lost(queue, position, answer.next_offset, f"{expected - len(offsets)} damaged", settings)
+
+
+def _lost(queue: MessageQueue, start: int, end: int, why: str, settings: PullSettings) -> None:
+    text = f"{queue.topic}/{queue.broker_name}:{queue.queue_id}: of the offsets {start} to {end - 1}: {why}"
+    if settings.fail_on_data_loss:
+        raise DataLossError(f"{text} (failOnDataLoss=false goes on without them)")
+    logger.warning("messages are lost: %s", text)
+
+
+def _decode(
+    wanted: OffsetRange, position: int, answer: PullAnswer, settings: PullSettings
+) -> pa.RecordBatch | None:
+    starts = np.asarray(answer.starts).astype(np.int64) + answer.base
+    ends = starts + np.asarray(answer.sizes)
+    offsets = np.asarray(answer.queue_offsets).astype(np.int64)
+    inside = (offsets >= position) & (offsets < wanted.end)
+    if not inside.all():
+        starts, ends, offsets = starts[inside], ends[inside], offsets[inside]
+    if not len(offsets):
+        return None
+    return decode_records(answer.raw, starts, ends, offsets, wanted.queue, settings.decoding)

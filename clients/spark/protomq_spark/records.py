@@ -1,0 +1,288 @@
+"""From raw records to an Arrow RecordBatch. Pure: bytes in, columns out.
+
+Rules:
+- Numbers, times and lengths come from the layout by numpy, bodies and texts by one Arrow gather: no Python object is made for a
+  message, except by the CRC check (one slice) and for compressed bodies.
+- Keys, tags, properties and attributes are looked at only where a column asks for them.
+- Records that are laid out in another way are parsed by protobuf, with the same result (a property test says so).
+- A body whose CRC-32C does not hold is never handed out: it is an error, null, or its row is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from protomq._compression import decompress
+from protomq._message import DECOMPRESSED_SIZE_MAX_BYTES
+from protomq._types import MessageQueue
+from protomq.errors import CompressionError, CorruptMessageError
+from protomq.wire.hashing import crc32c
+from protomq.wire.record import FIXED_TRAILER_SIZE_BYTES, FLAG_COMPRESSION_MASK
+
+from .layout import Fronts, Located, Positions, Spans, UnusualRecordError, locate, read_fronts
+from .schema import TIMESTAMP_TYPE_STORED, arrow_schema
+
+CorruptPolicy = Literal["fail", "null", "skip"]
+
+_FRONT_COLUMNS: Final = frozenset(
+    ("key", "tags", "properties", "headers", "born_host", "sharding_key")
+)
+_HEX: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """What to make of records."""
+
+    columns: tuple[str, ...]
+    check_crc: bool = True
+    corrupt_records: CorruptPolicy = "fail"
+    tags: frozenset[str] = frozenset()
+    """Only these; the broker compares hashes, here the tags themselves are compared."""
+
+
+def decode_records(
+    raw: bytes,
+    starts: Positions,
+    ends: Positions,
+    queue_offsets: Positions,
+    queue: MessageQueue,
+    decoding: Decoding,
+) -> pa.RecordBatch:
+    """The record fields [start, end) of `raw`, all of one topic, as a batch.
+
+    Raises CorruptMessageError, or UnusualRecordError for what is no record at all.
+    """
+    columns = decoding.columns
+    located = locate(raw, starts, ends, len(queue.topic.encode()))
+    needs_front = not _FRONT_COLUMNS.isdisjoint(columns) or bool(decoding.tags)
+    texts = _texts(raw, located, columns, bool(decoding.tags)) if needs_front else {}
+    bodies: pa.Array | None = None
+    corrupt: list[int] = []
+    if "body" in columns:
+        bodies, corrupt = _bodies(raw, located, queue_offsets, queue, decoding)
+    count = len(ends)
+    trailers = located.trailers
+    made: dict[str, Callable[[], pa.Array]] = {
+        "body": lambda: bodies,
+        "topic": lambda: pa.repeat(queue.topic, count),
+        "broker": lambda: pa.repeat(queue.broker_name, count),
+        "queue_id": lambda: pa.array(trailers["queue_id"].astype(np.int32)),
+        "queue_offset": lambda: pa.array(queue_offsets.astype(np.int64)),
+        "timestamp": lambda: _timestamps(trailers["store_time_ms"]),
+        "timestamp_type": lambda: _constant(TIMESTAMP_TYPE_STORED, count),
+        "message_id": lambda: _message_ids(trailers),
+        "reconsume_times": lambda: _constant(0, count),  # Retries come with the delivery issue.
+        "born_timestamp": lambda: _timestamps(trailers["born_time_ms"]),
+    }
+    arrays = [texts[name] if name in texts else made[name]() for name in columns]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
+    keep = _kept_rows(count, texts.get("tags"), decoding, corrupt)
+    return batch if keep is None else batch.filter(keep)
+
+
+def _kept_rows(
+    count: int, tags: pa.Array | None, decoding: Decoding, corrupt: Sequence[int]
+) -> pa.Array | None:
+    keep = np.ones(count, bool)
+    if decoding.tags and tags is not None:
+        keep &= np.isin(np.asarray(tags.fill_null("").to_pylist()), list(decoding.tags))
+    if decoding.corrupt_records == "skip":
+        keep[list(corrupt)] = False
+    return None if keep.all() else pa.array(keep)
+
+
+# -- bodies ------------------------------------------------------------------------------------------------------------
+
+
+def _bodies(
+    raw: bytes,
+    located: Located,
+    queue_offsets: Positions,
+    queue: MessageQueue,
+    decoding: Decoding,
+) -> tuple[pa.Array, list[int]]:
+    """The bodies, and which rows are corrupt (null in the array)."""
+    starts, ends, trailers = located.body_starts, located.fronts, located.trailers
+    corrupt: dict[int, str] = {}
+    if decoding.check_crc:
+        stored = [raw[s:e] for s, e in zip(starts.tolist(), ends.tolist(), strict=True)]
+        found = np.fromiter(map(crc32c, stored), np.uint32, len(stored))
+        for row in np.flatnonzero(found != trailers["body_crc32c"]).tolist():
+            corrupt[row] = "the CRC-32C of the body does not hold"
+    codecs = trailers["flags"] & FLAG_COMPRESSION_MASK
+    unpacked: dict[int, bytes] = {}
+    for row in np.flatnonzero(codecs).tolist():
+        if row in corrupt:
+            continue
+        body = raw[int(starts[row]) : int(ends[row])]
+        try:
+            unpacked[row] = decompress(body, int(codecs[row]), DECOMPRESSED_SIZE_MAX_BYTES)
+        except CompressionError as error:
+            corrupt[row] = str(error)
+    if corrupt and decoding.corrupt_records == "fail":
+        row = min(corrupt)
+        where = f"{queue.topic}/{queue.broker_name}/{queue.queue_id}@{int(queue_offsets[row])}"
+        raise CorruptMessageError(
+            f"{where}: {corrupt[row]} (option corruptRecords: null or skip goes on without it)",
+            metadata={
+                "topic": queue.topic,
+                "broker_name": queue.broker_name,
+                "queue_id": str(queue.queue_id),
+                "queue_offset": str(int(queue_offsets[row])),
+            },
+        )
+    plain = gather(raw, located.data, starts, ends, pa.binary())
+    if not corrupt and not unpacked:
+        return plain, []
+    rows: list[bytes | None] = plain.to_pylist()
+    for row, body in unpacked.items():
+        rows[row] = body
+    for row in corrupt:
+        rows[row] = None
+    return pa.array(rows, pa.binary()), sorted(corrupt)
+
+
+def gather(
+    raw: bytes | memoryview,
+    data: NDArray[np.uint8],
+    starts: Positions,
+    ends: Positions,
+    kind: pa.DataType,
+    rows: NDArray[np.int64] | None = None,
+    count: int = 0,
+) -> pa.Array:
+    """The pieces [start, end) of the buffer as one Arrow array, or, with `rows`, as an array of `count` with null elsewhere.
+
+    The buffer is taken as an array of pieces and gaps in turn, of which the pieces are picked: one copy, in C.
+    """
+    pieces = len(starts)
+    if rows is not None:
+        picks = np.full(count, -1, np.int64)
+        picks[rows] = np.arange(pieces) * 2
+        picked = pa.array(picks, mask=picks < 0)
+    else:
+        picked = pa.array(np.arange(pieces) * 2)
+    if not pieces:
+        return pa.nulls(count, kind)
+    if (starts[1:] < ends[:-1]).any() or ends[-1] > np.iinfo(np.int32).max:
+        raise UnusualRecordError("records that do not stand in order")
+    bounds = np.empty(2 * pieces, np.int32)
+    bounds[0::2], bounds[1::2] = starts, ends
+    buffers = [None, pa.py_buffer(bounds), pa.py_buffer(raw)]
+    return pa.Array.from_buffers(kind, 2 * pieces - 1, buffers).take(picked)
+
+
+# -- texts -------------------------------------------------------------------------------------------------------------
+
+
+def _texts(
+    raw: bytes, located: Located, columns: Iterable[str], needs_tags: bool
+) -> dict[str, pa.Array]:
+    wanted = _FRONT_COLUMNS.intersection(columns) | ({"tags"} if needs_tags else set())
+    try:
+        fronts = read_fronts(located)
+    except UnusualRecordError:
+        return _parsed_texts(raw, located, wanted)
+    return _gathered_texts(raw, located, fronts, wanted)
+
+
+def _gathered_texts(
+    raw: bytes, located: Located, fronts: Fronts, wanted: Iterable[str]
+) -> dict[str, pa.Array]:
+    count, data = len(located.ends), located.data
+
+    def text(spans: Spans) -> pa.Array:
+        return gather(raw, data, spans.starts, spans.ends, pa.string(), spans.rows, count)
+
+    def pieces(spans: Spans, kind: pa.DataType) -> pa.Array:
+        return gather(raw, data, spans.starts, spans.ends, kind)
+
+    def bounds() -> NDArray[np.int32]:
+        per_row = np.bincount(fronts.names.rows, minlength=count)
+        return np.concatenate(([0], np.cumsum(per_row))).astype(np.int32)
+
+    made: dict[str, Callable[[], pa.Array]] = {
+        "key": lambda: text(fronts.keys),
+        "tags": lambda: text(fronts.tags),
+        "sharding_key": lambda: text(fronts.sharding_keys),
+        "born_host": lambda: text(fronts.born_hosts),
+        "properties": lambda: pa.MapArray.from_arrays(
+            pa.array(bounds()),
+            pieces(fronts.names, pa.string()),
+            pieces(fronts.values, pa.string()),
+        ),
+        "headers": lambda: _headers(
+            bounds(), pieces(fronts.names, pa.string()), pieces(fronts.values, pa.binary())
+        ),
+    }
+    return {name: made[name]() for name in wanted}
+
+
+def _headers(bounds: NDArray[np.int32], names: pa.Array, values: pa.Array) -> pa.Array:
+    """Kafka's headers: null where there are none."""
+    kind = arrow_schema(("headers",)).field(0).type
+    entries = pa.StructArray.from_arrays([names, values], fields=list(kind.value_type))
+    none = np.diff(bounds) == 0
+    return pa.ListArray.from_arrays(pa.array(bounds), entries, type=kind, mask=pa.array(none))
+
+
+def _parsed_texts(raw: bytes, located: Located, wanted: Iterable[str]) -> dict[str, pa.Array]:
+    """The same by protobuf, record by record."""
+    from protomq.v1.record_pb2 import Record
+
+    rows: dict[str, list[Any]] = {name: [] for name in _FRONT_COLUMNS}
+    for start, end in zip(located.record_starts.tolist(), located.ends.tolist(), strict=True):
+        record = Record.FromString(raw[start:end])
+        properties = sorted(record.properties.items())
+        rows["key"].append(record.keys[0] if record.keys else None)
+        rows["tags"].append(record.tag or None)
+        rows["sharding_key"].append(record.attributes.sharding_key or None)
+        rows["born_host"].append(record.attributes.born_host or None)
+        rows["properties"].append(properties)
+        headers = [{"key": name, "value": value.encode()} for name, value in properties]
+        rows["headers"].append(headers or None)
+    return {name: pa.array(rows[name], arrow_schema((name,)).field(0).type) for name in wanted}
+
+
+# -- numbers -----------------------------------------------------------------------------------------------------------
+
+
+def _timestamps(milliseconds: NDArray[Any]) -> pa.Array:
+    values = milliseconds.astype(np.int64) * 1000
+    return pa.Array.from_buffers(
+        pa.timestamp("us", "UTC"), len(values), [None, pa.py_buffer(values)]
+    )
+
+
+def _constant(value: int, count: int) -> pa.Array:
+    return pa.array(np.full(count, value, np.int32))
+
+
+def _message_ids(trailers: NDArray[Any]) -> pa.Array:
+    """40 hex digits each: producer id, epoch, sequence."""
+    count = len(trailers)
+    octets = np.empty((count, 20), np.uint8)
+    octets[:, :8] = trailers["producer_id"].astype(">u8").view(np.uint8).reshape(count, 8)
+    octets[:, 8:12] = trailers["producer_epoch"].astype(">u4").view(np.uint8).reshape(count, 4)
+    octets[:, 12:] = trailers["sequence"].astype(">u8").view(np.uint8).reshape(count, 8)
+    digits = np.empty((count, 40), np.uint8)
+    digits[:, 0::2], digits[:, 1::2] = _HEX[octets >> 4], _HEX[octets & 15]
+    bounds = np.arange(0, 40 * count + 1, 40, dtype=np.int32)
+    return pa.Array.from_buffers(
+        pa.string(), count, [None, pa.py_buffer(bounds), pa.py_buffer(digits)]
+    )
+
+
+def empty_batch(columns: Sequence[str]) -> pa.RecordBatch:
+    """No rows: for a partition in which there is nothing."""
+    return pa.RecordBatch.from_pylist([], schema=arrow_schema(columns))
+
+
+assert FIXED_TRAILER_SIZE_BYTES == 95  # What `layout.TRAILER` is made for.

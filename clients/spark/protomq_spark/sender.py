@@ -1,0 +1,286 @@
+"""Sending the rows of one task so that they are stored once, however often the task runs.
+
+The broker stores a repeated (producer id, epoch, sequence) once. So what a task sends is numbered by what it is, not by
+when it runs:
+
+    producer id   hash of (query id or write id, partition): the same for every attempt and for the replay of a batch
+    epoch         always 0: a higher one would make the broker forget what the attempts before have stored
+    sequence      batch id * 2^32 + number of the row in its partition
+
+An attempt that runs again, a speculative twin and the replay of a batch after a restart send the same numbers with the same
+rows, in the same requests, to the same brokers, and are answered with the places of the first time.
+
+What that rests on:
+- The same rows in the same order in each partition. Spark gives that for sources that can be replayed and narrow transformations;
+  behind a shuffle the order may differ: sort within partitions. This is checked, not believed: whenever the broker answers that
+  a request is stored already, what it has stored is read back and compared (`_verify`). A difference is an error, never
+  silently lost rows.
+- The queue of a window follows from its number and the list of queues, which the driver looks up once for all tasks.
+- The broker remembers a producer for 24 h after its last send.
+
+Memory is bounded by the window (1 MiB) times the requests in flight.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from protomq import _methods
+from protomq._batching import PreparedRecord, RecordEncoder
+from protomq._producer_options import ProducerOptions
+from protomq._pull_answer import decode_pull_answer
+from protomq._selectors import sharded_index
+from protomq._send_core import SendCore
+from protomq._types import MessageQueue, PullStatus
+from protomq.errors import NoRouteError, NotFoundError
+from protomq.wire.hashing import crc32c, key_hash_of
+
+from .cluster import Cluster
+from .layout import locate
+from .options import WriteOptions
+from .rows import Row, parse_queue, windows
+
+logger = logging.getLogger("protomq_spark")
+
+REQUESTS_IN_FLIGHT: Final = 4
+SEQUENCES_PER_BATCH: Final = 1 << 32
+_BATCH_ID_MAX: Final = 1 << 31
+_READ_BACK_S: Final = 10.0
+
+
+class ReplayMismatchError(RuntimeError):
+    """A task that runs again has other rows, or the same in another order, than the attempt whose rows are stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What makes the rows of one task recognisable. `scope`: of the query or the batch write."""
+
+    scope: str
+    partition: int
+    batch_id: int = 0
+
+    @property
+    def producer_id(self) -> int:
+        """In [1, 2**64)."""
+        digest = hashlib.blake2b(f"{self.scope}\0{self.partition}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") or 1
+
+    @property
+    def first_sequence(self) -> int:
+        """The number of the first row."""
+        if not 0 <= self.batch_id < _BATCH_ID_MAX:
+            raise ValueError(f"batch id {self.batch_id} cannot be part of a sequence")
+        return self.batch_id * SEQUENCES_PER_BATCH
+
+
+@dataclass(slots=True)
+class SentRows:
+    """What a task has sent."""
+
+    rows: int = 0
+    requests: int = 0
+    repeated_rows: int = 0
+    """Of them stored by an earlier attempt."""
+    size_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Request:
+    queue: MessageQueue
+    records: Sequence[PreparedRecord]
+    first_sequence: int
+    payload: bytes
+
+
+@dataclass(slots=True)
+class RowSender:
+    """Sends the rows of one task. One thread calls `send`."""
+
+    cluster: Cluster
+    options: WriteOptions
+    identity: Identity
+    queues: dict[str, tuple[MessageQueue, ...]] = field(default_factory=dict)
+    """The queues of each topic in their order; those that the driver looked up come with it."""
+
+    _core: SendCore = field(init=False)
+    _encoders: dict[str, RecordEncoder] = field(init=False, default_factory=dict)
+    _last: dict[MessageQueue, Future[bool]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.queues = dict(self.queues)
+        self._core = SendCore(
+            ProducerOptions(
+                producer_id=self.identity.producer_id, compression=self.options.compression
+            )
+        )
+
+    def send(self, batches: Iterable[pa.RecordBatch]) -> SentRows:
+        """Sends all rows and waits until they are stored. Raises the first error; rows before it may be stored then."""
+        sent = SentRows()
+        options = self.options
+        sequence = self.identity.first_sequence
+        in_flight: deque[tuple[_Request, Future[bool]]] = deque()
+        with ThreadPoolExecutor(REQUESTS_IN_FLIGHT, thread_name_prefix="protomq-send") as pool:
+            cut = windows(
+                batches, options.topic, self._core, options.batch_rows, options.batch_size_bytes
+            )
+            for number, window in enumerate(cut):
+                for queue, records in self._by_queue(window, number).items():
+                    request = self._request(queue, records, sequence)
+                    sequence += len(records)
+                    self._wait_for_turn(queue)
+                    while len(in_flight) >= REQUESTS_IN_FLIGHT:
+                        self._finish(in_flight.popleft(), sent)
+                    future = self._last[queue] = pool.submit(self._send_one, request)
+                    in_flight.append((request, future))
+            while in_flight:
+                self._finish(in_flight.popleft(), sent)
+        return sent
+
+    def _wait_for_turn(self, queue: MessageQueue) -> None:
+        """One request at a time for each queue: its order is that of the rows, also after a retry."""
+        before = self._last.get(queue)
+        if before is not None:
+            before.result()
+
+    def _finish(self, item: tuple[_Request, Future[bool]], sent: SentRows) -> None:
+        request, future = item
+        repeated = future.result()
+        count = len(request.records)
+        sent.rows += count
+        sent.requests += 1
+        sent.size_bytes += len(request.payload)
+        sent.repeated_rows += count if repeated else 0
+
+    # -- where to ---------------------------------------------------------------------------------------------------------
+
+    def _by_queue(
+        self, window: Sequence[Row], number: int
+    ) -> dict[MessageQueue, list[PreparedRecord]]:
+        """The records of a window by queue, in the order in which the queues first occur."""
+        grouped: dict[tuple[str, str | None, str | None], MessageQueue] = {}
+        groups: dict[MessageQueue, list[PreparedRecord]] = {}
+        for record, topic, queue_text, sharding_key in window:
+            place = (topic, queue_text, sharding_key)
+            queue = grouped.get(place)
+            if queue is None:
+                queue = grouped[place] = self._target(topic, queue_text, sharding_key, number)
+            groups.setdefault(queue, []).append(record)
+        return groups
+
+    def _target(
+        self, topic: str, queue_text: str | None, sharding_key: str | None, number: int
+    ) -> MessageQueue:
+        queues = self.queues.get(topic)
+        if queues is None:
+            queues = self.queues[topic] = write_queues(self.cluster, topic)
+        if queue_text is not None:
+            target: MessageQueue = parse_queue(queue_text, topic, queues)
+            return target
+        if sharding_key is not None:
+            return queues[sharded_index(sharding_key, len(queues))]
+        return queues[(self.identity.partition + number) % len(queues)]
+
+    def _request(
+        self, queue: MessageQueue, records: Sequence[PreparedRecord], first_sequence: int
+    ) -> _Request:
+        encoder = self._encoders.get(queue.topic)
+        if encoder is None:
+            encoder = RecordEncoder(queue.topic, self.identity.producer_id, 0)
+            self._encoders[queue.topic] = encoder
+        payload = encoder.encode_request(
+            records, first_sequence, queue.queue_id, self.options.wait_store_ok
+        )
+        return _Request(queue, records, first_sequence, b"".join(payload))
+
+    # -- one request, on a thread of the pool --------------------------------------------------------------------------------
+
+    def _send_one(self, request: _Request) -> bool:
+        """Whether it was stored already. The same bytes go to the same broker until it answers or the time is over."""
+        from protomq.v1.send_service_pb2 import SendResponse
+
+        queue = request.queue
+        answer = SendResponse.FromString(
+            self.cluster.call(queue.topic, queue.broker_name, _methods.SEND, request.payload)
+        )
+        if answer.repeated_send:
+            stored_in = queue._replace(queue_id=answer.queue_id)
+            self._verify(request, stored_in, answer.queue_offset)
+        return bool(answer.repeated_send)
+
+    def _verify(self, request: _Request, queue: MessageQueue, queue_offset: int) -> None:
+        """Compares what is stored with what was to be sent. Raises ReplayMismatchError."""
+        position, end = queue_offset, queue_offset + len(request.records)
+        while position < end:
+            found = self._read_back(queue, position, end)
+            if found is None:
+                logger.warning(
+                    "%s: offsets %d to %d are deleted already: cannot compare them with what is sent again",
+                    queue, position, end - 1,
+                )  # fmt: skip
+                return
+            done = position - queue_offset
+            records = request.records[done : done + len(found)]
+            sequences = np.arange(len(found), dtype=np.uint64) + request.first_sequence + done
+            bodies = np.array([crc32c(record[0]) for record in records], np.uint32)
+            keys = np.array([key_hash_of(record[1]) for record in records], np.uint64)
+            same = (
+                (found["producer_id"] == self.identity.producer_id)
+                & (found["sequence"] == sequences)
+                & (found["body_crc32c"] == bodies)
+                & (found["key_hash"] == keys)
+            )
+            if not same.all():
+                row = done + int(np.argmin(same))
+                raise ReplayMismatchError(
+                    f"{queue.topic}/{queue.broker_name}:{queue.queue_id}@{queue_offset + row}: partition"
+                    f" {self.identity.partition} runs again with other rows, or in another order, than what is stored"
+                    " already; sort within partitions before the write (see docs/spark.md, exactly once)"
+                )
+            position += len(found)
+
+    def _read_back(self, queue: MessageQueue, position: int, end: int) -> Any:
+        """The trailers of stored records from `position` on, some at least; None if they are gone."""
+        from protomq.v1 import pull_service_pb2 as pb
+
+        deadline_s = time.monotonic() + _READ_BACK_S
+        while True:
+            request = pb.PullRequest(
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                queue_offset=position,
+                record_count_max=end - position,
+                hold_ms=1000,
+            ).SerializeToString()
+            answer = decode_pull_answer(
+                self.cluster.call(queue.topic, queue.broker_name, _methods.PULL, request)
+            )
+            if answer.status is PullStatus.FOUND and answer.queue_offsets[0] == position:
+                starts = np.asarray(answer.starts).astype(np.int64) + answer.base
+                ends = starts + np.asarray(answer.sizes)
+                return locate(answer.raw, starts, ends, len(queue.topic.encode())).trailers
+            if position < answer.min_offset or time.monotonic() > deadline_s:
+                return None
+
+
+def write_queues(cluster: Cluster, topic: str) -> tuple[MessageQueue, ...]:
+    """The queues of a topic to write, in the order on which all clients agree. Raises NoRouteError, TopicNotFoundError."""
+
+    def look() -> tuple[MessageQueue, ...]:
+        queues = cluster.routes.get(topic, cluster.options.timeout_s).write_queues
+        if not queues:
+            raise NoRouteError(f"topic {topic!r} has no queue that can be written")
+        return queues
+
+    return cluster.retried(look, fatal=(NotFoundError,))

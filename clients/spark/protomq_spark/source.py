@@ -1,0 +1,192 @@
+"""The formats `protomq` (source and sink) as Spark sees them. The only modules that import pyspark are this one and `sinks.py`.
+
+Everything that is handed to executors is a small picklable value; connections are made there, lazily (`cluster_of`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from .cluster import cluster_of
+from .offsets import OffsetRange, Positions, StreamOffset, from_stream_offset, to_stream_offset
+from .options import OptionError, ReadOptions, parse_read_options, parse_write_options
+from .planning import Planner
+from .pulling import PullSettings, read_range
+from .records import Decoding
+from .schema import COLUMN_NAMES, ddl_of
+from .sinks import BatchSink, StreamSink
+
+
+class ProtomqDataSource(DataSource):
+    """spark.read.format("protomq"), readStream, write and writeStream."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The name of the format."""
+        return "protomq"
+
+    def schema(self) -> str:
+        """The columns that the options ask for; they are checked here already."""
+        # Spark asks before it says whether a batch or a stream is meant: each refuses later what is not for it.
+        return ddl_of(parse_read_options(self.options).columns)
+
+    def reader(self, schema: StructType) -> BatchReader:
+        """A batch query."""
+        options = parse_read_options(self.options, streaming=False)
+        return BatchReader(options, _columns_of(schema))
+
+    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 (Spark's name)
+        """A stream query."""
+        options = parse_read_options(self.options, streaming=True)
+        return StreamReader(options, _columns_of(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> BatchSink:
+        """A batch write."""
+        _refuse_overwrite(overwrite)
+        return BatchSink(parse_write_options(self.options), schema.names)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:  # noqa: N802
+        """A stream write."""
+        return StreamSink(parse_write_options(self.options), schema.names)
+
+
+def _refuse_overwrite(overwrite: bool) -> None:
+    if overwrite:
+        raise OptionError('a topic cannot be overwritten: use mode("append")')
+
+
+def _columns_of(schema: StructType) -> tuple[str, ...]:
+    unknown = [name for name in schema.names if name not in COLUMN_NAMES]
+    if unknown:
+        raise OptionError(
+            f"the schema names {', '.join(unknown)}; there are {', '.join(COLUMN_NAMES)}"
+        )
+    return tuple(schema.names)
+
+
+class RangePartition(InputPartition):
+    """A task: a part of a queue."""
+
+    def __init__(self, value: OffsetRange) -> None:
+        super().__init__(value)
+        self.value = value
+
+
+def _read(
+    options: ReadOptions, columns: tuple[str, ...], partition: InputPartition
+) -> Iterator[pa.RecordBatch]:
+    """What both readers do on an executor."""
+    if partition.value is None:  # Spark makes one empty task where there is nothing to read.
+        return iter(())
+    settings = PullSettings(
+        Decoding(columns, options.check_crc, options.corrupt_records, frozenset(options.tags)),
+        options.tags,
+        options.fail_on_data_loss,
+        options.pull_size_max_bytes,
+        options.pull_count_max,
+    )
+    return read_range(cluster_of(options.client), partition.value, settings)
+
+
+class BatchReader(DataSourceReader):
+    """Reads what is there between two offsets of each queue."""
+
+    def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
+        self._options = options
+        self._columns = columns
+
+    def partitions(self) -> list[InputPartition]:
+        """One task for each part of a queue."""
+        planner = Planner(self._options, cluster_of(self._options.client))
+        return [RangePartition(part) for part in planner.plan_batch()]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """On an executor."""
+        return _read(self._options, self._columns, partition)
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads micro-batches. On the driver one object lives as long as the query; executors get pickled copies to call `read` on."""
+
+    def __init__(self, options: ReadOptions, columns: tuple[str, ...]) -> None:
+        self._options = options
+        self._columns = columns
+        self._planner: Planner | None = None
+        self._final: Positions | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_planner": None, "_final": None}
+
+    def initialOffset(self) -> StreamOffset:  # noqa: N802
+        """Where a new query starts."""
+        return to_stream_offset(self._plan.initial())
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """What Spark hands to `latestOffset`, unless the trigger says otherwise."""
+        if self._options.offsets_max is not None:
+            return ReadMaxRows(self._options.offsets_max)
+        if self._options.offsets_min is not None:
+            return ReadMinRows(self._options.offsets_min)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:  # noqa: N802
+        """The end of the next micro-batch."""
+        begin = from_stream_offset(start)
+        latest = self._plan.latest(begin)
+        if self._final is not None:
+            # Nothing beyond what was there when Trigger.AvailableNow began.
+            latest = {
+                queue: max(min(end, self._final.get(queue, 0)), begin.get(queue, 0))
+                for queue, end in latest.items()
+                if queue in self._final or queue in begin
+            }
+        count_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        wait = not isinstance(limit, ReadAllAvailable) and self._final is None
+        end = self._plan.next_end(begin, latest, count_max, time.monotonic(), wait)
+        return to_stream_offset(end)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """From now on there is nothing new."""
+        self._final = dict(self._plan.latest({}))
+
+    def reportLatestOffset(self) -> StreamOffset | None:  # noqa: N802
+        """Where the queues ended when that was last looked at; Spark shows it in the progress of the query."""
+        latest = self._plan.last_seen()
+        return to_stream_offset(latest) if latest else None
+
+    def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:
+        """The tasks of a micro-batch."""
+        parts = self._plan.plan_between(from_stream_offset(start), from_stream_offset(end))
+        return [RangePartition(part) for part in parts]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """On an executor."""
+        return _read(self._options, self._columns, partition)
+
+    def commit(self, end: StreamOffset) -> None:
+        """A micro-batch is done."""
+        self._plan.commit(from_stream_offset(end))
+
+    @property
+    def _plan(self) -> Planner:
+        if self._planner is None:
+            self._planner = Planner(self._options, cluster_of(self._options.client))
+        return self._planner

@@ -1,0 +1,67 @@
+"""What the tests of the store as a whole share: a store on a simulated disk, and reading it from end to end."""
+
+from __future__ import annotations
+
+from protomq.v1.record_pb2 import RecordBatch
+from protomq_broker.store.config import StoreConfig
+from protomq_broker.store.errors import CorruptLogError
+from protomq_broker.store.reading import ReadStatus
+from protomq_broker.store.store import Store
+from tests.chaos.simdisk import SimDisk
+
+from .log_helpers import ManualClock
+
+SEGMENT = 8192
+
+
+def open_store(
+    disk: SimDisk,
+    *,
+    clock: ManualClock | None = None,
+    sync_flush: bool = False,
+    corruption: str = "refuse",
+    segment: int = SEGMENT,
+) -> Store:
+    config = StoreConfig(segment_size_bytes=segment, sync_flush=sync_flush, corruption=corruption)  # type: ignore[arg-type]
+    return Store.open("/s", config, clock=clock or ManualClock(), disk=disk, background=False)
+
+
+def read_all(
+    store: Store, topic: str = "topic", queue_id: int = 0, *, offset: int | None = None
+) -> list[tuple[int, bytes]]:
+    """(queue offset, body) of everything in a queue, read in small steps through the regions."""
+    offset = store.queue_range(topic, queue_id)[0] if offset is None else offset
+    found: list[tuple[int, bytes]] = []
+    while True:
+        result = store.read(topic, queue_id, offset, 3, 2000)
+        if result.status is not ReadStatus.FOUND:
+            return found
+        data = b"".join(
+            region.file.read(region.offset, region.size_bytes) for region in result.regions
+        )
+        assert len(data) == result.regions_size_bytes
+        records = RecordBatch.FromString(data).records
+        assert len(records) == result.record_count
+        for index, (start, size) in enumerate(
+            zip(result.starts.tolist(), result.sizes.tolist(), strict=True)
+        ):
+            record = RecordBatch.FromString(data[start : start + size]).records[0]
+            expected = (
+                result.first_offset + index
+                if result.queue_offsets is None
+                else int(result.queue_offsets[index])
+            )
+            assert record.queue_offset == expected
+            found.append((record.queue_offset, record.body))
+        offset = result.next_offset
+
+
+def read_all_until_damage(store: Store, queue_id: int) -> list[tuple[int, bytes]]:
+    found: list[tuple[int, bytes]] = []
+    while True:
+        try:
+            result = store.read("topic", queue_id, len(found), 10, 1 << 20)
+        except CorruptLogError:
+            return found
+        assert result.status is ReadStatus.FOUND
+        found += [(result.first_offset + index, b"") for index in range(result.record_count)]
