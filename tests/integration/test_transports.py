@@ -855,3 +855,24 @@ async def test_the_log_is_quiet_when_all_is_well(callers, caplog):
     with caplog.at_level(logging.INFO):
         await callers[DESCRIBE].call(PING, b"")
     assert [record for record in caplog.records if record.name.startswith("protomq")] == []
+
+
+async def test_a_method_that_needs_no_large_requests_takes_none(server: Server) -> None:
+    large = pull_request(topic="t", tags=["x" * (2 << 20)])
+    caller = await connect(server, "grpc", PULL)
+    assert await status_of(caller.call(PULL, large)) == (Code.INVALID_ARGUMENT, "MESSAGE_TOO_LARGE")
+    await caller.close()
+    remoting = await connect(server, "remoting", PULL)
+    with pytest.raises(ConnectionResetError):  # refused by its length, before it is received
+        await remoting.call(PULL, large)
+    await remoting.close()
+
+
+async def test_reflection_describes_the_details_of_errors(server: Server) -> None:
+    from grpc_reflection.v1alpha import reflection_pb2_grpc
+
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        request = reflection_pb2.ServerReflectionRequest(file_containing_symbol="google.rpc.ErrorInfo")
+        answers = [answer async for answer in stub.ServerReflectionInfo(iter([request]))]
+    assert any(b"ErrorInfo" in file for file in answers[0].file_descriptor_response.file_descriptor_proto)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .store.store import Store
 
-OFFSETS_PER_COMMIT_MAX = 10_000
+OFFSETS_PER_COMMIT_MAX = 5_000
 
 
 class ConsumerService:

@@ -16,7 +16,7 @@ import logging
 import os
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from protomq.wire.frames import encode_answer
@@ -66,7 +66,13 @@ class Connection:
     )
 
     def __init__(
-        self, sock: socket.socket, peer: str, client_id: str, lane: Lane, frame_size_max_bytes: int
+        self,
+        sock: socket.socket,
+        peer: str,
+        client_id: str,
+        lane: Lane,
+        frame_size_max_bytes: int,
+        request_sizes_max_bytes: Mapping[int, int],
     ) -> None:
         self.socket = sock
         self.descriptor = sock.fileno()
@@ -75,7 +81,7 @@ class Connection:
         self.peer = peer
         self.client_id = client_id
         self.lane = lane
-        self.reader = FrameReader(frame_size_max_bytes)
+        self.reader = FrameReader(frame_size_max_bytes, request_sizes_max_bytes)
         self.closed = False
         self.poll_mask = 0
         self.out: list[bytes | Region] = []

@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 from protomq.v1 import options_pb2
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+REQUEST_SIZE_DEFAULT_BYTES = 1 << 20
 _STYLE_ATTRIBUTE = "__protomq_style__"
 
 
@@ -67,6 +68,8 @@ class Method:
     request_class: type[Message]
     response_class: type[Message]
     server_streaming: bool
+    request_size_max_bytes: int
+    """A parser makes up to sixty times a request's size of objects: what needs no large requests takes none."""
 
 
 class BoundMethod:
@@ -148,6 +151,7 @@ def snake_case(name: str) -> str:
 def _method_of(service: ServiceDescriptor, descriptor: MethodDescriptor, lane: str) -> Method:
     options = descriptor.GetOptions()
     method_id = None
+    size_max_bytes = options.Extensions[options_pb2.remoting].request_size_max_bytes
     if options.HasExtension(options_pb2.remoting):
         method_id = options.Extensions[options_pb2.remoting].method_id
         if not 0 < method_id < 1 << 16:
@@ -163,6 +167,7 @@ def _method_of(service: ServiceDescriptor, descriptor: MethodDescriptor, lane: s
         request_class=message_factory.GetMessageClass(descriptor.input_type),
         response_class=message_factory.GetMessageClass(descriptor.output_type),
         server_streaming=descriptor.server_streaming,
+        request_size_max_bytes=size_max_bytes or REQUEST_SIZE_DEFAULT_BYTES,
     )
 
 

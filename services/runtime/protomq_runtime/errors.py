@@ -107,6 +107,16 @@ def system_busy(lane: str, retry_delay_ms: int) -> ServiceError:
     )
 
 
+def request_too_large(method: str, size_bytes: int, limit_bytes: int) -> ServiceError:
+    """INVALID_ARGUMENT: the method takes no requests of that size."""
+    return ServiceError(
+        Code.INVALID_ARGUMENT,
+        "MESSAGE_TOO_LARGE",
+        f"a request of {size_bytes} bytes: {method} takes {limit_bytes} at most; send less at a time",
+        metadata={"size_bytes": str(size_bytes), "limit_bytes": str(limit_bytes)},
+    )
+
+
 def unknown_method(name: str) -> ServiceError:
     """UNIMPLEMENTED: this server has no such method."""
     return ServiceError(

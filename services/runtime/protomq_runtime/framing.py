@@ -15,6 +15,8 @@ What a peer claims costs nothing until it has sent it: a large frame's bytearray
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from protomq.wire.frames import FLAG_ANSWER, HEADER, HEADER_SIZE_BYTES, LENGTH_SIZE_BYTES
@@ -48,12 +50,19 @@ class FrameReader:
         "_header",
         "_large",
         "_payload_size",
+        "_request_sizes_max_bytes",
         "_rest",
         "_size_max_bytes",
     )
 
-    def __init__(self, frame_size_max_bytes: int) -> None:
+    def __init__(
+        self,
+        frame_size_max_bytes: int,
+        request_sizes_max_bytes: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        """`request_sizes_max_bytes`: of the payload, by method number; what is not named is limited by the frame size only."""
         self._size_max_bytes = frame_size_max_bytes
+        self._request_sizes_max_bytes = request_sizes_max_bytes
         self._rest: bytes = b""
         self._large: bytearray | None = None
         self._expect_large = False
@@ -93,6 +102,11 @@ class FrameReader:
             next_at = at + LENGTH_SIZE_BYTES + length
             if next_at > end:
                 if length > LARGE_SIZE_BYTES:
+                    limit = self._request_sizes_max_bytes.get(method_id, size_max_bytes)
+                    if length - LENGTH_MIN > limit:
+                        raise FrameError(
+                            f"a request of {length - LENGTH_MIN} bytes, method {method_id:#06x} takes {limit}"
+                        )
                     self._begin_large(
                         (request_id, method_id, flags, timeout_ms),
                         length - LENGTH_MIN,

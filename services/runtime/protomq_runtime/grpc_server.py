@@ -20,12 +20,14 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha._base import BaseReflectionServicer
 
 from protomq.wire.status import GRPC_STATUS_DETAILS_KEY
+from protomq.wire.status import POOL as STATUS_POOL
 
 from .call import Call
 from .dispatch import BoundMethod, DispatchTable, Style
-from .errors import SHUTTING_DOWN, ServiceError, internal, unparsable
+from .errors import SHUTTING_DOWN, ServiceError, internal, request_too_large, unparsable
 from .lane import Lane
 from .lane_pool import LanePool
 from .regions import Region, ShortFileError, read_regions
@@ -237,6 +239,7 @@ class GrpcServer:
     ) -> Callable[[bytes, Any], Awaitable[bytes]]:
         loop = self._loop
         pick = pool.pick_for_call
+        size_max_bytes = bound.method.request_size_max_bytes
         monotonic = time.monotonic
         open_calls = self._open_calls
 
@@ -244,6 +247,10 @@ class GrpcServer:
             lane = pick()
             if self._refusing:
                 await _abort(context, SHUTTING_DOWN)
+            if len(payload) > size_max_bytes:
+                await _abort(
+                    context, request_too_large(bound.method.name, len(payload), size_max_bytes)
+                )
             if not lane.has_room(len(self._submissions.get(lane, ()))):
                 lane.rejection_count += 1
                 await _abort(context, lane.busy_error)
@@ -325,15 +332,27 @@ class GrpcServer:
 
 
 class _Reflection(reflection.aio.ReflectionServicer):
-    """The stock servicer does not find `package.Service.Method`; looked up here without its last part."""
+    """The stock servicer does not find `package.Service.Method`: it is looked up here without its last part. What details of errors
+    are made of is found too, so that grpcurl shows them; it is described in a pool of its own (protomq.wire.status).
+    """
+
+    def __init__(self, service_names: Sequence[str]) -> None:
+        super().__init__(service_names)
+        self._of_errors: Any = BaseReflectionServicer((), pool=STATUS_POOL)
+
+    def _file_by_filename(self, request: Any, filename: str) -> Any:
+        answer = super()._file_by_filename(request, filename)  # type: ignore[misc]
+        if answer.HasField("error_response"):
+            return self._of_errors._file_by_filename(request, filename)
+        return answer
 
     def _file_containing_symbol(self, request: Any, fully_qualified_name: str) -> Any:
         answer = super()._file_containing_symbol(request, fully_qualified_name)  # type: ignore[misc]
         owner = fully_qualified_name.rpartition(".")[0]
         if answer.HasField("error_response") and owner:
-            found = super()._file_containing_symbol(request, owner)  # type: ignore[misc]
-            if not found.HasField("error_response"):
-                return found
+            answer = super()._file_containing_symbol(request, owner)  # type: ignore[misc]
+        if answer.HasField("error_response"):
+            answer = self._of_errors._file_containing_symbol(request, fully_qualified_name)
         return answer
 
 

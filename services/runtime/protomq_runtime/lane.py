@@ -489,7 +489,14 @@ class Lane(threading.Thread):
             self._update_poll(connection)
 
     def _adopt(self, sock: socket.socket, peer: str, client_id: str, begun: bytes) -> None:
-        connection = Connection(sock, peer, client_id, self, self._frame_size_max_bytes)
+        connection = Connection(
+            sock,
+            peer,
+            client_id,
+            self,
+            self._frame_size_max_bytes,
+            self.pool.request_sizes_max_bytes,
+        )
         connection.progress_at = self._turn_at
         connection.poll_mask = _EPOLLIN
         self._taken_count += 1

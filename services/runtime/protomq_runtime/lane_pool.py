@@ -48,6 +48,10 @@ class LanePool:
         self.methods = {
             number: bound for number, bound in table_by_id.items() if bound.method.lane == name
         }
+        self.request_sizes_max_bytes = {
+            number: bound.method.request_size_max_bytes for number, bound in table_by_id.items()
+        }
+        """By method number; of all methods, since any may be called on any connection."""
         self.siblings: Mapping[str, LanePool] = {name: self}
         """All pools of the server by name; set before the start."""
         self._admission = admission

@@ -62,16 +62,20 @@ class Remoting(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     METHOD_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_SIZE_MAX_BYTES_FIELD_NUMBER: _builtins.int
     method_id: _builtins.int
     """The method number in a frame: service in the high byte, method in the low byte; never reused."""
+    request_size_max_bytes: _builtins.int
+    """Largest request in bytes; 1 MiB where absent. A larger one is refused by gRPC, and ends the connection on the remoting port."""
     def __init__(
         self,
         *,
         method_id: _builtins.int = ...,
+        request_size_max_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["method_id", b"method_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["method_id", b"method_id", "request_size_max_bytes", b"request_size_max_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

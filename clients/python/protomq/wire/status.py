@@ -14,6 +14,8 @@ from google.protobuf import any_pb2, descriptor_pb2, descriptor_pool, duration_p
 
 DOMAIN: Final = "protomq"
 GRPC_STATUS_DETAILS_KEY: Final = "grpc-status-details-bin"
+POOL: Final = descriptor_pool.DescriptorPool()
+"""Where google.rpc.Status and its details are described; a server's reflection hands them out, so that tools can show errors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +84,8 @@ def _pack(status: Any, detail: Any) -> None:
     )
 
 
-def _build_classes() -> tuple[Any, ...]:
+def _build_classes(pool: descriptor_pool.DescriptorPool) -> tuple[Any, ...]:
     field_type = descriptor_pb2.FieldDescriptorProto
-    pool = descriptor_pool.DescriptorPool()
     for dependency in (any_pb2, duration_pb2):
         pool.AddSerializedFile(dependency.DESCRIPTOR.serialized_pb)
     file = descriptor_pb2.FileDescriptorProto(
@@ -156,4 +157,4 @@ def _build_classes() -> tuple[Any, ...]:
     )
 
 
-_Status, _ErrorInfo, _RetryInfo, _BadRequest = _build_classes()
+_Status, _ErrorInfo, _RetryInfo, _BadRequest = _build_classes(POOL)
