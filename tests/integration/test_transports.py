@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -872,7 +873,34 @@ async def test_reflection_describes_the_details_of_errors(server: Server) -> Non
     from grpc_reflection.v1alpha import reflection_pb2_grpc
 
     async with grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as channel:
-        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-        request = reflection_pb2.ServerReflectionRequest(file_containing_symbol="google.rpc.ErrorInfo")
+        stub: Any = reflection_pb2_grpc.ServerReflectionStub(channel)  # type: ignore[arg-type]
+        request = reflection_pb2.ServerReflectionRequest(
+            file_containing_symbol="google.rpc.ErrorInfo"
+        )
         answers = [answer async for answer in stub.ServerReflectionInfo(iter([request]))]
-    assert any(b"ErrorInfo" in file for file in answers[0].file_descriptor_response.file_descriptor_proto)
+    assert any(
+        b"ErrorInfo" in file for file in answers[0].file_descriptor_response.file_descriptor_proto
+    )
+
+
+async def test_frames_that_never_end_do_not_fill_the_memory(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("protomq_runtime.lane.UNFINISHED_SIZE_MAX_BYTES", 3 << 20)
+    lane = server.pools["send"].lanes[0]
+    callers = [await connect(server, "remoting", SEND) for _ in range(5)]
+    for caller in callers:
+        assert isinstance(caller, RemotingCaller)
+        caller.writer.write(encode_request(1, 0x0201, 15 << 20) + bytes(1 << 20))
+        await caller.writer.drain()
+
+    def held() -> int:
+        return sum(c.reader.held_size_bytes for c in list(lane._connections.values()))
+
+    await wait_until(lambda: held() >= 5 << 20)
+    with caplog.at_level(logging.WARNING):
+        lane.post(lane._bound_unfinished)
+        await wait_until(lambda: held() <= 3 << 20)
+    assert lane.connection_count == 3
+    for caller in callers:
+        await caller.close()

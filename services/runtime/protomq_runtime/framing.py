@@ -75,6 +75,11 @@ class FrameReader:
         """Whether a frame has been begun and not finished."""
         return self._large is not None or bool(self._rest)
 
+    @property
+    def held_size_bytes(self) -> int:
+        """Memory that an unfinished large frame has."""
+        return len(self._large) if self._large is not None else 0
+
     def target(self, shared: memoryview) -> memoryview:
         """Where the next bytes of the connection go. Never empty; the view must be dropped before `received` is called."""
         if self._large is not None:

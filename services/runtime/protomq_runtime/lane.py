@@ -50,6 +50,8 @@ DRAINED_COUNT_MAX: Final = 4096
 DRAINED_SIZE_MAX_BYTES: Final = 64 << 20
 """Collected calls above these are handed over before the turn ends: memory is bounded, and no append grows without end."""
 SWEEP_INTERVAL_S: Final = 5.0
+UNFINISHED_SIZE_MAX_BYTES: Final = 256 << 20
+"""Memory of frames that have begun and not ended, over all connections of a lane: beyond it, those that wait longest are closed."""
 NO_WAIT_S: Final = 0.000_3
 """A poll that took less than this found something there already, which may have lain there since the poll before. It is more than the
 GIL's switch interval, since the thread may have had to wait for the GIL after the poll."""
@@ -547,7 +549,19 @@ class Lane(threading.Thread):
                 "%s: no progress for %d s: closed %s", self.name, STALL_TIMEOUT_S, connection.peer
             )
             self._close(connection)
+        self._bound_unfinished()
         self._timers.add(self._turn_at + SWEEP_INTERVAL_S, self._sweep)
+
+    def _bound_unfinished(self) -> None:
+        """Nobody may fill the memory with frames that never end: each is small enough, thousands of them are not."""
+        unfinished = [c for c in self._connections.values() if c.reader.held_size_bytes]
+        size_bytes = sum(connection.reader.held_size_bytes for connection in unfinished)
+        unfinished.sort(key=lambda connection: connection.progress_at, reverse=True)
+        while size_bytes > UNFINISHED_SIZE_MAX_BYTES:
+            connection = unfinished.pop()
+            size_bytes -= connection.reader.held_size_bytes
+            logger.warning("%s: too many unfinished frames: closed %s", self.name, connection.peer)
+            self._close(connection)
 
     def _set_refusal(self, error: ServiceError) -> None:
         self._refusal = error
