@@ -19,6 +19,9 @@ class SendStatus(IntEnum):
     FLUSH_SLAVE_TIMEOUT = 3
     SLAVE_NOT_AVAILABLE = 4
 
+    def __str__(self) -> str:
+        return self.name
+
 
 @dataclass(frozen=True, slots=True)
 class OutgoingMessage:

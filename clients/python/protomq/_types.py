@@ -44,6 +44,9 @@ class Permission(IntEnum):
     WRITE = 3
     READ_WRITE = 4
 
+    def __str__(self) -> str:
+        return self.name
+
     @property
     def readable(self) -> bool:
         """Whether messages may be consumed; UNSPECIFIED stands for the default, read and write."""
@@ -63,6 +66,9 @@ class PullStatus(IntEnum):
     NO_NEW_MSG = 2
     NO_MATCHED_MSG = 3
     OFFSET_ILLEGAL = 4
+
+    def __str__(self) -> str:
+        return self.name
 
 
 @dataclass(frozen=True, slots=True)
