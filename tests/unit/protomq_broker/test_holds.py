@@ -1,0 +1,101 @@
+"""Held pulls: who is woken, how often, and in which order of steps. The lane is a list of posted functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from protomq_broker import holds as holds_module
+from protomq_broker.holds import Hold, LaneHolds
+
+
+class Lane:
+    """Runs what was posted when it is told to."""
+
+    def __init__(self) -> None:
+        self.posted: list[Callable[[], None]] = []
+        self.woken: list[list[Hold]] = []
+        self.holds = LaneHolds(self.posted.append, self._wake)
+
+    def turn(self) -> None:
+        posted, self.posted[:] = list(self.posted), []
+        for function in posted:
+            function()
+
+    def _wake(self, holds: LaneHolds, woken: Sequence[Hold]) -> None:
+        assert holds is self.holds
+        self.woken.append(list(woken))
+
+
+def hold(topic: str = "t", queue_id: int = 0) -> Hold:
+    return Hold((topic, queue_id), cast(Any, None), cast(Any, None), frozenset(), 0)
+
+
+def test_only_the_holds_of_the_queue_are_woken() -> None:
+    lane = Lane()
+    wanted, other = hold("t", 0), hold("t", 1)
+    lane.holds.add(wanted)
+    lane.holds.add(other)
+    lane.holds.signal([("t", 0), ("nobody", 3)])
+    lane.turn()
+    assert lane.woken == [[wanted]]
+    assert lane.holds.count == 2  # who wakes decides whether the hold is over
+
+
+def test_a_queue_that_nobody_waits_for_wakes_nobody() -> None:
+    lane = Lane()
+    lane.holds.add(hold())
+    lane.holds.signal([("t", 7)])
+    assert lane.posted == []
+
+
+def test_many_signals_before_the_lane_runs_are_one_wake() -> None:
+    lane = Lane()
+    waiting = hold()
+    lane.holds.add(waiting)
+    for _ in range(10):
+        lane.holds.signal([("t", 0)])
+    assert len(lane.posted) == 1
+    lane.turn()
+    assert lane.woken == [[waiting]]
+
+
+def test_a_signal_during_the_wake_wakes_again() -> None:
+    lane = Lane()
+    lane.holds.add(hold())
+    lane.holds.signal([("t", 0)])
+    lane.turn()
+    lane.holds.signal([("t", 0)])
+    lane.turn()
+    assert len(lane.woken) == 2
+
+
+def test_a_hold_that_is_gone_is_not_woken() -> None:
+    lane = Lane()
+    gone, there = hold(), hold()
+    lane.holds.add(gone)
+    lane.holds.add(there)
+    lane.holds.signal([("t", 0)])
+    assert lane.holds.remove(gone)
+    assert not lane.holds.remove(gone)
+    lane.turn()
+    assert lane.woken == [[there]]
+    assert lane.holds.all() == [there]
+
+
+def test_many_holds_are_woken_in_slices_over_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holds_module, "WAKE_COUNT_MAX", 3)
+    lane = Lane()
+    waiting = [hold() for _ in range(8)]
+    for each in waiting:
+        lane.holds.add(each)
+    lane.holds.signal([("t", 0)])
+    lane.turn()
+    assert lane.woken == [waiting[:3]]
+    lane.holds.remove(waiting[4])
+    lane.turn()
+    lane.turn()
+    assert lane.woken[1:] == [[waiting[3], waiting[5]], waiting[6:]]
+    assert lane.posted == []
