@@ -21,7 +21,8 @@ from protomq.wire.hashing import crc32c
 from protomq_runtime.errors import Code, ServiceError, invalid_argument
 
 from .store.append import RecordRegion
-from .store.record_region import prove_region, record_field_at
+from .store.record_region import prove_region
+from .store.record_scan import record_field_at
 
 FIELDS_BESIDE_RECORDS_MAX: Final = 64
 """Top-level fields that a request without `record_sizes` may have beside its records."""

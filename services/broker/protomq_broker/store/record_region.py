@@ -1,4 +1,4 @@
-"""The layout of records in bulk: proof, stamping, and reading back from the log.
+"""The layout of records in bulk: proof and stamping.
 
 A producer sends whole records; the broker must not open them one by one, and must not trust them either. The proof that a request
 holds what it says costs a few array operations and one run of the C parser, whatever the number of records:
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -26,61 +26,29 @@ from numpy.typing import NDArray
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire import record as layout
 
-from .append import CorruptRecordError, RecordRegion, ScannedRecords
-
-_STAMP_DTYPE = np.dtype(
-    [
-        ("queue_id_tag", "u1"),
-        ("queue_id", "<u4"),
-        ("store_time_tag", "V2"),
-        ("store_time_ms", "<u8"),
-        ("queue_offset_tag", "V2"),
-        ("queue_offset", "<u8"),
-        ("physical_offset_tag", "V2"),
-        ("physical_offset", "<u8"),
-    ]
+from .append import RecordRegion
+from .record_arrays import (
+    BROKER_FLAGS,
+    I64,
+    STAMP_DTYPE,
+    TAGS,
+    U32,
+    U64,
+    column,
+    opaque,
+    sameness_mask,
+    tag_mismatch,
+    topic_field_of,
+    trailer_dtype,
+    windows,
 )
-assert _STAMP_DTYPE.itemsize == layout.STAMP_SIZE_BYTES
+from .record_scan import record_field_at
 
-
-def _fields_of(dtype: np.dtype[np.void]) -> list[tuple[str, Any]]:
-    return [(name, dtype[name]) for name in dtype.names or ()]
-
-
-_FIXED_TRAILER_DTYPE = np.dtype(
-    [
-        ("tag_code_tag", "u1"),
-        ("tag_code", "<i8"),
-        ("key_hash_tag", "u1"),
-        ("key_hash", "<u8"),
-        ("producer_id_tag", "u1"),
-        ("producer_id", "<u8"),
-        ("producer_epoch_tag", "u1"),
-        ("producer_epoch", "<u4"),
-        ("sequence_tag", "u1"),
-        ("sequence", "<u8"),
-        ("body_crc32c_tag", "u1"),
-        ("body_crc32c", "<u4"),
-        ("born_time_ms_tag", "u1"),
-        ("born_time_ms", "<u8"),
-        ("flags_tag", "u1"),
-        ("flags", "<u4"),
-        *_fields_of(_STAMP_DTYPE),
-    ]
-)
-assert _FIXED_TRAILER_DTYPE.itemsize == layout.FIXED_TRAILER_SIZE_BYTES
-
-_TAGS = layout.FIXED_TRAILER_TAGS
-_UNSTAMPED_FLAGS = ~layout.PRODUCER_FLAGS_MASK & 0xFFFFFFFF
 _EQUAL_MIN = 4
 _FEW = 24
 _WORD_RECORD_SIZE_BYTES = 1 << 21
 _RECORD_SIZE_MAX_BYTES = layout.BODY_SIZE_MAX_BYTES + layout.FRONT_SIZE_MAX_BYTES + 512
 _HEAD_MASKS = np.array([0, 0xFFFF, 0xFFFFFF, 0xFFFFFFFF], np.uint32)
-_U32 = np.dtype("<u4")
-_U64 = np.dtype("<u8")
-_I64 = np.dtype("<i8")
-_TOPIC_SIZE_UNAMBIGUOUS_BYTES = 36
 
 
 def prove_region(
@@ -118,114 +86,32 @@ def stamp_region(
     data = region.data
     if region.starts is None:
         layout.STAMP.pack_into(
-            data, len(data) - layout.STAMP_SIZE_BYTES, 0x7D, queue_id, _TAGS[9], store_time_ms, _TAGS[10], queue_offset,
-            _TAGS[11], physical_offset,
+            data, len(data) - layout.STAMP_SIZE_BYTES, 0x7D, queue_id, TAGS[9], store_time_ms, TAGS[10], queue_offset,
+            TAGS[11], physical_offset,
         )  # fmt: skip
         return
     if region.stride:
         stride, count = region.stride, region.count
-        _column(data, _U32, stride + layout.QUEUE_ID_AT, stride, count)[:] = queue_id
-        _column(data, _I64, stride + layout.STORE_TIME_MS_AT, stride, count)[:] = store_time_ms
+        column(data, U32, stride + layout.QUEUE_ID_AT, stride, count)[:] = queue_id
+        column(data, I64, stride + layout.STORE_TIME_MS_AT, stride, count)[:] = store_time_ms
         offsets = np.arange(queue_offset, queue_offset + count)
-        _column(data, _I64, stride + layout.QUEUE_OFFSET_AT, stride, count)[:] = offsets
+        column(data, I64, stride + layout.QUEUE_OFFSET_AT, stride, count)[:] = offsets
         positions = region.starts + physical_offset
-        _column(data, _I64, stride + layout.PHYSICAL_OFFSET_AT, stride, count)[:] = positions
+        column(data, I64, stride + layout.PHYSICAL_OFFSET_AT, stride, count)[:] = positions
         return
     assert region.sizes is not None
-    stamps = np.empty(region.count, _STAMP_DTYPE)
+    stamps = np.empty(region.count, STAMP_DTYPE)
     stamps["queue_id_tag"] = 0x7D
     stamps["queue_id"] = queue_id
-    stamps["store_time_tag"] = np.void(_TAGS[9])
+    stamps["store_time_tag"] = np.void(TAGS[9])
     stamps["store_time_ms"] = store_time_ms
-    stamps["queue_offset_tag"] = np.void(_TAGS[10])
+    stamps["queue_offset_tag"] = np.void(TAGS[10])
     stamps["queue_offset"] = np.arange(queue_offset, queue_offset + region.count)
-    stamps["physical_offset_tag"] = np.void(_TAGS[11])
+    stamps["physical_offset_tag"] = np.void(TAGS[11])
     stamps["physical_offset"] = region.starts + physical_offset
     ends = region.starts + region.sizes
-    _windows(data, _void(layout.STAMP_SIZE_BYTES))[ends - layout.STAMP_SIZE_BYTES] = stamps.view(
-        _void(layout.STAMP_SIZE_BYTES)
-    )
-
-
-def scan_records(data: bytes | bytearray | memoryview, base_position: int) -> ScannedRecords:
-    """Reads the records of one or more appends back, seals and padding already taken out; `data` starts at `base_position` of the log.
-
-    Raises CorruptRecordError with the position if the chain of tags and lengths or a trailer does not hold: the caller has checked
-    the seal's CRC, so that is a defect of the writer and no torn write.
-    """
-    starts_list: list[int] = []
-    sizes_list: list[int] = []
-    position, end = 0, len(data)
-    while position < end:
-        size, head = record_field_at(data, position, end)
-        if size < 0:
-            raise CorruptRecordError(
-                base_position + position, "no record field where one must stand"
-            )
-        starts_list.append(position)
-        sizes_list.append(head + size)
-        position += head + size
-    return read_trailers(
-        data, base_position, np.array(starts_list, np.int64), np.array(sizes_list, np.int64)
-    )
-
-
-def record_field_at(
-    data: bytes | bytearray | memoryview, position: int, end: int
-) -> tuple[int, int]:
-    """(size of the record, size of its tag and length) of the record field at `position`; size -1 if none stands there whole."""
-    if end - position < 2 or data[position] != layout.RECORD_TAG:
-        return -1, 0
-    size, shift, at = 0, 0, position + 1
-    while at < end and shift <= 28:
-        byte = data[at]
-        size |= (byte & 0x7F) << shift
-        at += 1
-        if byte < 0x80:
-            return (size, at - position) if at + size <= end else (-1, 0)
-        shift += 7
-    return -1, 0
-
-
-def read_trailers(
-    data: bytes | bytearray | memoryview,
-    base_position: int,
-    starts: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-) -> ScannedRecords:
-    """The trailers of the record fields at `starts` (relative to `data`) with `sizes`, as arrays.
-
-    Raises CorruptRecordError as `scan_records`.
-    """
-    count = len(starts)
-    ends = starts + sizes
-    if count and int(sizes.min()) < layout.FIXED_TRAILER_SIZE_BYTES + 5:
-        at = int(starts[int(sizes.argmin())])
-        raise CorruptRecordError(base_position + at, "a record that is shorter than its trailer")
-    fixed_void = _void(layout.FIXED_TRAILER_SIZE_BYTES)
-    trailers = (
-        _windows(data, fixed_void)[ends - layout.FIXED_TRAILER_SIZE_BYTES]
-        if count
-        else np.empty(0, fixed_void)
-    )
-    wrong = _tag_mismatch(trailers, b"")
-    if wrong is not None:
-        raise CorruptRecordError(base_position + int(starts[wrong]), "a record without its trailer")
-    fields = trailers.view(_FIXED_TRAILER_DTYPE)
-    topics, indexes = _read_topics(data, base_position, starts, ends)
-    return ScannedRecords(
-        positions=starts + base_position,
-        sizes=sizes,
-        topics=topics,
-        topic_indexes=indexes,
-        queue_ids=fields["queue_id"].astype(np.int64),
-        queue_offsets=fields["queue_offset"].astype(np.int64),
-        store_times_ms=fields["store_time_ms"].astype(np.int64),
-        tag_codes=fields["tag_code"].astype(np.int64),
-        key_hashes=fields["key_hash"].astype(np.uint64),
-        producer_ids=fields["producer_id"].astype(np.uint64),
-        producer_epochs=fields["producer_epoch"].astype(np.int64),
-        sequences=fields["sequence"].astype(np.uint64),
+    windows(data, opaque(layout.STAMP_SIZE_BYTES))[ends - layout.STAMP_SIZE_BYTES] = stamps.view(
+        opaque(layout.STAMP_SIZE_BYTES)
     )
 
 
@@ -287,10 +173,10 @@ def _prove_record(
     if end > len(payload) or not payload.startswith(head, start):
         return None
     values = layout.FIXED_TRAILER.unpack_from(payload, end - layout.FIXED_TRAILER_SIZE_BYTES)
-    if values[0:24:2] != _TAGS or values[15] & _UNSTAMPED_FLAGS:
+    if values[0:24:2] != TAGS or values[15] & BROKER_FLAGS:
         return None
     front_end = content + front_size
-    if not payload.startswith(_topic_field(topic_bytes), front_end):
+    if not payload.startswith(topic_field_of(topic_bytes), front_end):
         return None
     body_size, body_head = record_field_at(
         payload, content, front_end
@@ -304,11 +190,6 @@ def _prove_record(
         except DecodeError:
             return None
     return end, values
-
-
-@lru_cache(maxsize=4096)
-def _topic_field(topic_bytes: bytes) -> bytes:
-    return bytes((layout.TOPIC_TAG, len(topic_bytes))) + topic_bytes
 
 
 @lru_cache(maxsize=4096)
@@ -336,19 +217,19 @@ def _prove_equal(
     data = _cut(payload, stride * count)
     head = stride - size
     body_size, body_head = record_field_at(data, head, stride)
-    heads = _column(data, _U64, 0, stride, count)
+    heads = column(data, U64, 0, stride, count)
     head_mask = np.uint64((1 << 8 * (head + body_head)) - 1)
-    mask = _sameness_mask(topic_bytes)
+    mask = sameness_mask(topic_bytes)
     if np.count_nonzero((heads ^ heads[0]) & head_mask) or 8 * len(mask) > stride:
         # Bodies of different sizes, or records so small that the words of the mask do not fit.
         return _prove_unequal(data, topic, topic_bytes, np.full(count, size))
-    trailers = np.ndarray((count, len(mask)), _U64, data, stride - 8 * len(mask), (stride, 8))
+    trailers = np.ndarray((count, len(mask)), U64, data, stride - 8 * len(mask), (stride, 8))
     different = trailers ^ trailers[0]
     different &= mask
     if np.count_nonzero(different):
         return None
     first_sequence = first[9]
-    sequences = _column(data, _U64, stride + layout.SEQUENCE_AT, stride, count)
+    sequences = column(data, U64, stride + layout.SEQUENCE_AT, stride, count)
     if np.count_nonzero(sequences - np.arange(count, dtype=np.uint64) != np.uint64(first_sequence)):
         return None
     trailer_size = layout.trailer_size_bytes(topic_bytes)
@@ -361,8 +242,8 @@ def _prove_equal(
         count,
         np.arange(0, stride * count, stride),
         np.full(count, stride),
-        _column(data, _I64, stride + layout.TAG_CODE_AT, stride, count).copy(),
-        _column(data, _U64, stride + layout.KEY_HASH_AT, stride, count).copy(),
+        column(data, I64, stride + layout.TAG_CODE_AT, stride, count).copy(),
+        column(data, U64, stride + layout.KEY_HASH_AT, stride, count).copy(),
         first[5],
         first[7],
         first_sequence,
@@ -402,13 +283,6 @@ def _wide_varint(value: int, width: int) -> bytes:
     return bytes(octets)
 
 
-def _column(
-    data: bytearray, dtype: np.dtype[Any], offset: int, stride: int, count: int
-) -> NDArray[Any]:
-    """A view of the same place in each of many records of one size."""
-    return np.ndarray((count,), dtype, data, offset, (stride,))
-
-
 def _prove_unequal(
     payload: bytes | bytearray, topic: str, topic_bytes: bytes, record_sizes: NDArray[np.int64]
 ) -> RecordRegion | None:
@@ -425,21 +299,21 @@ def _prove_unequal(
         return None
     data = _cut(payload, int(ends[-1]))
     starts, trailer_starts = ends - sizes, ends - trailer_size
-    words = _windows(data, _U32)
+    words = windows(data, U32)
     heads, head_masks = words[starts], _HEAD_MASKS[widths]
     if ((heads ^ _head_words(record_sizes, widths)) & head_masks).any():
         return None
     front_sizes = record_sizes - trailer_size
     if not _bodies_are_bounded(
-        _windows(data, _U64)[starts + widths + 1].astype(np.int64), front_sizes
+        windows(data, U64)[starts + widths + 1].astype(np.int64), front_sizes
     ):
         return None
     # Gathered as opaque items: numpy copies a structure field by field, which takes ten times as long.
-    items = _windows(data, _void(trailer_size))[trailer_starts]
-    if _tag_mismatch(items, topic_bytes) is not None:
+    items = windows(data, opaque(trailer_size))[trailer_starts]
+    if tag_mismatch(items, topic_bytes) is not None:
         return None
-    trailers = items.view(_trailer_dtype(len(topic_bytes)))
-    if (trailers["flags"] & _UNSTAMPED_FLAGS).any() or (np.diff(trailers["sequence"]) != 1).any():
+    trailers = items.view(trailer_dtype(len(topic_bytes)))
+    if (trailers["flags"] & BROKER_FLAGS).any() or (np.diff(trailers["sequence"]) != 1).any():
         return None
     if any(
         (trailers[name] != trailers[name][0]).any() for name in ("producer_id", "producer_epoch")
@@ -500,113 +374,6 @@ def _bodies_are_bounded(words: NDArray[np.int64], front_sizes: NDArray[np.int64]
     wrong = ((words & 0xFF) != layout.BODY_TAG) | ((third & words >> 31) != 0)
     wrong |= (rest < 0) | (rest > layout.FRONT_SIZE_MAX_BYTES)
     return not np.count_nonzero(wrong)
-
-
-def _windows(data: bytes | bytearray | memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """A view of `data` in which item i is the `itemsize` bytes from i on: gathers and scatters become copies of whole items."""
-    return np.ndarray((len(data) - dtype.itemsize + 1,), dtype, buffer=data, strides=(1,))
-
-
-@lru_cache(maxsize=256)
-def _void(size: int) -> np.dtype[np.void]:
-    return np.dtype(f"V{size}")
-
-
-@lru_cache(maxsize=256)
-def _trailer_dtype(topic_size: int) -> np.dtype[np.void]:
-    fields: list[tuple[str, Any]] = [("topic_field", f"V{topic_size + 2}")]
-    return np.dtype(fields + _fields_of(_FIXED_TRAILER_DTYPE))
-
-
-@lru_cache(maxsize=4096)
-def _trailer_pattern(topic_bytes: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """(constant bytes of a trailer, mask of where they stand); without a topic: of the fixed part alone."""
-    ones = layout.FIXED_TRAILER.pack(*(value for tag in _TAGS for value in (_full(tag), 0)))
-    tags = layout.FIXED_TRAILER.pack(*(value for tag in _TAGS for value in (tag, 0)))
-    topic_field = _topic_field(topic_bytes) if topic_bytes else b""
-    pattern = np.frombuffer(topic_field + tags, np.uint8)
-    mask = np.frombuffer(b"\xff" * len(topic_field) + ones, np.uint8)
-    return pattern, mask
-
-
-@lru_cache(maxsize=4096)
-def _sameness_mask(topic_bytes: bytes) -> NDArray[np.uint64]:
-    """What must be the same in all trailers of a request, as words that end where the trailer does: all constant parts, producer id,
-    producer epoch, and the flags that are not a producer's. Octets in front of the trailer do not count.
-    """
-    fixed = np.zeros(1, _FIXED_TRAILER_DTYPE)
-    fixed["producer_id"] = fixed["producer_epoch"] = -1 & 0xFFFFFFFF
-    fixed["producer_id"] = 0xFFFFFFFF_FFFFFFFF
-    fixed["flags"] = _UNSTAMPED_FLAGS
-    mask = _trailer_pattern(topic_bytes)[1].copy()
-    mask[-layout.FIXED_TRAILER_SIZE_BYTES :] |= fixed.view(np.uint8)
-    return np.frombuffer(bytes(-len(mask) % 8) + mask.tobytes(), _U64)
-
-
-def _full(tag: int | bytes) -> int | bytes:
-    return b"\xff\xff" if isinstance(tag, bytes) else 0xFF
-
-
-def _tag_mismatch(trailers: NDArray[np.void], topic_bytes: bytes) -> int | None:
-    """Index of the first trailer whose constant parts are wrong, None if all hold."""
-    pattern, mask = _trailer_pattern(topic_bytes)
-    octets = trailers.view(np.uint8).reshape(len(trailers), len(pattern))
-    wrong = (octets ^ pattern) & mask
-    return int(wrong.any(axis=1).argmax()) if wrong.any() else None
-
-
-def _read_topics(
-    data: bytes | bytearray | memoryview,
-    base_position: int,
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-) -> tuple[tuple[str, ...], NDArray[np.int32]]:
-    """The topic of each record.
-
-    The topic's length is not known from the end. A record is parsed for the first of a topic, then all others that have the same
-    field in the same place are taken in one step. That is exact for topics of up to 36 bytes: a longer field that ends alike would
-    have to hold the shorter one's length octet, which is no character of a name. Longer ones, and what is left when a block holds
-    many topics, are parsed one by one.
-    """
-    count = len(starts)
-    indexes = np.full(count, -1, np.int32)
-    known: dict[str, int] = {}
-    for _ in range(16):
-        left = np.flatnonzero(indexes < 0)
-        if not len(left):
-            break
-        first = int(left[0])
-        topic = _parse_topic(data, base_position, int(starts[first]), int(ends[first]))
-        index = known.setdefault(topic, len(known))
-        indexes[first] = index
-        encoded = topic.encode()
-        if len(encoded) > _TOPIC_SIZE_UNAMBIGUOUS_BYTES:
-            continue
-        field = _topic_field(encoded)
-        field_starts = ends[left] - layout.FIXED_TRAILER_SIZE_BYTES - len(field)
-        inside = field_starts > starts[left]
-        left, field_starts = left[inside], field_starts[inside]
-        window = (
-            _windows(data, np.dtype(f"V{len(field)}"))[field_starts]
-            .view(np.uint8)
-            .reshape(-1, len(field))
-        )
-        indexes[left[(window == np.frombuffer(field, np.uint8)).all(axis=1)]] = index
-    for row in np.flatnonzero(indexes < 0).tolist():
-        topic = _parse_topic(data, base_position, int(starts[row]), int(ends[row]))
-        indexes[row] = known.setdefault(topic, len(known))
-    return tuple(known), indexes
-
-
-def _parse_topic(
-    data: bytes | bytearray | memoryview, base_position: int, start: int, end: int
-) -> str:
-    _, head = record_field_at(data, start, end)
-    try:
-        topic: str = Record.FromString(bytes(data[start + head : end])).topic
-    except DecodeError as error:
-        raise CorruptRecordError(base_position + start, "a record that does not parse") from error
-    return topic
 
 
 def _varint_size(value: int) -> int:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire import record as layout
 from protomq_broker.store.append import CorruptRecordError, RecordRegion
-from protomq_broker.store.record_region import prove_region, scan_records, stamp_region
+from protomq_broker.store.record_region import prove_region, stamp_region
+from protomq_broker.store.record_scan import scan_records
 
 TOPIC = "flights"
 COUNTS = (1, 2, 24, 25, 60)  # one; few, record by record; many, by arrays

@@ -1,0 +1,130 @@
+"""Records as numpy sees them: their layout as array types, and views of the same place in many records.
+
+Private to the store: shared by record_region.py, which proves and stamps, and record_scan.py, which reads back.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protomq.wire import record as layout
+
+TAGS = layout.FIXED_TRAILER_TAGS
+"""The tags of the trailer's fields behind the topic, in order."""
+BROKER_FLAGS = ~layout.PRODUCER_FLAGS_MASK & 0xFFFFFFFF
+"""Bits of `flags` that a producer must leave zero."""
+
+STAMP_DTYPE = np.dtype(
+    [
+        ("queue_id_tag", "u1"),
+        ("queue_id", "<u4"),
+        ("store_time_tag", "V2"),
+        ("store_time_ms", "<u8"),
+        ("queue_offset_tag", "V2"),
+        ("queue_offset", "<u8"),
+        ("physical_offset_tag", "V2"),
+        ("physical_offset", "<u8"),
+    ]
+)
+
+
+def _fields_of(dtype: np.dtype[np.void]) -> list[tuple[str, Any]]:
+    return [(name, dtype[name]) for name in dtype.names or ()]
+
+
+FIXED_TRAILER_DTYPE = np.dtype(
+    [
+        ("tag_code_tag", "u1"),
+        ("tag_code", "<i8"),
+        ("key_hash_tag", "u1"),
+        ("key_hash", "<u8"),
+        ("producer_id_tag", "u1"),
+        ("producer_id", "<u8"),
+        ("producer_epoch_tag", "u1"),
+        ("producer_epoch", "<u4"),
+        ("sequence_tag", "u1"),
+        ("sequence", "<u8"),
+        ("body_crc32c_tag", "u1"),
+        ("body_crc32c", "<u4"),
+        ("born_time_ms_tag", "u1"),
+        ("born_time_ms", "<u8"),
+        ("flags_tag", "u1"),
+        ("flags", "<u4"),
+        *_fields_of(STAMP_DTYPE),
+    ]
+)
+
+U32 = np.dtype("<u4")
+U64 = np.dtype("<u8")
+I64 = np.dtype("<i8")
+
+assert STAMP_DTYPE.itemsize == layout.STAMP_SIZE_BYTES
+assert FIXED_TRAILER_DTYPE.itemsize == layout.FIXED_TRAILER_SIZE_BYTES
+
+
+def windows(data: bytes | bytearray | memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """A view of `data` in which item i is the `itemsize` bytes from i on: gathers and scatters become copies of whole items."""
+    return np.ndarray((len(data) - dtype.itemsize + 1,), dtype, buffer=data, strides=(1,))
+
+
+def column(
+    data: bytearray, dtype: np.dtype[Any], offset: int, stride: int, count: int
+) -> NDArray[Any]:
+    """A view of the same place in each of many records of one size."""
+    return np.ndarray((count,), dtype, data, offset, (stride,))
+
+
+@lru_cache(maxsize=256)
+def opaque(size: int) -> np.dtype[np.void]:
+    return np.dtype(f"V{size}")
+
+
+@lru_cache(maxsize=256)
+def trailer_dtype(topic_size: int) -> np.dtype[np.void]:
+    fields: list[tuple[str, Any]] = [("topic_field", f"V{topic_size + 2}")]
+    return np.dtype(fields + _fields_of(FIXED_TRAILER_DTYPE))
+
+
+@lru_cache(maxsize=4096)
+def topic_field_of(topic_bytes: bytes) -> bytes:
+    return bytes((layout.TOPIC_TAG, len(topic_bytes))) + topic_bytes
+
+
+@lru_cache(maxsize=4096)
+def trailer_pattern(topic_bytes: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """(constant bytes of a trailer, mask of where they stand); without a topic: of the fixed part alone."""
+    ones = layout.FIXED_TRAILER.pack(*(value for tag in TAGS for value in (_full(tag), 0)))
+    tags = layout.FIXED_TRAILER.pack(*(value for tag in TAGS for value in (tag, 0)))
+    topic_field = topic_field_of(topic_bytes) if topic_bytes else b""
+    pattern = np.frombuffer(topic_field + tags, np.uint8)
+    mask = np.frombuffer(b"\xff" * len(topic_field) + ones, np.uint8)
+    return pattern, mask
+
+
+@lru_cache(maxsize=4096)
+def sameness_mask(topic_bytes: bytes) -> NDArray[np.uint64]:
+    """What must be the same in all trailers of a request, as words that end where the trailer does: all constant parts, producer id,
+    producer epoch, and the flags that are not a producer's. Octets in front of the trailer do not count.
+    """
+    fixed = np.zeros(1, FIXED_TRAILER_DTYPE)
+    fixed["producer_id"], fixed["producer_epoch"] = 0xFFFFFFFF_FFFFFFFF, 0xFFFFFFFF
+    fixed["flags"] = BROKER_FLAGS
+    mask = trailer_pattern(topic_bytes)[1].copy()
+    mask[-layout.FIXED_TRAILER_SIZE_BYTES :] |= fixed.view(np.uint8)
+    return np.frombuffer(bytes(-len(mask) % 8) + mask.tobytes(), U64)
+
+
+def _full(tag: int | bytes) -> int | bytes:
+    return b"\xff\xff" if isinstance(tag, bytes) else 0xFF
+
+
+def tag_mismatch(trailers: NDArray[np.void], topic_bytes: bytes) -> int | None:
+    """Index of the first trailer whose constant parts are wrong, None if all hold."""
+    pattern, mask = trailer_pattern(topic_bytes)
+    octets = trailers.view(np.uint8).reshape(len(trailers), len(pattern))
+    wrong = (octets ^ pattern) & mask
+    return int(wrong.any(axis=1).argmax()) if wrong.any() else None
