@@ -53,9 +53,11 @@ def to_service_error(error: Exception) -> ServiceError:
         return ServiceError(Code.RESOURCE_EXHAUSTED, "TOO_MANY", str(error))
     if isinstance(error, CorruptLogError | CorruptRecordError):
         log.error("damage in the log: %s", error)
-        return ServiceError(
-            Code.DATA_LOSS, "CORRUPT_LOG", str(error), metadata={"position": str(error.position)}
-        )
+        metadata = {"position": str(error.position)}
+        next_offset = getattr(error, "next_offset", -1)
+        if next_offset >= 0:  # where a reader of the queue can go on
+            metadata["next_offset"] = str(next_offset)
+        return ServiceError(Code.DATA_LOSS, "CORRUPT_LOG", str(error), metadata=metadata)
     if isinstance(error, ConsumeQueueDamagedError | IndexDamagedError):
         log.error("damage in a derived file: %s", error)
         return ServiceError(Code.DATA_LOSS, "CORRUPT_LOG", str(error))
@@ -64,5 +66,10 @@ def to_service_error(error: Exception) -> ServiceError:
     if isinstance(error, StoreError):
         log.error("the store refuses: %s", error)
         return ServiceError(Code.FAILED_PRECONDITION, "STORE_FAILED", str(error))
+    if isinstance(error, OSError):
+        log.error("the disk fails: %s", error)
+        return ServiceError(
+            Code.FAILED_PRECONDITION, "STORE_FAILED", f"the broker's disk fails: {error}"
+        )
     log.error("a defect of the broker", exc_info=error)
     return internal()

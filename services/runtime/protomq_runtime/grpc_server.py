@@ -27,7 +27,7 @@ from protomq.wire.status import POOL as STATUS_POOL
 
 from .call import Call
 from .dispatch import BoundMethod, DispatchTable, Style
-from .errors import SHUTTING_DOWN, ServiceError, internal, request_too_large, unparsable
+from .errors import SHUTTING_DOWN, Code, ServiceError, internal, request_too_large, unparsable
 from .lane import Lane
 from .lane_pool import LanePool
 from .regions import Region, ShortFileError, read_regions
@@ -115,9 +115,10 @@ class GrpcCall(Call):
         if regions:
             try:
                 pieces = read_regions(regions)
-            except (OSError, ShortFileError):
-                logger.exception("the answer to %s cannot be read", self.method.path)
-                self.fail(internal())
+            except (OSError, ShortFileError) as error:
+                logger.error("the answer to %s cannot be read: %s", self.method.path, error)
+                reason = f"what is stored cannot be read: {error}"
+                self.fail(ServiceError(Code.DATA_LOSS, "CORRUPT_LOG", reason))
                 return
             payload = b"".join((payload, *pieces))
         self._finish(0)

@@ -22,6 +22,7 @@ class StoreConfig:
         checkpoint_interval_ms: between two checkpoints. With the next one it bounds what a start after a crash reads.
         checkpoint_size_bytes: a checkpoint is written when so much was appended since the last one.
         corruption: what a start does when stored bytes do not hold any more: "refuse", or "quarantine" the range and go on.
+        scrub_bytes_per_s: how fast old segments are read again in the background, once a day, to find damage; 0: not at all.
         retention_hours: how long messages are kept (fileReservedTime).
         delete_hour: hour of the day, local time, at which old segments are deleted (deleteWhen).
         disk_delete_ratio: used part of the disk from which old segments are deleted at any hour (diskMaxUsedSpaceRatio).
@@ -35,6 +36,7 @@ class StoreConfig:
     checkpoint_interval_ms: int = 5_000
     checkpoint_size_bytes: int = 256 << 20
     corruption: CorruptionMode = "refuse"
+    scrub_bytes_per_s: int = 8 << 20
     retention_hours: int = 72
     delete_hour: int = 4
     disk_delete_ratio: float = 0.75
@@ -54,6 +56,8 @@ class StoreConfig:
         ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        if self.scrub_bytes_per_s < 0:
+            raise ValueError(f"scrub_bytes_per_s must be at least 0, not {self.scrub_bytes_per_s}")
         if self.corruption not in ("refuse", "quarantine"):
             raise ValueError(f"corruption must be refuse or quarantine, not {self.corruption!r}")
         if not 0 <= self.delete_hour <= 23:

@@ -18,6 +18,7 @@ Rules:
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -41,6 +42,7 @@ NEW_FOLDER: Final = -1
 """Values of `synced_offset` in front of the first sync."""
 _CAPACITY_MIN: Final = 4
 _NO_BUFFER: Final = (0, bytearray())
+_NO_LAST: Final = (-1, 0)
 _NO_ENTRIES: Final = np.empty(0, ENTRY)
 
 
@@ -61,15 +63,16 @@ class QueueFiles:
     """What all queues of a store share: the folder, the open files, and the damage that readers came across.
 
     Attributes: folder: folder of all consume queues; files: those that are open; damage: for a queue, the first offset that does not
-    hold.
+    hold; min_offset_lock: held while a first offset is raised.
     """
 
-    __slots__ = ("damage", "files", "folder")
+    __slots__ = ("damage", "files", "folder", "min_offset_lock")
 
     def __init__(self, folder: str, files: OpenFiles) -> None:
         self.folder = folder
         self.files = files
         self.damage: dict[ConsumeQueue, int] = {}
+        self.min_offset_lock = threading.Lock()
 
 
 class ConsumeQueue:
@@ -87,6 +90,7 @@ class ConsumeQueue:
     __slots__ = (
         "_buffer",
         "_home",
+        "_last",
         "_log_start",
         "_min_offset",
         "end_offset",
@@ -106,6 +110,7 @@ class ConsumeQueue:
         self.synced_offset = NO_FOLDER
         self._min_offset = 0
         self._log_start = -1  # for which `_min_offset` holds
+        self._last = _NO_LAST  # an end offset, and the position in the entry before it
         self._buffer: tuple[int, bytearray] = (
             _NO_BUFFER  # queue offset of its first entry, the entries
         )
@@ -133,6 +138,7 @@ class ConsumeQueue:
         self._buffer = _NO_BUFFER
         self._min_offset = min_offset
         self._log_start = -1
+        self._last = _NO_LAST
         self._home.damage.pop(self, None)
         self.flushed_offset = end_offset
         self.end_offset = end_offset
@@ -190,6 +196,7 @@ class ConsumeQueue:
         else:
             self._buffer = _NO_BUFFER
         self.end_offset = end_offset
+        self._last = _NO_LAST
         self.flushed_offset = min(old_flushed, end_offset)
         self.synced_offset = min(self.synced_offset, end_offset)
         if old_flushed <= end_offset:
@@ -222,26 +229,32 @@ class ConsumeQueue:
             self.flushed_offset = last
 
     def sync(self) -> set[str]:
-        """Makes the files durable as far as they are written; the folders that have new names in them, to be synced by the caller.
-
-        After an OSError the kernel may have dropped what was written, and a second sync would not notice: the entries count as damaged.
-        """
+        """Makes the files durable as far as they are written; the folders that have new names in them, to be synced by the caller."""
         files, end = self._home.files, self.flushed_offset
         folders: set[str] = set()
         if self.synced_offset < 0:
             folders |= {self._home.folder, f"{self._home.folder}/{self.topic}", self.folder}
-        start = offset = max(self.synced_offset, self._min_offset)
+        offset = max(self.synced_offset, self._min_offset)
         while offset < end:
             if offset % ENTRIES_PER_FILE == 0:
                 folders.add(self.folder)
             try:
                 files.disk.fdatasync(files.get(self.path_of(offset)).fd)
             except OSError:
-                self._home.damage[self] = min(self._home.damage.get(self, start), start)
+                self.sync_failed()
                 raise
             offset = (offset // ENTRIES_PER_FILE + 1) * ENTRIES_PER_FILE
-        self.synced_offset = end
+        self.sync_done()
         return folders
+
+    def sync_done(self) -> None:
+        """The files are durable as far as they are written."""
+        self.synced_offset = self.flushed_offset
+
+    def sync_failed(self) -> None:
+        """The kernel may have dropped what was written, and a second sync would not notice: the entries count as damaged."""
+        start = max(self.synced_offset, self._min_offset)
+        self._home.damage[self] = min(self._home.damage.get(self, start), start)
 
     def release_buffer(self) -> None:
         """Gives the memory back if all entries are in files. The caller keeps the writer out."""
@@ -279,34 +292,47 @@ class ConsumeQueue:
         return np.concatenate((older, np.frombuffer(buffer, ENTRY, end - start)))
 
     def entry(self, queue_offset: int) -> tuple[int, int, int]:
-        """(position, size, tag_code) of one entry that exists."""
+        """(position, size, tag_code) of one entry that exists; one that is deleted for its age meanwhile is that of a lost record at 0."""
         start, buffer = self._buffer
         if buffer and queue_offset >= start:
             return _ENTRY_STRUCT.unpack_from(buffer, (queue_offset - start) * ENTRY_SIZE_BYTES)
-        return self._read(queue_offset, queue_offset + 1)[0].item()
+        try:
+            return self._read(queue_offset, queue_offset + 1)[0].item()
+        except ConsumeQueueDamagedError:
+            if queue_offset < self._min_offset:
+                return 0, 0, LOST_TAG_CODE
+            raise
 
     def min_offset(self, log_start: int) -> int:
         """Offset of the first message that the log still has, `end_offset` if it has none; `log_start`: the log's first position.
 
         Looks once for each start of the log: at one entry, and searches only when that one is gone.
         """
-        if log_start == self._log_start:
+        if log_start <= self._log_start:  # less: the log's start has moved since the caller looked
             return self._min_offset
-        first = self._min_offset
-        try:
-            if first < self.end_offset and self.entry(first)[0] < log_start:
-                first = self.first_at_or_beyond(log_start)
-                self._min_offset = first
-        except ConsumeQueueDamagedError:
-            return first  # the entries that hold can still be read
-        self._log_start = log_start
-        return first
+        with self._home.min_offset_lock:
+            first = self._min_offset
+            if log_start <= self._log_start:
+                return first
+            try:
+                if first < self.end_offset and self.entry(first)[0] < log_start:
+                    first = self.first_at_or_beyond(log_start)
+                    self._min_offset = first
+            except ConsumeQueueDamagedError:
+                return first  # the entries that hold can still be read
+            self._log_start = log_start
+            return first
 
     def first_at_or_beyond(self, position: int) -> int:
         """Offset of the first entry whose record stands at `position` of the log or behind it, `end_offset` if there is none."""
         low, high = self._min_offset, self.end_offset
-        if high > low and self.entry(high - 1)[0] < position:
-            return high  # the usual question: is all of it older?
+        if high > low:  # the usual question first: is all of it older?
+            end_offset, last_position = self._last
+            if end_offset != high:
+                last_position = self.entry(high - 1)[0]
+                self._last = (high, last_position)
+            if last_position < position:
+                return high
         while low < high:
             middle = (low + high) // 2
             if self.entry(middle)[0] < position:
@@ -390,12 +416,13 @@ def first_disorder(entries: NDArray[Any]) -> int | None:
     """Index of the first entry that cannot have been written so, None if all may hold."""
     if len(entries) <= 2:
         return _first_disorder_of_few(entries.tolist())
-    positions, sizes = entries["position"], entries["size"]
-    wrong = np.zeros(len(entries), np.bool_)
-    wrong[1:] = positions[1:] < positions[:-1] + sizes[:-1]
-    if not sizes.all():
-        wrong |= (sizes == 0) & (entries["tag_code"] != LOST_TAG_CODE)
-    return int(wrong.argmax()) if wrong.any() else None
+    positions, sizes = entries["position"].astype(np.int64), entries["size"].astype(np.int64)
+    overlaps = positions[1:] < (positions + sizes)[:-1]
+    if not np.count_nonzero(overlaps) and np.count_nonzero(sizes) == len(sizes):
+        return None
+    wrong = (sizes == 0) & (entries["tag_code"] != LOST_TAG_CODE)
+    wrong[1:] |= overlaps
+    return int(wrong.argmax()) if np.count_nonzero(wrong) else None
 
 
 def _first_disorder_of_few(entries: list[tuple[int, int, int]]) -> int | None:

@@ -14,11 +14,20 @@ import errno
 import fcntl
 import json
 import os
+import re
 import shutil
 from typing import Any, Final, NamedTuple
 
 BOOT_ID_PATH: Final = "/proc/sys/kernel/random/boot_id"
 WRITE_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC
+
+
+def _syncfs_reports_errors(system: str, release: str) -> bool:
+    version = re.match(r"(\d+)\.(\d+)", release)
+    return system == "Linux" and version is not None and tuple(map(int, version.groups())) >= (5, 8)
+
+
+SYNCFS_REPORTS_ERRORS: Final = _syncfs_reports_errors(os.uname().sysname, os.uname().release)
 
 
 class DiskUsage(NamedTuple):
@@ -131,6 +140,11 @@ class Disk:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    @property
+    def can_sync_file_system(self) -> bool:
+        """Whether `sync_file_system` works here and says so if a write-back failed: Linux does since 5.8."""
+        return SYNCFS_REPORTS_ERRORS
 
     def open_folder(self, path: str) -> int:
         """Opens a folder, for `sync_file_system`."""
@@ -253,12 +267,7 @@ def write_json_atomically(disk: Disk, path: str, value: Any) -> None:
 
 
 def _libc_syncfs(fd: int) -> int:
-    try:
-        syncfs = ctypes.CDLL(None, use_errno=True).syncfs
-    except AttributeError:  # no such call here: then all file systems
-        os.sync()
-        return 0
-    return int(syncfs(fd))
+    return int(ctypes.CDLL(None, use_errno=True).syncfs(fd))
 
 
 def _mount_id(path: str) -> int:

@@ -1,4 +1,4 @@
-"""What a store does on the side: files of what is derived, the next segment, checkpoints, retention.
+"""What a store does on the side: files of what is derived, the next segment, checkpoints, retention, scrubbing.
 
 `turn` is called every flush interval on the housekeeping thread; each duty knows by the monotonic clock when it is due. All of it is
 derived or can wait: an error of the disk is said, the log goes on, and the next turn tries again.
@@ -53,6 +53,7 @@ class StoreActions(NamedTuple):
         delete_segments_below: deletes old segments.
         keep_from_position: what the log has from here on is needed; None if nothing is.
         set_refusal: refuses writes with a reason, "" takes them again.
+        scrub: reads some of the old segments again, given the monotonic clock.
     """
 
     checkpoint: Callable[[], None]
@@ -60,6 +61,7 @@ class StoreActions(NamedTuple):
     delete_segments_below: Callable[[int], int]
     keep_from_position: Callable[[], int | None]
     set_refusal: Callable[[str], None]
+    scrub: Callable[[int], None]
 
 
 class Housekeeper:
@@ -115,7 +117,9 @@ class Housekeeper:
             ):
                 self._checkpoint_due_ms = now_ms + self._config.checkpoint_interval_ms
                 self._actions.checkpoint()
-            elif grown:
+            if (
+                self._actions.uncheckpointed_bytes()
+            ):  # not due, or spoilt: memory has to be given back all the same
                 for structure in self._derived:
                     structure.flush()
             if now_ms >= self._retention_due_ms:
@@ -124,6 +128,7 @@ class Housekeeper:
             if now_ms >= self._expire_due_ms:
                 self._expire_due_ms = now_ms + EXPIRE_INTERVAL_MS
                 self._repeated.expire(now_ms)
+            self._actions.scrub(now_ms)
         except (OSError, StoreError) as error:
             log.warning("housekeeping failed and will be tried again: %s", error)
 

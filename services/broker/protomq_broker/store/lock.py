@@ -15,7 +15,7 @@ import json
 import os
 from typing import Any, Final
 
-from .disk import Disk, read_fully, remove_file, write_file_atomically, write_fully
+from .disk import Disk, read_fully, read_json, remove_file, write_file_atomically, write_fully
 from .errors import StoreLockedError
 
 LOCK_SIZE_BYTES: Final = 512
@@ -59,6 +59,13 @@ class StoreLock:
         except ValueError:
             return {}
         return content if isinstance(content, dict) else {}
+
+
+def previous_cache_id(disk: Disk, root: str) -> str:
+    """The id of the page cache under which the store was last recovered, whoever has the lock; "" if nobody knows."""
+    content = read_json(disk, f"{root}/lock")
+    found = content.get("cache_id") if isinstance(content, dict) else None
+    return found if isinstance(found, str) else ""
 
 
 def is_locked(disk: Disk, root: str) -> bool:

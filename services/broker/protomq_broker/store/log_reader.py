@@ -20,7 +20,7 @@ from .consume_queue_table import ConsumeQueueTable
 from .errors import CorruptLogError
 from .index import MessageIndex
 from .reading import LogRegion, ReadResult, ReadStatus
-from .record_region import record_field_at
+from .record_scan import record_field_at
 from .recovery import DamagedRange
 from .segment import SegmentFolder
 from .selection import NO_TAGS, Selection, select
@@ -94,12 +94,12 @@ class LogReader:
         for position, size_bytes in selection.regions:
             segment = self._folder.at(position)
             if segment is None:
-                if position < self._folder.first_position:  # deleted since we looked
-                    return self.read(
-                        topic, queue_id, queue_offset, record_count_max, size_max_bytes, tag_codes
+                if position >= self._folder.first_position:  # else deleted since we looked
+                    raise CorruptLogError(
+                        self._folder.path_at(position), position, "the segment file is missing"
                     )
-                raise CorruptLogError(
-                    self._folder.path_at(position), position, "the segment file is missing"
+                return self.read(
+                    topic, queue_id, queue_offset, record_count_max, size_max_bytes, tag_codes
                 )
             regions.append(LogRegion(segment, position - segment.base_position, size_bytes))
         return ReadResult(

@@ -15,8 +15,8 @@ from protomq.v1.record_pb2 import Record
 from .checkpoint import Checkpoint, read_checkpoint
 from .disk import Disk, read_json
 from .errors import StoreSettingsError
-from .lock import is_locked
-from .record_region import record_field_at
+from .lock import is_locked, previous_cache_id
+from .record_scan import record_field_at
 from .recovery import DamagedRange, StartPoint, choose_start, read_quarantine, skips_of
 from .seals import LogWalker, Seal
 from .segment import SegmentFolder
@@ -32,6 +32,7 @@ class OfflineStore:
         folder: the segments.
         checkpoint: None if there is none that holds.
         damaged: the ranges in quarantine.
+        same_cache: the page cache is the one that the store was written under; see recovery.py.
     """
 
     root: str
@@ -39,6 +40,7 @@ class OfflineStore:
     folder: SegmentFolder
     checkpoint: Checkpoint | None
     damaged: list[DamagedRange]
+    same_cache: bool
 
     @property
     def quarantine_path(self) -> str:
@@ -79,12 +81,14 @@ def open_offline(
         )
     folder = SegmentFolder(disk, f"{root}/commitlog", size)
     folder.open(read_only=not writable)
+    cache_id = disk.cache_id(root)
     return OfflineStore(
         root,
         disk,
         folder,
         read_checkpoint(disk, f"{root}/checkpoint"),
         read_quarantine(disk, f"{root}/config/quarantine.json"),
+        bool(cache_id) and cache_id == previous_cache_id(disk, root),
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
@@ -134,8 +134,8 @@ class ConsumerOffsets:
                     ):
                         self._changed[group, offset.topic, offset.queue_id] = None
 
-    def replay(self, body: bytes) -> bool:
-        """Applies the body of a record of `OFFSETS_TOPIC`; False, and nothing is changed, if it is none."""
+    def replay(self, body: bytes, passed_over: Container[str] = ()) -> bool:
+        """Applies the body of a record of `OFFSETS_TOPIC`, but for some topics; False, and nothing is changed, if it is none."""
         try:
             request = CommitOffsetsRequest.FromString(body)
         except DecodeError:
@@ -143,6 +143,8 @@ class ConsumerOffsets:
         with self._lock:
             topics = self._groups.setdefault(request.consumer_group, {})
             for offset in request.offsets:
+                if offset.topic in passed_over:
+                    continue
                 queues = topics.setdefault(offset.topic, {})
                 if queues.get(offset.queue_id) != offset.queue_offset:
                     queues[offset.queue_id] = offset.queue_offset

@@ -10,7 +10,8 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -26,7 +27,7 @@ from .disk import Disk, read_fully, read_json, write_json_atomically
 from .errors import CorruptLogError, StoreSettingsError
 from .log_reader import LogReader
 from .offsets import OFFSETS_TOPIC, ConsumerOffsets
-from .record_region import read_trailers
+from .record_scan import read_trailers
 from .recovery import (
     RecoveredLog,
     choose_start,
@@ -43,7 +44,9 @@ from .topics import TopicTable
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION: Final = 1
-NOT_OURS_ERRNOS: Final = frozenset({errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS})
+NOT_OURS_ERRNOS: Final = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS, errno.ENOSYS, errno.EOPNOTSUPP}
+)
 """Of an fsync of a folder that we may not write into, or that is no disk's: so we have not made anything there."""
 
 
@@ -123,15 +126,19 @@ def recover_store(
     derived: Sequence[Derived],
     *,
     same_cache: bool,
+    deleted: Mapping[str, int],
 ) -> RecoveredLog:
-    """Recovers the log and brings what is derived (loaded already, the consume queues first) to its end. Raises CorruptLogError."""
+    """Recovers the log and brings what is derived (loaded already, the consume queues first) to its end. Raises CorruptLogError.
+
+    `deleted`: topics that were deleted, and where the log ended then.
+    """
     quarantine_path = f"{root}/config/quarantine.json"
     positions = [structure.replay_from for structure in derived]
     start = choose_start(folder, checkpoint, min(positions))
     absent = find_absent(folder, start.position, read_quarantine(disk, quarantine_path))
     if absent is not None:
         start = choose_start(folder, checkpoint, absent)  # so that the walk comes upon it
-    replay = _Replay(folder, disk, queues, derived, start.position)
+    replay = _Replay(folder, disk, queues, derived, start.position, deleted)
     recovered = recover_log(
         disk,
         folder,
@@ -153,9 +160,10 @@ def recover_store(
         recovered.synced_position = recovered.tail.position
     broken = [structure for structure in derived if structure.needs_rebuild]
     if broken:
-        _rebuild(disk, folder, checkpoint, recovered, queues, broken)
+        _rebuild(disk, folder, checkpoint, recovered, queues, broken, deleted)
     for structure in derived:
         structure.truncate(recovered.tail.position)
+    queues.forget_deleted(deleted)
     return recovered
 
 
@@ -171,14 +179,24 @@ def restore_topics(topics: TopicTable, queues: ConsumeQueueTable) -> None:
 
 
 def restore_offsets(
-    offsets: ConsumerOffsets, queues: ConsumeQueueTable, reader: LogReader, position: int
+    offsets: ConsumerOffsets,
+    queues: ConsumeQueueTable,
+    reader: LogReader,
+    position: int,
+    topics: TopicTable,
 ) -> None:
-    """Takes over the committed offsets that the log has from `position` on."""
+    """Takes over the committed offsets that the log has from `position` on, but for topics that were deleted after them."""
+    deleted = topics.deleted
+    for topic in deleted:
+        if topics.find(topic) is None:
+            offsets.remove_topic(topic)
     for queue in queues.queues_of(OFFSETS_TOPIC).values():
         for queue_offset in range(queue.first_at_or_beyond(position), queue.end_offset):
-            record = reader.record_at(queue.entry(queue_offset)[0])
+            at = queue.entry(queue_offset)[0]
+            record = reader.record_at(at)
             if record is not None:
-                offsets.replay(Record.FromString(record).body)
+                gone = {topic for topic, end in deleted.items() if at < end}
+                offsets.replay(Record.FromString(record).body, gone)
 
 
 def _rebuild(
@@ -188,12 +206,13 @@ def _rebuild(
     recovered: RecoveredLog,
     queues: ConsumeQueueTable,
     broken: Sequence[Derived],
+    deleted: Mapping[str, int],
 ) -> None:
     for structure in broken:
         log.warning("%s is rebuilt from the log", type(structure).__name__)
         structure.start_rebuild()
     start = choose_start(folder, checkpoint, 0)
-    replay = _Replay(folder, disk, queues, broken, start.position)
+    replay = _Replay(folder, disk, queues, broken, start.position, deleted)
     for block in LogWalker(
         disk, folder, start.position, start.crc32c, skips=skips_of(recovered.damaged)
     ):
@@ -211,7 +230,9 @@ class _Replay:
         queues: ConsumeQueueTable,
         derived: Sequence[Derived],
         position: int,
+        deleted: Mapping[str, int],
     ) -> None:
+        self._deleted = deleted
         self._folder = folder
         self._disk = disk
         self._queues = queues
@@ -234,6 +255,7 @@ class _Replay:
                 error.position,
                 f"{error.reason}, though its seal holds",
             ) from error
+        records = _without_deleted(records, self._deleted)
         for structure in self._derived:
             structure.replay(records)
 
@@ -270,6 +292,20 @@ class _Replay:
         queue = self._queues.find(record.topics[0], int(record.queue_ids[0]))
         if queue is not None and queue.end_offset == int(record.queue_offsets[0]):
             self._queues.replay(record)
+
+
+def _without_deleted(records: ScannedRecords, deleted: Mapping[str, int]) -> ScannedRecords:
+    """The records without those of topics that were deleted after them."""
+    ends = np.array([deleted.get(topic, 0) for topic in records.topics], np.int64)
+    kept = records.positions >= ends[records.topic_indexes]
+    if np.count_nonzero(kept) == records.count:
+        return records
+    columns = {
+        field.name: getattr(records, field.name)[kept]
+        for field in fields(records)
+        if field.name != "topics"
+    }
+    return replace(records, **columns)
 
 
 def _stamped_position(data: bytes, end: int) -> int:

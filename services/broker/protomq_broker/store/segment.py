@@ -75,7 +75,7 @@ class SegmentFolder:
         self.path = path
         self.segment_size_bytes = segment_size_bytes
         self.files: dict[int, SegmentFile] = {}
-        """Replaced, never changed: a reader that took it may go on with it."""
+        """In their order. Replaced, never changed: a reader that took it may go on with it."""
 
     def open(self, *, read_only: bool = False) -> None:
         """Opens the segments that are there; half-made ones are removed, unless `read_only`. The folder exists.
@@ -114,16 +114,14 @@ class SegmentFolder:
 
     def overlapping(self, start: int, end: int) -> Iterator[SegmentFile]:
         """The segments that hold a part of [start, end), in order."""
-        files = self.files
-        for base_position in sorted(files):
-            segment = files[base_position]
+        for segment in self.files.values():
             if segment.base_position < end and segment.end_position > start:
                 yield segment
 
     @property
     def first_position(self) -> int:
         """Where the oldest segment starts; 0 if there is none."""
-        return min(self.files, default=0)
+        return next(iter(self.files), 0)
 
     def create(self, base_position: int) -> SegmentFile:
         """Makes a segment, durably, or raises OSError and leaves nothing behind."""
@@ -144,7 +142,7 @@ class SegmentFolder:
                     disk.unlink(leftover)
             raise
         segment = SegmentFile(disk, path, fd, base_position, self.segment_size_bytes)
-        self.files = {**self.files, base_position: segment}
+        self.files = dict(sorted([*self.files.items(), (base_position, segment)]))
         return segment
 
     def remove(self, base_positions: list[int]) -> None:

@@ -53,6 +53,8 @@ class Selection(NamedTuple):
 
 
 _NONE: Final = np.empty(0, np.uint32)
+_FIRST: Final = np.zeros(1, np.uint32)
+_FIRST.flags.writeable = False
 
 
 def select(
@@ -138,7 +140,7 @@ def _select_few(
         count,
         offsets[0],
         next_offset,
-        np.array(starts, np.uint32),
+        _FIRST if count == 1 else np.array(starts, np.uint32),
         np.array(sizes, np.uint32),
         None if dense else np.array(offsets, np.uint64),
         regions,
@@ -173,21 +175,28 @@ def _select_many(
     ends = positions + sizes
     gaps = positions[1:] - ends[:-1]
     joined = (gaps == 0) | (gaps == SEAL_SIZE_BYTES)
-    if int(positions[0]) // segment_size_bytes != int(positions[-1]) // segment_size_bytes:
+    first_position = int(positions[0])
+    if first_position // segment_size_bytes != int(positions[-1]) // segment_size_bytes:
         segments = positions // segment_size_bytes
         joined &= segments[1:] == segments[:-1]
-    added = sizes.copy()
-    added[1:] += gaps * joined
-    totals = np.cumsum(added)
+    is_one_region = np.count_nonzero(joined) == count - 1
+    if is_one_region:
+        totals = ends - first_position
+    else:
+        added = sizes.copy()
+        added[1:] += gaps * joined
+        totals = np.cumsum(added)
     if int(totals[-1]) > size_max_bytes:
         count = max(1, int(np.searchsorted(totals, size_max_bytes, "right")))
         sizes, totals = sizes[:count], totals[:count]
 
-    breaks = np.flatnonzero(~joined[: count - 1]) + 1
-    firsts = [0, *breaks.tolist()]
-    lasts = [*(breaks - 1).tolist(), count - 1]
-    region_starts = positions[firsts]
-    regions = list(zip(region_starts.tolist(), (ends[lasts] - region_starts).tolist(), strict=True))
+    regions = [(first_position, int(totals[-1]))]
+    if not is_one_region:
+        breaks = np.flatnonzero(~joined[: count - 1]) + 1
+        firsts = [0, *breaks.tolist()]
+        lasts = [*(breaks - 1).tolist(), count - 1]
+        starts = positions[firsts]
+        regions = list(zip(starts.tolist(), (ends[lasts] - starts).tolist(), strict=True))
 
     next_offset = queue_offset + seen
     first_index, queue_offsets = 0, None
@@ -214,7 +223,7 @@ def _matching(
 ) -> NDArray[np.int64] | None:
     """Indexes of the entries that may be chosen, None for all."""
     if not tag_codes:
-        return None if sizes.all() else np.flatnonzero(sizes)
+        return None if np.count_nonzero(sizes) == len(sizes) else np.flatnonzero(sizes)
     codes = entries["tag_code"]
     if len(tag_codes) == 1:
         (code,) = tag_codes

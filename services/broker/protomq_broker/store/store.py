@@ -53,8 +53,9 @@ from .opening import (
 )
 from .reading import ReadResult, StoredPlace, TopicCounters
 from .record_region import stamp_region
-from .recovery import DamagedRange, RecoveredLog, chain_at_end
+from .recovery import DamagedRange, RecoveredLog, StartPoint, chain_at_end, write_quarantine
 from .repeated_sends import RepeatedSends
+from .scrub import Scrubber
 from .segment import SegmentFolder
 from .selection import NO_TAGS
 from .topics import TopicTable
@@ -132,6 +133,8 @@ class Store:
         self._derived: tuple[Derived, ...] = (self._queues, self._index, self._repeated)
         self._first = (NO_POSITION, 0)
         self._replayed_from = 0
+        self.topics = TopicTable(disk, f"{root}/config/topics.json", clock.now_ms)
+        self.topics.forget_deleted(self._folder.first_position)
         recovered = self._recover()
 
         self._log = CommitLog(
@@ -153,13 +156,16 @@ class Store:
             lambda: self.readable_position,
             recovered.damaged,
         )
-        self.topics = TopicTable(disk, f"{root}/config/topics.json", clock.now_ms)
         restore_topics(self.topics, self._queues)
         offsets_path = f"{root}/config/consumerOffsets.json"
         self.offsets = ConsumerOffsets(disk, offsets_path)
         restored_from = 0 if read_json(disk, offsets_path) is None else self._replayed_from
         restore_offsets(
-            self.offsets, self._queues, self._reader, max(restored_from, self.min_position)
+            self.offsets,
+            self._queues,
+            self._reader,
+            max(restored_from, self.min_position),
+            self.topics,
         )
         self._flusher = LogFlusher(
             disk,
@@ -177,6 +183,14 @@ class Store:
         if config.sync_flush:
             self._flusher.flush()
         self._checkpointed_position = self._replayed_from
+        self._scrubber = Scrubber(
+            disk,
+            self._folder,
+            config.scrub_bytes_per_s,
+            self._log_start,
+            lambda: self._reader.damaged,
+            self._set_aside,
+        )
         self._keeper = Housekeeper(
             disk,
             root,
@@ -191,6 +205,7 @@ class Store:
                 self.delete_segments_below,
                 self._keep_from,
                 self._set_refusal,
+                self._scrub,
             ),
         )
         self._flush_thread = BackgroundThread(
@@ -389,11 +404,13 @@ class Store:
 
     def delete_topic(self, topic: str) -> None:
         """Deletes a topic with its queues and committed offsets. Its records stay in the log until their segments go."""
-        self.topics.delete(topic)
+        self.topics.delete(topic, self._tail.position)
         self._queues.remove_topic(topic)
         self._repeated.remove_topic(topic)
         self.offsets.remove_topic(topic)
         self._counters.pop(topic, None)
+        self.topics.move_deleted(topic, self._tail.position)  # sends that were under way
+        self.offsets.flush()  # before a topic of that name can be made anew: what the file has would pass for its offsets
 
     def delete_segments_below(self, position: int) -> int:
         """Deletes the segments that end at or below `position`, except those that a recovery would
@@ -476,7 +493,9 @@ class Store:
             offset = self._queues.queue(region.topic, request.queue_id).end_offset
             stamp_region(region, request.queue_id, store_time_ms, offset, position)
             request.queue_offset, request.physical_offset = offset, position
-            return np.frombuffer(region.data, np.uint8), region.count  # a view: CRC and write need no copy
+            return np.frombuffer(
+                region.data, np.uint8
+            ), region.count  # a view: CRC and write need no copy
         ends: dict[QueueKey, int] = {}
         count = 0
         for request in requests:
@@ -524,6 +543,7 @@ class Store:
             self._queues,
             self._derived,
             same_cache=bool(cache_id) and cache_id == self._lock.previous_cache_id,
+            deleted=self.topics.deleted,
         )
         self._first = _first_of(self._folder, checkpoint)
         self._replayed_from = checkpoint.replay_position if checkpoint else 0
@@ -547,6 +567,29 @@ class Store:
 
     def _keep_from(self) -> int | None:
         return self.keep_from_position()
+
+    def _scrub(self, now_ms: int) -> None:
+        synced = self._log.flushed_position
+        if self.config.scrub_bytes_per_s:
+            self._scrubber.step(now_ms, synced - synced % self._folder.segment_size_bytes)
+
+    def _log_start(self) -> StartPoint:
+        first = self._folder.first_position
+        known, crc32c = self._first
+        return StartPoint(first, crc32c if known == first else None)
+
+    def _set_aside(self, damage: DamagedRange) -> None:
+        """Damage was found while the store is open: nothing of it is served any more, now and after a restart."""
+        log.error(
+            "corrupt log: %s: positions %d to %d are set aside: %s. Run `protomq log verify`",
+            self._folder.path_at(damage.start_position),
+            damage.start_position,
+            damage.end_position,
+            damage.reason,
+        )
+        damaged = [*self._reader.damaged, damage]
+        self._reader.damaged = damaged
+        write_quarantine(self._disk, f"{self.root}/config/quarantine.json", damaged)
 
     def _flush_turn(self) -> None:
         self._flusher.flush()

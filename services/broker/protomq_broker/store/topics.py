@@ -1,10 +1,13 @@
 """The topics of a broker: names, configuration, and the file that keeps them.
 
-    config/topics.json   {"version": {"counter": n, "time_ms": t}, "topics": [{"name": …, "write_queues": …, …}, …]}
+    config/topics.json   {"version": {"counter": n, "time_ms": t}, "topics": [{"name": …, "write_queues": …, …}, …],
+                          "deleted": {"<name>": position, …}}
 
 Rules:
 - A change is on the disk before it is visible; if the disk refuses it, nothing has changed.
 - Readers see an immutable snapshot and take no lock.
+- Of a deleted topic the file keeps where the log ended then: what the log has of that name in front of it belongs to nobody, not even to
+  a topic of the same name that was made since. A recovery needs to know that.
 - Names with a percent sign belong to the system: such topics exist in the store, but are never found, listed, created or deleted here.
 """
 
@@ -128,7 +131,9 @@ class TopicTable:
         self._lines: dict[
             str, str
         ] = {}  # each topic as it stands in the file, so that a change encodes one topic only
-        loaded = _decode(read_json(disk, path))
+        content = read_json(disk, path)
+        loaded = _decode(content)
+        self._deleted = decode_deleted(content)
         self.was_lost = loaded is None
         self._snapshot = loaded or TopicsSnapshot(TopicsVersion(0, 0), MappingProxyType({}))
         self._by_name = self._snapshot.by_name
@@ -168,14 +173,32 @@ class TopicTable:
             self._change(changed, ())
         self.on_change()
 
-    def delete(self, name: str) -> bool:
-        """Removes a topic; whether there was one. Raises OSError."""
+    def delete(self, name: str, position: int = 0) -> bool:
+        """Removes a topic; whether there was one. What the log has of it in front of `position` is gone with it. Raises OSError."""
         with self._lock:
             if name not in self._by_name:
                 return False
-            self._change([], [name])
+            self._change([], [name], {**self._deleted, name: position})
         self.on_change()
         return True
+
+    @property
+    def deleted(self) -> Mapping[str, int]:
+        """Names of topics that were deleted, and where the log ended then."""
+        return self._deleted
+
+    def move_deleted(self, name: str, position: int) -> None:
+        """A topic was deleted, and the log had grown to `position` by then. Raises OSError."""
+        with self._lock:
+            if self._deleted.get(name, position) < position:
+                self._change([], [], {**self._deleted, name: position})
+
+    def forget_deleted(self, log_start: int) -> None:
+        """The log has nothing in front of `log_start` any more: earlier deletions need not be known. The next change leaves them out."""
+        with self._lock:
+            self._deleted = {
+                name: position for name, position in self._deleted.items() if position > log_start
+            }
 
     def restore(self, queue_counts: Mapping[str, int]) -> list[TopicConfig]:
         """After the file was lost: makes the topics that the consume queues tell of, with as many queues as were ever used, the
@@ -198,7 +221,13 @@ class TopicTable:
         self.was_lost = False
         return found
 
-    def _change(self, put: Iterable[TopicConfig], removed: Iterable[str]) -> None:
+    def _change(
+        self,
+        put: Iterable[TopicConfig],
+        removed: Iterable[str],
+        deleted: Mapping[str, int] | None = None,
+    ) -> None:
+        deleted = self._deleted if deleted is None else dict(deleted)
         by_name, lines = dict(self._by_name), dict(self._lines)
         for topic in put:
             by_name[topic.name] = topic
@@ -209,9 +238,10 @@ class TopicTable:
         version = TopicsVersion(max(self._now_ms(), old.time_ms), old.counter + 1)
         head = json.dumps(version._asdict(), sort_keys=True)
         body = ",\n".join(map(lines.__getitem__, sorted(lines)))
-        write_file_atomically(
-            self._disk, self._path, f'{{"version": {head},\n"topics": [\n{body}\n]}}\n'.encode()
-        )
+        gone = f',\n"deleted": {json.dumps(deleted, sort_keys=True)}' if deleted else ""
+        content = f'{{"version": {head},\n"topics": [\n{body}\n]{gone}}}\n'
+        write_file_atomically(self._disk, self._path, content.encode())
+        self._deleted = deleted
         self._lines = lines
         self._snapshot = TopicsSnapshot(version, MappingProxyType(by_name))
         self._by_name = by_name
@@ -235,6 +265,14 @@ def _decode(value: Any) -> TopicsSnapshot | None:
     except (AttributeError, InvalidNameError, KeyError, TypeError, ValueError):
         return None
     return TopicsSnapshot(version, MappingProxyType({topic.name: topic for topic in topics}))
+
+
+def decode_deleted(value: Any) -> dict[str, int]:
+    """`TopicTable.deleted` as the parsed file has it, as far as it tells."""
+    found = value.get("deleted") if isinstance(value, dict) else None
+    if not isinstance(found, dict):
+        return {}
+    return {name: at for name, at in found.items() if type(at) is int}
 
 
 def _nothing() -> None:

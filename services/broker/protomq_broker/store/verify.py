@@ -22,10 +22,10 @@ from protomq.wire.record import PHYSICAL_OFFSET_AT
 
 from .append import CorruptRecordError, ScannedRecords
 from .consume_queue import ENTRIES_PER_FILE, FILE_SIZE_BYTES
-from .disk import Disk, read_fully
+from .disk import Disk, read_fully, read_json
 from .lock import is_locked
 from .offline import OfflineStore, open_offline
-from .record_region import read_trailers
+from .record_scan import read_trailers
 from .recovery import (
     DamagedRange,
     StartPoint,
@@ -37,6 +37,7 @@ from .recovery import (
 )
 from .seals import WalkedBlock
 from .selection import ENTRY, ENTRY_SIZE_BYTES
+from .topics import decode_deleted
 
 
 class FindingKind(Enum):
@@ -110,7 +111,7 @@ def find_damage(
             synced = max(
                 synced, max_synced_behind(store.disk, store.folder, found, skips_of(store.damaged))
             )
-        if position >= synced:
+        if position >= synced and not (store.same_cache and found is not None):
             return
         if found is None:
             end = first_free_base(store.disk, store.folder, max(position + 1, synced))
@@ -125,6 +126,7 @@ class _Verification:
 
     def __init__(self, store: OfflineStore, *, is_live: bool) -> None:
         self._store = store
+        self._deleted = decode_deleted(read_json(store.disk, f"{store.root}/config/topics.json"))
         self._flushed = store.checkpoint.flushed_position if store.checkpoint else 0
         self._limit = self._flushed if is_live else 1 << 63
         self._quarantine = deque(sorted(store.damaged, key=lambda damage: damage.start_position))
@@ -166,10 +168,7 @@ class _Verification:
     def _explain_tail(self, position: int) -> str:
         if find_resync(self._store.disk, self._store.folder, position) is None:
             return "the log ends here, but there are bytes behind it: the next start cuts them"
-        return (
-            "an append that is not known to have been synced does not hold, and later ones do: after a power cut the next start cuts here; "
-            "if the machine has been up ever since, it refuses"
-        )
+        return "an append that is not known to have been synced does not hold, and the page cache is gone: the next start cuts here"
 
     def _check_block(self, block: WalkedBlock) -> None:
         starts, sizes = block.records()
@@ -230,7 +229,8 @@ class _Verification:
     def _check_entries(
         self, records: ScannedRecords, rows: NDArray[np.int64], topic: str, queue_id: int
     ) -> None:
-        """Compares with the files of the consume queue, as far as they reach."""
+        """Compares with the files of the consume queue, as far as they reach, but for messages of a topic that was deleted since."""
+        rows = rows[records.positions[rows] >= self._deleted.get(topic, 0)]
         offsets = records.queue_offsets[rows]
         wanted = np.empty(len(rows), ENTRY)
         wanted["position"], wanted["size"], wanted["tag_code"] = (

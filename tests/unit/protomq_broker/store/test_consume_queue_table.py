@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from protomq_broker.store import consume_queue, consume_queue_table
 from protomq_broker.store.consume_queue_table import ConsumeQueueTable, verify_queue
-from tests.chaos.simdisk import SimDisk
+from tests.chaos.simdisk import Fault, SimDisk
 from tests.unit.protomq_broker.store.derived_helpers import ListLog, Send, power_cut
 
 FOLDER = "/s/consumequeue"
@@ -453,3 +453,94 @@ def test_after_any_history_of_power_cuts_the_queues_are_what_the_log_says(seed: 
             expect_all(table, log)
         table.checkpoint(log.end)
         expect_all(make_table(power_cut(disk, rng)), log)
+
+
+def many_sends(table: ConsumeQueueTable, log: ListLog, count: int) -> None:
+    for number in range(count):
+        append(table, log, Send(f"t{number}", 0, 2), Send(f"t{number}", 1))
+
+
+def test_many_queues_are_synced_all_at_once_and_few_one_by_one():
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    many_sends(table, log, 40)
+    disk.history = []
+    table.checkpoint(log.end)
+    names = [operation.name for operation in disk.history]
+    assert (names.count("sync_file_system"), names.count("fdatasync")) == (1, 0)
+    many_sends(table, log, 3)
+    disk.history = []
+    table.checkpoint(log.end)
+    names = [operation.name for operation in disk.history]
+    assert (names.count("sync_file_system"), names.count("fdatasync")) == (0, 6)
+    after = ConsumeQueueTable(disk.crash(random.Random(1), keep=0.0), FOLDER)
+    after.load()
+    assert after.replay_from == log.end
+    assert all(
+        after.end_offset(f"t{number}", 0) == (4 if number < 3 else 2) for number in range(40)
+    )
+    table.close()
+
+
+def test_after_a_sync_of_many_that_was_lost_no_entry_of_theirs_is_believed():
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    many_sends(table, log, 40)
+    table.checkpoint(log.end)
+    many_sends(table, log, 40)
+    disk.plan = lambda operation: Fault.SYNC_LOST if operation.name == "sync_file_system" else None
+    with pytest.raises(OSError):
+        table.checkpoint(log.end)
+    disk.plan = None
+    table.checkpoint(log.end)
+    after = make_table(disk.crash(random.Random(1), keep=0.0), log)
+    for number in range(40):
+        for queue_id in (0, 1):
+            expected = table.queue(f"t{number}", queue_id)
+            found = after.queue(f"t{number}", queue_id)
+            assert found.entries(0, 10).tolist() == expected.entries(0, 10).tolist()
+
+
+def test_where_a_sync_of_all_says_nothing_of_failures_each_file_is_synced():
+    class OldDisk(SimDisk):
+        can_sync_file_system = False  # type: ignore[assignment]
+
+    disk, log = OldDisk(), ListLog()
+    table = make_table(disk)
+    many_sends(table, log, 40)
+    disk.history = []
+    table.checkpoint(log.end)
+    assert [operation.name for operation in disk.history].count("fdatasync") == 80
+
+
+def test_a_reader_that_looks_for_an_entry_deleted_for_its_age_just_now_goes_on_with_the_oldest():
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    for _ in range(10):
+        append(table, log, Send("a", 0, 4))
+    table.checkpoint(log.end)
+    table.flush()
+    queue = table.queue("a", 0)
+    old = queue.min_offset(0)
+    table.delete_below(log.boundaries[5])
+    assert queue.entry(old) == (0, 0, -1)
+    assert queue.min_offset(0) == 20, "a reader that saw the log's old start gets the new one"
+    assert not table._home.damage
+
+    looked = 0
+    real = queue.entry
+
+    def entry(queue_offset: int) -> tuple[int, int, int]:  # housekeeping comes in between
+        nonlocal looked
+        looked += 1
+        if looked == 2:
+            table.delete_below(log.boundaries[7])
+        return real(queue_offset)
+
+    position = log.records[30].position
+    table.checkpoint(log.end)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(consume_queue.ConsumeQueue, "entry", lambda self, offset: entry(offset))
+        assert queue.first_at_or_beyond(position) == 30
+    assert looked > 2
+    assert not table._home.damage

@@ -149,3 +149,22 @@ def test_what_is_known_of_the_clock_is_kept_over_a_restart() -> None:
     assert state["wall_ms"] == clock.time_ms
     assert state["monotonic_ms"] is None
     open_store(disk, clock).close()
+
+
+def test_once_no_checkpoint_is_possible_any_more_memory_is_given_back_all_the_same() -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = open_store(disk, clock, checkpoint_size_bytes=2000)
+    fill(store, 1)
+    disk.plan = lambda operation: (
+        Fault.SYNC_LOST if "consumequeue" in operation.path and "sync" in operation.name else None
+    )
+    turn(store)
+    disk.plan = None
+    fill(store, 2)
+    queue = store._queues.find("topic", 0)
+    assert queue is not None
+    for _ in range(3):
+        turn(store)
+    assert queue.flushed_offset == queue.end_offset
+    assert not queue._buffer[1]
+    assert replay_position(disk) == -1

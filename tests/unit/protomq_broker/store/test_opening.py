@@ -8,8 +8,10 @@ import random
 import pytest
 
 from protomq_broker.store.errors import CorruptLogError
+from protomq_broker.store.offsets import OFFSETS_TOPIC
 from protomq_broker.store.opening import make_folders
 from protomq_broker.store.store import Store
+from protomq_broker.store.topics import TopicConfig
 from protomq_broker.store.verify import verify
 from tests.chaos.simdisk import Fault, Operation, SimDisk, SimulatedCrash
 
@@ -265,24 +267,90 @@ def test_a_log_without_any_segment_is_no_empty_log() -> None:
     assert read_all(store, offset=len(expected)) == [(len(expected), b"new")]
 
 
-@pytest.mark.parametrize("how", ["missing", "cut short"])
-def test_a_segment_lost_while_the_store_is_open_is_told_after_what_stands_before_it(
-    how: str,
+# F18: topics that were deleted.
+
+
+def crashed(disk: SimDisk, how: str) -> SimDisk:
+    if how == "power cut":
+        return disk.crash(random.Random(1), keep=0.0)
+    after = disk.killed()
+    if how == "derived files lost":
+        for name in ("consumequeue", "index", "repeatedsends", "checkpoint"):
+            after.remove(f"/s/{name}")
+    return after
+
+
+@pytest.mark.parametrize("how", ["kill", "power cut", "derived files lost"])
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("made_anew", ["not", "empty", "used"])
+def test_a_deleted_topic_stays_deleted_whatever_happens_next(
+    how: str, checkpoint: bool, made_anew: str
 ) -> None:
     disk = SimDisk()
-    expected = filled_store(disk)
+    store = open_store(disk, sync_flush=True)
+    store.topics.create(TopicConfig("topic"))
+    for index in range(5):
+        store.append([make_request([b"old"], queue_id=index % 2, producer_id=9, sequence=index)])
+    store.append([make_request([b"other"], topic="other")])
+    store.offsets.commit("group", "topic", 0, 3)
+    bodies = store.offsets.changed_since_last()
+    store.append([make_request(bodies, topic=OFFSETS_TOPIC)])
+    store.flush()
+    if checkpoint:
+        store.checkpoint()
+    store.delete_topic("topic")
+    if made_anew != "not":
+        store.topics.create(TopicConfig("topic"))
+    if made_anew == "used":
+        store.append([make_request([b"new"])])
+        store.flush()
+    expected = {queue_id: read_all(store, queue_id=queue_id) for queue_id in (0, 1)}
+    assert expected[1] == []
+    for _ in range(2):
+        disk = crashed(disk, how)
+        store = open_store(disk, sync_flush=True)
+        assert (store.topics.find("topic") is None) == (made_anew == "not")
+        for queue_id in (0, 1):
+            assert read_all(store, queue_id=queue_id) == expected[queue_id]
+            end = store.queue_range("topic", queue_id)[1]
+            assert end == len(expected[queue_id])
+        assert store.offsets.find("group", "topic", 0) is None
+        assert read_all(store, "other") == [(0, b"other")]
+    store.close()
+    assert verify("/s", disk=disk) == []
+
+
+def test_a_send_under_way_while_its_topic_is_deleted_does_not_bring_the_others_back() -> None:
+    disk = SimDisk()
+    store = open_store(disk, sync_flush=True)
+    store.topics.create(TopicConfig("topic"))
+    store.append([make_request([b"old"])])
+    real = store.topics.delete
+
+    def delete(name: str, position: int = 0) -> bool:
+        done = real(name, position)
+        store.append([make_request([b"under way"])])
+        return done
+
+    store.topics.delete = delete  # type: ignore[method-assign]
+    store.delete_topic("topic")
+    store.flush()
+    assert read_all(open_store(disk.killed())) == []
+
+
+def test_deletions_are_forgotten_with_the_segments() -> None:
+    disk = SimDisk()
     store = open_store(disk)
-    hit = offsets_within(store, 1)
-    if how == "missing":
-        store._folder.files = {b: f for b, f in store._folder.files.items() if b != SEGMENT}
-    else:
-        disk.cut(path_of(1), 3000)
-    for queue_id in (0, 1):
-        good = len(read_all_until_damage(store, queue_id))
-        assert 0 < good <= hit[-1]
-        with pytest.raises(CorruptLogError) as caught:
-            store.read("topic", queue_id, good, 10, 1 << 20)
-        following = caught.value.next_offset
-        assert following > good
-        assert store.read("topic", queue_id, following, 10, 1 << 20).first_offset == following
-    assert read_all(store, offset=hit[-1] + 1) == expected[hit[-1] + 1 :]
+    store.topics.create(TopicConfig("gone"))
+    store.append([make_request([b"x"], topic="gone")])
+    store.delete_topic("gone")
+    store.close()
+    filled_store(disk)
+    store = open_store(disk)
+    assert list(store.topics.deleted) == ["gone"]
+    store.delete_segments_below(2 * SEGMENT)
+    store.close()
+    store = open_store(disk)
+    assert not store.topics.deleted
+    store.topics.create(TopicConfig("another"))
+    assert b"deleted" not in disk.content("/s/config/topics.json")

@@ -13,6 +13,7 @@ from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire.hashing import key_hash_of, tag_code_of
 from protomq_broker.store.errors import (
+    AppendTooLargeError,
     CorruptLogError,
     DiskFullError,
     StoreFailedError,
@@ -275,6 +276,26 @@ def test_a_send_that_failed_may_be_tried_again() -> None:
     found = store.find_repeated(make_request([b"a"], producer_id=5, sequence=0))
     assert found is not None
     assert (found.queue_offset, found.physical_offset) == (0, request.physical_offset)
+
+
+def test_a_group_that_is_too_large_changes_nothing_and_fits_when_it_is_split() -> None:
+    store = open_store(SimDisk())
+    requests = [
+        make_request([bytes(1500)], producer_id=5, sequence=sequence) for sequence in range(8)
+    ]
+    assert sum(len(r.region.data) for r in requests) > store.append_size_max_bytes
+    for request in requests:
+        assert store.find_repeated(request) is None
+    before = store.appended_position
+    with pytest.raises(AppendTooLargeError) as caught:
+        store.append(requests)
+    assert caught.value.size_max_bytes == store.append_size_max_bytes
+    assert (store.appended_position, store.write_refusal) == (before, "")
+    for half in (requests[:4], requests[4:]):
+        for request in half:
+            assert store.find_repeated(request) is None, "no claim is left behind"
+        store.append(half)
+    assert len(read_all(store)) == 8
 
 
 def test_segments_below_a_position_are_deleted_and_the_queue_begins_later() -> None:

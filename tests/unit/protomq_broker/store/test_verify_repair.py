@@ -19,6 +19,7 @@ from protomq_broker.store.verify import FindingKind, verify
 from tests.chaos.simdisk import Fault, SimDisk, SimulatedCrash
 
 from .log_helpers import ManualClock, make_request
+from .store_helpers import read_all
 
 SEGMENT = 8192
 
@@ -263,3 +264,27 @@ def test_dump_gives_records_and_seals_with_their_positions() -> None:
     ] == [second]
     flip(disk, second + 20)
     assert [item.problem != "" for item in dump("/s", disk=disk)][-1]
+
+
+def test_damage_in_front_of_good_appends_is_no_torn_tail_as_long_as_the_page_cache_is_the_same() -> (
+    None
+):
+    disk = SimDisk()
+    store = filled_store(disk)
+    first = make_request([b"first"])
+    requests = [first, *(make_request([b"more"]) for _ in range(3))]
+    for request in requests:
+        store.append([request])
+    disk = disk.killed()
+    flip(disk, first.physical_offset + 20)
+    with pytest.raises(CorruptLogError):
+        open_store(disk.killed())
+    assert [found.kind for found in verify("/s", disk=disk)] == [FindingKind.CORRUPTION]
+    other_cache = disk.crash(random.Random(1), keep=1.0)
+    assert [found.kind for found in verify("/s", disk=other_cache)] == [FindingKind.TORN_TAIL]
+    (done,) = repair("/s", "/kept", disk=disk)
+    assert done.start_position == first.physical_offset
+    store = open_store(disk)
+    assert read_all(store, offset=first.queue_offset + 1) == [
+        (request.queue_offset, b"more") for request in requests[1:]
+    ]

@@ -1,0 +1,113 @@
+"""Reading old segments again, slowly, so that damage is found before a consumer finds it.
+
+A start proves only what lies behind the checkpoint. What lies before it is walked here, a little at a time and round by round: seals,
+structure, and that the files are there in full. What does not hold, twice in a row, is set aside: readers are told and go on behind it.
+
+    a round   from the oldest segment to the one being written, which is left out; the next begins ROUND_INTERVAL_MS later at the earliest
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from .disk import Disk
+from .recovery import DamagedRange, StartPoint, find_resync, skips_of
+from .seals import LogWalker
+from .segment import SegmentFolder
+
+log = logging.getLogger(__name__)
+
+ROUND_INTERVAL_MS: Final = 24 * 3_600_000
+BLOCK_SIZE_BYTES: Final = 256 << 10
+"""A block is walked in 0.2 ms: so long other threads may have to wait."""
+
+
+class Scrubber:
+    """See the module's docstring. One thread, the one that deletes segments."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: SegmentFolder,
+        size_bytes_per_s: int,
+        log_start: Callable[[], StartPoint],
+        damaged: Callable[[], Sequence[DamagedRange]],
+        on_damage: Callable[[DamagedRange], None],
+    ) -> None:
+        """`log_start`: where a walk of the whole log begins; `damaged`: what is set aside already; `on_damage` sets aside."""
+        self._disk = disk
+        self._folder = folder
+        self._size_bytes_per_s = size_bytes_per_s
+        self._log_start = log_start
+        self._damaged = damaged
+        self._on_damage = on_damage
+        self._next: StartPoint | None = None  # None between two rounds
+        self._round_due_ms = 0
+        self._at_ms: int | None = None
+        self._credit_bytes = 0
+
+    def step(self, now_ms: int, end_position: int) -> None:
+        """Walks on, as far as the rate allows; everything in front of `end_position` is full and synced. `now_ms` is monotonic."""
+        passed_ms = 0 if self._at_ms is None else now_ms - self._at_ms
+        self._at_ms = now_ms
+        if self._next is None:
+            if now_ms < self._round_due_ms:
+                return
+            self._next = self._log_start()
+            self._round_due_ms = now_ms + ROUND_INTERVAL_MS
+            self._credit_bytes = 0
+        earned = passed_ms * self._size_bytes_per_s // 1000
+        self._credit_bytes = min(self._credit_bytes + earned, self._size_bytes_per_s)
+        if self._next.position < self._folder.first_position:  # deleted meanwhile
+            self._next = self._log_start()
+        try:
+            self._walk(self._next, end_position)
+        except OSError as error:
+            log.error(
+                "old segments cannot be read, they are tried again in the next round: %s", error
+            )
+            self._next = None
+
+    def _walk(self, start: StartPoint, end_position: int) -> None:
+        while start.position < end_position and self._credit_bytes > 0:
+            walker = self._walker(start)
+            for block in walker:
+                self._credit_bytes -= block.size_bytes
+                if self._credit_bytes <= 0 or walker.position >= end_position:
+                    break
+            start = self._next = StartPoint(walker.position, walker.crc32c)
+            if walker.problem and start.position < end_position:
+                again = self._walker(start)
+                if next(iter(again), None) is None:
+                    following = self._set_aside(start, again.problem)
+                    if following is None:
+                        break
+                    start = self._next = following
+        if self._credit_bytes > 0:
+            self._next = None  # the round is over
+
+    def _walker(self, start: StartPoint) -> LogWalker:
+        skips = skips_of(self._damaged())
+        return LogWalker(
+            self._disk,
+            self._folder,
+            start.position,
+            start.crc32c,
+            skips=skips,
+            block_size_bytes=BLOCK_SIZE_BYTES,
+        )
+
+    def _set_aside(self, start: StartPoint, problem: str) -> StartPoint | None:
+        found = find_resync(self._disk, self._folder, start.position)
+        if found is None:
+            log.error(
+                "%s: from position %d on nothing holds: %s",
+                self._folder.path_at(start.position),
+                start.position,
+                problem,
+            )
+            return None
+        self._on_damage(DamagedRange(start.position, found.position, found.crc32c, problem))
+        return StartPoint(found.position, found.crc32c)
