@@ -79,12 +79,12 @@ unit integration examples: $(ENV) ## one of the three test suites
 .PHONY: chaos
 chaos: $(ENV) ## faults made on purpose, the long form (minutes)
 	@$(call need_tests,tests/chaos)
-	$(PYTEST) tests/chaos -m "not soak" --timeout 1800
+	$(PYTEST) $(XDIST) tests/chaos -m "not soak" --timeout 3600 -rP
 
 .PHONY: soak
 soak: $(ENV) ## faults and load for an hour or more
 	@$(call need_tests,tests/chaos)
-	$(PYTEST) tests/chaos -m soak --timeout 0
+	$(PYTEST) tests/chaos -m soak --timeout 0 -rP
 
 # --- the contract -----------------------------------------------------------------------------------
 

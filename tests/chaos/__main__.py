@@ -1,0 +1,53 @@
+"""Runs one campaign for some seeds: what a red run tells to type.
+
+python -m tests.chaos CAMPAIGN SEED [COUNT]
+python -m tests.chaos planted
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from . import process_campaigns, store_campaigns
+
+CAMPAIGNS: dict[str, Callable[[Iterable[int]], Any]] = {
+    "store-loops": store_campaigns.store_loops,
+    "store-damage": store_campaigns.store_damage,
+    "store-clock": store_campaigns.store_clock,
+    "store-topics": store_campaigns.store_topics,
+    "planted": store_campaigns.planted_bugs,
+    "kill": process_campaigns.kill,
+    "power": process_campaigns.power,
+    "proxy": process_campaigns.proxy,
+    "full-disk": process_campaigns.full_disk,
+    "failed-sync": process_campaigns.failed_sync,
+    "damage": process_campaigns.damage,
+    "lock": process_campaigns.lock,
+    "hostile": process_campaigns.hostile,
+}
+
+
+def main(arguments: list[str]) -> int:
+    """The exit code."""
+    if not arguments or arguments[0] not in CAMPAIGNS:
+        print(f"{__doc__}\ncampaigns: {', '.join(CAMPAIGNS)}", file=sys.stderr)
+        return 2
+    first = int(arguments[1]) if len(arguments) > 1 else 1
+    count = int(arguments[2]) if len(arguments) > 2 else (40 if arguments[0] == "planted" else 1)
+    began = time.monotonic()
+    try:
+        tally = CAMPAIGNS[arguments[0]](range(first, first + count))
+    except AssertionError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(
+        f"{arguments[0]}, seeds {first} to {first + count - 1}: nothing is wrong, {time.monotonic() - began:.0f} s: {tally}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

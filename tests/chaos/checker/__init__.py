@@ -1,0 +1,24 @@
+"""The checker: pure functions from a history, or from the files of a store, to what is wrong with them.
+
+    check_history(events, promise)        A, B, I     messages.py
+    check_log(files, ...)                 D1, D2, D5, D7    log_files.py
+    decode_with_protoc(segment bytes)     D5          protoc.py
+
+An empty list means that nothing is wrong. That the checker sees what is wrong is proved with planted bugs (tests/chaos/planted.py).
+"""
+
+from __future__ import annotations
+
+from .log_files import LogReport, check_store_files, parse_log
+from .messages import Promise, check_history
+from .violations import Violation, explain
+
+__all__ = [
+    "LogReport",
+    "Promise",
+    "Violation",
+    "check_history",
+    "check_store_files",
+    "explain",
+    "parse_log",
+]

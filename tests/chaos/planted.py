@@ -1,0 +1,643 @@
+"""Bugs put into the store on purpose: the checker has to catch every one of them, else it proves nothing.
+
+Each is a context manager that patches the store's classes, and a drill: worlds in which the bug must show. A drill returns what the checker
+said; the same drills say nothing without the bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+from unittest import mock
+
+import numpy as np
+
+from protomq_broker.store import checkpoint as checkpoint_module
+from protomq_broker.store import commit_log, offsets, opening, recovery, topics
+from protomq_broker.store import disk as disk_module
+from protomq_broker.store.append import AppendRequest
+from protomq_broker.store.checkpoint import Checkpoint
+from protomq_broker.store.commit_log import CommitLog, LogTail
+from protomq_broker.store.consume_queue_table import ConsumeQueueTable
+from protomq_broker.store.disk import Disk
+from protomq_broker.store.errors import DiskFullError, StoreError
+from protomq_broker.store.flusher import LogFlusher
+from protomq_broker.store.log_reader import LogReader
+from protomq_broker.store.reading import ReadResult
+from protomq_broker.store.record_region import stamp_region
+from protomq_broker.store.repeated_sends import RepeatedSends
+from protomq_broker.store.segment import SegmentFolder
+from protomq_broker.store.store import Store
+
+from .checker import Violation, parse_log
+from .simdisk import Fault, SimDisk
+from .store_damage import DamageReport, run_damage
+from .store_loops import STEPS, LoopReport, Plan, run_loops
+from .store_world import StoreWorld
+
+Patch = Callable[[], Iterator[None]]
+Drill = Callable[[int], list[Violation]]
+
+
+class Planted(NamedTuple):
+    """A bug: what it is, how it gets in, where it must show."""
+
+    name: str
+    plant: Callable[[], Any]
+    drill: Drill
+
+
+# Drills: each brings a store into the situation in which a class of bugs shows.
+
+
+def life(seed: int) -> list[Violation]:
+    """Sends, reads, checkpoints; a clean stop, a kill and a power cut."""
+    found: list[Violation] = []
+    for sync_flush in (True, False):
+        world = StoreWorld(seed, sync_flush=sync_flush)
+        world.open()
+        actions = (
+            world.send_some,
+            world.send_some,
+            world.send_some,
+            world.flush,
+            world.checkpoint,
+            world.housekeeping,
+            world.poll_random,
+        )
+        for _ in range(14):
+            world.rng.choice(actions)()
+        for kind in ("kill", "power", "power"):
+            found += world.fork(kind, world.rng).verify()
+        found += world.verify()
+    return found
+
+
+def retries(seed: int) -> list[Violation]:
+    """Sends whose answers got lost in a kill are sent again."""
+    world = StoreWorld(seed, sync_flush=True)
+    world.open()
+    world.send_some(3)
+    if seed % 2:
+        world.checkpoint()
+    world.send(
+        [
+            world.new_order(sender=world.senders[0], count=2),
+            world.new_order(sender=world.senders[1]),
+        ]
+    )
+    after = world.fork("kill", world.rng)
+    after.open()
+    after.retry_uncertain()
+    after.retry_uncertain()
+    after.flush()
+    found = after.verify()
+    again = after.fork("kill", after.rng)
+    return found + again.verify()
+
+
+def failing_sync(seed: int) -> list[Violation]:
+    """An fsync of the log fails and the pages are lost; what is sent afterwards must not be acknowledged."""
+    world = StoreWorld(seed, sync_flush=True)
+    world.open()
+    world.send_some(2)
+    world.flush()
+    world.send([world.new_order(size=2000)])
+    world.disk.plan = lambda operation: Fault.SYNC_LOST if operation.name == "fdatasync" else None
+    world.flush()
+    world.disk.plan = None
+    world.send([world.new_order(size=1000)])
+    world.flush()
+    return world.fork("power", world.rng, keep=0.0).verify()
+
+
+def damage(seed: int) -> list[Violation]:
+    """Damaged files."""
+    report = DamageReport()
+    run_damage(seed, report, tries=10)
+    return [violation for _, found in report.failures for violation in found]
+
+
+def loops(*steps: str, plans: tuple[Plan, ...]) -> Drill:
+    """The loops over some operations and faults."""
+
+    def drill(seed: int) -> list[Violation]:
+        report = LoopReport()
+        run_loops(seed, report, steps={name: STEPS[name] for name in steps}, plans=plans)
+        return [violation for _, found in report.failures for violation in found]
+
+    return drill
+
+
+def torn_tail_twice(seed: int) -> list[Violation]:
+    """A torn tail is cut, less than that is written over it, and the power goes again: nothing of the old tail may come back."""
+    world = StoreWorld(seed, sync_flush=True)
+    world.open()
+    world.send_some(1)
+    world.flush()
+    for size in (700, 500, 300, 100):
+        world.send([world.new_order(size=size)])
+    world.disk.write_back(world.rng, 0.6)
+    after = world.fork("power", world.rng, keep=0.3)
+    after.open()
+    after.scan()
+    found = parse_log(after.files()).violations
+    after.send([after.new_order(size=1)])
+    after.flush()
+    return found + after.fork("power", after.rng).verify()
+
+
+def retention(seed: int) -> list[Violation]:
+    """Old segments go, and the power at once."""
+    world = StoreWorld(seed, sync_flush=True)
+    world.open()
+    for _ in range(30):
+        world.send([world.new_order(size=400)])
+    world.flush()
+    world.checkpoint()
+    world.delete_old(3)
+    found = world.fork("power", world.rng).verify()
+    return found + world.verify()
+
+
+def settings(seed: int) -> list[Violation]:
+    """Topics and offsets, and a power cut."""
+    world = StoreWorld(seed, sync_flush=True)
+    world.open()
+    world.create_topic()
+    world.commit_offsets()
+    world.create_topic()
+    world.commit_offsets()
+    return world.fork("power", world.rng).verify()
+
+
+# Bugs.
+
+
+def _patch(target: Any, name: str, value: Any) -> Any:
+    return mock.patch.object(target, name, value)
+
+
+def _loses_an_append() -> Any:
+    """Every seventh append never reaches the log, though it is acknowledged."""
+    real = CommitLog.append
+    count = 0
+
+    def append(
+        self: CommitLog, data: bytes, record_count: int, store_time_ms: int, synced: int
+    ) -> LogTail:
+        nonlocal count
+        count += 1
+        if count % 7 == 0 and record_count:
+            data = bytes(len(data))
+        return real(self, data, record_count, store_time_ms, synced)
+
+    return _patch(CommitLog, "append", append)
+
+
+def _acknowledges_before_the_sync() -> Any:
+    """The flushed position moves without a sync."""
+
+    def flush(self: LogFlusher) -> int:
+        self._log.flushed_position = self._appended_position()
+        self._on_moved(self._log.flushed_position)
+        return self._log.flushed_position
+
+    return _patch(LogFlusher, "flush", flush)
+
+
+def _retries_the_fsync() -> Any:
+    """A failed fsync is tried again, and believed."""
+
+    def flush(self: LogFlusher) -> int:
+        position = self._appended_position()
+        start = self._log.flushed_position
+        for segment_file in self._log.folder.overlapping(start, position):
+            for _ in range(3):
+                try:
+                    self._disk.fdatasync(segment_file.fd)
+                except OSError:
+                    plan = getattr(self._disk, "plan", None)
+                    if plan is not None:
+                        self._disk.plan = None  # type: ignore[attr-defined]
+                    continue
+                break
+        self._log.flushed_position = position
+        self._on_moved(position)
+        return position
+
+    return _patch(LogFlusher, "flush", flush)
+
+
+def _ignores_a_failed_fsync() -> Any:
+    """A failed fsync is logged, and that is all."""
+
+    def flush(self: LogFlusher) -> int:
+        position = self._appended_position()
+        for segment_file in self._log.folder.overlapping(self._log.flushed_position, position):
+            with suppress(OSError):
+                self._disk.fdatasync(segment_file.fd)
+        self._log.flushed_position = position
+        self._on_moved(position)
+        return position
+
+    return _patch(LogFlusher, "flush", flush)
+
+
+def _swaps_records() -> Any:
+    """Two records of a batch change places."""
+    real = Store._stamp
+
+    def stamp(
+        self: Store, requests: Sequence[AppendRequest], position: int, store_time_ms: int
+    ) -> tuple[Any, int]:
+        octets, count = real(self, requests, position, store_time_ms)
+        data = bytes(octets)
+        for request in requests:
+            region = request.region
+            if region.starts is not None and region.count >= 2 and region.sizes is not None:
+                first, second = 0, 1
+                if region.sizes[first] == region.sizes[second]:
+                    start, size = int(region.starts[0]), int(region.sizes[0])
+                    at = request.physical_offset - position + start
+                    front = data[at : at + size - 35]
+                    other = data[at + size : at + 2 * size - 35]
+                    data = (
+                        data[:at]
+                        + other
+                        + data[at + size - 35 : at + size]
+                        + front
+                        + data[at + 2 * size - 35 :]
+                    )
+        return data, count
+
+    return _patch(Store, "_stamp", stamp)
+
+
+def _same_sizes(seed: int) -> list[Violation]:
+    world = StoreWorld(seed, sync_flush=False)
+    world.open()
+    for _ in range(4):
+        world.send([world.new_order(count=3, size=50)])
+    return world.verify()
+
+
+def _gives_an_offset_twice() -> Any:
+    """The second request of a group for one queue gets the offset of the first."""
+
+    def stamp(
+        self: Store, requests: Sequence[AppendRequest], position: int, store_time_ms: int
+    ) -> tuple[Any, int]:
+        count = 0
+        for request in requests:
+            region = request.region
+            offset = self._queues.queue(region.topic, request.queue_id).end_offset
+            stamp_region(region, request.queue_id, store_time_ms, offset, position)
+            request.queue_offset, request.physical_offset = offset, position
+            position += len(region.data)
+            count += region.count
+        return b"".join([bytes(request.region.data) for request in requests]), count
+
+    def apply(self: ConsumeQueueTable, requests: Sequence[AppendRequest]) -> None:
+        for request in requests:
+            region = request.region
+            queue = self.queue(region.topic, request.queue_id)
+            if region.starts is None:
+                queue.append(request.physical_offset, len(region.data), region.tag_codes)  # type: ignore[arg-type]
+            else:
+                sizes: Any = region.sizes
+                tag_codes: Any = region.tag_codes
+                queue.append_many(region.starts + request.physical_offset, sizes, tag_codes)
+            self._dirty.add(queue)
+
+    return _both(_patch(Store, "_stamp", stamp), _patch(ConsumeQueueTable, "apply", apply))
+
+
+@contextmanager
+def _both(*patches: Any) -> Iterator[None]:
+    if not patches:
+        yield
+        return
+    with patches[0], _both(*patches[1:]):
+        yield
+
+
+def _skips_an_offset() -> Any:
+    """Every tenth append leaves a queue offset out."""
+    real = ConsumeQueueTable.apply
+    count = 0
+
+    def apply(self: ConsumeQueueTable, requests: Sequence[AppendRequest]) -> None:
+        nonlocal count
+        count += 1
+        real(self, requests)
+        if count % 10 == 0:
+            request = requests[-1]
+            queue = self.queue(request.region.topic, request.queue_id)
+            queue.append(request.physical_offset, len(request.region.data), 0)
+
+    return _patch(ConsumeQueueTable, "apply", apply)
+
+
+def _stores_repeats_again() -> Any:
+    """Repeated sends are not recognised."""
+    return _patch(RepeatedSends, "admit", lambda self, *args, **kwargs: None)
+
+
+def _forgets_repeats_at_a_start() -> Any:
+    """The table of repeated sends does not survive a restart."""
+    return _patch(RepeatedSends, "replay", lambda self, records: None)
+
+
+def _answers_repeats_with_another_place() -> Any:
+    """A repeated send is answered with the place behind the right one."""
+    real = RepeatedSends.admit
+
+    def admit(self: RepeatedSends, *args: Any, **kwargs: Any) -> Any:
+        found = real(self, *args, **kwargs)
+        return found if found is None else found._replace(queue_offset=found.queue_offset + 1)
+
+    return _patch(RepeatedSends, "admit", admit)
+
+
+def _cuts_corruption() -> Any:
+    """RocketMQ's way: the first append that does not hold ends the log, wherever it stands."""
+    real = recovery.recover_log
+
+    def recover_log(*args: Any, **kwargs: Any) -> Any:
+        with (
+            _patch(recovery, "find_resync", _nothing_found),
+            mock.patch.object(recovery, "max", _small_max, create=True),
+        ):
+            return real(*args, **kwargs)
+
+    return _patch(opening, "recover_log", recover_log)
+
+
+def _nothing_found(*_: Any, **__: Any) -> None:
+    return None
+
+
+def _small_max(*args: Any, **kwargs: Any) -> Any:
+    """`max` in which what is known to be synced counts for nothing."""
+    if len(args) == 2 and not kwargs and isinstance(args[0], int):
+        return 0
+    return max(*args, **kwargs)
+
+
+def _does_not_zero_the_tail() -> Any:
+    """A torn tail is left as it is."""
+    return _patch(SegmentFolder, "clear_from", lambda self, position: None)
+
+
+def _zeroes_without_a_sync() -> Any:
+    """A torn tail is zeroed in the page cache only."""
+
+    def clear_from(self: SegmentFolder, position: int) -> None:
+        found = self.at(position)
+        if found is not None and position < found.end_position:
+            self._disk.truncate(found.fd, position - found.base_position)
+
+    return _patch(SegmentFolder, "clear_from", clear_from)
+
+
+def _trusts_the_consume_queue_files() -> Any:
+    """What the files hold is believed, the log is not asked."""
+
+    def replay(self: ConsumeQueueTable, records: Any) -> None:
+        self._covered_position = 1 << 60
+
+    return _patch(ConsumeQueueTable, "replay", replay)
+
+
+def _no_folder_sync() -> Any:
+    """A new segment is never made durable in its folder."""
+    return _patch(SimDisk, "fsync_dir", lambda self, path: None)
+
+
+def _appends_behind_half_a_record() -> Any:
+    """After a short write the log goes on behind it."""
+
+    def take_back(self: CommitLog, tail: LogTail, size: int, error: OSError) -> None:
+        self.tail = LogTail(tail.position + size // 2, tail.crc32c, tail.store_time_ms)
+        raise DiskFullError("no space")
+
+    return _patch(CommitLog, "_take_back", take_back)
+
+
+def _acknowledges_half_a_write() -> Any:
+    """The count that a write returns is not looked at."""
+    return _patch(commit_log, "write_fully", lambda *args: None)
+
+
+def _checkpoint_ahead() -> Any:
+    """The checkpoint says that everything appended was flushed."""
+    real = Store.checkpoint
+
+    def checkpoint(self: Store) -> None:
+        with mock.patch.object(LogFlusher, "flush", lambda flusher_: flusher_._appended_position()):
+            write = checkpoint_module.write_checkpoint
+
+            def ahead(disk: Disk, path: str, value: Checkpoint) -> None:
+                write(disk, path, replace(value, flushed_position=value.replay_position))
+
+            with mock.patch("protomq_broker.store.store.write_checkpoint", ahead):
+                real(self)
+
+    return _patch(Store, "checkpoint", checkpoint)
+
+
+def _reads_beyond_the_end() -> Any:
+    """Under SYNC_FLUSH messages are readable before they are synced."""
+    return _patch(Store, "readable_position", property(lambda self: self._tail.position))
+
+
+def _read_too_early(seed: int) -> list[Violation]:
+    world = StoreWorld(seed, sync_flush=True)
+    world.open()
+    world.send_some(2)
+    world.flush()
+    world.send_some(2)
+    world.scan()
+    return world.fork("power", world.rng, keep=0.0).verify()
+
+
+def _skips_a_message() -> Any:
+    """A read passes over its last message."""
+    real = LogReader.read
+
+    def read(self: LogReader, *args: Any, **kwargs: Any) -> ReadResult:
+        result = real(self, *args, **kwargs)
+        if result.record_count > 2 and result.queue_offsets is None:
+            keep = result.record_count - 1
+            end = int(result.starts[keep - 1] + result.sizes[keep - 1])
+            if len(result.regions) == 1:
+                result.sizes, result.starts = result.sizes[:keep], result.starts[:keep]
+                result.regions = [result.regions[0]._replace(size_bytes=end)]
+        return result
+
+    return _patch(LogReader, "read", read)
+
+
+def _leaks_a_neighbour() -> Any:
+    """The regions of a read begin one record too early: somebody else's bytes."""
+    real = LogReader.read
+
+    def read(self: LogReader, *args: Any, **kwargs: Any) -> ReadResult:
+        result = real(self, *args, **kwargs)
+        if result.regions and result.regions[0].offset > 400:
+            result.regions[0] = result.regions[0]._replace(offset=result.regions[0].offset - 1)
+        return result
+
+    return _patch(LogReader, "read", read)
+
+
+def _time_goes_back() -> Any:
+    """Store times follow a clock that is set back."""
+    real = Store._stamp
+
+    def stamp(
+        self: Store, requests: Sequence[AppendRequest], position: int, store_time_ms: int
+    ) -> tuple[Any, int]:
+        return real(self, requests, position, self._clock.now_ms())
+
+    return _patch(Store, "_stamp", stamp)
+
+
+def _clock_set_back(seed: int) -> list[Violation]:
+    world = StoreWorld(seed, sync_flush=False)
+    world.open()
+    for _ in range(6):
+        world.send_some(2)
+        world.clock.wall_ms -= 60_000
+    return world.verify()
+
+
+def _wrong_tag_code() -> Any:
+    """Consume queue entries get another tag code than the record has."""
+    real = ConsumeQueueTable.apply
+
+    def apply(self: ConsumeQueueTable, requests: Sequence[AppendRequest]) -> None:
+        for request in requests:
+            codes = request.region.tag_codes
+            request.region.tag_codes = codes + 1 if isinstance(codes, int) else codes + np.int64(1)
+        real(self, requests)
+
+    return _patch(ConsumeQueueTable, "apply", apply)
+
+
+def _file_without_a_sync() -> Any:
+    """Files are replaced without a sync before the rename."""
+
+    def write(disk: Disk, path: str, data: bytes) -> None:
+        temporary = f"{path}.tmp"
+        fd = disk.create(temporary)
+        disk.truncate(fd, 0)
+        disk_module.write_fully(disk, fd, data, 0)
+        disk.close(fd)
+        disk.rename(temporary, path)
+        disk.fsync_dir(path.rpartition("/")[0])
+
+    return _both(
+        _patch(topics, "write_file_atomically", write),
+        _patch(offsets, "write_file_atomically", write),
+    )
+
+
+def _segments_deleted_in_one_go() -> Any:
+    """Several segments lose their names, and the folder is synced once: any of them may come back."""
+
+    def remove(self: SegmentFolder, base_positions: list[int]) -> None:
+        files = dict(self.files)
+        removed = [files.pop(base) for base in base_positions]
+        self.files = files
+        for found in removed:
+            self._disk.unlink(found.path)
+
+    return _patch(SegmentFolder, "remove", remove)
+
+
+def _restarts_on_lost_pages() -> Any:
+    """After a failed fsync and a restart, pages that never reached the disk are taken for stored."""
+    return _patch(opening, "rewrite_unsynced", lambda *args: None)
+
+
+def _lost_pages(seed: int) -> list[Violation]:
+    world = StoreWorld(seed, sync_flush=True)
+    world.open()
+    world.send_some(1)
+    world.flush()
+    world.send([world.new_order(size=2000)])
+    world.disk.plan = lambda operation: Fault.SYNC_LOST if operation.name == "fdatasync" else None
+    world.flush()
+    world.disk.plan = None
+    second = world.fork("kill", world.rng)
+    second.open()
+    second.scan()
+    second.send([second.new_order(size=10)])
+    second.flush()
+    return second.fork("power", second.rng, keep=0.0).verify()
+
+
+def _refused_send_stays() -> Any:
+    """A send that was refused for a full disk is in the log all the same."""
+
+    def take_back(self: CommitLog, tail: LogTail, size: int, error: OSError) -> None:
+        raise DiskFullError("no space")
+
+    return _patch(CommitLog, "_take_back", take_back)
+
+
+PLANTED: Final[tuple[Planted, ...]] = (
+    Planted("loses an append", _loses_an_append, life),
+    Planted("acknowledges before the sync", _acknowledges_before_the_sync, life),
+    Planted("retries a failed fsync", _retries_the_fsync, failing_sync),
+    Planted("ignores a failed fsync", _ignores_a_failed_fsync, failing_sync),
+    Planted("swaps two records", _swaps_records, _same_sizes),
+    Planted("gives a queue offset twice", _gives_an_offset_twice, life),
+    Planted("leaves a queue offset out", _skips_an_offset, life),
+    Planted("stores repeats again", _stores_repeats_again, retries),
+    Planted("forgets repeats at a start", _forgets_repeats_at_a_start, retries),
+    Planted("answers a repeat with another place", _answers_repeats_with_another_place, retries),
+    Planted("cuts corruption", _cuts_corruption, damage),
+    Planted("leaves a torn tail", _does_not_zero_the_tail, torn_tail_twice),
+    Planted("zeroes a torn tail without a sync", _zeroes_without_a_sync, torn_tail_twice),
+    Planted("trusts the consume queue", _trusts_the_consume_queue_files, life),
+    Planted("never syncs a folder", _no_folder_sync, life),
+    Planted(
+        "goes on behind half a record",
+        _appends_behind_half_a_record,
+        loops("append one", plans=(Plan(Fault.SHORT, True),)),
+    ),
+    Planted(
+        "takes half a write for a whole",
+        _acknowledges_half_a_write,
+        loops("append one", plans=(Plan(Fault.SHORT, False),)),
+    ),
+    Planted("checkpoint ahead of the log", _checkpoint_ahead, life),
+    Planted("readable before the sync", _reads_beyond_the_end, _read_too_early),
+    Planted("passes over a message", _skips_a_message, life),
+    Planted("serves a neighbour's bytes", _leaks_a_neighbour, life),
+    Planted("store time goes back", _time_goes_back, _clock_set_back),
+    Planted("wrong tag code", _wrong_tag_code, life),
+    Planted("renames before the sync", _file_without_a_sync, settings),
+    Planted("deletes segments in one go", _segments_deleted_in_one_go, retention),
+    Planted("starts on lost pages", _restarts_on_lost_pages, _lost_pages),
+)
+
+DRILLS: Final[tuple[Drill, ...]] = tuple(dict.fromkeys(planted.drill for planted in PLANTED))
+
+
+def caught_by(planted: Planted, seeds: Sequence[int]) -> tuple[int, list[Violation]] | None:
+    """(the seed that showed the bug, what the checker said); None if it got away."""
+    for seed in seeds:
+        with planted.plant():
+            try:
+                found = planted.drill(seed)
+            except (StoreError, OSError, AssertionError) as error:
+                found = [Violation("crash", repr(error))]
+        if found:
+            return seed, found
+    return None

@@ -1,0 +1,84 @@
+"""The campaigns with real processes, by seed: what the tests and `python -m tests.chaos` run."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from . import process_rounds as rounds
+from .checker import Violation
+from .store_campaigns import CampaignFailed
+
+
+def _run(
+    campaign: str, seeds: Iterable[int], round_: Callable[[int, Counter[str]], list[Violation]]
+) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        violations = round_(seed, counts)
+        if violations:
+            raise CampaignFailed(campaign, seed, campaign, violations)
+    return counts
+
+
+def kill(seeds: Iterable[int], *, rounds_each: int = 5) -> Counter[str]:
+    """kill -9 under load; odd seeds under SYNC_FLUSH."""
+    return _run(
+        "kill",
+        seeds,
+        lambda seed, counts: rounds.kill_rounds(
+            seed, rounds_each, counts, sync_flush=bool(seed % 2)
+        ),
+    )
+
+
+def power(seeds: Iterable[int], *, rounds_each: int = 2) -> Counter[str]:
+    """Power cuts; odd seeds under SYNC_FLUSH."""
+    return _run(
+        "power",
+        seeds,
+        lambda seed, counts: rounds.power_cut_rounds(
+            seed, rounds_each, counts, sync_flush=bool(seed % 2)
+        ),
+    )
+
+
+def proxy(seeds: Iterable[int], *, rounds_each: int = 2) -> Counter[str]:
+    """Retried sends through a faulty proxy."""
+    return _run("proxy", seeds, lambda seed, counts: rounds.proxy_rounds(seed, rounds_each, counts))
+
+
+def full_disk(seeds: Iterable[int]) -> Counter[str]:
+    """A full disk."""
+    return _run("full-disk", seeds, rounds.full_disk)
+
+
+def failed_sync(seeds: Iterable[int]) -> Counter[str]:
+    """A failed fsync."""
+    with tempfile.TemporaryDirectory(prefix="protomq-shim-") as name:
+        return _run(
+            "failed-sync", seeds, lambda seed, counts: rounds.failed_sync(seed, Path(name), counts)
+        )
+
+
+def damage(seeds: Iterable[int]) -> Counter[str]:
+    """Damaged files between two runs."""
+    return _run("damage", seeds, rounds.damaged_files)
+
+
+def lock(seeds: Iterable[int]) -> Counter[str]:
+    """A second broker."""
+    return _run("lock", seeds, rounds.second_broker)
+
+
+def hostile(seeds: Iterable[int]) -> Counter[str]:
+    """A hostile client beside honest ones."""
+    return _run("hostile", seeds, rounds.hostile_round)
+
+
+def first_seed() -> int:
+    """Where random campaigns begin: PROTOMQ_CHAOS_SEED, else 1, so that a run is repeatable unless it is told otherwise."""
+    return int(os.environ.get("PROTOMQ_CHAOS_SEED", "1"))

@@ -1,0 +1,380 @@
+"""L2: damage that nobody noticed when it was made (D8): flipped bits, zeroed, truncated, rolled-back, swapped and missing files.
+
+For one seed a store is filled, stopped (cleanly, by a kill or by a power cut), damaged in one place, and started:
+
+    the log, below what is known to be synced
+        The start is refused; or, where recovery did not have to read that place, whoever reads it is told. With `corruption:
+        quarantine` it starts, serves nothing wrong and all the rest, takes messages, and starts again. `repair` makes a log of it
+        that starts without asking.
+    the log, in the tail that may be un-synced
+        It is cut, and only a suffix is missing.
+    anything derived
+        Nothing wrong is served, and the files are as the log says after a start and a stop.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Final, NamedTuple
+
+from protomq_broker.store.consume_queue import ConsumeQueueDamagedError
+from protomq_broker.store.errors import CorruptLogError
+from protomq_broker.store.repair import repair
+from protomq_broker.store.verify import FindingKind, verify
+
+from .checker import LogReport, Violation, check_history, check_store_files, parse_log
+from .simdisk import SimDisk
+from .store_world import ROOT, SEGMENT_SIZE_BYTES, StoreWorld, last_scan
+
+Baseline = dict[tuple[str, int, int], tuple[str, int]]
+KINDS: Final = ("flip", "zero", "truncate", "roll back", "swap", "remove")
+
+
+class Damage(NamedTuple):
+    """What was done: the kind, the file, the range of it that changed."""
+
+    kind: str
+    path: str
+    start: int
+    end: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.path} [{self.start}, {self.end})"
+
+
+@dataclass(slots=True)
+class DamageReport:
+    """What a run did."""
+
+    images: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    failures: list[tuple[str, list[Violation]]] = field(default_factory=list)
+
+
+def stopped_world(seed: int) -> tuple[StoreWorld, dict[str, bytes], str]:
+    """(a store that was stopped, its files as they were some time before, how it was stopped)."""
+    world = StoreWorld(seed, sync_flush=bool(seed % 2))
+    world.open()
+    rng = world.rng
+    target = rng.choice((1, 2, 4)) * SEGMENT_SIZE_BYTES
+    before: dict[str, bytes] = {}
+    actions = (
+        world.send_some,
+        world.send_some,
+        world.flush,
+        world.checkpoint,
+        world.housekeeping,
+        world.commit_offsets,
+    )
+    assert world.store is not None
+    while world.store.appended_position < target:
+        rng.choice(actions)()
+        if not before and world.store.appended_position > target // 2:
+            before = world.disk.files(ROOT)
+    if rng.random() < 0.4:
+        world.send([world.new_order(count=30, size=1)])
+    how = rng.choice(("close", "kill", "power"))
+    if how == "close":
+        world.flush()
+        world.close()
+        return world, before, how
+    if rng.random() < 0.7:
+        world.flush()
+    after = world.fork(how, rng)
+    if how == "power":  # settle what is lost before anything is damaged
+        after.open()
+        after.scan()
+        after = after.fork("kill", rng)
+    return after, before, how
+
+
+def run_damage(seed: int, report: DamageReport, *, tries: int = 6, only: int | None = None) -> None:
+    """Several kinds of damage to one stopped store."""
+    world, before, how = stopped_world(seed)
+    files = world.disk.files(ROOT)
+    log = parse_log({path[len(ROOT) + 1 :]: data for path, data in files.items()})
+    rng = random.Random(f"damage {seed}")
+    whole = world.fork("kill", rng)
+    whole.open()
+    whole.scan()
+    baseline = _places(whole)
+    for number in range(tries):
+        rng = random.Random(f"damage {seed} {number}")
+        image = world.fork("kill", rng)
+        damage = _damage(image.disk, files, before, log, rng)
+        if (
+            damage is None
+            or image.disk.files(ROOT) == files
+            or (only is not None and only != number)
+        ):
+            continue
+        report.images += 1
+        case = f"seed {seed}, try {number}, {'sync' if world.sync_flush else 'async'} flush, after {how}: {damage}"
+        if "/commitlog/" in damage.path:
+            found = _check_log_damage(image, damage, log, files, baseline, rng, report)
+        else:
+            found = _check_derived_damage(image, damage, baseline, report)
+        if found:
+            report.failures.append((case, found))
+
+
+def _places(world: StoreWorld) -> Baseline:
+    """What the last scan saw: place -> (id, position)."""
+    return {
+        (queue["topic"], queue["queue"], record[0]): (record[1], record[4])
+        for queue in last_scan(world.history.events)["queues"]
+        for record in queue["records"]
+    }
+
+
+def _damage(
+    disk: SimDisk,
+    files: dict[str, bytes],
+    before: dict[str, bytes],
+    log: LogReport,
+    rng: random.Random,
+) -> Damage | None:
+    logs = [path for path in files if "/commitlog/" in path]
+    others = [
+        path for path in files if "/commitlog/" not in path and not path.endswith("/store.json")
+    ]
+    path = rng.choice(logs) if rng.random() < 0.6 else rng.choice(others)
+    kind, data = rng.choice(KINDS), files[path]
+    if not data or (
+        kind == "remove" and path == min(logs)
+    ):  # the oldest segment may be deleted by hand
+        return None
+    used = len(data)
+    if path in logs:
+        used = min(max(log.end - int(path.rpartition("/")[2]), 1), len(data))
+    at = rng.randrange(used)
+    end = at + 1
+    if kind == "flip":
+        disk.flip_bit(path, at * 8 + rng.randrange(8))
+    elif kind == "zero":
+        end = min(at + rng.choice((1, 16, 512, 4096)), len(data))
+        disk.overwrite(path, at, bytes(end - at))
+    elif kind == "truncate":
+        end = len(data)
+        disk.cut(path, at)
+    elif kind == "roll back":
+        old = before.get(path)
+        if old is None or old == data:
+            return None
+        disk.cut(path, 0)
+        _put(disk, path, old)
+        at, end = _changed(data, old)
+    elif kind == "swap":
+        size = rng.choice((8, 64, 512))
+        if used < 2 * size:
+            return None
+        first, second = sorted(rng.sample(range(used - size), 2)) if used - size >= 2 else (0, 0)
+        if second - first < size:
+            return None
+        disk.swap_ranges(path, first, second, size)
+        at, end = first, second + size
+    else:
+        at, end = 0, len(data)
+        disk.remove(path)
+    return Damage(kind, path, at, end)
+
+
+def _put(disk: SimDisk, path: str, data: bytes) -> None:
+    fd = disk.create(path)
+    disk.pwrite(fd, data, 0)
+    disk.fsync(fd)
+    disk.close(fd)
+
+
+def _changed(data: bytes, old: bytes) -> tuple[int, int]:
+    width = max(len(data), len(old))
+    one, two = data.ljust(width, b"\x00"), old.ljust(width, b"\x00")
+    wrong = [index for index in range(width) if one[index] != two[index]]
+    return wrong[0], wrong[-1] + 1
+
+
+def _check_log_damage(
+    image: StoreWorld,
+    damage: Damage,
+    log: LogReport,
+    files: dict[str, bytes],
+    baseline: Baseline,
+    rng: random.Random,
+    report: DamageReport,
+) -> list[Violation]:
+    first, last = _changed_in_log(image, damage, files)
+    ends = sorted({log.first, *log.seal_ends})
+    start = max(
+        end for end in ends if end <= max(first, log.first)
+    )  # of the append that is hit first
+    # A seal that is hit takes the append behind it along: nothing else tells what that one is chained to.
+    stop = min([end for end in ends if end >= last][1:], default=log.end)
+    proved = max(log.synced, _checkpointed(files))
+    cut = start if start >= proved else None
+    image.promise = replace(image.promise, holes=True)
+    found: list[Violation] = []
+    if start < proved and not verify(ROOT, disk=image.fork("kill", rng).disk):
+        found.append(
+            Violation("D8", f"verify finds nothing wrong, though the log is damaged at {first}")
+        )
+    refusing = image.fork("kill", rng)
+    try:
+        refusing.open()
+    except CorruptLogError:
+        report.outcomes["start refused"] += 1
+        if start >= log.end:
+            found.append(
+                Violation(
+                    "D8",
+                    f"a start was refused for bytes behind the end of the log ({start} >= {log.end})",
+                )
+            )
+    except Exception as error:
+        return [*found, Violation("D8", f"the start failed with {error!r}")]
+    else:
+        report.outcomes["started: readers are told" if cut is None else "started: tail cut"] += 1
+        found += _check_served(refusing, baseline, start, stop, cut)
+    for name, check in (("quarantine", _check_quarantine), ("repair", _check_repair)):
+        wrong = check(image.fork("kill", rng), baseline, start, stop, cut)
+        report.outcomes[name] += 1
+        found += [
+            Violation(violation.invariant, f"({name}) {violation.message}") for violation in wrong
+        ]
+    return found
+
+
+def _changed_in_log(image: StoreWorld, damage: Damage, files: dict[str, bytes]) -> tuple[int, int]:
+    """First and last byte of the log that are not what they were."""
+    base = int(damage.path.rpartition("/")[2])
+    now = image.disk.files(ROOT).get(damage.path, b"")
+    start, end = damage.start, damage.end
+    if damage.kind not in ("truncate", "remove"):
+        start, end = _changed(files[damage.path], now)
+    return base + start, base + end
+
+
+def _checkpointed(files: dict[str, bytes]) -> int:
+    data = files.get(f"{ROOT}/checkpoint", b"")
+    return int.from_bytes(data[8:16], "little") if len(data) == 56 else 0
+
+
+def _check_served(
+    world: StoreWorld, baseline: Baseline, start: int, stop: int, cut: int | None
+) -> list[Violation]:
+    """After a start on a damaged log: nothing wrong, and nothing missing but what stood in the damage, or behind a cut."""
+    world.scan()
+    served = _places(world)
+    found: list[Violation] = []
+    for place, (id_, position) in baseline.items():
+        if place in served:
+            # Below the checkpoint readers vouch for bodies only: see the limits in docs/reliability.md.
+            if served[place][0] != id_ and not start <= position < stop:
+                found.append(
+                    Violation(
+                        "D8",
+                        f"{place} is {served[place][0]}, it was {id_} at {position}; damaged is [{start}, {stop})",
+                    )
+                )
+        elif not (start <= position < stop or (cut is not None and position >= cut)):
+            found.append(
+                Violation(
+                    "D8",
+                    f"{id_} at {place}, position {position}, is not served; damaged is [{start}, {stop})",
+                )
+            )
+    for queue in last_scan(world.history.events)["queues"]:
+        for offset, id_, is_right, *_ in queue["records"]:
+            position = baseline.get((queue["topic"], queue["queue"], offset), (id_, -1))[1]
+            if not is_right and not start <= position < stop:
+                found.append(Violation("D8", f"{id_} is served with a wrong body"))
+    return found
+
+
+def _check_quarantine(
+    world: StoreWorld, baseline: Baseline, start: int, stop: int, cut: int | None
+) -> list[Violation]:
+    world.config = replace(world.config, corruption="quarantine")
+    try:
+        world.open()
+        found = _check_served(world, baseline, start, stop, cut)
+        world.send_some(2)
+        world.flush()
+        again = world.fork("power", world.rng)
+        again.open()
+        found += _check_served(again, _places_then(world), start, stop, None)
+        again.close()
+    except Exception as error:
+        return [Violation("D8", f"the store does not start or go on: {error!r}")]
+    return found
+
+
+def _places_then(world: StoreWorld) -> Baseline:
+    """What is readable now."""
+    world.scan()
+    return _places(world)
+
+
+def _check_repair(
+    world: StoreWorld, baseline: Baseline, start: int, stop: int, cut: int | None
+) -> list[Violation]:
+    try:
+        repair(ROOT, "/kept", disk=world.disk)
+        world.open()
+        found = _check_served(world, baseline, start, stop, cut)
+        world.send_some(1)
+        world.flush()
+        again = world.fork("power", world.rng)
+        again.open()
+        found += _check_served(again, _places_then(world), start, stop, None)
+        again.close()
+    except Exception as error:
+        return [Violation("D8", f"the repaired store does not start or go on: {error!r}")]
+    return found + parse_log(again.files()).violations
+
+
+def _check_derived_damage(
+    image: StoreWorld, damage: Damage, baseline: Baseline, report: DamageReport
+) -> list[Violation]:
+    """Entries of consume queues carry no CRC: one that is wrong and stands in order is seen by `verify` only, and then serves nothing."""
+    entries_seen = any(
+        finding.kind is FindingKind.WRONG_ENTRY
+        for finding in verify(ROOT, disk=image.fork("kill", image.rng).disk)
+    )
+    image.promise = replace(image.promise, holes=True)
+    found = _use_derived(image, damage, baseline, report)
+    if found and entries_seen and not any("wrong body" in item.message for item in found):
+        report.outcomes["derived: only verify sees it"] += 1
+        return []
+    return found
+
+
+def _use_derived(
+    image: StoreWorld, damage: Damage, baseline: Baseline, report: DamageReport
+) -> list[Violation]:
+    found: list[Violation] = []
+    try:
+        image.open()
+        found += _check_served(image, baseline, 0, 0, None)
+        found += image.check_look_ups()
+        image.retry_uncertain()
+        image.send_some(1)
+        image.flush()
+        image.scan()
+        report.outcomes["derived: as if nothing had been"] += 1
+        found += check_history(image.history.events, image.promise)
+    except ConsumeQueueDamagedError:
+        report.outcomes["derived: readers are told, the next start rebuilds"] += 1
+    except Exception as error:
+        return [Violation("D8", f"{damage}: {error!r}")]
+    if image.store is not None:
+        image.close()
+    again = image.fork("kill", image.rng)
+    try:
+        again.open()
+        found += _check_served(again, baseline, 0, 0, None)
+        again.close()
+    except Exception as error:
+        return [Violation("D8", f"the second start: {error!r}")]
+    return found + check_store_files(again.files())

@@ -1,0 +1,63 @@
+"""The long form with real processes. PROTOMQ_CHAOS_SEED chooses where the seeds begin."""
+
+from __future__ import annotations
+
+import pytest
+
+from . import process_campaigns
+from .failing_sync import why_no_shim
+from .loop_disk import why_no_loop_disk
+from .process_campaigns import first_seed
+
+pytestmark = pytest.mark.chaos
+
+
+def seeds(count: int) -> range:
+    return range(first_seed(), first_seed() + count)
+
+
+@pytest.fixture
+def loop_disk() -> None:
+    """Skips, visibly, where there can be no file system of our own."""
+    reason = why_no_loop_disk()
+    if reason:
+        pytest.skip(reason)
+
+
+def test_kill() -> None:
+    counts = process_campaigns.kill(seeds(10), rounds_each=20)
+    print(counts)
+    assert counts["kills"] >= 200
+
+
+@pytest.mark.usefixtures("loop_disk")
+def test_power() -> None:
+    counts = process_campaigns.power(seeds(8), rounds_each=3)
+    print(counts)
+    assert counts["power cuts"] >= 20
+
+
+def test_proxy() -> None:
+    print(process_campaigns.proxy(seeds(6), rounds_each=4))
+
+
+@pytest.mark.usefixtures("loop_disk")
+def test_full_disk() -> None:
+    print(process_campaigns.full_disk(seeds(6)))
+
+
+@pytest.mark.skipif(bool(why_no_shim()), reason=why_no_shim())
+def test_failed_sync() -> None:
+    print(process_campaigns.failed_sync(seeds(6)))
+
+
+def test_damage() -> None:
+    print(process_campaigns.damage(seeds(24)))
+
+
+def test_lock() -> None:
+    print(process_campaigns.lock(seeds(1)))
+
+
+def test_hostile() -> None:
+    print(process_campaigns.hostile(seeds(3)))

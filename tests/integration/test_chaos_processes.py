@@ -1,0 +1,57 @@
+"""The seeded part of the campaigns with real processes; the long form is `make chaos` (tests/chaos/)."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.chaos import process_campaigns
+from tests.chaos.failing_sync import why_no_shim
+from tests.chaos.loop_disk import why_no_loop_disk
+
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def loop_disk() -> None:
+    """Skips, visibly, where there can be no file system of our own."""
+    reason = why_no_loop_disk()
+    if reason:
+        pytest.skip(reason)
+
+
+def test_kill_9_under_load_loses_nothing_and_leaves_a_log_that_holds() -> None:
+    counts = process_campaigns.kill((1, 2), rounds_each=4)
+    assert counts["kills"] >= 8
+    assert counts["sends ok"] > 200, counts
+
+
+@pytest.mark.usefixtures("loop_disk")
+def test_a_power_cut_loses_nothing_under_sync_flush_and_a_suffix_under_async_flush() -> None:
+    assert process_campaigns.power((1, 2), rounds_each=1)["power cuts"] == 2
+
+
+def test_retried_sends_through_a_faulty_proxy_are_stored_once() -> None:
+    counts = process_campaigns.proxy((1,))
+    assert counts["repeats recognised"], counts
+
+
+@pytest.mark.usefixtures("loop_disk")
+def test_a_full_disk_refuses_sends_and_takes_them_again_when_there_is_space() -> None:
+    process_campaigns.full_disk((1,))
+
+
+@pytest.mark.skipif(bool(why_no_shim()), reason=why_no_shim())
+def test_a_failed_fsync_stops_writes_for_good_and_says_so() -> None:
+    process_campaigns.failed_sync((1,))
+
+
+def test_damaged_files_are_refused_or_set_aside_and_nothing_wrong_is_served() -> None:
+    process_campaigns.damage((1, 2, 5, 10))
+
+
+def test_a_second_broker_on_the_same_store_is_refused() -> None:
+    assert process_campaigns.lock((1,))["second brokers refused"] == 2
+
+
+def test_a_hostile_client_harms_nobody() -> None:
+    process_campaigns.hostile((1,))

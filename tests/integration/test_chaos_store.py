@@ -1,0 +1,61 @@
+"""The seeded part of the campaigns on the simulated disk; the long form is `make chaos` (tests/chaos/)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.chaos import store_campaigns
+from tests.chaos.store_machine import StoreMachine
+from tests.chaos.store_world import watch_log
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+
+
+def test_no_fault_at_any_io_of_any_operation_breaks_a_promise() -> None:
+    tally = store_campaigns.store_loops(range(8), stride=24)
+    assert tally.images >= 1_500, tally
+    for sign in (
+        "torn tail cut",
+        "fsync failed",
+        "CRASH at pwritev",
+        "SHORT at pwritev",
+        "SYNC_LOST at fdatasync",
+        "ENOSPC at create",
+    ):
+        assert tally.fired[sign], f"never happened: {sign}; {tally}"
+
+
+def test_damage_is_refused_or_set_aside_and_nothing_wrong_is_served() -> None:
+    tally = store_campaigns.store_damage(range(60))
+    for sign in (
+        "start refused",
+        "started: tail cut",
+        "quarantine",
+        "repair",
+        "derived: as if nothing had been",
+    ):
+        assert tally.fired[sign], f"never happened: {sign}; {tally}"
+
+
+def test_a_clock_that_jumps_deletes_nothing_and_keeps_the_order() -> None:
+    store_campaigns.store_clock(range(6))
+
+
+def test_nothing_of_a_deleted_topic_comes_back() -> None:
+    store_campaigns.store_topics(range(30))
+
+
+def test_no_script_of_operations_faults_and_restarts_breaks_a_promise() -> None:
+    with watch_log():
+        run_state_machine_as_test(
+            StoreMachine,
+            settings=settings(
+                max_examples=60,
+                stateful_step_count=30,
+                deadline=None,
+                derandomize=True,
+                database=None,
+            ),
+        )
