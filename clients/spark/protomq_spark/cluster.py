@@ -10,7 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Final, TypeVar
 
 from protomq import _methods
@@ -98,9 +98,8 @@ class Cluster:
         token = ""
         while True:
             request = pb.ListTopicNamesRequest(page_size=1000, page_token=token).SerializeToString()
-            answer = pb.ListTopicNamesResponse.FromString(
-                self.retried(lambda data=request: self._ask(_methods.LIST_TOPIC_NAMES, data))
-            )
+            look = partial(self._ask, _methods.LIST_TOPIC_NAMES, request)
+            answer = pb.ListTopicNamesResponse.FromString(self.retried(look))
             names.extend(answer.topics)
             token = answer.next_page_token
             if not token:

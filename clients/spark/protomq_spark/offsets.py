@@ -11,11 +11,12 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from protomq._types import MessageQueue, QueueRange
 
-from .options import EARLIEST, LATEST, Bound, OptionError, Offsets
+from .options import EARLIEST, LATEST, Bound, Offsets, OptionError
 
 StreamOffset = dict[str, dict[str, int]]
 Positions = dict[MessageQueue, int]
@@ -144,6 +145,12 @@ def resolve(
         return {queue: found_by_time[queue] for queue in queues}
     if bound.offsets is not None:
         given = per_queue(name, bound.offsets, queues)
+        for queue in queues:
+            if given[queue] > ranges[queue].end_offset:
+                raise OptionError(
+                    f"option {name!r}: {given[queue]} is beyond the end of queue {queue_name(queue)} of topic"
+                    f" {queue.topic!r}, which is {ranges[queue].end_offset}"
+                )
         return {queue: _of_word(given[queue], ranges[queue]) for queue in queues}
     assert bound.word is not None
     return {queue: _of_word(bound.word, ranges[queue]) for queue in queues}
@@ -220,9 +227,7 @@ def split(
         # Rounded up: the target is a size that a part must not pass.
         count = 1 if target >= size else min(size, -int(-size // target))
         bounds = [start + size * index // count for index in range(count + 1)]
-        parts += [
-            OffsetRange(queue, low, high) for low, high in zip(bounds, bounds[1:], strict=False)
-        ]
+        parts += [OffsetRange(queue, low, high) for low, high in pairwise(bounds)]
     return parts
 
 

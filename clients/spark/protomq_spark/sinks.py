@@ -93,11 +93,11 @@ class StreamSink(_Sink, DataSourceStreamArrowWriter):
         identity = Identity(f"query\0{query_id}", task.partitionId(), int(batch_id))
         return self._send(identity, iterator)
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """The micro-batch is done."""
         logger.info("batch %d: %d rows sent", batchId, _rows(messages))
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """The micro-batch failed; Spark will run it again, and what is stored is recognised then."""
         logger.warning("batch %d failed after %d rows of finished tasks", batchId, _rows(messages))
 

@@ -53,7 +53,7 @@ class ProtomqDataSource(DataSource):
         options = parse_read_options(self.options, streaming=False)
         return BatchReader(options, _columns_of(schema))
 
-    def streamReader(self, schema: StructType) -> StreamReader:  # noqa: N802 (Spark's name)
+    def streamReader(self, schema: StructType) -> StreamReader:
         """A stream query."""
         options = parse_read_options(self.options, streaming=True)
         return StreamReader(options, _columns_of(schema))
@@ -63,7 +63,7 @@ class ProtomqDataSource(DataSource):
         _refuse_overwrite(overwrite)
         return BatchSink(parse_write_options(self.options), schema.names)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:  # noqa: N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamSink:
         """A stream write."""
         return StreamSink(parse_write_options(self.options), schema.names)
 
@@ -135,11 +135,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_planner": None, "_final": None}
 
-    def initialOffset(self) -> StreamOffset:  # noqa: N802
+    def initialOffset(self) -> StreamOffset:
         """Where a new query starts."""
         return to_stream_offset(self._plan.initial())
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+    def getDefaultReadLimit(self) -> ReadLimit:
         """What Spark hands to `latestOffset`, unless the trigger says otherwise."""
         if self._options.offsets_max is not None:
             return ReadMaxRows(self._options.offsets_max)
@@ -147,7 +147,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMinRows(self._options.offsets_min)
         return ReadAllAvailable()
 
-    def latestOffset(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:  # noqa: N802
+    def latestOffset(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:
         """The end of the next micro-batch."""
         begin = from_stream_offset(start)
         latest = self._plan.latest(begin)
@@ -163,11 +163,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._plan.next_end(begin, latest, count_max, time.monotonic(), wait)
         return to_stream_offset(end)
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+    def prepareForTriggerAvailableNow(self) -> None:
         """From now on there is nothing new."""
         self._final = dict(self._plan.latest({}))
 
-    def reportLatestOffset(self) -> StreamOffset | None:  # noqa: N802
+    def reportLatestOffset(self) -> StreamOffset | None:
         """Where the queues ended when that was last looked at; Spark shows it in the progress of the query."""
         latest = self._plan.last_seen()
         return to_stream_offset(latest) if latest else None

@@ -1,0 +1,104 @@
+"""`make demo-spark`: delays per carrier and airport from the flights that `make demo` left in its store, growing as Spark reads.
+
+    broker as a child process on the demo's store -> Spark reads the topic in micro-batches -> table (Parquet) and topic
+    `flight-delays` -> the table is printed from both, and they must agree
+
+Needs pyspark, a JDK 17 or newer, and a store that `make demo` made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from protomq import Admin
+from protomq_cli.child import StandaloneChild
+from protomq_spark.pipelines import flights
+from protomq_spark.pipelines.report import RunReport
+
+OUTPUT_TOPIC = "flight-delays"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--store", default="build/demo-store", help="what `make demo` left")
+    parser.add_argument("--data", default="build/flights", help="the CSV files")
+    parser.add_argument("--batch-size", type=int, default=50_000)
+    given = parser.parse_args()
+    store = Path(given.store)
+    if not (store / "commitlog").is_dir():
+        sys.exit(f"{store} holds no flights yet: run make demo")
+    if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
+        sys.exit("Spark needs a JDK 17 or newer (apt-get install openjdk-17-jre-headless)")
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    from pyspark.sql import SparkSession
+
+    with (
+        tempfile.TemporaryDirectory(prefix="protomq-demo-spark-") as scratch,
+        StandaloneChild(store, store.with_name(store.name + ".log")) as broker,
+    ):
+        with Admin(namesrv=broker.remoting) as admin:
+            if OUTPUT_TOPIC in admin.list_topic_names():
+                admin.delete_topic(OUTPUT_TOPIC)
+            admin.create_topic(OUTPUT_TOPIC, write_queues=4)
+        spark = (
+            SparkSession.builder.master("local[2]")
+            .appName("protomq demo")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+            .config("spark.sql.shuffle.partitions", "2")
+            .config("spark.sql.session.timeZone", "UTC")
+            .getOrCreate()
+        )
+        spark.sparkContext.setLogLevel("ERROR")
+        arguments = argparse.Namespace(
+            namesrv=broker.remoting, topic="flights", data=given.data, table=f"{scratch}/table",
+            checkpoint=f"{scratch}/checkpoint", output_topic=OUTPUT_TOPIC, window="1 day", watermark="400 days", mode="update",
+            batch_size=given.batch_size, follow=False,
+        )  # fmt: skip
+        report = RunReport("flights", vars(arguments))
+        began_s = time.monotonic()
+        flights.run(spark, arguments, report)
+        elapsed_s = time.monotonic() - began_s
+        print(f"{report.result['flights']:,} flights in {elapsed_s:.1f} s\n")
+
+        written = spark.read.parquet(f"{scratch}/table")
+        table = flights.latest(written).persist()
+        print("Where they flew from:")
+        busiest = table.groupBy("airline", "airport").sum("flights")
+        busiest.orderBy("sum(flights)", ascending=False).show(5, truncate=False)
+        print("The worst days:")
+        columns = (
+            "window_start",
+            "airline",
+            "airport",
+            "flights",
+            "departure_delay_min",
+            "wind_speed_mph",
+        )
+        worst = table.where("flights >= 50").orderBy("departure_delay_min", ascending=False)
+        worst.select(*columns).show(5, truncate=False)
+        topic = spark.read.format("protomq").option("protomq.namesrv", broker.remoting)
+        sent, rows = topic.option("subscribe", OUTPUT_TOPIC).load().count(), written.count()
+        ((counted,),) = table.agg({"flights": "sum"}).collect()
+        spark.stop()
+        if sent != rows or counted != report.result["flights"]:
+            sys.exit(
+                f"{rows:,} rows in the table and {sent:,} messages in {OUTPUT_TOPIC} must be the same number, and"
+                f" the {counted:,} flights in the table the {report.result['flights']:,} that were read"
+            )
+        print(
+            f"checked: all {counted:,} flights are in the table, its {rows:,} rows in the topic {OUTPUT_TOPIC}"
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

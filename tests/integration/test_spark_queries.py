@@ -1,0 +1,592 @@
+"""Real Spark (local, two cores) against a real broker: reading, writing, and every message once whatever fails.
+
+One Spark session for the whole file: starting one costs more than most tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
+    pytest.skip(
+        "Spark needs a JDK 17 or newer (apt-get install openjdk-17-jre-headless)",
+        allow_module_level=True,
+    )
+pytest.importorskip("pyspark", reason="pyspark is not installed", exc_type=ImportError)
+pytest.importorskip("protomq_spark", reason="clients/spark is not installed")
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col, concat, lit
+
+from protomq import Admin, Message, OutgoingMessage, Producer, PullConsumer
+from protomq.testing import Broker
+from protomq_spark import send_partition, send_udf
+from protomq_spark.pipelines import flights
+from protomq_spark.pipelines.report import RunReport
+from protomq_spark.udf import SENT_DDL
+
+# Spark's own warnings (versions of pandas, sockets that py4j closes late) are not ours to fail for.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.timeout(180),
+]
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    session = (
+        SparkSession.builder.master("local[2,3]")  # Two cores, three attempts for a task.
+        .appName("protomq-tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "1g")
+        .config("spark.sql.shuffle.partitions", "2")
+        # Most of the time of so short a run would be the compilers'.
+        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+        .config("spark.sql.codegen.wholeStage", "false")
+        .config("spark.sql.adaptive.enabled", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("FATAL")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def read(spark: SparkSession, protomq_server: Broker) -> Callable[..., DataFrame]:
+    def load(topic: str, **options: str) -> DataFrame:
+        reader = spark.read.format("protomq").option("protomq.namesrv", protomq_server.namesrv)
+        return reader.options(**({"subscribe": topic} | options)).load()
+
+    return load
+
+
+@pytest.fixture
+def write(protomq_server: Broker) -> Callable[..., None]:
+    def save(frame: DataFrame, topic: str, **options: str) -> None:
+        writer = frame.write.format("protomq").option("protomq.namesrv", protomq_server.namesrv)
+        writer.options(**({"topic": topic} | options)).mode("append").save()
+
+    return save
+
+
+def make_topic(server: Broker, name: str, queues: int) -> str:
+    with Admin(namesrv=server.namesrv) as admin:
+        admin.create_topic(name, write_queues=queues, read_queues=queues)
+    return name
+
+
+def fill(producer: Producer, topic: str, count: int, *, first: int = 0) -> None:
+    for start in range(first, first + count, 250):
+        end = min(start + 250, first + count)
+        producer.send_batch(
+            topic,
+            [
+                OutgoingMessage(
+                    topic, b"%d" % n, key=f"k{n}", tag="ABC"[n % 3], properties={"n": str(n)}
+                )
+                for n in range(start, end)
+            ],
+        )
+
+
+def drain(server: Broker, topic: str) -> list[Message]:
+    """All messages of a topic that are there now."""
+    messages: list[Message] = []
+    with PullConsumer(namesrv=server.namesrv) as consumer:
+        queues = consumer.queues(topic)
+        ends = {queue: consumer.end_offset(queue) for queue in queues}
+        consumer.assign(queues)
+        consumer.seek_to_begin()
+        ends_s = time.monotonic() + 20
+        while len(messages) < sum(ends.values()) and time.monotonic() < ends_s:
+            messages += consumer.poll(0.2)
+    return messages
+
+
+def bodies(messages: list[Message]) -> Counter[bytes]:
+    return Counter(message.body for message in messages)
+
+
+def once(*ids: int) -> Counter[bytes]:
+    """Ids 0 to n - 1, each once."""
+    return Counter(b"%d" % n for n in range(*ids))
+
+
+def numbers(spark: SparkSession, count: int, partitions: int) -> DataFrame:
+    return spark.range(0, count, 1, partitions).select(col("id").cast("string").alias("body"))
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_topic_is_a_table_without_registering_anything(
+    read: Callable[..., DataFrame], protomq_topic: str, protomq_producer: Producer
+) -> None:
+    fill(protomq_producer, protomq_topic, 600)
+    rows = read(protomq_topic, includeHeaders="true").collect()
+    assert Counter(bytes(row.body) for row in rows) == once(600)
+    row = next(row for row in rows if bytes(row.body) == b"7")
+    assert (row.key, row.tags, row.properties, row.topic) == ("k7", "B", {"n": "7"}, protomq_topic)
+    assert [(h.key, bytes(h.value)) for h in row.headers] == [("n", b"7")]
+    assert abs(row.timestamp.timestamp() - time.time()) < 3600
+    assert (row.timestamp_type, row.reconsume_times, row.born_host) == (1, 0, None)
+    message = next(m for m in rows if m.message_id == row.message_id)
+    assert (message.queue_id, message.queue_offset) == (row.queue_id, row.queue_offset)
+
+
+def test_queues_are_split_tags_filtered_and_columns_chosen(
+    read: Callable[..., DataFrame], protomq_server: Broker, protomq_producer: Producer
+) -> None:
+    topic = make_topic(protomq_server, "spark-split", 1)
+    fill(protomq_producer, topic, 500)
+    whole = read(topic, minPartitions="4", columns="queue_offset,body")
+    assert whole.columns == ["queue_offset", "body"]
+    assert whole.rdd.getNumPartitions() == 4
+    assert Counter(bytes(row.body) for row in whole.collect()) == once(500)
+    tagged = read(topic, tags="B", columns="body", maxRecordsPerPartition="100")
+    assert tagged.count() == len(range(1, 500, 3))
+    part = read(
+        topic,
+        startingOffsets=json.dumps({topic: {"0": 100}}),
+        endingOffsets=json.dumps({topic: {"0": 200}}),
+        columns="queue_offset",
+    )
+    assert sorted(row.queue_offset for row in part.collect()) == list(range(100, 200))
+
+
+def test_a_time_is_a_place_in_the_topic(
+    read: Callable[..., DataFrame], protomq_topic: str, protomq_producer: Producer
+) -> None:
+    fill(protomq_producer, protomq_topic, 50)
+    time.sleep(0.05)
+    between_ms = str(int(time.time() * 1000))
+    time.sleep(0.05)
+    fill(protomq_producer, protomq_topic, 30, first=50)
+    young = read(
+        protomq_topic, startingTimestamp=between_ms, startingOffsetsByTimestampStrategy="latest"
+    )
+    assert young.count() == 30
+    assert read(protomq_topic, endingTimestamp=between_ms).count() == 50
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"startingOfset": "earliest"}, "startingofset.*is 'startingOffsets' meant"),
+        ({"subscribe": "no-such-topic"}, "no-such-topic"),
+        ({"protomq.namesrv": "127.0.0.1:1", "protomq.timeoutMs": "400"}, "no name server answers"),
+    ],
+)
+def test_a_mistake_is_an_error_that_names_it(
+    read: Callable[..., DataFrame], options: dict[str, str], named: str
+) -> None:
+    with pytest.raises(Exception, match=named):
+        read("unused", **options).count()
+
+
+# -- writing -----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_arrive_with_all_their_parts(
+    spark: SparkSession, write: Callable[..., None], protomq_server: Broker, protomq_topic: str
+) -> None:
+    frame = numbers(spark, 300, 2).select(
+        "body",
+        concat(lit("k"), "body").alias("key"),
+        lit("T").alias("tags"),
+        concat(lit("s"), (col("body") % 5).cast("int")).alias("sharding_key"),
+    )
+    write(frame, protomq_topic)
+    messages = drain(protomq_server, protomq_topic)
+    assert bodies(messages) == once(300)
+    assert {message.tag for message in messages} == {"T"}
+    assert all(message.key == f"k{message.body.decode()}" for message in messages)
+    by_key: dict[str, set[int]] = {}
+    for message in messages:
+        by_key.setdefault(message.sharding_key, set()).add(message.queue_id)
+    assert len(by_key) == 5
+    assert all(len(queues) == 1 for queues in by_key.values())
+
+
+def padded(spark: SparkSession, count: int, partitions: int) -> DataFrame:
+    """Rows large enough to leave Spark's buffers while the task still runs."""
+    return spark.range(0, count, 1, partitions).selectExpr("lpad(id, 400, '0') AS body")
+
+
+def fail_when_stored(
+    server: Broker,
+    topic: str,
+    count: int,
+    *,
+    attempts: int = 1,
+    kill: bool = False,
+    turn: bool = False,
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Passes everything on; the first attempts then wait until the topic holds `count` messages, and fail or are killed.
+
+    `turn`: later attempts have the rows in the opposite order.
+    """
+    namesrv = server.namesrv
+
+    def through(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        task = TaskContext.get()
+        assert task is not None
+        rows = [body for batch in batches for body in batch.column(0).to_pylist()]
+        if turn and task.attemptNumber():
+            rows.reverse()
+        for start in range(0, len(rows), 100):
+            yield pa.RecordBatch.from_pydict({"body": rows[start : start + 100]})
+        if task.attemptNumber() < attempts:
+            ends_s = time.monotonic() + 20
+            with PullConsumer(namesrv=namesrv) as consumer:
+                queues = consumer.queues(topic)
+                while sum(map(consumer.end_offset, queues)) < count:
+                    assert time.monotonic() < ends_s, "the first attempt sent nothing"
+                    time.sleep(0.02)
+            if kill:
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise RuntimeError("made to fail")
+
+    return through
+
+
+@pytest.fixture
+def small_batches(spark: SparkSession) -> Iterator[None]:
+    name = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    spark.conf.set(name, "100")
+    yield
+    spark.conf.unset(name)
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("kill", [False, True], ids=["failed", "killed"])
+def test_a_task_that_runs_again_stores_its_rows_once(
+    spark: SparkSession,
+    write: Callable[..., None],
+    protomq_server: Broker,
+    protomq_topic: str,
+    kill: bool,
+) -> None:
+    again = fail_when_stored(
+        protomq_server, protomq_topic, 300, attempts=1 if kill else 2, kill=kill
+    )
+    write(padded(spark, 2000, 2).mapInArrow(again, "body string"), protomq_topic, batchRows="100")
+    stored = Counter(int(message.body) for message in drain(protomq_server, protomq_topic))
+    assert stored == Counter(range(2000))
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_rows_in_another_order_when_a_task_runs_again_are_an_error_not_a_loss(
+    spark: SparkSession, write: Callable[..., None], protomq_server: Broker, protomq_topic: str
+) -> None:
+    again = fail_when_stored(protomq_server, protomq_topic, 100, turn=True)
+    frame = padded(spark, 1000, 1).mapInArrow(again, "body string")
+    with pytest.raises(Exception, match="sort within partitions"):
+        write(frame, protomq_topic, batchRows="100")
+
+
+def test_the_same_write_id_writes_once(
+    spark: SparkSession, write: Callable[..., None], protomq_server: Broker, protomq_topic: str
+) -> None:
+    for _ in range(2):
+        write(numbers(spark, 500, 2), protomq_topic, writeId="backfill-1")
+    assert bodies(drain(protomq_server, protomq_topic)) == once(500)
+    write(numbers(spark, 500, 2), protomq_topic)
+    assert len(drain(protomq_server, protomq_topic)) == 1000
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"), [("body, 1 AS colour", "colour"), ("1 AS key", "'body'")]
+)
+def test_columns_that_cannot_be_sent_are_refused(
+    spark: SparkSession, write: Callable[..., None], protomq_topic: str, columns: str, named: str
+) -> None:
+    with pytest.raises(Exception, match=named):
+        write(numbers(spark, 1, 1).selectExpr(*columns.split(", ")), protomq_topic)
+
+
+# -- streams -----------------------------------------------------------------------------------------------------------
+
+
+def copy_stream(
+    spark: SparkSession,
+    server: Broker,
+    source: dict[str, str],
+    target: str,
+    checkpoint: Path,
+    **read_options: str,
+) -> Any:
+    """Starts a query that copies a topic to another."""
+    reader = spark.readStream.format("protomq").option("protomq.namesrv", server.namesrv)
+    options = {"startingOffsets": "earliest", "columns": "body,key"} | source | read_options
+    writer = reader.options(**options).load().writeStream.format("protomq")
+    writer = writer.option("protomq.namesrv", server.namesrv).option("topic", target)
+    return writer.option("checkpointLocation", str(checkpoint))
+
+
+def run(writer: Any) -> list[dict[str, Any]]:
+    """Until all that is there is done; the progress of each micro-batch."""
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(60)
+    return [json.loads(progress.json) for progress in query.recentProgress]
+
+
+def forget_last_commit(checkpoint: Path) -> None:
+    """As if the driver had been killed when the last micro-batch was written but not committed yet."""
+    commits = sorted(
+        (p for p in (checkpoint / "commits").iterdir() if p.name.isdecimal()),
+        key=lambda p: int(p.name),
+    )
+    commits[-1].unlink()
+    (checkpoint / "commits" / f".{commits[-1].name}.crc").unlink(missing_ok=True)
+
+
+def test_a_stream_copies_every_message_once_across_restarts_and_replays(
+    spark: SparkSession,
+    protomq_server: Broker,
+    protomq_topic: str,
+    protomq_producer: Producer,
+    tmp_path: Path,
+) -> None:
+    target = make_topic(protomq_server, f"{protomq_topic}-copy", 4)
+    fill(protomq_producer, protomq_topic, 1000)
+    source = {"subscribe": protomq_topic, "protomq.group.id": "spark-lag"}
+    writer = copy_stream(
+        spark, protomq_server, source, target, tmp_path, maxOffsetsPerTrigger="400"
+    )
+    progress = run(writer)
+    assert [batch["numInputRows"] for batch in progress if batch["numInputRows"]] == [400, 400, 200]
+    assert bodies(drain(protomq_server, target)) == once(1000)
+
+    forget_last_commit(tmp_path)
+    fill(protomq_producer, protomq_topic, 500, first=1000)
+    run(copy_stream(spark, protomq_server, source, target, tmp_path))
+    assert bodies(drain(protomq_server, target)) == once(1500)
+
+    with PullConsumer("spark-lag", namesrv=protomq_server.namesrv) as consumer:
+        ends = {queue: consumer.end_offset(queue) for queue in consumer.queues(protomq_topic)}
+        committed = {queue: consumer.committed(queue) for queue in ends}
+    assert sum(ends.values()) == 1500
+    assert any(committed.values())
+    assert all((offset or 0) <= ends[queue] for queue, offset in committed.items())
+
+
+def test_topics_that_appear_later_are_read_from_their_first_message(
+    spark: SparkSession, protomq_server: Broker, protomq_producer: Producer, tmp_path: Path
+) -> None:
+    target = make_topic(protomq_server, "spark-late-target", 2)
+    source = {"subscribePattern": r"spark-late-in-\d"}
+    fill(protomq_producer, make_topic(protomq_server, "spark-late-in-1", 2), 100)
+    run(copy_stream(spark, protomq_server, source, target, tmp_path))
+    fill(protomq_producer, make_topic(protomq_server, "spark-late-in-2", 2), 100, first=100)
+    run(copy_stream(spark, protomq_server, source, target, tmp_path))
+    assert bodies(drain(protomq_server, target)) == once(200)
+
+
+def test_a_restarted_broker_costs_no_message_and_adds_none(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with Broker() as server:
+        source = make_topic(server, "spark-in", 3)
+        target = make_topic(server, "spark-out", 3)
+        with Producer(server.namesrv, send_timeout_s=30) as producer:
+            fill(producer, source, 500)
+            query = (
+                spark.readStream.format("protomq")
+                .option("protomq.namesrv", server.namesrv)
+                .option("subscribe", source)
+                .option("startingOffsets", "earliest")
+                .option("columns", "body")
+                .option("maxOffsetsPerTrigger", "300")
+                .load()
+                .writeStream.format("protomq")
+                .option("protomq.namesrv", server.namesrv)
+                .option("topic", target)
+                .option("checkpointLocation", str(tmp_path))
+                .start()
+            )
+            wait_for(lambda: query.lastProgress is not None)
+            server.restart()
+            fill(producer, source, 700, first=500)
+            wait_for(lambda: query.exception() is not None or len(drain(server, target)) >= 1200)
+            query.processAllAvailable()
+            query.stop()
+        assert bodies(drain(server, target)) == once(1200)
+
+
+def wait_for(happened: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    ends_s = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < ends_s, "it did not happen in time"
+        time.sleep(0.1)
+
+
+# -- functions that send -------------------------------------------------------------------------------------------------
+
+
+def test_a_column_that_sends_says_where_each_message_is(
+    spark: SparkSession, protomq_server: Broker, protomq_topic: str
+) -> None:
+    send = send_udf(protomq_topic, namesrv=protomq_server.namesrv)
+    sent = (
+        numbers(spark, 100, 2)
+        .select("body", send("body", "body").alias("sent"))
+        .select("body", "sent.*")
+    )
+    rows = sent.collect()
+    assert {(row.status, row.error) for row in rows} == {("SEND_OK", None)}
+    messages = {message.message_id: message for message in drain(protomq_server, protomq_topic)}
+    assert len(messages) == 100
+    for row in rows:
+        message = messages[row.message_id]
+        assert (message.body.decode(), message.key) == (row.body, row.body)
+        assert (message.queue_id, message.queue_offset) == (row.queue_id, row.queue_offset)
+
+
+def test_partitions_send_and_a_message_that_is_refused_is_a_row_with_an_error(
+    spark: SparkSession, protomq_server: Broker, protomq_topic: str
+) -> None:
+    numbers(spark, 50, 2).foreachPartition(
+        send_partition(protomq_topic, namesrv=protomq_server.namesrv)
+    )
+    assert bodies(drain(protomq_server, protomq_topic)) == once(50)
+    nowhere = send_partition.arrow("spark bad name!", namesrv=protomq_server.namesrv, timeout_s=2)
+    (row,) = numbers(spark, 1, 1).mapInArrow(nowhere, SENT_DDL).collect()
+    assert row.status is None
+    assert row.error
+
+
+# -- the log -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_log_of_a_live_store_and_a_damaged_copy_are_tables(
+    spark: SparkSession,
+    protomq_server: Broker,
+    protomq_topic: str,
+    protomq_producer: Producer,
+    tmp_path: Path,
+) -> None:
+    fill(protomq_producer, protomq_topic, 1000)
+    store = protomq_server.data_dir / "store"
+    log = spark.read.format("protomq-log").option("topic", protomq_topic)
+    rows = log.load(str(store)).collect()
+    assert Counter(bytes(row.body) for row in rows) == once(1000)
+    assert {(row.topic, row.properties["n"]) for row in rows} == {
+        (protomq_topic, str(n)) for n in range(1000)
+    }
+    split = log.option("minPartitions", "4").load(str(store))
+    assert split.rdd.getNumPartitions() > 1
+    assert split.count() == 1000
+
+    (segment,) = (store / "commitlog").iterdir()
+    octets = bytearray(segment.read_bytes()[: 8 << 20])
+    octets[octets.index(b"\x0a\x03500")] ^= (
+        0x80  # The body of message 500, in one append with 250 to 499 or so.
+    )
+    copy = tmp_path / segment.name
+    copy.write_bytes(octets)
+    damage = (
+        spark.read.format("protomq-log").option("report", "damage").load(str(tmp_path)).collect()
+    )
+    assert len(damage) == 1
+    assert not damage[0].tail
+    left = {int(row.body) for row in log.load(str(copy)).collect()}
+    assert 500 not in left
+    assert 0 < len(left) < 1000
+    assert left == set(range(500)) | set(range(750, 1000))
+    with pytest.raises(Exception, match="a CRC that does not hold"):
+        log.option("failOnDamage", "true").load(str(copy)).count()
+
+
+# -- pipelines -----------------------------------------------------------------------------------------------------------
+
+
+def flight(n: int, day: int, carrier: str, origin: str, delay: int | None) -> bytes:
+    row = {
+        "dep_time": None if delay is None else 600, "dep_delay": delay, "arr_delay": delay, "carrier": carrier,
+        "tailnum": f"N{n % 3}", "origin": origin, "dest": "BOS", "time_hour": f"2013-01-{day:02}T10:00:00Z",
+    }  # fmt: skip
+    return json.dumps(row).encode()
+
+
+def test_the_flights_pipeline_sums_up_each_finished_day_once(
+    spark: SparkSession,
+    protomq_server: Broker,
+    protomq_topic: str,
+    protomq_producer: Producer,
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "airlines.csv").write_text("carrier,name\nUA,United\nAA,American\n")
+    (tmp_path / "airports.csv").write_text("faa,name\nJFK,Kennedy\nEWR,Newark\n")
+    (tmp_path / "planes.csv").write_text("tailnum,seats\nN0,100\nN1,200\nN2,NA\n")
+    (tmp_path / "weather.csv").write_text(
+        "origin,time_hour,wind_speed,precip\nJFK,2013-01-01T10:00:00Z,10.5,0.1\nJFK,2013-01-02T10:00:00Z,NA,0\n"
+    )
+    sent: dict[tuple[int, str, str], list[int | None]] = {}
+    for day in range(1, 11):
+        for n in range(30):
+            carrier, origin = ("UA", "AA")[n % 2], ("JFK", "EWR")[n % 3 == 0]
+            delay = None if n == 7 else n
+            sent.setdefault((day, carrier, origin), []).append(delay)
+            protomq_producer.send(
+                protomq_topic, flight(n, day, carrier, origin, delay), key=f"N{n}"
+            )
+    output = make_topic(protomq_server, "spark-flight-delays", 2)
+    arguments = argparse.Namespace(
+        namesrv=protomq_server.namesrv, topic=protomq_topic, data=str(tmp_path), table=str(tmp_path / "table"),
+        checkpoint=str(tmp_path / "checkpoint"), output_topic=output, window="1 day", watermark="2 days",
+        batch_size=200, follow=False, mode="append",
+    )  # fmt: skip
+    report = RunReport("flights", vars(arguments))
+    flights.run(spark, arguments, report)
+    assert report.result["flights"] == 300
+    assert report.result["sums_dropped_as_too_late"] == 0
+    forget_last_commit(tmp_path / "checkpoint")
+    flights.run(spark, arguments, RunReport("flights", vars(arguments)))
+
+    rows = {
+        (row.window_start.day, row.carrier, row.origin): row
+        for row in spark.read.parquet(arguments.table).collect()
+    }
+    days = {day for day, _, _ in rows}
+    assert days == set(range(1, max(days) + 1))
+    assert max(days) >= 7
+    for place, delays in sent.items():
+        if place[0] in days:
+            row, known = rows[place], [delay for delay in delays if delay is not None]
+            assert (row.flights, row.cancelled) == (len(delays), len(delays) - len(known))
+            assert row.departure_delay_min == pytest.approx(sum(known) / len(known), abs=0.01)
+    assert (rows[1, "UA", "JFK"].airline, rows[1, "UA", "JFK"].wind_speed_mph) == ("United", 10.5)
+    messages = [json.loads(message.body) for message in drain(protomq_server, output)]
+    assert len(messages) == len(rows)
+    assert {(m["window_start"], m["carrier"], m["origin"]) for m in messages} == {
+        (row.window_start.strftime("%Y-%m-%dT%H:%M:%S.000Z"), row.carrier, row.origin)
+        for row in rows.values()
+    }
+    report.write(str(tmp_path / "report"))
+    written = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert written["result"]["flights"] == 300

@@ -1,0 +1,200 @@
+"""Pulling ranges and planning micro-batches against a cluster made of plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="protomq-spark needs pyarrow")
+pytest.importorskip("protomq_spark", reason="clients/spark is not installed")
+
+from protomq._types import MessageQueue, MethodInfo, QueueRange
+from protomq.v1 import pull_service_pb2 as pb
+from protomq.wire.record import RecordTemplate, encode_front
+from protomq_spark.offsets import DataLossError, OffsetRange
+from protomq_spark.options import ReadOptions, Subscription, parse_read_options
+from protomq_spark.planning import Planner
+from protomq_spark.pulling import PullSettings, read_range
+from protomq_spark.records import Decoding
+
+A0, A1 = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1)
+
+
+class FakeCluster:
+    """One queue of messages `first` to `first + count`, some of them lost; and ranges for planning."""
+
+    def __init__(
+        self, count: int = 0, first: int = 0, lost: Iterable[int] = (), per_pull: int = 4
+    ) -> None:
+        self.first, self.end, self.lost, self.per_pull = first, first + count, set(lost), per_pull
+        self.found: dict[MessageQueue, QueueRange] = {}
+        self.committed: dict[MessageQueue, int] = {}
+        self.pulls: list[int] = []
+
+    def call(self, topic: str, broker_name: str, method: MethodInfo, request: bytes) -> bytes:
+        asked = pb.PullRequest.FromString(request)
+        at = asked.queue_offset
+        self.pulls.append(at)
+        answer = pb.PullResponse(min_offset=self.first, end_offset=self.end)
+        if not self.first <= at <= self.end:
+            answer.status, answer.next_offset = pb.PULL_STATUS_OFFSET_ILLEGAL, self.first
+        elif at == self.end:
+            answer.status, answer.next_offset = pb.PULL_STATUS_NO_NEW_MSG, at
+        else:
+            upto = min(at + min(asked.record_count_max, self.per_pull), self.end)
+            answer.next_offset = upto
+            template = RecordTemplate("t", 1, 0)
+            for offset in range(at, upto):
+                tag = "odd" if offset % 2 else "even"
+                if offset in self.lost or (asked.tags and tag not in asked.tags):
+                    continue
+                record = answer.records.add()
+                record.ParseFromString(
+                    template.encode(b"%d" % offset, offset, 0, tag=tag, front=encode_front((), tag))
+                )
+                record.queue_offset = offset
+            answer.status = (
+                pb.PULL_STATUS_FOUND if answer.records else pb.PULL_STATUS_NO_MATCHED_MSG
+            )
+        return answer.SerializeToString()
+
+    def refresh(self) -> None: ...
+
+    def queues(self, subscription: Subscription) -> list[MessageQueue]:
+        return sorted(self.found)
+
+    def ranges(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, QueueRange]:
+        return {queue: self.found[queue] for queue in queues if queue in self.found}
+
+    def offsets_for_times(self, times: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+        return dict(times)
+
+    def commit(self, group: str, offsets: Mapping[MessageQueue, int], timeout_s: float) -> None:
+        self.committed = dict(offsets)
+
+
+def read(
+    cluster: FakeCluster, start: int, end: int, *, tags: tuple[str, ...] = (), fail: bool = True
+) -> list[int]:
+    decoding = Decoding(("queue_offset", "body"), tags=frozenset(tags))
+    settings = PullSettings(decoding, tags, fail)
+    rows = [
+        row
+        for batch in read_range(cluster, OffsetRange(A0, start, end), settings)  # type: ignore[arg-type]
+        for row in batch.to_pylist()
+    ]
+    assert [b"%d" % row["queue_offset"] for row in rows] == [row["body"] for row in rows]
+    return [row["queue_offset"] for row in rows]
+
+
+def test_a_range_is_read_to_its_end_and_not_beyond() -> None:
+    assert read(FakeCluster(20), 3, 14) == list(range(3, 14))
+    assert read(FakeCluster(20), 5, 5) == []
+
+
+def test_one_pull_is_made_for_each_answer() -> None:
+    cluster = FakeCluster(12, per_pull=4)
+    read(cluster, 0, 12)
+    assert cluster.pulls == [0, 4, 8]
+
+
+def test_tags_are_filtered_and_empty_stretches_passed_over() -> None:
+    assert read(FakeCluster(12), 0, 11, tags=("odd",)) == [1, 3, 5, 7, 9]
+    assert read(FakeCluster(12), 0, 11, tags=("none",)) == []
+
+
+@pytest.mark.parametrize(
+    ("cluster", "read_all", "named"),
+    [
+        (FakeCluster(10, first=5), list(range(5, 12)), "offsets 0 to 4: deleted"),
+        (FakeCluster(8), list(range(8)), "offsets 8 to 11: not there any more"),
+        (FakeCluster(20, lost=[2, 3]), [0, 1, *range(4, 12)], "2 damaged"),
+        (FakeCluster(3, first=50), [], "deleted, the first is 50"),
+    ],
+)
+def test_messages_that_are_gone_are_an_error_or_passed_over(
+    cluster: FakeCluster, read_all: list[int], named: str
+) -> None:
+    with pytest.raises(DataLossError, match=named):
+        read(cluster, 0, 12)
+    assert read(cluster, 0, 12, fail=False) == read_all
+
+
+def planner(cluster: FakeCluster, streaming: bool = True, **options: str) -> Planner:
+    base = {"protomq.namesrv": "h:1", "subscribe": "t"}
+    parsed: ReadOptions = parse_read_options(base | options, streaming=streaming)
+    return Planner(parsed, cluster)  # type: ignore[arg-type]
+
+
+def cluster_with(**ends: tuple[int, int]) -> FakeCluster:
+    cluster = FakeCluster()
+    names = {"a0": A0, "a1": A1}
+    cluster.found = {names[name]: QueueRange(*found) for name, found in ends.items()}
+    return cluster
+
+
+def test_a_batch_is_planned_from_first_to_last() -> None:
+    plan = planner(cluster_with(a0=(2, 9), a1=(0, 0)), streaming=False).plan_batch()
+    assert plan == [OffsetRange(A0, 2, 9)]
+
+
+def test_a_batch_from_a_deleted_offset_fails_or_begins_later() -> None:
+    options = {"startingOffsets": '{"t":{"0":0}}'}
+    with pytest.raises(DataLossError, match="deleted"):
+        planner(cluster_with(a0=(2, 9)), streaming=False, **options).plan_batch()
+    lenient = planner(cluster_with(a0=(2, 9)), streaming=False, failOnDataLoss="false", **options)
+    assert lenient.plan_batch() == [OffsetRange(A0, 2, 9)]
+
+
+def test_the_end_by_time_is_all_there_is_where_nothing_is_younger() -> None:
+    plan = planner(cluster_with(a0=(0, 9)), streaming=False, endingTimestamp="99").plan_batch()
+    assert plan == [OffsetRange(A0, 0, 9)]
+
+
+def test_a_stream_waits_for_enough_messages_or_long_enough() -> None:
+    plan = planner(cluster_with(a0=(0, 9)), minOffsetsPerTrigger="10", maxTriggerDelay="60s")
+    start = {A0: 0}
+    latest = plan.latest(start)
+    assert plan.next_end(start, latest, None, 0.0, True) == start
+    assert plan.next_end(start, latest, None, 59.0, True) == start
+    assert plan.next_end(start, latest, None, 61.0, True) == {A0: 9}
+    assert (
+        plan.next_end(start, latest, None, 62.0, True) == start
+    )  # The delay counts from the last batch.
+    assert plan.next_end(start, latest, None, 62.0, False) == {
+        A0: 9
+    }  # The trigger wants all there is.
+
+
+def test_a_stream_takes_no_more_than_it_may() -> None:
+    plan = planner(cluster_with(a0=(0, 90), a1=(0, 10)), maxOffsetsPerTrigger="50")
+    assert plan.next_end({A0: 0, A1: 0}, plan.latest({}), 50, 0.0, True) == {A0: 45, A1: 5}
+
+
+def test_a_broker_that_is_away_stops_its_queues_only() -> None:
+    assert planner(cluster_with(a1=(0, 10))).latest({A0: 7, A1: 3}) == {A0: 7, A1: 10}
+
+
+def test_a_queue_that_fell_behind_what_was_read_is_data_loss() -> None:
+    with pytest.raises(DataLossError, match="lost its newest"):
+        planner(cluster_with(a0=(0, 5))).latest({A0: 8})
+    lenient = planner(cluster_with(a0=(0, 5)), failOnDataLoss="false")
+    assert lenient.latest({A0: 8}) == {A0: 8}
+
+
+def test_a_new_queue_is_part_of_the_next_micro_batch() -> None:
+    cluster = cluster_with(a0=(0, 5))
+    plan = planner(cluster)
+    cluster.found[A1] = QueueRange(0, 4)
+    assert plan.plan_between({A0: 5}, plan.latest({A0: 5})) == [OffsetRange(A1, 0, 4)]
+
+
+def test_nothing_is_planned_between_equal_offsets() -> None:
+    assert planner(cluster_with(a0=(0, 5))).plan_between({A0: 5}, {A0: 5}) == []
+
+
+def test_a_commit_tells_the_cluster() -> None:
+    cluster = cluster_with(a0=(0, 5))
+    planner(cluster).commit({A0: 4})
+    assert cluster.committed == {A0: 4}

@@ -1,0 +1,234 @@
+"""Decoding records into Arrow: the same as protobuf's own parse, whatever the records hold."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="protomq-spark needs pyarrow")
+pytest.importorskip("protomq_spark", reason="clients/spark is not installed")
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protomq._types import MessageQueue
+from protomq.errors import CorruptMessageError
+from protomq.v1.record_pb2 import Record
+from protomq.wire import record as layout
+from protomq.wire.hashing import crc32c
+from protomq.wire.record import RecordTemplate, encode_front, encode_record_field
+from protomq_spark.layout import TRAILER, UnusualRecordError, locate, read_fronts
+from protomq_spark.records import Decoding, decode_records
+from protomq_spark.schema import COLUMN_NAMES, arrow_schema
+
+QUEUE = MessageQueue("orders", "broker-a", 3)
+texts = st.text(max_size=20)
+names = st.text(min_size=1, max_size=20)
+
+
+@st.composite
+def records(draw: st.DrawFn) -> bytes:
+    keys = draw(st.lists(names, max_size=3))
+    tag = draw(texts)
+    front = encode_front(
+        keys, tag, draw(st.dictionaries(texts, texts, max_size=4)), draw(texts), draw(texts)
+    )
+    template = RecordTemplate("orders", draw(st.integers(0, 2**64 - 1)), draw(st.integers(0, 9)))
+    body = draw(st.binary(max_size=300))
+    key = keys[0] if keys else ""
+    record = template.encode(
+        body,
+        draw(st.integers(0, 2**40)),
+        draw(st.integers(0, 2**41)),
+        key=key,
+        tag=tag,
+        front=front,
+    )
+    stamp = layout.STAMP.pack(
+        0x7D, 3, b"\x81\x01", draw(st.integers(0, 2**41)), b"\x89\x01", 0, b"\x91\x01", 0
+    )
+    return record[: -len(stamp)] + stamp
+
+
+def decode(raw_records: list[bytes], **settings_: Any) -> pa.RecordBatch:
+    raw, starts, ends = b"\x1a\x01\x00", [], []  # Something in front, as an answer's header.
+    for record in raw_records:
+        starts.append(len(raw))
+        raw += encode_record_field(record)
+        ends.append(len(raw))
+        raw += b"\x1a\x00"  # And between, as a seal.
+    decoding = Decoding(**({"columns": COLUMN_NAMES} | settings_))
+    offsets = np.arange(100, 100 + len(raw_records))
+    return decode_records(
+        raw, np.array(starts, np.int64), np.array(ends, np.int64), offsets, QUEUE, decoding
+    )
+
+
+def expected_row(data: bytes, offset: int) -> dict[str, Any]:
+    record = Record.FromString(data)
+    properties = dict(record.properties)
+    return {
+        "key": record.keys[0] if record.keys else None,
+        "body": record.body,
+        "topic": record.topic,
+        "broker": "broker-a",
+        "queue_id": record.queue_id,
+        "queue_offset": offset,
+        "timestamp": record.store_time_ms,
+        "timestamp_type": 1,
+        "tags": record.tag or None,
+        "message_id": f"{record.producer_id:016X}{record.producer_epoch:08X}{record.sequence:016X}",
+        "properties": properties,
+        "born_host": record.attributes.born_host or None,
+        "reconsume_times": 0,
+        "born_timestamp": record.born_time_ms,
+        "sharding_key": record.attributes.sharding_key or None,
+        "headers": {name: value.encode() for name, value in properties.items()} or None,
+    }
+
+
+def actual_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = batch.to_pylist()
+    for name in ("timestamp", "born_timestamp"):
+        micros = batch.column(name).cast(pa.int64()).to_pylist()
+        for row, value in zip(rows, micros, strict=True):
+            row[name] = value // 1000
+    for row in rows:
+        row["properties"] = dict(row["properties"])
+        if row["headers"] is not None:
+            row["headers"] = {entry["key"]: entry["value"] for entry in row["headers"]}
+    return rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(records(), min_size=1, max_size=12))
+def test_columns_are_what_protobuf_parses(raw_records: list[bytes]) -> None:
+    batch = decode(raw_records)
+    batch.validate(full=True)
+    assert batch.schema.equals(arrow_schema(COLUMN_NAMES))
+    expected = [expected_row(data, 100 + n) for n, data in enumerate(raw_records)]
+    # An empty text is written by nobody, but "" and nothing are the same to protobuf.
+    assert [without_empty(row) for row in actual_rows(batch)] == [
+        without_empty(row) for row in expected
+    ]
+
+
+def without_empty(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if value not in ("", None)}
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(records(), min_size=1, max_size=6), st.data())
+def test_records_in_another_order_of_fields_are_parsed_by_protobuf(
+    raw_records: list[bytes], data: st.DataObject
+) -> None:
+    strange = []
+    for record in raw_records:
+        parsed = Record.FromString(record)
+        body_end = len(record) - len(parsed.body)
+        assert body_end >= 0
+        if data.draw(st.booleans()):
+            # A property without a value, as a foreign serialiser may write it, in front of the topic.
+            at = len(record) - layout.trailer_size_bytes(b"orders")
+            record = record[:at] + b"\x22\x03\x0a\x01x" + record[at:]
+        strange.append(record)
+    batch = decode(strange)
+    expected = [expected_row(record, 100 + n) for n, record in enumerate(strange)]
+    assert [without_empty(row) for row in actual_rows(batch)] == [
+        without_empty(row) for row in expected
+    ]
+
+
+def plain(body: bytes, tag: str = "", flags: int = 0) -> bytes:
+    front = encode_front((), tag)
+    return RecordTemplate("orders", 7, 0).encode(body, 1, 2, tag=tag, front=front, flags=flags)
+
+
+def test_only_the_columns_asked_for_are_made() -> None:
+    batch = decode([plain(b"a"), plain(b"b")], columns=("queue_offset", "body"))
+    assert batch.to_pylist() == [
+        {"queue_offset": 100, "body": b"a"},
+        {"queue_offset": 101, "body": b"b"},
+    ]
+
+
+def test_compressed_bodies_are_unpacked_and_others_stay() -> None:
+    packed = zlib.compress(b"x" * 5000)
+    batch = decode(
+        [plain(b"a"), plain(packed, flags=layout.COMPRESSION_ZLIB), plain(b"")], columns=("body",)
+    )
+    assert batch.column(0).to_pylist() == [b"a", b"x" * 5000, b""]
+
+
+def damaged(body: bytes) -> bytes:
+    record = bytearray(plain(body))
+    struct.pack_into("<I", record, len(record) + layout.BODY_CRC32C_AT, crc32c(body) ^ 1)
+    return bytes(record)
+
+
+def test_a_damaged_body_is_an_error_that_says_where() -> None:
+    with pytest.raises(CorruptMessageError, match="orders/broker-a/3@101") as caught:
+        decode([plain(b"a"), damaged(b"b")], columns=("body",))
+    assert caught.value.metadata["queue_offset"] == "101"
+
+
+def test_a_damaged_body_may_be_null_or_left_out() -> None:
+    rows = [plain(b"a"), damaged(b"b"), plain(b"c")]
+    nulled = decode(rows, columns=("body",), corrupt_records="null")
+    assert nulled.column(0).to_pylist() == [b"a", None, b"c"]
+    skipped = decode(rows, columns=("body", "queue_offset"), corrupt_records="skip")
+    assert skipped.column("queue_offset").to_pylist() == [100, 102]
+
+
+def test_a_body_that_does_not_decompress_is_damaged_too() -> None:
+    batch = decode([plain(b"no zlib", flags=1)], columns=("body",), corrupt_records="null")
+    assert batch.column(0).to_pylist() == [None]
+
+
+def test_the_check_may_be_left_out() -> None:
+    batch = decode([damaged(b"b")], columns=("body",), check_crc=False)
+    assert batch.column(0).to_pylist() == [b"b"]
+
+
+def test_tags_are_compared_themselves() -> None:
+    batch = decode(
+        [plain(b"a", "x"), plain(b"b", "y"), plain(b"c")], columns=("body",), tags=frozenset("y")
+    )
+    assert batch.column(0).to_pylist() == [b"b"]
+
+
+def test_what_is_no_record_is_refused() -> None:
+    raw = encode_record_field(plain(b"abc"))
+    with pytest.raises(UnusualRecordError):
+        locate(raw[:-1], np.array([0]), np.array([len(raw)]), 6)
+    with pytest.raises(UnusualRecordError):
+        locate(b"\x0b" + raw[1:], np.array([0]), np.array([len(raw)]), 6)
+    with pytest.raises(UnusualRecordError):
+        locate(b"\x0a" + b"\xff" * 200, np.array([0]), np.array([201]), 6)
+
+
+def test_a_cut_field_in_the_front_is_noticed() -> None:
+    record = RecordTemplate("orders", 7, 0).encode(b"", 1, 2, front=b"\x12\x7fk")
+    raw = encode_record_field(record)
+    located = locate(raw, np.array([0]), np.array([len(raw)]), 6)
+    with pytest.raises(UnusualRecordError):
+        read_fronts(located)
+
+
+def test_the_trailer_is_where_the_format_says() -> None:
+    fields = TRAILER.fields
+    assert fields is not None
+    for name, position in {
+        "tag_code": layout.TAG_CODE_AT, "key_hash": layout.KEY_HASH_AT,
+        "producer_id": layout.PRODUCER_ID_AT, "producer_epoch": layout.PRODUCER_EPOCH_AT,
+        "sequence": layout.SEQUENCE_AT, "body_crc32c": layout.BODY_CRC32C_AT,
+        "born_time_ms": layout.BORN_TIME_MS_AT, "flags": layout.FLAGS_AT,
+        "queue_id": layout.QUEUE_ID_AT, "store_time_ms": layout.STORE_TIME_MS_AT,
+        "queue_offset": layout.QUEUE_OFFSET_AT, "physical_offset": layout.PHYSICAL_OFFSET_AT,
+    }.items():  # fmt: skip
+        assert fields[name][1] == TRAILER.itemsize + position

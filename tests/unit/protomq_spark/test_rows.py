@@ -1,0 +1,129 @@
+"""Rows to messages, and the identity that makes a repeated task recognisable."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="protomq-spark needs pyarrow")
+pytest.importorskip("protomq_spark", reason="clients/spark is not installed")
+
+import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protomq._producer_options import ProducerOptions
+from protomq._send_core import SendCore
+from protomq._types import MessageQueue
+from protomq.errors import ConfigurationError
+from protomq.v1.record_pb2 import Record
+from protomq_spark.options import OptionError
+from protomq_spark.rows import BadRowError, check_columns, parse_queue, rows_of, windows
+from protomq_spark.sender import SEQUENCES_PER_BATCH, Identity
+
+
+def core() -> SendCore:
+    return SendCore(ProducerOptions(producer_id=7, compression="none"))
+
+
+def batch_of(**columns: list[Any]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(columns)
+
+
+@pytest.mark.parametrize(
+    ("names", "topic", "named"),
+    [
+        (["key"], "t", "'body'"),
+        (["body"], "", "'topic'"),
+        (["body", "colour", "size"], "t", "'colour', 'size'"),
+        (["body", "delay"], "t", "'delay'"),
+        (["body", "tags", "tag"], "t", "'tag' and 'tags'|'tags' and 'tag'"),
+        (["body", "properties", "headers"], "t", "'properties' and 'headers'"),
+    ],
+)
+def test_columns_that_cannot_be_written_are_refused_by_name(
+    names: list[str], topic: str, named: str
+) -> None:
+    with pytest.raises(OptionError, match=named):
+        check_columns(names, topic)
+
+
+def test_rows_become_records_with_all_their_parts() -> None:
+    batch = pa.RecordBatch.from_pylist(
+        [{"body": "text", "key": b"k", "tags": "T", "sharding_key": "s", "properties": [("a", "1")]}],
+        schema=pa.schema(
+            [("body", pa.string()), ("key", pa.binary()), ("tags", pa.string()), ("sharding_key", pa.string()),
+             ("properties", pa.map_(pa.string(), pa.string()))]
+        ),
+    )  # fmt: skip
+    (row,) = rows_of(batch, "t", core())
+    body, key, tag, front, flags, _ = row.record
+    parsed = Record.FromString(front)
+    assert (body, key, tag, flags) == (b"text", "k", "T", 0)
+    assert (list(parsed.keys), parsed.tag, dict(parsed.properties)) == (["k"], "T", {"a": "1"})
+    assert parsed.attributes.sharding_key == row.sharding_key == "s"
+
+
+def test_kafkas_headers_are_properties() -> None:
+    batch = batch_of(body=[b"x", b"y"], headers=[[{"key": "a", "value": b"1"}], None])
+    first, second = rows_of(batch, "t", core())
+    assert dict(Record.FromString(first.record[3]).properties) == {"a": "1"}
+    assert second.record[3] == b""
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        {"body": [b"x", None]},
+        {"body": [b"x"], "topic": [None]},
+        {"body": [b"x"], "headers": [[{"key": "a", "value": None}]]},
+        {"body": [b"x"], "headers": [[{"key": "a", "value": b"1"}, {"key": "a", "value": b"2"}]]},
+        {"body": [b"x"], "key": [b"\xff"]},
+    ],
+)
+def test_a_row_that_cannot_be_a_message_is_an_error(batch: dict[str, list[Any]]) -> None:
+    with pytest.raises(BadRowError):
+        rows_of(batch_of(**batch), "" if "topic" in batch else "t", core())
+
+
+@given(st.lists(st.binary(max_size=400), max_size=60), st.lists(st.integers(1, 20), max_size=10))
+def test_windows_do_not_depend_on_sparks_batches(bodies: list[bytes], cuts: list[int]) -> None:
+    def batches() -> list[pa.RecordBatch]:
+        made, at = [], 0
+        for cut in [*cuts, 10_000]:
+            made.append(
+                pa.RecordBatch.from_arrays([pa.array(bodies[at : at + cut], pa.binary())], ["body"])
+            )
+            at += cut
+        return made
+
+    def cut(parts: list[pa.RecordBatch]) -> list[list[bytes]]:
+        return [
+            [row.record[0] for row in window] for window in windows(parts, "t", core(), 7, 2000)
+        ]
+
+    whole = [pa.RecordBatch.from_arrays([pa.array(bodies, pa.binary())], ["body"])]
+    assert cut(batches()) == cut(whole)
+    assert [body for window in cut(whole) for body in window] == bodies
+    assert all(len(window) <= 7 for window in cut(whole))
+
+
+def test_an_identity_is_the_same_in_every_attempt_and_differs_by_task() -> None:
+    one = Identity("query\0q", 3, 5)
+    assert one.producer_id == Identity("query\0q", 3, 6).producer_id
+    others = {Identity("query\0q", 4, 5).producer_id, Identity("query\0r", 3, 5).producer_id}
+    assert one.producer_id not in others
+    assert one.first_sequence == 5 * SEQUENCES_PER_BATCH
+    with pytest.raises(ValueError):
+        _ = Identity("q", 0, 1 << 31).first_sequence
+
+
+def test_a_queue_is_named_with_its_broker_or_without() -> None:
+    queues = [MessageQueue("t", "a", 0), MessageQueue("t", "a", 1), MessageQueue("t", "b", 0)]
+    assert parse_queue("1", "t", queues) == queues[1]
+    assert parse_queue("b:0", "t", queues) == queues[2]
+    with pytest.raises(ConfigurationError, match="several brokers"):
+        parse_queue("0", "t", queues)
+    with pytest.raises(ConfigurationError, match="not there"):
+        parse_queue("b:9", "t", queues)
