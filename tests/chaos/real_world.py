@@ -47,7 +47,7 @@ QUEUES: Final = 4
 SEGMENT_SIZE_BYTES: Final = 1 << 20
 DETECTED: Final = "detected"
 """Stands in place of the id of a record whose body is not what its CRC says: the SDK gives its user an error."""
-ASYNC_LOSS_NS: Final = 2_500_000_000
+ASYNC_LOSS_NS: Final = 5_000_000_000
 """Flush interval of 500 ms, the sync itself, and a loaded machine."""
 
 

@@ -236,6 +236,8 @@ def _check_log_damage(
     else:
         report.outcomes["started: readers are told" if cut is None else "started: tail cut"] += 1
         found += _check_served(refusing, baseline, start, stop, cut)
+        if cut is None and damage.kind != "truncate":
+            found += _check_scrubbed(refusing, baseline, log, report)
     for name, check in (("quarantine", _check_quarantine), ("repair", _check_repair)):
         wrong = check(image.fork("kill", rng), baseline, start, stop, cut)
         report.outcomes[name] += 1
@@ -290,6 +292,25 @@ def _check_served(
             if not is_right and not start <= position < stop:
                 found.append(Violation("D8", f"{id_} is served with a wrong body"))
     return found
+
+
+def _check_scrubbed(
+    world: StoreWorld, baseline: Baseline, log: LogReport, report: DamageReport
+) -> list[Violation]:
+    """Old segments are read again in the background: then nothing of a damaged one is served any more."""
+    assert world.store is not None
+    for _ in range(4):
+        world.clock.advance(1_000)
+        world.store._keeper.turn()
+    report.outcomes["scrubbed"] += 1
+    world.scan()
+    served = _places(world)
+    current = log.end - log.end % SEGMENT_SIZE_BYTES
+    return [
+        Violation("D8", f"{served[place][0]} is served for {id_} at {position} after a scrub")
+        for place, (id_, position) in baseline.items()
+        if position < current and place in served and served[place][0] != id_
+    ]
 
 
 def _check_quarantine(

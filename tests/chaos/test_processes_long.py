@@ -24,12 +24,6 @@ def loop_disk() -> None:
         pytest.skip(reason)
 
 
-def test_kill() -> None:
-    counts = process_campaigns.kill(seeds(10), rounds_each=20)
-    print(counts)
-    assert counts["kills"] >= 200
-
-
 @pytest.mark.usefixtures("loop_disk")
 def test_power() -> None:
     counts = process_campaigns.power(seeds(8), rounds_each=3)

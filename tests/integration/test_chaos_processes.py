@@ -22,7 +22,7 @@ def loop_disk() -> None:
 def test_kill_9_under_load_loses_nothing_and_leaves_a_log_that_holds() -> None:
     counts = process_campaigns.kill((1, 2), rounds_each=4)
     assert counts["kills"] >= 8
-    assert counts["sends ok"] > 200, counts
+    assert counts["sends ok"] > 50, counts
 
 
 @pytest.mark.usefixtures("loop_disk")

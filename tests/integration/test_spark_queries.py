@@ -504,7 +504,7 @@ def test_the_log_of_a_live_store_and_a_damaged_copy_are_tables(
 
     (segment,) = (store / "commitlog").iterdir()
     octets = bytearray(segment.read_bytes()[: 8 << 20])
-    octets[octets.index(b"\x0a\x03500")] ^= (
+    octets[octets.rindex(b"\x0a\x03500")] ^= (
         0x80  # The body of message 500, in one append with 250 to 499 or so.
     )
     copy = tmp_path / segment.name
