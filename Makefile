@@ -16,6 +16,7 @@ XDIST := -n 2 --dist loadfile
 
 ENV := .venv/.installed
 CODEGEN := .venv-codegen/.installed
+SPARK := .venv/.installed-spark
 PYPROJECTS := pyproject.toml $(wildcard clients/*/pyproject.toml services/*/pyproject.toml cli/pyproject.toml)
 
 # A suite without tests is an error, never a silent success.
@@ -34,6 +35,10 @@ env: $(ENV) ## make or update .venv (by uv when present, else venv + pip)
 $(ENV): $(PYPROJECTS) tools/make_env.py
 	@$(make_env) dev
 
+$(SPARK): $(ENV)
+	@command -v java >/dev/null || { echo "make $(MAKECMDGOALS): PySpark needs a JDK 17 or newer, and there is no java" >&2; exit 1; }
+	@$(make_env) spark
+
 $(CODEGEN): tools/codegen-requirements.txt tools/make_env.py
 	@$(make_env) codegen
 
@@ -46,6 +51,11 @@ make_env = test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; s
 demo: $(ENV) ## real messages through a real broker: 336,776 flights
 	@$(BIN)/python tools/fetch_flights.py
 	@$(BIN)/python -m protomq_cli.demo
+
+.PHONY: demo-spark
+demo-spark: $(SPARK) ## Spark sums up the flights that `make demo` has sent (needs a JDK 17+)
+	@test -d build/demo-store/commitlog || $(MAKE) --no-print-directory demo
+	@$(BIN)/python clients/spark/demo.py
 
 # --- checks -----------------------------------------------------------------------------------------
 
@@ -75,6 +85,10 @@ types: $(ENV) ## mypy
 unit integration examples: $(ENV) ## one of the three test suites
 	@$(call need_tests,tests/$@)
 	$(PYTEST) $(XDIST) tests/$@
+
+.PHONY: spark
+spark: $(SPARK) ## the tests of the Spark package with a real Spark (needs a JDK 17+)
+	$(PYTEST) tests/unit/protomq_spark tests/integration/test_spark_queries.py
 
 .PHONY: chaos
 chaos: $(ENV) ## faults made on purpose, the long form (minutes)

@@ -1,6 +1,7 @@
 """Make the virtual environments of the workspace, by uv when it is there and by venv and pip when not.
 
     make_env.py dev        .venv: every member of the workspace, editable, and the dependency group `dev`
+    make_env.py spark      .venv, once more with the dependency group `spark`
     make_env.py codegen    .venv-codegen: what generates the stubs (see codegen-requirements.txt)
 
 The stamp `.installed` is written last and holds a digest of all that the environment was made from. So an
@@ -29,7 +30,7 @@ def sources(kind: str) -> tuple[list[str], list[Path]]:
         return ["-r", CODEGEN_REQUIREMENTS], [ROOT / CODEGEN_REQUIREMENTS]
     project = ROOT / "pyproject.toml"
     members = tomllib.loads(project.read_text("utf-8"))["tool"]["uv"]["workspace"]["members"]
-    arguments = ["--group", "dev"]
+    arguments = ["--group", "dev", *(["--group", "spark"] if kind == "spark" else [])]
     for member in members:
         # The SDK first, with what its users may choose: types and tests need all of it.
         arguments += ["-e", "./clients/python[all]" if member == "clients/python" else f"./{member}"]
@@ -73,8 +74,8 @@ def install(venv: Path, arguments: list[str]) -> None:
 
 def main() -> None:
     kind = sys.argv[1]
-    venv = ROOT / {"dev": ".venv", "codegen": ".venv-codegen"}[kind]
-    stamp = venv / ".installed"
+    venv = ROOT / {"dev": ".venv", "spark": ".venv", "codegen": ".venv-codegen"}[kind]
+    stamp = venv / (".installed-spark" if kind == "spark" else ".installed")
     lock = ROOT / "build" / f"make_env.{kind}.lock"
     lock.parent.mkdir(exist_ok=True)
     with lock.open("w") as held:

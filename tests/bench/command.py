@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import shutil
 import signal
 import sys
@@ -12,10 +13,12 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from . import report
 from .bench import FULL, QUICK, Bench, Extent, RowFunction
+
+_QUIET_LOAD: Final = 1.0
 
 
 def run_command(
@@ -32,6 +35,11 @@ def run_command(
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     if before is not None:
         before()
+    load = os.getloadavg()[0]
+    if load > _QUIET_LOAD:
+        print(
+            f"warning: the load average is {load:.1f}: other processes take part", file=sys.stderr
+        )
     folder = Path(tempfile.mkdtemp(prefix="protomq-bench-"))
     bench = Bench(_extent(options), folder)
     rows: list[dict[str, Any]] = []
@@ -42,7 +50,7 @@ def run_command(
             try:
                 for result in all_rows[name](bench):
                     report.print_result(result)
-                    rows.append(report.to_json(section, name, bench.extent.name, result))
+                    rows.append(report.to_json(section, name, bench.extent.name, load, result))
             except Exception:
                 traceback.print_exc()
                 failed.append(name)

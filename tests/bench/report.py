@@ -46,8 +46,10 @@ def print_result(result: Result) -> None:
     print(f"{result.name:<58} {value:>16}  {format_floor(result):<14} {cpu}", flush=True)
 
 
-def to_json(section: str, row: str, extent: str, result: Result) -> dict[str, Any]:
-    """A row of build/bench.json."""
+def to_json(
+    section: str, row: str, extent: str, load_before: float, result: Result
+) -> dict[str, Any]:
+    """A row of build/bench.json. `load_before` is the machine's load average when the run began."""
     return {
         "section": section,
         "row": row,
@@ -61,6 +63,7 @@ def to_json(section: str, row: str, extent: str, result: Result) -> dict[str, An
         "broker_us": result.broker_us and round(result.broker_us, 3),
         "client_us": result.client_us and round(result.client_us, 3),
         "extent": extent,
+        "load_before": round(load_before, 1),
         "measured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
@@ -147,12 +150,18 @@ def _floor_cell(row: dict[str, Any]) -> str:
 
 def _table(rows: Sequence[dict[str, Any]], notes: Sequence[str]) -> str:
     facts = machine()
-    where = f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}"
     days = sorted({row["measured"][:10] for row in rows})
     extents = sorted({row["extent"] for row in rows})
+    load = max(row.get("load_before", 0.0) for row in rows)
+    words = [
+        f"{facts['cpu']}, {facts['cores']} cores, Python {facts['python']}",
+        " to ".join(dict.fromkeys((days[0], days[-1]))),
+        f"{'/'.join(extents)} run",
+        f"load average before it: up to {load:.1f}",
+    ]
     lines = [
         "",
-        f"{where}; {' to '.join(dict.fromkeys((days[0], days[-1])))}, {'/'.join(extents)} run.",
+        "; ".join(words) + ".",
         "",
         "| what | value | floor | broker / client CPU per message | how |",
         "|---|---:|---|---|---|",

@@ -90,7 +90,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert world.store is not None
         start, end = world.store.queue_range(topic, queue)
         if start < end:
-            reader = f"r{world.rng.getrandbits(40)}"
+            reader = f"r{len(world.history.events)}"  # a new one, that has read nothing yet
             world.poll(topic, queue, max(start, end - 1 - back), process=reader)
 
     @rule(

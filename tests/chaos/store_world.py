@@ -426,7 +426,7 @@ class StoreWorld:
         low, high = self.store.queue_range(topic, queue)
         if low < high:
             self.poll(
-                topic, queue, self.rng.randrange(low, high), process=f"r{self.rng.getrandbits(30)}"
+                topic, queue, self.rng.randrange(low, high), process=f"r{len(self.history.events)}"
             )
 
     def scan(self) -> None:

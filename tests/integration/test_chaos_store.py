@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.chaos import store_campaigns
+from tests.chaos.store_loops import STEPS, prepared_world
 from tests.chaos.store_machine import StoreMachine
 from tests.chaos.store_world import watch_log
 
@@ -41,6 +42,19 @@ def test_damage_is_refused_or_set_aside_and_nothing_wrong_is_served() -> None:
 
 def test_a_clock_that_jumps_deletes_nothing_and_keeps_the_order() -> None:
     store_campaigns.store_clock(range(6))
+
+
+def test_a_seed_gives_the_same_operations_and_the_same_bytes_every_time() -> None:
+    def run() -> tuple[object, ...]:
+        world = prepared_world(5, STEPS["checkpoint"], sync_flush=True)
+        world.disk.history = []
+        world.checkpoint()
+        after = world.fork("power", world.rng)
+        assert after.verify() == []
+        return after.history.events, world.disk.history, after.disk.files("/")
+
+    with watch_log():
+        assert run() == run()
 
 
 def test_nothing_of_a_deleted_topic_comes_back() -> None:

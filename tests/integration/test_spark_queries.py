@@ -34,7 +34,7 @@ from pyspark.sql.functions import col, concat, lit
 from protomq import Admin, Message, OutgoingMessage, Producer, PullConsumer
 from protomq.testing import Broker
 from protomq_spark import send_partition, send_udf
-from protomq_spark.pipelines import flights
+from protomq_spark.pipelines import backfill, flights, reconcile, transform
 from protomq_spark.pipelines.report import RunReport
 from protomq_spark.udf import SENT_DDL
 
@@ -559,7 +559,7 @@ def test_the_flights_pipeline_sums_up_each_finished_day_once(
     arguments = argparse.Namespace(
         namesrv=protomq_server.namesrv, topic=protomq_topic, data=str(tmp_path), table=str(tmp_path / "table"),
         checkpoint=str(tmp_path / "checkpoint"), output_topic=output, window="1 day", watermark="2 days",
-        batch_size=200, follow=False, mode="append",
+        batch_size=300, follow=False, mode="append",
     )  # fmt: skip
     report = RunReport("flights", vars(arguments))
     flights.run(spark, arguments, report)
@@ -590,3 +590,59 @@ def test_the_flights_pipeline_sums_up_each_finished_day_once(
     report.write(str(tmp_path / "report"))
     written = json.loads((tmp_path / "report" / "report.json").read_text())
     assert written["result"]["flights"] == 300
+
+
+def test_a_back_fill_that_is_run_again_a_transformation_and_a_comparison(
+    spark: SparkSession,
+    protomq_server: Broker,
+    protomq_topic: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    namesrv = protomq_server.namesrv
+    (tmp_path / "table.csv").write_text("id,name\n" + "".join(f"{n},name{n}\n" for n in range(400)))
+    given = argparse.Namespace(
+        namesrv=namesrv, topic=protomq_topic, input=str(tmp_path / "table.csv"), format="csv", body="id", key="name",
+        tags="'T'", sharding_key="", write_id="table-1", partitions=3,
+    )  # fmt: skip
+    backfill.run(spark, given, RunReport("backfill", {}))
+    # The same files, read in another number of pieces.
+    (tmp_path / "table").mkdir()
+    lines = (tmp_path / "table.csv").read_text().splitlines(keepends=True)
+    for part in range(2):
+        text = "".join([lines[0], *lines[1 + part :: 2]])
+        (tmp_path / "table" / f"{part}.csv").write_text(text)
+    given.input = str(tmp_path / "table")
+    backfill.run(spark, given, RunReport("backfill", {}))
+    messages = drain(protomq_server, protomq_topic)
+    assert bodies(messages) == once(400)
+    assert {message.key for message in messages} == {f"name{n}" for n in range(400)}
+
+    (tmp_path / "my_functions.py").write_text(
+        "def keep(messages):\n    return messages.select('body', 'key', 'tags')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    target = make_topic(protomq_server, "spark-transformed", 2)
+    moved = argparse.Namespace(
+        namesrv=namesrv, topic=protomq_topic, output_topic=target, function="my_functions:keep", tags="",
+        checkpoint=str(tmp_path / "checkpoint"), batch_size=1000, follow=False,
+    )  # fmt: skip
+    transform.run(spark, moved, RunReport("transform", {}))
+
+    compared = argparse.Namespace(
+        namesrv=namesrv,
+        topic=protomq_topic,
+        other_namesrv="",
+        other_topic=target,
+        by="content",
+        range=100,
+        buckets=8,
+    )
+    report = RunReport("reconcile", {})
+    reconcile.run(spark, compared, report)
+    assert (report.result["messages"], report.result["differing"]) == (400, [])
+    with Producer(namesrv) as producer:
+        producer.send(target, b"one more")
+    with pytest.raises(SystemExit):
+        reconcile.run(spark, compared, report)
+    assert len(report.result["differing"]) == 1

@@ -17,6 +17,7 @@ PACKAGES = {
     "protomq_runtime": ROOT / "services/runtime/protomq_runtime",
     "protomq_namesrv": ROOT / "services/namesrv/protomq_namesrv",
     "protomq_broker": ROOT / "services/broker/protomq_broker",
+    "protomq_spark": ROOT / "clients/spark/protomq_spark",
     "protomq_cli": ROOT / "cli/protomq_cli",
 }
 STORE = PACKAGES["protomq_broker"] / "store"
@@ -26,6 +27,7 @@ MAY_IMPORT = {
     "protomq_runtime": {"protomq_runtime", "protomq"},
     "protomq_namesrv": {"protomq_namesrv", "protomq_runtime", "protomq"},
     "protomq_broker": {"protomq_broker", "protomq_runtime", "protomq"},
+    "protomq_spark": {"protomq_spark", "protomq"},
     "protomq_cli": set(PACKAGES),
 }
 SDK_MODULES_FOR_SERVERS = ("protomq.v1", "protomq.wire")
@@ -70,7 +72,7 @@ def test_imports_point_one_way(package: str) -> None:
             assert top in MAY_IMPORT[package], f"{path}: imports {module}"
             if (
                 top == "protomq"
-                and package not in ("protomq", "protomq_cli")
+                and package not in ("protomq", "protomq_spark", "protomq_cli")
                 and module != "protomq"
             ):
                 assert is_under(module, SDK_MODULES_FOR_SERVERS), (

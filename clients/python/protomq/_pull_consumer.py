@@ -93,7 +93,8 @@ class PullConsumer:
         """Makes a consumer; raises ConfigurationError.
 
         `consumer_group`: whose offsets are committed; without one, nothing is. `namesrv`: host:port[;host:port], a URL
-        that lists them, or a sequence of addresses; else PROTOMQ_NAMESRV_ADDR, else 127.0.0.1:9876 and 127.0.0.1:10911 (a name server, a standalone). `begin`: where a queue
+        that lists them, or a sequence of addresses; else PROTOMQ_NAMESRV_ADDR, else
+        127.0.0.1:9876 and 127.0.0.1:10911 (a name server, a standalone). `begin`: where a queue
         without a committed offset begins. `resume=False`: begin there even if there is one. `offset_reset`: what to do when
         the position is outside the queue (its messages expired): go to the "nearest" valid offset, "earliest", "latest", or
         raise an "error". `hold_ms`: how long a broker holds a pull of an empty queue. `pull_record_count_max` and

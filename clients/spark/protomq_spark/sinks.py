@@ -65,7 +65,7 @@ class BatchSink(_Sink, DataSourceArrowWriter):
 
     def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
         super().__init__(options, columns)
-        self._scope = f"write\0{options.write_id or uuid.uuid4().hex}"
+        self._scope = f"write\0{options.topic}\0{options.write_id or uuid.uuid4().hex}"
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SentMessage:
         """On an executor: one attempt of one task."""

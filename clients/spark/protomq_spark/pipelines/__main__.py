@@ -7,11 +7,17 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
-from . import flights
+from . import backfill, flights, reconcile, transform
 from .report import RunReport
 
-PIPELINES = {"flights": flights}
+PIPELINES: dict[str, ModuleType] = {
+    "backfill": backfill,
+    "flights": flights,
+    "reconcile": reconcile,
+    "transform": transform,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

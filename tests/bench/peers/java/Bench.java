@@ -254,9 +254,10 @@ public class Bench {
             final int id = k;
             Thread t = new Thread(() -> {
                 byte[] b0 = body(i("size", 1024)); long step = 1_000_000_000L * threads / rate, next = 0;
-                while (parked()) {
-                    // A timetable per window: after a pause it starts anew.
-                    if (next == 0 || System.nanoTime() - next > 2_000_000_000L) next = System.nanoTime() + step * id / threads;
+                while (true) {
+                    if (paused) next = 0;                            // A timetable per window.
+                    if (!parked()) return;
+                    if (next == 0) next = System.nanoTime() + step * id / threads;
                     long w = next - System.nanoTime();
                     if (w > 0) LockSupport.parkNanos(w);
                     try {

@@ -503,7 +503,7 @@ def test_after_a_sync_of_many_that_was_lost_no_entry_of_theirs_is_believed():
 
 def test_where_a_sync_of_all_says_nothing_of_failures_each_file_is_synced():
     class OldDisk(SimDisk):
-        can_sync_file_system = False  # type: ignore[assignment]
+        can_sync_file_system = False
 
     disk, log = OldDisk(), ListLog()
     table = make_table(disk)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -25,13 +27,13 @@ messages = st.tuples(
 
 
 def encode(
-    bodies: list[bytes], topic: str = TOPIC, first_sequence: int = 5, **options: object
+    bodies: list[bytes], topic: str = TOPIC, first_sequence: int = 5, **options: Any
 ) -> list[bytes]:
     template = layout.RecordTemplate(topic, 77, 3)
     return [
         template.encode(body, first_sequence + i, 1_000 + i, **options)
         for i, body in enumerate(bodies)
-    ]  # type: ignore[arg-type]
+    ]
 
 
 def join(records: list[bytes]) -> bytes:

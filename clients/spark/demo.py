@@ -24,7 +24,14 @@ from protomq_spark.pipelines.report import RunReport
 OUTPUT_TOPIC = "flight-delays"
 
 
+def write(text: str) -> None:
+    """A line on the terminal."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
 def main() -> int:
+    """The whole demo; the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -67,14 +74,14 @@ def main() -> int:
         began_s = time.monotonic()
         flights.run(spark, arguments, report)
         elapsed_s = time.monotonic() - began_s
-        print(f"{report.result['flights']:,} flights in {elapsed_s:.1f} s\n")
+        write(f"{report.result['flights']:,} flights in {elapsed_s:.1f} s\n")
 
         written = spark.read.parquet(f"{scratch}/table")
         table = flights.latest(written).persist()
-        print("Where they flew from:")
+        write("Where they flew from:")
         busiest = table.groupBy("airline", "airport").sum("flights")
         busiest.orderBy("sum(flights)", ascending=False).show(5, truncate=False)
-        print("The worst days:")
+        write("The worst days:")
         columns = (
             "window_start",
             "airline",
@@ -94,7 +101,7 @@ def main() -> int:
                 f"{rows:,} rows in the table and {sent:,} messages in {OUTPUT_TOPIC} must be the same number, and"
                 f" the {counted:,} flights in the table the {report.result['flights']:,} that were read"
             )
-        print(
+        write(
             f"checked: all {counted:,} flights are in the table, its {rows:,} rows in the topic {OUTPUT_TOPIC}"
         )
     return 0

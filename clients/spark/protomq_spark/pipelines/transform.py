@@ -1,0 +1,76 @@
+"""Topic to topic through a function of yours, exactly once.
+
+--function names a module and a function in it: it is given the messages as a streaming DataFrame (columns as the source has
+them) and answers one with the columns of the sink (body, key, tags ...). Row-by-row transformations keep the order; behind a
+shuffle end with sortWithinPartitions.
+
+    # my_functions.py
+    def big_orders(messages):
+        return messages.where("length(body) > 100").select("body", "key", "tags")
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from .report import RunReport, say
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The pipeline's own arguments."""
+    parser.add_argument("--topic", required=True)
+    parser.add_argument("--output-topic", required=True)
+    parser.add_argument("--function", required=True, metavar="MODULE:NAME")
+    parser.add_argument(
+        "--checkpoint", required=True, help="folder in which Spark keeps how far it is"
+    )
+    parser.add_argument("--batch-size", type=int, default=100_000, help="messages in a micro-batch")
+    parser.add_argument("--tags", default="", help="only messages with these tags")
+    parser.add_argument(
+        "--follow", action="store_true", help="do not end when all messages are read"
+    )
+
+
+def run(spark: SparkSession, arguments: argparse.Namespace, report: RunReport) -> None:
+    """Until all messages are read, or, with --follow, for ever."""
+    function = load_function(arguments.function)
+    reader = (
+        spark.readStream.format("protomq")
+        .option("protomq.namesrv", arguments.namesrv)
+        .option("subscribe", arguments.topic)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", str(arguments.batch_size))
+    )
+    if arguments.tags:
+        reader = reader.option("tags", arguments.tags)
+    writer = (
+        function(reader.load())
+        .writeStream.format("protomq")
+        .option("protomq.namesrv", arguments.namesrv)
+        .option("topic", arguments.output_topic)
+        .option("checkpointLocation", arguments.checkpoint)
+    )
+    query = (writer if arguments.follow else writer.trigger(availableNow=True)).start()
+    query.awaitTermination()
+    for progress in query.recentProgress:
+        report.batch(progress["batchId"], messages=progress["numInputRows"])
+    count = sum(progress["numInputRows"] for progress in query.recentProgress)
+    report.result = {"messages_read": count}
+    say(f"{count:,} messages of {arguments.topic} went through {arguments.function}")
+
+
+def load_function(name: str) -> Callable[[DataFrame], DataFrame]:
+    """The function that MODULE:NAME names. Raises ValueError, or what the import raises."""
+    module_name, colon, function_name = name.partition(":")
+    if not (module_name and colon and function_name):
+        raise ValueError(f"--function must be MODULE:NAME, not {name!r}")
+    function = getattr(importlib.import_module(module_name), function_name, None)
+    if not callable(function):
+        raise ValueError(f"module {module_name} has no function {function_name}")
+    return function  # type: ignore[no-any-return, unused-ignore]
