@@ -102,8 +102,8 @@ def power_cut_rounds(
                 break
             with world.load(timeout_s=0.6):
                 time.sleep(world.rng.uniform(0.3, 0.8))
-                disk.cut_power()
                 world.history.fact("crash", kind="power", flushed=None)
+                disk.cut_power()
                 world.broker.kill()
             disk.unmount()
             disk.mount()

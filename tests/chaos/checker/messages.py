@@ -12,7 +12,8 @@ What it looks at:
 
 How loss is judged: everything that was acknowledged or read is known. A scan must show all that is known, at its place. After a
 power cut under a promise that allows it, known messages may be missing if they are a suffix of the log (A5) that begins at or
-behind what had been flushed; they are forgotten then. Nothing else may ever be missing.
+behind what had been flushed; they are forgotten then. Nothing else may ever be missing. Only what was told while a power cut was
+under way (after its event, before the next scan) is worth nothing: the cut takes a moment.
 """
 
 from __future__ import annotations
@@ -253,6 +254,15 @@ def _judge_losses(
         if place[2] < starts.get(place[:2], 0) and known.physical < state.deleted_below:
             continue
         missing.append(place)
+    if state.power_cuts:  # what was told while the power went proves nothing
+        began_ns = state.power_cuts[-1].ns
+        told_meanwhile = [place for place in missing if state.known[place].ns > began_ns]
+        for place in told_meanwhile:
+            del state.known[place]
+        if told_meanwhile:
+            missing = [place for place in missing if place in state.known]
+            state.last_sent.clear()
+            state.next_poll.clear()
     if not missing:
         return
     elsewhere = {record[1]: place for place, record in present.items()}
