@@ -30,6 +30,7 @@ from protomq.wire.frames import MAGIC, encode_answer, encode_request
 from protomq.wire.status import decode_status
 from protomq_runtime.admission import AdmissionConfig
 from protomq_runtime.errors import Code
+from protomq_runtime.framing import LARGE_STEP_BYTES
 from protomq_runtime.remoting_server import ConnectionLimits
 from protomq_runtime.server import LaneConfig, Server
 from tests.integration.echo_services import Services
@@ -884,23 +885,26 @@ async def test_reflection_describes_the_details_of_errors(server: Server) -> Non
 
 
 async def test_frames_that_never_end_do_not_fill_the_memory(
-    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("protomq_runtime.lane.UNFINISHED_SIZE_MAX_BYTES", 3 << 20)
     lane = server.pools["send"].lanes[0]
     callers = [await connect(server, "remoting", SEND) for _ in range(5)]
-    for caller in callers:
-        assert isinstance(caller, RemotingCaller)
-        caller.writer.write(encode_request(1, 0x0201, 15 << 20) + bytes(1 << 20))
-        await caller.writer.drain()
-
-    def held() -> int:
-        return sum(c.reader.held_size_bytes for c in list(lane._connections.values()))
-
-    await wait_until(lambda: held() >= 5 << 20)
-    with caplog.at_level(logging.WARNING):
+    await wait_until(lambda: lane.connection_count == 5)
+    connections = list(lane._connections.values())
+    try:
+        for caller in callers:
+            assert isinstance(caller, RemotingCaller)
+            # A little less than the first step of a frame's memory: each holds exactly that.
+            caller.writer.write(encode_request(1, 0x0201, 15 << 20) + bytes(LARGE_STEP_BYTES // 2))
+            await caller.writer.drain()
+        await wait_until(lambda: all(c.reader.held_size_bytes for c in connections))
+        assert {c.reader.held_size_bytes for c in connections} == {LARGE_STEP_BYTES}
+        swept = threading.Event()
         lane.post(lane._bound_unfinished)
-        await wait_until(lambda: held() <= 3 << 20)
-    assert lane.connection_count == 3
-    for caller in callers:
-        await caller.close()
+        lane.post(swept.set)
+        await wait_until(swept.is_set)
+        assert sum(not c.closed for c in connections) == 3
+    finally:
+        for caller in callers:
+            await caller.close()
