@@ -890,7 +890,7 @@ async def test_frames_that_never_end_do_not_fill_the_memory(
     monkeypatch.setattr("protomq_runtime.lane.UNFINISHED_SIZE_MAX_BYTES", 3 << 20)
     lane = server.pools["send"].lanes[0]
     callers = [await connect(server, "remoting", SEND) for _ in range(5)]
-    await wait_until(lambda: lane.connection_count == 5)
+    await wait_until(lambda: len(lane._connections) == 5)
     connections = list(lane._connections.values())
     try:
         for caller in callers:
