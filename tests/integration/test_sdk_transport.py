@@ -583,10 +583,10 @@ async def test_a_slow_reader_holds_its_callers_back(server: FakeServer) -> None:
     address = BrokerAddress("b", "", f"127.0.0.1:{listener.getsockname()[1]}")
     async with AsyncTransport() as transport:
         calls = [
-            asyncio.ensure_future(transport.call(address, _methods.SEND, (bytes(1 << 20),), 0.5))
+            asyncio.ensure_future(transport.call(address, _methods.SEND, (bytes(1 << 20),), 3.0))
             for _ in range(40)
         ]
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(1.0)
         late = transport.call(address, _methods.SEND, (b"",), 0.1)
         with pytest.raises(ConnectFailedError) as caught:  # Nothing of it was sent.
             await late

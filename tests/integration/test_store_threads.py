@@ -70,6 +70,9 @@ def test_readers_see_every_message_once_and_in_order_while_the_log_grows(
         sync_flush=sync_flush,
         flush_interval_ms=5,
         checkpoint_interval_ms=20,
+        disk_delete_ratio=0.97,
+        disk_force_ratio=0.98,
+        disk_refuse_ratio=0.99,
     )
     store = Store.open(tmp_path, config, clock=RealClock())
     found: dict[int, int] = {}
