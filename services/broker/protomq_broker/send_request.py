@@ -65,7 +65,7 @@ def _end_of_equal_records(payload: bytes | bytearray) -> int:
     """
     size, head = record_field_at(payload, 0, len(payload))
     stride = head + size
-    if size < layout.FIXED_TRAILER_SIZE_BYTES or stride * 2 > len(payload):
+    if size < layout.FIXED_TRAILER_SIZE_BYTES or head > 4 or stride * 2 > len(payload):
         return 0
     words = np.ndarray((len(payload) // stride,), np.uint32, payload, 0, (stride,))
     different = np.flatnonzero((words ^ words[0]) & np.uint32((1 << 8 * head) - 1))

@@ -197,3 +197,24 @@ def test_a_damaged_request_is_refused_or_reads_as_valid_records(
     except ServiceError as error:
         code = error.code
     assert code in (None, Code.INVALID_ARGUMENT)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 5])
+def test_large_records_of_one_size_are_taken(count: int) -> None:
+    template = layout.RecordTemplate("orders", 42, 1)
+    records = [template.encode(bytes(2 << 20), i, 5) for i in range(count)]
+    rest = SendRequest(topic="orders", record_sizes=[len(record) for record in records])
+    region, _ = read(b"".join(map(layout.encode_record_field, records)) + rest.SerializeToString())
+    assert [len(record.body) for record in records_of(region)] == [2 << 20] * count
+
+
+@pytest.mark.parametrize("sizes", [True, False])
+def test_one_large_record_among_many_is_taken(sizes: bool) -> None:
+    template = layout.RecordTemplate("orders", 42, 1)
+    bodies = [bytes(3 << 20) if i == 20 else b"small" for i in range(40)]
+    records = [template.encode(body, i, 5) for i, body in enumerate(bodies)]
+    rest = SendRequest(topic="orders", record_sizes=[len(record) for record in records] if sizes else [])
+    region, _ = read(b"".join(map(layout.encode_record_field, records)) + rest.SerializeToString())
+    assert [record.body for record in records_of(region)] == bodies
+    naive = SendRequest(topic="orders", records=[Record(body=body) for body in bodies])
+    assert [record.body for record in records_of(read(naive.SerializeToString())[0])] == bodies

@@ -69,9 +69,11 @@ def prove_region(
         return _prove_one(payload, topic, topic_bytes, int(record_sizes[0]))
     sizes = np.asarray(record_sizes, np.int64)
     first_size = int(sizes[0])
-    if count >= _EQUAL_MIN and not np.count_nonzero(sizes != first_size):
+    # The heads of larger records do not fit into the words that are compared; there are few of those in a request.
+    fits = count >= _EQUAL_MIN and first_size < _WORD_RECORD_SIZE_BYTES
+    if fits and not np.count_nonzero(sizes != first_size):
         return _prove_equal(payload, topic, topic_bytes, first_size, count)
-    if count <= _FEW:
+    if count <= _FEW or int(sizes.max()) >= _WORD_RECORD_SIZE_BYTES:
         return _prove_few(payload, topic, topic_bytes, sizes.tolist())
     return _prove_unequal(payload, topic, topic_bytes, sizes)
 
