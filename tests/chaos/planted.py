@@ -14,6 +14,7 @@ from unittest import mock
 
 import numpy as np
 
+from protomq.testing.simdisk import Fault, SimDisk
 from protomq_broker.store import checkpoint as checkpoint_module
 from protomq_broker.store import commit_log, offsets, opening, recovery, topics
 from protomq_broker.store import disk as disk_module
@@ -32,7 +33,6 @@ from protomq_broker.store.segment import SegmentFolder
 from protomq_broker.store.store import Store
 
 from .checker import Violation, parse_log
-from .simdisk import Fault, SimDisk
 from .store_damage import DamageReport, run_damage
 from .store_loops import STEPS, LoopReport, Plan, run_loops
 from .store_world import StoreWorld

@@ -19,13 +19,13 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+from protomq.testing.simdisk import SimDisk
 from protomq_broker.store.consume_queue import ConsumeQueueDamagedError
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.repair import repair
 from protomq_broker.store.verify import FindingKind, verify
 
 from .checker import LogReport, Violation, check_history, check_store_files, parse_log
-from .simdisk import SimDisk
 from .store_world import ROOT, SEGMENT_SIZE_BYTES, StoreWorld, last_scan
 
 Baseline = dict[tuple[str, int, int], tuple[str, int]]

@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from protomq.testing.simdisk import Fault, Operation, SimulatedCrash
 from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_broker.store.errors import StoreError, WritesRefusedError
 from protomq_broker.store.store import Store
 
 from .checker import Violation
-from .simdisk import Fault, Operation, SimulatedCrash
 from .store_world import SEGMENT_SIZE_BYTES, StoreOpener, StoreWorld
 
 

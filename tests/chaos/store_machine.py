@@ -11,10 +11,10 @@ from collections.abc import Callable
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from protomq.testing.simdisk import Fault, SimulatedCrash
 from protomq_broker.store.errors import WritesRefusedError
 
 from .checker import check_history, check_store_files, explain
-from .simdisk import Fault, SimulatedCrash
 from .store_world import QUEUES, TOPICS, StoreWorld
 
 SEEDS = st.integers(0, 1 << 32)

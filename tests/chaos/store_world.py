@@ -17,6 +17,7 @@ from typing import Any, Final
 from protomq._pull_answer import decode_records
 from protomq._types import MessageQueue
 from protomq.errors import ProtomqError
+from protomq.testing.simdisk import SimDisk
 from protomq.v1.record_pb2 import Record
 from protomq.wire.hashing import key_hash_of
 from protomq.wire.record import RecordTemplate, encode_front, encode_record_field
@@ -38,7 +39,6 @@ from protomq_broker.store.topics import TopicConfig
 from .bodies import body_of, is_body_of, message_id
 from .checker import Promise, Violation, check_history, check_store_files
 from .history import Call, Event, History
-from .simdisk import SimDisk
 
 ROOT: Final = "/s"
 SEGMENT_SIZE_BYTES: Final = 4096

@@ -4,7 +4,7 @@ Rules:
 - Files are descriptors (ints); paths are strings. Every error is an OSError with its errno.
 - `pwrite` and `pwritev` may write less than they were given (a full disk, a signal): callers look at the result.
 - A file that was created, renamed or unlinked is so for good only after `fsync_dir` of its folder.
-- `Disk` stores no state: any thread may call it. A subclass may (tests/chaos/simdisk.py).
+- `Disk` stores no state: any thread may call it. A subclass may (protomq.testing.simdisk).
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from protomq.testing.simdisk import SimDisk
 from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_broker.store.append import AppendRequest, RecordRegion, ScannedRecords
-from tests.chaos.simdisk import SimDisk
 
 
 class Send(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from protomq.testing.simdisk import SimDisk
 from protomq.wire.record import RecordTemplate, encode_front, encode_record_field
 from protomq_broker.store.append import AppendRequest
 from protomq_broker.store.checkpoint import Checkpoint
@@ -13,7 +14,6 @@ from protomq_broker.store.record_region import prove_region
 from protomq_broker.store.recovery import CorruptionMode, RecoveredLog, choose_start, recover_log
 from protomq_broker.store.seals import WalkedBlock
 from protomq_broker.store.segment import SegmentFolder
-from tests.chaos.simdisk import SimDisk
 
 QUARANTINE_PATH = "/s/config/quarantine.json"
 SEGMENT_SIZE_BYTES = 4096

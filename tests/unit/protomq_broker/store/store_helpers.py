@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from protomq.testing.simdisk import SimDisk
 from protomq.v1.record_pb2 import RecordBatch
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.reading import ReadStatus
 from protomq_broker.store.store import Store
-from tests.chaos.simdisk import SimDisk
 
 from .log_helpers import ManualClock
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq_broker.store.checkpoint import (
     Checkpoint,
     decode_checkpoint,
@@ -13,7 +14,6 @@ from protomq_broker.store.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
-from tests.chaos.simdisk import Fault, SimDisk, SimulatedCrash
 
 CHECKPOINT = Checkpoint(
     0x0807060504030201, 0x08070605040302, 0xAABBCCDD, 7, 1_700_000_000_000, 1 << 30, 5

@@ -5,6 +5,7 @@ import struct
 import numpy as np
 import pytest
 
+from protomq.testing.simdisk import SimDisk
 from protomq_broker.store import consume_queue
 from protomq_broker.store.consume_queue import (
     ConsumeQueue,
@@ -14,7 +15,6 @@ from protomq_broker.store.consume_queue import (
 )
 from protomq_broker.store.selection import ENTRY
 from protomq_broker.store.side_files import OpenFiles
-from tests.chaos.simdisk import SimDisk
 
 FOLDER = "/s/consumequeue"
 FIRST_FILE = f"{FOLDER}/topic/3/{0:020d}"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protomq.testing.simdisk import Fault, SimDisk
 from protomq_broker.store import consume_queue, consume_queue_table
 from protomq_broker.store.consume_queue_table import ConsumeQueueTable, verify_queue
-from tests.chaos.simdisk import Fault, SimDisk
 from tests.unit.protomq_broker.store.derived_helpers import ListLog, Send, power_cut
 
 FOLDER = "/s/consumequeue"

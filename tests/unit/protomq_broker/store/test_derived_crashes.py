@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq_broker.store import consume_queue, consume_queue_table, index, index_runs
 from protomq_broker.store.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.index import MessageIndex
 from protomq_broker.store.repeated_sends import RepeatedSend, RepeatedSends
-from tests.chaos.simdisk import Fault, SimDisk, SimulatedCrash
 from tests.unit.protomq_broker.store.derived_helpers import ListLog, Send, power_cut
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from protomq.testing.simdisk import Fault, SimDisk
 from protomq_broker.store.disk import (
     Disk,
     read_file,
@@ -18,7 +19,6 @@ from protomq_broker.store.disk import (
     write_fully,
     write_json_atomically,
 )
-from tests.chaos.simdisk import Fault, SimDisk
 
 
 def test_preallocated_space_that_nobody_wrote_is_not_listed_as_written(tmp_path: Path) -> None:

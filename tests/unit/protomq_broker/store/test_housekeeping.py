@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from protomq.testing.simdisk import Fault, SimDisk
 from protomq_broker.store.checkpoint import read_checkpoint
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.disk import DiskUsage, read_json
 from protomq_broker.store.errors import DiskFullError
 from protomq_broker.store.store import Store
-from tests.chaos.simdisk import Fault, SimDisk
 
 from .log_helpers import ManualClock, make_request
 

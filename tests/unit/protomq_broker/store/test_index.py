@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protomq.testing.simdisk import Fault, SimDisk
 from protomq_broker.store import index as index_module
 from protomq_broker.store import index_rows, index_runs
 from protomq_broker.store.index import MessageIndex
 from protomq_broker.store.index_rows import message_id_hash
 from protomq_broker.store.index_runs import IndexDamagedError
-from tests.chaos.simdisk import Fault, SimDisk
 from tests.unit.protomq_broker.store.derived_helpers import ListLog, LoggedRecord, Send, power_cut
 
 FOLDER = "/s/index"

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from protomq.testing.simdisk import SimDisk
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest
 from protomq_broker.store import offsets as offsets_module
 from protomq_broker.store.offsets import ConsumerOffsets, TooManyGroupsError
-from tests.chaos.simdisk import SimDisk
 
 PATH = "/s/config/consumerOffsets.json"
 

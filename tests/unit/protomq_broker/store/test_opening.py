@@ -7,13 +7,13 @@ import random
 
 import pytest
 
+from protomq.testing.simdisk import Fault, Operation, SimDisk, SimulatedCrash
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.offsets import OFFSETS_TOPIC
 from protomq_broker.store.opening import make_folders
 from protomq_broker.store.store import Store
 from protomq_broker.store.topics import TopicConfig
 from protomq_broker.store.verify import verify
-from tests.chaos.simdisk import Fault, Operation, SimDisk, SimulatedCrash
 
 from .log_helpers import make_request
 from .store_helpers import SEGMENT, open_store, read_all, read_all_until_damage

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq_broker.store.checkpoint import Checkpoint
 from protomq_broker.store.commit_log import CommitLog, LogTail
 from protomq_broker.store.errors import CorruptLogError
@@ -18,7 +19,6 @@ from protomq_broker.store.recovery import (
     rewrite_unsynced,
 )
 from protomq_broker.store.seals import LogWalker
-from tests.chaos.simdisk import Fault, SimDisk, SimulatedCrash
 
 from .log_helpers import QUARANTINE_PATH, SEGMENT_SIZE_BYTES, Log, make_record, recover
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protomq.testing.simdisk import SimDisk
 from protomq_broker.store.repeated_sends import (
     IDLE_MAX_MS,
     ProducerFencedError,
@@ -14,7 +15,6 @@ from protomq_broker.store.repeated_sends import (
     SendInFlightError,
     SequenceExpiredError,
 )
-from tests.chaos.simdisk import SimDisk
 from tests.unit.protomq_broker.store.derived_helpers import ListLog, Send, power_cut
 
 FOLDER = "/s/repeatedsends"

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq_broker.store.side_files import (
     OpenFiles,
     cut_file,
@@ -12,7 +13,6 @@ from protomq_broker.store.side_files import (
     size_of_file,
     write_state_file,
 )
-from tests.chaos.simdisk import Fault, SimDisk, SimulatedCrash
 
 MAGIC = b"TESTING1"
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire.hashing import key_hash_of, tag_code_of
@@ -23,7 +24,6 @@ from protomq_broker.store.errors import (
 from protomq_broker.store.offsets import OFFSETS_TOPIC
 from protomq_broker.store.reading import ReadStatus
 from protomq_broker.store.topics import TopicConfig
-from tests.chaos.simdisk import Fault, SimDisk, SimulatedCrash
 
 from .log_helpers import ManualClock, make_request
 from .store_helpers import SEGMENT, open_store, read_all, read_all_until_damage

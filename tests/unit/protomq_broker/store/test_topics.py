@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from protomq.testing.simdisk import SimDisk
 from protomq_broker.store.topics import (
     InvalidNameError,
     TopicConfig,
@@ -10,7 +11,6 @@ from protomq_broker.store.topics import (
     require_group_name,
     require_topic_name,
 )
-from tests.chaos.simdisk import SimDisk
 
 PATH = "/s/config/topics.json"
 

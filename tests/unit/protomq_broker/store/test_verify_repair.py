@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq.v1.record_pb2 import RecordBatch
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import CorruptLogError, StoreLockedError, StoreSettingsError
@@ -16,7 +17,6 @@ from protomq_broker.store.reading import ReadStatus
 from protomq_broker.store.repair import repair
 from protomq_broker.store.store import Store
 from protomq_broker.store.verify import FindingKind, verify
-from tests.chaos.simdisk import Fault, SimDisk, SimulatedCrash
 
 from .log_helpers import ManualClock, make_request
 from .store_helpers import read_all
