@@ -35,15 +35,19 @@ env: $(ENV) ## make or update .venv (by uv when present, else venv + pip)
 $(ENV): $(PYPROJECTS) tools/make_env.py
 	@$(make_env) dev
 
-$(SPARK): $(ENV)
-	@command -v java >/dev/null || { echo "make $(MAKECMDGOALS): PySpark needs a JDK 17 or newer, and there is no java" >&2; exit 1; }
+# Found, or installed where this runs as root on Debian; else one line that says what to do.
+.PHONY: jdk
+jdk:
+	@$(need_python); $(PYTHON) tools/ensure_jdk.py "make $(or $(MAKECMDGOALS),jdk)"
+
+$(SPARK): $(ENV) | jdk
 	@$(make_env) spark
 
 $(CODEGEN): tools/codegen-requirements.txt tools/make_env.py
 	@$(make_env) codegen
 
-make_env = test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; set PYTHON=" >&2; exit 1; }; \
-	$(PYTHON) tools/make_env.py
+need_python = test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; set PYTHON=" >&2; exit 1; }
+make_env = $(need_python); $(PYTHON) tools/make_env.py
 
 # --- see it work ------------------------------------------------------------------------------------
 
@@ -61,7 +65,7 @@ demo-spark: $(SPARK) ## Spark sums up the flights that `make demo` has sent (nee
 
 # The fast checks come first, and one pytest run comes last: its closing line counts everything.
 .PHONY: test
-test: $(ENV) ## all that must pass: lint, types, proto, unit, integration, examples
+test: jdk $(SPARK) ## all that must pass: lint, types, proto, unit, integration, examples (Spark too: a JDK 17+)
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory proto
 	@$(MAKE) --no-print-directory generate-check
@@ -81,14 +85,19 @@ typed = $(foreach folder,$(wildcard clients/*/*protomq* services/*/protomq_* cli
 types: $(ENV) ## mypy
 	$(BIN)/mypy $(typed)
 
-.PHONY: unit integration examples
-unit integration examples: $(ENV) ## one of the three test suites
+.PHONY: unit examples
+unit examples: $(ENV) ## a test suite
+	@$(call need_tests,tests/$@)
+	$(PYTEST) $(XDIST) tests/$@
+
+.PHONY: integration
+integration: $(SPARK) ## the tests with real processes, Spark among them (a JDK 17+)
 	@$(call need_tests,tests/$@)
 	$(PYTEST) $(XDIST) tests/$@
 
 .PHONY: spark
-spark: $(SPARK) ## the tests of the Spark package with a real Spark (needs a JDK 17+)
-	$(PYTEST) tests/unit/protomq_spark tests/integration/test_spark_queries.py
+spark: $(SPARK) ## the tests of the Spark package with a real Spark (a JDK 17+)
+	$(PYTEST) tests/unit/protomq_spark $(wildcard tests/*/test_spark_*.py)
 
 .PHONY: chaos
 chaos: $(ENV) ## faults made on purpose, the long form (minutes)

@@ -1,142 +1,45 @@
-"""Real Spark (local, two cores) against a real broker: reading, writing, and every message once whatever fails.
-
-One Spark session for the whole file: starting one costs more than most tests.
-"""
+"""Real Spark (local, two cores) against a real broker: reading, writing, and every message once whatever fails."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
-import shutil
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
-    pytest.skip(
-        "Spark needs a JDK 17 or newer (apt-get install openjdk-17-jre-headless)",
-        allow_module_level=True,
-    )
-pytest.importorskip("pyspark", reason="pyspark is not installed", exc_type=ImportError)
-pytest.importorskip("protomq_spark", reason="clients/spark is not installed")
+pytest.importorskip("tests.support.spark")  # Skips where there is no JDK or no pyspark.
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, concat, lit
 
-from protomq import Admin, Message, OutgoingMessage, Producer, PullConsumer
+from protomq import Producer, PullConsumer
 from protomq.testing import Broker
 from protomq_spark import send_partition, send_udf
 from protomq_spark.pipelines import backfill, flights, reconcile, transform
 from protomq_spark.pipelines.report import RunReport
 from protomq_spark.udf import SENT_DDL
+from tests.support.spark import (
+    SPARK_MARKS,
+    bodies,
+    copy_stream,
+    drain,
+    fill,
+    forget_last_commit,
+    make_topic,
+    numbers,
+    once,
+    run,
+    wait_for,
+)
 
-# Spark's own warnings (versions of pandas, sockets that py4j closes late) are not ours to fail for.
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.timeout(180),
-]
-
-
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    session = (
-        SparkSession.builder.master("local[2,3]")  # Two cores, three attempts for a task.
-        .appName("protomq-tests")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "1g")
-        .config("spark.sql.shuffle.partitions", "2")
-        # Most of the time of so short a run would be the compilers'.
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .config("spark.sql.codegen.wholeStage", "false")
-        .config("spark.sql.adaptive.enabled", "false")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
-        .getOrCreate()
-    )
-    session.sparkContext.setLogLevel("FATAL")
-    yield session
-    session.stop()
-
-
-@pytest.fixture
-def read(spark: SparkSession, protomq_server: Broker) -> Callable[..., DataFrame]:
-    def load(topic: str, **options: str) -> DataFrame:
-        reader = spark.read.format("protomq").option("protomq.namesrv", protomq_server.namesrv)
-        return reader.options(**({"subscribe": topic} | options)).load()
-
-    return load
-
-
-@pytest.fixture
-def write(protomq_server: Broker) -> Callable[..., None]:
-    def save(frame: DataFrame, topic: str, **options: str) -> None:
-        writer = frame.write.format("protomq").option("protomq.namesrv", protomq_server.namesrv)
-        writer.options(**({"topic": topic} | options)).mode("append").save()
-
-    return save
-
-
-def make_topic(server: Broker, name: str, queues: int) -> str:
-    with Admin(namesrv=server.namesrv) as admin:
-        admin.create_topic(name, write_queues=queues, read_queues=queues)
-    return name
-
-
-def fill(producer: Producer, topic: str, count: int, *, first: int = 0) -> None:
-    for start in range(first, first + count, 250):
-        end = min(start + 250, first + count)
-        producer.send_batch(
-            topic,
-            [
-                OutgoingMessage(
-                    topic, b"%d" % n, key=f"k{n}", tag="ABC"[n % 3], properties={"n": str(n)}
-                )
-                for n in range(start, end)
-            ],
-        )
-
-
-def drain(server: Broker, topic: str) -> list[Message]:
-    """All messages of a topic that are there now."""
-    messages: list[Message] = []
-    with PullConsumer(namesrv=server.namesrv) as consumer:
-        queues = consumer.queues(topic)
-        ends = {queue: consumer.end_offset(queue) for queue in queues}
-        consumer.assign(queues)
-        consumer.seek_to_begin()
-        ends_s = time.monotonic() + 20
-        while len(messages) < sum(ends.values()) and time.monotonic() < ends_s:
-            messages += consumer.poll(0.2)
-    return messages
-
-
-def bodies(messages: list[Message]) -> Counter[bytes]:
-    return Counter(message.body for message in messages)
-
-
-def once(*ids: int) -> Counter[bytes]:
-    """Ids 0 to n - 1, each once."""
-    return Counter(b"%d" % n for n in range(*ids))
-
-
-def numbers(spark: SparkSession, count: int, partitions: int) -> DataFrame:
-    return spark.range(0, count, 1, partitions).select(col("id").cast("string").alias("body"))
-
+pytestmark = SPARK_MARKS
 
 # -- reading -----------------------------------------------------------------------------------------------------------
 
@@ -332,39 +235,6 @@ def test_columns_that_cannot_be_sent_are_refused(
 # -- streams -----------------------------------------------------------------------------------------------------------
 
 
-def copy_stream(
-    spark: SparkSession,
-    server: Broker,
-    source: dict[str, str],
-    target: str,
-    checkpoint: Path,
-    **read_options: str,
-) -> Any:
-    """Starts a query that copies a topic to another."""
-    reader = spark.readStream.format("protomq").option("protomq.namesrv", server.namesrv)
-    options = {"startingOffsets": "earliest", "columns": "body,key"} | source | read_options
-    writer = reader.options(**options).load().writeStream.format("protomq")
-    writer = writer.option("protomq.namesrv", server.namesrv).option("topic", target)
-    return writer.option("checkpointLocation", str(checkpoint))
-
-
-def run(writer: Any) -> list[dict[str, Any]]:
-    """Until all that is there is done; the progress of each micro-batch."""
-    query = writer.trigger(availableNow=True).start()
-    assert query.awaitTermination(60)
-    return [json.loads(progress.json) for progress in query.recentProgress]
-
-
-def forget_last_commit(checkpoint: Path) -> None:
-    """As if the driver had been killed when the last micro-batch was written but not committed yet."""
-    commits = sorted(
-        (p for p in (checkpoint / "commits").iterdir() if p.name.isdecimal()),
-        key=lambda p: int(p.name),
-    )
-    commits[-1].unlink()
-    (checkpoint / "commits" / f".{commits[-1].name}.crc").unlink(missing_ok=True)
-
-
 def test_a_stream_copies_every_message_once_across_restarts_and_replays(
     spark: SparkSession,
     protomq_server: Broker,
@@ -436,13 +306,6 @@ def test_a_restarted_broker_costs_no_message_and_adds_none(
             query.processAllAvailable()
             query.stop()
         assert bodies(drain(server, target)) == once(1200)
-
-
-def wait_for(happened: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    ends_s = time.monotonic() + timeout_s
-    while not happened():
-        assert time.monotonic() < ends_s, "it did not happen in time"
-        time.sleep(0.1)
 
 
 # -- functions that send -------------------------------------------------------------------------------------------------

@@ -1,0 +1,44 @@
+"""Fixtures of the tests with a real Spark (`test_spark_*.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from protomq.testing import Broker
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One Spark session for each file: starting one costs more than most tests."""
+    from tests.support.spark import spark_session
+
+    with spark_session(tmp_path_factory.mktemp("warehouse")) as session:
+        yield session
+
+
+@pytest.fixture
+def read(spark: SparkSession, protomq_server: Broker) -> Callable[..., DataFrame]:
+    """read(topic, **options): a batch read."""
+
+    def load(topic: str, **options: str) -> DataFrame:
+        reader = spark.read.format("protomq").option("protomq.namesrv", protomq_server.namesrv)
+        return reader.options(**({"subscribe": topic} | options)).load()
+
+    return load
+
+
+@pytest.fixture
+def write(protomq_server: Broker) -> Callable[..., None]:
+    """write(frame, topic, **options): a batch write."""
+
+    def save(frame: DataFrame, topic: str, **options: str) -> None:
+        writer = frame.write.format("protomq").option("protomq.namesrv", protomq_server.namesrv)
+        writer.options(**({"topic": topic} | options)).mode("append").save()
+
+    return save

@@ -1,0 +1,185 @@
+"""What the tests with a real Spark share: the session, topics filled and counted, queries run to their end.
+
+Importing this skips the test module where there is no JDK or no pyspark: `make test` brings both, so there nothing is skipped.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import shutil
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
+    pytest.skip("Spark needs a JDK 17 or newer: make spark says how", allow_module_level=True)
+pytest.importorskip("pyspark", reason="pyspark is not installed: make spark", exc_type=ImportError)
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.functions import col
+
+from protomq import Admin, Message, OutgoingMessage, Producer, PullConsumer
+from protomq._types import MessageQueue
+from protomq.testing import Broker
+
+SPARK_MARKS = [
+    pytest.mark.slow,
+    # Spark's own warnings (versions of pandas, sockets that py4j closes late) are not ours to fail for.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::FutureWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.timeout(180),
+]
+
+CONFIGURATION = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "2",
+    # Most of the time of so short a run would be the compilers'.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+@contextmanager
+def spark_session(
+    warehouse: Path, master: str = "local[2,3]", **more: str
+) -> Iterator[SparkSession]:
+    """A session of this process. local[2,3]: two cores, three attempts for a task. The JVM outlives it, for the next one."""
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master(master).appName("protomq-tests")
+    for name, value in (CONFIGURATION | {"spark.sql.warehouse.dir": str(warehouse)} | more).items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("FATAL")
+    try:
+        yield session
+    finally:
+        session.stop()
+        with warnings.catch_warnings():
+            # py4j's sockets warn when they are collected: here, and not in the middle of a test that has nothing to do with Spark.
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
+
+
+# -- topics ------------------------------------------------------------------------------------------------------------
+
+
+def make_topic(server: Broker, name: str, queues: int) -> str:
+    """A new topic of `queues` queues; its name."""
+    with Admin(namesrv=server.namesrv) as admin:
+        admin.create_topic(name, write_queues=queues, read_queues=queues)
+    return name
+
+
+def fill(producer: Producer, topic: str, count: int, *, first: int = 0) -> None:
+    """Sends the ids first, first + 1 ... as bodies, with key, tag and a property made of the id."""
+    for start in range(first, first + count, 250):
+        end = min(start + 250, first + count)
+        producer.send_batch(
+            topic,
+            [
+                OutgoingMessage(
+                    topic, b"%d" % n, key=f"k{n}", tag="ABC"[n % 3], properties={"n": str(n)}
+                )
+                for n in range(start, end)
+            ],
+        )
+
+
+def end_offsets(server: Broker, topic: str) -> dict[MessageQueue, int]:
+    """Where the queues of a topic end now."""
+    with PullConsumer(namesrv=server.namesrv) as consumer:
+        return {queue: consumer.end_offset(queue) for queue in consumer.queues(topic)}
+
+
+def stored_count(server: Broker, topic: str) -> int:
+    """Messages of a topic that was never cut."""
+    return sum(end_offsets(server, topic).values())
+
+
+def drain(server: Broker, topic: str) -> list[Message]:
+    """All messages of a topic that are there now."""
+    messages: list[Message] = []
+    with PullConsumer(namesrv=server.namesrv) as consumer:
+        queues = consumer.queues(topic)
+        ends = {queue: consumer.end_offset(queue) for queue in queues}
+        consumer.assign(queues)
+        consumer.seek_to_begin()
+        ends_s = time.monotonic() + 20
+        while len(messages) < sum(ends.values()) and time.monotonic() < ends_s:
+            messages += consumer.poll(0.2)
+    return messages
+
+
+def bodies(messages: Iterable[Any]) -> Counter[bytes]:
+    """How often each body occurs in messages or rows."""
+    return Counter(bytes(message.body) for message in messages)
+
+
+def once(*ids: int) -> Counter[bytes]:
+    """The ids range(*ids), each once."""
+    return Counter(b"%d" % n for n in range(*ids))
+
+
+def numbers(spark: SparkSession, count: int, partitions: int) -> DataFrame:
+    """The ids 0 to count - 1 as bodies."""
+    return spark.range(0, count, 1, partitions).select(col("id").cast("string").alias("body"))
+
+
+# -- queries -----------------------------------------------------------------------------------------------------------
+
+
+def copy_stream(
+    spark: SparkSession,
+    server: Broker,
+    source: dict[str, str],
+    target: str,
+    checkpoint: Path,
+    **read_options: str,
+) -> Any:
+    """A query, not started yet, that copies a topic to another."""
+    reader = spark.readStream.format("protomq").option("protomq.namesrv", server.namesrv)
+    options = {"startingOffsets": "earliest", "columns": "body,key"} | source | read_options
+    writer = reader.options(**options).load().writeStream.format("protomq")
+    writer = writer.option("protomq.namesrv", server.namesrv).option("topic", target)
+    return writer.option("checkpointLocation", str(checkpoint))
+
+
+def run(writer: Any, timeout_s: float = 60) -> list[dict[str, Any]]:
+    """Until all that is there is done; the progress of each micro-batch."""
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(timeout_s)
+    return [json.loads(progress.json) for progress in query.recentProgress]
+
+
+def forget_last_commit(checkpoint: Path) -> None:
+    """As if the driver had been killed when the last micro-batch was written but not committed yet."""
+    commits = sorted(
+        (p for p in (checkpoint / "commits").iterdir() if p.name.isdecimal()),
+        key=lambda p: int(p.name),
+    )
+    commits[-1].unlink()
+    (checkpoint / "commits" / f".{commits[-1].name}.crc").unlink(missing_ok=True)
+
+
+def wait_for(happened: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    """Until it has happened."""
+    ends_s = time.monotonic() + timeout_s
+    while not happened():
+        assert time.monotonic() < ends_s, "it did not happen in time"
+        time.sleep(0.05)
