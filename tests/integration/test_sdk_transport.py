@@ -15,6 +15,7 @@ import pytest
 
 from protomq import _methods
 from protomq._async_transport import AsyncTransport
+from protomq._remoting_async import AsyncConnection
 from protomq._transport import SyncTransport, TransportOptions
 from protomq._types import BrokerAddress
 from protomq.errors import (
@@ -568,7 +569,15 @@ async def test_an_answer_that_makes_no_sense_ends_the_connection() -> None:
                 )
 
 
-async def test_a_slow_reader_holds_its_callers_back(server: FakeServer) -> None:
+async def test_a_slow_reader_holds_its_callers_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    clogged = asyncio.Event()
+    pause_writing = AsyncConnection.pause_writing
+
+    def pause(connection: AsyncConnection) -> None:
+        pause_writing(connection)
+        clogged.set()
+
+    monkeypatch.setattr(AsyncConnection, "pause_writing", pause)
     listener = socket.create_server(("127.0.0.1", 0))
     held: list[socket.socket] = []
 
@@ -586,7 +595,7 @@ async def test_a_slow_reader_holds_its_callers_back(server: FakeServer) -> None:
             asyncio.ensure_future(transport.call(address, _methods.SEND, (bytes(1 << 20),), 3.0))
             for _ in range(40)
         ]
-        await asyncio.sleep(1.0)
+        await clogged.wait()  # More is queued than the kernel's buffers hold, so it stays like that.
         late = transport.call(address, _methods.SEND, (b"",), 0.1)
         with pytest.raises(ConnectFailedError) as caught:  # Nothing of it was sent.
             await late
