@@ -31,6 +31,8 @@ from protomq import Admin, Message, OutgoingMessage, Producer, PullConsumer
 from protomq._types import MessageQueue
 from protomq.testing import Broker
 
+ROOT = Path(__file__).resolve().parents[2]
+
 SPARK_MARKS = [
     pytest.mark.slow,
     # Spark's own warnings (versions of pandas, sockets that py4j closes late) are not ours to fail for.
@@ -61,6 +63,7 @@ def spark_session(
 ) -> Iterator[SparkSession]:
     """A session of this process. local[2,3]: two cores, three attempts for a task. The JVM outlives it, for the next one."""
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = str(ROOT)  # Workers shall find tests.support.
     builder = SparkSession.builder.master(master).appName("protomq-tests")
     for name, value in (CONFIGURATION | {"spark.sql.warehouse.dir": str(warehouse)} | more).items():
         builder = builder.config(name, value)

@@ -20,6 +20,7 @@ import pyarrow as pa
 from protomq import _methods
 from protomq._pull_answer import PullAnswer, decode_pull_answer
 from protomq._types import MessageQueue, PullStatus
+from protomq.errors import CorruptLogError
 
 from .cluster import Cluster
 from .offsets import DataLossError, OffsetRange
@@ -47,7 +48,13 @@ def read_range(
     with ThreadPoolExecutor(1, thread_name_prefix="protomq-pull") as ahead:
         pending = ahead.submit(_pull, cluster, wanted, position, settings)
         while position < wanted.end:
-            answer = pending.result()
+            try:
+                answer = pending.result()
+            except CorruptLogError as error:
+                position = _behind_damage(wanted, position, error, settings)
+                if position < wanted.end:
+                    pending = ahead.submit(_pull, cluster, wanted, position, settings)
+                continue
             following = _next_position(wanted, position, answer, settings)
             if following < wanted.end:
                 pending = ahead.submit(_pull, cluster, wanted, following, settings)
@@ -95,6 +102,18 @@ def _next_position(
         queue, position, end, f"not there any more, the queue ends at {answer.end_offset}", settings
     )
     return end
+
+
+def _behind_damage(
+    wanted: OffsetRange, position: int, error: CorruptLogError, settings: PullSettings
+) -> int:
+    """Where to go on after a part of the log that the broker has in quarantine. Raises DataLossError, or the error if it does not say."""
+    next_offset = int(error.metadata.get("next_offset", "-1"))
+    if next_offset <= position:
+        raise error
+    following = min(next_offset, wanted.end)
+    _lost(wanted.queue, position, following, f"damaged on the broker's disk: {error}", settings)
+    return following
 
 
 def _check_dense(

@@ -10,6 +10,7 @@ pytest.importorskip("pyarrow", reason="protomq-spark needs pyarrow")
 pytest.importorskip("protomq_spark", reason="clients/spark is not installed")
 
 from protomq._types import MessageQueue, MethodInfo, QueueRange
+from protomq.errors import CorruptLogError
 from protomq.v1 import pull_service_pb2 as pb
 from protomq.wire.record import RecordTemplate, encode_front
 from protomq_spark.offsets import DataLossError, OffsetRange
@@ -25,9 +26,15 @@ class FakeCluster:
     """One queue of messages `first` to `first + count`, some of them lost; and ranges for planning."""
 
     def __init__(
-        self, count: int = 0, first: int = 0, lost: Iterable[int] = (), per_pull: int = 4
+        self,
+        count: int = 0,
+        first: int = 0,
+        lost: Iterable[int] = (),
+        per_pull: int = 4,
+        quarantine: range = range(0),
     ) -> None:
         self.first, self.end, self.lost, self.per_pull = first, first + count, set(lost), per_pull
+        self.quarantine = quarantine
         self.found: dict[MessageQueue, QueueRange] = {}
         self.committed: dict[MessageQueue, int] = {}
         self.pulls: list[int] = []
@@ -36,6 +43,8 @@ class FakeCluster:
         asked = pb.PullRequest.FromString(request)
         at = asked.queue_offset
         self.pulls.append(at)
+        if at in self.quarantine:
+            raise CorruptLogError("bits", metadata={"next_offset": str(self.quarantine.stop)})
         answer = pb.PullResponse(min_offset=self.first, end_offset=self.end)
         if not self.first <= at <= self.end:
             answer.status, answer.next_offset = pb.PULL_STATUS_OFFSET_ILLEGAL, self.first
@@ -43,6 +52,8 @@ class FakeCluster:
             answer.status, answer.next_offset = pb.PULL_STATUS_NO_NEW_MSG, at
         else:
             upto = min(at + min(asked.record_count_max, self.per_pull), self.end)
+            if at < self.quarantine.start:
+                upto = min(upto, self.quarantine.start)
             answer.next_offset = upto
             template = RecordTemplate("t", 1, 0)
             for offset in range(at, upto):
@@ -111,6 +122,8 @@ def test_tags_are_filtered_and_empty_stretches_passed_over() -> None:
         (FakeCluster(8), list(range(8)), "offsets 8 to 11: not there any more"),
         (FakeCluster(20, lost=[2, 3]), [0, 1, *range(4, 12)], "2 damaged"),
         (FakeCluster(3, first=50), [], "deleted, the first is 50"),
+        (FakeCluster(20, quarantine=range(2, 7)), [0, 1, *range(7, 12)], "offsets 2 to 6: damaged"),
+        (FakeCluster(20, quarantine=range(10, 15)), list(range(10)), "offsets 10 to 11: damaged"),
     ],
 )
 def test_messages_that_are_gone_are_an_error_or_passed_over(
