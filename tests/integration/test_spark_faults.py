@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from protomq import Producer
 from protomq.testing import Broker
-from tests.support.faulty_spark import Fault, FaultySource
+from tests.support.faulty_spark import Fault, FaultySource, copy_options
 from tests.support.spark import (
     SPARK_MARKS,
     bodies,
@@ -81,17 +81,9 @@ def faulty_copy(
     **more: str,
 ) -> Any:
     """A query, not started yet, that copies a topic in micro-batches of 400, with the fault in its source or its sink."""
-    in_source = fault.at in ("latest", "plan", "read", "commit")
-    reader = spark.readStream.format("protomq-faulty" if in_source else "protomq")
-    given = {
-        "subscribe": source, "startingOffsets": "earliest", "columns": "body", "maxOffsetsPerTrigger": "400",
-        "protomq.namesrv": server.namesrv, "protomq.pullCountMax": "50",
-    }  # fmt: skip
-    given |= more
-    frame = reader.options(**(given | (fault.options() if in_source else {}))).load()
-    writer = frame.writeStream.format("protomq" if in_source else "protomq-faulty")
-    given = {"protomq.namesrv": server.namesrv, "topic": target, "batchRows": "50"}
-    writer = writer.options(**(given | ({} if in_source else fault.options())))
+    given = copy_options(server.namesrv, source, target, fault, **more)
+    frame = spark.readStream.format(given["read_format"]).options(**given["read"]).load()
+    writer = frame.writeStream.format(given["write_format"]).options(**given["write"])
     return writer.option("checkpointLocation", str(checkpoint))
 
 

@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -53,6 +53,11 @@ class Fault:
         given = {"at": self.at, "do": self.do, "folder": str(self.folder)}
         given |= {"batch": str(self.batch), "rows": str(self.rows)}
         return {f"fault.{name}": value for name, value in given.items()}
+
+    @property
+    def in_source(self) -> bool:
+        """Whether the source makes it happen; else the sink does."""
+        return self.at in ("latest", "plan", "read", "commit")
 
     @property
     def happened(self) -> bool:
@@ -182,3 +187,33 @@ class FaultySource(ProtomqDataSource):
         made.__class__ = kind
         made.fault = self.fault
         return made
+
+
+class CopyOptions(TypedDict):
+    """Formats and options of the source and the sink of a stream."""
+
+    read_format: str
+    read: dict[str, str]
+    write_format: str
+    write: dict[str, str]
+
+
+def copy_options(namesrv: str, source: str, target: str, fault: Fault, **more: str) -> CopyOptions:
+    """A stream that copies a topic in micro-batches of 400, with the fault in its source or its sink."""
+    faulty, sound = ("protomq-faulty", fault.options()), ("protomq", dict[str, str]())
+    (read_format, read), (write_format, write) = (
+        (faulty, sound) if fault.in_source else (sound, faulty)
+    )
+    limits = {"maxOffsetsPerTrigger": "400", "protomq.pullCountMax": "50"}
+    given = {
+        "protomq.namesrv": namesrv,
+        "subscribe": source,
+        "startingOffsets": "earliest",
+        "columns": "body",
+    }
+    return CopyOptions(
+        read_format=read_format,
+        read=given | limits | more | read,
+        write_format=write_format,
+        write={"protomq.namesrv": namesrv, "topic": target, "batchRows": "50"} | write,
+    )
