@@ -2,7 +2,7 @@
 
 Rules:
 - Numbers, times and lengths come from the layout by numpy, bodies and texts by one Arrow gather: no Python object is made for a
-  message, except by the CRC check (one slice) and for compressed bodies.
+  message, except a view of its body for the CRC check, and for compressed bodies.
 - Keys, tags, properties and attributes are looked at only where a column asks for them.
 - Records that are laid out in another way are parsed by protobuf, with the same result (a property test says so).
 - A body whose CRC-32C does not hold is never handed out: it is an error, null, or its row is left out.
@@ -22,9 +22,9 @@ from protomq._compression import decompress
 from protomq._message import DECOMPRESSED_SIZE_MAX_BYTES
 from protomq._types import MessageQueue
 from protomq.errors import CompressionError, CorruptMessageError
-from protomq.wire.hashing import crc32c
 from protomq.wire.record import FIXED_TRAILER_SIZE_BYTES, FLAG_COMPRESSION_MASK
 
+from .checksums import crc32c_of_pieces
 from .layout import Fronts, Located, Positions, Spans, UnusualRecordError, locate, read_fronts
 from .schema import TIMESTAMP_TYPE_STORED, arrow_schema
 
@@ -33,7 +33,6 @@ CorruptPolicy = Literal["fail", "null", "skip"]
 _FRONT_COLUMNS: Final = frozenset(
     ("key", "tags", "properties", "headers", "born_host", "sharding_key")
 )
-_HEX: Final = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +111,7 @@ def _bodies(
     starts, ends, trailers = located.body_starts, located.fronts, located.trailers
     corrupt: dict[int, str] = {}
     if decoding.check_crc:
-        stored = [raw[s:e] for s, e in zip(starts.tolist(), ends.tolist(), strict=True)]
-        found = np.fromiter(map(crc32c, stored), np.uint32, len(stored))
+        found = crc32c_of_pieces(raw, starts, ends)
         for row in np.flatnonzero(found != trailers["body_crc32c"]).tolist():
             corrupt[row] = "the CRC-32C of the body does not hold"
     codecs = trailers["flags"] & FLAG_COMPRESSION_MASK
@@ -273,11 +271,20 @@ def _message_ids(trailers: NDArray[Any]) -> pa.Array:
     octets[:, 8:12] = trailers["producer_epoch"].astype(">u4").view(np.uint8).reshape(count, 4)
     octets[:, 12:] = trailers["sequence"].astype(">u8").view(np.uint8).reshape(count, 8)
     digits = np.empty((count, 40), np.uint8)
-    digits[:, 0::2], digits[:, 1::2] = _HEX[octets >> 4], _HEX[octets & 15]
+    digits[:, 0::2], digits[:, 1::2] = (
+        _hex_digits(octets >> np.uint8(4)),
+        _hex_digits(octets & np.uint8(15)),
+    )
     bounds = np.arange(0, 40 * count + 1, 40, dtype=np.int32)
     return pa.Array.from_buffers(
         pa.string(), count, [None, pa.py_buffer(bounds), pa.py_buffer(digits)]
     )
+
+
+def _hex_digits(nibbles: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Computed, not looked up: numpy does that many octets at a time."""
+    letters = (nibbles > 9).view(np.uint8) * np.uint8(ord("A") - ord("9") - 1)
+    return nibbles + letters + np.uint8(ord("0"))
 
 
 def empty_batch(columns: Sequence[str]) -> pa.RecordBatch:

@@ -25,7 +25,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from .cluster import cluster_of
+from .cluster import cluster_of, spare_collections
 from .offsets import OffsetRange, Positions, StreamOffset, from_stream_offset, to_stream_offset
 from .options import OptionError, ReadOptions, parse_read_options, parse_write_options
 from .planning import Planner
@@ -95,7 +95,7 @@ def _read(
 ) -> Iterator[pa.RecordBatch]:
     """What both readers do on an executor."""
     if partition.value is None:  # Spark makes one empty task where there is nothing to read.
-        return iter(())
+        return
     settings = PullSettings(
         Decoding(columns, options.check_crc, options.corrupt_records, frozenset(options.tags)),
         options.tags,
@@ -103,7 +103,8 @@ def _read(
         options.pull_size_max_bytes,
         options.pull_count_max,
     )
-    return read_range(cluster_of(options.client), partition.value, settings)
+    yield from read_range(cluster_of(options.client), partition.value, settings)
+    spare_collections()
 
 
 class BatchReader(DataSourceReader):
