@@ -16,11 +16,20 @@ import numpy as np
 
 from protomq.testing.simdisk import Fault, SimDisk
 from protomq_broker.store import checkpoint as checkpoint_module
-from protomq_broker.store import commit_log, offsets, opening, recovery, topics
+from protomq_broker.store import (
+    commit_log,
+    consume_queue,
+    entry_check,
+    offsets,
+    opening,
+    recovery,
+    topics,
+)
 from protomq_broker.store import disk as disk_module
 from protomq_broker.store.append import AppendRequest
 from protomq_broker.store.checkpoint import Checkpoint
 from protomq_broker.store.commit_log import CommitLog, LogTail
+from protomq_broker.store.consume_queue import ConsumeQueueDamagedError
 from protomq_broker.store.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.disk import Disk
 from protomq_broker.store.errors import DiskFullError, StoreError
@@ -35,7 +44,7 @@ from protomq_broker.store.store import Store
 from .checker import Violation, parse_log
 from .store_damage import DamageReport, run_damage
 from .store_loops import STEPS, LoopReport, Plan, run_loops
-from .store_world import StoreWorld
+from .store_world import ROOT, StoreWorld
 
 Patch = Callable[[], Iterator[None]]
 Drill = Callable[[int], list[Violation]]
@@ -559,6 +568,36 @@ def _segments_deleted_in_one_go() -> Any:
     return _patch(SegmentFolder, "remove", remove)
 
 
+def _believes_every_entry() -> Any:
+    """The check bits of consume queue entries are not looked at: a flipped one is believed."""
+
+    def opened(data: bytes, count: int, queue_offset: int, salt: int) -> tuple[Any, int]:
+        return real(data, count, queue_offset, salt)[0], count
+
+    real = entry_check.opened
+    return _patch(consume_queue, "opened", opened)
+
+
+def _flipped_entries(seed: int) -> list[Violation]:
+    """A bit of a tag code flips in a file of a consume queue: no filter may miss a message for it, or give another."""
+    world = StoreWorld(seed, sync_flush=True)
+    world.open()
+    world.send_some(12)
+    world.flush()
+    world.close()
+    found: list[Violation] = []
+    for path, data in world.disk.files(f"{ROOT}/consumequeue").items():
+        if path.endswith("/table.bin"):
+            continue
+        image = world.fork("kill", world.rng)
+        entry = image.rng.randrange(len(data) // 20)
+        image.disk.flip_bit(path, entry * 160 + 96 + image.rng.randrange(64))
+        image.open()
+        with suppress(ConsumeQueueDamagedError):
+            found += image.check_filters()
+    return found
+
+
 def _restarts_on_lost_pages() -> Any:
     """After a failed fsync and a restart, pages that never reached the disk are taken for stored."""
     return _patch(opening, "rewrite_unsynced", lambda *args: None)
@@ -624,6 +663,7 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted("wrong tag code", _wrong_tag_code, life),
     Planted("renames before the sync", _file_without_a_sync, settings),
     Planted("deletes segments in one go", _segments_deleted_in_one_go, retention),
+    Planted("believes a flipped entry", _believes_every_entry, _flipped_entries),
     Planted("starts on lost pages", _restarts_on_lost_pages, _lost_pages),
 )
 

@@ -10,16 +10,18 @@ import logging
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+from google.protobuf.message import DecodeError
 
 from protomq._pull_answer import decode_records
 from protomq._types import MessageQueue
 from protomq.errors import ProtomqError
 from protomq.testing.simdisk import SimDisk
-from protomq.v1.record_pb2 import Record
-from protomq.wire.hashing import key_hash_of
+from protomq.v1.record_pb2 import Record, RecordBatch
+from protomq.wire.hashing import key_hash_of, tag_code_of
 from protomq.wire.record import RecordTemplate, encode_front, encode_record_field
 from protomq_broker.store.append import AppendRequest
 from protomq_broker.store.config import StoreConfig
@@ -33,6 +35,7 @@ from protomq_broker.store.errors import (
 from protomq_broker.store.reading import ReadResult, ReadStatus
 from protomq_broker.store.record_region import prove_region
 from protomq_broker.store.repeated_sends import SendInFlightError, SequenceExpiredError
+from protomq_broker.store.selection import NO_TAGS
 from protomq_broker.store.store import Store
 from protomq_broker.store.topics import TopicConfig
 
@@ -44,6 +47,7 @@ ROOT: Final = "/s"
 SEGMENT_SIZE_BYTES: Final = 4096
 TOPICS: Final = ("orders", "payments")
 QUEUES: Final = 2
+ALL_QUEUES: Final = tuple((topic, queue) for topic in TOPICS for queue in range(QUEUES))
 DETECTED: Final = "detected"
 TAGS: Final = ("", "red", "blue")
 
@@ -504,6 +508,52 @@ class StoreWorld:
                 )
         return found
 
+    def check_filters(
+        self, queues: Sequence[tuple[str, int]] = ALL_QUEUES, tags: Sequence[str] = TAGS[1:]
+    ) -> list[Violation]:
+        """A filter by a tag gives every message that has it, and no other (B3). What the log has set aside is passed over."""
+        assert self.store is not None
+        found: list[Violation] = []
+        for topic, queue in queues:
+            start, end = self.store.queue_range(topic, queue)
+            for tag in tags:
+                wanted = [
+                    r.queue_offset for r in self._records(topic, queue, start, end) if r.tag == tag
+                ]
+                codes = frozenset((tag_code_of(tag),))
+                given = [r.queue_offset for r in self._records(topic, queue, start, end, codes)]
+                if wanted != given:
+                    found.append(
+                        Violation(
+                            "B3",
+                            f"the filter {tag!r} gives {given} of {topic}/{queue}, it is the tag of {wanted}",
+                        )
+                    )
+        return found
+
+    def _records(
+        self, topic: str, queue: int, start: int, end: int, tag_codes: frozenset[int] = NO_TAGS
+    ) -> list[Record]:
+        """The records of a queue that a reader gets, with a filter or without; those that no longer parse are left out."""
+        assert self.store is not None
+        records: list[Record] = []
+        while start < end:
+            try:
+                result = self.store.read(topic, queue, start, 100, 1 << 20, tag_codes)
+            except CorruptLogError as error:
+                start = max(error.next_offset, start + 1)
+                continue
+            data = b"".join(
+                region.file.read(region.offset, region.size_bytes) for region in result.regions
+            )
+            for at, size in zip(result.starts.tolist(), result.sizes.tolist(), strict=True):
+                with suppress(DecodeError):
+                    records += RecordBatch.FromString(data[at : at + size]).records
+            if result.next_offset <= start:
+                break
+            start = result.next_offset
+        return records
+
     def check_settings(self) -> list[Violation]:
         """Topics that were created and offsets that were flushed are there."""
         assert self.store is not None
@@ -532,6 +582,7 @@ class StoreWorld:
             return [Violation("D4", f"the start failed though nothing was damaged: {error!r}")]
         self.scan()
         found = self.check_look_ups() + self.check_settings()
+        found += self.check_filters((self.rng.choice(ALL_QUEUES),), (self.rng.choice(TAGS[1:]),))
         if not store.write_refusal:
             self.retry_uncertain()
             self.send_some(2)

@@ -1,6 +1,6 @@
 """Invariant D over the files of a store: an own reading of the log, which shares no code with the store's.
 
-    D1   log and consume queues are a bijection: each record has one entry, each entry one record, positions rise
+    D1   log and consume queues are a bijection: each record has one entry, each entry one record, positions rise, check bits hold
     D2   no entry at or beyond the end of the log
     D5   all seals hold and chain, records stand where they say, zeros behind the end
     D7   the checkpoint is not ahead of the log's end, nor of what any seal or the caller knows to be synced
@@ -25,6 +25,10 @@ from .violations import Violation
 
 ENTRY = struct.Struct("<QIq")
 SEAL_FIELD_SIZE = 53
+ENTRY_FACTORS = (
+    0x2D65C24B130B9697, 0x29C7BFA39B35C1EB, 0xB6F1DED17B53111B, 0x82912A1B6E7342FF, 0x62994ADBB0EF8583,
+)  # fmt: skip
+ENTRY_STEP = 0x9E3779B97F4A7C15
 CHECKPOINT = struct.Struct("<8sQQIIQQI")
 
 
@@ -219,12 +223,31 @@ def _check_queues(report: LogReport, files: Mapping[str, bytes], *, has_damage: 
             report.say("D1", f"{path} ends within an entry")
         first = int(parts[3]) // ENTRY.size
         queue = actual.setdefault((parts[1], int(parts[2])), {})
-        for index, entry in enumerate(
-            ENTRY.iter_unpack(data[: len(data) // ENTRY.size * ENTRY.size])
-        ):
-            queue[first + index] = entry
+        named = expected.get((parts[1], int(parts[2])), {})
+        salt = google_crc32c.value(f"{parts[1]}/{parts[2]}".encode()) << 32
+        for at in range(0, len(data) - ENTRY.size + 1, ENTRY.size):
+            offset = first + at // ENTRY.size
+            octets = data[at : at + ENTRY.size]
+            entry, check = _open_entry(octets)
+            queue[offset] = entry
+            if check != _entry_check(octets, offset, salt) and (any(octets) or offset in named):
+                report.say("D1", f"the check bits of {parts[1]}/{parts[2]}@{offset} do not hold")
     for key in sorted({*expected, *actual}):
         _compare_queue(report, key, expected.get(key, {}), actual.get(key, {}), has_damage)
+
+
+def _open_entry(octets: bytes) -> tuple[tuple[int, int, int], int]:
+    """(position, size and tag code; the check bits): the top octets of position and size."""
+    position, size, tag_code = ENTRY.unpack(octets)
+    return (position % (1 << 56), size % (1 << 24), tag_code), position >> 56 | size >> 24 << 8
+
+
+def _entry_check(octets: bytes, offset: int, salt: int) -> int:
+    """As FORMAT.md has it: the upper 16 of 64 bits of a sum over the words without the check octets, the offset and the queue's name."""
+    bare = octets[:7] + b"\0" + octets[8:11] + b"\0" + octets[12:]
+    words = (int.from_bytes(bare[at : at + 4], "little") for at in range(0, 20, 4))
+    total = sum(factor * word for factor, word in zip(ENTRY_FACTORS, words, strict=True))
+    return (total + ENTRY_STEP * offset + salt) % (1 << 64) >> 48
 
 
 def _compare_queue(

@@ -5,7 +5,8 @@
     entry   position u64 | size u32 | tag_code i64      little-endian, 20 bytes; entry n of the queue stands at byte n * 20
 
 `position` and `size` are those of the whole record field, its tag and length included. Positions rise. An entry of size 0 and
-tag code -1 fills the place of a record that the log has lost: queue offsets are never given twice.
+tag code -1 fills the place of a record that the log has lost: queue offsets are never given twice. In files the top octets of
+position and size hold check bits (`entry_check.py`): whatever is read from one is checked.
 
 Rules:
 - One thread appends (the writer), one writes files (the flusher), any thread reads.
@@ -17,6 +18,7 @@ Rules:
 
 from __future__ import annotations
 
+import logging
 import struct
 import threading
 from collections.abc import Callable
@@ -26,9 +28,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .disk import read_fully, write_fully
+from .entry_check import opened, salt_of, sealed
 from .errors import StoreError
 from .selection import ENTRY, ENTRY_SIZE_BYTES
 from .side_files import OpenFiles, cut_file
+
+log = logging.getLogger(__name__)
 
 ENTRIES_PER_FILE: Final = 300_000
 """RocketMQ's: a file is 6 MB."""
@@ -125,6 +130,10 @@ class ConsumeQueue:
     def known_min_offset(self) -> int:
         """The first offset as of the last look: see `min_offset`."""
         return self._min_offset
+
+    @property
+    def _salt(self) -> int:
+        return salt_of(self.topic, self.queue_id)
 
     def path_of(self, queue_offset: int) -> str:
         """The file in which the entry stands."""
@@ -225,7 +234,8 @@ class ConsumeQueue:
             part = memoryview(buffer)[
                 (first - start) * ENTRY_SIZE_BYTES : (last - start) * ENTRY_SIZE_BYTES
             ]
-            write_fully(files.disk, file.fd, part, first % ENTRIES_PER_FILE * ENTRY_SIZE_BYTES)
+            at = first % ENTRIES_PER_FILE * ENTRY_SIZE_BYTES
+            write_fully(files.disk, file.fd, sealed(part, first, self._salt), at)
             self.flushed_offset = last
 
     def sync(self) -> set[str]:
@@ -392,9 +402,11 @@ class ConsumeQueue:
             raise self._damage(path, queue_offset, "the file is gone") from None
         data = read_fully(files.disk, file.fd, look_at * ENTRY_SIZE_BYTES, at * ENTRY_SIZE_BYTES)
         whole = len(data) // ENTRY_SIZE_BYTES
-        entries = np.frombuffer(data, ENTRY, whole)
-        good, reason = whole, "the file is too short"
-        wrong = first_disorder(entries)
+        entries, good = opened(data, whole, queue_offset, self._salt)
+        reason = "the file is too short"
+        if good < whole:
+            reason = "its check bits do not hold"
+        wrong = first_disorder(entries[:good])
         if wrong is not None:
             good, reason = (
                 max(wrong - 1, 0),
@@ -407,9 +419,13 @@ class ConsumeQueue:
         return entries[: min(good, count)]
 
     def _damage(self, path: str, queue_offset: int, reason: str) -> ConsumeQueueDamagedError:
+        error = ConsumeQueueDamagedError(path, queue_offset, reason)
         if queue_offset >= self._min_offset:
-            self._home.damage[self] = min(self._home.damage.get(self, queue_offset), queue_offset)
-        return ConsumeQueueDamagedError(path, queue_offset, reason)
+            known = self._home.damage.get(self)
+            if known is None or queue_offset < known:
+                log.error("damage in a consume queue: %s", error)
+                self._home.damage[self] = queue_offset
+        return error
 
 
 def first_disorder(entries: NDArray[Any]) -> int | None:

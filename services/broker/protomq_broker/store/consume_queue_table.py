@@ -15,6 +15,7 @@ Rules:
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
@@ -35,7 +36,7 @@ from .consume_queue import (
     ConsumeQueueDamagedError,
     QueueFiles,
 )
-from .disk import Disk, remove_file
+from .disk import Disk, read_file, remove_file
 from .queue_rows import QueueRows, decode_rows
 from .selection import ENTRY_SIZE_BYTES
 from .side_files import (
@@ -49,13 +50,16 @@ from .side_files import (
     write_state_file,
 )
 
+log = logging.getLogger(__name__)
+
 TABLE_FILE_NAME: Final = "table.bin"
 """No topic can have this name: a dot is not allowed in one."""
 
 SYNC_ALL_COUNT_MIN: Final = 64
 """So many queues are synced by one sync of the file system: here 20 ms, as much as a dozen of files one by one."""
 
-_MAGIC: Final = b"PMQCQT01"
+_MAGIC: Final = b"PMQCQT02"
+"""Its number is that of the entries too: 01 had no check bits."""
 _QUEUE_BITS: Final = 32
 _REPLAYED_ENTRIES_MAX: Final = 1 << 20
 """So many entries a replay keeps in memory: 20 MB."""
@@ -244,6 +248,7 @@ class ConsumeQueueTable:
         self._folder_file = OpenFile(self._disk, self._disk.open_folder(self._folder))
         payload = read_state_file(self._disk, self._table_path, _MAGIC)
         if payload is None:
+            self._say_why_not()
             self.start_rebuild()
             return
         position, rows = decode_rows(payload)
@@ -332,6 +337,20 @@ class ConsumeQueueTable:
         self._covered_position = end_position
         if behind_table:  # else other records, at the same queue offsets, would pass for those that the table knows
             self.checkpoint(end_position)
+
+    def _say_why_not(self) -> None:
+        """There is no table to go by: why, unless the store is new."""
+        content = read_file(self._disk, self._table_path)
+        reason = "does not hold"
+        if content is None:
+            if not self._disk.list(self._folder):
+                return
+            reason = "is gone"
+        elif not content.startswith(_MAGIC):
+            reason = f"begins with {content[: len(_MAGIC)]!r}, not {_MAGIC!r}: it is damaged, or of another version"
+        log.warning(
+            "%s %s: all consume queues are made anew from the log", self._table_path, reason
+        )
 
     @property
     def _table_path(self) -> str:
@@ -563,6 +582,11 @@ def _sound_end(queue: ConsumeQueue) -> int:
         if found < count:
             break
     return offset
+
+
+def has_table(disk: Disk, folder: str) -> bool:
+    """Whether a start would go by the files in `folder`: else it makes them anew, and what they hold is nothing to anybody."""
+    return read_state_file(disk, f"{folder}/{TABLE_FILE_NAME}", _MAGIC) is not None
 
 
 def verify_queue(queue: ConsumeQueue, log_start: int = 0) -> Iterable[ConsumeQueueDamagedError]:

@@ -167,6 +167,19 @@ def recover_store(
     return recovered
 
 
+def rebuild_queues(
+    disk: Disk,
+    folder: SegmentFolder,
+    checkpoint: Checkpoint | None,
+    recovered: RecoveredLog,
+    queues: ConsumeQueueTable,
+    deleted: Mapping[str, int],
+) -> None:
+    """Makes all consume queues anew from the recovered log: one that the start itself reads turned out not to hold."""
+    _rebuild(disk, folder, checkpoint, recovered, queues, [queues], deleted)
+    queues.forget_deleted(deleted)
+
+
 def restore_topics(topics: TopicTable, queues: ConsumeQueueTable) -> None:
     """A lost list of topics comes back from the queues."""
     if not topics.was_lost:

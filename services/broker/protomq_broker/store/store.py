@@ -34,6 +34,7 @@ from .append import AppendRequest
 from .checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from .commit_log import DISK_FULL_ERRNOS, CommitLog
 from .config import StoreConfig
+from .consume_queue import ConsumeQueueDamagedError
 from .consume_queue_table import ConsumeQueueTable
 from .disk import Disk, read_json
 from .errors import DiskFullError, StoreFailedError
@@ -47,6 +48,7 @@ from .opening import (
     Derived,
     check_settings,
     make_folders,
+    rebuild_queues,
     recover_store,
     restore_offsets,
     restore_topics,
@@ -160,13 +162,7 @@ class Store:
         offsets_path = f"{root}/config/consumerOffsets.json"
         self.offsets = ConsumerOffsets(disk, offsets_path)
         restored_from = 0 if read_json(disk, offsets_path) is None else self._replayed_from
-        restore_offsets(
-            self.offsets,
-            self._queues,
-            self._reader,
-            max(restored_from, self.min_position),
-            self.topics,
-        )
+        self._restore_offsets(recovered, max(restored_from, self.min_position))
         self._flusher = LogFlusher(
             disk,
             self._log,
@@ -548,6 +544,16 @@ class Store:
         self._first = _first_of(self._folder, checkpoint)
         self._replayed_from = checkpoint.replay_position if checkpoint else 0
         return recovered
+
+    def _restore_offsets(self, recovered: RecoveredLog, position: int) -> None:
+        """Takes over the committed offsets that the log has from `position` on."""
+        try:
+            restore_offsets(self.offsets, self._queues, self._reader, position, self.topics)
+        except ConsumeQueueDamagedError:
+            checkpoint = read_checkpoint(self._disk, f"{self.root}/checkpoint")
+            deleted = self.topics.deleted
+            rebuild_queues(self._disk, self._folder, checkpoint, recovered, self._queues, deleted)
+            restore_offsets(self.offsets, self._queues, self._reader, position, self.topics)
 
     def _flushed(self, position: int) -> None:
         """On whatever thread has flushed, before the next flush may begin."""

@@ -2,7 +2,8 @@
 
 Checked are, for every byte of the log: the chain of seals; the stamps of each record (its position, the density of the offsets of its
 queue, the order of store times); that there are zeros behind the end; and that the entries of the consume queues that are on disk
-point to the very records. What is missing in a consume queue is no finding: it comes from the log at the next start.
+point to the very records and their check bits hold. What is missing in a consume queue is no finding: it comes from the log at the next
+start, and so do all of them when their table is missing or of another version.
 
 If a broker has the store open, only what lies below its last checkpoint is judged.
 """
@@ -22,7 +23,9 @@ from protomq.wire.record import PHYSICAL_OFFSET_AT
 
 from .append import CorruptRecordError, ScannedRecords
 from .consume_queue import ENTRIES_PER_FILE, FILE_SIZE_BYTES
+from .consume_queue_table import has_table
 from .disk import Disk, read_fully, read_json
+from .entry_check import opened, salt_of
 from .lock import is_locked
 from .offline import OfflineStore, open_offline
 from .record_scan import read_trailers
@@ -132,6 +135,7 @@ class _Verification:
         self._quarantine = deque(sorted(store.damaged, key=lambda damage: damage.start_position))
         self._expected: dict[tuple[str, int], int] = {}
         self._store_time_ms = 0
+        self._has_queues = has_table(store.disk, f"{store.root}/consumequeue")
         self._damage: list[tuple[DamagedRange, FindingKind, list[LostMessages]]] = []
         self._findings: list[Finding] = []
 
@@ -213,7 +217,8 @@ class _Verification:
             first = expected if row == 0 else int(offsets[row - 1]) + 1
             self._gap(topic, queue_id, first, int(offsets[row]), int(positions[row]))
         self._expected[topic, queue_id] = int(offsets[-1]) + 1
-        self._check_entries(records, rows, topic, queue_id)
+        if self._has_queues:
+            self._check_entries(records, rows, topic, queue_id)
 
     def _gap(self, topic: str, queue_id: int, first: int, end: int, position: int) -> None:
         before = [entry for entry in self._damage if entry[0].end_position <= position]
@@ -242,16 +247,23 @@ class _Verification:
             chosen = np.flatnonzero(offsets // ENTRIES_PER_FILE == number)
             path = f"{self._store.root}/consumequeue/{topic}/{queue_id}/{number * FILE_SIZE_BYTES:020d}"
             first, end = int(offsets[chosen[0]]), int(offsets[chosen[-1]]) + 1
-            stored = _read_entries(self._store.disk, path, first % ENTRIES_PER_FILE, end - first)
+            stored, good = _read_entries(
+                self._store.disk, path, first, end - first, salt_of(topic, queue_id)
+            )
             places = offsets[chosen] - first
             chosen, places = chosen[places < len(stored)], places[places < len(stored)]
             wrong = np.flatnonzero(stored[places] != wanted[chosen])
+            explanation, row = "", 0
             if len(wrong):
                 row = int(chosen[wrong[0]])
                 explanation = (
                     f"{len(wrong)} entries do not agree with the log, the first is that of offset {int(offsets[row])}: "
                     f"{stored[places[wrong[0]]].item()} instead of {wanted[row].item()}"
                 )
+            elif good < len(stored):
+                row = int(chosen[np.searchsorted(places, good, "right") - 1])
+                explanation = f"the check bits of the entry of offset {first + good} do not hold"
+            if explanation:
                 position = int(wanted[row]["position"])
                 self._findings.append(
                     Finding(FindingKind.WRONG_ENTRY, path, position, position, (), explanation)
@@ -276,13 +288,17 @@ def _stamped_positions(data: bytes, ends: NDArray[np.int64]) -> NDArray[np.int64
     return windows[ends + PHYSICAL_OFFSET_AT]
 
 
-def _read_entries(disk: Disk, path: str, first: int, count: int) -> NDArray[np.void]:
+def _read_entries(
+    disk: Disk, path: str, queue_offset: int, count: int, salt: int
+) -> tuple[NDArray[np.void], int]:
+    """(the entries from `queue_offset` on that the file has, how many hold up to the first whose check does not)."""
     try:
         fd = disk.open_read_only(path)
     except FileNotFoundError:
-        return np.empty(0, ENTRY)
+        return np.empty(0, ENTRY), 0
     try:
-        data = read_fully(disk, fd, count * ENTRY_SIZE_BYTES, first * ENTRY_SIZE_BYTES)
+        at = queue_offset % ENTRIES_PER_FILE * ENTRY_SIZE_BYTES
+        data = read_fully(disk, fd, count * ENTRY_SIZE_BYTES, at)
     finally:
         disk.close(fd)
-    return np.frombuffer(data[: len(data) // ENTRY_SIZE_BYTES * ENTRY_SIZE_BYTES], ENTRY)
+    return opened(data, len(data) // ENTRY_SIZE_BYTES, queue_offset, salt)

@@ -13,6 +13,7 @@ from protomq_broker.store.consume_queue import (
     QueueFiles,
     first_disorder,
 )
+from protomq_broker.store.entry_check import check_of, salt_of
 from protomq_broker.store.selection import ENTRY
 from protomq_broker.store.side_files import OpenFiles
 
@@ -44,12 +45,44 @@ def rows(start: int, end: int) -> list[tuple[int, int, int]]:
     return [(100 * offset, 100, offset) for offset in range(start, end)]
 
 
-def test_entries_on_disk_are_position_size_and_tag_code_in_20_bytes():
+def test_entries_on_disk_are_position_size_and_tag_code_in_20_bytes_two_of_them_check_bits():
     queue, disk = make_queue()
-    queue.append(0x0102030405060708, 0x090A0B0C, -2)
+    queue.append(0x02030405060708, 0x0A0B0C, -2)
     queue.flush()
-    assert disk.content(FIRST_FILE) == struct.pack("<QIq", 0x0102030405060708, 0x090A0B0C, -2)
-    assert len(disk.content(FIRST_FILE)) == 20
+    check = check_of(0x02030405060708, 0x0A0B0C, -2, 0, salt_of("topic", 3))
+    stored = bytearray(disk.content(FIRST_FILE))
+    assert len(stored) == 20
+    assert stored[7] | stored[11] << 8 == check
+    stored[7] = stored[11] = 0
+    assert stored == struct.pack("<QIq", 0x02030405060708, 0x0A0B0C, -2)
+
+
+@pytest.mark.parametrize("bit", range(160))
+def test_a_flipped_bit_is_told_and_never_believed(bit: int):
+    queue, disk = make_queue()
+    fill(queue, 8)
+    queue.flush()
+    queue.release_buffer()
+    disk.flip_bit(FIRST_FILE, 5 * 160 + bit)
+    assert queue.entries(0, 8).tolist() == rows(0, 5)
+    with pytest.raises(ConsumeQueueDamagedError, match="check bits") as caught:
+        queue.entry(5)
+    assert caught.value.queue_offset == 5
+    assert queue.entries(6, 8).tolist() == rows(6, 8)
+
+
+def test_a_file_of_another_queue_is_not_believed():
+    queue, disk = make_queue()
+    other = ConsumeQueue("topic", 4, 0, QueueFiles(FOLDER, OpenFiles(disk)))
+    disk.make_folder(f"{FOLDER}/topic/4")
+    for each in (queue, other):
+        fill(each, 8)
+        each.flush()
+        each.release_buffer()
+    disk.overwrite(FIRST_FILE, 0, disk.content(f"{FOLDER}/topic/4/{0:020d}"))
+    with pytest.raises(ConsumeQueueDamagedError):
+        queue.entries(0, 8)
+    assert other.entries(0, 8).tolist() == rows(0, 8)
 
 
 def test_a_file_is_named_by_the_byte_offset_of_its_first_entry():
@@ -191,7 +224,7 @@ def test_damage_is_found_on_reading_and_what_is_whole_before_it_is_given():
     queue.flush()
     queue.release_buffer()
     disk.overwrite(FIRST_FILE, 5 * 20, bytes(20))
-    assert queue.entries(0, 100).tolist() == rows(0, 4)
+    assert queue.entries(0, 100).tolist() == rows(0, 5)
     with pytest.raises(ConsumeQueueDamagedError) as caught:
         queue.entries(5, 100)
     assert caught.value.queue_offset == 5
@@ -199,14 +232,19 @@ def test_damage_is_found_on_reading_and_what_is_whole_before_it_is_given():
     assert queue.entries(6, 100).tolist() == rows(6, 20)
 
 
-def test_a_wrong_entry_is_seen_by_the_one_behind_it():
+def test_an_old_entry_that_the_disk_brought_back_is_seen_by_the_one_behind_it():
     queue, disk = make_queue()
-    fill(queue, 8)
+    fill(queue, 3)
+    queue.append(900, 100, 3)  # of a tail that recovery has cut since
+    queue.flush()
+    old = disk.content(FIRST_FILE)[3 * 20 : 4 * 20]
+    queue.cut(3)
+    fill(queue, 5)
     queue.flush()
     queue.release_buffer()
-    disk.overwrite(FIRST_FILE, 3 * 20 + 6, b"\x01")
+    disk.overwrite(FIRST_FILE, 3 * 20, old)
     assert queue.entries(0, 3).tolist() == rows(0, 3)
-    with pytest.raises(ConsumeQueueDamagedError):
+    with pytest.raises(ConsumeQueueDamagedError, match="order"):
         queue.entries(3, 1)
 
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from protomq.testing.simdisk import Fault, SimDisk
 from protomq_broker.store import consume_queue, consume_queue_table
-from protomq_broker.store.consume_queue_table import ConsumeQueueTable, verify_queue
+from protomq_broker.store.consume_queue_table import ConsumeQueueTable, has_table, verify_queue
+from protomq_broker.store.side_files import read_state_file, write_state_file
 from tests.unit.protomq_broker.store.derived_helpers import ListLog, Send, power_cut
 
 FOLDER = "/s/consumequeue"
@@ -212,6 +213,32 @@ def test_a_damaged_table_is_no_table(bit: int):
     again = make_table(disk, log)
     assert again.replay_from == 0
     expect_all(again, log)
+
+
+def test_queues_of_another_version_are_made_anew_and_the_log_says_why(
+    caplog: pytest.LogCaptureFixture,
+):
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    append(table, log, Send("a", 0, 6), Send("b", 0, 2))
+    table.checkpoint(log.end)
+    files, path = queue_files(disk), f"{FOLDER}/a/0/{0:020d}"
+    payload = read_state_file(disk, f"{FOLDER}/table.bin", b"PMQCQT02")
+    assert payload is not None
+    write_state_file(disk, f"{FOLDER}/table.bin", b"PMQCQT01", payload)
+    disk.overwrite(path, 7, b"\x00")  # as without check bits
+    assert not has_table(disk, FOLDER)
+    with caplog.at_level("WARNING"):
+        again = make_table(disk, log)
+    assert "another version" in caplog.text
+    assert "made anew from the log" in caplog.text
+    assert again.replay_from == 0
+    expect_all(again, log)
+    again.checkpoint(log.end)
+    assert queue_files(disk) == files
+    caplog.clear()
+    make_table(SimDisk())
+    assert not caplog.text, "a new store has nothing to say"
 
 
 def test_a_log_that_ends_earlier_cuts_the_queues_and_their_offsets_are_given_again():

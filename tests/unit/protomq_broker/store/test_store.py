@@ -13,6 +13,7 @@ from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire.hashing import key_hash_of, tag_code_of
+from protomq_broker.store.consume_queue import ConsumeQueueDamagedError
 from protomq_broker.store.errors import (
     AppendTooLargeError,
     CorruptLogError,
@@ -428,6 +429,48 @@ def test_lost_lists_of_topics_and_offsets_come_back_from_the_log() -> None:
     assert store.topics.find("topic") is not None
     assert store.topics.find(OFFSETS_TOPIC) is None
     assert store.offsets.find("group", "topic", 2) == 1
+
+
+def test_a_start_that_comes_upon_a_damaged_queue_of_offsets_makes_it_anew() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    store.append([make_request(queue_id=2)])
+    for offset in (1, 2, 3):
+        store.offsets.commit("group", "topic", 2, offset)
+        for body in store.offsets.changed_since_last():
+            store.append([make_request([body], topic=OFFSETS_TOPIC)])
+    store.close()
+    path = f"/s/consumequeue/{OFFSETS_TOPIC}/0/{0:020d}"
+    whole = disk.content(path)
+    disk.remove("/s/config/consumerOffsets.json")
+    disk.flip_bit(path, 160 + 3)
+    store = open_store(disk)
+    assert store.offsets.find("group", "topic", 2) == 3
+    assert len(read_all(store, queue_id=2)) == 1
+    store.close()
+    assert disk.content(path) == whole
+
+
+def test_a_filter_never_passes_over_a_message_whose_entry_was_flipped() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    for _ in range(5):
+        store.append([make_request(tag="red")])
+    store.close()
+    path = f"/s/consumequeue/topic/0/{0:020d}"
+    whole = disk.content(path)
+    for bit in range(160):
+        disk.flip_bit(path, 2 * 160 + bit)
+        store = open_store(disk)
+        red = frozenset((tag_code_of("red"),))
+        assert store.read("topic", 0, 0, 10, 1 << 20, red).record_count == 2
+        with pytest.raises(ConsumeQueueDamagedError):
+            store.read("topic", 0, 2, 10, 1 << 20, red)
+        store.close()
+        store = open_store(disk)
+        assert store.read("topic", 0, 0, 10, 1 << 20, red).record_count == 5, "made anew"
+        store.close()
+        assert disk.content(path) == whole
 
 
 def test_a_start_on_a_full_disk_can_still_be_read_and_takes_writes_when_there_is_space() -> None:

@@ -112,6 +112,24 @@ def test_a_consume_queue_that_disagrees_is_found() -> None:
     assert "offset 3" in finding.explanation
 
 
+@pytest.mark.parametrize("bit", range(160))
+def test_any_flipped_bit_of_a_consume_queue_is_found(bit: int) -> None:
+    disk = SimDisk()
+    filled_store(disk, 10).close()
+    disk.flip_bit(f"/s/consumequeue/topic/1/{0:020d}", 20 * 8 * 3 + bit)
+    (finding,) = verify("/s", disk=disk)
+    assert finding.kind is FindingKind.WRONG_ENTRY
+    assert "offset 3" in finding.explanation
+
+
+def test_consume_queues_that_no_start_would_go_by_are_no_finding() -> None:
+    disk = SimDisk()
+    filled_store(disk).close()
+    disk.overwrite(f"/s/consumequeue/topic/1/{0:020d}", 20 * 3 + 8, b"\x01\x02")
+    disk.overwrite("/s/consumequeue/table.bin", 0, b"PMQCQT01")
+    assert verify("/s", disk=disk) == []
+
+
 def test_repair_needs_the_store_for_itself() -> None:
     disk = SimDisk()
     store = filled_store(disk)
