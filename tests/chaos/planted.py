@@ -426,6 +426,17 @@ def _no_folder_sync() -> Any:
     return _patch(SimDisk, "fsync_dir", lambda self, path: None)
 
 
+def _no_sync_of_the_root() -> Any:
+    """The folders of a new store are made and everything in them is synced, but not the names of the folders themselves."""
+    real = SimDisk.fsync_dir
+
+    def fsync_dir(self: SimDisk, path: str) -> None:
+        if path.startswith(f"{ROOT}/"):
+            real(self, path)
+
+    return _patch(SimDisk, "fsync_dir", fsync_dir)
+
+
 def _appends_behind_half_a_record() -> Any:
     """After a short write the log goes on behind it."""
 
@@ -645,6 +656,7 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted("zeroes a torn tail without a sync", _zeroes_without_a_sync, torn_tail_twice),
     Planted("trusts the consume queue", _trusts_the_consume_queue_files, life),
     Planted("never syncs a folder", _no_folder_sync, life),
+    Planted("never syncs the names of its folders", _no_sync_of_the_root, life),
     Planted(
         "goes on behind half a record",
         _appends_behind_half_a_record,

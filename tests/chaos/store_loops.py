@@ -21,7 +21,7 @@ from protomq_broker.store.errors import StoreError, WritesRefusedError
 from protomq_broker.store.store import Store
 
 from .checker import Violation
-from .store_world import SEGMENT_SIZE_BYTES, StoreOpener, StoreWorld
+from .store_world import ROOT, SEGMENT_SIZE_BYTES, StoreOpener, StoreWorld
 
 
 class Plan(NamedTuple):
@@ -106,6 +106,32 @@ def _start(world: StoreWorld) -> None:
     world.scan()
 
 
+def _empty(world: StoreWorld) -> StoreWorld:
+    """A disk with nothing on it."""
+    return StoreWorld(world.rng.getrandbits(32), sync_flush=world.sync_flush, opener=world.opener)
+
+
+def _first_start(world: StoreWorld) -> None:
+    """A new store, and what is acknowledged by it."""
+    world.open()
+    world.send_some(1)
+    world.flush()
+
+
+def _without_derived(world: StoreWorld) -> StoreWorld:
+    """Nothing that comes from the log is there, or the tables do not hold: a start makes it all anew."""
+    world.send_some(2)
+    world.checkpoint()
+    after = world.fork("kill", world.rng)
+    for name in ("consumequeue", "index", "repeatedsends"):
+        if world.rng.random() < 0.5:
+            after.disk.remove(f"{ROOT}/{name}")
+        for path in after.disk.files(f"{ROOT}/{name}"):
+            if path.endswith(".bin"):
+                after.disk.flip_bit(path, 70)
+    return after
+
+
 class Step(NamedTuple):
     """An operation: how the world is prepared for it, and what is done."""
 
@@ -128,6 +154,8 @@ STEPS: Final[dict[str, Step]] = {
     "close": Step(_same, StoreWorld.close),
     "start after a kill": Step(_reopen_after("kill"), _start),
     "start after a power cut": Step(_reopen_after("power"), _start),
+    "first start": Step(_empty, _first_start),
+    "start without anything derived": Step(_without_derived, _start),
 }
 
 

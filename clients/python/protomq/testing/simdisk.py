@@ -2,8 +2,9 @@
 
 Faults it can inject:
 - power cut: `crash(rng)` gives the disk as it comes up again. Of what was not synced, any subset survives: each 512-byte sector,
-  each file size and each name in a folder on its own (a rename is one step). `write_back(rng)` lets some of it reach the platter
-  early.
+  each file size and each name in a folder on its own (a rename is one step). Folders are names like files: one that was made or
+  removed is so for certain once the folder it stands in is synced; with the name of a folder goes all that is in it.
+  `write_back(rng)` lets some of it reach the platter early.
 - kill -9: `killed()` gives the same page cache to the next process; locks and descriptors are gone.
 - a planned fault at any operation that changes something (`plan`, or `fail_at`): `Fault.EIO`, `Fault.ENOSPC`, `Fault.SHORT` (half of
   a write is done), `Fault.SYNC_LOST` (an fsync fails, once, and the pages count as clean though they never reached the disk),
@@ -12,7 +13,7 @@ Faults it can inject:
 - damage: `flip_bit`, `overwrite`, `cut`, `swap_ranges` change what is stored without anybody noticing.
 
 Operations are counted in `operations`, so "fail the n-th, for n = 1, 2, 3 …" is a loop. Everything follows from the seed of the
-`rng` that is handed in. Folders are durable at once. One thread at a time.
+`rng` that is handed in. One thread at a time.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ import posixpath
 import random
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar, cast
 
 from protomq_broker.store.disk import Disk, DiskUsage
 
 SECTOR_SIZE_BYTES: Final = 512
+_Node = TypeVar("_Node", bound="_File | _Folder")
 
 
 class Fault(Enum):
@@ -89,12 +91,31 @@ class _File:
 
 
 class _NameChange(NamedTuple):
-    """A name that was added, taken away, or moved (both at once), not yet synced."""
+    """A name in a folder that was added, taken away, or moved (both at once), not yet synced."""
 
-    folder: str
     added: str | None
     removed: str | None
-    file: _File
+    node: _File | _Folder
+
+
+class _Folder:
+    """The names in a folder as they are on the platter, and what processes have changed since."""
+
+    __slots__ = ("changes", "durable")
+
+    def __init__(self) -> None:
+        self.durable: dict[str, _File | _Folder] = {}
+        self.changes: list[_NameChange] = []
+
+    def sync(self) -> None:
+        for change in self.changes:
+            _apply_name_change(self.durable, change)
+        self.changes.clear()
+
+    def forget(self, name: str) -> None:
+        """A name is gone, as if it had never been."""
+        self.durable.pop(name, None)
+        self.changes = [change for change in self.changes if name not in change[:2]]
 
 
 class SimDisk(Disk):
@@ -103,9 +124,7 @@ class SimDisk(Disk):
     __slots__ = (
         "_boot",
         "_descriptors",
-        "_durable_names",
         "_folders",
-        "_name_changes",
         "_names",
         "_next_fd",
         "capacity_bytes",
@@ -125,10 +144,8 @@ class SimDisk(Disk):
         self.operations = 0
         self.history: list[Operation] | None = None
         """Set to a list to have the operations written down."""
-        self._names: dict[str, _File] = {}
-        self._durable_names: dict[str, _File] = {}
-        self._name_changes: list[_NameChange] = []
-        self._folders: set[str] = {"/"}
+        self._names: dict[str, _File] = {}  # as processes see them, by path; folders likewise
+        self._folders: dict[str, _Folder] = {"/": _Folder()}
         self._descriptors: dict[int, tuple[_File, str]] = {}
         self._next_fd = 1000
         self._boot = 1
@@ -153,43 +170,41 @@ class SimDisk(Disk):
         share = rng.choice((0.0, 0.1, 0.5, 0.9, 1.0)) if keep is None else keep
         after = SimDisk(capacity_bytes=self.capacity_bytes)
         after._boot = self._boot + 1
-        after._folders = set(self._folders)
-        names = dict(self._durable_names)
-        for change in self._name_changes:
+        after._take_survivors("/", self._folders["/"], share, rng, {})
+        return after
+
+    def _take_survivors(
+        self, path: str, folder: _Folder, share: float, rng: random.Random, files: dict[int, _File]
+    ) -> None:
+        """Fills this disk's folder at `path` with what a power cut leaves of `folder`, and all below. `files`: copies made so far."""
+        names = dict(folder.durable)
+        for change in folder.changes:
             if rng.random() < share:
                 _apply_name_change(names, change)
-        copies: dict[int, _File] = {}
-        for path, file in names.items():
-            copy = copies.get(id(file))
+        ours = self._folders[path]
+        for name, node in names.items():
+            child = _child(path, name)
+            if isinstance(node, _Folder):
+                ours.durable[name] = self._folders[child] = _Folder()
+                self._take_survivors(child, node, share, rng, files)
+                continue
+            copy = files.get(id(node))
             if copy is None:
-                copy = copies[id(file)] = file.copy()
-                survivors = {sector for sector in sorted(file.dirty) if rng.random() < share}
-                size_bytes = len(file.cached) if rng.random() < share else len(file.durable)
+                copy = files[id(node)] = node.copy()
+                survivors = {sector for sector in sorted(node.dirty) if rng.random() < share}
+                size_bytes = len(node.cached) if rng.random() < share else len(node.durable)
                 copy.persist(survivors, size_bytes)
                 copy.cached = bytearray(copy.durable)
                 copy.dirty = set()
-            after._names[path] = copy
-            after.make_folder(
-                posixpath.dirname(path)
-            )  # a folder that was removed is there again if something in it came back
-        after._durable_names = dict(after._names)
-        return after
+            ours.durable[name] = self._names[child] = copy
 
     def killed(self) -> SimDisk:
         """The disk for the next process after kill -9: the page cache is the same, what was not synced still is not."""
         after = SimDisk(capacity_bytes=self.capacity_bytes)
         after._boot = self._boot
-        after._folders = set(self._folders)
-        copies: dict[int, _File] = {}
-
-        def copy(file: _File) -> _File:
-            return copies.setdefault(id(file), file.copy())
-
-        after._names = {path: copy(file) for path, file in self._names.items()}
-        after._durable_names = {path: copy(file) for path, file in self._durable_names.items()}
-        after._name_changes = [
-            change._replace(file=copy(change.file)) for change in self._name_changes
-        ]
+        copies: dict[int, _File | _Folder] = {}
+        after._names = {path: _copy(file, copies) for path, file in self._names.items()}
+        after._folders = {path: _copy(folder, copies) for path, folder in self._folders.items()}
         return after
 
     def write_back(self, rng: random.Random, share: float = 0.5) -> None:
@@ -243,15 +258,10 @@ class SimDisk(Disk):
     def remove(self, under: str) -> None:
         """Takes away a file or everything below a folder, durably and without a trace."""
         prefix = under.rstrip("/") + "/"
-        for names in (self._names, self._durable_names):
-            for path in [path for path in names if path == under or path.startswith(prefix)]:
-                del names[path]
-        self._name_changes = [
-            change for change in self._name_changes if not _touches(change, under, prefix)
-        ]
-        self._folders = {
-            path for path in self._folders if path != under and not path.startswith(prefix)
-        }
+        self._folders[posixpath.dirname(under)].forget(posixpath.basename(under))
+        for nodes in (self._names, self._folders):
+            for path in [path for path in nodes if path == under or path.startswith(prefix)]:
+                del nodes[path]
 
     @property
     def open_descriptors(self) -> int:
@@ -276,7 +286,7 @@ class SimDisk(Disk):
             if folder not in self._folders:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
             file = self._names[path] = _File()
-            self._name_changes.append(_NameChange(folder, path, None, file))
+            self._change_name(path, _NameChange(posixpath.basename(path), None, file))
         return self._descriptor(self._names[path], path)
 
     def close(self, fd: int) -> None:
@@ -343,17 +353,22 @@ class SimDisk(Disk):
         return path in self._folders
 
     def make_folder(self, path: str) -> None:
-        while path not in self._folders:
-            self._folders.add(path)
-            path = posixpath.dirname(path)
+        if path in self._folders:
+            return
+        self.make_folder(posixpath.dirname(path))
+        self._begin("make_folder", path)
+        folder = self._folders[path] = _Folder()
+        self._change_name(path, _NameChange(posixpath.basename(path), None, folder))
 
     def rename(self, source: str, target: str) -> None:
         self._begin("rename", source)
         if source not in self._names:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
-        change = _NameChange(posixpath.dirname(target), target, source, self._names[source])
-        _apply_name_change(self._names, change)
-        self._name_changes.append(change)
+        if posixpath.dirname(source) != posixpath.dirname(target):
+            raise OSError(errno.EXDEV, "the simulated disk moves nothing between folders", target)
+        file = self._names[target] = self._names.pop(source)
+        names = posixpath.basename(target), posixpath.basename(source)
+        self._change_name(target, _NameChange(*names, file))
         for fd, (file, path) in self._descriptors.items():
             if path == source:
                 self._descriptors[fd] = (file, target)
@@ -363,25 +378,21 @@ class SimDisk(Disk):
         file = self._names.get(path)
         if file is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        change = _NameChange(posixpath.dirname(path), None, path, file)
-        _apply_name_change(self._names, change)
-        self._name_changes.append(change)
+        del self._names[path]
+        self._change_name(path, _NameChange(None, posixpath.basename(path), file))
 
     def remove_folder(self, path: str) -> None:
         self._begin("remove_folder", path)
         if self.list(path):
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
-        self._folders.discard(path)
+        folder = self._folders.pop(path)
+        self._change_name(path, _NameChange(None, posixpath.basename(path), folder))
 
     def fsync_dir(self, path: str) -> None:
         self._begin("fsync_dir", path)
-        left: list[_NameChange] = []
-        for change in self._name_changes:
-            if change.folder == path:
-                _apply_name_change(self._durable_names, change)
-            else:
-                left.append(change)
-        self._name_changes = left
+        if path not in self._folders:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        self._folders[path].sync()
 
     def open_folder(self, path: str) -> int:
         if path not in self._folders:
@@ -399,9 +410,8 @@ class SimDisk(Disk):
                 file.dirty.clear()
         if fault is Fault.SYNC_LOST:
             raise OSError(errno.EIO, os.strerror(errno.EIO), path)
-        for change in self._name_changes:
-            _apply_name_change(self._durable_names, change)
-        self._name_changes = []
+        for folder in self._folders.values():
+            folder.sync()
 
     def lock(self, fd: int) -> bool:
         file = self._file(fd)
@@ -417,6 +427,9 @@ class SimDisk(Disk):
         return f"boot-{self._boot}"
 
     # Parts.
+
+    def _change_name(self, path: str, change: _NameChange) -> None:
+        self._folders[posixpath.dirname(path)].changes.append(change)
 
     def _descriptor(self, file: _File, path: str) -> int:
         self._next_fd += 1
@@ -484,15 +497,25 @@ class SimDisk(Disk):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def _apply_name_change(names: dict[str, _File], change: _NameChange) -> None:
-    if change.removed is not None and names.get(change.removed) is change.file:
+def _apply_name_change(names: dict[str, _File | _Folder], change: _NameChange) -> None:
+    if change.removed is not None and names.get(change.removed) is change.node:
         del names[change.removed]
     if change.added is not None:
-        names[change.added] = change.file
+        names[change.added] = change.node
 
 
-def _touches(change: _NameChange, path: str, prefix: str) -> bool:
-    return any(
-        name is not None and (name == path or name.startswith(prefix))
-        for name in (change.added, change.removed)
-    )
+def _child(folder: str, name: str) -> str:
+    return f"{folder.rstrip('/')}/{name}"
+
+
+def _copy(node: _Node, copies: dict[int, _File | _Folder]) -> _Node:
+    """A copy of a file, or of a folder with all that it has had in it; the same one for the same node."""
+    known = copies.get(id(node))
+    if known is None:
+        if isinstance(node, _Folder):
+            known = copies[id(node)] = _Folder()
+            known.durable = {name: _copy(child, copies) for name, child in node.durable.items()}
+            known.changes = [c._replace(node=_copy(c.node, copies)) for c in node.changes]
+        else:
+            known = copies[id(node)] = node.copy()
+    return cast(_Node, known)

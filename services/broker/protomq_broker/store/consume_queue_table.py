@@ -44,6 +44,7 @@ from .side_files import (
     OpenFile,
     OpenFiles,
     cut_file,
+    empty_folder,
     read_state_file,
     remove_tree,
     size_of_file,
@@ -266,8 +267,7 @@ class ConsumeQueueTable:
         self._files.forget("")
         self._clear()
         remove_file(self._disk, self._table_path)
-        remove_tree(self._disk, self._folder)
-        self._disk.make_folder(self._folder)
+        empty_folder(self._disk, self._folder)
         self.replay_from = 0
         self.needs_rebuild = False
 

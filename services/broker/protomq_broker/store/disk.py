@@ -3,7 +3,7 @@
 Rules:
 - Files are descriptors (ints); paths are strings. Every error is an OSError with its errno.
 - `pwrite` and `pwritev` may write less than they were given (a full disk, a signal): callers look at the result.
-- A file that was created, renamed or unlinked is so for good only after `fsync_dir` of its folder.
+- A file or folder that was made, renamed or removed is so for good only after `fsync_dir` of the folder it stands in.
 - `Disk` stores no state: any thread may call it. A subclass may (protomq.testing.simdisk).
 """
 
@@ -19,6 +19,10 @@ import shutil
 from typing import Any, Final, NamedTuple
 
 BOOT_ID_PATH: Final = "/proc/sys/kernel/random/boot_id"
+NOT_OURS_ERRNOS: Final = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS, errno.ENOSYS, errno.EOPNOTSUPP}
+)
+"""Of an fsync of a folder that we may not write into, or that is no disk's: so we have not made anything there."""
 WRITE_FLAGS: Final = os.O_RDWR | os.O_CLOEXEC
 
 
@@ -118,7 +122,7 @@ class Disk:
         return os.path.isdir(path)
 
     def make_folder(self, path: str) -> None:
-        """Makes the folder and those above it; nothing happens if it is there."""
+        """Makes the folder and those above it, not durably yet; nothing happens if it is there."""
         os.makedirs(path, 0o750, exist_ok=True)
 
     def rename(self, source: str, target: str) -> None:
@@ -134,7 +138,7 @@ class Disk:
         os.rmdir(path)
 
     def fsync_dir(self, path: str) -> None:
-        """Makes what was created, renamed and unlinked in the folder durable."""
+        """Makes what was made, renamed and removed in the folder durable: names of files and of folders."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -248,6 +252,17 @@ def remove_file(disk: Disk, path: str) -> None:
     except FileNotFoundError:
         return
     disk.fsync_dir(os.path.dirname(path))
+
+
+def sync_names_above(disk: Disk, path: str) -> None:
+    """Makes the names of a folder and of all above it durable, as far as they may be ours."""
+    while path != os.path.dirname(path):
+        path = os.path.dirname(path)
+        try:
+            disk.fsync_dir(path)
+        except OSError as error:
+            if error.errno not in NOT_OURS_ERRNOS:
+                raise
 
 
 def read_json(disk: Disk, path: str) -> Any:

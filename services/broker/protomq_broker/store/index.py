@@ -42,7 +42,7 @@ from .index_rows import (
     rows_of_scan,
 )
 from .index_runs import ROWS_PER_RUN, IndexDamagedError, Run, RunFiles
-from .side_files import OpenFiles, cut_file, read_state_file, remove_tree, write_state_file
+from .side_files import OpenFiles, cut_file, empty_folder, read_state_file, write_state_file
 
 CANDIDATES_MAX: Final = 1_024
 
@@ -271,8 +271,7 @@ class MessageIndex:
         self._run_files.close()
         self._clear()
         remove_file(self._disk, self._state_path)
-        remove_tree(self._disk, self._folder)
-        self._disk.make_folder(self._folder)
+        empty_folder(self._disk, self._folder)
         self.replay_from = 0
 
     def replay(self, records: ScannedRecords) -> None:

@@ -7,9 +7,7 @@ What is derived says itself up to where it is complete (`replay_from`); the walk
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Final, Protocol
@@ -23,7 +21,7 @@ from .append import AppendRequest, CorruptRecordError, ScannedRecords
 from .checkpoint import Checkpoint
 from .config import StoreConfig
 from .consume_queue_table import ConsumeQueueTable
-from .disk import Disk, read_fully, read_json, write_json_atomically
+from .disk import Disk, read_fully, read_json, sync_names_above, write_json_atomically
 from .errors import CorruptLogError, StoreSettingsError
 from .log_reader import LogReader
 from .offsets import OFFSETS_TOPIC, ConsumerOffsets
@@ -44,10 +42,6 @@ from .topics import TopicTable
 log = logging.getLogger(__name__)
 
 FORMAT_VERSION: Final = 1
-NOT_OURS_ERRNOS: Final = frozenset(
-    {errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS, errno.ENOSYS, errno.EOPNOTSUPP}
-)
-"""Of an fsync of a folder that we may not write into, or that is no disk's: so we have not made anything there."""
 
 
 class Derived(Protocol):
@@ -88,17 +82,10 @@ class Derived(Protocol):
 
 def make_folders(disk: Disk, root: str) -> None:
     """Makes the store's folders, durably. Those above the root are synced too: a start that was killed may have made any of them."""
-    for folder in ("config", "commitlog"):
+    for folder in ("config", "commitlog", "consumequeue", "index", "repeatedsends"):
         disk.make_folder(f"{root}/{folder}")
     disk.fsync_dir(root)
-    path = root
-    while path != os.path.dirname(path):
-        path = os.path.dirname(path)
-        try:
-            disk.fsync_dir(path)
-        except OSError as error:
-            if error.errno not in NOT_OURS_ERRNOS:
-                raise
+    sync_names_above(disk, root)
 
 
 def check_settings(disk: Disk, root: str, config: StoreConfig) -> None:

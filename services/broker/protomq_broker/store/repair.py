@@ -13,6 +13,7 @@ A torn tail is copied and cut, as a start would do. Interrupted, it can be run a
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from protomq.wire.record import SEAL_COVERED_BYTES, SEAL_SIZE_BYTES, encode_seal
 from .checkpoint import write_checkpoint
 from .commit_log import CLOSING_SIZE_BYTES
 from .crc_forge import bytes_between, unwind_crc32c
-from .disk import Disk, read_fully, write_file_atomically, write_fully
+from .disk import Disk, read_fully, sync_names_above, write_file_atomically, write_fully
 from .errors import StoreError
 from .lock import StoreLock
 from .offline import OfflineStore, open_offline
@@ -61,6 +62,7 @@ def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) 
     try:
         store = open_offline(root, disk, writable=True)
         disk.make_folder(str(keep_dir))
+        sync_names_above(disk, os.path.abspath(keep_dir))
         checkpoint = store.checkpoint
         flushed = checkpoint.flushed_position if checkpoint else 0
         start = store.start()

@@ -69,14 +69,19 @@ def cut_file(disk: Disk, path: str, size_bytes: int) -> None:
 
 def remove_tree(disk: Disk, path: str) -> None:
     """Removes a folder and all that is in it; nothing happens if there is none."""
+    empty_folder(disk, path)
+    if disk.is_folder(path):
+        disk.remove_folder(path)
+
+
+def empty_folder(disk: Disk, path: str) -> None:
+    """Removes all that is in a folder. The folder stays, so that what is made in it now is not in one whose name may be lost."""
     for name in disk.list(path):
         child = f"{path}/{name}"
         if disk.is_folder(child):
             remove_tree(disk, child)
         else:
             disk.unlink(child)
-    if disk.is_folder(path):
-        disk.remove_folder(path)
 
 
 class OpenFile:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import posixpath
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from protomq.testing.simdisk import SimDisk
 from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_broker.store.append import AppendRequest, RecordRegion, ScannedRecords
 
@@ -170,11 +167,3 @@ def make_region(send: Send) -> RecordRegion:
     return RecordRegion(
         send.topic, bytearray(int(sizes.sum())), send.records, starts, sizes, tags, keys, *identity
     )
-
-
-def power_cut(disk: SimDisk, rng: random.Random) -> SimDisk:
-    """The disk after a power cut. A file whose removal was lost brings its folder back, as on a real file system."""
-    after = disk.crash(rng)
-    for path in after.files():
-        after.make_folder(posixpath.dirname(path))
-    return after

@@ -9,7 +9,7 @@ from protomq.wire.record import RecordTemplate, encode_front, encode_record_fiel
 from protomq_broker.store.append import AppendRequest
 from protomq_broker.store.checkpoint import Checkpoint
 from protomq_broker.store.commit_log import CommitLog, LogTail
-from protomq_broker.store.disk import Disk
+from protomq_broker.store.disk import Disk, sync_names_above
 from protomq_broker.store.record_region import prove_region
 from protomq_broker.store.recovery import CorruptionMode, RecoveredLog, choose_start, recover_log
 from protomq_broker.store.seals import WalkedBlock
@@ -77,6 +77,8 @@ class Log:
         self.disk = disk or SimDisk()
         self.disk.make_folder("/s/config")
         self.disk.make_folder("/s/commitlog")
+        self.disk.fsync_dir("/s")
+        sync_names_above(self.disk, "/s")
         self.folder = SegmentFolder(self.disk, "/s/commitlog", segment_size_bytes)
         self.folder.open()
         self.log = CommitLog(self.disk, self.folder, LogTail(0, 0, 0), flushed_position=0)

@@ -14,6 +14,7 @@ from protomq_broker.store.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
+from protomq_broker.store.disk import sync_names_above
 
 CHECKPOINT = Checkpoint(
     0x0807060504030201, 0x08070605040302, 0xAABBCCDD, 7, 1_700_000_000_000, 1 << 30, 5
@@ -41,6 +42,7 @@ def test_a_crash_at_any_operation_leaves_the_old_one_or_the_new_one() -> None:
         number += 1
         disk = SimDisk()
         disk.make_folder("/s")
+        sync_names_above(disk, "/s")
         write_checkpoint(disk, "/s/checkpoint", Checkpoint(1, 1, 1, 1, 1, 0, 0))
         disk.fail_at(number, Fault.CRASH)
         finished = False

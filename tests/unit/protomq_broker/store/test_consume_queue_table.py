@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from protomq.testing.simdisk import Fault, SimDisk
 from protomq_broker.store import consume_queue, consume_queue_table
 from protomq_broker.store.consume_queue_table import ConsumeQueueTable, has_table, verify_queue
+from protomq_broker.store.opening import make_folders
 from protomq_broker.store.side_files import read_state_file, write_state_file
-from tests.unit.protomq_broker.store.derived_helpers import ListLog, Send, power_cut
+from tests.unit.protomq_broker.store.derived_helpers import ListLog, Send
 
 FOLDER = "/s/consumequeue"
 
@@ -31,6 +32,7 @@ def make_table(
     disk: SimDisk, log: ListLog | None = None, *, open_files_max: int = 64
 ) -> ConsumeQueueTable:
     """A table that has recovered with what the log has."""
+    make_folders(disk, "/s")
     table = ConsumeQueueTable(disk, FOLDER, open_files_max=open_files_max)
     table.load()
     if log is not None:
@@ -474,12 +476,12 @@ def test_after_any_history_of_power_cuts_the_queues_are_what_the_log_says(seed: 
                 disk = disk.killed()
                 table = make_table(disk, log)
             else:
-                disk = power_cut(disk, rng)
+                disk = disk.crash(rng)
                 log.cut(rng.choice([b for b in log.boundaries if b >= durable]))
                 table = make_table(disk, log)
             expect_all(table, log)
         table.checkpoint(log.end)
-        expect_all(make_table(power_cut(disk, rng)), log)
+        expect_all(make_table(disk.crash(rng)), log)
 
 
 def many_sends(table: ConsumeQueueTable, log: ListLog, count: int) -> None:

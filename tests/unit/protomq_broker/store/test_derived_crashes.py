@@ -11,8 +11,9 @@ from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq_broker.store import consume_queue, consume_queue_table, index, index_runs
 from protomq_broker.store.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.index import MessageIndex
+from protomq_broker.store.opening import make_folders
 from protomq_broker.store.repeated_sends import RepeatedSend, RepeatedSends
-from tests.unit.protomq_broker.store.derived_helpers import ListLog, Send, power_cut
+from tests.unit.protomq_broker.store.derived_helpers import ListLog, Send
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +39,7 @@ class Broker:
 
     def start(self) -> None:
         """As recovery does it."""
+        make_folders(self.disk, "/s")
         self.queues = ConsumeQueueTable(self.disk, "/s/consumequeue", open_files_max=4)
         self.index = MessageIndex(self.disk, "/s/index")
         self.repeated = RepeatedSends(
@@ -120,7 +122,7 @@ def test_a_power_cut_at_any_operation_leaves_what_the_log_says():
         broker.disk.fail_at(number, Fault.CRASH)
         with pytest.raises(SimulatedCrash):
             broker.work(1000)
-        after = Broker(power_cut(broker.disk, rng), broker.log, broker.durable)
+        after = Broker(broker.disk.crash(rng), broker.log, broker.durable)
         after.log.cut(rng.choice([b for b in broker.log.boundaries if b >= broker.durable]))
         after.start()
         after.expect_all()
@@ -132,7 +134,7 @@ def test_a_power_cut_at_any_operation_of_a_start_leaves_what_the_log_says():
         broker.work(0)
         broker.append(Send("a", 0, 20, 7, 0, 900), Send("new", 0, 9, 8, 0, 900))
         broker.flush()
-        disk = power_cut(broker.disk, random.Random(seed))
+        disk = broker.disk.crash(random.Random(seed))
         broker.log.cut(broker.durable)
         return Broker(disk, broker.log, broker.durable)
 
@@ -145,7 +147,7 @@ def test_a_power_cut_at_any_operation_of_a_start_leaves_what_the_log_says():
             again.disk.fail_at(number, Fault.CRASH)
             with pytest.raises(SimulatedCrash):
                 again.start_and_checkpoint()
-            after = Broker(power_cut(again.disk, random.Random(number)), again.log, again.durable)
+            after = Broker(again.disk.crash(random.Random(number)), again.log, again.durable)
             after.start()
             after.expect_all()
 
@@ -173,7 +175,7 @@ def test_a_disk_that_fails_once_loses_nothing(fault: Fault):
         broker.disk.plan = None
         broker.checkpoint()
         broker.expect_all()
-        after = Broker(power_cut(broker.disk, random.Random(number)), broker.log, broker.durable)
+        after = Broker(broker.disk.crash(random.Random(number)), broker.log, broker.durable)
         after.start()
         after.expect_all()
 

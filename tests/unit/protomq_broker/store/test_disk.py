@@ -101,3 +101,63 @@ def test_a_simulated_file_system_synced_as_a_whole_survives_a_power_cut() -> Non
     assert disk.crash(random.Random(0), keep=0.0).files() == {}
     disk.sync_file_system(folder)
     assert disk.crash(random.Random(0), keep=0.0).files() == {"/s/file": b"abc"}
+
+
+def write_synced(disk: SimDisk, path: str, data: bytes) -> None:
+    fd = disk.create(path)
+    disk.pwrite(fd, data, 0)
+    disk.fsync(fd)
+    disk.close(fd)
+
+
+def test_a_new_folder_on_the_simulated_disk_is_lost_with_all_in_it_until_the_one_above_is_synced() -> (
+    None
+):
+    disk = SimDisk()
+    disk.make_folder("/a/b")
+    write_synced(disk, "/a/b/file", b"abc")
+    disk.fsync_dir("/a/b")
+    disk.fsync_dir("/a")
+    after = disk.killed().crash(random.Random(0), keep=0.0)
+    assert not after.exists("/a")
+    assert after.files() == {}
+    disk.fsync_dir("/")
+    after = disk.crash(random.Random(0), keep=0.0)
+    assert after.files() == {"/a/b/file": b"abc"}
+    assert after.crash(random.Random(0), keep=0.0).files() == {"/a/b/file": b"abc"}
+
+
+def test_a_removed_folder_on_the_simulated_disk_comes_back_as_it_was() -> None:
+    disk = SimDisk()
+    disk.make_folder("/a")
+    write_synced(disk, "/a/file", b"old")
+    disk.fsync_dir("/a")
+    disk.fsync_dir("/")
+    disk.unlink("/a/file")
+    disk.remove_folder("/a")
+    assert disk.list("/") == []
+    assert disk.crash(random.Random(0), keep=0.0).files() == {"/a/file": b"old"}
+    disk.make_folder("/a")
+    write_synced(disk, "/a/file", b"new")
+    disk.fsync_dir("/a")
+    seen = {disk.crash(random.Random(seed)).files().get("/a/file") for seed in range(200)}
+    assert seen == {b"old", b"new", None}
+    assert disk.crash(random.Random(0), keep=0.0).files() == {"/a/file": b"old"}
+    disk.fsync_dir("/")
+    assert disk.crash(random.Random(0), keep=0.0).files() == {"/a/file": b"new"}
+
+
+def test_making_and_removing_folders_can_fail_like_anything_else() -> None:
+    disk = SimDisk()
+    disk.fail_at(2, Fault.ENOSPC)
+    with pytest.raises(OSError) as caught:
+        disk.make_folder("/a/b")
+    assert caught.value.errno == errno.ENOSPC
+    assert disk.is_folder("/a")
+    assert not disk.is_folder("/a/b")
+    disk.fail_at(1, Fault.EIO)
+    with pytest.raises(OSError):
+        disk.remove_folder("/a")
+    assert disk.is_folder("/a")
+    with pytest.raises(FileNotFoundError):
+        disk.fsync_dir("/b")

@@ -13,7 +13,8 @@ from protomq_broker.store import index_rows, index_runs
 from protomq_broker.store.index import MessageIndex
 from protomq_broker.store.index_rows import message_id_hash
 from protomq_broker.store.index_runs import IndexDamagedError
-from tests.unit.protomq_broker.store.derived_helpers import ListLog, LoggedRecord, Send, power_cut
+from protomq_broker.store.opening import make_folders
+from tests.unit.protomq_broker.store.derived_helpers import ListLog, LoggedRecord, Send
 
 FOLDER = "/s/index"
 
@@ -37,6 +38,7 @@ def use_small_runs(set_) -> None:
 
 
 def make_index(disk: SimDisk, log: ListLog | None = None) -> MessageIndex:
+    make_folders(disk, "/s")
     index = MessageIndex(disk, FOLDER)
     index.load()
     if log is not None:
@@ -312,11 +314,11 @@ def test_after_any_history_of_power_cuts_the_index_finds_what_the_log_has(seed: 
                 disk = disk.killed()
                 index = make_index(disk, log)
             else:
-                disk = power_cut(disk, rng)
+                disk = disk.crash(rng)
                 log.cut(rng.choice([b for b in log.boundaries if b >= durable]))
                 index = make_index(disk, log)
             expect_all(index, log, 5)
         index.checkpoint(log.end)
-        again = make_index(power_cut(disk, rng))
+        again = make_index(disk.crash(rng))
         assert again.replay_from == log.end
         expect_all(again, log)

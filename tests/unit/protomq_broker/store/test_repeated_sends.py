@@ -15,7 +15,7 @@ from protomq_broker.store.repeated_sends import (
     SendInFlightError,
     SequenceExpiredError,
 )
-from tests.unit.protomq_broker.store.derived_helpers import ListLog, Send, power_cut
+from tests.unit.protomq_broker.store.derived_helpers import ListLog, Send
 
 FOLDER = "/s/repeatedsends"
 P = 7
@@ -370,7 +370,7 @@ def test_after_any_history_what_is_stored_is_known_and_nothing_else(seed: int, s
             log.cut(end)
             table.truncate(end)
         else:
-            disk = power_cut(disk, rng)
+            disk = disk.crash(rng)
             log.cut(rng.choice([b for b in log.boundaries if b >= durable]))
             table = load_with_queues_as_of(durable, log, disk)
             assert table.replay_from <= durable

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
+from protomq_broker.store.disk import sync_names_above
 from protomq_broker.store.side_files import (
     OpenFiles,
     cut_file,
@@ -20,6 +21,7 @@ MAGIC = b"TESTING1"
 def make_disk(*paths: str) -> SimDisk:
     disk = SimDisk()
     disk.make_folder("/s/a/b")
+    sync_names_above(disk, "/s/a/b")
     for path in paths:
         disk.close(disk.create(path))
     return disk

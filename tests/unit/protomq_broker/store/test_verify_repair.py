@@ -253,6 +253,9 @@ def test_repair_that_is_interrupted_can_be_run_again() -> None:
         attempt.fail_at(number, Fault.CRASH)
         try:
             repair("/s", "/keep", disk=attempt)
+            cut = attempt.crash(rng, keep=0.0)
+            assert cut.files("/keep") == attempt.files("/keep")
+            assert len(cut.files("/keep")) == 4, "octets and description of each range"
             break
         except SimulatedCrash:
             pass
