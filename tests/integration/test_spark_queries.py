@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -22,8 +21,6 @@ from pyspark.sql.functions import col, concat, lit
 from protomq import Producer, PullConsumer
 from protomq.testing import Broker
 from protomq_spark import send_partition, send_udf
-from protomq_spark.pipelines import backfill, flights, reconcile, transform
-from protomq_spark.pipelines.report import RunReport
 from protomq_spark.udf import SENT_DDL
 from tests.support.spark import (
     SPARK_MARKS,
@@ -383,129 +380,3 @@ def test_the_log_of_a_live_store_and_a_damaged_copy_are_tables(
     assert left == set(range(500)) | set(range(750, 1000))
     with pytest.raises(Exception, match="a CRC that does not hold"):
         log.option("failOnDamage", "true").load(str(copy)).count()
-
-
-# -- pipelines -----------------------------------------------------------------------------------------------------------
-
-
-def flight(n: int, day: int, carrier: str, origin: str, delay: int | None) -> bytes:
-    row = {
-        "dep_time": None if delay is None else 600, "dep_delay": delay, "arr_delay": delay, "carrier": carrier,
-        "tailnum": f"N{n % 3}", "origin": origin, "dest": "BOS", "time_hour": f"2013-01-{day:02}T10:00:00Z",
-    }  # fmt: skip
-    return json.dumps(row).encode()
-
-
-def test_the_flights_pipeline_sums_up_each_finished_day_once(
-    spark: SparkSession,
-    protomq_server: Broker,
-    protomq_topic: str,
-    protomq_producer: Producer,
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "airlines.csv").write_text("carrier,name\nUA,United\nAA,American\n")
-    (tmp_path / "airports.csv").write_text("faa,name\nJFK,Kennedy\nEWR,Newark\n")
-    (tmp_path / "planes.csv").write_text("tailnum,seats\nN0,100\nN1,200\nN2,NA\n")
-    (tmp_path / "weather.csv").write_text(
-        "origin,time_hour,wind_speed,precip\nJFK,2013-01-01T10:00:00Z,10.5,0.1\nJFK,2013-01-02T10:00:00Z,NA,0\n"
-    )
-    sent: dict[tuple[int, str, str], list[int | None]] = {}
-    for day in range(1, 11):
-        for n in range(30):
-            carrier, origin = ("UA", "AA")[n % 2], ("JFK", "EWR")[n % 3 == 0]
-            delay = None if n == 7 else n
-            sent.setdefault((day, carrier, origin), []).append(delay)
-            protomq_producer.send(
-                protomq_topic, flight(n, day, carrier, origin, delay), key=f"N{n}"
-            )
-    output = make_topic(protomq_server, "spark-flight-delays", 2)
-    arguments = argparse.Namespace(
-        namesrv=protomq_server.namesrv, topic=protomq_topic, data=str(tmp_path), table=str(tmp_path / "table"),
-        checkpoint=str(tmp_path / "checkpoint"), output_topic=output, window="1 day", watermark="2 days",
-        batch_size=300, follow=False, mode="append",
-    )  # fmt: skip
-    report = RunReport("flights", vars(arguments))
-    flights.run(spark, arguments, report)
-    assert report.result["flights"] == 300
-    assert report.result["sums_dropped_as_too_late"] == 0
-    forget_last_commit(tmp_path / "checkpoint")
-    flights.run(spark, arguments, RunReport("flights", vars(arguments)))
-
-    rows = {
-        (row.window_start.day, row.carrier, row.origin): row
-        for row in spark.read.parquet(arguments.table).collect()
-    }
-    days = {day for day, _, _ in rows}
-    assert days == set(range(1, max(days) + 1))
-    assert max(days) >= 7
-    for place, delays in sent.items():
-        if place[0] in days:
-            row, known = rows[place], [delay for delay in delays if delay is not None]
-            assert (row.flights, row.cancelled) == (len(delays), len(delays) - len(known))
-            assert row.departure_delay_min == pytest.approx(sum(known) / len(known), abs=0.01)
-    assert (rows[1, "UA", "JFK"].airline, rows[1, "UA", "JFK"].wind_speed_mph) == ("United", 10.5)
-    messages = [json.loads(message.body) for message in drain(protomq_server, output)]
-    assert len(messages) == len(rows)
-    assert {(m["window_start"], m["carrier"], m["origin"]) for m in messages} == {
-        (row.window_start.strftime("%Y-%m-%dT%H:%M:%S.000Z"), row.carrier, row.origin)
-        for row in rows.values()
-    }
-    report.write(str(tmp_path / "report"))
-    written = json.loads((tmp_path / "report" / "report.json").read_text())
-    assert written["result"]["flights"] == 300
-
-
-def test_a_back_fill_that_is_run_again_a_transformation_and_a_comparison(
-    spark: SparkSession,
-    protomq_server: Broker,
-    protomq_topic: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    namesrv = protomq_server.namesrv
-    (tmp_path / "table.csv").write_text("id,name\n" + "".join(f"{n},name{n}\n" for n in range(400)))
-    given = argparse.Namespace(
-        namesrv=namesrv, topic=protomq_topic, input=str(tmp_path / "table.csv"), format="csv", body="id", key="name",
-        tags="'T'", sharding_key="", write_id="table-1", partitions=3,
-    )  # fmt: skip
-    backfill.run(spark, given, RunReport("backfill", {}))
-    # The same files, read in another number of pieces.
-    (tmp_path / "table").mkdir()
-    lines = (tmp_path / "table.csv").read_text().splitlines(keepends=True)
-    for part in range(2):
-        text = "".join([lines[0], *lines[1 + part :: 2]])
-        (tmp_path / "table" / f"{part}.csv").write_text(text)
-    given.input = str(tmp_path / "table")
-    backfill.run(spark, given, RunReport("backfill", {}))
-    messages = drain(protomq_server, protomq_topic)
-    assert bodies(messages) == once(400)
-    assert {message.key for message in messages} == {f"name{n}" for n in range(400)}
-
-    (tmp_path / "my_functions.py").write_text(
-        "def keep(messages):\n    return messages.select('body', 'key', 'tags')\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    target = make_topic(protomq_server, "spark-transformed", 2)
-    moved = argparse.Namespace(
-        namesrv=namesrv, topic=protomq_topic, output_topic=target, function="my_functions:keep", tags="",
-        checkpoint=str(tmp_path / "checkpoint"), batch_size=1000, follow=False,
-    )  # fmt: skip
-    transform.run(spark, moved, RunReport("transform", {}))
-
-    compared = argparse.Namespace(
-        namesrv=namesrv,
-        topic=protomq_topic,
-        other_namesrv="",
-        other_topic=target,
-        by="content",
-        range=100,
-        buckets=8,
-    )
-    report = RunReport("reconcile", {})
-    reconcile.run(spark, compared, report)
-    assert (report.result["messages"], report.result["differing"]) == (400, [])
-    with Producer(namesrv) as producer:
-        producer.send(target, b"one more")
-    with pytest.raises(SystemExit):
-        reconcile.run(spark, compared, report)
-    assert len(report.result["differing"]) == 1

@@ -1,4 +1,7 @@
-"""Command line of the pipelines."""
+"""Command line of the pipelines: python -m protomq_spark.pipelines NAME --namesrv host:port ...
+
+With spark-submit, this file is the application: spark-submit ... "$(python -m protomq_spark.pipelines --file)" NAME ...
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,43 @@ import shutil
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from . import backfill, flights, reconcile, transform
-from .report import RunReport
+if not __package__:  # Started by spark-submit: this folder is no place to import from.
+    sys.path = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
+
+from protomq.errors import ProtomqError
+from protomq_spark.archive_table import ArchiveError
+from protomq_spark.offsets import DataLossError
+from protomq_spark.pipelines import archive, backfill, flights, lag, reconcile, transform
+from protomq_spark.pipelines.report import RunReport, say
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 PIPELINES: dict[str, ModuleType] = {
+    "archive": archive,
     "backfill": backfill,
     "flights": flights,
+    "lag": lag,
     "reconcile": reconcile,
     "transform": transform,
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a pipeline; the exit code."""
+class PrintFile(argparse.Action):
+    """--file: where this file is, for spark-submit."""
+
+    def __call__(self, *_: object) -> None:
+        sys.stdout.write(os.path.abspath(__file__) + "\n")
+        sys.exit(0)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All pipelines with their arguments."""
     parser = argparse.ArgumentParser(prog="python -m protomq_spark.pipelines", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--file", action=PrintFile, nargs=0, help="print the path for spark-submit")
     names = parser.add_subparsers(dest="pipeline", required=True, metavar="NAME")
     for name, module in PIPELINES.items():
         summary = (module.__doc__ or "").splitlines()[0]
@@ -34,12 +59,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         command.add_argument("--report", default="", help="folder for report.json and report.png")
         module.add_arguments(command)
-    parsed = parser.parse_args(arguments)
-    if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
-        sys.stderr.write(
-            "Spark needs a JDK 17 or newer (apt-get install openjdk-17-jre-headless)\n"
-        )
-        return 69
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a pipeline; the exit code: 0, 1 (failed, or differences found), 69 (no Java), 130 (Ctrl-C)."""
+    parsed = make_parser().parse_args(arguments)
+    module = PIPELINES[parsed.pipeline]
+    report = RunReport(parsed.pipeline, vars(parsed))
+    if getattr(module, "needs_spark", lambda _: True)(parsed):
+        if shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
+            say("Spark needs a JDK 17 or newer (apt-get install openjdk-17-jre-headless)")
+            return 69
+        spark = start_spark(parsed)
+    else:
+        spark = None
+    try:
+        module.run(spark, parsed, report)
+    except KeyboardInterrupt:
+        report.error = "stopped by Ctrl-C"
+        say(report.error)
+        return 130
+    except (ArchiveError, DataLossError, ProtomqError, ValueError, OSError) as error:
+        report.error = f"{type(error).__name__}: {error}"
+        say(f"{parsed.pipeline}: {error}")
+        return 1
+    except BaseException as error:
+        report.error = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        if parsed.report:
+            report.write(parsed.report)
+        if spark is not None:
+            spark.stop()
+    return 0
+
+
+def start_spark(parsed: argparse.Namespace) -> SparkSession:
+    """The session."""
     from pyspark.sql import SparkSession
 
     # Workers are started with this interpreter, which has the packages, unless the cluster says otherwise.
@@ -50,14 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     builder = builder.config("spark.sql.session.timeZone", "UTC")
     spark = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    report = RunReport(parsed.pipeline, vars(parsed))
-    try:
-        PIPELINES[parsed.pipeline].run(spark, parsed, report)
-    finally:
-        if parsed.report:
-            report.write(parsed.report)
-        spark.stop()
-    return 0
+    return spark
 
 
 if __name__ == "__main__":

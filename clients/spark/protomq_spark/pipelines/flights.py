@@ -20,7 +20,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from .report import RunReport, say
+from .report import RunReport, progress_of, say
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -77,13 +77,18 @@ def run(spark: SparkSession, arguments: argparse.Namespace, report: RunReport) -
     writer = windows.writeStream.outputMode(arguments.mode).foreachBatch(keep)
     writer = writer.option("checkpointLocation", arguments.checkpoint)
     query = (writer if arguments.follow else writer.trigger(availableNow=True)).start()
-    query.awaitTermination()
-    dropped = sum(_dropped(progress) for progress in query.recentProgress)
-    report.result = {
-        "flights": sum(progress["numInputRows"] for progress in query.recentProgress),
-        "rows_written": written,
-        "sums_dropped_as_too_late": dropped,
-    }
+    read = dropped = 0
+    try:
+        for progress in progress_of(query):
+            read += progress["numInputRows"]
+            dropped += _dropped(progress)
+    finally:
+        query.stop()
+        report.result = {
+            "flights": read,
+            "rows_written": written,
+            "sums_dropped_as_too_late": dropped,
+        }
     say(
         f"{report.result['flights']:,} flights read, {written:,} rows written, {dropped:,} partial sums too late"
     )
@@ -104,8 +109,9 @@ def delays(messages: DataFrame, data: Path, window: str, watermark: str) -> Data
     weather = _csv(spark, data / "weather.csv").select(
         "origin",
         f.col("time_hour").cast("timestamp").alias("time_hour"),
-        f.col("wind_speed").cast("double"),
-        f.col("precip").cast("double"),
+        # Decimals, whose sums do not depend on the order of the rows: a batch that runs again must make the same rows.
+        f.col("wind_speed").cast("decimal(8,4)"),
+        f.col("precip").cast("decimal(8,4)"),
     )
     weather = weather.dropDuplicates(["origin", "time_hour"])
     joined = (
@@ -127,8 +133,8 @@ def delays(messages: DataFrame, data: Path, window: str, watermark: str) -> Data
         f.round(f.avg("arr_delay"), 2).alias("arrival_delay_min"),
         f.round(f.avg(late), 4).alias("late_share"),
         f.sum("seats").alias("seats"),
-        f.round(f.avg("wind_speed"), 2).alias("wind_speed_mph"),
-        f.round(f.avg("precip"), 4).alias("rain_inch"),
+        f.round(f.avg("wind_speed"), 2).cast("double").alias("wind_speed_mph"),
+        f.round(f.avg("precip"), 4).cast("double").alias("rain_inch"),
     ).select(
         f.col("period.start").alias("window_start"),
         f.col("period.end").alias("window_end"),

@@ -1,16 +1,36 @@
-"""What a run did: progress on the terminal, a JSON file and, where matplotlib is installed, a plot."""
+"""What a run did: progress on the terminal, a JSON file and a plot (where matplotlib is installed: `protomq-spark[report]`)."""
 
 from __future__ import annotations
 
 import json
-import logging
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-logger = logging.getLogger("protomq_spark")
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+POLL_S: Final = 1
+SHOW_TASKS_AFTER_S: Final = 2.0
+"""What is over sooner needs no progress."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One panel of the plot. `series`: name -> values, one for each of `places`, which are numbers (line) or names (bar)."""
+
+    title: str
+    unit: str
+    places: Sequence[Any]
+    series: Mapping[str, Sequence[float | None]]
+    kind: Literal["line", "bar"] = "line"
+    place_unit: str = ""
 
 
 class RunReport:
@@ -21,12 +41,19 @@ class RunReport:
         self.settings = {name: str(value) for name, value in settings.items()}
         self.batches: list[dict[str, Any]] = []
         self.result: dict[str, Any] = {}
+        self.charts: list[Chart] = []
+        """What to plot; if nothing, the numbers of the batches."""
+        self.error: str | None = None
         self._began_s = time.monotonic()
         self._began_at = time.time()
 
+    def elapsed_s(self) -> float:
+        """Since the run began."""
+        return round(time.monotonic() - self._began_s, 3)
+
     def batch(self, number: int, **numbers: int | float) -> None:
         """A micro-batch is done: one line on the terminal."""
-        elapsed_s = round(time.monotonic() - self._began_s, 3)
+        elapsed_s = self.elapsed_s()
         self.batches.append({"batch": number, "elapsed_s": elapsed_s, **numbers})
         told = ", ".join(f"{name} {value:,}" for name, value in numbers.items())
         say(f"batch {number}: {told} ({elapsed_s:.1f} s)")
@@ -38,42 +65,151 @@ class RunReport:
         content = {
             "pipeline": self.pipeline,
             "began_at": self._began_at,
-            "elapsed_s": round(time.monotonic() - self._began_s, 3),
+            "elapsed_s": self.elapsed_s(),
+            "error": self.error,
             "settings": self.settings,
             "result": self.result,
             "batches": self.batches,
+            "charts": [asdict(chart) for chart in self.charts],
         }
-        (path / "report.json").write_text(json.dumps(content, indent=2) + "\n")
+        (path / "report.json").write_text(json.dumps(content, indent=2, default=str) + "\n")
+        charts = self.charts or charts_of_batches(self.batches)
+        if not charts:
+            say("no report.png: there is nothing to plot")
+            return
         try:
-            self._plot(path / "report.png")
+            plot(f"protomq {self.pipeline}", charts, path / "report.png")
         except ImportError:
-            say("no report.png: matplotlib is not installed")
+            say("no report.png: matplotlib is not installed (pip install 'protomq-spark[report]')")
 
-    def _plot(self, path: Path) -> None:
-        import matplotlib  # type: ignore[import-not-found, unused-ignore]
 
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
+def charts_of_batches(batches: Sequence[Mapping[str, Any]]) -> list[Chart]:
+    """A panel for each number of the batches, over time."""
+    names = dict.fromkeys(name for batch in batches for name in batch)
+    places = [batch["elapsed_s"] for batch in batches]
+    return [
+        Chart(
+            f"{name.replace('_', ' ')}, batch by batch", "", places,
+            {name: [batch.get(name) for batch in batches]}, "line", "seconds",
+        )
+        for name in names
+        if name not in ("batch", "elapsed_s")
+    ]  # fmt: skip
 
-        figure, axes = pyplot.subplots(figsize=(9, 4.5))
-        names = [
-            name
-            for name in (self.batches[0] if self.batches else {})
-            if name not in ("batch", "elapsed_s")
-        ]
-        for name in names:
-            values = [batch.get(name, 0) for batch in self.batches]
-            axes.plot(
-                [batch["elapsed_s"] for batch in self.batches], values, marker="o", label=name
+
+def plot(title: str, charts: Sequence[Chart], path: Path) -> None:
+    """The charts below each other. Raises ImportError without matplotlib."""
+    # Not pyplot, which has state of its own and may want a screen.
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
+
+    figure = Figure(figsize=(9, 0.7 + 2.6 * len(charts)), layout="constrained")
+    figure.suptitle(title)
+    all_axes = figure.subplots(len(charts), squeeze=False)[:, 0]
+    for axes, chart in zip(all_axes, charts, strict=True):
+        shown = {name: values for name, values in chart.series.items() if any(v is not None for v in values)}
+        for index, (name, values) in enumerate(shown.items()):
+            # matplotlib leaves NaN out.
+            heights = [float("nan") if value is None else float(value) for value in values]
+            if chart.kind == "line":
+                axes.plot(chart.places, heights, marker="o", markersize=4, label=name)
+                continue
+            width = 0.8 / len(shown)
+            centres = [place - 0.4 + width * (index + 0.5) for place in range(len(chart.places))]
+            axes.bar(centres, heights, width, label=name)
+        if chart.kind == "bar":
+            names = [str(place) for place in chart.places]
+            slant = 0 if sum(map(len, names)) < 90 else 90 if len(names) > 24 else 30
+            axes.set_xticks(
+                range(len(names)), names, rotation=slant, fontsize=8, ha="right" if 0 < slant < 90 else "center"
             )
-        axes.set_xlabel("seconds")
-        axes.set_title(f"protomq {self.pipeline}")
-        if names:
-            axes.legend()
-        figure.savefig(path, dpi=120)
-        pyplot.close(figure)
+        axes.set_title(chart.title, fontsize=10)
+        axes.set_ylabel(chart.unit)
+        axes.set_xlabel(chart.place_unit)
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.grid(True, axis="y", alpha=0.3)
+        if len(shown) > 1:
+            axes.legend(fontsize=8)
+    figure.savefig(path, format="png", dpi=100, metadata={"Title": title})
+
+
+def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows with the same columns as lines: numbers to the right, `-` for what is not known."""
+    if not rows:
+        return "(nothing)"
+    names = list(rows[0])
+    cells = [[_cell(row[name]) for name in names] for row in rows]
+    widths = [max(map(len, column)) for column in zip(names, *cells, strict=True)]
+    numeric = [all(isinstance(row[name], int | float | None) for row in rows) for name in names]
+
+    def line(texts: Sequence[str]) -> str:
+        aligned = [
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(texts, widths, numeric, strict=True)
+        ]
+        return "  ".join(aligned).rstrip()
+
+    return "\n".join([line([name.upper() for name in names]), *map(line, cells)])
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.1f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def answer(text: str) -> None:
+    """What was asked for goes to stdout."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
 
 
 def say(line: str) -> None:
     """Progress goes to stderr."""
     sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+@contextmanager
+def show_tasks(spark: SparkSession) -> Iterator[None]:
+    """While a long Spark job runs: how many of its tasks are done, whenever that has changed."""
+    tracker = spark.sparkContext.statusTracker()
+    over = threading.Event()
+
+    def look() -> None:
+        told: tuple[int, int] | None = None
+        wait_s = SHOW_TASKS_AFTER_S
+        while not over.wait(wait_s):
+            wait_s = POLL_S
+            infos = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+            stages = [info for info in infos if info is not None]
+            now = (sum(s.numCompletedTasks for s in stages), sum(s.numTasks for s in stages))
+            if stages and now != told:
+                told = now
+                say(f"  {now[0]} of {now[1]} tasks")
+
+    thread = threading.Thread(target=look, name="protomq-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def progress_of(query: StreamingQuery) -> Iterator[Any]:
+    """The progress of each micro-batch that had rows, as it ends; until the query ends. Raises what the query raises.
+
+    Spark keeps the last hundred only, so they are taken while it runs.
+    """
+    done = -1
+    ended = False
+    while not ended:
+        ended = query.awaitTermination(POLL_S) is True
+        for progress in query.recentProgress:
+            if progress["batchId"] > done and progress["numInputRows"]:
+                done = progress["batchId"]
+                yield progress

@@ -2,7 +2,7 @@
 
 --function names a module and a function in it: it is given the messages as a streaming DataFrame (columns as the source has
 them) and answers one with the columns of the sink (body, key, tags ...). Row-by-row transformations keep the order; behind a
-shuffle end with sortWithinPartitions.
+shuffle end with sortWithinPartitions. The module is looked for in the working folder, too.
 
     # my_functions.py
     def big_orders(messages):
@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .report import RunReport, say
+from .report import RunReport, progress_of, say
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -24,14 +26,21 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The pipeline's own arguments."""
-    parser.add_argument("--topic", required=True)
+    parser.add_argument("--topic", required=True, help="topics, separated by commas")
     parser.add_argument("--output-topic", required=True)
+    parser.add_argument(
+        "--output-namesrv", default="", help="of another cluster; --namesrv if not given"
+    )
     parser.add_argument("--function", required=True, metavar="MODULE:NAME")
     parser.add_argument(
         "--checkpoint", required=True, help="folder in which Spark keeps how far it is"
     )
     parser.add_argument("--batch-size", type=int, default=100_000, help="messages in a micro-batch")
     parser.add_argument("--tags", default="", help="only messages with these tags")
+    parser.add_argument(
+        "--starting", choices=("earliest", "latest"), default="earliest", help="first run only"
+    )
+    parser.add_argument("--group", default="", help="consumer group to commit offsets to")
     parser.add_argument(
         "--follow", action="store_true", help="do not end when all messages are read"
     )
@@ -44,24 +53,29 @@ def run(spark: SparkSession, arguments: argparse.Namespace, report: RunReport) -
         spark.readStream.format("protomq")
         .option("protomq.namesrv", arguments.namesrv)
         .option("subscribe", arguments.topic)
-        .option("startingOffsets", "earliest")
+        .option("startingOffsets", arguments.starting)
         .option("maxOffsetsPerTrigger", str(arguments.batch_size))
     )
     if arguments.tags:
         reader = reader.option("tags", arguments.tags)
+    if arguments.group:
+        reader = reader.option("protomq.group.id", arguments.group)
     writer = (
         function(reader.load())
         .writeStream.format("protomq")
-        .option("protomq.namesrv", arguments.namesrv)
+        .option("protomq.namesrv", arguments.output_namesrv or arguments.namesrv)
         .option("topic", arguments.output_topic)
         .option("checkpointLocation", arguments.checkpoint)
     )
     query = (writer if arguments.follow else writer.trigger(availableNow=True)).start()
-    query.awaitTermination()
-    for progress in query.recentProgress:
-        report.batch(progress["batchId"], messages=progress["numInputRows"])
-    count = sum(progress["numInputRows"] for progress in query.recentProgress)
-    report.result = {"messages_read": count}
+    count = 0
+    try:
+        for progress in progress_of(query):
+            count += progress["numInputRows"]
+            report.batch(progress["batchId"], messages=progress["numInputRows"])
+    finally:
+        query.stop()
+        report.result = {"messages_read": count}
     say(f"{count:,} messages of {arguments.topic} went through {arguments.function}")
 
 
@@ -70,6 +84,8 @@ def load_function(name: str) -> Callable[[DataFrame], DataFrame]:
     module_name, colon, function_name = name.partition(":")
     if not (module_name and colon and function_name):
         raise ValueError(f"--function must be MODULE:NAME, not {name!r}")
+    if os.getcwd() not in sys.path:  # spark-submit leaves it out.
+        sys.path.append(os.getcwd())
     function = getattr(importlib.import_module(module_name), function_name, None)
     if not callable(function):
         raise ValueError(f"module {module_name} has no function {function_name}")

@@ -1,0 +1,211 @@
+"""The archive's files and versions without Spark: folders, rolling, merging, versions by several writers, clearing away."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from protomq import MessageQueue
+from protomq._types import QueueRange
+from protomq_spark import archive_files
+from protomq_spark.archive_files import (
+    FileSettings,
+    PartitionedWriter,
+    WrittenFile,
+    folder_of,
+    merge_files,
+    split_by_folder,
+)
+from protomq_spark.archive_table import (
+    ArchivedFile,
+    ArchiveError,
+    ArchiveTable,
+    Version,
+    appended,
+    merge_groups,
+    replaced,
+)
+from protomq_spark.offsets import DataLossError
+from protomq_spark.pipelines.archive import parse_partitions, split_sql, starts
+
+
+def rows(first: int, count: int, **partitions: list[str | None]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"id": list(range(first, first + count)), **partitions})
+
+
+# -- files -------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_named_as_spark_names_it() -> None:
+    folder = folder_of(("topic", "day"), ("%RETRY%a/b=c:d", None))
+    assert folder == "topic=%25RETRY%25a%2Fb%3Dc%3Ad/day=__HIVE_DEFAULT_PARTITION__"
+
+
+def test_rows_are_split_by_their_values_in_order() -> None:
+    batch = rows(0, 6, a=["x", "y", "x", None, "y", "x"], b=["1", "1", "2", "1", "1", "1"])
+    found = {folder: table.column("id").to_pylist() for folder, table in split_by_folder(batch, ("a", "b"))}
+    assert found == {
+        "a=x/b=1": [0, 5], "a=x/b=2": [2], "a=y/b=1": [1, 4], "a=__HIVE_DEFAULT_PARTITION__/b=1": [3],
+    }  # fmt: skip
+    ((folder, table),) = split_by_folder(rows(0, 3), ())
+    assert (folder, table.num_rows) == ("", 3)
+    assert list(split_by_folder(rows(0, 0, a=[]), ("a",))) == []
+
+
+def test_a_file_is_closed_at_its_size_and_never_more_are_open_than_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archive_files, "BUFFER_SIZE_BYTES", 1000)
+    monkeypatch.setattr(archive_files, "OPEN_FILES_MAX", 2)
+    settings = FileSettings(str(tmp_path), "v-run", ("p",), file_size_bytes=4000)
+    writer = PartitionedWriter(settings, "task")
+    for n in range(60):
+        writer.add(rows(n * 100, 100, p=[f"{i % 5}" for i in range(100)]))
+        assert len(writer._open) <= 2
+    done = writer.finish()
+    assert sum(file.row_count for file in done) == 6000
+    assert len(done) > 5
+    assert len({file.path for file in done}) == len(done)
+    for file in done:
+        assert (tmp_path / file.path).stat().st_size == file.size_bytes
+    ids = [i for file in done for i in pq.ParquetFile(tmp_path / file.path).read().column(0).to_pylist()]
+    assert sorted(ids) == list(range(6000))
+    assert not list(tmp_path.rglob(".*"))
+
+
+def test_what_failed_leaves_no_file(tmp_path: Path) -> None:
+    writer = PartitionedWriter(FileSettings(str(tmp_path), "v", ("p",)), "task")
+    writer.add(rows(0, 2, p=["a", "b"]))
+    writer._write_group("p=a")
+    assert len(list(tmp_path.rglob(".*.tmp"))) == 1
+    writer.discard()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def written(root: Path, *ids: int, folder: str = "p=x", label: str = "1") -> WrittenFile:
+    writer = PartitionedWriter(FileSettings(str(root), label, ("p",)), "0")
+    writer.add(rows(0, 1, p=["x"]).slice(0, 0))
+    for i in ids:
+        writer.add(rows(i, 1, p=[folder.partition("=")[2]]))
+    (file,) = writer.finish()
+    return file
+
+
+def test_merged_files_have_all_rows_in_order(tmp_path: Path) -> None:
+    files = [written(tmp_path, n, n + 1, label=str(n)) for n in (0, 2, 4)]
+    merged = merge_files(FileSettings(str(tmp_path), "m"), (0, [file.path for file in files]))
+    assert merged.row_count == 6
+    assert pq.ParquetFile(tmp_path / merged.path).read().column("id").to_pylist() == list(range(6))
+    assert merged.path.startswith("p=x/part-m-")
+
+
+# -- versions ----------------------------------------------------------------------------------------------------------------
+
+
+def test_versions_follow_each_other_and_carry_the_state(tmp_path: Path) -> None:
+    table = ArchiveTable(str(tmp_path))
+    assert table.newest() == Version()
+    first, second = written(tmp_path, 1), written(tmp_path, 2, label="2")
+    table.update(lambda base: appended(base, [first], {"n": 1}, 5))
+    version = table.update(lambda base: appended(base, [second], {"n": 2}, 6))
+    assert version == table.newest()
+    assert (version.number, version.row_count, version.state) == (1, 2, {"n": 2})
+    assert table.uris() == [f"file://{tmp_path}/{file.path}" for file in (first, second)]
+
+
+def test_two_writers_do_not_overwrite_each_other(tmp_path: Path) -> None:
+    one = ArchiveTable(str(tmp_path))
+    files = [written(tmp_path, n, label=str(n)) for n in range(3)]
+    one.update(lambda base: appended(base, files[:1], {}, 0))
+    asked: list[int] = []
+
+    def late(base: Version) -> Version:
+        asked.append(base.number)
+        if len(asked) == 1:  # The other one publishes in between.
+            ArchiveTable(str(tmp_path)).update(lambda other: appended(other, files[1:2], {}, 0))
+        return appended(base, files[2:], {}, 0)
+
+    version = one.update(late)
+    assert asked == [0, 1]
+    assert [file.path for file in version.files] == [file.path for file in files]
+    assert not list((tmp_path / "_spark_metadata").glob(".*"))
+
+
+def test_a_merge_whose_files_are_gone_changes_nothing() -> None:
+    files = tuple(ArchivedFile(f"p=x/{n}", 1, 1) for n in range(4))
+    merged = WrittenFile("p=x/new", 2, 2)
+    both = replaced(Version(3, files), {merged: ["p=x/0", "p=x/1"]}, 9)
+    assert [file.path for file in both.files] == ["p=x/2", "p=x/3", "p=x/new"]
+    assert replaced(Version(3, files[1:]), {merged: ["p=x/0", "p=x/1"]}, 9).files == files[1:]
+
+
+def test_small_files_of_a_folder_are_grouped_up_to_the_size() -> None:
+    files = [ArchivedFile(f"p={p}/{n:02}", size, 1) for p in "ab" for n, size in enumerate([30, 60, 30, 30, 30, 30, 10])]
+    assert merge_groups(files, 100, 2) == [
+        [f"p={p}/{n:02}" for n in group] for p in "ab" for group in ((0, 2, 3, 4), (5, 6))
+    ]
+    assert merge_groups(files, 100, 4) == [[f"p={p}/{n:02}" for n in (0, 2, 3, 4)] for p in "ab"]
+    assert merge_groups(files[:1], 100, 1) == []
+
+
+def test_vacuum_keeps_what_a_version_of_the_last_hour_lists(tmp_path: Path) -> None:
+    table = ArchiveTable(str(tmp_path))
+    old, new, orphan = (written(tmp_path, n, label=str(n)) for n in range(3))
+    table.update(lambda base: appended(base, [old], {}, 0))
+    table.update(lambda base: appended(replaced(base, {}, 0), [new], {}, 0))
+    table.update(lambda base: Version(base.number, base.files[1:], {}))
+    (tmp_path / "p=x" / "mine.parquet").touch()
+    now_s = time.time()
+    assert table.vacuum(3600, now_s) == 0
+    # An hour later: versions 0 and 1 are superseded for long.
+    assert table.vacuum(3600, now_s + 3700) == 2
+    assert sorted(os.listdir(tmp_path / "_spark_metadata")) == ["2.compact"]
+    assert not (tmp_path / old.path).exists()
+    assert not (tmp_path / orphan.path).exists()
+    assert (tmp_path / new.path).exists()
+    assert (tmp_path / "p=x" / "mine.parquet").exists()
+    assert table.newest().number == 2
+
+
+def test_a_folder_of_sparks_own_sink_and_one_that_was_moved_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "sink" / "_spark_metadata").mkdir(parents=True)
+    (tmp_path / "sink" / "_spark_metadata" / "0").write_text("v1\n")
+    with pytest.raises(ArchiveError, match="Spark's file sink"):
+        ArchiveTable(str(tmp_path / "sink")).newest()
+    here = tmp_path / "here"
+    file = written(here, 1)
+    ArchiveTable(str(here)).update(lambda base: appended(base, [file], {}, 0))
+    here.rename(tmp_path / "there")
+    with pytest.raises(ArchiveError, match="another place"):
+        ArchiveTable(str(tmp_path / "there")).newest()
+
+
+# -- where to go on ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_archive_goes_on_behind_its_positions_and_begins_new_queues_at_their_first_message() -> None:
+    known, new = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1)
+    version = Version(0, (), {"positions": {"t": {"a:0": 7}}})
+    ranges = {known: QueueRange(5, 9), new: QueueRange(3, 4)}
+    assert starts(version, ranges, "earliest", False) == {known: 7, new: 3}
+    assert starts(version, ranges, "latest", False) == {known: 7, new: 3}
+    assert starts(Version(), ranges, "latest", False) == {known: 9, new: 4}
+    for there, found in ((QueueRange(8, 9), 8), (QueueRange(0, 6), 7)):
+        with pytest.raises(DataLossError, match="t/a:0"):
+            starts(version, {known: there}, "earliest", False)
+        assert starts(version, {known: there}, "earliest", True) == {known: found}
+
+
+def test_sql_is_split_at_the_commas_outside() -> None:
+    assert split_sql("a, f(b, c) AS d,x[1, 2], concat('a,b', \"(\") AS e") == [
+        "a", "f(b, c) AS d", "x[1, 2]", "concat('a,b', \"(\") AS e",
+    ]  # fmt: skip
+    assert parse_partitions(["d=to_date(t)", "q = a = b"]) == {"d": "to_date(t)", "q": "a = b"}
+    for wrong in (["d"], ["=x"], ["a b=c"], ["a=1", "a=2"]):
+        with pytest.raises(ValueError, match="NAME=SQL"):
+            parse_partitions(wrong)
