@@ -8,6 +8,7 @@ megabytes of new memory, and three times as slow.
 
 from __future__ import annotations
 
+import zlib
 from typing import Any, Final
 
 import numpy as np
@@ -39,6 +40,16 @@ def crc32c_of_pieces(
         rows = _matrix(data, starts, int(sizes[low]), low, high)
         found[low:high] = np.fromiter(map(crc32c, rows), np.uint32, high - low)
     return found
+
+
+def hash63_of_pieces(
+    raw: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    """`hash63` (protomq.wire.hashing) of each piece: for short ones, keys above all."""
+    pieces = list(map(raw.__getitem__, map(slice, starts.tolist(), ends.tolist())))
+    low = np.fromiter(map(crc32c, pieces), np.uint64, len(pieces))
+    high = np.fromiter(map(zlib.crc32, pieces), np.uint64, len(pieces))
+    return low | (high & np.uint64(0x7FFFFFFF)) << np.uint64(32)
 
 
 def _run_bounds(starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache, partial
-from typing import Final, TypeVar
+from typing import Final, TypeVar, cast
 
 from protomq import _methods
 from protomq._offset_calls import (
@@ -129,7 +129,7 @@ class Cluster:
         """Stores where a group is."""
         for (topic, broker_name), members in by_broker(offsets).items():
             request = encode_commit(group, {queue: offsets[queue] for queue in members})
-            self.call(topic, broker_name, _methods.COMMIT_OFFSETS, request, timeout_s)
+            self.call(topic, broker_name, _methods.COMMIT_OFFSETS, request, timeout_s=timeout_s)
 
     # -- calls -------------------------------------------------------------------------------------------------------------
 
@@ -138,16 +138,17 @@ class Cluster:
         topic: str,
         broker_name: str,
         method: MethodInfo,
-        request: bytes,
+        *request: bytes | memoryview,
         timeout_s: float | None = None,
     ) -> bytes:
-        """Calls a broker of a topic; again, by the route as it is then, after errors that may pass."""
+        """Calls a broker of a topic; again, by the route as it is then, after errors that may pass. `request`: its pieces."""
         limit_s = timeout_s or self.options.timeout_s
+        pieces = cast(tuple[bytes, ...], request)  # A memoryview is as good.
 
         def attempt() -> bytes:
             try:
                 address = broker_of(self.routes.get(topic, limit_s), broker_name)
-                return self.transport.call(address, method, (request,), limit_s)
+                return self.transport.call(address, method, pieces, limit_s)
             except ProtomqError as error:
                 if error.stale_route:
                     self.routes.invalidate(topic)

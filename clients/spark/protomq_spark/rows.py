@@ -4,19 +4,26 @@ Rules:
 - A column that means nothing to the sink is an error that names it, not something silently left out.
 - Rows are cut into windows by their number and size alone, never by how Spark happens to batch them: a task that runs again
   with the same rows cuts them at the same places.
+- Rows stay columns. No Python object is made for a row of bodies, keys and tags; properties and sharding keys cost one each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from protomq._batching import PreparedRecord
-from protomq._send_core import SendCore
-from protomq.errors import ConfigurationError
+from protomq._batching import make_front, refuse_large_body
+from protomq._compression import COMPRESS_OVER_BYTES, Compressor, compress_body
+from protomq.errors import ConfigurationError, MessageTooLargeError
+from protomq.wire.hashing import key_hash_of, tag_code_of
+from protomq.wire.record import BODY_SIZE_MAX_BYTES, FRONT_SIZE_MAX_BYTES, encode_varint
 
+from .checksums import hash63_of_pieces
 from .options import OptionError
 
 COLUMNS: Final = (
@@ -35,13 +42,65 @@ _ROW_SIZE_BYTES: Final = 160
 """What a row costs beside its body and texts; only for cutting windows."""
 
 
-class Row(NamedTuple):
-    """A message: the record, where it must go ("" and None: anywhere)."""
+Place: TypeAlias = tuple[str, str | None, str | None]
+"""Where a row must go: topic, queue as it is named, sharding key; None where that is open."""
 
-    record: PreparedRecord
-    topic: str
-    queue: str | None
-    sharding_key: str | None
+
+class Rows(NamedTuple):
+    """Rows in order, column by column. Arrays of Arrow are binary without nulls."""
+
+    bodies: pa.BinaryArray
+    """As they are stored: compressed where the flags say so."""
+    fronts: pa.BinaryArray | None
+    """Fields 2 to 5 of each record: keys, tag, properties, attributes. None: no row can have any."""
+    key_hashes: NDArray[np.uint64]
+    tag_codes: NDArray[np.int64]
+    flags: NDArray[np.uint32]
+    places: Sequence[Place] | None
+    """None: all go to the topic of the option, and to any queue."""
+
+    @property
+    def row_count(self) -> int:
+        """How many rows."""
+        return len(self.bodies)
+
+    def part(self, start: int, stop: int) -> Rows:
+        """The rows [start, stop), which are views."""
+        return Rows(
+            self.bodies[start:stop],
+            None if self.fronts is None else self.fronts[start:stop],
+            self.key_hashes[start:stop],
+            self.tag_codes[start:stop],
+            self.flags[start:stop],
+            None if self.places is None else self.places[start:stop],
+        )
+
+    def pick(self, indices: Sequence[int]) -> Rows:
+        """These rows, in this order."""
+        picked = np.asarray(indices, np.int64)
+        return Rows(
+            self.bodies.take(pa.array(picked)),
+            None if self.fronts is None else self.fronts.take(pa.array(picked)),
+            self.key_hashes[picked],
+            self.tag_codes[picked],
+            self.flags[picked],
+            None if self.places is None else [self.places[index] for index in indices],
+        )
+
+
+def joined(parts: Sequence[Rows]) -> Rows:
+    """The rows of all parts, one after the other; the parts have the same columns."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    return Rows(
+        pa.concat_arrays([part.bodies for part in parts]),
+        None if first.fronts is None else pa.concat_arrays([part.fronts for part in parts]),
+        np.concatenate([part.key_hashes for part in parts]),
+        np.concatenate([part.tag_codes for part in parts]),
+        np.concatenate([part.flags for part in parts]),
+        None if first.places is None else [p for part in parts for p in part.places or ()],
+    )
 
 
 class BadRowError(ValueError):
@@ -70,58 +129,203 @@ def check_columns(names: Sequence[str], topic: str) -> None:
 def windows(
     batches: Iterable[pa.RecordBatch],
     topic: str,
-    core: SendCore,
+    compressor: Compressor,
     rows_max: int,
     size_max_bytes: int,
-) -> Iterator[list[Row]]:
+) -> Iterator[Rows]:
     """All rows, in order, cut where one more would be too many or too much."""
-    window: list[Row] = []
-    size = 0
+    window: list[Rows] = []
+    count = size = 0
     for batch in batches:
-        for row in rows_of(batch, topic, core):
-            row_size = len(row.record[0]) + len(row.record[3]) + _ROW_SIZE_BYTES
-            if window and (len(window) >= rows_max or size + row_size > size_max_bytes):
-                yield window
-                window, size = [], 0
-            window.append(row)
-            size += row_size
+        rows = rows_of(batch, topic, compressor)
+        ends = np.cumsum(sizes_of(rows.bodies) + sizes_of(rows.fronts) + _ROW_SIZE_BYTES)
+        at = before = 0
+        while at < rows.row_count:
+            # How many more of the rows fit.
+            fit = int(np.searchsorted(ends, before + size_max_bytes - size, "right")) - at
+            fit = min(fit, rows_max - count)
+            if fit <= 0:
+                if window:
+                    yield joined(window)
+                    window, count, size = [], 0, 0
+                    continue
+                fit = 1  # A row that is larger than a window has one of its own.
+            window.append(rows.part(at, at + fit))
+            at += fit
+            count, size = count + fit, size + int(ends[at - 1]) - before
+            before = int(ends[at - 1])
     if window:
-        yield window
+        yield joined(window)
 
 
-def rows_of(batch: pa.RecordBatch, topic: str, core: SendCore) -> list[Row]:
+def sizes_of(pieces: pa.BinaryArray | None) -> NDArray[np.int64] | int:
+    """The length of each piece in bytes; 0 for None."""
+    return 0 if pieces is None else np.diff(bounds_of(pieces))
+
+
+def bounds_of(pieces: pa.BinaryArray) -> NDArray[np.int64]:
+    """Where the pieces begin in their buffer, and where the last one ends."""
+    count, offset = len(pieces), pieces.offset
+    if not count:
+        return np.zeros(1, np.int64)
+    bounds = np.frombuffer(pieces.buffers()[1], np.int32, count + 1, 4 * offset)
+    return bounds.astype(np.int64)
+
+
+def rows_of(batch: pa.RecordBatch, topic: str, compressor: Compressor) -> Rows:
     """The rows of an Arrow batch. Raises BadRowError, MessageTooLargeError."""
-    columns: dict[str, list[Any]] = {
-        name: batch.column(index).to_pylist() for index, name in enumerate(batch.schema.names)
-    }
-    bodies = columns["body"]
-    if None in bodies:
+    columns: dict[str, pa.Array] = dict(zip(batch.schema.names, batch.columns, strict=True))
+    if columns["body"].null_count:
         raise BadRowError(
             "a row whose body is null: filter such rows out, or give them an empty body"
         )
-    if bodies and isinstance(bodies[0], str):
-        bodies = [body.encode() for body in bodies]
-    nothing: list[Any] = [None] * len(bodies)
-    topics = [topic] * len(bodies) if topic else columns["topic"]
-    queues = [None if q is None else str(q) for q in columns.get("queue", nothing)]
-    sharding_keys = columns.get("sharding_key", nothing)
+    bodies, flags = _compressed(_binary(columns["body"], "body"), compressor)
     if columns.keys() <= {"body", "topic", "queue"}:
-        records = core.prepare_many(bodies, topic, None, "")
+        fronts, key_hashes, tag_codes = None, _zeros(batch, np.uint64), _zeros(batch, np.int64)
+    elif columns.keys() <= {"body", "topic", "queue", "key", "tags", "tag"}:
+        fronts, key_hashes, tag_codes = _short_fronts(batch.num_rows, columns)
     else:
-        tags = columns.get("tags", columns.get("tag", nothing))
-        properties = [
-            _properties_of(p) for p in columns.get("properties", columns.get("headers", nothing))
-        ]
-        keys = [_text(key) for key in columns.get("key", nothing)]
-        records = [
-            core.prepare(body, key, (), tag or "", props, sharding_key)
-            for body, key, tag, props, sharding_key in zip(
-                bodies, keys, tags, properties, sharding_keys, strict=True
+        fronts, key_hashes, tag_codes = _fronts(batch.num_rows, columns)
+    if (
+        fronts is not None
+        and (largest := int(np.max(sizes_of(fronts), initial=0))) > FRONT_SIZE_MAX_BYTES
+    ):
+        raise MessageTooLargeError(
+            f"keys, tag, properties and sharding key of a row come to {largest} bytes, {FRONT_SIZE_MAX_BYTES} are allowed",
+            metadata={"limit_bytes": str(FRONT_SIZE_MAX_BYTES)},
+        )
+    return Rows(
+        bodies, fronts, key_hashes, tag_codes, flags, _places(batch.num_rows, columns, topic)
+    )
+
+
+def _zeros(batch: pa.RecordBatch, kind: type[Any]) -> NDArray[Any]:
+    return np.zeros(batch.num_rows, kind)
+
+
+def _binary(column: pa.Array, name: str) -> pa.BinaryArray:
+    kind = column.type
+    if not (
+        pa.types.is_binary(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_large_string(kind)
+    ):
+        raise BadRowError(f"column {name!r} is {kind}: it must be binary or string")
+    return column.cast(pa.binary())
+
+
+def _compressed(
+    bodies: pa.BinaryArray, compressor: Compressor
+) -> tuple[pa.BinaryArray, NDArray[np.uint32]]:
+    """Bodies as they are stored, and their flags."""
+    flags = np.zeros(len(bodies), np.uint32)
+    sizes = sizes_of(bodies)
+    large = np.flatnonzero(sizes > COMPRESS_OVER_BYTES)
+    if compressor.compress is not None and len(large):
+        stored = bodies.to_pylist()
+        for row in large.tolist():
+            stored[row], flags[row] = compress_body(compressor, stored[row])
+        bodies = pa.array(stored, pa.binary())
+        sizes = sizes_of(bodies)
+    largest = int(np.max(sizes, initial=0))
+    if largest > BODY_SIZE_MAX_BYTES:
+        raise refuse_large_body(largest)
+    return bodies, flags
+
+
+# -- what stands between body and trailer --------------------------------------------------------------------------------
+
+
+def _short_fronts(
+    count: int, columns: Mapping[str, pa.Array]
+) -> tuple[pa.BinaryArray, NDArray[np.uint64], NDArray[np.int64]]:
+    """Keys and tags and nothing else: what most messages have."""
+    fields: list[Any] = []
+    key_hashes = np.zeros(count, np.uint64)
+    tag_codes = np.zeros(count, np.int64)
+    if "key" in columns:
+        keys = _texts(columns["key"], "key")
+        bounds = bounds_of(keys)
+        sizes = np.diff(bounds)
+        there = sizes > 0
+        raw = keys.buffers()[2]
+        if there.any():
+            key_hashes[there] = hash63_of_pieces(
+                raw.to_pybytes(), bounds[:-1][there], bounds[1:][there]
             )
-        ]
+        fields += [heads_of(b"\x12", sizes, there), keys]
+    if (column := columns.get("tags", columns.get("tag"))) is not None:
+        tags = _texts(column, "tags").dictionary_encode()
+        names = [name.decode() for name in tags.dictionary.to_pylist()]
+        codes = np.array([tag_code_of(name) for name in names], np.int64)
+        tag_codes = codes[tags.indices.to_numpy(zero_copy_only=False)] if names else tag_codes
+        texts = [make_front(None, (), name, None, None, "")[1] for name in names]
+        fields.append(pa.array(texts, pa.binary()).take(tags.indices))
+    return pc.binary_join_element_wise(*fields, b""), key_hashes, tag_codes
+
+
+def heads_of(
+    tag: bytes, sizes: NDArray[np.int64], there: NDArray[np.bool_] | None = None
+) -> pa.BinaryArray:
+    """The tag and the length of a field for each size; nothing where it is not `there`."""
+    distinct, indices = np.unique(sizes, return_inverse=True)
+    heads = [tag + encode_varint(size) for size in distinct.tolist()]
+    if there is not None:
+        heads.append(b"")
+        indices = np.where(there, indices, len(heads) - 1)
+    return pa.array(heads, pa.binary()).take(pa.array(indices))
+
+
+def _texts(column: pa.Array, name: str) -> pa.BinaryArray:
+    """As UTF-8; null is the same as nothing."""
+    try:
+        texts = _binary(column, name).cast(pa.string())
+    except pa.ArrowInvalid as error:
+        raise BadRowError(f"column {name!r} has a text that is no UTF-8: {error}") from None
+    return texts.fill_null("").cast(pa.binary())
+
+
+def _fronts(
+    count: int, columns: Mapping[str, pa.Array]
+) -> tuple[pa.BinaryArray, NDArray[np.uint64], NDArray[np.int64]]:
+    """Row by row: properties have to be sorted by name, and no two rows need to have the same."""
+    nothing: list[Any] = [None] * count
+
+    def values(*names: str) -> list[Any]:
+        return next((columns[name].to_pylist() for name in names if name in columns), nothing)
+
+    fronts: list[bytes] = []
+    key_hashes: list[int] = []
+    tag_codes: list[int] = []
+    for key, tag, properties, sharding_key in zip(
+        values("key"), values("tags", "tag"), values("properties", "headers"),
+        values("sharding_key"), strict=True,
+    ):  # fmt: skip
+        first, front, _ = make_front(
+            _text(key), (), tag or "", _properties_of(properties), sharding_key, ""
+        )
+        fronts.append(front)
+        key_hashes.append(key_hash_of(first))
+        tag_codes.append(tag_code_of(tag or ""))
+    return (
+        pa.array(fronts, pa.binary()),
+        np.array(key_hashes, np.uint64),
+        np.array(tag_codes, np.int64),
+    )
+
+
+def _places(count: int, columns: Mapping[str, pa.Array], topic: str) -> Sequence[Place] | None:
+    if topic and not columns.keys() & {"queue", "sharding_key"}:
+        return None
+    nothing: list[Any] = [None] * count
+    topics = [topic] * count if topic else columns["topic"].to_pylist()
     if not all(topics):
         raise BadRowError("a row without topic, and no option 'topic'")
-    return list(map(Row, records, topics, queues, sharding_keys))
+    queues = columns["queue"].to_pylist() if "queue" in columns else nothing
+    named = [None if queue is None else str(queue) for queue in queues]
+    sharding_keys = columns["sharding_key"].to_pylist() if "sharding_key" in columns else nothing
+    return list(zip(topics, named, sharding_keys, strict=True))
 
 
 def _properties_of(value: Any) -> Mapping[str, str] | None:

@@ -27,28 +27,26 @@ import hashlib
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from protomq import _methods
-from protomq._batching import PreparedRecord, RecordEncoder
-from protomq._producer_options import ProducerOptions
+from protomq._compression import make_compressor
 from protomq._pull_answer import decode_pull_answer
 from protomq._selectors import sharded_index
-from protomq._send_core import SendCore
 from protomq._types import MessageQueue, PullStatus
 from protomq.errors import NoRouteError, NotFoundError
-from protomq.wire.hashing import crc32c, key_hash_of
 
 from .cluster import Cluster
+from .encoding import EncodedRows, TopicEncoder
 from .layout import locate
 from .options import WriteOptions
-from .rows import Row, parse_queue, windows
+from .rows import Place, Rows, parse_queue, windows
 
 logger = logging.getLogger("protomq_spark")
 
@@ -95,12 +93,13 @@ class SentRows:
     size_bytes: int = 0
 
 
-@dataclass(slots=True)
-class _Request:
+class _Request(NamedTuple):
     queue: MessageQueue
-    records: Sequence[PreparedRecord]
-    first_sequence: int
-    payload: bytes
+    encoded: EncodedRows
+
+    @property
+    def row_count(self) -> int:
+        return len(self.encoded.trailers)
 
 
 @dataclass(slots=True)
@@ -113,17 +112,11 @@ class RowSender:
     queues: dict[str, tuple[MessageQueue, ...]] = field(default_factory=dict)
     """The queues of each topic in their order; those that the driver looked up come with it."""
 
-    _core: SendCore = field(init=False)
-    _encoders: dict[str, RecordEncoder] = field(init=False, default_factory=dict)
+    _encoders: dict[str, TopicEncoder] = field(init=False, default_factory=dict)
     _last: dict[MessageQueue, Future[bool]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.queues = dict(self.queues)
-        self._core = SendCore(
-            ProducerOptions(
-                producer_id=self.identity.producer_id, compression=self.options.compression
-            )
-        )
 
     def send(self, batches: Iterable[pa.RecordBatch]) -> SentRows:
         """Sends all rows and waits until they are stored. Raises the first error; rows before it may be stored then."""
@@ -133,12 +126,16 @@ class RowSender:
         in_flight: deque[tuple[_Request, Future[bool]]] = deque()
         with ThreadPoolExecutor(REQUESTS_IN_FLIGHT, thread_name_prefix="protomq-send") as pool:
             cut = windows(
-                batches, options.topic, self._core, options.batch_rows, options.batch_size_bytes
+                batches,
+                options.topic,
+                make_compressor(options.compression),
+                options.batch_rows,
+                options.batch_size_bytes,
             )
             for number, window in enumerate(cut):
-                for queue, records in self._by_queue(window, number).items():
-                    request = self._request(queue, records, sequence)
-                    sequence += len(records)
+                for queue, rows in self._by_queue(window, number):
+                    request = self._request(queue, rows, sequence)
+                    sequence += rows.row_count
                     self._wait_for_turn(queue)
                     while len(in_flight) >= REQUESTS_IN_FLIGHT:
                         self._finish(in_flight.popleft(), sent)
@@ -157,31 +154,31 @@ class RowSender:
     def _finish(self, item: tuple[_Request, Future[bool]], sent: SentRows) -> None:
         request, future = item
         repeated = future.result()
-        count = len(request.records)
+        count = request.row_count
         sent.rows += count
         sent.requests += 1
-        sent.size_bytes += len(request.payload)
+        sent.size_bytes += sum(map(len, request.encoded.payload))
         sent.repeated_rows += count if repeated else 0
 
     # -- where to ---------------------------------------------------------------------------------------------------------
 
-    def _by_queue(
-        self, window: Sequence[Row], number: int
-    ) -> dict[MessageQueue, list[PreparedRecord]]:
-        """The records of a window by queue, in the order in which the queues first occur."""
-        grouped: dict[tuple[str, str | None, str | None], MessageQueue] = {}
-        groups: dict[MessageQueue, list[PreparedRecord]] = {}
-        for record, topic, queue_text, sharding_key in window:
-            place = (topic, queue_text, sharding_key)
-            queue = grouped.get(place)
+    def _by_queue(self, window: Rows, number: int) -> Iterator[tuple[MessageQueue, Rows]]:
+        """The rows of a window by queue, in the order in which the queues first occur."""
+        if window.places is None:
+            yield self._target((self.options.topic, None, None), number), window
+            return
+        targets: dict[Place, MessageQueue] = {}
+        groups: dict[MessageQueue, list[int]] = {}
+        for index, place in enumerate(window.places):
+            queue = targets.get(place)
             if queue is None:
-                queue = grouped[place] = self._target(topic, queue_text, sharding_key, number)
-            groups.setdefault(queue, []).append(record)
-        return groups
+                queue = targets[place] = self._target(place, number)
+            groups.setdefault(queue, []).append(index)
+        for queue, indices in groups.items():
+            yield queue, window if len(groups) == 1 else window.pick(indices)
 
-    def _target(
-        self, topic: str, queue_text: str | None, sharding_key: str | None, number: int
-    ) -> MessageQueue:
+    def _target(self, place: Place, number: int) -> MessageQueue:
+        topic, queue_text, sharding_key = place
         queues = self.queues.get(topic)
         if queues is None:
             queues = self.queues[topic] = write_queues(self.cluster, topic)
@@ -192,17 +189,16 @@ class RowSender:
             return queues[sharded_index(sharding_key, len(queues))]
         return queues[(self.identity.partition + number) % len(queues)]
 
-    def _request(
-        self, queue: MessageQueue, records: Sequence[PreparedRecord], first_sequence: int
-    ) -> _Request:
+    def _request(self, queue: MessageQueue, rows: Rows, first_sequence: int) -> _Request:
         encoder = self._encoders.get(queue.topic)
         if encoder is None:
-            encoder = RecordEncoder(queue.topic, self.identity.producer_id, 0)
+            encoder = TopicEncoder(queue.topic, self.identity.producer_id)
             self._encoders[queue.topic] = encoder
-        payload = encoder.encode_request(
-            records, first_sequence, queue.queue_id, self.options.wait_store_ok
+        born_time_ms = time.time_ns() // 1_000_000
+        encoded = encoder.encode(
+            rows, first_sequence, born_time_ms, queue.queue_id, self.options.wait_store_ok
         )
-        return _Request(queue, records, first_sequence, b"".join(payload))
+        return _Request(queue, encoded)
 
     # -- one request, on a thread of the pool --------------------------------------------------------------------------------
 
@@ -212,7 +208,9 @@ class RowSender:
 
         queue = request.queue
         answer = SendResponse.FromString(
-            self.cluster.call(queue.topic, queue.broker_name, _methods.SEND, request.payload)
+            self.cluster.call(
+                queue.topic, queue.broker_name, _methods.SEND, *request.encoded.payload
+            )
         )
         if answer.repeated_send:
             stored_in = queue._replace(queue_id=answer.queue_id)
@@ -221,7 +219,7 @@ class RowSender:
 
     def _verify(self, request: _Request, queue: MessageQueue, queue_offset: int) -> None:
         """Compares what is stored with what was to be sent. Raises ReplayMismatchError."""
-        position, end = queue_offset, queue_offset + len(request.records)
+        position, end = queue_offset, queue_offset + request.row_count
         while position < end:
             found = self._read_back(queue, position, end)
             if found is None:
@@ -231,16 +229,10 @@ class RowSender:
                 )  # fmt: skip
                 return
             done = position - queue_offset
-            records = request.records[done : done + len(found)]
-            sequences = np.arange(len(found), dtype=np.uint64) + request.first_sequence + done
-            bodies = np.array([crc32c(record[0]) for record in records], np.uint32)
-            keys = np.array([key_hash_of(record[1]) for record in records], np.uint64)
-            same = (
-                (found["producer_id"] == self.identity.producer_id)
-                & (found["sequence"] == sequences)
-                & (found["body_crc32c"] == bodies)
-                & (found["key_hash"] == keys)
-            )
+            sent = request.encoded.trailers[done : done + len(found)]
+            same = np.ones(len(found), bool)
+            for name in ("producer_id", "sequence", "body_crc32c", "key_hash"):
+                same &= found[name] == sent[name]
             if not same.all():
                 row = done + int(np.argmin(same))
                 raise ReplayMismatchError(

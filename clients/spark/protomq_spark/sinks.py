@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 
 from protomq._types import MessageQueue
 
-from .cluster import cluster_of
+from .cluster import cluster_of, spare_collections
 from .options import WriteOptions
 from .rows import check_columns
 from .sender import Identity, RowSender, SentRows, write_queues
@@ -57,6 +57,7 @@ class _Sink:
             logger.info(
                 "partition %d: %d rows were stored already", identity.partition, sent.repeated_rows
             )
+        spare_collections()
         return SentMessage(identity.partition, sent)
 
 
