@@ -15,6 +15,7 @@ from unittest import mock
 import numpy as np
 
 from protomq.testing.simdisk import Fault, SimDisk
+from protomq.wire.hashing import Octets
 from protomq_broker.store import checkpoint as checkpoint_module
 from protomq_broker.store import (
     commit_log,
@@ -195,13 +196,13 @@ def _loses_an_append() -> Any:
     count = 0
 
     def append(
-        self: CommitLog, data: bytes, record_count: int, store_time_ms: int, synced: int
+        self: CommitLog, parts: Sequence[Octets], record_count: int, store_time_ms: int, synced: int
     ) -> LogTail:
         nonlocal count
         count += 1
         if count % 7 == 0 and record_count:
-            data = bytes(len(data))
-        return real(self, data, record_count, store_time_ms, synced)
+            parts = [bytes(len(part)) for part in parts]
+        return real(self, parts, record_count, store_time_ms, synced)
 
     return _patch(CommitLog, "append", append)
 
@@ -262,8 +263,8 @@ def _swaps_records() -> Any:
     def stamp(
         self: Store, requests: Sequence[AppendRequest], position: int, store_time_ms: int
     ) -> tuple[Any, int]:
-        octets, count = real(self, requests, position, store_time_ms)
-        data = bytes(octets)
+        parts, count = real(self, requests, position, store_time_ms)
+        data = b"".join(map(bytes, parts))
         for request in requests:
             region = request.region
             if region.starts is not None and region.count >= 2 and region.sizes is not None:
@@ -280,7 +281,7 @@ def _swaps_records() -> Any:
                         + front
                         + data[at + 2 * size - 35 :]
                     )
-        return data, count
+        return (data,), count
 
     return _patch(Store, "_stamp", stamp)
 
@@ -307,7 +308,7 @@ def _gives_an_offset_twice() -> Any:
             request.queue_offset, request.physical_offset = offset, position
             position += len(region.data)
             count += region.count
-        return b"".join([bytes(request.region.data) for request in requests]), count
+        return [bytes(request.region.data) for request in requests], count
 
     def apply(self: ConsumeQueueTable, requests: Sequence[AppendRequest]) -> None:
         for request in requests:

@@ -65,11 +65,17 @@ def _end_of_equal_records(payload: bytes | bytearray) -> int:
     """
     size, head = record_field_at(payload, 0, len(payload))
     stride = head + size
-    if size < layout.FIXED_TRAILER_SIZE_BYTES or head > 4 or stride * 2 > len(payload):
+    if size < layout.FIXED_TRAILER_SIZE_BYTES:
         return 0
-    words = np.ndarray((len(payload) // stride,), np.uint32, payload, 0, (stride,))
-    different = np.flatnonzero((words ^ words[0]) & np.uint32((1 << 8 * head) - 1))
-    return stride * (int(different[0]) if len(different) else len(words))
+    # Each record has its size in `record_sizes`, four octets; what else follows is shorter than a record, or the guess is wrong.
+    count = len(payload) // (stride + 4)
+    if count < 2:
+        return 0
+    end = stride * count
+    for at in range(head):
+        if payload[at:end:stride] != payload[at : at + 1] * count:
+            return 0
+    return end
 
 
 def read_records(

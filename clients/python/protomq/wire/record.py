@@ -232,22 +232,22 @@ def encode_record_field(record: bytes) -> bytes:
 
 def encode_seal(
     previous_crc32c: int,
-    append: Octets,
-    *,
+    *append: Octets,
     epoch: int,
     start_position: int,
     record_count: int,
     store_time_ms: int,
     synced_position: int,
 ) -> bytes:
-    """The seal field that closes `append`, whose CRC chain stands at `previous_crc32c`."""
-    size = len(append)
+    """The seal field that closes `append`, given in parts; the CRC chain stands at `previous_crc32c` before it."""
+    size = sum(map(len, append))
     unsigned = SEAL.pack(
         SEAL_TAG, SEAL_SIZE_BYTES - 2, 0x0D, epoch, 0x11, start_position, 0x19, size, 0x25, record_count,
         0x29, store_time_ms, 0x31, synced_position, 0x3D, 0,
     )  # fmt: skip
     crc = crc32c(previous_crc32c.to_bytes(4, "little"))
-    crc = extend_crc32c(crc, append)
+    for part in append:
+        crc = extend_crc32c(crc, part)
     crc = extend_crc32c(crc, unsigned[:SEAL_COVERED_BYTES])
     return unsigned[:SEAL_COVERED_BYTES] + crc.to_bytes(4, "little")
 

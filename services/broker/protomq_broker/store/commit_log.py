@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections.abc import Sequence
 from typing import Final, NamedTuple, cast
 
 from protomq.wire.hashing import Octets
@@ -92,9 +93,9 @@ class CommitLog:
         return self.tail.position
 
     def append(
-        self, data: Octets, record_count: int, store_time_ms: int, synced_position: int
+        self, parts: Sequence[Octets], record_count: int, store_time_ms: int, synced_position: int
     ) -> LogTail:
-        """Writes `data` and its seal at the tail and moves it. The caller has asked `position_for` first.
+        """Writes the parts and their seal at the tail and moves it. The caller has asked `position_for` first.
 
         Raises DiskFullError or StoreFailedError: then nothing of it is in the log.
         """
@@ -105,21 +106,20 @@ class CommitLog:
         position = tail.position
         seal = encode_seal(
             tail.crc32c,
-            data,
+            *parts,
             epoch=self.epoch,
             start_position=position,
             record_count=record_count,
             store_time_ms=store_time_ms,
             synced_position=synced_position,
         )
-        size = len(data) + SEAL_SIZE_BYTES
+        size = sum(map(len, parts)) + SEAL_SIZE_BYTES
         at = position - segment.base_position
         try:
-            written = self._pwritev(segment.fd, (cast(bytes, data), seal), at)
+            written = self._pwritev(segment.fd, (*cast(Sequence[bytes], parts), seal), at)
             if written != size:
-                write_fully(
-                    self._disk, segment.fd, memoryview(bytes(data) + seal)[written:], at + written
-                )
+                whole = b"".join((*map(bytes, parts), seal))
+                write_fully(self._disk, segment.fd, memoryview(whole)[written:], at + written)
         except OSError as error:
             self._take_back(tail, size, error)
         self.tail = tail = LogTail(
@@ -213,7 +213,7 @@ class CommitLog:
 
     def _append_empty(self, data: bytes) -> None:
         """Padding, or the head of a segment."""
-        self.append(data, 0, self.tail.store_time_ms, self.flushed_position)
+        self.append((data,), 0, self.tail.store_time_ms, self.flushed_position)
 
     def _segment_at(self, base_position: int) -> SegmentFile:
         with self._create_lock:

@@ -48,6 +48,7 @@ _EQUAL_MIN = 4
 _FEW = 24
 _WORD_RECORD_SIZE_BYTES = 1 << 21
 _RECORD_SIZE_MAX_BYTES = layout.BODY_SIZE_MAX_BYTES + layout.FRONT_SIZE_MAX_BYTES + 512
+_COUNTING = np.arange(layout.RECORDS_PER_REQUEST_MAX, dtype=np.uint64)
 _HEAD_MASKS = np.array([0, 0xFFFF, 0xFFFFFF, 0xFFFFFFFF], np.uint32)
 
 
@@ -67,12 +68,12 @@ def prove_region(
         return None
     if count == 1:
         return _prove_one(payload, topic, topic_bytes, int(record_sizes[0]))
-    sizes = np.asarray(record_sizes, np.int64)
-    first_size = int(sizes[0])
+    first_size = int(record_sizes[0])
     # The heads of larger records do not fit into the words that are compared; there are few of those in a request.
     fits = count >= _EQUAL_MIN and first_size < _WORD_RECORD_SIZE_BYTES
-    if fits and not np.count_nonzero(sizes != first_size):
+    if fits and _are_equal(record_sizes):
         return _prove_equal(payload, topic, topic_bytes, first_size, count)
+    sizes = np.asarray(record_sizes, np.int64)
     if count <= _FEW or int(sizes.max()) >= _WORD_RECORD_SIZE_BYTES:
         return _prove_few(payload, topic, topic_bytes, sizes.tolist())
     return _prove_unequal(payload, topic, topic_bytes, sizes)
@@ -115,6 +116,20 @@ def stamp_region(
     windows(data, opaque(layout.STAMP_SIZE_BYTES))[ends - layout.STAMP_SIZE_BYTES] = stamps.view(
         opaque(layout.STAMP_SIZE_BYTES)
     )
+
+
+def _are_equal(numbers: Sequence[int] | NDArray[np.uint32]) -> bool:
+    if isinstance(numbers, np.ndarray):
+        return numbers.tobytes() == numbers[:1].tobytes() * len(numbers)
+    return all(number == numbers[0] for number in numbers)
+
+
+@lru_cache(maxsize=16)
+def _steps(stride: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(starts, sizes) of records of one size. Shared, so nobody may write to them."""
+    starts, sizes = np.arange(0, stride * count, stride), np.full(count, stride)
+    starts.flags.writeable = sizes.flags.writeable = False
+    return starts, sizes
 
 
 def _prove_one(
@@ -219,10 +234,9 @@ def _prove_equal(
     data = _cut(payload, stride * count)
     head = stride - size
     body_size, body_head = record_field_at(data, head, stride)
-    heads = column(data, U64, 0, stride, count)
-    head_mask = np.uint64((1 << 8 * (head + body_head)) - 1)
+    heads = column(data, opaque(head + body_head), 0, stride, count).tobytes()
     mask = sameness_mask(topic_bytes)
-    if np.count_nonzero((heads ^ heads[0]) & head_mask) or 8 * len(mask) > stride:
+    if heads != heads[: head + body_head] * count or 8 * len(mask) > stride:
         # Bodies of different sizes, or records so small that the words of the mask do not fit.
         return _prove_unequal(data, topic, topic_bytes, np.full(count, size))
     trailers = np.ndarray((count, len(mask)), U64, data, stride - 8 * len(mask), (stride, 8))
@@ -232,7 +246,7 @@ def _prove_equal(
         return None
     first_sequence = first[9]
     sequences = column(data, U64, stride + layout.SEQUENCE_AT, stride, count)
-    if np.count_nonzero(sequences - np.arange(count, dtype=np.uint64) != np.uint64(first_sequence)):
+    if sequences.tobytes() != (_COUNTING[:count] + np.uint64(first_sequence)).tobytes():
         return None
     trailer_size = layout.trailer_size_bytes(topic_bytes)
     front_rest = size - trailer_size - body_head - body_size
@@ -242,8 +256,7 @@ def _prove_equal(
         topic,
         data,
         count,
-        np.arange(0, stride * count, stride),
-        np.full(count, stride),
+        *_steps(stride, count),
         column(data, I64, stride + layout.TAG_CODE_AT, stride, count).copy(),
         column(data, U64, stride + layout.KEY_HASH_AT, stride, count).copy(),
         first[5],

@@ -66,6 +66,10 @@ __all__ = ["QueueKey", "Store", "StoredPlace", "TopicCounters"]
 
 log = logging.getLogger(__name__)
 
+_PART_SIZE_MIN_BYTES: Final = 16 << 10
+_PARTS_MAX: Final = 512
+"""Requests this large on average, and no more of them than a vectored write takes (IOV_MAX is 1,024), are not copied together: views
+of their bytes do for CRC and write."""
 NO_POSITION: Final = (1 << 64) - 1
 QueueKey = tuple[str, int]
 
@@ -280,8 +284,8 @@ class Store:
             )
             before = commit_log.tail
             store_time_ms = max(self._clock.now_ms(), before.store_time_ms)
-            data, count = self._stamp(requests, position, store_time_ms)
-            tail = commit_log.append(data, count, store_time_ms, commit_log.flushed_position)
+            parts, count = self._stamp(requests, position, store_time_ms)
+            tail = commit_log.append(parts, count, store_time_ms, commit_log.flushed_position)
             try:
                 self._queues.apply(requests)
                 self._index.apply(requests)
@@ -481,17 +485,16 @@ class Store:
 
     def _stamp(
         self, requests: Sequence[AppendRequest], position: int, store_time_ms: int
-    ) -> tuple[Octets, int]:
-        """Gives each record its place and time; (the bytes of the group, number of records)."""
+    ) -> tuple[Sequence[Octets], int]:
+        """Gives each record its place and time; (the bytes of the group in parts, number of records)."""
+        start = position
         if len(requests) == 1:
             request = requests[0]
             region = request.region
             offset = self._queues.queue(region.topic, request.queue_id).end_offset
             stamp_region(region, request.queue_id, store_time_ms, offset, position)
             request.queue_offset, request.physical_offset = offset, position
-            return np.frombuffer(
-                region.data, np.uint8
-            ), region.count  # a view: CRC and write need no copy
+            return (np.frombuffer(region.data, np.uint8),), region.count
         ends: dict[QueueKey, int] = {}
         count = 0
         for request in requests:
@@ -504,7 +507,10 @@ class Store:
             ends[key] = offset + region.count
             count += region.count
             position += len(region.data)
-        return b"".join([request.region.data for request in requests]), count
+        datas = [request.region.data for request in requests]
+        if position - start >= len(datas) * _PART_SIZE_MIN_BYTES and len(datas) <= _PARTS_MAX:
+            return [np.frombuffer(data, np.uint8) for data in datas], count
+        return (b"".join(datas),), count
 
     def _count(self, requests: Sequence[AppendRequest]) -> list[QueueKey]:
         """Counts what was appended; the queues it went to."""

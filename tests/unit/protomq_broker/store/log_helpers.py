@@ -88,7 +88,7 @@ class Log:
         """Appends records as one group."""
         data = b"".join(records)
         self.log.position_for(len(data))
-        return self.log.append(data, len(records), time_ms, self.log.flushed_position)
+        return self.log.append((data,), len(records), time_ms, self.log.flushed_position)
 
     def sync(self) -> None:
         """Syncs all segments."""

@@ -299,6 +299,22 @@ def test_a_group_that_is_too_large_changes_nothing_and_fits_when_it_is_split() -
     assert len(read_all(store)) == 8
 
 
+def test_a_group_in_parts_and_a_group_copied_together_give_the_same_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logs = []
+    for parts_max in (0, 512):
+        monkeypatch.setattr("protomq_broker.store.store._PARTS_MAX", parts_max)
+        disk = SimDisk()
+        store = open_store(disk, segment=1 << 20)
+        store.append([make_request([bytes((turn,)) * 20_000], queue_id=turn) for turn in range(3)])
+        store.append([make_request([b"small"]), make_request([b"x" * 40_000, b"y"])])
+        fd = disk.open("/s/commitlog/00000000000000000000")
+        logs.append(disk.pread(fd, 1 << 20, 0))
+        assert [body for _, body in read_all(store)][1:] == [b"small", b"x" * 40_000, b"y"]
+    assert logs[0] == logs[1]
+
+
 def test_segments_below_a_position_are_deleted_and_the_queue_begins_later() -> None:
     disk = SimDisk()
     store = open_store(disk)
