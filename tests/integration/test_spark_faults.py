@@ -5,9 +5,8 @@ The places of the faults are exact (`tests.support.faulty_spark`): a process sto
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from protomq.testing import Broker
 from tests.support.faulty_spark import Fault, FaultySource, copy_options
 from tests.support.spark import (
     SPARK_MARKS,
+    InBackground,
     bodies,
     copy_stream,
     drain,
@@ -29,7 +29,6 @@ from tests.support.spark import (
     make_topic,
     once,
     run,
-    wait_for,
 )
 
 pytestmark = SPARK_MARKS
@@ -85,41 +84,6 @@ def faulty_copy(
     frame = spark.readStream.format(given["read_format"]).options(**given["read"]).load()
     writer = frame.writeStream.format(given["write_format"]).options(**given["write"])
     return writer.option("checkpointLocation", str(checkpoint))
-
-
-class InBackground:
-    """An action of Spark on a thread of its own, while the test strikes."""
-
-    def __init__(self, spark: SparkSession, action: Callable[[], Any]) -> None:
-        self.answer: Any = None
-        self._spark = spark
-        self._error: BaseException | None = None
-        self._action = action
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._spark.createDataFrame(
-                [], "id INT"
-            )  # Makes the session the one of this thread: see docs/spark.md.
-            self.answer = self._action()
-        except BaseException as error:
-            self._error = error
-
-    def result(self, timeout_s: float = 90) -> Any:
-        self._thread.join(timeout_s)
-        assert not self._thread.is_alive(), "the query does not end"
-        if self._error is not None:
-            raise self._error
-        return self.answer
-
-    def wait_for(self, fault: Fault) -> None:
-        """Until the fault is there. Raises what the query ended with, if it did not get that far."""
-        wait_for(lambda: fault.happened or not self._thread.is_alive())
-        if not fault.happened:
-            self.result()
-            raise AssertionError("the query ended without the fault")
 
 
 # -- workers ----------------------------------------------------------------------------------------------------------------

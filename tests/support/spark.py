@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import sys
+import threading
 import time
 import warnings
 from collections import Counter
@@ -30,6 +31,7 @@ from pyspark.sql.functions import col
 from protomq import Admin, Message, OutgoingMessage, Producer, PullConsumer
 from protomq._types import MessageQueue
 from protomq.testing import Broker
+from tests.support.faulty_spark import Fault
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -186,3 +188,38 @@ def wait_for(happened: Callable[[], bool], timeout_s: float = 60.0) -> None:
     while not happened():
         assert time.monotonic() < ends_s, "it did not happen in time"
         time.sleep(0.05)
+
+
+class InBackground:
+    """An action of Spark on a thread of its own, while the test strikes."""
+
+    def __init__(self, spark: SparkSession, action: Callable[[], Any]) -> None:
+        self.answer: Any = None
+        self._spark = spark
+        self._error: BaseException | None = None
+        self._action = action
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._spark.createDataFrame(
+                [], "id INT"
+            )  # Makes the session the one of this thread: see docs/spark.md.
+            self.answer = self._action()
+        except BaseException as error:
+            self._error = error
+
+    def result(self, timeout_s: float = 90) -> Any:
+        self._thread.join(timeout_s)
+        assert not self._thread.is_alive(), "the query does not end"
+        if self._error is not None:
+            raise self._error
+        return self.answer
+
+    def wait_for(self, fault: Fault) -> None:
+        """Until the fault is there. Raises what the query ended with, if it did not get that far."""
+        wait_for(lambda: fault.happened or not self._thread.is_alive())
+        if not fault.happened:
+            self.result()
+            raise AssertionError("the query ended without the fault")
