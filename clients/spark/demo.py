@@ -15,11 +15,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from protomq import Admin
 from protomq_cli.child import StandaloneChild
 from protomq_spark.pipelines import flights
 from protomq_spark.pipelines.report import RunReport
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 OUTPUT_TOPIC = "flight-delays"
 
@@ -30,6 +34,21 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
+def growth() -> list[Column]:
+    """What is shown of the table after each micro-batch."""
+    from pyspark.sql import functions as f
+
+    airports = [f.sum(f.when(f.col("origin") == name, f.col("flights"))).alias(name) for name in ("EWR", "JFK", "LGA")]
+    return [
+        f.count(f.lit(1)).alias("table rows"),
+        f.countDistinct("window_start").alias("days"),
+        f.sum("flights").alias("flights"),
+        *airports,
+        f.sum("cancelled").alias("cancelled"),
+        f.round(f.max("departure_delay_min"), 1).alias("worst delay"),
+    ]
+
+
 def main() -> int:
     """The whole demo; the exit code."""
     parser = argparse.ArgumentParser(
@@ -38,6 +57,7 @@ def main() -> int:
     parser.add_argument("--store", default="build/demo-store", help="what `make demo` left")
     parser.add_argument("--data", default="build/flights", help="the CSV files")
     parser.add_argument("--batch-size", type=int, default=50_000)
+    parser.add_argument("--report", default="build/demo-spark", help="report.json and report.png")
     given = parser.parse_args()
     store = Path(given.store)
     if not (store / "commitlog").is_dir():
@@ -72,7 +92,18 @@ def main() -> int:
         )  # fmt: skip
         report = RunReport("flights", vars(arguments))
         began_s = time.monotonic()
-        flights.run(spark, arguments, report)
+
+        def show_growth(number: int) -> None:
+            """The table as it is now."""
+            now = flights.latest(spark.read.parquet(arguments.table)).persist()
+            (sums,) = now.agg(*growth()).collect()
+            now.unpersist()
+            if not number:
+                write("".join(f"{name:>14}" for name in sums.asDict()))
+            cells = [f"{value:,}" if isinstance(value, int) else str(value) for value in sums]
+            write("".join(f"{cell:>14}" for cell in cells))
+
+        flights.run(spark, arguments, report, show_growth)
         elapsed_s = time.monotonic() - began_s
         write(f"{report.result['flights']:,} flights in {elapsed_s:.1f} s\n")
 
@@ -96,13 +127,15 @@ def main() -> int:
         sent, rows = topic.option("subscribe", OUTPUT_TOPIC).load().count(), written.count()
         ((counted,),) = table.agg({"flights": "sum"}).collect()
         spark.stop()
+        report.write(given.report)
         if sent != rows or counted != report.result["flights"]:
             sys.exit(
                 f"{rows:,} rows in the table and {sent:,} messages in {OUTPUT_TOPIC} must be the same number, and"
                 f" the {counted:,} flights in the table the {report.result['flights']:,} that were read"
             )
         write(
-            f"checked: all {counted:,} flights are in the table, its {rows:,} rows in the topic {OUTPUT_TOPIC}"
+            f"checked: all {counted:,} flights are in the table, its {rows:,} rows in the topic {OUTPUT_TOPIC};"
+            f" {given.report}/report.png shows the run"
         )
     return 0
 

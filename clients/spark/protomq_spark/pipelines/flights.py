@@ -17,6 +17,7 @@ which the broker recognises it.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -54,8 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(spark: SparkSession, arguments: argparse.Namespace, report: RunReport) -> None:
-    """Until all flights are read, or, with --follow, for ever."""
+def run(
+    spark: SparkSession,
+    arguments: argparse.Namespace,
+    report: RunReport,
+    on_batch: Callable[[int], None] | None = None,
+) -> None:
+    """Until all flights are read, or, with --follow, for ever. `on_batch` is told the number of each micro-batch that is written."""
     flights = (
         spark.readStream.format("protomq")
         .option("protomq.namesrv", arguments.namesrv)
@@ -73,6 +79,8 @@ def run(spark: SparkSession, arguments: argparse.Namespace, report: RunReport) -
         rows = write_batch(batch, number, arguments, spark)
         written += rows
         report.batch(number, rows=rows, rows_so_far=written)
+        if on_batch is not None and rows:
+            on_batch(number)
 
     writer = windows.writeStream.outputMode(arguments.mode).foreachBatch(keep)
     writer = writer.option("checkpointLocation", arguments.checkpoint)
