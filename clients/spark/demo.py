@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from protomq import Admin
 from protomq_cli.child import StandaloneChild
+from protomq_cli.exits import CliError, error_line
 from protomq_spark.pipelines import flights
 from protomq_spark.pipelines.report import RunReport
 
@@ -141,4 +142,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except CliError as error:
+        sys.stderr.write(error_line(error, as_json=False) + "\n")
+        sys.exit(error.exit_code)
