@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ._message import read_varint
+from .errors import ProtocolError
 from .wire.record import (
     BODY_CRC32C_AT,
     FIXED_TRAILER_SIZE_BYTES,
@@ -22,7 +24,8 @@ from .wire.record import (
 
 _TRAILER_SIZE_MIN_BYTES = FIXED_TRAILER_SIZE_BYTES + 3
 _VARINT_SIZE_MAX_BYTES = 5
-_FOUR = np.arange(4)
+_U8 = np.dtype("u1")
+_U32 = np.dtype("<u4")
 
 
 class RecordColumns(NamedTuple):
@@ -39,10 +42,15 @@ def locate_records(
 ) -> RecordColumns | None:
     """The columns; None if a record does not have the layout of a stored one, or has a compressed body."""
     field_starts = np.asarray(starts).astype(np.int64) + base
-    ends = field_starts + np.asarray(sizes)
+    size_column = np.asarray(sizes)
+    ends = field_starts + size_column
     data = np.frombuffer(raw, np.uint8)
     if field_starts.min() < 0 or ends.max() > len(data):
         return None
+    if size_column.tobytes() == size_column[:1].tobytes() * len(size_column):
+        columns = _locate_equal(raw, field_starts, ends)
+        if columns is not None:
+            return columns
     try:
         record_sizes, records = _read_varints(data, field_starts + 1)
         body_sizes, body_starts = _read_varints(data, records + 1)
@@ -58,8 +66,48 @@ def locate_records(
     )
     if not holds.all():
         return None
-    crcs = data[(ends + BODY_CRC32C_AT)[:, None] + _FOUR].view("<u4").ravel()
+    crcs = _gather(raw, _U32, ends + BODY_CRC32C_AT)
     return RecordColumns(body_starts.tolist(), fronts.tolist(), ends.tolist(), crcs.tolist())
+
+
+def _locate_equal(
+    raw: bytes, field_starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> RecordColumns | None:
+    """For records of one size whose bodies have one size too, the usual case: what the first one begins with, all must begin with.
+
+    None if they do not, or if the first one is not as it should be.
+    """
+    start, end = int(field_starts[0]), int(ends[0])
+    try:
+        record_size, record = read_varint(raw, start + 1)
+        body_size, body_start = read_varint(raw, record + 1)
+    except (IndexError, ProtocolError):
+        return None
+    head_size = body_start - start
+    front = body_start + body_size
+    if (
+        raw[start] != RECORD_TAG
+        or raw[record] != RECORD_TAG
+        or record + record_size != end
+        or not body_start <= front <= end - _TRAILER_SIZE_MIN_BYTES
+    ):
+        return None
+    heads = _gather(raw, np.dtype(f"V{head_size}"), field_starts).tobytes()
+    flags = _gather(raw, _U8, ends + FLAGS_AT)
+    if heads != raw[start:body_start] * len(ends) or (flags & FLAG_COMPRESSION_MASK).any():
+        return None
+    return RecordColumns(
+        (field_starts + head_size).tolist(),
+        (field_starts + (front - start)).tolist(),
+        ends.tolist(),
+        _gather(raw, _U32, ends + BODY_CRC32C_AT).tolist(),
+    )
+
+
+def _gather(raw: bytes, dtype: np.dtype[Any], positions: NDArray[np.int64]) -> NDArray[Any]:
+    """What stands at each of the positions. Raises IndexError if one is outside."""
+    count = len(raw) - dtype.itemsize + 1
+    return np.ndarray((count,), dtype, raw, 0, (1,))[positions]
 
 
 def _read_varints(

@@ -73,6 +73,20 @@ records = st.builds(
 )
 
 
+records_of_one_size = st.integers(0, 300).flatmap(
+    lambda size_bytes: st.lists(
+        st.builds(
+            make_record,
+            st.binary(min_size=size_bytes, max_size=size_bytes),
+            keys=st.sampled_from([["k1"], ["k2"]]),
+            sequence=st.integers(0, 2**64 - 1),
+        ),
+        min_size=2,
+        max_size=6,
+    )
+)
+
+
 def decode(answer: bytes) -> list[Message]:
     return decode_messages(decode_pull_answer(answer), QUEUE)
 
@@ -81,9 +95,9 @@ def state_of(message: Message) -> tuple[object, ...]:
     return tuple(getattr(message, name, None) for name in Message.__slots__)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
-    st.lists(records, min_size=1, max_size=6),
+    st.one_of(st.lists(records, min_size=1, max_size=6), records_of_one_size),
     st.integers(0, 10_000),
     st.one_of(st.none(), st.tuples(st.integers(0, 10_000), st.integers(1, 255))),
 )
