@@ -17,6 +17,7 @@ XDIST := -n 2 --dist loadfile
 ENV := .venv/.installed
 CODEGEN := .venv-codegen/.installed
 SPARK := .venv/.installed-spark
+KAFKA := .venv-kafka/.installed
 PYPROJECTS := pyproject.toml $(wildcard clients/*/pyproject.toml services/*/pyproject.toml cli/pyproject.toml)
 
 # A suite without tests is an error, never a silent success.
@@ -45,6 +46,9 @@ $(SPARK): $(ENV) | jdk
 
 $(CODEGEN): tools/codegen-requirements.txt tools/make_env.py
 	@$(make_env) codegen
+
+$(KAFKA): tests/bench/spark/requirements.txt tools/make_env.py
+	@$(make_env) kafka
 
 need_python = test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; set PYTHON=" >&2; exit 1; }
 make_env = $(need_python); $(PYTHON) tools/make_env.py
@@ -144,9 +148,13 @@ bench-peers: $(ENV) ## the same, interleaved with real RocketMQ (needs a JDK and
 	@test -f tests/bench/peers/__main__.py || { echo "make bench-peers: no tests/bench/peers/__main__.py" >&2; exit 1; }
 	$(BIN)/python -m tests.bench.peers
 
+.PHONY: bench-spark
+bench-spark: $(SPARK) $(KAFKA) ## Spark with protomq against the SDK and against real Kafka (needs a JDK and Maven)
+	$(BIN)/python -m tests.bench.spark
+
 # --- the rest ---------------------------------------------------------------------------------------
 
 .PHONY: clean
 clean: ## remove what was built, the environments too
-	rm -rf build .venv .venv-codegen .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build .venv .venv-codegen .venv-kafka .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

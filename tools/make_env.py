@@ -3,6 +3,7 @@
     make_env.py dev        .venv: every member of the workspace, editable, and the dependency group `dev`
     make_env.py spark      .venv, once more with the dependency group `spark`
     make_env.py codegen    .venv-codegen: what generates the stubs (see codegen-requirements.txt)
+    make_env.py kafka      .venv-kafka: the Spark of Kafka's connector, for `make bench-spark`
 
 The stamp `.installed` is written last and holds a digest of all that the environment was made from. So an
 interrupted run is repeated, an unchanged environment is left alone, and of two runs at once (a lock) the
@@ -21,19 +22,25 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-CODEGEN_REQUIREMENTS = "tools/codegen-requirements.txt"
+REQUIREMENTS = {
+    "codegen": "tools/codegen-requirements.txt",
+    "kafka": "tests/bench/spark/requirements.txt",
+}
 
 
 def sources(kind: str) -> tuple[list[str], list[Path]]:
     """What the installer is told to install, and the files that decide the outcome."""
-    if kind == "codegen":
-        return ["-r", CODEGEN_REQUIREMENTS], [ROOT / CODEGEN_REQUIREMENTS]
+    if kind in REQUIREMENTS:
+        return ["-r", REQUIREMENTS[kind]], [ROOT / REQUIREMENTS[kind]]
     project = ROOT / "pyproject.toml"
     members = tomllib.loads(project.read_text("utf-8"))["tool"]["uv"]["workspace"]["members"]
     arguments = ["--group", "dev", *(["--group", "spark"] if kind == "spark" else [])]
     for member in members:
         # The SDK first, with what its users may choose: types and tests need all of it.
-        arguments += ["-e", "./clients/python[all]" if member == "clients/python" else f"./{member}"]
+        arguments += [
+            "-e",
+            "./clients/python[all]" if member == "clients/python" else f"./{member}",
+        ]
     return arguments, [project, *(ROOT / member / "pyproject.toml" for member in members)]
 
 
@@ -74,7 +81,7 @@ def install(venv: Path, arguments: list[str]) -> None:
 
 def main() -> None:
     kind = sys.argv[1]
-    venv = ROOT / {"dev": ".venv", "spark": ".venv", "codegen": ".venv-codegen"}[kind]
+    venv = ROOT / (f".venv-{kind}" if kind in REQUIREMENTS else ".venv")
     stamp = venv / (".installed-spark" if kind == "spark" else ".installed")
     lock = ROOT / "build" / f"make_env.{kind}.lock"
     lock.parent.mkdir(exist_ok=True)
@@ -87,7 +94,10 @@ def main() -> None:
         wanted = digest(files)
         if not (stamp.exists() and stamp.read_text("utf-8") == wanted):
             stamp.unlink(missing_ok=True)
-            print(f"making {venv.name} by {'uv' if shutil.which('uv') else 'venv and pip'}", flush=True)
+            print(
+                f"making {venv.name} by {'uv' if shutil.which('uv') else 'venv and pip'}",
+                flush=True,
+            )
             try:
                 install(venv, arguments)
             except subprocess.CalledProcessError as error:

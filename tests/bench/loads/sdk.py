@@ -113,8 +113,10 @@ def send_from_coroutines(
     return window.sample()
 
 
-def consume(namesrv: str, topic: str, messages: int, server_pids: Sequence[int]) -> Sample:
-    """Read a topic from its start and touch every message: body (its CRC is checked), key and offset.
+def consume(
+    namesrv: str, topic: str, messages: int, server_pids: Sequence[int], keys: bool = True
+) -> Sample:
+    """Read a topic from its start and touch every message: body (its CRC is checked), key (of those that have `keys`) and offset.
 
     The first twentieth warms up and does not count.
     """
@@ -128,7 +130,7 @@ def consume(namesrv: str, topic: str, messages: int, server_pids: Sequence[int])
             touched = 0
             for message in got:
                 touched += len(message.body)
-                if not message.key or message.queue_offset < 0:
+                if bool(message.key) != keys or message.queue_offset < 0:
                     raise ValueError(f"{message} is not what was sent")
             counter.messages += len(got)
             counter.size_bytes += touched

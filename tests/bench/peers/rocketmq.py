@@ -141,7 +141,7 @@ class RocketMQ:
     def __init__(self, settings: Mapping[str, str] | None = None, *, pretouch: bool = True) -> None:
         self._work = Path(tempfile.mkdtemp(prefix="run-", dir=home()))
         self._pretouch = pretouch
-        name_server_port, self._broker_port = _free_ports()
+        name_server_port, self._broker_port = free_ports()
         self.name_server = f"127.0.0.1:{name_server_port}"
         (self._work / "namesrv").mkdir()
         conf = self._work / "namesrv.conf"
@@ -153,7 +153,7 @@ class RocketMQ:
         self._broker: _Process | None = None
         self._write_configuration(settings or {})
         try:
-            _wait_for_port(name_server_port)
+            wait_for_port(name_server_port)
         except BaseException:
             self.close()
             raise
@@ -184,7 +184,7 @@ class RocketMQ:
     def start_broker(self) -> None:
         """Start the broker and create the topic."""
         self.spawn_broker()
-        _wait_for_port(self._broker_port)
+        wait_for_port(self._broker_port)
         self.create_topic()
 
     def create_topic(self) -> None:
@@ -338,7 +338,7 @@ class Driver:
         self.close()
 
 
-def _free_ports() -> tuple[int, int]:
+def free_ports() -> tuple[int, int]:
     """A port for the name server, and one for the broker, which also takes the one above and the second one below."""
     for _ in range(100):
         with (
@@ -359,7 +359,7 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _wait_for_port(port: int) -> None:
+def wait_for_port(port: int) -> None:
     deadline = time.monotonic() + _PORT_TIMEOUT_S
     while time.monotonic() < deadline:
         try:
