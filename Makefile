@@ -104,12 +104,12 @@ spark: $(SPARK) ## the tests of the Spark package with a real Spark (a JDK 17+)
 	$(PYTEST) tests/unit/protomq_spark $(wildcard tests/*/test_spark_*.py)
 
 .PHONY: chaos
-chaos: $(ENV) ## faults made on purpose, the long form (minutes)
+chaos: $(ENV) $(CODEGEN) ## faults made on purpose, the long form (minutes)
 	@$(call need_tests,tests/chaos)
 	$(PYTEST) $(XDIST) tests/chaos -m "not soak" --timeout 3600 -rP
 
 .PHONY: soak
-soak: $(ENV) ## faults and load for an hour or more
+soak: $(ENV) $(CODEGEN) ## faults and load for an hour or more
 	@$(call need_tests,tests/chaos)
 	$(PYTEST) tests/chaos -m soak --timeout 0 -rP
 

@@ -1,6 +1,6 @@
 """Runs one campaign for some seeds: what a red run tells to type.
 
-python -m tests.chaos CAMPAIGN SEED [COUNT]
+python -m tests.chaos CAMPAIGN SEED [COUNT] [--rounds ROUNDS]
 python -m tests.chaos planted
 """
 
@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from . import process_campaigns, store_campaigns
 
-CAMPAIGNS: dict[str, Callable[[Iterable[int]], Any]] = {
+CAMPAIGNS: dict[str, Callable[..., Any]] = {
     "store-loops": store_campaigns.store_loops,
     "store-damage": store_campaigns.store_damage,
     "store-clock": store_campaigns.store_clock,
     "store-topics": store_campaigns.store_topics,
+    "store-machine": store_campaigns.store_machine,
     "planted": store_campaigns.planted_bugs,
     "kill": process_campaigns.kill,
     "power": process_campaigns.power,
@@ -32,6 +33,11 @@ CAMPAIGNS: dict[str, Callable[[Iterable[int]], Any]] = {
 
 def main(arguments: list[str]) -> int:
     """The exit code."""
+    options: dict[str, int] = {}
+    if "--rounds" in arguments[:-1]:
+        at = arguments.index("--rounds")
+        options["rounds_each"] = int(arguments[at + 1])
+        arguments = arguments[:at] + arguments[at + 2 :]
     if not arguments or arguments[0] not in CAMPAIGNS:
         print(f"{__doc__}\ncampaigns: {', '.join(CAMPAIGNS)}", file=sys.stderr)
         return 2
@@ -39,7 +45,7 @@ def main(arguments: list[str]) -> int:
     count = int(arguments[2]) if len(arguments) > 2 else (40 if arguments[0] == "planted" else 1)
     began = time.monotonic()
     try:
-        tally = CAMPAIGNS[arguments[0]](range(first, first + count))
+        tally = CAMPAIGNS[arguments[0]](range(first, first + count), **options)
     except AssertionError as error:
         print(error, file=sys.stderr)
         return 1

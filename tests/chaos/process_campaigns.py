@@ -10,17 +10,22 @@ from pathlib import Path
 
 from . import process_rounds as rounds
 from .checker import Violation
-from .store_campaigns import CampaignFailed
+from .store_campaigns import CampaignFailed, names_its_seed
 
 
 def _run(
-    campaign: str, seeds: Iterable[int], round_: Callable[[int, Counter[str]], list[Violation]]
+    campaign: str,
+    seeds: Iterable[int],
+    round_: Callable[[int, Counter[str]], list[Violation]],
+    *,
+    rounds_each: int | None = None,
 ) -> Counter[str]:
     counts: Counter[str] = Counter()
     for seed in seeds:
-        violations = round_(seed, counts)
-        if violations:
-            raise CampaignFailed(campaign, seed, campaign, violations)
+        with names_its_seed(campaign, seed, rounds_each=rounds_each):
+            violations = round_(seed, counts)
+            if violations:
+                raise CampaignFailed(campaign, seed, campaign, violations, rounds_each=rounds_each)
     return counts
 
 
@@ -32,6 +37,7 @@ def kill(seeds: Iterable[int], *, rounds_each: int = 5) -> Counter[str]:
         lambda seed, counts: rounds.kill_rounds(
             seed, rounds_each, counts, sync_flush=bool(seed % 2)
         ),
+        rounds_each=rounds_each,
     )
 
 
@@ -43,12 +49,18 @@ def power(seeds: Iterable[int], *, rounds_each: int = 2) -> Counter[str]:
         lambda seed, counts: rounds.power_cut_rounds(
             seed, rounds_each, counts, sync_flush=bool(seed % 2)
         ),
+        rounds_each=rounds_each,
     )
 
 
 def proxy(seeds: Iterable[int], *, rounds_each: int = 2) -> Counter[str]:
     """Retried sends through a faulty proxy."""
-    return _run("proxy", seeds, lambda seed, counts: rounds.proxy_rounds(seed, rounds_each, counts))
+    return _run(
+        "proxy",
+        seeds,
+        lambda seed, counts: rounds.proxy_rounds(seed, rounds_each, counts),
+        rounds_each=rounds_each,
+    )
 
 
 def full_disk(seeds: Iterable[int]) -> Counter[str]:

@@ -23,6 +23,7 @@ from pathlib import Path
 from protomq import Producer
 from protomq.errors import ProtomqError
 from protomq.testing import Broker, BrokerStartError, FaultProxy
+from protomq_broker.store.verify import FindingKind, verify
 
 from .checker import LogReport, Violation, parse_log
 from .checker.log_files import read_files
@@ -73,8 +74,7 @@ def kill_rounds(
                 world.kill()
                 counts["kills"] += 1
             world.end_load()
-            found += world.check_files(rebuild=number % 4 == 0)
-            counts["stores checked"] += 1
+            found += _check_files(world, counts, rebuild=number % 4 == 0)
             world.start()
             if number % 5 == 4 or number == rounds - 1:
                 world.scan()
@@ -108,13 +108,13 @@ def power_cut_rounds(
             disk.unmount()
             disk.mount()
             counts["power cuts"] += 1
+            found += _check_files(world, counts)
         if not found:
             world.start()
             world.scan()
             found += world.check()
             world.broker.kill()
-            found += world.check_files(rebuild=True)
-            counts["stores checked"] += 1
+            found += _check_files(world, counts, rebuild=True)
         _count(world, counts)
         world.close()
     return found
@@ -153,7 +153,9 @@ def proxy_rounds(seed: int, rounds: int, counts: Counter[str]) -> list[Violation
             if event.op == "send" and event.type == "ok"
         )
         _count(world, counts)
-        return world.check()
+        found = world.check()
+        world.kill()
+        return found + _check_files(world, counts)
 
 
 def full_disk(seed: int, counts: Counter[str]) -> list[Violation]:
@@ -196,7 +198,7 @@ def full_disk(seed: int, counts: Counter[str]) -> list[Violation]:
         world.scan()
         found += world.check()
         world.kill()
-        found += world.check_files(rebuild=True)
+        found += _check_files(world, counts, rebuild=True)
         world.start()
         world.scan()
         found += world.check()
@@ -235,7 +237,7 @@ def failed_sync(seed: int, folder: Path, counts: Counter[str]) -> list[Violation
                     )
         world.scan()
         world.kill()
-        found += world.check_files(rebuild=True)
+        found += _check_files(world, counts, rebuild=True)
         world.start()
         world.scan()
         found += world.check()
@@ -244,6 +246,16 @@ def failed_sync(seed: int, folder: Path, counts: Counter[str]) -> list[Violation
                 found.append(Violation("I2", "after a restart no sends are taken"))
         counts["failed syncs"] += 1
         _count(world, counts)
+    return found
+
+
+def _check_files(
+    world: RealWorld, counts: Counter[str], *, rebuild: bool = False
+) -> list[Violation]:
+    """The files of a broker that is dead: its seals, what is derived, and, where protoc is there, what that says."""
+    found, parsed = world.check_files(rebuild=rebuild)
+    counts["stores checked"] += 1
+    counts["parsed by protoc"] += parsed
     return found
 
 
@@ -317,6 +329,18 @@ def damaged_files(seed: int, counts: Counter[str]) -> list[Violation]:
         world.start()
         world.scan(holes=in_log)
         found += world.check()
+        world.kill()
+        if (
+            in_log
+        ):  # no parser gets through the damage; `verify` does, and around it all has to agree
+            counts["damaged logs verified"] += 1
+            found += [
+                Violation("D1", f"{finding.path}: {finding.explanation}")
+                for finding in verify(world.store_folder)
+                if finding.kind in (FindingKind.WRONG_STAMP, FindingKind.WRONG_ENTRY)
+            ]
+        else:
+            found += _check_files(world, counts, rebuild=True)
         _count(world, counts)
     return found
 
@@ -377,7 +401,9 @@ def second_broker(seed: int, counts: Counter[str]) -> list[Violation]:
                             )
                         )
         world.scan()
-        return found + world.check()
+        found += world.check()
+        world.kill()
+        return found + _check_files(world, counts)
 
 
 def hostile_round(seed: int, counts: Counter[str]) -> list[Violation]:
@@ -421,5 +447,7 @@ def hostile_round(seed: int, counts: Counter[str]) -> list[Violation]:
             found.append(
                 Violation("I1", f"a traceback in the log: {world.broker.log_text()[-2000:]}")
             )
+        world.kill()
+        found += _check_files(world, counts)
         _count(world, counts)
     return found

@@ -391,8 +391,11 @@ class RealWorld:
         """The history so far."""
         return check_history(self.history.events, self.promise)
 
-    def check_files(self, *, protoc: bool = True, rebuild: bool = False) -> list[Violation]:
-        """Recovers a copy of the store (the broker is dead) and checks its files; `rebuild`: again without what is derived."""
+    def check_files(self, *, rebuild: bool = False) -> tuple[list[Violation], bool]:
+        """Recovers a copy of the store (the broker is dead) and checks its files; `rebuild`: again without what is derived.
+
+        (What is wrong, whether protoc was there to parse the log.)
+        """
         with tempfile.TemporaryDirectory(prefix="protomq-copy-") as name:
             copy = Path(name) / "store"
             shutil.copytree(self.store_folder, copy)
@@ -400,7 +403,8 @@ class RealWorld:
             files = read_files(copy)
             found = check_store_files(files)
             log = parse_log(files)
-            if protoc and not why_not():
+            parsed = not why_not()
+            if parsed:
                 for path in sorted(path for path in files if path.startswith("commitlog/")):
                     base = int(path.rpartition("/")[2])
                     part = files[path][: max(log.end - base, 0)]
@@ -410,7 +414,7 @@ class RealWorld:
                     found += decode_with_protoc(part, count)
             if rebuild:
                 found += check_rebuild(copy, files, self.sync_flush, self.segment_size_bytes)
-        return found
+        return found, parsed
 
 
 def recover_copy(folder: Path, sync_flush: bool, segment_size_bytes: int) -> None:

@@ -6,25 +6,56 @@ A campaign runs seeds and raises CampaignFailed with the first one that is red a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import core, settings
+from hypothesis.stateful import run_state_machine_as_test
 
 from .checker import Violation, explain
 from .planted import PLANTED, caught_by
 from .store_clock import check_clock
 from .store_damage import DamageReport, run_damage
 from .store_loops import PLANS, STEPS, LoopReport, run_loops
+from .store_machine import StoreMachine
 from .store_topics import check_topics
 from .store_world import watch_log
 
 
 class CampaignFailed(AssertionError):
-    """A seed is red."""
+    """A seed is red. `rounds_each`: rounds with each seed, for campaigns that have them."""
 
-    def __init__(self, campaign: str, seed: int, case: str, violations: list[Violation]) -> None:
+    def __init__(
+        self,
+        campaign: str,
+        seed: int,
+        case: str,
+        violations: Sequence[Violation],
+        *,
+        rounds_each: int | None = None,
+    ) -> None:
+        command = f".venv/bin/python -m tests.chaos {campaign} {seed}"
+        if rounds_each is not None:
+            command += f" --rounds {rounds_each}"
         super().__init__(
-            f"{campaign}, seed {seed}: {case}\n{explain(violations)}\n\nreplay: .venv/bin/python -m tests.chaos {campaign} {seed}"
+            f"{campaign}, seed {seed}: {case}\n{explain(violations)}\n\nreplay: {command}"
         )
+
+
+@contextmanager
+def names_its_seed(campaign: str, seed: int, *, rounds_each: int | None = None) -> Iterator[None]:
+    """Whatever goes wrong inside tells its seed and the command that replays it."""
+    try:
+        yield
+    except CampaignFailed:
+        raise
+    except Exception as error:
+        violation = Violation("crash", f"{type(error).__name__}: {error}")
+        raise CampaignFailed(
+            campaign, seed, "it did not get to its end", [violation], rounds_each=rounds_each
+        ) from error
 
 
 @dataclass(slots=True)
@@ -48,8 +79,9 @@ def store_loops(seeds: Iterable[int], *, stride: int = 1, offset: int = 0) -> Ta
     with watch_log() as fired:
         for seed in seeds:
             report = LoopReport()
-            for name, plan in pairs[(seed + offset) % stride :: stride]:
-                run_loops(seed, report, steps={name: STEPS[name]}, plans=(plan,))
+            with names_its_seed("store-loops", seed):
+                for name, plan in pairs[(seed + offset) % stride :: stride]:
+                    run_loops(seed, report, steps={name: STEPS[name]}, plans=(plan,))
             if report.failures:
                 raise CampaignFailed("store-loops", seed, *report.failures[0])
             tally.seeds += 1
@@ -66,7 +98,8 @@ def store_damage(seeds: Iterable[int], *, tries: int = 6) -> Tally:
     with watch_log() as fired:
         for seed in seeds:
             report = DamageReport()
-            run_damage(seed, report, tries=tries)
+            with names_its_seed("store-damage", seed):
+                run_damage(seed, report, tries=tries)
             if report.failures:
                 raise CampaignFailed("store-damage", seed, *report.failures[0])
             tally.seeds += 1
@@ -82,7 +115,8 @@ def store_clock(seeds: Iterable[int]) -> Tally:
     tally = Tally()
     with watch_log() as fired:
         for seed in seeds:
-            violations = check_clock(seed)
+            with names_its_seed("store-clock", seed):
+                violations = check_clock(seed)
             if violations:
                 raise CampaignFailed("store-clock", seed, "the clock jumps", violations)
             tally.seeds += 1
@@ -95,7 +129,8 @@ def store_topics(seeds: Iterable[int]) -> Tally:
     tally = Tally()
     with watch_log() as fired:
         for seed in seeds:
-            violations = check_topics(seed)
+            with names_its_seed("store-topics", seed):
+                violations = check_topics(seed)
             if violations:
                 raise CampaignFailed(
                     "store-topics", seed, "topics are deleted and made anew", violations
@@ -103,6 +138,30 @@ def store_topics(seeds: Iterable[int]) -> Tally:
             tally.seeds += 1
         tally.fired += fired
     return tally
+
+
+def store_machine(seeds: Iterable[int]) -> Tally:
+    """Scripts that hypothesis makes, 100 of up to 40 steps with each seed; a red one is shrunk."""
+    tally = Tally()
+    chosen = settings(max_examples=100, stateful_step_count=40, deadline=None, database=None)
+    with watch_log() as fired:
+        for seed in seeds:
+            with names_its_seed("store-machine", seed), _hypothesis_seed(seed):
+                run_state_machine_as_test(StoreMachine, settings=chosen)
+            tally.seeds += 1
+        tally.fired += fired
+    return tally
+
+
+@contextmanager
+def _hypothesis_seed(seed: int) -> Iterator[None]:
+    """As pytest's --hypothesis-seed: there is no other way for state machines."""
+    module: Any = core
+    before, module.global_force_seed = module.global_force_seed, seed
+    try:
+        yield
+    finally:
+        module.global_force_seed = before
 
 
 def planted_bugs(seeds: Iterable[int]) -> Tally:

@@ -14,3 +14,4 @@ def test_kill() -> None:
     counts = process_campaigns.kill(range(first_seed(), first_seed() + 10), rounds_each=20)
     print(counts)
     assert counts["kills"] >= 200
+    assert counts["parsed by protoc"] >= 200

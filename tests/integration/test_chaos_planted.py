@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable
+
 import pytest
 
+from tests.chaos import process_campaigns, process_rounds, store_campaigns
+from tests.chaos.checker import Violation
 from tests.chaos.planted import PLANTED, Planted, caught_by
+from tests.chaos.store_campaigns import CampaignFailed
 from tests.chaos.store_world import watch_log
 
 pytestmark = pytest.mark.chaos
@@ -17,3 +23,35 @@ def test_the_checker_catches_a_store_that(planted: Planted) -> None:
         assert caught is not None, "it got away"
         seed, _ = caught
         assert planted.drill(seed) == [], f"the drill is red without the bug, too, with seed {seed}"
+
+
+def test_a_red_run_tells_its_seed_and_the_command_that_replays_it() -> None:
+    bugs = {planted.name: planted for planted in PLANTED}
+    cases: tuple[tuple[str, Callable[[Iterable[int]], object], str], ...] = (
+        ("store-topics", store_campaigns.store_topics, "loses an append"),
+        ("store-damage", store_campaigns.store_damage, "cuts corruption"),
+        ("store-machine", store_campaigns.store_machine, "loses an append"),
+    )
+    for name, campaign, bug in cases:
+        with bugs[bug].plant(), pytest.raises(CampaignFailed) as caught:
+            campaign(range(1, 40))
+        found = re.match(rf"{name}, seed (\d+): ", str(caught.value))
+        assert found is not None
+        command = f"replay: .venv/bin/python -m tests.chaos {name} {found[1]}"
+        assert str(caught.value).endswith(command)
+
+
+def test_a_red_run_with_processes_tells_its_rounds_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def breaks(seed: int, rounds: int, counts: object, *, sync_flush: bool) -> list[Violation]:
+        assert rounds == 20
+        if seed == 3:
+            raise OSError("the broker did not start")
+        return [Violation("A1", "lost")] if seed == 4 else []
+
+    monkeypatch.setattr(process_rounds, "kill_rounds", breaks)
+    for seed, reason in ((3, "the broker did not start"), (4, "A1: lost")):
+        with pytest.raises(CampaignFailed) as caught:
+            process_campaigns.kill((1, seed), rounds_each=20)
+        assert reason in str(caught.value)
+        command = f"replay: .venv/bin/python -m tests.chaos kill {seed} --rounds 20"
+        assert str(caught.value).endswith(command)
