@@ -84,7 +84,8 @@ def run(
         if number:
             wait_until(samples[0].at_s + number * arguments.interval)
         samples.append(take_sample(cluster, subscription, groups))
-        lag = sum(row["lag"] for row in group_rows(samples[0], samples[-1]))
+        behind = _of_reading_groups(group_rows(samples[0], samples[-1]), set(subscription.topics))
+        lag = sum(row["lag"] for row in behind)
         stored = sum(there.end_offset for there in samples[-1].ranges.values())
         report.batch(number, messages_ever=stored, lag=lag)
     named = set(subscription.topics)

@@ -126,7 +126,9 @@ def plot(title: str, charts: Sequence[Chart], path: Path) -> None:
         axes.set_title(chart.title, fontsize=10)
         axes.set_ylabel(chart.unit)
         axes.set_xlabel(chart.place_unit)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
+        if chart.place_unit == "seconds":  # Of the run.
+            axes.set_xlim(left=0)
         axes.yaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(True, axis="y", alpha=0.3)
         if len(shown) > 1:
