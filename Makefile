@@ -75,7 +75,7 @@ test: jdk $(SPARK) ## all that must pass: lint, types, proto, unit, integration,
 	@$(MAKE) --no-print-directory generate-check
 	@$(MAKE) --no-print-directory types
 	@$(call need_tests,tests/unit tests/integration tests/examples)
-	$(PYTEST) $(XDIST) tests/unit tests/integration tests/examples
+	$(PYTEST) $(XDIST) tests/unit tests/integration tests/examples -m "not long"
 
 .PHONY: lint
 lint: $(ENV) ## ruff
@@ -97,11 +97,15 @@ unit examples: $(ENV) ## a test suite
 .PHONY: integration
 integration: $(SPARK) ## the tests with real processes, Spark among them (a JDK 17+)
 	@$(call need_tests,tests/$@)
-	$(PYTEST) $(XDIST) tests/$@
+	$(PYTEST) $(XDIST) tests/$@ -m "not long"
 
 .PHONY: spark
-spark: $(SPARK) ## the tests of the Spark package with a real Spark (a JDK 17+)
+spark: $(SPARK) ## the tests of the Spark package with a real Spark, a cluster too (a JDK 17+)
 	$(PYTEST) tests/unit/protomq_spark $(wildcard tests/*/test_spark_*.py)
+
+.PHONY: spark-package
+spark-package: $(ENV) ## what must be on the driver and executors of a cluster: build/spark-package
+	@$(BIN)/python tools/spark_package.py
 
 .PHONY: chaos
 chaos: $(ENV) $(CODEGEN) ## faults made on purpose, the long form (minutes)

@@ -5,8 +5,10 @@ The places of the faults are exact (`tests.support.faulty_spark`): a process sto
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,14 @@ import pytest
 
 pytest.importorskip("tests.support.spark")  # Skips where there is no JDK or no pyspark.
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
 from protomq import Producer
 from protomq.testing import Broker
+from protomq_spark.cluster import Cluster
+from protomq_spark.options import parse_write_options
+from protomq_spark.sender import Identity, RowSender, SentRows
 from tests.support.faulty_spark import Fault, FaultySource, copy_options
 from tests.support.spark import (
     SPARK_MARKS,
@@ -214,3 +220,44 @@ def test_a_broker_that_stays_away_fails_the_query_which_then_goes_on_where_it_wa
     writer = copy_stream(faulty_spark, mortal_server, given, target, checkpoint)
     run(writer.option("batchRows", "50"))
     assert bodies(drain(mortal_server, target)) == once(1000)
+
+
+# -- zombies ----------------------------------------------------------------------------------------------------------------
+
+
+def test_an_attempt_that_spark_has_given_up_goes_on_sending_beside_its_twin(
+    mortal_server: Broker,
+) -> None:
+    """What a speculative twin, or an executor that was only cut off, does: both send the same rows, and each is stored once."""
+    topic = make_topic(mortal_server, "faults-zombie", 3)
+    given = {"protomq.namesrv": mortal_server.namesrv, "topic": topic, "batchRows": "10"}
+    options = parse_write_options(given)
+    batches = [
+        pa.RecordBatch.from_pydict({"body": [b"%d" % n for n in range(start, start + 50)]})
+        for start in range(0, 1000, 50)
+    ]
+    half_sent, twin_done = threading.Event(), threading.Event()
+
+    def stalling() -> Iterator[pa.RecordBatch]:
+        yield from batches[:10]
+        half_sent.set()
+        assert twin_done.wait(60)
+        yield from batches[10:]
+
+    def attempt(rows: Iterator[pa.RecordBatch]) -> SentRows:
+        cluster = Cluster(options.client)
+        try:
+            return RowSender(cluster, options, Identity("query\0zombie", 0, 7)).send(rows)
+        finally:
+            cluster.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        zombie = pool.submit(attempt, stalling())
+        assert half_sent.wait(60)
+        twin = attempt(iter(batches))
+        twin_done.set()
+        late = zombie.result(60)
+    assert (twin.rows, late.rows) == (1000, 1000)
+    assert twin.repeated_rows + late.repeated_rows == 1000  # Each row came twice, and was new once.
+    assert late.repeated_rows >= 500
+    assert bodies(drain(mortal_server, topic)) == once(1000)
