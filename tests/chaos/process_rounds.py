@@ -34,7 +34,7 @@ from .real_world import RealWorld, outcomes
 
 DISK_SIZE_BYTES = 48 << 20
 RSS_GROWTH_MAX_BYTES = 64 << 20
-"""Measured: 44 MiB for 40 unfinished sends of 4 MiB, 34 MiB for gRPC calls of up to 6 MiB, one after the other."""
+"""Measured: 44 MiB for 40 unfinished sends of 4 MiB, up to 25 MiB for gRPC calls of up to 6 MiB, one after the other."""
 
 
 @contextmanager

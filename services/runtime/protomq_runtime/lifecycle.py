@@ -34,11 +34,12 @@ SWITCH_INTERVAL_S: Final = 0.000_2
 A lane that runs long stretches of Python (here 4 ms a turn) delayed a ping on another lane by 8-12 ms at p99 with 5 ms, by 2.0-3.3 ms
 with 0.5 ms and by 0.5-2.0 ms with 0.1 ms. Throughput of a saturated lane beside a saturated gRPC front did not differ measurably.
 """
-MALLOC_ARENAS_MAX: Final = 2
-"""By default glibc has 8 arenas per core, and each keeps up to twice the largest block that was ever freed: after a few dozen gRPC calls of
-2 and 6 MiB, one after the other, the broker had up to 77 MiB more for good. With two arenas it has 34.
+MALLOC_SETTINGS: Final = {-8: 2, -3: 4 << 20, -1: 8 << 20}
+"""For glibc's `mallopt`: M_ARENA_MAX, M_MMAP_THRESHOLD, M_TRIM_THRESHOLD.
+
+By default there are 8 arenas per core, and the two thresholds follow the largest block that was ever freed: each arena keeps up to twice
+that. After a few dozen gRPC calls of 2 and 6 MiB, one after the other, the broker had up to 77 MiB more for good.
 """
-_M_ARENA_MAX: Final = -8
 GRACE_S: Final = 5.0
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -80,7 +81,8 @@ def prepare_process() -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # other libraries than glibc have none
-        mallopt(_M_ARENA_MAX, MALLOC_ARENAS_MAX)
+        for parameter, value in MALLOC_SETTINGS.items():
+            mallopt(parameter, value)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         # One descriptor for each connection and each segment; the soft limit is 1,024 on most machines.
