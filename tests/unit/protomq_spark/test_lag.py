@@ -18,7 +18,7 @@ from protomq_spark.pipelines.lag import (
     state_of,
     topic_rows,
 )
-from protomq_spark.pipelines.report import RunReport, charts_of_batches, text_table
+from protomq_spark.pipelines.report import RunReport, charts_of_batches, short, text_table
 
 A, B, NEW = (MessageQueue("t", "broker", n) for n in range(3))
 
@@ -108,3 +108,9 @@ def test_batches_are_a_panel_for_each_number() -> None:
         ("rows, batch by batch", [1.5, 2.5], {"rows": [5, 6]}),
         ("files, batch by batch", [1.5, 2.5], {"files": [None, 1]}),
     ]
+
+
+def test_numbers_at_an_axis_are_short_and_never_thousandths() -> None:
+    assert [short(value) for value in (0, 0.2, 950, 50_000, 1_500_000, 2e9)] == [
+        "0", "0.2", "950", "50k", "1.5M", "2G",
+    ]  # fmt: skip

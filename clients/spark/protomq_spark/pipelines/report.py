@@ -101,7 +101,7 @@ def plot(title: str, charts: Sequence[Chart], path: Path) -> None:
     """The charts below each other. Raises ImportError without matplotlib."""
     # Not pyplot, which has state of its own and may want a screen.
     from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import FuncFormatter
 
     figure = Figure(figsize=(9, 0.7 + 2.6 * len(charts)), layout="constrained")
     figure.suptitle(title)
@@ -126,14 +126,22 @@ def plot(title: str, charts: Sequence[Chart], path: Path) -> None:
         axes.set_title(chart.title, fontsize=10)
         axes.set_ylabel(chart.unit)
         axes.set_xlabel(chart.place_unit)
-        axes.set_ylim(0, axes.get_ylim()[1] * 1.05)
+        axes.set_ylim(0, max(axes.get_ylim()[1] * 1.05, 1.0))  # Nothing but zeros is a plot, too.
         if chart.place_unit == "seconds":  # Of the run.
             axes.set_xlim(left=0)
-        axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
         axes.grid(True, axis="y", alpha=0.3)
         if len(shown) > 1:
             axes.legend(fontsize=8)
     figure.savefig(path, format="png", dpi=100, metadata={"Title": title})
+
+
+def short(value: float) -> str:
+    """0.2, 950, 50k, 1.5M, 2G."""
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit:g}{unit}"
+    return f"{value:g}"
 
 
 def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
