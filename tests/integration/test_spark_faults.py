@@ -39,6 +39,8 @@ from tests.support.spark import (
 
 pytestmark = SPARK_MARKS
 ONE_QUEUE = 1
+RESTARTED = pytest.param("restarted", marks=pytest.mark.long)
+"""Gentler than killed."""
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +119,7 @@ def test_the_sinks_worker_killed_while_it_writes_stores_its_rows_once(
 
 
 @pytest.mark.parametrize("at", ["read", "write"])
-@pytest.mark.parametrize("do", ["kill", "raise"])
+@pytest.mark.parametrize("do", ["kill", pytest.param("raise", marks=pytest.mark.long)])
 def test_a_task_of_a_stream_that_dies_is_run_again_and_stores_nothing_twice(
     faulty_spark: SparkSession,
     protomq_server: Broker,
@@ -146,7 +148,7 @@ def strike(server: Broker, how: str) -> None:
         server.restart()
 
 
-@pytest.mark.parametrize("how", ["killed", "restarted"])
+@pytest.mark.parametrize("how", ["killed", RESTARTED])
 def test_a_broker_that_goes_in_the_middle_of_a_batch_read(
     faulty_spark: SparkSession, mortal_server: Broker, tmp_path: Path, how: str
 ) -> None:
@@ -162,7 +164,7 @@ def test_a_broker_that_goes_in_the_middle_of_a_batch_read(
     assert bodies(query.result()) == once(1000)
 
 
-@pytest.mark.parametrize("how", ["killed", "restarted"])
+@pytest.mark.parametrize("how", ["killed", RESTARTED])
 def test_a_broker_that_goes_in_the_middle_of_a_batch_write(
     faulty_spark: SparkSession, mortal_server: Broker, tmp_path: Path, how: str
 ) -> None:
@@ -197,6 +199,7 @@ def test_a_broker_killed_at_a_stage_of_a_micro_batch(
     assert bodies(drain(mortal_server, target)) == once(1000)
 
 
+@pytest.mark.long
 def test_a_broker_that_stays_away_fails_the_query_which_then_goes_on_where_it_was(
     faulty_spark: SparkSession, mortal_server: Broker, tmp_path: Path
 ) -> None:
