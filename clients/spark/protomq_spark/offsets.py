@@ -231,6 +231,22 @@ def split(
     return parts
 
 
+def pack(parts: Sequence[OffsetRange], partitions_max: int | None) -> list[tuple[OffsetRange, ...]]:
+    """The parts by task: one in each, or at most so many tasks, of neighbours with about as many messages in each.
+
+    It follows from the parts alone: a micro-batch that is planned again has the same tasks.
+    """
+    if partitions_max is None or len(parts) <= partitions_max:
+        return [(part,) for part in parts]
+    total = sum(part.end - part.start for part in parts)
+    tasks: dict[int, list[OffsetRange]] = {}
+    before = 0
+    for part in parts:
+        tasks.setdefault(before * partitions_max // total, []).append(part)
+        before += part.end - part.start
+    return [tuple(members) for members in tasks.values()]
+
+
 def limit_ends(start: Positions, latest: Positions, count_max: int) -> Positions:
     """The ends of a batch of at most `count_max` messages, in proportion to the lag of each queue.
 

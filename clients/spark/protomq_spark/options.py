@@ -100,6 +100,7 @@ class ReadOptions:
     offsets_min: int | None = None
     trigger_delay_max_s: float = 900.0
     min_partitions: int = 0
+    partitions_max: int | None = None
     records_max: int | None = None
     fail_on_data_loss: bool = True
     check_crc: bool = True
@@ -201,6 +202,15 @@ def parse_read_options(options: Mapping[str, str], *, streaming: bool | None = N
         raise OptionError("option 'maxTriggerDelay' has a meaning with 'minOffsetsPerTrigger' only")
     if offsets_max is not None and offsets_min is not None and offsets_min > offsets_max:
         raise OptionError("option 'minOffsetsPerTrigger' is above 'maxOffsetsPerTrigger'")
+    min_partitions = given.integer("minPartitions", 0)
+    partitions_max = given.integer("maxPartitions", None)
+    records_max = given.integer("maxRecordsPerPartition", None)
+    if partitions_max is not None and partitions_max < min_partitions:
+        raise OptionError("option 'minPartitions' is above 'maxPartitions'")
+    if partitions_max is not None and records_max is not None:
+        raise OptionError(
+            "options 'maxPartitions' and 'maxRecordsPerPartition' contradict: give one"
+        )
     prefix = given.text("groupIdPrefix", "spark-protomq-source")
     read = ReadOptions(
         client=client,
@@ -213,8 +223,9 @@ def parse_read_options(options: Mapping[str, str], *, streaming: bool | None = N
         offsets_max=offsets_max,
         offsets_min=offsets_min,
         trigger_delay_max_s=_duration_s("maxTriggerDelay", given.text("maxTriggerDelay", "15m")),
-        min_partitions=given.integer("minPartitions", 0),
-        records_max=given.integer("maxRecordsPerPartition", None),
+        min_partitions=min_partitions,
+        partitions_max=partitions_max,
+        records_max=records_max,
         fail_on_data_loss=given.boolean("failOnDataLoss", True),
         check_crc=given.boolean("checkCrc", True),
         corrupt_records=given.choice("corruptRecords", "fail", ("fail", "null", "skip")),

@@ -26,7 +26,14 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from .cluster import cluster_of, spare_collections
-from .offsets import OffsetRange, Positions, StreamOffset, from_stream_offset, to_stream_offset
+from .offsets import (
+    OffsetRange,
+    Positions,
+    StreamOffset,
+    from_stream_offset,
+    pack,
+    to_stream_offset,
+)
 from .options import OptionError, ReadOptions, parse_read_options, parse_write_options
 from .planning import Planner
 from .pulling import PullSettings, read_range
@@ -83,9 +90,9 @@ def _columns_of(schema: StructType) -> tuple[str, ...]:
 
 
 class RangePartition(InputPartition):
-    """A task: a part of a queue."""
+    """A task: a part of a queue, or of several one after the other."""
 
-    def __init__(self, value: OffsetRange) -> None:
+    def __init__(self, value: tuple[OffsetRange, ...]) -> None:
         super().__init__(value)
         self.value = value
 
@@ -103,7 +110,8 @@ def _read(
         options.pull_size_max_bytes,
         options.pull_count_max,
     )
-    yield from read_range(cluster_of(options.client), partition.value, settings)
+    for part in partition.value:
+        yield from read_range(cluster_of(options.client), part, settings)
     spare_collections()
 
 
@@ -117,7 +125,10 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """One task for each part of a queue."""
         planner = Planner(self._options, cluster_of(self._options.client))
-        return [RangePartition(part) for part in planner.plan_batch()]
+        return [
+            RangePartition(task)
+            for task in pack(planner.plan_batch(), self._options.partitions_max)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On an executor."""
@@ -176,7 +187,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:
         """The tasks of a micro-batch."""
         parts = self._plan.plan_between(from_stream_offset(start), from_stream_offset(end))
-        return [RangePartition(part) for part in parts]
+        return [RangePartition(task) for task in pack(parts, self._options.partitions_max)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """On an executor."""

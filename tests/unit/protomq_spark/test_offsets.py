@@ -19,6 +19,7 @@ from protomq_spark.offsets import (
     find_data_loss,
     from_stream_offset,
     limit_ends,
+    pack,
     per_queue,
     ranges_between,
     resolve,
@@ -142,6 +143,20 @@ def test_splitting_loses_nothing_and_keeps_its_promises(
     assert len(parts) >= min(min_partitions, total)
     if records_max is not None:
         assert max(part.end - part.start for part in parts) <= records_max
+
+
+@given(ranges_strategy, st.none() | st.integers(1, 12))
+def test_tasks_that_hold_several_parts_keep_their_order_and_are_no_more_than_asked_for(
+    ranges: list[OffsetRange], partitions_max: int | None
+) -> None:
+    tasks = pack(ranges, partitions_max)
+    assert [part for task in tasks for part in task] == ranges
+    assert all(tasks)
+    assert len(tasks) <= (partitions_max or len(ranges))
+    total, largest = sum(r.end - r.start for r in ranges), max(r.end - r.start for r in ranges)
+    if partitions_max is not None and partitions_max < len(ranges):
+        shares = [sum(part.end - part.start for part in task) for task in tasks]
+        assert max(shares) <= total / partitions_max + largest
 
 
 @given(positions, positions, st.integers(1, 20_000))

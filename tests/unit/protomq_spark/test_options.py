@@ -81,6 +81,8 @@ def test_an_alias_beside_its_original_is_refused_by_both_names() -> None:
         ({"columns": "body,colour"}, "no column colour"),
         ({"columns": "body", "includeHeaders": "true"}, "'includeHeaders'"),
         ({"minPartitions": "0"}, "'minPartitions' must be 1"),
+        ({"minPartitions": "9", "maxPartitions": "8"}, "'minPartitions' is above"),
+        ({"maxPartitions": "8", "maxRecordsPerPartition": "5"}, "'maxPartitions' and 'maxRecords"),
         ({"tags": "*||a"}, "'tags'"),
         ({"protomq.transport": "http"}, "'protomq.transport' must be one of"),
     ],
