@@ -1,7 +1,8 @@
 """Reading a range of a queue, on an executor: pulls in, Arrow batches out.
 
 Rules:
-- One answer is decoded while the next is on its way; no more than these two are in memory, however long the range is.
+- While Spark takes one batch, the next is decoded and the one behind it is on its way; no more than these three are in memory,
+  however long the range is.
 - Errors that may pass are waited for within the time-out, counted from the last message that arrived: a broker that restarts
   costs a pause and nothing else, since the place in the queue is known.
 - Messages that are gone are an error, or passed over and said in the log, as failOnDataLoss has it.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,25 +45,41 @@ def read_range(
     cluster: Cluster, wanted: OffsetRange, settings: PullSettings
 ) -> Iterator[pa.RecordBatch]:
     """The messages of a range, in order. Raises DataLossError, CorruptMessageError, or the error of the last attempt."""
+    with ThreadPoolExecutor(2, thread_name_prefix="protomq-read") as helpers:
+        decoding: Future[pa.RecordBatch | None] | None = None
+        for position, answer in _answers(cluster, wanted, settings, helpers):
+            before = decoding
+            decoding = helpers.submit(_decode, wanted, position, answer, settings)
+            yield from _batches(before)
+        yield from _batches(decoding)
+
+
+def _batches(decoding: Future[pa.RecordBatch | None] | None) -> Iterator[pa.RecordBatch]:
+    batch = None if decoding is None else decoding.result()
+    if batch is not None and batch.num_rows:
+        yield batch
+
+
+def _answers(
+    cluster: Cluster, wanted: OffsetRange, settings: PullSettings, ahead: ThreadPoolExecutor
+) -> Iterator[tuple[int, PullAnswer]]:
+    """The answers with messages, and from which offset on each was pulled; the next is on its way by then."""
     position = wanted.start
-    with ThreadPoolExecutor(1, thread_name_prefix="protomq-pull") as ahead:
-        pending = ahead.submit(_pull, cluster, wanted, position, settings)
-        while position < wanted.end:
-            try:
-                answer = pending.result()
-            except CorruptLogError as error:
-                position = _behind_damage(wanted, position, error, settings)
-                if position < wanted.end:
-                    pending = ahead.submit(_pull, cluster, wanted, position, settings)
-                continue
-            following = _next_position(wanted, position, answer, settings)
-            if following < wanted.end:
-                pending = ahead.submit(_pull, cluster, wanted, following, settings)
-            if answer.status is PullStatus.FOUND:
-                batch = _decode(wanted, position, answer, settings)
-                if batch is not None and batch.num_rows:
-                    yield batch
-            position = following
+    pending = ahead.submit(_pull, cluster, wanted, position, settings)
+    while position < wanted.end:
+        try:
+            answer = pending.result()
+        except CorruptLogError as error:
+            position = _behind_damage(wanted, position, error, settings)
+            if position < wanted.end:
+                pending = ahead.submit(_pull, cluster, wanted, position, settings)
+            continue
+        following = _next_position(wanted, position, answer, settings)
+        if following < wanted.end:
+            pending = ahead.submit(_pull, cluster, wanted, following, settings)
+        if answer.status is PullStatus.FOUND:
+            yield position, answer
+        position = following
 
 
 def _pull(
