@@ -125,6 +125,7 @@ def test_available_now_ends_at_what_was_there_when_it_began(
         ({}, 2),
         ({"minPartitions": "10"}, 10),
         ({"maxRecordsPerPartition": "150"}, 8),
+        ({"maxPartitions": "1"}, 1),
         (
             {"minPartitions": "3", "maxRecordsPerPartition": "1000"},
             4,
