@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import grpc
 
+from protomq import Producer
 from protomq.v1.options_pb2 import LANE_ADMIN, LANE_CONSUMER, LANE_PULL, LANE_SEND, Lane
 from protomq.v1.pull_service_pb2 import PullRequest
 from protomq.v1.remoting_pb2 import RemotingHello
@@ -307,6 +308,59 @@ def slow_writer(enemy: Enemy) -> None:
             time.sleep(0.02)
 
 
+def grpc_slow_readers(enemy: Enemy) -> None:
+    """Many large pulls over gRPC by clients whose HTTP/2 window is 0: their answers are never sent. Others are served meanwhile."""
+    host, port = enemy.remoting
+    with Producer(f"{host}:{port}") as producer:
+        for _ in range(24):
+            producer.send_batch(TOPIC, [enemy.rng.randbytes(64_000) for _ in range(8)])
+    payloads = [
+        PullRequest(
+            topic=TOPIC, queue_id=queue, record_count_max=32_768, size_max_bytes=16 << 20
+        ).SerializeToString()
+        for queue in range(4)
+    ]
+    grpc_host, _, grpc_port = enemy.grpc_address.rpartition(":")
+    with contextlib.ExitStack() as stack:
+        for _ in range(4):
+            connection = stack.enter_context(
+                socket.create_connection((grpc_host, int(grpc_port)), 5.0)
+            )
+            connection.sendall(
+                b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _http2(4, 0, 0, b"\0\4\0\0\0\0")
+            )
+            for number in range(24):
+                connection.sendall(_http2_call(2 * number + 1, PATHS[1], payloads[number % 4]))
+        time.sleep(1.5)  # Nothing tells when the broker has made what it makes of these.
+        with grpc.insecure_channel(
+            enemy.grpc_address, options=[("grpc.max_receive_message_length", -1)]
+        ) as channel:
+            before = sum(enemy.statuses.values()) - enemy.statuses[0]
+            for payload in payloads * 3:
+                _grpc_call(enemy, channel, PATHS[1], payload)
+            assert sum(enemy.statuses.values()) - enemy.statuses[0] == before, "an honest pull failed"
+
+
+def _http2(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """A frame of HTTP/2."""
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def _http2_call(stream: int, path: str, payload: bytes) -> bytes:
+    """A whole gRPC request: its headers, none of them compressed, and its message."""
+    headers = b"\x83\x86"  # POST, http
+    for name, value in (
+        (":path", path),
+        (":authority", "enemy"),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ):
+        headers += b"\0" + bytes((len(name),)) + name.encode()
+        headers += bytes((len(value),)) + value.encode()
+    message = b"\0" + struct.pack(">I", len(payload)) + payload
+    return _http2(1, 4, stream, headers) + _http2(0, 1, stream, message)
+
+
 def grpc_noise(enemy: Enemy) -> None:
     """Whatever is no HTTP/2 at the gRPC port, or begins like it."""
     host, _, port = enemy.grpc_address.rpartition(":")
@@ -387,5 +441,5 @@ def _varint(value: int) -> bytes:
 
 ATTACKS: Final[tuple[Callable[[Enemy], None], ...]] = (
     noise_without_magic, broken_frames, noise_in_payloads, wild_numbers, deep_nesting, memory_bombs, lying_sizes, silent_connections,
-    slow_readers, slow_writer, grpc_noise, grpc_calls,
+    slow_readers, slow_writer, grpc_noise, grpc_calls, grpc_slow_readers,
 )  # fmt: skip

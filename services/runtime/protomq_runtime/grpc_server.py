@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn, cast
@@ -31,6 +32,7 @@ from .errors import SHUTTING_DOWN, Code, ServiceError, internal, request_too_lar
 from .lane import Lane
 from .lane_pool import LanePool
 from .regions import Region, ShortFileError, read_regions
+from .unread_answers import UnreadAnswers
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,11 @@ LAST_ANSWERS_GRACE_S: Final = 0.1
 GROUP_COUNT_MIN: Final = 4
 GATHER_S: Final = 0.0005
 """For answers that are made but not sent yet when the server closes."""
+
+UNREAD_SIZE_MAX_BYTES: Final = 4 << 20
+"""Of a connection's answers that are made and not taken: as much as a gRPC client accepts in one message unless it says otherwise."""
+COUNTED_SIZE_MIN_BYTES: Final = 4 << 10
+"""Smaller answers are not counted: there are many, and calls under way are bounded."""
 
 _STATUS_BY_CODE: Final = {status.value[0]: status for status in grpc.StatusCode}
 
@@ -73,7 +80,7 @@ def server_options(request_size_max_bytes: int) -> list[tuple[str, int]]:
 class GrpcCall(Call):
     """A call that came by gRPC. Its answer is one `bytes`, regions read in."""
 
-    __slots__ = ("_closed", "_peer", "front", "future")
+    __slots__ = ("_closed", "_peer", "front", "future", "unread_size_bytes")
 
     transport = "grpc"
 
@@ -100,6 +107,8 @@ class GrpcCall(Call):
         self._on_close = None
         self._closed = False
         self.span = None
+        self.unread_size_bytes = 0
+        """Of the answer, from when it is made until its caller has taken it; 0 for small ones, which are not counted."""
 
     @property
     def peer(self) -> str:
@@ -112,7 +121,23 @@ class GrpcCall(Call):
     def answer(
         self, payload: bytes, regions: Sequence[Region] = (), regions_size_bytes: int = 0
     ) -> None:
-        if regions:
+        if regions_size_bytes < COUNTED_SIZE_MIN_BYTES:
+            self._answer(payload, regions)
+            return
+        self._on_close = None  # The service has done its part.
+        lane = self.lane
+
+        def start() -> None:
+            self.unread_size_bytes = regions_size_bytes
+            if threading.current_thread() is lane:
+                self._answer(payload, regions)
+            else:
+                lane.post(lambda: self._answer(payload, regions))
+
+        self.front.unread.begin(self._peer, regions_size_bytes, start)
+
+    def _answer(self, payload: bytes, regions: Sequence[Region]) -> None:
+        if regions and not self._closed:
             try:
                 pieces = read_regions(regions)
             except (OSError, ShortFileError) as error:
@@ -122,11 +147,17 @@ class GrpcCall(Call):
                 return
             payload = b"".join((payload, *pieces))
         self._finish(0)
-        self.lane.hand_back(self.front, (self.future, payload))
+        self.lane.hand_back(self.front, (self, payload))
 
     def fail(self, error: ServiceError) -> None:
         self._finish(error.code)
-        self.lane.hand_back(self.front, (self.future, error))
+        self.lane.hand_back(self.front, (self, error))
+
+    def settle(self) -> None:
+        """On the event loop: the answer was taken, or nobody will."""
+        if self.unread_size_bytes:
+            self.front.unread.settle(self._peer, self.unread_size_bytes)
+            self.unread_size_bytes = 0
 
     def abandon(self) -> None:
         """On the event loop: the caller has gone."""
@@ -169,6 +200,7 @@ class GrpcServer:
         self._all_answered: asyncio.Event | None = None
         self._submissions: dict[Lane, list[Call]] = {}
         self._last_group_count = 0
+        self.unread = UnreadAnswers(UNREAD_SIZE_MAX_BYTES)
         self._server = grpc.aio.server(options=server_options(request_size_max_bytes))
         self._server.add_generic_rpc_handlers(self._handlers(table, pools))
         self._health = health.aio.HealthServicer()
@@ -273,11 +305,16 @@ class GrpcServer:
                 answer = await future
             except asyncio.CancelledError:
                 call.abandon()
+                if not future.cancelled():  # The answer came, and nobody takes it.
+                    call.settle()
                 raise
             finally:
                 open_calls.discard(call)
                 if not open_calls and self._all_answered is not None:
                     self._all_answered.set()
+            if call.unread_size_bytes:
+                on_done: Any = lambda _: call.settle()  # noqa: E731  (the stubs ask for too much)
+                context.add_done_callback(on_done)
             if isinstance(answer, ServiceError):
                 await _abort(context, answer)
             return answer
@@ -430,7 +467,9 @@ async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: ServiceErro
     raise AssertionError("abort raises")
 
 
-def _resolve(answers: list[tuple[asyncio.Future[Any], Any]]) -> None:
-    for future, answer in answers:
-        if not future.done():
-            future.set_result(answer)
+def _resolve(answers: list[tuple[GrpcCall, bytes | ServiceError]]) -> None:
+    for call, answer in answers:
+        if not call.future.done():
+            call.future.set_result(answer)
+        else:
+            call.settle()
