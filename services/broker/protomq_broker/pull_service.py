@@ -36,6 +36,9 @@ RECORD_COUNT_DEFAULT = 32
 RECORD_COUNT_MAX = 32_768
 SIZE_DEFAULT_BYTES = 4 << 20
 SIZE_MAX_BYTES = 16 << 20
+GRPC_SIZE_MAX_BYTES = SIZE_DEFAULT_BYTES - (512 << 10)
+"""Of the messages in an answer over gRPC, whatever was asked for (one message is always given): with the index of up to 32,768 of them
+it is what a gRPC client accepts by default, 4 MiB, and an answer is in memory as long as nobody reads it."""
 TAGS_MAX = 256
 
 _STATUS = {
@@ -119,6 +122,9 @@ class PullService:
             check_group_name(request.consumer_group)
             if request.commit_offset < 0:
                 raise invalid_argument("commit_offset", "must be 0 or above")
+        if call.transport == "grpc":
+            wanted = request.size_max_bytes or SIZE_DEFAULT_BYTES
+            request.size_max_bytes = min(wanted, GRPC_SIZE_MAX_BYTES)
         return request, frozenset(map(tag_code_of, request.tags))
 
     def _look(

@@ -53,6 +53,16 @@ UNREAD_SIZE_MAX_BYTES: Final = 4 << 20
 COUNTED_SIZE_MIN_BYTES: Final = 4 << 10
 """Smaller answers are not counted: there are many, and calls under way are bounded."""
 
+
+class _CallersThatLeft(logging.Filter):
+    """grpc.aio reports an answer that could not be sent, since its caller is gone, as an error with a traceback: it is neither."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.exc_info[0] if isinstance(record.exc_info, tuple) else None
+        return kind is None or kind.__name__ != "ExecuteBatchError"
+
+
+CALLERS_THAT_LEFT: Final = _CallersThatLeft()
 _STATUS_BY_CODE: Final = {status.value[0]: status for status in grpc.StatusCode}
 
 
@@ -121,33 +131,32 @@ class GrpcCall(Call):
     def answer(
         self, payload: bytes, regions: Sequence[Region] = (), regions_size_bytes: int = 0
     ) -> None:
+        self._finish(0)
         if regions_size_bytes < COUNTED_SIZE_MIN_BYTES:
-            self._answer(payload, regions)
+            self._make(payload, regions)
             return
-        self._on_close = None  # The service has done its part.
         lane = self.lane
 
         def start() -> None:
             self.unread_size_bytes = regions_size_bytes
             if threading.current_thread() is lane:
-                self._answer(payload, regions)
+                self._make(payload, regions)
             else:
-                lane.post(lambda: self._answer(payload, regions))
+                lane.post(lambda: self._make(payload, regions))
 
         self.front.unread.begin(self._peer, regions_size_bytes, start)
 
-    def _answer(self, payload: bytes, regions: Sequence[Region]) -> None:
+    def _make(self, payload: bytes, regions: Sequence[Region]) -> None:
+        """On the lane: reads the regions in, unless nobody waits any more."""
+        answer: bytes | ServiceError = payload
         if regions and not self._closed:
             try:
-                pieces = read_regions(regions)
+                answer = b"".join((payload, *read_regions(regions)))
             except (OSError, ShortFileError) as error:
                 logger.error("the answer to %s cannot be read: %s", self.method.path, error)
                 reason = f"what is stored cannot be read: {error}"
-                self.fail(ServiceError(Code.DATA_LOSS, "CORRUPT_LOG", reason))
-                return
-            payload = b"".join((payload, *pieces))
-        self._finish(0)
-        self.lane.hand_back(self.front, (self, payload))
+                answer = ServiceError(Code.DATA_LOSS, "CORRUPT_LOG", reason)
+        self.lane.hand_back(self.front, (self, answer))
 
     def fail(self, error: ServiceError) -> None:
         self._finish(error.code)
@@ -201,6 +210,7 @@ class GrpcServer:
         self._submissions: dict[Lane, list[Call]] = {}
         self._last_group_count = 0
         self.unread = UnreadAnswers(UNREAD_SIZE_MAX_BYTES)
+        logging.getLogger("grpc._cython.cygrpc").addFilter(CALLERS_THAT_LEFT)
         self._server = grpc.aio.server(options=server_options(request_size_max_bytes))
         self._server.add_generic_rpc_handlers(self._handlers(table, pools))
         self._health = health.aio.HealthServicer()

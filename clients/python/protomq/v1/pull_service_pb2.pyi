@@ -76,7 +76,9 @@ class PullRequest(_message.Message):
     record_count_max: _builtins.int
     """At most so many messages, 1 to 32,768; 32 where absent or 0 (RocketMQ: maxNums)."""
     size_max_bytes: _builtins.int
-    """Stop after so many bytes, though one message is always given; 4 MiB where absent or 0; 16 MiB at most."""
+    """Stop after so many bytes, though one message is always given; 4 MiB where absent or 0; 16 MiB at most. An answer over gRPC
+    has at most 3.5 MiB of messages, so that with its index it is what gRPC clients accept by default.
+    """
     hold_ms: _builtins.int
     """How long to be held if there is nothing, in milliseconds; 0: answer at once; at most 60,000. RocketMQ's clients ask for 15,000."""
     consumer_group: _builtins.str
