@@ -28,8 +28,9 @@ from .segment import SegmentFile, SegmentFolder
 
 DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 
-CLOSING_SIZE_BYTES: Final = 2 + SEAL_SIZE_BYTES
-"""What must stay free behind an append: the smallest padding field and its seal."""
+CLOSING_SIZE_BYTES: Final = 6 + SEAL_SIZE_BYTES
+"""What must stay free behind an append: a padding field and its seal. The smallest padding has two octets, but with four free ones a repair
+can make it end in any CRC (`crc_forge`), so that what stands behind it keeps its own."""
 
 ZEROS_SIZE_BYTES: Final = 1 << 20
 

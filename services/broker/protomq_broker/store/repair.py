@@ -33,8 +33,6 @@ from .segment import SegmentFile
 from .verify import find_damage
 
 COPY_BLOCK_SIZE_BYTES = 64 << 20
-_FORCED_SIZE_BYTES = 2 + 4
-"""Tag, length and the four bytes that lead to a chosen CRC."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +189,6 @@ def _fill(
 
 def _piece(left: int) -> int:
     """How many of the bytes that are left the next padding append takes: never so that too few remain for another one."""
-    least = _FORCED_SIZE_BYTES + SEAL_SIZE_BYTES
     if left < CLOSING_SIZE_BYTES:
         raise StoreError(
             f"a damaged range of {left} bytes is too small to be filled: repair the log from a replica"
@@ -199,7 +196,7 @@ def _piece(left: int) -> int:
     most = APPEND_SIZE_MAX_BYTES
     if left <= most:
         return left
-    return most if left - most >= least else left - least
+    return most if left - most >= CLOSING_SIZE_BYTES else left - CLOSING_SIZE_BYTES
 
 
 def _padding_append(
@@ -218,10 +215,6 @@ def _padding_append(
     )
     if forced_crc32c is None:
         return padding + seal
-    if size < _FORCED_SIZE_BYTES + SEAL_SIZE_BYTES:
-        raise StoreError(
-            f"a damaged range of {size} bytes is too small to be filled: repair the log from a replica"
-        )
     before = extend_crc32c(crc32c(previous_crc32c.to_bytes(4, "little")), padding[:-4])
     after = unwind_crc32c(forced_crc32c, seal[:SEAL_COVERED_BYTES])
     return (
