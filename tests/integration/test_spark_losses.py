@@ -164,7 +164,8 @@ def test_retention_that_passes_a_task_while_it_reads(
         return
     ids = ids_of(query.result())
     assert ids == sorted(set(ids))
-    assert 50 <= sum(n < first for n in ids) <= 100
+    # What was asked for when the rows were gone comes out still: some answers of 25 on their way, decoded, or handed over.
+    assert 50 <= sum(n < first for n in ids) <= 200
     assert [n for n in ids if n >= first] == list(range(first, COUNT))
 
 
