@@ -62,7 +62,7 @@ def run_command(
         print(f"note: {note}")
     if not report.write_docs(section, [*all_rows], everything, bench.notes):
         print(f"{report.DOCS_PATH} is as it was: some rows have never been measured here")
-    report.write_summary(everything)
+    report.write_summary()
     if failed:
         print(f"could not be measured: {', '.join(failed)}", file=sys.stderr)
     return 1 if failed else 0
