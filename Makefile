@@ -90,7 +90,7 @@ types: $(ENV) ## mypy
 	$(BIN)/mypy $(typed)
 
 .PHONY: unit examples
-unit examples: $(ENV) ## a test suite
+unit examples: $(SPARK) ## a test suite
 	@$(call need_tests,tests/$@)
 	$(PYTEST) $(XDIST) tests/$@
 
