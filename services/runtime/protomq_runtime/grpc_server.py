@@ -44,9 +44,9 @@ REFLECTION_SERVICES: Final = (
 METADATA_SIZE_MAX_BYTES: Final = 16 << 10
 PENDING_CALLS_MAX: Final = 30_000
 LAST_ANSWERS_GRACE_S: Final = 0.1
+"""For answers that are made but not sent yet when the server closes."""
 GROUP_COUNT_MIN: Final = 4
 GATHER_S: Final = 0.0005
-"""For answers that are made but not sent yet when the server closes."""
 
 UNREAD_SIZE_MAX_BYTES: Final = 4 << 20
 """Of a connection's answers that are made and not taken: as much as a gRPC client accepts in one message unless it says otherwise."""
