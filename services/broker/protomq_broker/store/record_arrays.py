@@ -17,6 +17,7 @@ TAGS = layout.FIXED_TRAILER_TAGS
 """The tags of the trailer's fields behind the topic, in order."""
 BROKER_FLAGS = ~layout.PRODUCER_FLAGS_MASK & 0xFFFFFFFF
 """Bits of `flags` that a producer must leave zero."""
+_FIXED_TAGS = layout.FIXED_TRAILER.pack(*(value for tag in TAGS for value in (tag, 0)))
 
 STAMP_DTYPE = np.dtype(
     [
@@ -89,31 +90,38 @@ def trailer_dtype(topic_size: int) -> np.dtype[np.void]:
     return np.dtype(fields + _fields_of(FIXED_TRAILER_DTYPE))
 
 
-@lru_cache(maxsize=4096)
 def topic_field_of(topic_bytes: bytes) -> bytes:
     return bytes((layout.TOPIC_TAG, len(topic_bytes))) + topic_bytes
 
 
-@lru_cache(maxsize=4096)
 def trailer_pattern(topic_bytes: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """(constant bytes of a trailer, mask of where they stand); without a topic: of the fixed part alone."""
-    ones = layout.FIXED_TRAILER.pack(*(value for tag in TAGS for value in (_full(tag), 0)))
-    tags = layout.FIXED_TRAILER.pack(*(value for tag in TAGS for value in (tag, 0)))
     topic_field = topic_field_of(topic_bytes) if topic_bytes else b""
-    pattern = np.frombuffer(topic_field + tags, np.uint8)
-    mask = np.frombuffer(b"\xff" * len(topic_field) + ones, np.uint8)
-    return pattern, mask
+    return np.frombuffer(topic_field + _FIXED_TAGS, np.uint8), _trailer_mask(len(topic_field))
 
 
-@lru_cache(maxsize=4096)
 def sameness_mask(topic_bytes: bytes) -> NDArray[np.uint64]:
     """What must be the same in all trailers of a request, as words that end where the trailer does: all constant parts, producer id,
     producer epoch, and the flags that are not a producer's. Octets in front of the trailer do not count.
     """
+    return _sameness_mask(len(topic_bytes) + 2)
+
+
+# By the size of a topic, not by the topic: ten thousand topics in turn would find nothing of a bounded cache, and 20 us went for it.
+
+
+@lru_cache(maxsize=256)
+def _trailer_mask(topic_field_size: int) -> NDArray[np.uint8]:
+    ones = layout.FIXED_TRAILER.pack(*(value for tag in TAGS for value in (_full(tag), 0)))
+    return np.frombuffer(b"\xff" * topic_field_size + ones, np.uint8)
+
+
+@lru_cache(maxsize=256)
+def _sameness_mask(topic_field_size: int) -> NDArray[np.uint64]:
     fixed = np.zeros(1, FIXED_TRAILER_DTYPE)
     fixed["producer_id"], fixed["producer_epoch"] = 0xFFFFFFFF_FFFFFFFF, 0xFFFFFFFF
     fixed["flags"] = BROKER_FLAGS
-    mask = trailer_pattern(topic_bytes)[1].copy()
+    mask = _trailer_mask(topic_field_size).copy()
     mask[-layout.FIXED_TRAILER_SIZE_BYTES :] |= fixed.view(np.uint8)
     return np.frombuffer(bytes(-len(mask) % 8) + mask.tobytes(), U64)
 
