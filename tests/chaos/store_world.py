@@ -649,6 +649,7 @@ class LogWatch(logging.Handler):
         "corrupt log": "quarantine",
         "config/topics.json was lost": "topics restored",
         "segments below": "segments deleted",
+        "clock: ": "clock doubted",
     }
 
     def __init__(self) -> None:

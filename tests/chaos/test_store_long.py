@@ -19,18 +19,28 @@ def test_store_loops() -> None:
 def test_store_damage() -> None:
     tally = store_campaigns.store_damage(range(first_seed(), first_seed() + 1_000))
     print(tally)
+    assert tally.images >= 5_000
+    assert tally.fired["quarantine"]
+    assert tally.fired["repair"]
 
 
 def test_store_clock() -> None:
-    store_campaigns.store_clock(range(first_seed(), first_seed() + 100))
+    tally = store_campaigns.store_clock(range(first_seed(), first_seed() + 100))
+    print(tally)
+    assert tally.fired["clock doubted"]
 
 
 def test_store_topics() -> None:
-    store_campaigns.store_topics(range(first_seed(), first_seed() + 500))
+    tally = store_campaigns.store_topics(range(first_seed(), first_seed() + 500))
+    print(tally)
+    assert tally.fired["unsynced tail written anew"]
 
 
 def test_store_machine() -> None:
-    print(store_campaigns.store_machine(range(first_seed(), first_seed() + 15)))
+    tally = store_campaigns.store_machine(range(first_seed(), first_seed() + 15))
+    print(tally)
+    for sign in ("segments deleted", "torn tail cut", "unsynced tail written anew"):
+        assert tally.fired[sign], f"never happened: {sign}; {tally}"
 
 
 @pytest.mark.soak

@@ -38,7 +38,8 @@ def test_damage_is_refused_or_set_aside_and_nothing_wrong_is_served() -> None:
 
 
 def test_a_clock_that_jumps_deletes_nothing_and_keeps_the_order() -> None:
-    store_campaigns.store_clock(range(6))
+    tally = store_campaigns.store_clock(range(6))
+    assert tally.fired["clock doubted"], tally
 
 
 def test_a_seed_gives_the_same_operations_and_the_same_bytes_every_time() -> None:
@@ -55,8 +56,11 @@ def test_a_seed_gives_the_same_operations_and_the_same_bytes_every_time() -> Non
 
 
 def test_nothing_of_a_deleted_topic_comes_back() -> None:
-    store_campaigns.store_topics(range(30))
+    tally = store_campaigns.store_topics(range(30))
+    assert tally.fired["unsynced tail written anew"], f"no power cut lost anything; {tally}"
 
 
 def test_no_script_of_operations_faults_and_restarts_breaks_a_promise() -> None:
-    store_campaigns.store_machine((1,))
+    tally = store_campaigns.store_machine((1,))
+    for sign in ("torn tail cut", "unsynced tail written anew"):
+        assert tally.fired[sign], f"never happened: {sign}; {tally}"

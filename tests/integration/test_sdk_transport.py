@@ -189,6 +189,8 @@ def test_a_restarted_server_costs_an_idle_socket_no_call(
     server.stop()
     server.start()
     transport.call(remoting(server), _methods.PING, (PING,), 1.0)
+    assert server.called(_methods.PING) == 2
+    assert server.connections_accepted == 2
 
 
 def test_nobody_listening_is_definite(transport: SyncTransport) -> None:

@@ -659,6 +659,8 @@ async def test_who_stands_still_in_the_middle_of_something_is_dropped(server):
         connection.progress_at -= 61
     lane.post(lane._sweep)
     await wait_until(lambda: lane.connection_count == 1)
+    (left,) = lane._connections.values()
+    assert left.peer.endswith(f":{sockets[2].getsockname()[1]}"), "the idle one stays"
     for sock in sockets:
         sock.close()
 

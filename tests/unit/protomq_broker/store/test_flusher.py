@@ -100,4 +100,7 @@ def test_a_defect_in_a_thread_is_told() -> None:
 
 
 def test_a_thread_that_was_never_started_can_be_stopped() -> None:
-    BackgroundThread("test", 60_000, lambda: None, lambda error: None).stop()
+    turns: list[str] = []
+    thread = BackgroundThread("test", 60_000, lambda: turns.append("turn"), lambda error: None)
+    thread.stop()
+    assert turns == []

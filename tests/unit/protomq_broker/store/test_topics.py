@@ -24,6 +24,9 @@ def make_table(disk: SimDisk | None = None, now_ms: int = 1_000) -> TopicTable:
 @pytest.mark.parametrize("name", ["a", "A-Z_09", "x" * 127, "-", "_"])
 def test_good_topic_names_are_taken(name: str):
     require_topic_name(name)
+    table = make_table()
+    table.create(TopicConfig(name))
+    assert table.find(name) == TopicConfig(name)
 
 
 @pytest.mark.parametrize(
