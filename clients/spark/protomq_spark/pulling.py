@@ -14,6 +14,7 @@ import logging
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +29,9 @@ from .offsets import DataLossError, OffsetRange
 from .records import Decoding, decode_records
 
 logger = logging.getLogger("protomq_spark")
+
+ANSWERS_AHEAD: Final = 2
+"""Answers that a task has asked for beyond the batch that Spark has: one is decoded, one is on its way. A thread for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ def read_range(
     cluster: Cluster, wanted: OffsetRange, settings: PullSettings
 ) -> Iterator[pa.RecordBatch]:
     """The messages of a range, in order. Raises DataLossError, CorruptMessageError, or the error of the last attempt."""
-    with ThreadPoolExecutor(2, thread_name_prefix="protomq-read") as helpers:
+    with ThreadPoolExecutor(ANSWERS_AHEAD, thread_name_prefix="protomq-read") as helpers:
         decoding: Future[pa.RecordBatch | None] | None = None
         for position, answer in _answers(cluster, wanted, settings, helpers):
             before = decoding
