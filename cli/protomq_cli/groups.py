@@ -1,4 +1,4 @@
-"""`group offsets|commit`: where consumer groups stand, and setting them."""
+"""`group list|offsets|commit`: which consumer groups there are, where they stand, and setting that."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from protomq_cli.connection import open_consumer
+from protomq_cli import completion
+from protomq_cli.connection import open_admin, open_consumer
 from protomq_cli.offsets import OffsetRange
 from protomq_cli.options import (
     DEFAULT_TIMEOUT_S,
@@ -29,6 +30,35 @@ _COLUMNS = (
 GroupArgument = Annotated[
     str, typer.Argument(metavar="GROUP", show_default=False, help="Consumer group.")
 ]
+
+
+def list_groups(
+    topic: Annotated[
+        str | None,
+        typer.Option(
+            "--topic", "-t", autocompletion=completion.complete_topics, show_default="all",
+            help="Only groups that have committed in this topic.",
+        ),
+    ] = None,
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:  # fmt: skip
+    """List the groups that have committed offsets, with their lag in each topic.
+
+    A queue without a committed offset lags by all that is stored.
+    """
+    rows = []
+    with open_admin(namesrv, timeout) as admin:
+        groups = admin.list_groups(topic or "")
+    for group in groups:
+        with open_consumer(
+            namesrv, group.name, auto_commit=False, request_timeout_s=timeout
+        ) as consumer:
+            for name in (topic,) if topic else group.topics:
+                lag = sum(_offset_row(consumer, queue)["lag"] for queue in consumer.queues(name))
+                rows.append({"group": group.name, "topic": name, "lag": lag})
+    print_rows(rows, ("group", "topic", "lag"), output)
 
 
 def offsets(

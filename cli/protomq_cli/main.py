@@ -84,8 +84,8 @@ def build_app() -> typer.Typer:
         list=topics.list_topics, create=topics.create, describe=topics.describe, delete=topics.delete,
     )  # fmt: skip
     group(
-        "group", "Consumer groups: their offsets.", ADMINISTRATION,
-        offsets=groups.offsets, commit=groups.commit,
+        "group", "Consumer groups: which there are, and their offsets.", ADMINISTRATION,
+        list=groups.list_groups, offsets=groups.offsets, commit=groups.commit,
     )  # fmt: skip
     group("message", "Find single messages.", ADMINISTRATION, query=messages.query)
     group(

@@ -365,6 +365,28 @@ async def test_offsets_of_groups_are_kept(client: Client, start: Start) -> None:
         assert [entry.queue_offset for entry in got.offsets] == expected
 
 
+async def test_groups_that_have_committed_are_listed(client: Client, start: Start) -> None:
+    await client.call(admin.CreateTopicRequest(topic=Topic(name="u")), admin.CreateTopicResponse)
+    for group, topics in (("h", "t"), ("g", "ut"), ("i", "u")):
+        offsets = [consumer.QueueOffset(topic=topic, queue_offset=0) for topic in topics]
+        await client.call(
+            consumer.CommitOffsetsRequest(consumer_group=group, offsets=offsets), consumer.CommitOffsetsResponse
+        )
+    client = await start()
+
+    async def listed(**fields: Any) -> tuple[list[tuple[str, list[str]]], str]:
+        page = await client.call(admin.ListGroupsRequest(**fields), admin.ListGroupsResponse)
+        return [(group.consumer_group, list(group.topics)) for group in page.groups], page.next_page_token
+
+    assert await listed(page_size=2) == ([("g", ["t", "u"]), ("h", ["t"])], "h")
+    assert await listed(page_size=2, page_token="h") == ([("i", ["u"])], "")
+    assert await listed(topic="u") == ([("g", ["t", "u"]), ("i", ["u"])], "")
+    assert await failure(listed(topic="none")) == (5, "TOPIC_NOT_FOUND")
+    assert await failure(listed(page_size=1001)) == (3, "INVALID_ARGUMENT")
+    await client.call(admin.DeleteTopicRequest(topic="u"), admin.DeleteTopicResponse)
+    assert await listed() == ([("g", ["t"]), ("h", ["t"])], "")
+
+
 async def test_ranges_and_times(client: Client) -> None:
     for i in range(3):
         await client.send(Record(body=b"%d" % i))

@@ -199,6 +199,14 @@ def test_group_commits_and_shows_offsets(cli: Cli, protomq_topic: str) -> None:
     assert before[0]["lag"] == 10
     after = jsonl(cli("group", "commit", "g", protomq_topic, "-O", "-3", "-q", "0", "-o", "jsonl"))
     assert [(row["queue_id"], row["committed_offset"], row["lag"]) for row in after] == [(0, 7, 3)]
+    cli("group", "commit", "h", protomq_topic, "-O", "end")
+    listed = jsonl(cli("group", "list", "--topic", protomq_topic, "-o", "jsonl"))
+    lags = [(row["group"], row["topic"], row["lag"]) for row in listed]
+    assert lags == [("g", protomq_topic, 3), ("h", protomq_topic, 0)]
+    assert {("g", protomq_topic, "3")} <= {
+        tuple(line.split()) for line in cli("group", "list").stdout.splitlines()
+    }
+    cli("group", "list", "-t", "no-such-topic", code=4)
 
 
 # -- messages --------------------------------------------------------------------------------------------------------------

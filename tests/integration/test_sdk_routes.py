@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from protomq import Admin, Permission
+from protomq import Admin, ConsumerGroup, Permission
 from protomq import _methods as methods
 from protomq._async_routes import AsyncRoutes
 from protomq._async_transport import AsyncTransport
@@ -214,6 +214,24 @@ def test_many_topics_come_page_by_page(server: FakeServer, monkeypatch: pytest.M
     with Admin(namesrv=server.address) as admin:
         assert admin.list_topic_names() == [f"t{i}" for i in range(8)]
     assert server.called(methods.LIST_TOPIC_NAMES) == 3
+
+
+def test_groups_come_page_by_page_with_their_topics(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("protomq._admin._PAGE_SIZE", 2)
+    server.topics = {"t": 1, "u": 1}
+    server.committed = {("a", "u", 0): 1, ("a", "t", 0): 3, ("b", "t", 0): 2, ("c", "u", 0): 1}
+    with Admin(namesrv=server.address) as admin:
+        assert admin.list_groups() == [
+            ConsumerGroup("a", ("t", "u")),
+            ConsumerGroup("b", ("t",)),
+            ConsumerGroup("c", ("u",)),
+        ]
+        assert server.called(methods.LIST_GROUPS) == 2
+        assert [group.name for group in admin.list_groups("u")] == ["a", "c"]
+        with pytest.raises(TopicNotFoundError):
+            admin.list_groups("none")
 
 
 def test_brokers_are_shown(server: FakeServer) -> None:

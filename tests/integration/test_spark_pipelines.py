@@ -327,6 +327,13 @@ def test_lag_rates_and_history_of_a_cluster(
     assert [chart["title"] for chart in written["charts"]][:2] == ["lag of each queue", "throughput"]
     assert_is_png(tmp_path / "report.png")
 
+    # Without --group: all that have committed, each in its topics.
+    monkeypatch.undo()
+    groups = run("lag", "--topic", topic, "--samples", "1").result["groups"]
+    assert [(row["group"], row["lag"]) for row in groups] == [("lagging", 600)]
+    everywhere = run("lag", "--samples", "1").result["groups"]
+    assert ("lagging", topic, 600) in {(row["group"], row["topic"], row["lag"]) for row in everywhere}
+
 
 # -- commands ----------------------------------------------------------------------------------------------------------------
 

@@ -398,6 +398,23 @@ class FakeServer:
         topics = [self._as_topic(name) for name in sorted(self.topics)]
         return admin_service_pb2.ListTopicsResponse(topics=topics).SerializeToString()
 
+    def _list_groups(self, payload: bytes) -> bytes | RpcStatus:
+        request = admin_service_pb2.ListGroupsRequest.FromString(payload)
+        if request.topic and request.topic not in self.topics:
+            return NOT_FOUND
+        topics: dict[str, set[str]] = {}
+        for group, topic, _ in self.committed:
+            if group > request.page_token:
+                topics.setdefault(group, set()).add(topic)
+        names = sorted(g for g in topics if not request.topic or request.topic in topics[g])
+        page = names[: request.page_size]
+        answer = admin_service_pb2.ListGroupsResponse(
+            next_page_token=page[-1] if len(names) > len(page) else ""
+        )
+        for name in page:
+            answer.groups.add(consumer_group=name, topics=sorted(topics[name]))
+        return answer.SerializeToString()
+
     def _broker_status(self, payload: bytes) -> bytes:
         return admin_service_pb2.GetBrokerStatusResponse(
             broker_name=self.broker_name
@@ -451,6 +468,7 @@ class FakeServer:
         _methods.GET_STATS.method_id: _stats,
         _methods.QUERY_MESSAGES.method_id: _query_messages,
         _methods.PING.method_id: _ping,
+        _methods.LIST_GROUPS.method_id: _list_groups,
     }
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ._admin import Admin as Admin
     from ._admin import BrokerInfo as BrokerInfo
     from ._admin import BrokerStatus as BrokerStatus
+    from ._admin import ConsumerGroup as ConsumerGroup
     from ._admin import LaneStatus as LaneStatus
     from ._admin import QueueStatus as QueueStatus
     from ._admin import TopicConfig as TopicConfig
@@ -70,6 +71,7 @@ _LAZY = {
     "BrokerStatus": "_admin",
     "LaneStatus": "_admin",
     "TopicStats": "_admin",
+    "ConsumerGroup": "_admin",
     "ProtomqError": "errors",
 }
 
@@ -95,6 +97,7 @@ __all__ = [
     "BrokerStatus",
     "LaneStatus",
     "TopicStats",
+    "ConsumerGroup",
     "ProtomqError",
     "errors",
     "__version__",

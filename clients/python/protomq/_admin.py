@@ -122,6 +122,14 @@ class BrokerStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumerGroup:
+    """A consumer group and, by name, the topics in which it has committed offsets."""
+
+    name: str
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TopicStats:
     """Counters of a topic, summed over the brokers, each since its start."""
 
@@ -214,9 +222,7 @@ class Admin:
                 for item in answer.queues
             )
         if not configs:
-            raise TopicNotFoundError(
-                f"no broker has the topic {topic!r}", metadata={"topic": topic}
-            )
+            raise _no_broker_has(topic)
         return TopicDescription(topic, configs, tuple(queues))
 
     def delete_topic(self, topic: str, *, brokers: Iterable[str] | None = None) -> list[str]:
@@ -237,9 +243,7 @@ class Admin:
             deleted.append(broker.broker_name)
         self._routes.invalidate(topic)
         if not deleted:
-            raise TopicNotFoundError(
-                f"no broker has the topic {topic!r}", metadata={"topic": topic}
-            )
+            raise _no_broker_has(topic)
         return deleted
 
     def list_topic_names(self) -> list[str]:
@@ -277,6 +281,38 @@ class Admin:
                 if not token:
                     break
         return found
+
+    # -- groups ----------------------------------------------------------------------------------------------------------
+
+    def list_groups(self, topic: str = "") -> list[ConsumerGroup]:
+        """The consumer groups that have committed offsets at any broker, by name; `topic`: only in that one.
+
+        A group that has never committed is known to nobody but its members. Raises TopicNotFoundError.
+        """
+        from .v1 import admin_service_pb2 as pb
+
+        found: dict[str, set[str]] = {}
+        missing = 0
+        brokers = self._brokers(None)
+        for broker in brokers:
+            token = ""
+            while True:
+                request = pb.ListGroupsRequest(page_size=_PAGE_SIZE, page_token=token, topic=topic)
+                try:
+                    answer = self._call(
+                        broker.address, _methods.LIST_GROUPS, request, pb.ListGroupsResponse
+                    )
+                except TopicNotFoundError:
+                    missing += 1
+                    break
+                for group in answer.groups:
+                    found.setdefault(group.consumer_group, set()).update(group.topics)
+                token = answer.next_page_token
+                if not token:
+                    break
+        if topic and missing == len(brokers):
+            raise _no_broker_has(topic)
+        return [ConsumerGroup(name, tuple(sorted(found[name]))) for name in sorted(found)]
 
     # -- brokers ---------------------------------------------------------------------------------------------------------
 
@@ -467,6 +503,10 @@ def _topic_config(topic: Any) -> TopicConfig:
     return TopicConfig(
         topic.name, topic.write_queues, topic.read_queues, Permission(topic.permission)
     )
+
+
+def _no_broker_has(topic: str) -> TopicNotFoundError:
+    return TopicNotFoundError(f"no broker has the topic {topic!r}", metadata={"topic": topic})
 
 
 def _datetime(timestamp: Any) -> datetime:

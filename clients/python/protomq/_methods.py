@@ -38,3 +38,4 @@ GET_BROKER_STATUS: Final = MethodInfo(_V1 + "AdminService/GetBrokerStatus", 0x05
 GET_STATS: Final = MethodInfo(_V1 + "AdminService/GetStats", 0x0506, LANE_ADMIN)
 QUERY_MESSAGES: Final = MethodInfo(_V1 + "AdminService/QueryMessages", 0x0507, LANE_ADMIN)
 PING: Final = MethodInfo(_V1 + "AdminService/Ping", 0x0508, LANE_ADMIN)
+LIST_GROUPS: Final = MethodInfo(_V1 + "AdminService/ListGroups", 0x0509, LANE_ADMIN)

@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from protomq.v1.admin_service_pb2 import (
+    ConsumerGroup,
     CreateTopicRequest,
     CreateTopicResponse,
     DeleteTopicRequest,
@@ -21,6 +22,8 @@ from protomq.v1.admin_service_pb2 import (
     GetStatsRequest,
     GetStatsResponse,
     LaneStatus,
+    ListGroupsRequest,
+    ListGroupsResponse,
     ListTopicsRequest,
     ListTopicsResponse,
     PingRequest,
@@ -142,11 +145,7 @@ class AdminService:
 
     def list_topics(self, request: ListTopicsRequest, context: CallContext) -> ListTopicsResponse:
         """A page of topics by name; the token is the last name of the page before."""
-        if not 0 <= request.page_size <= PAGE_SIZE_MAX:
-            raise invalid_argument(
-                "page_size", f"must be 0 (for {PAGE_SIZE_DEFAULT}) to {PAGE_SIZE_MAX}"
-            )
-        size = request.page_size or PAGE_SIZE_DEFAULT
+        size = _page_size(request.page_size)
         topics = sorted(
             (topic for topic in self._store.topics.all() if topic.name > request.page_token),
             key=lambda topic: topic.name,
@@ -155,6 +154,22 @@ class AdminService:
         return ListTopicsResponse(
             topics=map(topic_to_message, page),
             next_page_token=page[-1].name if len(topics) > size else "",
+        )
+
+    def list_groups(self, request: ListGroupsRequest, context: CallContext) -> ListGroupsResponse:
+        """A page of consumer groups by name; the token is the last name of the page before."""
+        size = _page_size(request.page_size)
+        if request.topic:
+            existing_topic(self._store, request.topic)
+        groups = sorted(
+            (name, sorted(topics))
+            for name, topics in self._store.offsets.groups().items()
+            if name > request.page_token and (not request.topic or request.topic in topics)
+        )
+        page = groups[:size]
+        return ListGroupsResponse(
+            groups=[ConsumerGroup(consumer_group=name, topics=topics) for name, topics in page],
+            next_page_token=page[-1][0] if len(groups) > size else "",
         )
 
     def get_broker_status(
@@ -274,6 +289,14 @@ def topic_from_message(message: Topic, default_queues: int) -> TopicConfig:
         readable=readable,
         writable=writable,
     )
+
+
+def _page_size(asked: int) -> int:
+    if not 0 <= asked <= PAGE_SIZE_MAX:
+        raise invalid_argument(
+            "page_size", f"must be 0 (for {PAGE_SIZE_DEFAULT}) to {PAGE_SIZE_MAX}"
+        )
+    return asked or PAGE_SIZE_DEFAULT
 
 
 def topic_to_message(topic: TopicConfig) -> Topic:

@@ -75,6 +75,11 @@ class AdminServiceStub(object):
                 request_serializer=protomq_dot_v1_dot_admin__service__pb2.PingRequest.SerializeToString,
                 response_deserializer=protomq_dot_v1_dot_admin__service__pb2.PingResponse.FromString,
                 _registered_method=True)
+        self.ListGroups = channel.unary_unary(
+                '/protomq.v1.AdminService/ListGroups',
+                request_serializer=protomq_dot_v1_dot_admin__service__pb2.ListGroupsRequest.SerializeToString,
+                response_deserializer=protomq_dot_v1_dot_admin__service__pb2.ListGroupsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -137,6 +142,13 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListGroups(self, request, context):
+        """ListGroups lists the consumer groups that have committed offsets at this broker.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -179,6 +191,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Ping,
                     request_deserializer=protomq_dot_v1_dot_admin__service__pb2.PingRequest.FromString,
                     response_serializer=protomq_dot_v1_dot_admin__service__pb2.PingResponse.SerializeToString,
+            ),
+            'ListGroups': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListGroups,
+                    request_deserializer=protomq_dot_v1_dot_admin__service__pb2.ListGroupsRequest.FromString,
+                    response_serializer=protomq_dot_v1_dot_admin__service__pb2.ListGroupsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -398,6 +415,33 @@ class AdminService(object):
             '/protomq.v1.AdminService/Ping',
             protomq_dot_v1_dot_admin__service__pb2.PingRequest.SerializeToString,
             protomq_dot_v1_dot_admin__service__pb2.PingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListGroups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protomq.v1.AdminService/ListGroups',
+            protomq_dot_v1_dot_admin__service__pb2.ListGroupsRequest.SerializeToString,
+            protomq_dot_v1_dot_admin__service__pb2.ListGroupsResponse.FromString,
             options,
             channel_credentials,
             insecure,

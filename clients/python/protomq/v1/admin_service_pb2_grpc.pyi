@@ -49,6 +49,8 @@ class AdminServiceStub:
     """QueryMessages finds messages by key or by message id, newest first."""
     Ping: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.PingRequest, _admin_service_pb2.PingResponse]
     """Ping answers at once on the admin lane."""
+    ListGroups: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListGroupsRequest, _admin_service_pb2.ListGroupsResponse]
+    """ListGroups lists the consumer groups that have committed offsets at this broker."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -71,6 +73,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """QueryMessages finds messages by key or by message id, newest first."""
     Ping: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.PingRequest, _admin_service_pb2.PingResponse]  # type: ignore[assignment]
     """Ping answers at once on the admin lane."""
+    ListGroups: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListGroupsRequest, _admin_service_pb2.ListGroupsResponse]  # type: ignore[assignment]
+    """ListGroups lists the consumer groups that have committed offsets at this broker."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """AdminService creates, describes and deletes topics, and shows what the broker does."""
@@ -138,5 +142,13 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.PingResponse, _abc.Awaitable[_admin_service_pb2.PingResponse]]:
         """Ping answers at once on the admin lane."""
+
+    @_abc_1.abstractmethod
+    def ListGroups(
+        self,
+        request: _admin_service_pb2.ListGroupsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.ListGroupsResponse, _abc.Awaitable[_admin_service_pb2.ListGroupsResponse]]:
+        """ListGroups lists the consumer groups that have committed offsets at this broker."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

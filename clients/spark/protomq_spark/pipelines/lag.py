@@ -4,8 +4,8 @@ The cluster is asked --samples times, --interval seconds apart. From the first a
 came in and messages that a group committed, for each queue; from these the time in which a group catches up (lag divided by
 how much faster it reads than the topic grows). Skew is the largest queue's share over that of the average queue: 1 is even.
 
-Groups must be named: this version of the brokers has no list of them. A queue in which a group never committed lags by all
-that is stored.
+Without --group all groups count that have committed offsets in these topics. A queue in which a group never committed lags by
+all that is stored.
 
 --history MINUTES adds what came in before, minute by minute, read by Spark from the messages themselves (their times and sizes);
 without it no Spark is started. Rates come from offsets, so they need no counters of the brokers and survive their restarts.
@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from protomq import _methods
+from protomq import Admin, _methods
 from protomq._offset_calls import by_broker, decode_offsets, encode_get_offsets
 from protomq._types import MessageQueue, QueueRange
 from protomq_spark.cluster import Cluster, cluster_of
@@ -47,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--topic-pattern", default="", help="or a regular expression for their names"
     )
-    parser.add_argument("--group", default="", help="consumer groups, separated by commas")
+    parser.add_argument(
+        "--group", default="", help="consumer groups, separated by commas; default: all"
+    )
     parser.add_argument("--interval", type=float, default=10.0, help="seconds between samples")
     parser.add_argument("--samples", type=int, default=2, help="1: no rates")
     parser.add_argument("--history", type=float, default=0.0, metavar="MINUTES")
@@ -78,11 +80,12 @@ def run(
     subscription = Subscription(topics=names(arguments.topic), pattern=arguments.topic_pattern)
     if not subscription.topics and not subscription.pattern:
         subscription = Subscription(pattern=".*")
-    groups = names(arguments.group)
+    named_groups = names(arguments.group)
     samples: list[Sample] = []
     for number in range(arguments.samples):
         if number:
             wait_until(samples[0].at_s + number * arguments.interval)
+        groups = dict.fromkeys(named_groups) or all_groups(arguments.namesrv)
         samples.append(take_sample(cluster, subscription, groups))
         behind = _of_reading_groups(group_rows(samples[0], samples[-1]), set(subscription.topics))
         lag = sum(row["lag"] for row in behind)
@@ -123,11 +126,25 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(filter(None, map(str.strip, text.split(","))))
 
 
-def take_sample(cluster: Cluster, subscription: Subscription, groups: Iterable[str]) -> Sample:
+Groups = Mapping[str, Collection[str] | None]
+"""Group -> the topics in which it has committed; None: not known."""
+
+
+def all_groups(namesrv: str) -> Groups:
+    """Those that have committed anywhere."""
+    with Admin(namesrv=namesrv) as admin:
+        return {group.name: group.topics for group in admin.list_groups()}
+
+
+def take_sample(cluster: Cluster, subscription: Subscription, groups: Groups) -> Sample:
     """Asks once. Committed offsets first: read later, they could be ahead of the ends, and the lag below zero."""
     cluster.refresh()
     queues = cluster.queues(subscription)
-    committed = {group: committed_offsets(cluster, group, queues) for group in groups}
+    committed = {
+        group: committed_offsets(cluster, group, found)
+        for group, topics in groups.items()
+        if (found := [queue for queue in queues if topics is None or queue.topic in topics])
+    }
     return Sample(now_s(), cluster.ranges(queues), committed)
 
 
@@ -379,8 +396,8 @@ def print_tables(
         answer("\n" + text_table(totals))
     if arguments.queues and members:
         answer("\n" + text_table(members))
-    if not arguments.group:
-        say("no --group was named: there is no lag without one")
+    if not totals:
+        say("no group has committed offsets there")
 
 
 def charts(

@@ -78,14 +78,10 @@ class ConsumerOffsets:
         """The group's committed offsets in a topic, by queue."""
         return dict(self._groups.get(group, _NO_TOPICS).get(topic, _NO_QUEUES))
 
-    def groups(self) -> list[str]:
-        """All groups that have committed."""
-        return list(self._groups)
-
-    def groups_of(self, topic: str) -> list[str]:
-        """All groups that have committed in a topic."""
+    def groups(self) -> dict[str, list[str]]:
+        """All groups that have committed, each with the topics in which it has."""
         with self._lock:
-            return [group for group, topics in self._groups.items() if topic in topics]
+            return {group: list(topics) for group, topics in self._groups.items()}
 
     def remove_topic(self, topic: str) -> None:
         """Forgets what groups have committed in a topic."""
