@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 import pytest
@@ -45,59 +44,19 @@ from protomq_broker.name_server_connections import (
     remote_name_server,
 )
 from protomq_broker.registration import BrokerRegistration, BrokerTopics
-from protomq_runtime.addresses import Address, parse_address
+from protomq_runtime.addresses import Address
 from protomq_runtime.clock import SystemClock
 from protomq_runtime.errors import ServiceError
 from protomq_runtime.remoting_client import RemotingClient
+from tests.support.namesrv import Namesrv, running_namesrv
 
 SERVICE = route_service_pb2.DESCRIPTOR.services_by_name["RouteService"]
-LIVENESS = {
-    "PROTOMQ_LIVENESS_HOLD_MS": "300ms",
-    "PROTOMQ_LIVENESS_BROKEN_GRACE_MS": "400ms",
-    "PROTOMQ_LIVENESS_RENEWAL_GRACE_MS": "500ms",
-    "PROTOMQ_LIVENESS_SCAN_INTERVAL_MS": "50ms",
-}
 PATIENCE_S = 10.0
 
 NUMBERS = itertools.count()
 """For names: an unregistered incarnation does not come back."""
 
 Transport = Callable[[str, Message], Any]
-
-
-class Namesrv(NamedTuple):
-    process: subprocess.Popen[str]
-    grpc: Address
-    remoting: Address
-
-
-@contextmanager
-def running_namesrv(port: int = 0, remoting_port: int = 0) -> Iterator[Namesrv]:
-    command = [
-        sys.executable,
-        "-m",
-        "protomq_namesrv",
-        f"--port={port}",
-        f"--remoting-port={remoting_port}",
-    ]
-    process = subprocess.Popen(
-        command,
-        env={**os.environ, **LIVENESS},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    with process:
-        try:
-            assert process.stdout is not None
-            ready, *places = process.stdout.readline().split()
-            assert ready == "ready"
-            addresses = dict(place.split("=") for place in places)
-            yield Namesrv(
-                process, parse_address(addresses["grpc"]), parse_address(addresses["remoting"])
-            )
-        finally:
-            process.kill()
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -146,12 +146,20 @@ def numbers(spark: SparkSession, count: int, partitions: int) -> DataFrame:
     return spark.range(0, count, 1, partitions).select(col("id").cast("string").alias("body"))
 
 
+class Reachable(Protocol):
+    """Whatever has a name server."""
+
+    @property
+    def namesrv(self) -> str:
+        """host:port."""
+
+
 # -- queries -----------------------------------------------------------------------------------------------------------
 
 
 def copy_stream(
     spark: SparkSession,
-    server: Broker,
+    server: Reachable,
     source: dict[str, str],
     target: str,
     checkpoint: Path,
@@ -209,6 +217,11 @@ class InBackground:
             self.answer = self._action()
         except BaseException as error:
             self._error = error
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended, one way or the other."""
+        return not self._thread.is_alive()
 
     def result(self, timeout_s: float = 90) -> Any:
         self._thread.join(timeout_s)

@@ -1,4 +1,4 @@
-"""A standalone Spark cluster of processes: a master and workers, from the pyspark that is installed, and spark-submit."""
+"""Spark as processes of their own, from the pyspark that is installed: a standalone master with workers, and a Connect server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import subprocess
 import time
 import venv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -39,28 +39,12 @@ def python_of_a_cluster(folder: Path) -> Path:
     return python
 
 
-class SparkCluster:
-    """Context: a master and two workers, each with one core; its `url`."""
+class _Processes:
+    """Context: processes of Spark that write to logs in a folder; they and what they started are killed at the end."""
 
-    def __init__(self, folder: Path, workers: int = 2) -> None:
+    def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._workers = workers
         self._processes: list[subprocess.Popen[bytes]] = []
-        self.url = ""
-
-    def __enter__(self) -> SparkCluster:
-        log = self._folder / "master.log"
-        # Port 0: the master's own line says which one it got.
-        self._start("master.Master", log, "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-        self.url = self._line_with(log, "Starting Spark master at ").rpartition(" at ")[2]
-        for number in range(self._workers):
-            folder = self._folder / f"work-{number}"
-            given = ["--host", "127.0.0.1", "--webui-port", "0", "--cores", "1", "--memory", "1g"]
-            given += ["--work-dir", str(folder), self.url]
-            self._start("worker.Worker", self._folder / f"worker-{number}.log", *given)
-        for number in range(self._workers):
-            self._line_with(self._folder / f"worker-{number}.log", "Successfully registered")
-        return self
 
     def __exit__(
         self,
@@ -75,6 +59,57 @@ class SparkCluster:
         for process_id in family:
             if name_of(process_id):
                 os.kill(process_id, 9)
+
+    def _start(self, log: Path, *command: str, **environment: str) -> None:
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [str(SPARK_HOME / command[0]), *command[1:]],
+                env=environment_of_spark() | environment,
+                cwd=self._folder,
+                stdout=output,
+                stderr=output,
+            )
+        self._processes.append(process)
+
+    def _line_with(self, log: Path, words: str, timeout_s: float = 60) -> str:
+        """What stands behind the words in the line of the log that has them, once there is one."""
+        ends_s = time.monotonic() + timeout_s
+        while True:
+            text = log.read_text()
+            for line in text.splitlines():
+                if words in line:
+                    return line.partition(words)[2].strip()
+            assert time.monotonic() < ends_s, f"no {words!r} in {log}:\n{text}"
+            assert self._processes[-1].poll() is None, f"it has ended:\n{text}"
+            time.sleep(0.05)
+
+
+class SparkCluster(_Processes):
+    """Context: a master and two workers, each with one core; its `url`."""
+
+    def __init__(self, folder: Path, workers: int = 2) -> None:
+        super().__init__(folder)
+        self._workers = workers
+        self.url = ""
+
+    def __enter__(self) -> SparkCluster:
+        log = self._folder / "master.log"
+        master = ("bin/spark-class", "org.apache.spark.deploy.master.Master")
+        # Port 0: the master's own line says which one it got.
+        self._start(log, *master, "--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+        self.url = self._line_with(log, "Starting Spark master at ")
+        for number in range(self._workers):
+            # A host of its own for each: Spark does not speculate on the host on which the task runs already.
+            host = f"127.0.0.{number + 1}"
+            folder = self._folder / f"work-{number}"
+            given = ["--host", host, "--webui-port", "0", "--cores", "1", "--memory", "1g"]
+            given += ["--work-dir", str(folder), self.url]
+            worker = ("bin/spark-class", "org.apache.spark.deploy.worker.Worker")
+            log = self._folder / f"worker-{number}.log"
+            self._start(log, *worker, *given, SPARK_LOCAL_IP=host)
+        for number in range(self._workers):
+            self._line_with(self._folder / f"worker-{number}.log", "Successfully registered")
+        return self
 
     def submit(
         self,
@@ -92,39 +127,46 @@ class SparkCluster:
             "--conf", "spark.driver.memory=512m", "--conf", "spark.executor.memory=512m",
             *options, str(script), *arguments,
         ]  # fmt: skip
-        environment = _environment() | {"PYTHONPATH": str(python_path)}
-        environment |= {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python)}
-        done = subprocess.run(
-            command, env=environment, cwd=self._folder, capture_output=True, text=True, timeout=timeout_s, check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, f"spark-submit failed:\n{done.stdout}\n{done.stderr[-8000:]}"
-        return done.stdout
-
-    def _start(self, name: str, log: Path, *arguments: str) -> None:
-        command = [
-            str(SPARK_HOME / "bin/spark-class"),
-            f"org.apache.spark.deploy.{name}",
-            *arguments,
-        ]
-        with log.open("ab") as output:
-            process = subprocess.Popen(
-                command, env=_environment(), cwd=self._folder, stdout=output, stderr=output
-            )
-        self._processes.append(process)
-
-    def _line_with(self, log: Path, words: str, timeout_s: float = 60) -> str:
-        ends_s = time.monotonic() + timeout_s
-        while True:
-            text = log.read_text()
-            for line in text.splitlines():
-                if words in line:
-                    return line
-            assert time.monotonic() < ends_s, f"no {words!r} in {log}:\n{text}"
-            assert self._processes[-1].poll() is None, f"it has ended:\n{text}"
-            time.sleep(0.05)
+        environment = {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": str(python)}
+        environment |= {"PYTHONPATH": str(python_path)}
+        return output_of(command, self._folder, environment_of_spark() | environment, timeout_s)
 
 
-def _environment() -> dict[str, str]:
+class ConnectServer(_Processes):
+    """Context: a server of Spark Connect with two cores, started as its users start it; its `url`. `python`: of its workers."""
+
+    def __init__(self, folder: Path, python: Path | str) -> None:
+        super().__init__(folder)
+        self._python = str(python)
+        self.url = ""
+
+    def __enter__(self) -> ConnectServer:
+        log = self._folder / "connect.log"
+        settings = {
+            "spark.connect.grpc.binding.address": "127.0.0.1", "spark.connect.grpc.binding.port": "0",
+            "spark.ui.enabled": "false", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(self._folder / "warehouse"),
+        }  # fmt: skip
+        given = [word for pair in settings.items() for word in ("--conf", "=".join(pair))]
+        command = ("sbin/start-connect-server.sh", "--master", "local[2]", *given)
+        self._start(log, *command, PYSPARK_PYTHON=self._python, SPARK_LOG_DIR=str(self._folder))
+        self.url = "sc://" + self._line_with(log, "Spark Connect server started at: ")
+        return self
+
+
+def output_of(
+    command: Sequence[str | Path], folder: Path, environment: Mapping[str, str], timeout_s: float
+) -> str:
+    """What a program printed, which must succeed."""
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=timeout_s, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{command} failed:\n{done.stdout}\n{done.stderr[-8000:]}"
+    return done.stdout
+
+
+def environment_of_spark() -> dict[str, str]:
+    """Nothing of ours: neither PYTHONPATH nor PYSPARK_PYTHON."""
     kept = ("PATH", "JAVA_HOME", "HOME", "LANG", "TMPDIR")
     found = {name: os.environ[name] for name in kept if name in os.environ}
     return found | {

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from typing import Final, TypeVar, cast
 
 from protomq import _methods
@@ -27,7 +27,7 @@ from protomq._offset_calls import (
 from protomq._routes import Routes
 from protomq._transport import SyncTransport, TransportOptions
 from protomq._types import MessageQueue, MethodInfo, QueueRange, Route
-from protomq.errors import NotFoundError, ProtomqError, TopicNotFoundError
+from protomq.errors import NoRouteError, NotFoundError, ProtomqError, TopicNotFoundError
 
 from .offsets import assigned_queues
 from .options import ClientOptions, Subscription
@@ -75,7 +75,7 @@ class Cluster:
         """A route that is at most some seconds old; a topic that only the first send would make is not there."""
 
         def look() -> Route:
-            route = self.routes.get(topic, self.options.timeout_s)
+            route = self.look_up(topic)
             if route.auto_create:
                 self.routes.invalidate(topic)
                 raise TopicNotFoundError(f"there is no topic {topic!r}", metadata={"topic": topic})
@@ -86,25 +86,47 @@ class Cluster:
         self._seen.add(topic)
         return route
 
+    def look_up(self, topic: str, timeout_s: float | None = None) -> Route:
+        """The route as it is cached, or as the name server answers when asked once. Raises TopicNotFoundError; but NoRouteError,
+        which may pass, while no broker is there at all: then a topic that is not known need not be missing.
+        """
+        try:
+            return self.routes.get(topic, timeout_s or self.options.timeout_s)
+        except TopicNotFoundError:
+            self._need_a_broker(f"whether there is a topic {topic!r}")
+            raise
+
+    def _need_a_broker(self, what: str) -> None:
+        if not self.routes.brokers(self.options.timeout_s):
+            servers = self.options.namesrv
+            raise NoRouteError(f"no broker is registered at {servers}: {what} cannot be known")
+
     def refresh(self) -> None:
         """The next look at a route asks the name server: for planning a micro-batch that shall see new queues."""
         for topic in self._seen:
             self.routes.invalidate(topic)
 
     def topic_names(self) -> list[str]:
-        """All topics that the name server knows."""
+        """All topics that the name server knows. Raises NoRouteError while no broker is there."""
+        return self.retried(self._look_for_names)
+
+    def _look_for_names(self) -> list[str]:
         from protomq.v1 import route_service_pb2 as pb
 
         names: list[str] = []
         token = ""
         while True:
             request = pb.ListTopicNamesRequest(page_size=1000, page_token=token).SerializeToString()
-            look = partial(self._ask, _methods.LIST_TOPIC_NAMES, request)
-            answer = pb.ListTopicNamesResponse.FromString(self.retried(look))
+            answer = pb.ListTopicNamesResponse.FromString(
+                self.routes.ask(_methods.LIST_TOPIC_NAMES, request, self.options.timeout_s)
+            )
             names.extend(answer.topics)
             token = answer.next_page_token
             if not token:
-                return names
+                break
+        if not names:
+            self._need_a_broker("which topics there are")
+        return names
 
     def ranges(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, QueueRange]:
         """The range of each queue: one call for each topic and broker."""
@@ -147,7 +169,7 @@ class Cluster:
 
         def attempt() -> bytes:
             try:
-                address = broker_of(self.routes.get(topic, limit_s), broker_name)
+                address = broker_of(self.look_up(topic, limit_s), broker_name)
                 return self.transport.call(address, method, pieces, limit_s)
             except ProtomqError as error:
                 if error.stale_route:
@@ -176,9 +198,6 @@ class Cluster:
                     raise
             time.sleep(wait_s)
             pause_s = min(pause_s * 2, PAUSE_MAX_S)
-
-    def _ask(self, method: MethodInfo, request: bytes) -> bytes:
-        return self.routes.ask(method, request, self.options.timeout_s)
 
     def close(self) -> None:
         """Closes all connections."""

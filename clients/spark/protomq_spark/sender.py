@@ -270,7 +270,7 @@ def write_queues(cluster: Cluster, topic: str) -> tuple[MessageQueue, ...]:
     """The queues of a topic to write, in the order on which all clients agree. Raises NoRouteError, TopicNotFoundError."""
 
     def look() -> tuple[MessageQueue, ...]:
-        queues = cluster.routes.get(topic, cluster.options.timeout_s).write_queues
+        queues = cluster.look_up(topic).write_queues
         if not queues:
             raise NoRouteError(f"topic {topic!r} has no queue that can be written")
         return queues

@@ -63,57 +63,24 @@ def send_udf(
 
     It is marked as non-deterministic: Spark then does not evaluate it twice for one use of the column.
     """
-    from pyspark.sql.functions import pandas_udf  # type: ignore[attr-defined, unused-ignore]
+    from pyspark.sql.functions import arrow_udf  # type: ignore[attr-defined, unused-ignore]
 
     settings = SendSettings(namesrv, topic, timeout_s, compression)
 
-    def send(body: Any, key: Any = None, tags: Any = None) -> Any:
-        import pandas as pd
-
-        nothing = [None] * len(body)
-        rows = zip(
-            body,
-            nothing if key is None else key,
-            nothing if tags is None else tags,
-            strict=True,
-        )
+    def send(*columns: pa.Array) -> pa.Array:
+        rows = zip(*(column.to_pylist() for column in columns), strict=True)
         messages = [_message(topic, *row) for row in rows]
-        return pd.DataFrame(send_messages(settings, messages), columns=[n for n, _ in SENT_FIELDS])
-
-    def one(body: Any) -> Any:
-        return send(body)
-
-    def two(body: Any, key: Any) -> Any:
-        return send(body, key)
-
-    def three(body: Any, key: Any, tags: Any) -> Any:
-        return send(body, key, tags)
+        return pa.StructArray.from_arrays(
+            _columns_of(send_messages(settings, messages)), fields=list(SENT_SCHEMA)
+        )
 
     def call(body: Any, key: Any = None, tags: Any = None) -> Any:
-        columns = [column for column in (body, key, tags) if column is not None]
         if tags is not None and key is None:
             raise ValueError("send_udf: tags without a key: pass a null literal as key")
-        function = {1: one, 2: two, 3: three}[len(columns)]
-        for name in ("body", "key", "tags")[: len(columns)]:
-            function.__annotations__[name] = pd_series()
-        function.__annotations__["return"] = pd_frame()
-        return pandas_udf(function, SENT_DDL).asNondeterministic()(*columns)  # type: ignore[call-overload, unused-ignore]
+        columns = [column for column in (body, key, tags) if column is not None]
+        return arrow_udf(send, SENT_DDL).asNondeterministic()(*columns)  # type: ignore[call-overload, unused-ignore]
 
     return call
-
-
-def pd_series() -> type:
-    """pandas.Series, which Spark wants to see in the annotations of a vectorised function."""
-    import pandas as pd
-
-    return pd.Series
-
-
-def pd_frame() -> type:
-    """pandas.DataFrame, for the same."""
-    import pandas as pd
-
-    return pd.DataFrame
 
 
 class _SendPartition:
@@ -167,11 +134,7 @@ def _send_batches(
     for batch in batches:
         check_columns(batch.schema.names, settings.topic)
         results = send_messages(settings, [_message_of(settings, row) for row in batch.to_pylist()])
-        columns = list(zip(*results, strict=True)) or [()] * len(SENT_FIELDS)
-        arrays = [
-            pa.array(column, field.type) for column, field in zip(columns, SENT_SCHEMA, strict=True)
-        ]
-        yield pa.RecordBatch.from_arrays(arrays, schema=SENT_SCHEMA)
+        yield pa.RecordBatch.from_arrays(_columns_of(results), schema=SENT_SCHEMA)
 
 
 def _send_frames(settings: SendSettings, frames: Iterator[Any]) -> Iterator[Any]:
@@ -186,7 +149,7 @@ def _send_frames(settings: SendSettings, frames: Iterator[Any]) -> Iterator[Any]
 # -- messages ----------------------------------------------------------------------------------------------------------
 
 
-def _message(topic: str, body: Any, key: Any, tags: Any) -> OutgoingMessage:
+def _message(topic: str, body: Any, key: Any = None, tags: Any = None) -> OutgoingMessage:
     if body is None:
         raise ValueError("a row whose body is null: filter such rows out")
     encoded = body.encode() if isinstance(body, str) else bytes(body)
@@ -238,6 +201,13 @@ def _send_part(
     except (ProtomqError, ValueError) as error:
         return [_failed(f"{type(error).__name__}: {error}")] * len(messages)
     return [_stored(result) for result in sent]
+
+
+def _columns_of(results: Sequence[Result]) -> list[pa.Array]:
+    columns = list(zip(*results, strict=True)) or [()] * len(SENT_FIELDS)
+    return [
+        pa.array(column, field.type) for column, field in zip(columns, SENT_SCHEMA, strict=True)
+    ]
 
 
 def _incomplete(messages: Sequence[OutgoingMessage], error: BatchIncompleteError) -> list[Result]:
