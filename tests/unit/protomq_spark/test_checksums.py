@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protomq.wire.hashing import crc32c
@@ -19,6 +19,7 @@ from protomq_spark.checksums import crc32c_of_pieces
 RUNS = st.lists(st.tuples(st.integers(1, 40), st.integers(0, 50), st.integers(0, 9)), max_size=12)
 
 
+@settings(deadline=None)
 @given(RUNS, st.integers())
 def test_every_piece_has_the_checksum_that_it_has_alone(
     runs: list[tuple[int, int, int]], seed: int

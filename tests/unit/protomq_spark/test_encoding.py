@@ -10,7 +10,7 @@ pytest.importorskip("pyarrow", reason="protomq-spark needs pyarrow")
 pytest.importorskip("protomq_spark", reason="clients/spark is not installed")
 
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protomq._batching import PreparedRecord, RecordEncoder
@@ -82,6 +82,7 @@ def written_by_the_sdk(
     return b"".join(RecordEncoder("orders", 7, 0).encode_request(records, 1 << 40, 3, False))
 
 
+@settings(deadline=None)
 @given(ROWS, st.sampled_from(COLUMN_SETS), st.sampled_from(["none", "zlib"]), st.booleans())
 def test_the_bytes_are_those_of_the_sdk(
     rows: list[dict[str, Any]],

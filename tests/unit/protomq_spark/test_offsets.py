@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("pyarrow", reason="protomq-spark needs pyarrow")
 pytest.importorskip("protomq_spark", reason="clients/spark is not installed")
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protomq._types import MessageQueue, QueueRange
@@ -36,6 +36,7 @@ QUEUES = [MessageQueue("t", f"b{n % 3}", n) for n in range(8)]
 positions = st.dictionaries(st.sampled_from(QUEUES), st.integers(0, 10_000), max_size=8)
 
 
+@settings(deadline=None)
 @given(positions)
 def test_an_offset_survives_the_checkpoint(found: dict[MessageQueue, int]) -> None:
     assert from_stream_offset(to_stream_offset(found)) == found
@@ -125,6 +126,7 @@ ranges_strategy = st.lists(
 ).map(lambda items: [OffsetRange(QUEUES[n], s, s + size) for n, (s, size) in enumerate(items)])
 
 
+@settings(deadline=None)
 @given(ranges_strategy, st.integers(0, 40), st.none() | st.integers(1, 700))
 def test_splitting_loses_nothing_and_keeps_its_promises(
     ranges: list[OffsetRange], min_partitions: int, records_max: int | None
@@ -145,6 +147,7 @@ def test_splitting_loses_nothing_and_keeps_its_promises(
         assert max(part.end - part.start for part in parts) <= records_max
 
 
+@settings(deadline=None)
 @given(ranges_strategy, st.none() | st.integers(1, 12))
 def test_tasks_that_hold_several_parts_keep_their_order_and_are_no_more_than_asked_for(
     ranges: list[OffsetRange], partitions_max: int | None
@@ -159,6 +162,7 @@ def test_tasks_that_hold_several_parts_keep_their_order_and_are_no_more_than_ask
         assert max(shares) <= total / partitions_max + largest
 
 
+@settings(deadline=None)
 @given(positions, positions, st.integers(1, 20_000))
 def test_a_limit_is_used_up_and_never_passed(
     start: dict[MessageQueue, int], more: dict[MessageQueue, int], count_max: int
