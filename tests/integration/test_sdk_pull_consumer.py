@@ -13,7 +13,15 @@ from datetime import UTC, datetime
 
 import pytest
 
-from protomq import AsyncPullConsumer, Message, MessageQueue, PullConsumer, QueueRange, _methods
+from protomq import (
+    AsyncPullConsumer,
+    Message,
+    MessageQueue,
+    PullConsumer,
+    QueueRange,
+    _methods,
+    _pull_logic,
+)
 from protomq.errors import (
     ClosedError,
     ConfigurationError,
@@ -63,6 +71,25 @@ def test_all_messages_come_once_and_in_order(server: FakeServer) -> None:
             assert bodies == [b"%d-%d" % (queue_id, i) for i in range(1000)]
         assert source.poll(0) == []
         assert source.transport == "remoting"
+
+
+def test_answers_stay_in_the_kernel_while_enough_waits(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two queues' answers are there: the second is read only when the first has been handed out, and then nothing is missing."""
+    fill(server, 100)
+    monkeypatch.setattr(_pull_logic, "READ_AHEAD_MAX_BYTES", 1)
+    with consumer(server) as source:
+        source.subscribe("t")
+        got: list[Message] = []
+        while len(got) < 200:
+            part = source.poll(5, max_messages=7)
+            assert part
+            got.extend(part)
+            assert len(source._state._line) <= 1
+        for queue_id in (0, 1):
+            bodies = [message.body for message in got if message.queue_id == queue_id]
+            assert bodies == [b"%d-%d" % (queue_id, i) for i in range(100)]
 
 
 def test_a_held_pull_ends_when_a_message_arrives(server: FakeServer) -> None:

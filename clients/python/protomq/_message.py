@@ -1,15 +1,16 @@
-"""A received message: positions in the bytes of a pull answer, decoded where they are touched.
+"""A received message: its body, and the rest of its record, decoded where it is touched.
 
     record field   0x0A size | 0x0A length body | keys, tag, properties, attributes | topic, 95 bytes of fixed trailer
-                                                ^ _front                                                             ^ _end
+                                           ^^^^   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^ _rest
 
 Rules:
-- The body is cut out and its CRC-32C compared when the answer is decoded (`_pull_answer`). Everything else is read when somebody
-  asks: numbers at their distance from the record's end, texts by walking the front.
-- A damaged body never comes out of `Message.body`: the error does.
-- A message keeps the whole answer in memory that it came with (`detached` gives one that does not).
+- Body and rest are cut out, and the body's CRC-32C compared, when the answer is decoded (`_pull_answer`). Everything else is read
+  when somebody asks: numbers at their distance from the record's end, texts by walking what stands before them.
+- A damaged body never comes out of `Message.body`: the error does. Such messages, and those whose body is compressed, are
+  StoredMessages; the body of all others is a plain attribute.
+- A message keeps nothing in memory of the answer that it came with.
 
-Messages are immutable and may be shared between threads and pickled.
+Messages are immutable by agreement, and may be shared between threads and pickled.
 """
 
 from __future__ import annotations
@@ -73,43 +74,27 @@ _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 class Message:
     """A message as it was received."""
 
-    __slots__ = (
-        "_body",
-        "_body_start",
-        "_end",
-        "_front",
-        "_parsed",
-        "_raw",
-        "queue",
-        "queue_offset",
-    )
+    __slots__ = ("_parsed", "_rest", "body", "queue", "queue_offset")
 
-    queue: MessageQueue
-    """Topic, broker and queue from which it was pulled."""
+    body: bytes
+    """The payload, decompressed.
+
+    Reading it raises CorruptMessageError if the CRC-32C does not hold, CompressionError if it cannot be decompressed.
+    """
     queue_offset: int
     """Its ordinal in the queue."""
+    queue: MessageQueue
+    """Topic, broker and queue from which it was pulled."""
 
-    _body_start: (
-        int  # Set only where `_body` is None: a body that is compressed, or not what its CRC says.
-    )
+    _rest: bytes  # What stands behind the body: at least the trailer.
     _parsed: tuple[
         tuple[str, ...], str, Mapping[str, str], str, str
-    ]  # Set when the front was walked.
+    ]  # Set when the texts were walked.
 
-    def __init__(
-        self,
-        raw: bytes,
-        front: int,
-        end: int,
-        body: bytes | None,
-        queue_offset: int,
-        queue: MessageQueue,
-    ) -> None:
+    def __init__(self, body: bytes, rest: bytes, queue_offset: int, queue: MessageQueue) -> None:
         """Not for users: `decode_messages` and `Message.from_record` make messages."""
-        self._raw = raw
-        self._front = front
-        self._end = end
-        self._body = body
+        self.body = body
+        self._rest = rest
         self.queue_offset = queue_offset
         self.queue = queue
 
@@ -130,31 +115,20 @@ class Message:
         return decode_records(field, 0, (0,), (len(field),), (queue_offset,), queue)[0]
 
     @property
-    def body(self) -> bytes:
-        """The payload, decompressed.
-
-        Raises CorruptMessageError if the CRC-32C does not hold, CompressionError if it cannot be decompressed.
-        """
-        body = self._body
-        return body if body is not None else self._checked_body()
-
-    @property
     def stored_body(self) -> bytes:
         """The payload as it is stored: compressed if it was, and whatever its CRC says."""
-        if self._body is None or hasattr(self, "_body_start"):
-            return self._raw[self._body_start : self._front]
-        return self._body
+        return self.body
 
     @property
     def key(self) -> str:
         """The first key, "" if there is none."""
-        raw, start = self._raw, self._front
-        if raw[start] != _KEY_TAG:
+        rest = self._rest
+        if rest[0] != _KEY_TAG:
             return ""
-        size = raw[start + 1]
+        size = rest[1]
         if size < 0x80:
             try:
-                return raw[start + 2 : start + 2 + size].decode()
+                return rest[2 : 2 + size].decode()
             except UnicodeDecodeError:
                 pass  # The long way says what is wrong.
         return self._walk()[0][0]
@@ -192,17 +166,17 @@ class Message:
     @property
     def queue_id(self) -> int:
         """The queue's number, as the broker stamped it."""
-        return int(_U32(self._raw, self._end + QUEUE_ID_AT)[0])
+        return int(_U32(self._rest, QUEUE_ID_AT)[0])
 
     @property
     def physical_offset(self) -> int:
         """Byte address of the record in the broker's log."""
-        return int(_U64(self._raw, self._end + PHYSICAL_OFFSET_AT)[0])
+        return int(_U64(self._rest, PHYSICAL_OFFSET_AT)[0])
 
     @property
     def store_time_ms(self) -> int:
         """When the broker stored it: milliseconds since 1970-01-01 UTC."""
-        return int(_U64(self._raw, self._end + STORE_TIME_MS_AT)[0])
+        return int(_U64(self._rest, STORE_TIME_MS_AT)[0])
 
     @property
     def store_time(self) -> datetime:
@@ -212,7 +186,7 @@ class Message:
     @property
     def born_time_ms(self) -> int:
         """When the producer made it: milliseconds since 1970-01-01 UTC."""
-        return int(_U64(self._raw, self._end + BORN_TIME_MS_AT)[0])
+        return int(_U64(self._rest, BORN_TIME_MS_AT)[0])
 
     @property
     def born_time(self) -> datetime:
@@ -227,37 +201,37 @@ class Message:
     @property
     def producer_id(self) -> int:
         """Random identity of the producer, 0 for none."""
-        return int(_U64(self._raw, self._end + PRODUCER_ID_AT)[0])
+        return int(_U64(self._rest, PRODUCER_ID_AT)[0])
 
     @property
     def producer_epoch(self) -> int:
         """Epoch of the producer."""
-        return int(_U32(self._raw, self._end + PRODUCER_EPOCH_AT)[0])
+        return int(_U32(self._rest, PRODUCER_EPOCH_AT)[0])
 
     @property
     def sequence(self) -> int:
         """Number of the message in its producer and epoch."""
-        return int(_U64(self._raw, self._end + SEQUENCE_AT)[0])
+        return int(_U64(self._rest, SEQUENCE_AT)[0])
 
     @property
     def tag_code(self) -> int:
         """Filter code of the tag."""
-        return int(_I64(self._raw, self._end + TAG_CODE_AT)[0])
+        return int(_I64(self._rest, TAG_CODE_AT)[0])
 
     @property
     def key_hash(self) -> int:
         """Index code of the first key."""
-        return int(_U64(self._raw, self._end + KEY_HASH_AT)[0])
+        return int(_U64(self._rest, KEY_HASH_AT)[0])
 
     @property
     def body_crc32c(self) -> int:
         """CRC-32C of `stored_body` as the producer computed it."""
-        return int(_U32(self._raw, self._end + BODY_CRC32C_AT)[0])
+        return int(_U32(self._rest, BODY_CRC32C_AT)[0])
 
     @property
     def flags(self) -> int:
         """The bits of Record.flags."""
-        return int(_U32(self._raw, self._end + FLAGS_AT)[0])
+        return int(_U32(self._rest, FLAGS_AT)[0])
 
     @property
     def compression(self) -> str:
@@ -268,13 +242,11 @@ class Message:
     def record(self) -> bytes:
         """The stored record, without tag and length of its field: what `Record.FromString` takes."""
         stored = self.stored_body
-        return b"".join(
-            (b"\x0a", encode_varint(len(stored)), stored, self._raw[self._front : self._end])
-        )
+        return b"".join((b"\x0a", encode_varint(len(stored)), stored, self._rest))
 
     def detached(self) -> Message:
-        """The same message without the rest of the answer: for those that are kept for long."""
-        return Message.from_record(self.record, self.queue, self.queue_offset)
+        """The message itself: it keeps nothing else in memory."""
+        return self
 
     def __reduce__(self) -> tuple[object, ...]:
         return Message.from_record, (self.record, self.queue, self.queue_offset)
@@ -284,24 +256,13 @@ class Message:
             f"<Message {self.topic}/{self.queue.broker_name}/{self.queue_id}@{self.queue_offset}>"
         )
 
-    def _checked_body(self) -> bytes:
-        stored = self.stored_body
-        if crc32c(stored) != self.body_crc32c:
-            raise self._corrupt("the CRC-32C of its body does not hold")
-        from ._compression import decompress
-
-        self._body = decompress(
-            stored, self.flags & FLAG_COMPRESSION_MASK, DECOMPRESSED_SIZE_MAX_BYTES
-        )
-        return self._body
-
     def _walk(self) -> tuple[tuple[str, ...], str, Mapping[str, str], str, str]:
         try:
             return self._parsed
         except AttributeError:
             pass
         try:
-            self._parsed = parsed = _walk_front(self._raw, self._front, self._end)
+            self._parsed = parsed = _walk_texts(self._rest)
         except (IndexError, UnicodeDecodeError, ProtocolError) as error:
             raise self._corrupt("its keys and properties do not parse") from error
         return parsed
@@ -317,10 +278,45 @@ class Message:
         return CorruptMessageError(f"{self!r}: {what}", metadata=where)
 
 
-def _walk_front(
-    raw: bytes, position: int, end: int
-) -> tuple[tuple[str, ...], str, Mapping[str, str], str, str]:
-    """(keys, tag, properties, sharding_key, born_host) between the body and the topic."""
+class StoredMessage(Message):
+    """A message whose body is compressed, or not what its CRC says: that is seen to when the body is read."""
+
+    __slots__ = ("_stored", "_unpacked")
+
+    _stored: bytes
+    _unpacked: bytes  # Set when the body was read.
+
+    def __init__(self, body: bytes, rest: bytes, queue_offset: int, queue: MessageQueue) -> None:
+        """`body`: as it is stored."""
+        self._stored = body
+        self._rest = rest
+        self.queue_offset = queue_offset
+        self.queue = queue
+
+    @property
+    def body(self) -> bytes:  # type: ignore[override]  # Nobody is to write to either.
+        """See Message.body."""
+        try:
+            return self._unpacked
+        except AttributeError:
+            pass
+        if crc32c(self._stored) != self.body_crc32c:
+            raise self._corrupt("the CRC-32C of its body does not hold")
+        from ._compression import decompress
+
+        codec = self.flags & FLAG_COMPRESSION_MASK
+        self._unpacked = body = decompress(self._stored, codec, DECOMPRESSED_SIZE_MAX_BYTES)
+        return body
+
+    @property
+    def stored_body(self) -> bytes:
+        """See Message.stored_body."""
+        return self._stored
+
+
+def _walk_texts(raw: bytes) -> tuple[tuple[str, ...], str, Mapping[str, str], str, str]:
+    """(keys, tag, properties, sharding_key, born_host) of what stands behind a body, up to the topic."""
+    position, end = 0, len(raw)
     keys: list[str] = []
     tag = sharding_key = born_host = ""
     properties: dict[str, str] = {}

@@ -4,8 +4,8 @@
 
 Rules:
 - Records behind the header are found by the header's index, never by parsing: 4 MiB of them cost what is touched.
-- `decode_records` decodes one by one, `_decode_many` finds the positions with numpy; a property test says that both give the
-  same, and that both give what protobuf parses. Whatever is unusual is left to the former.
+- `decode_records` decodes one by one; `AnswerMessages` finds the positions with numpy, once for the whole answer, and cuts columns. A
+  property test says that both give the same, and that both give what protobuf parses. Whatever is unusual is left to the former.
 - An answer that no broker of ours wrote, but that is a PullResponse all the same, is parsed by protobuf.
 
 Pure functions.
@@ -16,9 +16,10 @@ from __future__ import annotations
 import struct
 import sys
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from itertools import repeat
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ._message import TRAILER_SIZE_MIN_BYTES, Message, read_varint, skip_value
+from ._message import TRAILER_SIZE_MIN_BYTES, Message, StoredMessage, read_varint, skip_value
 from ._types import MessageQueue, PullStatus
 from .errors import ProtocolError
 from .wire.hashing import crc32c
@@ -29,6 +30,9 @@ from .wire.record import (
     RECORD_TAG,
     encode_record_field,
 )
+
+if TYPE_CHECKING:
+    from ._record_columns import RecordColumns
 
 _COLUMNS_COUNT_MIN: Final = 64
 """From so many records on, positions are found with numpy."""
@@ -147,48 +151,46 @@ def _status_of(number: int) -> PullStatus:
         raise ProtocolError(f"pull status {number} is unknown to this version") from None
 
 
-def decode_messages(
-    answer: PullAnswer, queue: MessageQueue, start: int = 0, stop: int | None = None
-) -> list[Message]:
-    """Messages start to stop of an answer. Some hundreds at a time run faster than thousands: their bodies stay in the cache.
+class AnswerMessages:
+    """The messages of one answer, made part by part.
 
-    Raises ProtocolError if a record does not have the layout of a stored record.
+    Some hundreds at a time run faster than thousands: their bodies stay in the cache.
     """
-    part = slice(start, stop)
-    starts, sizes, queue_offsets = (
-        answer.starts[part],
-        answer.sizes[part],
-        answer.queue_offsets[part],
-    )
-    if len(starts) >= _COLUMNS_COUNT_MIN:
-        messages = _decode_many(answer.raw, answer.base, starts, sizes, queue_offsets, queue)
+
+    __slots__ = ("_answer", "_columns", "_queue")
+
+    def __init__(self, answer: PullAnswer, queue: MessageQueue) -> None:
+        self._answer = answer
+        self._queue = queue
+        self._columns: RecordColumns | None = None
+        if len(answer.starts) >= _COLUMNS_COUNT_MIN:
+            from ._record_columns import locate_records
+
+            self._columns = locate_records(answer.raw, answer.base, answer.starts, answer.sizes)
+
+    def part(self, start: int, stop: int) -> list[Message]:
+        """Messages start to stop. Raises ProtocolError if a record does not have the layout of a stored record."""
+        messages = self._cut(start, stop) if self._columns is not None else None
         if messages is not None:
             return messages
-    return decode_records(answer.raw, answer.base, starts, sizes, queue_offsets, queue)
+        answer, part = self._answer, slice(start, stop)
+        starts, sizes, offsets = answer.starts[part], answer.sizes[part], answer.queue_offsets[part]
+        return decode_records(answer.raw, answer.base, starts, sizes, offsets, self._queue)
+
+    def _cut(self, start: int, stop: int) -> list[Message] | None:
+        """The same as `decode_records`, from the columns; None if a body is not what its CRC says."""
+        columns, answer = self._columns, self._answer
+        assert columns is not None
+        bodies, rests = columns.cut(answer.raw, start, stop)
+        if list(map(crc32c, bodies)) != columns.body_crc32cs[start:stop]:
+            return None
+        offsets = answer.queue_offsets[start:stop]
+        return list(map(Message, bodies, rests, offsets, repeat(self._queue)))
 
 
-def _decode_many(
-    raw: bytes,
-    base: int,
-    starts: Sequence[int],
-    sizes: Sequence[int],
-    queue_offsets: Sequence[int],
-    queue: MessageQueue,
-) -> list[Message] | None:
-    """The same as `decode_records`, with positions found by numpy; None if anything is unusual."""
-    from ._record_columns import locate_records
-
-    columns = locate_records(raw, base, starts, sizes)
-    if columns is None:
-        return None
-    body_starts, fronts, ends, body_crc32cs = columns
-    bodies = [raw[start:front] for start, front in zip(body_starts, fronts, strict=True)]
-    if list(map(crc32c, bodies)) != body_crc32cs:
-        return None
-    return [
-        Message(raw, front, end, body, queue_offset, queue)
-        for front, end, body, queue_offset in zip(fronts, ends, bodies, queue_offsets, strict=True)
-    ]
+def decode_messages(answer: PullAnswer, queue: MessageQueue) -> list[Message]:
+    """All messages of an answer. Raises ProtocolError if a record does not have the layout of a stored record."""
+    return AnswerMessages(answer, queue).part(0, len(answer.starts))
 
 
 def decode_records(
@@ -218,16 +220,13 @@ def decode_records(
                 raise ProtocolError(
                     f"{queue}: the record at offset {queue_offset} does not have the layout of a stored record"
                 )
-            body = raw[body_start:front]
-            if (
-                raw[end + FLAGS_AT] & FLAG_COMPRESSION_MASK
-                or crc32c(body) != _U32(raw, end + BODY_CRC32C_AT)[0]
-            ):
-                message = Message(raw, front, end, None, queue_offset, queue)
-                message._body_start = body_start
-                messages.append(message)
-            else:
-                messages.append(Message(raw, front, end, body, queue_offset, queue))
+            body, rest = raw[body_start:front], raw[front:end]
+            is_plain = (
+                not rest[FLAGS_AT] & FLAG_COMPRESSION_MASK
+                and crc32c(body) == _U32(rest, BODY_CRC32C_AT)[0]
+            )
+            kind = Message if is_plain else StoredMessage
+            messages.append(kind(body, rest, queue_offset, queue))
     except (IndexError, struct.error) as error:
         raise ProtocolError(f"{queue}: a pull answer ends in the middle of a record") from error
     return messages

@@ -98,7 +98,8 @@ class PullConsumer:
         without a committed offset begins. `resume=False`: begin there even if there is one. `offset_reset`: what to do when
         the position is outside the queue (its messages expired): go to the "nearest" valid offset, "earliest", "latest", or
         raise an "error". `hold_ms`: how long a broker holds a pull of an empty queue. `pull_record_count_max` and
-        `pull_size_max_bytes` bound one answer; up to two per queue are in memory.
+        `pull_size_max_bytes` bound one answer. Over the remoting port no more is read while 8 MiB wait to be handed out; over
+        gRPC up to two answers per queue are in memory.
         """
         check_begin(begin)
         if auto_commit_interval_s <= 0 or request_timeout_s <= 0:
@@ -450,7 +451,7 @@ class PullConsumer:
         if pulls is None:
             pulls = self._pulls = PullMultiplexer(self._transport)
         self._send_due(pulls)
-        outcomes = pulls.wait(wait_s)
+        outcomes = pulls.wait(wait_s, self._state.room_bytes(time.monotonic()))
         trouble: ProtomqError | None = None
         for ticket, result in outcomes:
             try:

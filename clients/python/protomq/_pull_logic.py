@@ -10,6 +10,8 @@ Both flavours drive one `PullState`:
 Rules:
 - A queue has one pull in flight and one answer waiting, or two answers waiting: the next pull starts as soon as an answer is
   there, so the hold stands at the broker while the user works, and memory is bounded.
+- Who can leave answers in the kernel's buffers reads no more of them than there is room for (`room_bytes`): what is read long
+  before it is used has left the CPU's caches, and lies in memory that the kernel has to clear first.
 - `seek` makes an answer that is on its way stale: its ticket carries the generation of the queue.
 - The position of a queue is the offset behind the last message handed out. It becomes safe to commit when the user comes back
   for more (`user_came_back`): then those messages have been dealt with.
@@ -27,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from ._message import Message
-from ._pull_answer import PullAnswer, decode_messages, decode_pull_answer
+from ._pull_answer import AnswerMessages, PullAnswer, decode_pull_answer
 from ._types import MessageQueue, PullStatus
 from .errors import ConfigurationError, OffsetIllegalError, ProtocolError, ProtomqError
 
@@ -42,6 +44,10 @@ BACKOFF_MAX_S: Final = 3.0
 SHORT_POLL_INTERVAL_S: Final = 0.02
 """Pause between two pulls of an empty queue when the user wants no hold."""
 ANSWERS_WAITING_MAX: Final = 2
+READ_AHEAD_MAX_BYTES: Final = 8 << 20
+"""While so much waits to be handed out, nothing more is read: two of the largest answers, so that queues take turns."""
+READ_PAUSE_MAX_S: Final = 15.0
+"""Unless nothing was read for so long: brokers drop a connection that takes nothing for 60 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,7 @@ class _Waiting:
     """An answer of which the first `taken` messages have been handed out."""
 
     answer: PullAnswer
+    messages: AnswerMessages
     taken: int = 0
 
 
@@ -110,6 +117,8 @@ class PullState:
             deque()
         )  # Queues with answers to hand out; the first is next.
         self._handed_out: list[_Queue] = []  # By the last `take`.
+        self._waiting_bytes = 0
+        self._answered_at_s = 0.0
         self._rng = rng or random.Random()
 
     # -- assignment and positions ----------------------------------------------------------------------------------------
@@ -216,6 +225,13 @@ class PullState:
         ]
         return max(min(pauses, default=float("inf")), 0.0)
 
+    def room_bytes(self, now_s: float) -> int:
+        """How much more is to be read now."""
+        room_bytes = READ_AHEAD_MAX_BYTES - self._waiting_bytes
+        if room_bytes <= 0 and now_s >= self._answered_at_s + READ_PAUSE_MAX_S:
+            return 1  # One more answer, whatever its size.
+        return max(room_bytes, 0)
+
     def begin(self, queue: MessageQueue) -> Ticket:
         """A pull of the queue is being sent."""
         state = self._state(queue)
@@ -241,6 +257,7 @@ class PullState:
 
     def answered(self, ticket: Ticket, payload: bytes, now_s: float) -> None:
         """Takes an encoded PullResponse. Raises ProtocolError, or OffsetIllegalError where the policy is "error"."""
+        self._answered_at_s = now_s
         state = self._ended(ticket, now_s)
         if state is None:
             return
@@ -252,7 +269,8 @@ class PullState:
                 raise ProtocolError(
                     f"{ticket.queue}: the broker's answer to a pull at {ticket.queue_offset} leads nowhere"
                 )
-            state.waiting.append(_Waiting(answer))
+            state.waiting.append(_Waiting(answer, AnswerMessages(answer, ticket.queue)))
+            self._waiting_bytes += len(answer.raw)
             state.pull_offset = answer.next_offset
             if len(state.waiting) == 1:
                 self._line.append(ticket.queue)
@@ -295,13 +313,14 @@ class PullState:
             waiting = state.waiting[0]
             answer = waiting.answer
             stop = min(waiting.taken + count_max - len(messages), len(answer.starts))
-            part = decode_messages(answer, queue, waiting.taken, stop)
+            part = waiting.messages.part(waiting.taken, stop)
             self._handed_out.append(state)
             if stop < len(answer.starts):
                 waiting.taken = stop
                 state.position = part[-1].queue_offset + 1
             else:
                 state.waiting.popleft()
+                self._waiting_bytes -= len(answer.raw)
                 state.position = answer.next_offset
             if state.waiting:
                 self._line.append(queue)
@@ -359,6 +378,7 @@ class PullState:
         state.generation += 1
         state.in_flight = False
         if state.waiting:
+            self._waiting_bytes -= sum(len(waiting.answer.raw) for waiting in state.waiting)
             state.waiting.clear()
             self._line.remove(queue)
 

@@ -91,15 +91,18 @@ class PullMultiplexer:
                 target=self._connect, args=(address,), name="protomq-connect", daemon=True
             ).start()
 
-    def wait(self, timeout_s: float) -> list[Outcome]:
-        """What ended by now, or within the time if nothing had. May end early with nothing, as after a wake-up."""
+    def wait(self, timeout_s: float, size_max_bytes: int) -> list[Outcome]:
+        """What ended by now, or within the time if nothing had. May end early with nothing, as after a wake-up.
+
+        Of each connection no more answers are read once so many bytes have come; with 0 none are.
+        """
         outcomes: list[Outcome] = []
         ready = self._selector.select(max(timeout_s, 0.0))
         for key, _ in ready:
             if key.data is None:
                 self._drain_wakes()
             else:
-                self._receive(key.data, outcomes)
+                self._receive(key.data, size_max_bytes, outcomes)
         while not self._reports.empty():
             report = self._reports.get_nowait()
             if isinstance(report, Outcome):
@@ -192,12 +195,14 @@ class PullMultiplexer:
                 self._reports.put(outcome)
             self.wake()
 
-    def _receive(self, address: BrokerAddress, outcomes: list[Outcome]) -> None:
+    def _receive(
+        self, address: BrokerAddress, size_max_bytes: int, outcomes: list[Outcome]
+    ) -> None:
         connection = self._connections.get(address)
         if connection is None:
             return  # Lost while this round was under way.
         try:
-            answers = connection.receive()
+            answers = connection.receive(size_max_bytes)
         except ProtomqError as error:
             self._lose(address, connection, error, outcomes)
             return

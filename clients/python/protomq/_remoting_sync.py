@@ -392,11 +392,15 @@ class PipelinedConnection:
                 f"{self._address}: connection lost during {method.path}: {error}"
             ) from error
 
-    def receive(self) -> list[tuple[int, int, bytes]]:
-        """(request id, status, payload) of every answer that is complete by now. Raises ConnectionLostError, ProtocolError."""
+    def receive(self, size_max_bytes: int) -> list[tuple[int, int, bytes]]:
+        """(request id, status, payload) of every answer that is complete by now, until they come to so many bytes.
+
+        Raises ConnectionLostError, ProtocolError.
+        """
         answers: list[tuple[int, int, bytes]] = []
+        size = 0
         try:
-            while self._missing or self._read_header():
+            while size < size_max_bytes and (self._missing or self._read_header()):
                 if self._missing:
                     piece = self._sock.recv(self._missing, socket.MSG_WAITALL)
                     if not piece:
@@ -406,7 +410,8 @@ class PipelinedConnection:
                     if self._missing:
                         break
                 parts, self._parts, self._header_got = self._parts, [], 0
-                _, request_id, _, _, status, _ = HEADER.unpack_from(self._header)
+                length, request_id, _, _, status, _ = HEADER.unpack_from(self._header)
+                size += length
                 answers.append(
                     (request_id, status, parts[0] if len(parts) == 1 else b"".join(parts))
                 )

@@ -5,20 +5,24 @@ from __future__ import annotations
 import pickle
 import zlib
 from datetime import UTC, datetime
+from functools import partial
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protomq._message import Message
+from protomq import _pull_answer, _record_columns
+from protomq._message import Message, StoredMessage
 from protomq._pull_answer import (
+    AnswerMessages,
     PullAnswer,
-    _decode_many,
     _parse_pull_answer,
     decode_messages,
     decode_pull_answer,
     decode_records,
 )
+from protomq._record_columns import RecordsOfOneSize
 from protomq._types import MessageQueue, PullStatus
 from protomq.errors import CompressionError, CorruptMessageError, ProtocolError, ProtomqError
 from protomq.v1 import pull_service_pb2, record_pb2
@@ -92,7 +96,8 @@ def decode(answer: bytes) -> list[Message]:
 
 
 def state_of(message: Message) -> tuple[object, ...]:
-    return tuple(getattr(message, name, None) for name in Message.__slots__)
+    rest = message._rest
+    return type(message), message.stored_body, rest, message.queue_offset, message.queue
 
 
 @settings(max_examples=80, deadline=None)
@@ -110,14 +115,48 @@ def test_the_columns_and_the_loop_agree(
         raw = bytearray(answer.raw)
         raw[answer.base + damage[0] % (len(raw) - answer.base)] ^= damage[1]
         answer = answer._replace(raw=bytes(raw))
-    arguments = (answer.raw, answer.base, answer.starts, answer.sizes, answer.queue_offsets, QUEUE)
-    fast = _decode_many(*arguments)
-    if fast is not None:
-        assert list(map(state_of, fast)) == list(map(state_of, decode_records(*arguments)))
-    else:
-        assert damage is not None or any(
-            message._body is None for message in decode_records(*arguments)
-        )
+    with (
+        mock.patch.object(_pull_answer, "_COLUMNS_COUNT_MIN", 1),
+        mock.patch.object(_record_columns, "_RUN_COUNT_MIN", 1),
+    ):
+        messages = AnswerMessages(answer, QUEUE)
+    half = len(fields) // 2
+    for start, stop in ((0, len(fields)), (half, len(fields))):
+        part = slice(start, stop)
+        one_by_one = partial(
+            decode_records, answer.raw, answer.base,
+            answer.starts[part], answer.sizes[part], answer.queue_offsets[part], QUEUE,
+        )  # fmt: skip
+        fast = messages._cut(start, stop) if messages._columns is not None else None
+        if fast is not None:
+            assert list(map(state_of, fast)) == list(map(state_of, one_by_one()))
+        elif damage is None:
+            assert any(isinstance(message, StoredMessage) for message in one_by_one())
+
+
+@pytest.mark.parametrize("run", [1, 2, 7, 8, 9, 64, 65, 100, 200])
+def test_records_of_one_size_are_cut_wherever_they_stand(run: int) -> None:
+    """With a seal behind each run, as a broker writes it behind each append."""
+    seal = encode_seal(
+        0, b"x", epoch=1, start_position=0, record_count=1, store_time_ms=1, synced_position=0
+    )
+    regions, starts, sizes = b"", [], []
+    for i in range(200):
+        field = encode_record_field(make_record(b"body-%03d" % i, keys=[f"k{i:03d}"], sequence=i))
+        starts.append(len(regions))
+        sizes.append(len(field))
+        regions += field + (seal if i % run == run - 1 else b"")
+    answer = PullAnswer(
+        PullStatus.FOUND, 300, 0, 300, b"header" + regions, 6, starts, sizes, range(100, 300)
+    )
+    messages = AnswerMessages(answer, QUEUE)
+    assert isinstance(messages._columns, RecordsOfOneSize) == (run >= 8)
+    got = [m for start in range(0, 200, 33) for m in messages.part(start, min(start + 33, 200))]
+    assert [message.body for message in got] == [b"body-%03d" % i for i in range(200)]
+    assert [message.key for message in got] == [f"k{i:03d}" for i in range(200)]
+    assert [message.queue_offset for message in got] == list(range(100, 300))
+    one_by_one = decode_records(answer.raw, 6, starts, sizes, range(100, 300), QUEUE)
+    assert list(map(state_of, messages.part(0, 200))) == list(map(state_of, one_by_one))
 
 
 def test_many_messages_with_one_damaged_one() -> None:
@@ -305,8 +344,9 @@ def test_a_body_that_unpacks_to_too_much_is_refused() -> None:
 def test_decoding_stops_where_it_is_told_to() -> None:
     fields = [(i, encode_record_field(make_record(b"%d" % i, sequence=i))) for i in range(10)]
     answer = decode_pull_answer(encode_pull_answer(1, 10, 0, 10, fields))
-    assert [message.body for message in decode_messages(answer, QUEUE, 3, 6)] == [b"3", b"4", b"5"]
-    assert [message.queue_offset for message in decode_messages(answer, QUEUE, 8)] == [8, 9]
+    messages = AnswerMessages(answer, QUEUE)
+    assert [message.body for message in messages.part(3, 6)] == [b"3", b"4", b"5"]
+    assert [message.queue_offset for message in messages.part(8, 10)] == [8, 9]
 
 
 def test_unknown_header_fields_are_passed_over() -> None:

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import random
+from unittest import mock
 
 import pytest
 
-from protomq._pull_logic import BACKOFF_MAX_S, PullOptions, PullState, Ticket
+from protomq import _pull_logic
+from protomq._pull_logic import (
+    BACKOFF_MAX_S,
+    READ_AHEAD_MAX_BYTES,
+    READ_PAUSE_MAX_S,
+    PullOptions,
+    PullState,
+    Ticket,
+)
 from protomq._types import MessageQueue
 from protomq.errors import (
     ConfigurationError,
@@ -77,6 +86,39 @@ def test_queues_take_turns() -> None:
     assert bodies(made, 2) == [b"0", b"1"]
     assert bodies(made, 2) == [b"10", b"11"]
     assert bodies(made, 9) == [b"2", b"3"]
+
+
+def test_what_waits_takes_room() -> None:
+    made = state(Q0, Q1)
+
+    def taken() -> int:
+        return READ_AHEAD_MAX_BYTES - made.room_bytes(0.0)
+
+    assert taken() == 0
+    first, second = found(0, 3), found(3, 3)
+    made.answered(pull(made), first, 0.0)
+    made.answered(pull(made), second, 0.0)
+    made.answered(pull(made, Q1), first, 0.0)
+    assert taken() == 2 * len(first) + len(second)
+    made.take(2)
+    assert taken() == 2 * len(first) + len(second)
+    made.take(4)
+    assert taken() == len(second)
+    made.seek(Q0, 100)
+    assert taken() == 0
+
+
+def test_no_more_is_read_while_enough_waits_but_for_a_long_silence() -> None:
+    made = state()
+    with mock.patch.object(_pull_logic, "READ_AHEAD_MAX_BYTES", 10):
+        assert made.room_bytes(100.0) == 10
+        made.answered(pull(made), found(0, 1), 100.0)
+        assert made.room_bytes(100.0) == 0
+        assert made.room_bytes(100.0 + READ_PAUSE_MAX_S) == 1
+        made.answered(pull(made), found(1, 1), 100.0 + READ_PAUSE_MAX_S)
+        assert made.room_bytes(101.0 + READ_PAUSE_MAX_S) == 0
+        made.assign((), {})
+        assert made.room_bytes(100.0) == 10
 
 
 def test_a_seek_drops_what_waits_and_what_is_on_its_way() -> None:
