@@ -18,6 +18,9 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection_pb2
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from protomq.v1 import (
     admin_service_pb2,
@@ -28,6 +31,7 @@ from protomq.v1 import (
 )
 from protomq.wire.frames import MAGIC, encode_answer, encode_request
 from protomq.wire.status import decode_status
+from protomq_runtime import telemetry
 from protomq_runtime.admission import AdmissionConfig
 from protomq_runtime.errors import Code
 from protomq_runtime.framing import LARGE_STEP_BYTES
@@ -187,6 +191,28 @@ async def test_scattered_regions_are_joined_and_what_lies_between_is_left_out(
     )
     assert answer.endswith(expected)
     assert len(answer) < len(expected) + 20
+
+
+@pytest.mark.parametrize("size", [100, 200_000])
+async def test_the_span_of_a_grpc_call_tells_whether_its_regions_could_be_read(services, size):
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    telemetry.instrument(services.table, provider.get_tracer("test"))
+    server = Server(services.table, name="echo", version="1")
+    await server.start()
+    caller = GrpcCaller(server.grpc_port)
+    try:
+        await caller.call(PULL, pull_request(queue_offset=0, size_max_bytes=size))
+        beyond = pull_request(queue_offset=FILE_SIZE_BYTES - size + 1, size_max_bytes=size)
+        assert await status_of(caller.call(PULL, beyond)) == (Code.DATA_LOSS, "CORRUPT_LOG")
+    finally:
+        await caller.close()
+        await server.stop(1)
+    codes = [
+        (span.attributes or {})["rpc.grpc.status_code"] for span in exporter.get_finished_spans()
+    ]
+    assert codes == [Code.OK, Code.DATA_LOSS]
 
 
 async def test_many_pulls_at_once_are_answered_in_full(callers, file_path):

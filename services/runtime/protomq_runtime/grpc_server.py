@@ -131,31 +131,38 @@ class GrpcCall(Call):
     def answer(
         self, payload: bytes, regions: Sequence[Region] = (), regions_size_bytes: int = 0
     ) -> None:
+        span, self.span = self.span, None  # ended when it is known whether the regions can be read
         self._finish(0)
         if regions_size_bytes < COUNTED_SIZE_MIN_BYTES:
-            self._make(payload, regions)
+            self._make(payload, regions, span)
             return
         lane = self.lane
 
         def start() -> None:
             self.unread_size_bytes = regions_size_bytes
             if threading.current_thread() is lane:
-                self._make(payload, regions)
+                self._make(payload, regions, span)
             else:
-                lane.post(lambda: self._make(payload, regions))
+                lane.post(lambda: self._make(payload, regions, span))
 
         self.front.unread.begin(self._peer, regions_size_bytes, start)
 
-    def _make(self, payload: bytes, regions: Sequence[Region]) -> None:
-        """On the lane: reads the regions in, unless nobody waits any more."""
+    def _make(self, payload: bytes, regions: Sequence[Region], span: Any) -> None:
+        """On the lane: reads the regions in, unless nobody waits any more; ends the span with what came of it."""
         answer: bytes | ServiceError = payload
-        if regions and not self._closed:
+        code = 0
+        if regions and self._closed:
+            code = Code.CANCELLED
+        elif regions:
             try:
                 answer = b"".join((payload, *read_regions(regions)))
             except (OSError, ShortFileError) as error:
                 logger.error("the answer to %s cannot be read: %s", self.method.path, error)
                 reason = f"what is stored cannot be read: {error}"
                 answer = ServiceError(Code.DATA_LOSS, "CORRUPT_LOG", reason)
+                code = answer.code
+        if span is not None:
+            span.end(code)
         self.lane.hand_back(self.front, (self, answer))
 
     def fail(self, error: ServiceError) -> None:
