@@ -21,6 +21,8 @@ _LANE_COLUMNS = (
     "broker", "lane", "threads", "depth", "depth_max", "queue_time_us", "calls", "rejections", "connections",
     "holds",
 )  # fmt: skip
+_DAMAGED_QUEUE_COLUMNS = ("broker", "topic", "queue_id", "queue_offset", "reason", "obstacle")
+_LOG_DAMAGE_COLUMNS = ("broker", "start_position", "end_position", "reason")
 
 
 def list_brokers(
@@ -66,11 +68,18 @@ def status(
         return
     for state in states:
         lanes = state.pop("lanes")
+        damaged_queues, log_damages = state.pop("damaged_queues"), state.pop("log_damages")
         state["stored"] = format_size(state["appended_position"] - state["min_position"])
         state["resident_memory"] = format_size(state.pop("resident_memory_bytes"))
         state["disk_used"] = f"{state.pop('disk_used_ratio'):.1%}"
         print_object(state, output)
         print_rows([{"broker": state["broker"], **lane} for lane in lanes], _LANE_COLUMNS, output)
+        for rows, columns in (
+            (damaged_queues, _DAMAGED_QUEUE_COLUMNS),
+            (log_damages, _LOG_DAMAGE_COLUMNS),
+        ):
+            if rows:
+                print_rows([{"broker": state["broker"], **row} for row in rows], columns, output)
 
 
 def _status_row(state: BrokerStatus) -> dict[str, Any]:

@@ -69,6 +69,7 @@ _HINTS: Final = {
     "DISK_FULL": "free space on the broker's disk",
     "STORE_FAILED": "look at the broker's log, then restart it",
     "SHUTTING_DOWN": "try again when it is back",
+    "QUEUE_HEALING": "try again in a moment; `protomq cluster status` shows how far it is",
     "OFFSET_NOT_FOUND": "the group has not committed one yet",
     "CORRUPT_LOG": "`protomq log verify DIR` on the broker's host shows the damage",
 }

@@ -26,6 +26,7 @@ CAMPAIGNS: dict[str, Callable[..., Any]] = {
     "full-disk": process_campaigns.full_disk,
     "failed-sync": process_campaigns.failed_sync,
     "damage": process_campaigns.damage,
+    "queue-damage": process_campaigns.queue_damage,
     "lock": process_campaigns.lock,
     "hostile": process_campaigns.hostile,
 }

@@ -23,6 +23,7 @@ from protomq_broker.store import (
     entry_check,
     offsets,
     opening,
+    queue_patch,
     recovery,
     topics,
 )
@@ -43,7 +44,7 @@ from protomq_broker.store.segment import SegmentFolder
 from protomq_broker.store.store import Store
 
 from .checker import Violation, parse_log
-from .store_damage import DamageReport, run_damage
+from .store_damage import DamageReport, damage_while_open, run_damage, stopped_world
 from .store_loops import STEPS, LoopReport, Plan, run_loops
 from .store_world import ROOT, StoreWorld
 
@@ -641,6 +642,31 @@ def _refused_send_stays() -> Any:
     return _patch(CommitLog, "_take_back", take_back)
 
 
+def _heals_without_the_log() -> Any:
+    """What a damaged queue has lost is given up without a look into the log."""
+
+    def take(*_: Any) -> None:
+        pass
+
+    return _patch(queue_patch.QueuePatch, "take", take)
+
+
+def _heals_into_the_wrong_place() -> Any:
+    """Entries that are made anew stand one too far."""
+
+    def take(
+        self: queue_patch.QueuePatch, queue_offsets: Any, positions: Any, *columns: Any
+    ) -> None:
+        real(self, queue_offsets[:-1] + 1, positions[:-1], *(column[:-1] for column in columns))
+
+    real = queue_patch.QueuePatch.take
+    return _patch(queue_patch.QueuePatch, "take", take)
+
+
+def _damaged_while_open(seed: int) -> list[Violation]:
+    return damage_while_open(stopped_world(seed)[0], seed, DamageReport())
+
+
 PLANTED: Final[tuple[Planted, ...]] = (
     Planted("loses an append", _loses_an_append, life),
     Planted("acknowledges before the sync", _acknowledges_before_the_sync, life),
@@ -677,6 +703,8 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted("renames before the sync", _file_without_a_sync, settings),
     Planted("deletes segments in one go", _segments_deleted_in_one_go, retention),
     Planted("believes a flipped entry", _believes_every_entry, _flipped_entries),
+    Planted("heals without the log", _heals_without_the_log, _damaged_while_open),
+    Planted("heals into the wrong place", _heals_into_the_wrong_place, _damaged_while_open),
     Planted("starts on lost pages", _restarts_on_lost_pages, _lost_pages),
 )
 

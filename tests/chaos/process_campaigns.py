@@ -81,6 +81,16 @@ def damage(seeds: Iterable[int]) -> Counter[str]:
     return _run("damage", seeds, rounds.damaged_files)
 
 
+def queue_damage(seeds: Iterable[int], *, rounds_each: int = 2) -> Counter[str]:
+    """Damaged consume queue files under a running broker; odd seeds under SYNC_FLUSH."""
+    return _run(
+        "queue-damage",
+        seeds,
+        lambda seed, counts: rounds.damaged_queues(seed, rounds_each, counts),
+        rounds_each=rounds_each,
+    )
+
+
 def lock(seeds: Iterable[int]) -> Counter[str]:
     """A second broker."""
     return _run("lock", seeds, rounds.second_broker)

@@ -5,6 +5,7 @@ power_cut_rounds    the power of the disk is cut under load
 proxy_rounds        retried sends through a proxy that loses answers and cuts connections: stored once
 full_disk           a file system without space: refused, read, and taken again when there is space
 damaged_files       torn, zeroed, flipped and rolled-back files between two runs
+damaged_queues      files of consume queues are damaged under a running broker: they heal, without a restart
 second_broker       the lock
 hostile_round       a hostile client beside honest ones
 failed_sync         an fsync fails: no more writes, and it says so; a restart loses nothing that was acknowledged
@@ -12,6 +13,7 @@ failed_sync         an fsync fails: no more writes, and it says so; a restart lo
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections import Counter
@@ -313,15 +315,7 @@ def damaged_files(seed: int, counts: Counter[str]) -> list[Violation]:
             world.environment["PROTOMQ_STORE_CORRUPTION"] = "quarantine"
             world.renew_broker()
             world.start()
-        try:
-            world.scan(holes=in_log)
-        except ProtomqError as error:
-            if in_log or error.reason != "CORRUPT_LOG":
-                raise
-            counts["readers told of a damaged queue"] += 1  # the next start makes it anew
-            world.stop()
-            world.start()
-            world.scan()
+        world.scan(holes=in_log)
         found += world.check()
         with world.load(readers=0):
             time.sleep(0.2)
@@ -343,6 +337,83 @@ def damaged_files(seed: int, counts: Counter[str]) -> list[Violation]:
             found += _check_files(world, counts, rebuild=True)
         _count(world, counts)
     return found
+
+
+def damaged_queues(seed: int, rounds: int, counts: Counter[str]) -> list[Violation]:
+    """Files of consume queues are damaged while the broker runs and its clients work: readers are told to wait, and it heals."""
+    found: list[Violation] = []
+    with real_world(seed, sync_flush=bool(seed % 2), segment_size_bytes=256 << 10) as world:
+        rng = world.rng
+        world.start()
+        with world.load():
+            time.sleep(0.5)
+        for number in range(rounds):
+            with world.load():
+                for _ in range(3):
+                    files = {
+                        path: data
+                        for path, data in read_files(world.store_folder).items()
+                        if path.startswith("consumequeue/")
+                        and not path.endswith("table.bin")
+                        and data
+                    }
+                    for path in rng.sample(
+                        sorted(files), min(len(files), rng.choice((1, 1, 2, 4)))
+                    ):
+                        kind = rng.choice(("flip", "flip", "zero", "noise", "truncate", "remove"))
+                        _harm_in_place(world.store_folder / path, len(files[path]), kind, rng)
+                        counts[f"{kind} under a running broker"] += 1
+                    world.read_all()
+                    time.sleep(0.2)
+            world.scan()
+            status = world.status()
+            if status.damaged_queue_files or status.log_damages:
+                found.append(Violation("D8", f"it does not heal: {status}"))
+            counts["files healed"] += status.healed_queue_files
+            found += world.check()
+            if found:
+                return found
+            if rng.random() < 0.5:
+                world.kill()
+            else:
+                world.stop()
+            world.start()
+            world.scan()  # now all is read from files: what was in memory until then may hide damage
+            found += world.check()
+            counts["files healed"] += world.status().healed_queue_files
+            world.kill()
+            found += _check_files(world, counts, rebuild=True)
+            if found:
+                return found
+            if number < rounds - 1:
+                world.start()
+        counts["answers that say wait"] += sum(
+            event.result.get("reason") == "QUEUE_HEALING" for event in world.history.events
+        )
+        _count(world, counts)
+        return found
+
+
+def _harm_in_place(path: Path, size_bytes: int, kind: str, rng: random.Random) -> None:
+    """Other bytes in a file that a broker has open; `remove`: another file of that name, with half of it."""
+    at = rng.randrange(size_bytes)
+    if kind == "remove":
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content[:at])
+        return
+    if kind == "truncate":
+        os.truncate(path, at)
+        return
+    count = 1 if kind == "flip" else min(rng.choice((1, 20, 512)), size_bytes - at)
+    with path.open("r+b") as file:
+        file.seek(at)
+        data = file.read(count)
+        file.seek(at)
+        if kind == "flip":
+            file.write(bytes([data[0] ^ 1 << rng.randrange(8)]) if data else b"")
+        else:
+            file.write(bytes(count) if kind == "zero" else rng.randbytes(count))
 
 
 def _victim(

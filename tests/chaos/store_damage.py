@@ -9,7 +9,10 @@ For one seed a store is filled, stopped (cleanly, by a kill or by a power cut), 
     the log, in the tail that may be un-synced
         It is cut, and only a suffix is missing.
     anything derived
-        Nothing wrong is served, and the files are as the log says after a start and a stop.
+        Nothing wrong is served, and the files are as the log says after a start and a stop. Readers that are told of a consume
+        queue are told only until it is healed.
+    consume queues of a store that is open
+        They heal: everything is served again as before, without a start, and the files are what they were.
 """
 
 from __future__ import annotations
@@ -118,6 +121,115 @@ def run_damage(seed: int, report: DamageReport, *, tries: int = 6, only: int | N
             found = _check_derived_damage(image, damage, baseline, report)
         if found:
             report.failures.append((case, found))
+    if only is None:
+        found = damage_while_open(world, seed, report)
+        if found:
+            report.failures.append((f"seed {seed}, damaged while it is open", found))
+
+
+def damage_while_open(world: StoreWorld, seed: int, report: DamageReport) -> list[Violation]:
+    """Files of consume queues are damaged under an open store, again and again, with sends in between: they heal, and nothing is lost."""
+    rng = random.Random(f"damage while open {seed}")
+    image = world.fork("kill", rng)
+    image.open()
+    for _ in range(2):
+        image.send_some(2)
+        image.flush()
+        _turns(image, 2)
+        _read_from_files(image)
+        image.scan()
+        baseline = _places(image)
+        before = _queue_files(image)
+        for path in rng.sample(sorted(before), min(len(before), rng.choice((1, 1, 2, 4)))):
+            _harm_in_place(image.disk, path, before[path], rng)
+        harmed = _queue_files(image) != before
+        report.images += harmed
+        try:
+            met = _scan_while_it_heals(image)
+        except ConsumeQueueDamagedError as error:
+            return [Violation("D8", f"a queue does not heal: {error}")]
+        report.outcomes["open: healed" if met else "open: not met, or no harm"] += 1
+        now = _places(image)
+        found = [
+            Violation("D8", f"{place} is {now.get(place)} after healing, it was {expected}")
+            for place, expected in baseline.items()
+            if now.get(place) != expected
+        ]
+        found += image.check_filters()
+        if met and not found and _queue_files(image) != before:
+            found.append(Violation("D8", "healed files are not what they were"))
+        if found:
+            return found
+    image.send_some(1)
+    image.retry_uncertain()
+    image.flush()
+    image.scan()
+    found = check_history(image.history.events, image.promise)
+    how = rng.choice(("close", "kill", "power"))
+    if how == "close":
+        image.close()
+        return found + check_store_files(image.files())
+    after = image.fork(how, rng)
+    after.open()
+    _scan_while_it_heals(after)  # what was healed and not synced was cut off with the power
+    return found + after.verify()
+
+
+def _turns(world: StoreWorld, count: int) -> None:
+    assert world.store is not None
+    for _ in range(count):
+        world.clock.advance(600)
+        world.store._keeper.turn()
+
+
+def _read_from_files(world: StoreWorld) -> None:
+    """From here on all entries are read from files: as if the queues had rested for a while."""
+    assert world.store is not None
+    queues = world.store._queues
+    queues.flush()
+    for topic in queues.topics():
+        for queue in queues.queues_of(topic).values():
+            queue.release_buffer()
+            queue._last = (-1, 0)
+
+
+def _scan_while_it_heals(world: StoreWorld) -> bool:
+    """Reads everything, with filters too; again after a turn of the housekeeper where damage is told. Whether any was met."""
+    assert world.store is not None
+    for number in range(20):
+        try:
+            world.scan()
+            world.check_filters()
+        except ConsumeQueueDamagedError as error:
+            if number == 19 or not error.is_healing:
+                raise
+        if not world.store.damaged_files:
+            return number > 0
+        _turns(world, 1)
+    raise AssertionError("damage that no reader is told of does not heal")
+
+
+def _queue_files(world: StoreWorld) -> dict[str, bytes]:
+    return {
+        path: data
+        for path, data in world.disk.files(f"{ROOT}/consumequeue").items()
+        if data and not path.endswith("/table.bin")
+    }
+
+
+def _harm_in_place(disk: SimDisk, path: str, data: bytes, rng: random.Random) -> None:
+    at = rng.randrange(len(data))
+    kind = rng.choice(("flip", "flip", "zero", "noise", "truncate", "swap"))
+    if kind == "flip":
+        disk.flip_bit(path, at * 8 + rng.randrange(8))
+    elif kind == "truncate":
+        disk.cut(path, at)
+    elif kind == "swap" and len(data) >= 40:
+        first, second = sorted(rng.sample(range(len(data) // 20), 2))
+        disk.swap_ranges(path, first * 20, second * 20, 20)
+    else:
+        size = min(rng.choice((1, 16, 512)), len(data) - at)
+        disk.overwrite(path, at, bytes(size) if kind == "zero" else rng.randbytes(size))
 
 
 def _places(world: StoreWorld) -> Baseline:
@@ -373,7 +485,13 @@ def _check_derived_damage(
         report.outcomes["derived: as if nothing had been"] += 1
         found += check_history(image.history.events, image.promise)
     except ConsumeQueueDamagedError:
-        report.outcomes["derived: readers are told, the next start rebuilds"] += 1
+        try:
+            _scan_while_it_heals(image)
+        except ConsumeQueueDamagedError as error:
+            return [Violation("D8", f"{damage}: the queue does not heal: {error}")]
+        report.outcomes["derived: readers are told, and it heals"] += 1
+        found += _check_served(image, baseline, 0, 0, None)
+        found += check_history(image.history.events, image.promise)
     except Exception as error:
         return [Violation("D8", f"{damage}: {error!r}")]
     if image.store is not None:

@@ -49,6 +49,12 @@ def test_damage() -> None:
     print(process_campaigns.damage(seeds(24)))
 
 
+def test_queue_damage() -> None:
+    counts = process_campaigns.queue_damage(seeds(4), rounds_each=3)
+    print(counts)
+    assert counts["files healed"] >= 12
+
+
 def test_lock() -> None:
     print(process_campaigns.lock(seeds(1)))
 

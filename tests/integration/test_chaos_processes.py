@@ -49,6 +49,11 @@ def test_damaged_files_are_refused_or_set_aside_and_nothing_wrong_is_served() ->
     process_campaigns.damage((1, 2, 5, 10))
 
 
+def test_damaged_queues_of_a_running_broker_heal_without_a_restart() -> None:
+    counts = process_campaigns.queue_damage((1,), rounds_each=1)
+    assert counts["files healed"], counts
+
+
 def test_a_second_broker_on_the_same_store_is_refused() -> None:
     assert process_campaigns.lock((1,))["second brokers refused"] == 2
 

@@ -33,6 +33,8 @@ def test_damage_is_refused_or_set_aside_and_nothing_wrong_is_served() -> None:
         "quarantine",
         "repair",
         "derived: as if nothing had been",
+        "derived: readers are told, and it heals",
+        "open: healed",
     ):
         assert tally.fired[sign], f"never happened: {sign}; {tally}"
 

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from ._admin import BrokerInfo as BrokerInfo
     from ._admin import BrokerStatus as BrokerStatus
     from ._admin import ConsumerGroup as ConsumerGroup
+    from ._admin import DamagedQueue as DamagedQueue
     from ._admin import LaneStatus as LaneStatus
+    from ._admin import LogDamage as LogDamage
     from ._admin import QueueStatus as QueueStatus
     from ._admin import TopicConfig as TopicConfig
     from ._admin import TopicDescription as TopicDescription
@@ -69,7 +71,9 @@ _LAZY = {
     "QueueStatus": "_admin",
     "BrokerInfo": "_admin",
     "BrokerStatus": "_admin",
+    "DamagedQueue": "_admin",
     "LaneStatus": "_admin",
+    "LogDamage": "_admin",
     "TopicStats": "_admin",
     "ConsumerGroup": "_admin",
     "ProtomqError": "errors",
@@ -95,7 +99,9 @@ __all__ = [
     "QueueStatus",
     "BrokerInfo",
     "BrokerStatus",
+    "DamagedQueue",
     "LaneStatus",
+    "LogDamage",
     "TopicStats",
     "ConsumerGroup",
     "ProtomqError",

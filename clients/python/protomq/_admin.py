@@ -103,8 +103,31 @@ class LaneStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class DamagedQueue:
+    """A queue with entries that were found damaged; the broker makes them anew, unless there is an obstacle ("": there is none)."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    reason: str
+    obstacle: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogDamage:
+    """A part of the log, in positions, of which nothing is served."""
+
+    start_position: int
+    end_position: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerStatus:
-    """What a broker does: log positions in bytes, the lanes, why it takes no writes ("": it does)."""
+    """What a broker does: log positions in bytes, the lanes, why it takes no writes ("": it does), and what is damaged.
+
+    `damaged_queues` and `log_damages` name 100 at most; `damaged_queue_files` counts all, `healed_queue_files` those since the start.
+    """
 
     broker_name: str
     version: str
@@ -119,6 +142,10 @@ class BrokerStatus:
     topics: int
     resident_memory_bytes: int
     lanes: tuple[LaneStatus, ...] = field(default=())
+    damaged_queue_files: int = 0
+    healed_queue_files: int = 0
+    damaged_queues: tuple[DamagedQueue, ...] = field(default=())
+    log_damages: tuple[LogDamage, ...] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,6 +395,16 @@ class Admin:
                         lane.calls, lane.rejections, lane.connections, lane.holds,
                     )
                     for lane in answer.lanes
+                ),
+                damaged_queue_files=answer.damaged_queue_files,
+                healed_queue_files=answer.healed_queue_files,
+                damaged_queues=tuple(
+                    DamagedQueue(each.topic, each.queue_id, each.queue_offset, each.reason, each.obstacle)
+                    for each in answer.damaged_queues
+                ),
+                log_damages=tuple(
+                    LogDamage(each.start_position, each.end_position, each.reason)
+                    for each in answer.log_damages
                 ),
             )
             for answer in answers

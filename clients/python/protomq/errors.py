@@ -28,7 +28,8 @@
         │   ├── SystemBusyError         SYSTEM_BUSY; `retry_delay_ms` says when
         │   ├── DiskFullError           DISK_FULL
         │   ├── TooManyError            TOO_MANY
-        │   └── ShuttingDownError       SHUTTING_DOWN
+        │   ├── ShuttingDownError       SHUTTING_DOWN
+        │   └── QueueHealingError       QUEUE_HEALING; `retry_delay_ms` says when
         ├── StoreFailedError            STORE_FAILED
         ├── SequenceExpiredError        SEQUENCE_EXPIRED
         ├── ProducerFencedError         PRODUCER_FENCED
@@ -88,6 +89,7 @@ __all__ = [
     "DiskFullError",
     "TooManyError",
     "ShuttingDownError",
+    "QueueHealingError",
     "StoreFailedError",
     "SequenceExpiredError",
     "ProducerFencedError",
@@ -357,6 +359,14 @@ class ShuttingDownError(BusyError):
     stale_route = True
 
 
+class QueueHealingError(BusyError):
+    """Entries of the queue were found damaged; the broker makes them anew from its log. `retry_delay_ms` says when to try again."""
+
+    reason = "QUEUE_HEALING"
+    code = _UNAVAILABLE
+    definite = False
+
+
 class StoreFailedError(ServerError):
     """A write or an fsync of the broker's log failed: it takes no more writes, and cannot say whether this one holds."""
 
@@ -423,7 +433,7 @@ _BY_REASON: Final[dict[str, type[ServerError]]] = {
     for cls in (
         InvalidArgumentError, MessageTooLargeError, TopicNotFoundError, QueueNotFoundError, OffsetNotFoundError,
         BrokerNotFoundError, TopicExistsError, NotPermittedError, SystemBusyError, DiskFullError, TooManyError,
-        ShuttingDownError, StoreFailedError, SequenceExpiredError, ProducerFencedError, DeadlineExceededError,
+        ShuttingDownError, QueueHealingError, StoreFailedError, SequenceExpiredError, ProducerFencedError, DeadlineExceededError,
         UnknownMethodError, CorruptLogError, StaleRegistrationError, InternalError,
     )
 }  # fmt: skip

@@ -13,6 +13,7 @@ from protomq.v1.admin_service_pb2 import (
     ConsumerGroup,
     CreateTopicRequest,
     CreateTopicResponse,
+    DamagedQueue,
     DeleteTopicRequest,
     DeleteTopicResponse,
     DescribeTopicRequest,
@@ -26,6 +27,7 @@ from protomq.v1.admin_service_pb2 import (
     ListGroupsResponse,
     ListTopicsRequest,
     ListTopicsResponse,
+    LogDamage,
     PingRequest,
     PingResponse,
     QueryMessagesRequest,
@@ -41,7 +43,7 @@ from protomq_runtime.dispatch import drained
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
 
 from .store.topics import QUEUES_MAX, TopicConfig
-from .store_errors import to_service_error
+from .store_errors import tells_store_errors, to_service_error
 from .topic_access import check_topic_name, existing_topic, readable_topic
 
 if TYPE_CHECKING:
@@ -55,6 +57,7 @@ PAGE_SIZE_DEFAULT = 100
 PAGE_SIZE_MAX = 1_000
 QUERY_COUNT_DEFAULT = 32
 QUERY_COUNT_MAX = 256
+DAMAGES_NAMED_MAX = 100
 
 _TO_PERMISSION = {
     (False, False): Permission.PERMISSION_NONE,
@@ -119,6 +122,7 @@ class AdminService:
         for call, topic in taken:
             call.answer(CreateTopicResponse(topic=topic_to_message(topic)).SerializeToString())
 
+    @tells_store_errors
     def describe_topic(
         self, request: DescribeTopicRequest, context: CallContext
     ) -> DescribeTopicResponse:
@@ -134,6 +138,7 @@ class AdminService:
             queues.append(status)
         return DescribeTopicResponse(topic=topic_to_message(topic), queues=queues)
 
+    @tells_store_errors
     def delete_topic(
         self, request: DeleteTopicRequest, context: CallContext
     ) -> DeleteTopicResponse:
@@ -143,6 +148,7 @@ class AdminService:
         self._announce()
         return DeleteTopicResponse()
 
+    @tells_store_errors
     def list_topics(self, request: ListTopicsRequest, context: CallContext) -> ListTopicsResponse:
         """A page of topics by name; the token is the last name of the page before."""
         size = _page_size(request.page_size)
@@ -156,6 +162,7 @@ class AdminService:
             next_page_token=page[-1].name if len(topics) > size else "",
         )
 
+    @tells_store_errors
     def list_groups(self, request: ListGroupsRequest, context: CallContext) -> ListGroupsResponse:
         """A page of consumer groups by name; the token is the last name of the page before."""
         size = _page_size(request.page_size)
@@ -172,11 +179,13 @@ class AdminService:
             next_page_token=page[-1][0] if len(groups) > size else "",
         )
 
+    @tells_store_errors
     def get_broker_status(
         self, request: GetBrokerStatusRequest, context: CallContext
     ) -> GetBrokerStatusResponse:
         """What the broker is doing."""
         store = self._store
+        damaged_files = store.damaged_files
         return GetBrokerStatusResponse(
             broker_name=self._broker_name,
             version=self._version,
@@ -191,8 +200,29 @@ class AdminService:
             lanes=self._lane_status(),
             topics=len(store.topics.all()),
             resident_memory_bytes=_resident_memory_bytes(),
+            damaged_queues=[
+                DamagedQueue(
+                    topic=met.queue.topic,
+                    queue_id=met.queue.queue_id,
+                    queue_offset=met.queue_offset,
+                    reason=met.reason,
+                    obstacle=met.obstacle,
+                )
+                for met in damaged_files[:DAMAGES_NAMED_MAX]
+            ],
+            damaged_queue_files=len(damaged_files),
+            healed_queue_files=store.healed_file_count,
+            log_damages=[
+                LogDamage(
+                    start_position=damage.start_position,
+                    end_position=damage.end_position,
+                    reason=damage.reason,
+                )
+                for damage in store.damaged_ranges[:DAMAGES_NAMED_MAX]
+            ],
         )
 
+    @tells_store_errors
     def get_stats(self, request: GetStatsRequest, context: CallContext) -> GetStatsResponse:
         """Counters since the start; a topic nobody used since has zeros."""
         names = request.topics or sorted(topic.name for topic in self._store.topics.all())
@@ -211,6 +241,7 @@ class AdminService:
             )
         return answer
 
+    @tells_store_errors
     def query_messages(
         self, request: QueryMessagesRequest, context: CallContext
     ) -> QueryMessagesResponse:

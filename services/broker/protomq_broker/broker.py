@@ -22,6 +22,7 @@ from protomq.v1 import (
 )
 from protomq.v1.admin_service_pb2 import LaneStatus
 from protomq.v1.topic_pb2 import DataVersion, Permission
+from protomq_runtime import telemetry
 from protomq_runtime.addresses import (
     AdvertisedAddresses,
     ListenConfig,
@@ -118,6 +119,7 @@ class Broker:
     def start(self, server: Server, name_servers: Iterable[NameServer] = ()) -> None:
         """Connects the store's signals to the lanes and registers. `name_servers` come in addition to the configured ones."""
         self._server = server
+        telemetry.publish(self._numbers())
         send_lane = server.pools["send"].lanes[0]
         self.store.on_arrival = self._on_arrival
         self.store.on_flushed = lambda position: send_lane.post(self._send.resolve_flushed)
@@ -197,6 +199,30 @@ class Broker:
         )
         self._announced_topics = (snapshot, topics)
         return topics
+
+    def _numbers(self) -> list[telemetry.Number]:
+        store = self.store
+        return [
+            telemetry.Number(
+                "protomq.store.damaged_queue_files",
+                "{file}",
+                "Consume queue files found damaged and not healed",
+                lambda: len(store.damaged_files),
+            ),
+            telemetry.Number(
+                "protomq.store.healed_queue_files",
+                "{file}",
+                "Consume queue files made anew from the log",
+                lambda: store.healed_file_count,
+                is_total=True,
+            ),
+            telemetry.Number(
+                "protomq.store.log_damages",
+                "{range}",
+                "Parts of the log in quarantine",
+                lambda: len(store.damaged_ranges),
+            ),
+        ]
 
     def _lane_status(self) -> list[LaneStatus]:
         if self._server is None:

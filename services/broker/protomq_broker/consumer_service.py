@@ -16,9 +16,9 @@ from protomq.v1.consumer_service_pb2 import (
     SearchOffsetRequest,
     SearchOffsetResponse,
 )
-from protomq_runtime.errors import ServiceError, invalid_argument
+from protomq_runtime.errors import invalid_argument
 
-from .store_errors import to_service_error
+from .store_errors import tells_store_errors
 from .topic_access import check_group_name, check_read_queue, existing_topic, readable_topic
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ class ConsumerService:
     def __init__(self, store: Store) -> None:
         self._store = store
 
+    @tells_store_errors
     def commit_offsets(
         self, request: CommitOffsetsRequest, context: CallContext
     ) -> CommitOffsetsResponse:
@@ -52,6 +53,7 @@ class ConsumerService:
             )
         return CommitOffsetsResponse()
 
+    @tells_store_errors
     def get_offsets(self, request: GetOffsetsRequest, context: CallContext) -> GetOffsetsResponse:
         """Committed offsets; a queue without one is left out."""
         check_group_name(request.consumer_group)
@@ -70,6 +72,7 @@ class ConsumerService:
             ]
         )
 
+    @tells_store_errors
     def get_queue_range(
         self, request: GetQueueRangeRequest, context: CallContext
     ) -> GetQueueRangeResponse:
@@ -85,6 +88,7 @@ class ConsumerService:
             )
         return GetQueueRangeResponse(ranges=ranges)
 
+    @tells_store_errors
     def search_offset(
         self, request: SearchOffsetRequest, context: CallContext
     ) -> SearchOffsetResponse:
@@ -94,10 +98,5 @@ class ConsumerService:
             raise invalid_argument("store_time", "is needed")
         # A time between two milliseconds means the later one: no message before it may be given.
         time_ms = request.store_time.seconds * 1000 + -(-request.store_time.nanos // 1_000_000)
-        try:
-            found = self._store.offset_at_time(request.topic, request.queue_id, time_ms)
-        except ServiceError:
-            raise
-        except Exception as error:
-            raise to_service_error(error) from error
+        found = self._store.offset_at_time(request.topic, request.queue_id, time_ms)
         return SearchOffsetResponse(queue_offset=found)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 from protomq_runtime.errors import Code, ServiceError, internal, invalid_argument
 
@@ -22,7 +25,24 @@ from .store.topics import InvalidNameError
 
 log = logging.getLogger("protomq.broker")
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 RETRY_DISK_FULL_MS = 10_000
+RETRY_HEALING_MS = 100
+
+
+def tells_store_errors(method: Callable[P, R]) -> Callable[P, R]:
+    """For plain methods of services: what the store raises is told as `to_service_error` has it."""
+
+    @wraps(method)
+    def told(*arguments: P.args, **named: P.kwargs) -> R:
+        try:
+            return method(*arguments, **named)
+        except Exception as error:
+            raise to_service_error(error) from error
+
+    return told
 
 
 def to_service_error(error: Exception) -> ServiceError:
@@ -58,6 +78,13 @@ def to_service_error(error: Exception) -> ServiceError:
         if next_offset >= 0:  # where a reader of the queue can go on
             metadata["next_offset"] = str(next_offset)
         return ServiceError(Code.DATA_LOSS, "CORRUPT_LOG", str(error), metadata=metadata)
+    if isinstance(error, ConsumeQueueDamagedError) and error.is_healing:  # the store has said it
+        return ServiceError(
+            Code.UNAVAILABLE,
+            "QUEUE_HEALING",
+            f"{error}; it is being made anew from the log",
+            retry_delay_ms=RETRY_HEALING_MS,
+        )
     if isinstance(error, ConsumeQueueDamagedError | IndexDamagedError):
         log.error("damage in a derived file: %s", error)
         return ServiceError(Code.DATA_LOSS, "CORRUPT_LOG", str(error))

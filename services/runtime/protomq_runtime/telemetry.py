@@ -5,14 +5,14 @@ and is not called otherwise. On when a provider of the SDK is set, by the applic
 makes one from the OTEL_* variables.
 
     spans     one for each call, kind SERVER, named by the rpc; from its start on the lane to its answer, holds included
-    metrics   read from the lanes' own counters when the exporter asks: nothing is counted twice
+    metrics   read from the lanes' and services' own counters when the exporter asks: nothing is counted twice
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from .call import Call
 from .dispatch import DispatchTable, Style
@@ -55,6 +55,42 @@ def attach(table: DispatchTable, statuses: Callable[[], Iterable[PoolStatus]]) -
         instrument(table, tracers.get_tracer(SCOPE))
     if isinstance(meters, MeterProvider):
         observe_lanes(statuses, meters.get_meter(SCOPE))
+
+
+class Number(NamedTuple):
+    """A number that a service publishes. `is_total`: it only grows, from 0 at the start; else it is what it is now."""
+
+    name: str
+    unit: str
+    description: str
+    read: Callable[[], int]
+    is_total: bool = False
+
+
+def publish(numbers: Iterable[Number]) -> None:
+    """Has the numbers read whenever an exporter asks, if there is one; does not import OpenTelemetry to find out that there is none."""
+    if "opentelemetry.sdk" not in sys.modules:
+        return
+    from opentelemetry import metrics
+    from opentelemetry.sdk.metrics import MeterProvider
+
+    meters = metrics.get_meter_provider()
+    if isinstance(meters, MeterProvider):
+        observe_numbers(numbers, meters.get_meter(SCOPE))
+
+
+def observe_numbers(numbers: Iterable[Number], meter: Meter) -> None:
+    """Publishes the numbers."""
+    from opentelemetry.metrics import CallbackOptions, Observation
+
+    def reader(number: Number) -> Callable[[CallbackOptions], list[Observation]]:
+        return lambda _: [Observation(number.read())]
+
+    for number in numbers:
+        create = (
+            meter.create_observable_counter if number.is_total else meter.create_observable_gauge
+        )
+        create(number.name, [reader(number)], number.unit, number.description)
 
 
 def instrument(table: DispatchTable, tracer: Tracer) -> None:

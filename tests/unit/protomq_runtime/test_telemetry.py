@@ -108,6 +108,24 @@ def test_the_lanes_counters_are_published():
     }
 
 
+def test_the_numbers_of_a_service_are_published():
+    reader = InMemoryMetricReader()
+    meter = MeterProvider([reader]).get_meter("test")
+    numbers = [
+        telemetry.Number("a.now", "{file}", "now", lambda: 3),
+        telemetry.Number("a.total", "{file}", "ever", lambda: 5, is_total=True),
+    ]
+    telemetry.observe_numbers(numbers, meter)
+    data = reader.get_metrics_data()
+    assert data is not None
+    metrics = data.resource_metrics[0].scope_metrics[0].metrics
+    found = {
+        metric.name: (type(metric.data).__name__, getattr(metric.data.data_points[0], "value", None))
+        for metric in metrics
+    }
+    assert found == {"a.now": ("Gauge", 3), "a.total": ("Sum", 5)}
+
+
 def test_a_provider_that_is_set_turns_it_on(table, monkeypatch):
     before = table.by_id[0x0201].function
     telemetry.attach(table, list)

@@ -326,6 +326,74 @@ class LaneStatus(_message.Message):
 Global___LaneStatus: _TypeAlias = LaneStatus  # noqa: Y015
 
 @_typing.final
+class DamagedQueue(_message.Message):
+    """DamagedQueue is a queue some of whose entries were found damaged. The broker makes them anew from the log by itself."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    QUEUE_OFFSET_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    OBSTACLE_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic."""
+    queue_id: _builtins.int
+    """The queue, from 0."""
+    queue_offset: _builtins.int
+    """First offset whose entry does not hold."""
+    reason: _builtins.str
+    """What does not hold."""
+    obstacle: _builtins.str
+    """Why the entries cannot be made anew; empty: they are being made. It is tried again every minute."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        queue_id: _builtins.int = ...,
+        queue_offset: _builtins.int = ...,
+        reason: _builtins.str = ...,
+        obstacle: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["obstacle", b"obstacle", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "reason", b"reason", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DamagedQueue: _TypeAlias = DamagedQueue  # noqa: Y015
+
+@_typing.final
+class LogDamage(_message.Message):
+    """LogDamage is a part of the log that does not hold, and of which nothing is served."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_POSITION_FIELD_NUMBER: _builtins.int
+    END_POSITION_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    start_position: _builtins.int
+    """Physical offset of its first byte."""
+    end_position: _builtins.int
+    """Physical offset behind its last byte."""
+    reason: _builtins.str
+    """What does not hold."""
+    def __init__(
+        self,
+        *,
+        start_position: _builtins.int = ...,
+        end_position: _builtins.int = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_position", b"end_position", "reason", b"reason", "start_position", b"start_position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogDamage: _TypeAlias = LogDamage  # noqa: Y015
+
+@_typing.final
 class GetBrokerStatusResponse(_message.Message):
     """GetBrokerStatusResponse is the state of the broker."""
 
@@ -344,6 +412,10 @@ class GetBrokerStatusResponse(_message.Message):
     LANES_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
     RESIDENT_MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    DAMAGED_QUEUES_FIELD_NUMBER: _builtins.int
+    DAMAGED_QUEUE_FILES_FIELD_NUMBER: _builtins.int
+    HEALED_QUEUE_FILES_FIELD_NUMBER: _builtins.int
+    LOG_DAMAGES_FIELD_NUMBER: _builtins.int
     broker_name: _builtins.str
     """Name of the broker."""
     version: _builtins.str
@@ -366,6 +438,10 @@ class GetBrokerStatusResponse(_message.Message):
     """Number of topics."""
     resident_memory_bytes: _builtins.int
     """Resident memory of the process in bytes."""
+    damaged_queue_files: _builtins.int
+    """Number of such files."""
+    healed_queue_files: _builtins.int
+    """Files of queues that were found damaged and made anew since the start."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
         """When the process started."""
@@ -373,6 +449,14 @@ class GetBrokerStatusResponse(_message.Message):
     @_builtins.property
     def lanes(self) -> _containers.RepeatedCompositeFieldContainer[Global___LaneStatus]:
         """The lanes."""
+
+    @_builtins.property
+    def damaged_queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___DamagedQueue]:
+        """Queues with damaged entries that are not healed: the first 100 files in which some were met."""
+
+    @_builtins.property
+    def log_damages(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogDamage]:
+        """Parts of the log in quarantine: the first 100."""
 
     def __init__(
         self,
@@ -390,10 +474,14 @@ class GetBrokerStatusResponse(_message.Message):
         lanes: _abc.Iterable[Global___LaneStatus] | None = ...,
         topics: _builtins.int = ...,
         resident_memory_bytes: _builtins.int = ...,
+        damaged_queues: _abc.Iterable[Global___DamagedQueue] | None = ...,
+        damaged_queue_files: _builtins.int = ...,
+        healed_queue_files: _builtins.int = ...,
+        log_damages: _abc.Iterable[Global___LogDamage] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended_position", b"appended_position", "broker_name", b"broker_name", "disk_used_ratio", b"disk_used_ratio", "flush_mode", b"flush_mode", "flushed_position", b"flushed_position", "lanes", b"lanes", "min_position", b"min_position", "readable_position", b"readable_position", "resident_memory_bytes", b"resident_memory_bytes", "start_time", b"start_time", "topics", b"topics", "version", b"version", "write_refusal", b"write_refusal"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["appended_position", b"appended_position", "broker_name", b"broker_name", "damaged_queue_files", b"damaged_queue_files", "damaged_queues", b"damaged_queues", "disk_used_ratio", b"disk_used_ratio", "flush_mode", b"flush_mode", "flushed_position", b"flushed_position", "healed_queue_files", b"healed_queue_files", "lanes", b"lanes", "log_damages", b"log_damages", "min_position", b"min_position", "readable_position", b"readable_position", "resident_memory_bytes", b"resident_memory_bytes", "start_time", b"start_time", "topics", b"topics", "version", b"version", "write_refusal", b"write_refusal"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protomq/v1/error.proto\x12\nprotomq.v1*\xb7\x05\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x45RROR_REASON_INVALID_ARGUMENT\x10\x01\x12\"\n\x1e\x45RROR_REASON_MESSAGE_TOO_LARGE\x10\x02\x12 \n\x1c\x45RROR_REASON_TOPIC_NOT_FOUND\x10\x03\x12 \n\x1c\x45RROR_REASON_QUEUE_NOT_FOUND\x10\x04\x12\x1d\n\x19\x45RROR_REASON_TOPIC_EXISTS\x10\x05\x12\x1e\n\x1a\x45RROR_REASON_NOT_PERMITTED\x10\x06\x12\x1c\n\x18\x45RROR_REASON_SYSTEM_BUSY\x10\x07\x12\x1a\n\x16\x45RROR_REASON_DISK_FULL\x10\x08\x12\x1d\n\x19\x45RROR_REASON_STORE_FAILED\x10\t\x12\x1e\n\x1a\x45RROR_REASON_SHUTTING_DOWN\x10\n\x12!\n\x1d\x45RROR_REASON_SEQUENCE_EXPIRED\x10\x0b\x12 \n\x1c\x45RROR_REASON_PRODUCER_FENCED\x10\x0c\x12\"\n\x1e\x45RROR_REASON_DEADLINE_EXCEEDED\x10\r\x12\x1f\n\x1b\x45RROR_REASON_UNKNOWN_METHOD\x10\x0e\x12\x1c\n\x18\x45RROR_REASON_CORRUPT_LOG\x10\x0f\x12!\n\x1d\x45RROR_REASON_OFFSET_NOT_FOUND\x10\x10\x12\x19\n\x15\x45RROR_REASON_INTERNAL\x10\x11\x12!\n\x1d\x45RROR_REASON_BROKER_NOT_FOUND\x10\x12\x12\x19\n\x15\x45RROR_REASON_TOO_MANY\x10\x13\x12#\n\x1f\x45RROR_REASON_STALE_REGISTRATION\x10\x14\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protomq/v1/error.proto\x12\nprotomq.v1*\xd7\x05\n\x0b\x45rrorReason\x12\x1c\n\x18\x45RROR_REASON_UNSPECIFIED\x10\x00\x12!\n\x1d\x45RROR_REASON_INVALID_ARGUMENT\x10\x01\x12\"\n\x1e\x45RROR_REASON_MESSAGE_TOO_LARGE\x10\x02\x12 \n\x1c\x45RROR_REASON_TOPIC_NOT_FOUND\x10\x03\x12 \n\x1c\x45RROR_REASON_QUEUE_NOT_FOUND\x10\x04\x12\x1d\n\x19\x45RROR_REASON_TOPIC_EXISTS\x10\x05\x12\x1e\n\x1a\x45RROR_REASON_NOT_PERMITTED\x10\x06\x12\x1c\n\x18\x45RROR_REASON_SYSTEM_BUSY\x10\x07\x12\x1a\n\x16\x45RROR_REASON_DISK_FULL\x10\x08\x12\x1d\n\x19\x45RROR_REASON_STORE_FAILED\x10\t\x12\x1e\n\x1a\x45RROR_REASON_SHUTTING_DOWN\x10\n\x12!\n\x1d\x45RROR_REASON_SEQUENCE_EXPIRED\x10\x0b\x12 \n\x1c\x45RROR_REASON_PRODUCER_FENCED\x10\x0c\x12\"\n\x1e\x45RROR_REASON_DEADLINE_EXCEEDED\x10\r\x12\x1f\n\x1b\x45RROR_REASON_UNKNOWN_METHOD\x10\x0e\x12\x1c\n\x18\x45RROR_REASON_CORRUPT_LOG\x10\x0f\x12!\n\x1d\x45RROR_REASON_OFFSET_NOT_FOUND\x10\x10\x12\x19\n\x15\x45RROR_REASON_INTERNAL\x10\x11\x12!\n\x1d\x45RROR_REASON_BROKER_NOT_FOUND\x10\x12\x12\x19\n\x15\x45RROR_REASON_TOO_MANY\x10\x13\x12#\n\x1f\x45RROR_REASON_STALE_REGISTRATION\x10\x14\x12\x1e\n\x1a\x45RROR_REASON_QUEUE_HEALING\x10\x15\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,5 +33,5 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rio.protomq.v1P\001Z2github.com/protomq/protomq/go/protomq/v1;protomqv1'
   _globals['_ERRORREASON']._serialized_start=39
-  _globals['_ERRORREASON']._serialized_end=734
+  _globals['_ERRORREASON']._serialized_end=766
 # @@protoc_insertion_point(module_scope)

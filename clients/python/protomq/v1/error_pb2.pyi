@@ -64,6 +64,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """RESOURCE_EXHAUSTED: too many connections or held pulls of one kind."""
     ERROR_REASON_STALE_REGISTRATION: _ErrorReason.ValueType  # 20
     """FAILED_PRECONDITION: a registration with a higher epoch or newer start is in place."""
+    ERROR_REASON_QUEUE_HEALING: _ErrorReason.ValueType  # 21
+    """UNAVAILABLE: the queue's entries were found damaged and are being made anew from the log; RetryInfo says when to try again."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason lists every value that ErrorInfo.reason takes, there without the prefix: "TOPIC_NOT_FOUND"."""
@@ -110,4 +112,6 @@ ERROR_REASON_TOO_MANY: ErrorReason.ValueType  # 19
 """RESOURCE_EXHAUSTED: too many connections or held pulls of one kind."""
 ERROR_REASON_STALE_REGISTRATION: ErrorReason.ValueType  # 20
 """FAILED_PRECONDITION: a registration with a higher epoch or newer start is in place."""
+ERROR_REASON_QUEUE_HEALING: ErrorReason.ValueType  # 21
+"""UNAVAILABLE: the queue's entries were found damaged and are being made anew from the log; RetryInfo says when to try again."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

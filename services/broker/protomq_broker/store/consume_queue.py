@@ -52,32 +52,87 @@ _NO_ENTRIES: Final = np.empty(0, ENTRY)
 
 
 class ConsumeQueueDamagedError(StoreError):
-    """A file of a consume queue is not what was written. The log has everything: the queue is rebuilt at the next start.
+    """A file of a consume queue is not what was written. The log has everything: an open store makes the entries anew (`heal.py`).
 
-    Attributes: path: the file; queue_offset: first entry that does not hold; reason: what does not hold.
+    Attributes:
+        path: the file.
+        queue_offset: first entry that does not hold.
+        reason: what does not hold.
+        is_healing: it passes by itself, soon; else only another start, or a repair of the log, may help.
     """
 
-    def __init__(self, path: str, queue_offset: int, reason: str) -> None:
+    def __init__(
+        self, path: str, queue_offset: int, reason: str, *, is_healing: bool = False
+    ) -> None:
         super().__init__(f"{path}: entry {queue_offset}: {reason}")
         self.path = path
         self.queue_offset = queue_offset
         self.reason = reason
+        self.is_healing = is_healing
+
+
+class DamagedFile:
+    """A file in which an entry was met that does not hold, until it is healed.
+
+    Attributes:
+        queue: whose file it is.
+        start_offset: queue offset of the file's first entry.
+        queue_offset: the first entry that was met.
+        reason: what does not hold.
+        obstacle: why it cannot be healed, as of the last try; "" before that.
+    """
+
+    __slots__ = ("obstacle", "queue", "queue_offset", "reason", "start_offset")
+
+    def __init__(
+        self, queue: ConsumeQueue, start_offset: int, queue_offset: int, reason: str
+    ) -> None:
+        self.queue = queue
+        self.start_offset = start_offset
+        self.queue_offset = queue_offset
+        self.reason = reason
+        self.obstacle = ""
 
 
 class QueueFiles:
-    """What all queues of a store share: the folder, the open files, and the damage that readers came across.
+    """What all queues of a store share: the folder, the open files, and what does not hold of them.
 
-    Attributes: folder: folder of all consume queues; files: those that are open; damage: for a queue, the first offset that does not
-    hold; min_offset_lock: held while a first offset is raised.
+    Attributes:
+        folder: folder of all consume queues.
+        files: those that are open.
+        lost_syncs: for a queue, the first offset that a failed sync may have lost.
+        met: the damaged files that readers came across, by queue and first offset. Any thread adds, the flusher thread removes.
+        on_met: told when one is added, on any thread; None while nobody heals.
+        min_offset_lock: held while a first offset is raised.
     """
 
-    __slots__ = ("damage", "files", "folder", "min_offset_lock")
+    __slots__ = ("files", "folder", "lost_syncs", "met", "min_offset_lock", "on_met")
 
     def __init__(self, folder: str, files: OpenFiles) -> None:
         self.folder = folder
         self.files = files
-        self.damage: dict[ConsumeQueue, int] = {}
+        self.lost_syncs: dict[ConsumeQueue, int] = {}
+        self.met: dict[tuple[ConsumeQueue, int], DamagedFile] = {}
+        self.on_met: Callable[[], None] | None = None
         self.min_offset_lock = threading.Lock()
+
+    def forget_damage(self, queue: ConsumeQueue) -> None:
+        """The queue's files are not what they were: what was wrong with them is no more."""
+        self.lost_syncs.pop(queue, None)
+        if self.met:
+            for key in [key for key in list(self.met) if key[0] is queue]:
+                self.met.pop(key, None)
+
+    def damage_of(self, queue: ConsumeQueue) -> int | None:
+        """The first offset of a queue that does not hold, as far as is known; None if all may."""
+        found = [met.queue_offset for met in list(self.met.values()) if met.queue is queue]
+        if queue in self.lost_syncs:
+            found.append(self.lost_syncs[queue])
+        return min(found, default=None)
+
+    def damaged_queues(self) -> list[ConsumeQueue]:
+        """Those of which something is known not to hold."""
+        return list(dict.fromkeys((*self.lost_syncs, *(queue for queue, _ in list(self.met)))))
 
 
 class ConsumeQueue:
@@ -148,7 +203,7 @@ class ConsumeQueue:
         self._min_offset = min_offset
         self._log_start = -1
         self._last = _NO_LAST
-        self._home.damage.pop(self, None)
+        self._home.forget_damage(self)
         self.flushed_offset = end_offset
         self.end_offset = end_offset
 
@@ -257,6 +312,30 @@ class ConsumeQueue:
         self.sync_done()
         return folders
 
+    def raw_entries(self, queue_offset: int, end: int) -> bytes:
+        """What the file has in the place of entries [queue_offset, end), which are in one file; fewer bytes where it has none."""
+        files = self._home.files
+        try:
+            file = files.get(self.path_of(queue_offset))
+        except FileNotFoundError:
+            return b""
+        at = queue_offset % ENTRIES_PER_FILE * ENTRY_SIZE_BYTES
+        return read_fully(files.disk, file.fd, (end - queue_offset) * ENTRY_SIZE_BYTES, at)
+
+    def mend(self, queue_offset: int, entries: NDArray[Any]) -> None:
+        """Writes entries of one file once more, without a sync; they are in files already, or should be. The folder is there."""
+        files, path = self._home.files, self.path_of(queue_offset)
+        files.forget(
+            path
+        )  # what stands at the path now may be another file than the one that is open
+        file = files.get(path, create=True)
+        at = queue_offset % ENTRIES_PER_FILE * ENTRY_SIZE_BYTES
+        data = sealed(memoryview(entries.tobytes()), queue_offset, self._salt)
+        write_fully(files.disk, file.fd, data, at)
+        if self.synced_offset > queue_offset:  # at the file's start: its name is synced too
+            self.synced_offset = queue_offset // ENTRIES_PER_FILE * ENTRIES_PER_FILE
+        self._last = _NO_LAST
+
     def sync_done(self) -> None:
         """The files are durable as far as they are written."""
         self.synced_offset = self.flushed_offset
@@ -264,7 +343,7 @@ class ConsumeQueue:
     def sync_failed(self) -> None:
         """The kernel may have dropped what was written, and a second sync would not notice: the entries count as damaged."""
         start = max(self.synced_offset, self._min_offset)
-        self._home.damage[self] = min(self._home.damage.get(self, start), start)
+        self._home.lost_syncs[self] = min(self._home.lost_syncs.get(self, start), start)
 
     def release_buffer(self) -> None:
         """Gives the memory back if all entries are in files. The caller keeps the writer out."""
@@ -419,13 +498,21 @@ class ConsumeQueue:
         return entries[: min(good, count)]
 
     def _damage(self, path: str, queue_offset: int, reason: str) -> ConsumeQueueDamagedError:
-        error = ConsumeQueueDamagedError(path, queue_offset, reason)
-        if queue_offset >= self._min_offset:
-            known = self._home.damage.get(self)
-            if known is None or queue_offset < known:
-                log.error("damage in a consume queue: %s", error)
-                self._home.damage[self] = queue_offset
-        return error
+        home = self._home
+        if queue_offset < self._min_offset:
+            return ConsumeQueueDamagedError(path, queue_offset, reason)
+        start = queue_offset // ENTRIES_PER_FILE * ENTRIES_PER_FILE
+        met = home.met.get((self, start))
+        if met is None:
+            met = home.met.setdefault((self, start), DamagedFile(self, start, queue_offset, reason))
+            log.error("damage in a consume queue: %s: entry %d: %s", path, queue_offset, reason)
+            if home.on_met is not None:
+                home.on_met()
+        met.queue_offset = min(met.queue_offset, queue_offset)
+        if met.obstacle:
+            reason = f"{reason}, and it cannot be made anew: {met.obstacle}"
+        is_healing = home.on_met is not None and not met.obstacle
+        return ConsumeQueueDamagedError(path, queue_offset, reason, is_healing=is_healing)
 
 
 def first_disorder(entries: NDArray[Any]) -> int | None:

@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ from .consume_queue import (
     NO_FOLDER,
     ConsumeQueue,
     ConsumeQueueDamagedError,
+    DamagedFile,
     QueueFiles,
 )
 from .disk import Disk, read_file, remove_file
@@ -102,7 +103,8 @@ class ConsumeQueueTable:
         self._unsynced: set[ConsumeQueue] = set()  # written since the last checkpoint
         self._unsynced_folders: set[str] = set()  # with new names in them
         self._removed: list[tuple[str, list[ConsumeQueue]]] = []
-        self._home.damage.clear()
+        self._home.lost_syncs.clear()
+        self._home.met.clear()
 
     # Look-up, any thread.
 
@@ -127,6 +129,18 @@ class ConsumeQueueTable:
     def queue_count(self) -> int:
         """Number of queues."""
         return len(self._rows)
+
+    def damaged_files(self) -> list[DamagedFile]:
+        """Files in which damage was met, and which are not healed."""
+        return [met for met in list(self._home.met.values()) if self.has(met.queue)]
+
+    def has(self, queue: ConsumeQueue) -> bool:
+        """Whether the queue is still one of these: its topic was not deleted."""
+        return self.find(queue.topic, queue.queue_id) is queue
+
+    def watch_damage(self, on_met: Callable[[], None]) -> None:
+        """From now on damage is healed: `on_met` is told of each file in which some is met, on any thread."""
+        self._home.on_met = on_met
 
     # Writer thread.
 
@@ -225,6 +239,21 @@ class ConsumeQueueTable:
             )  # first, so that no start looks for files that are gone
             for queue, min_offset in old.items():
                 self._delete_files_below(queue, min_offset)
+
+    def mend(self, met: DamagedFile, queue_offset: int, entries: NDArray[Any]) -> None:
+        """Writes entries of a damaged file anew; the next checkpoint makes them durable."""
+        with self._files_lock:
+            queue = met.queue
+            if self.has(queue):
+                self._disk.make_folder(queue.folder)
+                queue.mend(queue_offset, entries)
+                self._unsynced.add(queue)
+                self._touched.add(queue)
+            self.forget_met(met)
+
+    def forget_met(self, met: DamagedFile) -> None:
+        """The file holds."""
+        self._home.met.pop((met.queue, met.start_offset), None)
 
     def remove_topic(self, topic: str) -> None:
         """Forgets a topic's queues, any thread; the files go with the next flush. A topic of that name begins anew, from offset 0."""
@@ -403,7 +432,7 @@ class ConsumeQueueTable:
         """Writes the queue's row as of `position`; whether the queue has entries behind it, so that the row must be renewed again."""
         if self.find(queue.topic, queue.queue_id) is not queue:
             return False  # removed
-        damaged = self._home.damage.get(queue)
+        damaged = self._home.damage_of(queue)
         try:
             end_offset = queue.first_at_or_beyond(position)
         except ConsumeQueueDamagedError as error:
@@ -418,7 +447,7 @@ class ConsumeQueueTable:
         return end_offset < queue.end_offset
 
     def _write_table(self, position: int) -> None:
-        for queue in list(self._home.damage):
+        for queue in self._home.damaged_queues():
             self._renew_row(queue, position)
         with self._lock:
             payload = self._rows.encode(position)
@@ -432,7 +461,7 @@ class ConsumeQueueTable:
             for _, queues in removed:
                 for queue in queues:
                     self._rows.remove(queue.row)
-                    self._home.damage.pop(queue, None)
+                    self._home.forget_damage(queue)
         self._write_table(self._checkpoint_position)
         for topic, _ in removed:
             self._remove_folder(f"{self._folder}/{topic}")

@@ -113,6 +113,22 @@ def opened(
     return np.frombuffer(content, ENTRY, count), good
 
 
+def which_hold(
+    data: bytes, count: int, queue_offset: int, salt: int
+) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """(`count` entries without their checks, which of them hold), as they stood in a file; `data` may be shorter than they are."""
+    content = bytearray(count * ENTRY_SIZE_BYTES)
+    content[: len(data)] = data
+    octets = np.frombuffer(content, np.uint8).reshape(count, ENTRY_SIZE_BYTES)
+    low, high = octets[:, _LOW_AT].copy(), octets[:, _HIGH_AT].copy()
+    octets[:, _LOW_AT] = 0
+    octets[:, _HIGH_AT] = 0
+    sums = _sums(content, count, queue_offset, salt).view(np.uint8).reshape(count, 8)
+    holds = (low == sums[:, 6]) & (high == sums[:, 7])
+    holds[len(data) // ENTRY_SIZE_BYTES :] = False
+    return np.frombuffer(content, ENTRY, count), holds
+
+
 def _opened_few(
     data: bytes | bytearray, count: int, queue_offset: int, salt: int
 ) -> tuple[NDArray[Any], int]:

@@ -54,6 +54,7 @@ class StoreActions(NamedTuple):
         keep_from_position: what the log has from here on is needed; None if nothing is.
         set_refusal: refuses writes with a reason, "" takes them again.
         scrub: reads some of the old segments again, given the monotonic clock.
+        heal: makes damaged consume queue files anew, some at a time, given the monotonic clock.
     """
 
     checkpoint: Callable[[], None]
@@ -62,6 +63,7 @@ class StoreActions(NamedTuple):
     keep_from_position: Callable[[], int | None]
     set_refusal: Callable[[str], None]
     scrub: Callable[[int], None]
+    heal: Callable[[int], None]
 
 
 class Housekeeper:
@@ -104,10 +106,16 @@ class Housekeeper:
         self._state_due_ms = now_ms + STATE_INTERVAL_MS
 
     def turn(self) -> None:
-        """Does what is due."""
-        if self._log.failure:
-            return
+        """Does what is due. Of a log that has failed, only reading goes on: its queues are healed."""
         now_ms = self._clock.monotonic_ms()
+        if not self._log.failure:
+            self._write(now_ms)
+        try:
+            self._actions.heal(now_ms)
+        except (OSError, StoreError) as error:
+            log.warning("healing of consume queues failed and will be tried again: %s", error)
+
+    def _write(self, now_ms: int) -> None:
         try:
             if self._log.is_next_segment_due():
                 self._log.prepare_next_segment()

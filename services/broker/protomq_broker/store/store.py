@@ -7,6 +7,7 @@
       RepeatedSends         producer, sequence -> place derived
       TopicTable, ConsumerOffsets                      configuration
       LogFlusher, checkpoints                          flusher.py, checkpoint.py
+      QueueHealer                                      what readers find damaged of the queues is made anew: heal.py
 
 Who may call: `append`, `find_repeated` on the writer thread, one and always the same. Everything else on any thread.
 
@@ -34,11 +35,12 @@ from .append import AppendRequest
 from .checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from .commit_log import DISK_FULL_ERRNOS, CommitLog
 from .config import StoreConfig
-from .consume_queue import ConsumeQueueDamagedError
+from .consume_queue import ConsumeQueueDamagedError, DamagedFile
 from .consume_queue_table import ConsumeQueueTable
 from .disk import Disk, read_json
 from .errors import DiskFullError, StoreFailedError
 from .flusher import BackgroundThread, LogFlusher
+from .heal import LogState, QueueHealer
 from .housekeeping import Clock, Housekeeper, StoreActions
 from .index import MessageIndex
 from .lock import AbortFile, StoreLock
@@ -191,6 +193,18 @@ class Store:
             lambda: self._reader.damaged,
             self._set_aside,
         )
+        self._healer = QueueHealer(
+            disk,
+            self._folder,
+            self._queues,
+            LogState(
+                lambda: self._log.tail.position,
+                lambda: self._log.flushed_position,
+                lambda: self._reader.damaged,
+                lambda: self.topics.deleted,
+                self._set_aside,
+            ),
+        )
         self._keeper = Housekeeper(
             disk,
             root,
@@ -206,6 +220,7 @@ class Store:
                 self._keep_from,
                 self._set_refusal,
                 self._scrub,
+                self._healer.step,
             ),
         )
         self._flush_thread = BackgroundThread(
@@ -214,6 +229,7 @@ class Store:
         self._keep_thread = BackgroundThread(
             "protomq-housekeeping", config.flush_interval_ms, self._keeper.turn, self._crashed
         )
+        self._queues.watch_damage(self._keep_thread.wake)
         if background:
             self._flush_thread.start()
             self._keep_thread.start()
@@ -259,6 +275,16 @@ class Store:
     def damaged_ranges(self) -> Sequence[DamagedRange]:
         """Parts of the log that are in quarantine."""
         return self._reader.damaged
+
+    @property
+    def damaged_files(self) -> Sequence[DamagedFile]:
+        """Files of consume queues in which damage was met, and which are not healed."""
+        return self._queues.damaged_files()
+
+    @property
+    def healed_file_count(self) -> int:
+        """Files of consume queues that were made anew from the log since the start."""
+        return self._healer.healed_count
 
     # Writing: the writer thread.
 

@@ -554,7 +554,7 @@ def test_a_reader_that_looks_for_an_entry_deleted_for_its_age_just_now_goes_on_w
     table.delete_below(log.boundaries[5])
     assert queue.entry(old) == (0, 0, -1)
     assert queue.min_offset(0) == 20, "a reader that saw the log's old start gets the new one"
-    assert not table._home.damage
+    assert not table._home.damaged_queues()
 
     looked = 0
     real = queue.entry
@@ -572,4 +572,4 @@ def test_a_reader_that_looks_for_an_entry_deleted_for_its_age_just_now_goes_on_w
         patch.setattr(consume_queue.ConsumeQueue, "entry", lambda self, offset: entry(offset))
         assert queue.first_at_or_beyond(position) == 30
     assert looked > 2
-    assert not table._home.damage
+    assert not table._home.damaged_queues()
