@@ -22,7 +22,7 @@ import logging
 import struct
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,6 +135,16 @@ class QueueFiles:
         return list(dict.fromkeys((*self.lost_syncs, *(queue for queue, _ in list(self.met)))))
 
 
+class Unwritten(NamedTuple):
+    """Entries that stand in no file, and belong into the same one: the offset of the first, the entries, what their check bits begin
+    with, and whether the next file has to take more."""
+
+    queue_offset: int
+    entries: memoryview
+    salt: int
+    goes_on: bool
+
+
 class ConsumeQueue:
     """The entries of one queue.
 
@@ -153,6 +163,7 @@ class ConsumeQueue:
         "_last",
         "_log_start",
         "_min_offset",
+        "_salt",
         "end_offset",
         "flushed_offset",
         "queue_id",
@@ -175,6 +186,7 @@ class ConsumeQueue:
             _NO_BUFFER  # queue offset of its first entry, the entries
         )
         self._home = home
+        self._salt = salt_of(topic, queue_id)
 
     @property
     def folder(self) -> str:
@@ -185,10 +197,6 @@ class ConsumeQueue:
     def known_min_offset(self) -> int:
         """The first offset as of the last look: see `min_offset`."""
         return self._min_offset
-
-    @property
-    def _salt(self) -> int:
-        return salt_of(self.topic, self.queue_id)
 
     def path_of(self, queue_offset: int) -> str:
         """The file in which the entry stands."""
@@ -240,7 +248,7 @@ class ConsumeQueue:
         start, buffer = self._buffer
         first, end = self.flushed_offset, self.end_offset
         capacity = _CAPACITY_MIN
-        while capacity < 2 * (end - first + count):
+        while capacity < 2 * (end - first) + count:  # of a queue that rested: no more than it needs
             capacity *= 2
         grown = bytearray(capacity * ENTRY_SIZE_BYTES)
         kept = (end - first) * ENTRY_SIZE_BYTES
@@ -278,20 +286,26 @@ class ConsumeQueue:
 
     def flush(self) -> None:
         """Writes what is only in memory to files, without a sync. After an OSError nothing is lost: it is all still in memory."""
-        files = self._home.files
         end = self.end_offset
-        start, buffer = self._buffer
         while self.flushed_offset < end:
-            first = self.flushed_offset
-            last = min(end, (first // ENTRIES_PER_FILE + 1) * ENTRIES_PER_FILE)
-            path = self.path_of(first)
-            file = files.get(path, create=True)
-            part = memoryview(buffer)[
-                (first - start) * ENTRY_SIZE_BYTES : (last - start) * ENTRY_SIZE_BYTES
-            ]
-            at = first % ENTRIES_PER_FILE * ENTRY_SIZE_BYTES
-            write_fully(files.disk, file.fd, sealed(part, first, self._salt), at)
-            self.flushed_offset = last
+            first, entries, salt, _ = self.unwritten()
+            self.write(first, sealed(entries, first, salt))
+
+    def unwritten(self) -> Unwritten:
+        """What is only in memory, as far as it belongs into one file."""
+        first, end = self.flushed_offset, self.end_offset
+        start, buffer = self._buffer
+        last = min(end, (first // ENTRIES_PER_FILE + 1) * ENTRIES_PER_FILE)
+        part = slice((first - start) * ENTRY_SIZE_BYTES, (last - start) * ENTRY_SIZE_BYTES)
+        return Unwritten(first, memoryview(buffer)[part], self._salt, last < end)
+
+    def write(self, queue_offset: int, entries: bytearray | memoryview) -> None:
+        """Writes what `unwritten` gave, sealed."""
+        files = self._home.files
+        file = files.get(self.path_of(queue_offset), create=True)
+        at = queue_offset % ENTRIES_PER_FILE * ENTRY_SIZE_BYTES
+        write_fully(files.disk, file.fd, entries, at)
+        self.flushed_offset = queue_offset + len(entries) // ENTRY_SIZE_BYTES
 
     def sync(self) -> set[str]:
         """Makes the files durable as far as they are written; the folders that have new names in them, to be synced by the caller."""

@@ -10,7 +10,8 @@ Rules:
 - `apply` runs on the writer thread, `flush`, `checkpoint` and `delete_below` on the flusher thread; the lock keeps the two apart for
   as long as a group of requests is added, and is never held during input or output. Another lock lets one thread at a time change
   files. Readers take no lock.
-- Ten thousand topics are normal: a queue that rests holds no buffer and no file open, and the start reads no folder but the topics'.
+- Ten thousand topics are normal: a queue that rests holds no buffer, a bounded number of files is open, and the start reads no folder
+  but the topics'.
 """
 
 from __future__ import annotations
@@ -38,14 +39,15 @@ from .consume_queue import (
     QueueFiles,
 )
 from .disk import Disk, read_file, remove_file
+from .queue_flush import flush_together
 from .queue_rows import QueueRows, decode_rows
 from .selection import ENTRY_SIZE_BYTES
 from .side_files import (
-    OPEN_FILES_MAX,
     OpenFile,
     OpenFiles,
     cut_file,
     empty_folder,
+    open_files_max,
     read_state_file,
     remove_tree,
     size_of_file,
@@ -76,13 +78,13 @@ class ConsumeQueueTable:
         log_start: first position that the log still has.
     """
 
-    def __init__(self, disk: Disk, folder: str, *, open_files_max: int = OPEN_FILES_MAX) -> None:
+    def __init__(self, disk: Disk, folder: str, *, files_max: int | None = None) -> None:
         self.replay_from = 0
         self.needs_rebuild = False
         self.log_start = 0
         self._disk = disk
         self._folder = folder
-        self._files = OpenFiles(disk, open_files_max)
+        self._files = OpenFiles(disk, open_files_max() if files_max is None else files_max)
         self._home = QueueFiles(folder, self._files)
         self._folder_file: OpenFile | None = (
             None  # open from the first write on: see `Disk.sync_file_system`
@@ -191,17 +193,19 @@ class ConsumeQueueTable:
                         queue.release_buffer()
             self._touched |= dirty
             self._cooling = dirty
-            left = _in_order(dirty)[::-1]
+            queues = _in_order(dirty)
+            written: set[ConsumeQueue] = set()
             try:
-                while left:
-                    self._flush_queue(left[-1])
-                    left.pop()
+                for queue in queues:
+                    if queue.synced_offset == NO_FOLDER:
+                        self._make_folder(queue)
+                flush_together(queues, written.add)
             except OSError:
                 with self._lock:
-                    self._dirty.update(
-                        queue for queue in left if self.find(queue.topic, queue.queue_id) is queue
-                    )
+                    self._dirty.update(filter(self.has, dirty - written))
                 raise
+            finally:
+                self._unsynced |= written
 
     def checkpoint(self, position: int) -> None:
         """Makes durable that everything that the log holds below `position` is in the queues.
@@ -212,9 +216,7 @@ class ConsumeQueueTable:
             self.flush()
             touched, self._touched = self._touched, set()
             try:
-                for queue in _in_order(touched):
-                    if self._renew_row(queue, position):
-                        self._touched.add(queue)
+                self._touched |= self._renew_rows(_in_order(touched), position)
                 self._sync()
                 self._write_table(position)
             except BaseException:
@@ -265,7 +267,7 @@ class ConsumeQueueTable:
 
     def close(self) -> None:
         """Closes the files. Call `checkpoint` before."""
-        self._files.forget("")
+        self._files.forget_below("")
         self._folder_file = None
 
     # Recovery: one thread, nobody else.
@@ -293,7 +295,7 @@ class ConsumeQueueTable:
 
     def start_rebuild(self) -> None:
         """Removes everything; a replay from the log's start makes it anew."""
-        self._files.forget("")
+        self._files.forget_below("")
         self._clear()
         remove_file(self._disk, self._table_path)
         empty_folder(self._disk, self._folder)
@@ -390,15 +392,12 @@ class ConsumeQueueTable:
         self._queues.setdefault(topic, {})[queue_id] = queue
         return queue
 
-    def _flush_queue(self, queue: ConsumeQueue) -> None:
-        if queue.synced_offset == NO_FOLDER:
-            folder = queue.folder
-            if self._disk.exists(folder):  # left over from a topic of that name
-                self._remove_folder(folder)
-            self._disk.make_folder(folder)
-            queue.synced_offset = NEW_FOLDER
-        queue.flush()
-        self._unsynced.add(queue)
+    def _make_folder(self, queue: ConsumeQueue) -> None:
+        folder = queue.folder
+        if self._disk.exists(folder):  # left over from a topic of that name
+            self._remove_folder(folder)
+        self._disk.make_folder(folder)
+        queue.synced_offset = NEW_FOLDER
 
     def _sync(self) -> None:
         """Makes durable what was written since the last checkpoint: file by file, or all at once where the files are many."""
@@ -406,7 +405,7 @@ class ConsumeQueueTable:
             self._sync_all()
             return
         for queue in _in_order(self._unsynced):
-            if self.find(queue.topic, queue.queue_id) is queue:
+            if self.has(queue):
                 self._unsynced_folders |= queue.sync()
             self._unsynced.discard(queue)
         for folder in sorted(self._unsynced_folders):
@@ -415,7 +414,7 @@ class ConsumeQueueTable:
             self._unsynced_folders.discard(folder)
 
     def _sync_all(self) -> None:
-        queues = [q for q in self._unsynced if self.find(q.topic, q.queue_id) is q]
+        queues = [queue for queue in self._unsynced if self.has(queue)]
         assert self._folder_file is not None
         try:
             self._disk.sync_file_system(self._folder_file.fd)
@@ -428,10 +427,16 @@ class ConsumeQueueTable:
         self._unsynced.clear()
         self._unsynced_folders.clear()
 
-    def _renew_row(self, queue: ConsumeQueue, position: int) -> bool:
-        """Writes the queue's row as of `position`; whether the queue has entries behind it, so that the row must be renewed again."""
-        if self.find(queue.topic, queue.queue_id) is not queue:
-            return False  # removed
+    def _renew_rows(self, queues: Iterable[ConsumeQueue], position: int) -> set[ConsumeQueue]:
+        """Writes the queues' rows as of `position`; those that have entries behind it, so that their rows must be renewed again."""
+        rows = [(queue, self._row_as_of(queue, position)) for queue in queues if self.has(queue)]
+        with self._lock:  # once: the writer waits for it
+            rows = [(queue, values) for queue, values in rows if self.has(queue)]
+            self._rows.set_all([(queue.row, *values) for queue, values in rows])
+        return {queue for queue, (_, end_offset, _) in rows if end_offset < queue.end_offset}
+
+    def _row_as_of(self, queue: ConsumeQueue, position: int) -> tuple[int, int, bool]:
+        """(first offset, end, whether what comes behind is damaged) as of a position of the log."""
         damaged = self._home.damage_of(queue)
         try:
             end_offset = queue.first_at_or_beyond(position)
@@ -440,15 +445,10 @@ class ConsumeQueueTable:
         min_offset = queue.known_min_offset
         if damaged is not None:
             end_offset = max(min(damaged, end_offset), min_offset)
-        with self._lock:
-            if self.find(queue.topic, queue.queue_id) is not queue:
-                return False  # removed meanwhile
-            self._rows.set(queue.row, min_offset, end_offset, damaged is not None)
-        return end_offset < queue.end_offset
+        return min_offset, end_offset, damaged is not None
 
     def _write_table(self, position: int) -> None:
-        for queue in self._home.damaged_queues():
-            self._renew_row(queue, position)
+        self._renew_rows(self._home.damaged_queues(), position)
         with self._lock:
             payload = self._rows.encode(position)
         write_state_file(self._disk, self._table_path, _MAGIC, payload)
@@ -469,7 +469,7 @@ class ConsumeQueueTable:
     def _raise_min_offset(self, queue: ConsumeQueue, min_offset: int) -> int:
         """Enters the queue's new first offset into its row, as far as the row reaches; the offset entered."""
         with self._lock:
-            if self.find(queue.topic, queue.queue_id) is not queue:
+            if not self.has(queue):
                 return 0  # removed meanwhile
             return self._rows.raise_min_offset(queue.row, min_offset)
 
@@ -545,7 +545,7 @@ class ConsumeQueueTable:
                 self._unlink(path)
 
     def _remove_folder(self, folder: str) -> None:
-        self._files.forget(f"{folder}/")
+        self._files.forget_below(folder)
         remove_tree(self._disk, folder)
 
     def _unlink(self, path: str) -> None:

@@ -16,6 +16,7 @@ Entries in memory carry no check: it is added where they are written to a file a
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -88,11 +89,41 @@ def sealed(entries: memoryview, queue_offset: int, salt: int) -> bytearray:
             few[index * ENTRY_SIZE_BYTES + _HIGH_AT] = check >> 8
         return few
     data = bytearray(entries)
-    octets = np.frombuffer(data, np.uint8).reshape(count, ENTRY_SIZE_BYTES)
-    sums = _sums(data, count, queue_offset, salt).view(np.uint8).reshape(count, 8)
-    octets[:, _LOW_AT] = sums[:, 6]
-    octets[:, _HIGH_AT] = sums[:, 7]
+    _enter_checks(data, count, _sums(data, count, queue_offset, salt))
     return data
+
+
+def sealed_together(
+    parts: Sequence[memoryview], queue_offsets: Sequence[int], salts: Sequence[int]
+) -> bytearray:
+    """`sealed` of entries of many queues, one behind the other: the array operations run once, however many the queues are."""
+    data = bytearray().join(parts)
+    total = len(data) // ENTRY_SIZE_BYTES
+    words = np.frombuffer(data, "<u4").reshape(total, _WORDS)
+    if total and int(words[:, 1].max()) >> (POSITION_BITS - 32):
+        raise StoreError(f"a log ends at position {1 << POSITION_BITS}")
+    counts = np.array([len(part) for part in parts], np.int64) // ENTRY_SIZE_BYTES
+    starts = np.cumsum(counts) - counts
+    # Entry i of a part has the sum of a part that begins at its first entry; the arithmetic is modulo 2**64.
+    bases = np.array(
+        [
+            (OFFSET_STEP * offset + salt) & _MASK
+            for offset, salt in zip(queue_offsets, salts, strict=True)
+        ],
+        np.uint64,
+    ) - starts.astype(np.uint64) * np.uint64(OFFSET_STEP)
+    sums: NDArray[np.uint64] = words @ _FACTORS
+    sums += np.arange(total, dtype=np.uint64) * np.uint64(OFFSET_STEP)
+    sums += np.repeat(bases, counts)
+    _enter_checks(data, total, sums)
+    return data
+
+
+def _enter_checks(data: bytearray, count: int, sums: NDArray[np.uint64]) -> None:
+    octets = np.frombuffer(data, np.uint8).reshape(count, ENTRY_SIZE_BYTES)
+    checks = sums.view(np.uint8).reshape(count, 8)
+    octets[:, _LOW_AT] = checks[:, 6]
+    octets[:, _HIGH_AT] = checks[:, 7]
 
 
 def opened(

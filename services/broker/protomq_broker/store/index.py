@@ -244,7 +244,7 @@ class MessageIndex:
 
     def close(self) -> None:
         """Closes the files. Call `checkpoint` before."""
-        self._files.forget("")
+        self._files.forget_below("")
         self._run_files.close()
 
     # Recovery: one thread, nobody else.
@@ -267,7 +267,7 @@ class MessageIndex:
 
     def start_rebuild(self) -> None:
         """Removes everything; a replay from the log's start makes it anew."""
-        self._files.forget("")
+        self._files.forget_below("")
         self._run_files.close()
         self._clear()
         remove_file(self._disk, self._state_path)

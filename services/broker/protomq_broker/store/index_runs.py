@@ -73,7 +73,7 @@ class RunFiles:
 
     def close(self) -> None:
         """Closes all files."""
-        self._files.forget("")
+        self._files.forget_below("")
         self._fences.clear()
 
     def write(self, rows: NDArray[Any]) -> Run:

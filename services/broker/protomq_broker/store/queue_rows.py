@@ -9,6 +9,7 @@ A queue keeps its row, so that a checkpoint changes the rows of those that have 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -72,6 +73,17 @@ class QueueRows:
         """Changes a row."""
         row = self._rows[index]
         row["min_offset"], row["end_offset"], row["damaged"] = min_offset, end_offset, damaged
+
+    def set_all(self, rows: Sequence[tuple[int, int, int, bool]]) -> None:
+        """Changes many: (index, min_offset, end_offset, damaged) of each."""
+        if not rows:
+            return
+        indexes, min_offsets, end_offsets, damaged = (
+            np.array(column) for column in zip(*rows, strict=True)
+        )
+        self._rows["min_offset"][indexes] = min_offsets
+        self._rows["end_offset"][indexes] = end_offsets
+        self._rows["damaged"][indexes] = damaged
 
     def raise_min_offset(self, index: int, min_offset: int) -> int:
         """Raises the first offset, as far as the row reaches; what it is then."""

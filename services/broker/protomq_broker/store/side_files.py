@@ -8,16 +8,21 @@ is simply not there (None), and its owner starts from nothing.
 
 from __future__ import annotations
 
+import random
+import resource
 import threading
-from collections import OrderedDict
 from typing import Final
 
 from protomq.wire.hashing import crc32c
 
 from .disk import Disk, read_file, write_file_atomically
 
-OPEN_FILES_MAX: Final = 256
-"""Descriptors that one set keeps open: enough for the queues in use at a time, far below the usual limit of 1,024."""
+OPEN_FILES_MIN: Final = 256
+"""Descriptors that one set keeps open whatever the limit of the process: the usual one is 1,024."""
+OPEN_FILES_MAX: Final = 16_384
+"""Where the limit allows it, ten thousand queues keep their files open: opening and closing one costs more than writing to it."""
+OTHER_DESCRIPTORS: Final = 11_000
+"""Left to connections, of which the remoting port takes 10,000, and to all else."""
 
 _MAGIC_SIZE_BYTES: Final = 8
 _CRC_SIZE_BYTES: Final = 4
@@ -101,13 +106,27 @@ class OpenFile:
         self._disk.close(self.fd)
 
 
-class OpenFiles:
-    """The files used last, by path. Any thread; a lock is held for a look-up, never while a file is read or written."""
+def open_files_max() -> int:
+    """How many files of consume queues may stay open, by the limit of the process."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return OPEN_FILES_MAX
+    return max(OPEN_FILES_MIN, min(OPEN_FILES_MAX, soft - OTHER_DESCRIPTORS))
 
-    def __init__(self, disk: Disk, files_max: int = OPEN_FILES_MAX) -> None:
+
+class OpenFiles:
+    """Open files by path, a bounded number. Any thread; a lock is held for a look-up, never while a file is read or written.
+
+    When there are too many, any one of them goes. The one used longest ago would be the wrong one for the flusher, which goes through
+    all queues in turn: it would find none of them open.
+    """
+
+    def __init__(self, disk: Disk, files_max: int = OPEN_FILES_MIN) -> None:
         self.disk = disk
         self._files_max = files_max
-        self._files: OrderedDict[str, OpenFile] = OrderedDict()
+        self._files: dict[str, tuple[OpenFile, int]] = {}  # with their index in `_paths`
+        self._paths: list[str] = []
+        self._random = random.Random(0)  # the same run of a test closes the same files
         self._lock = threading.Lock()
 
     def get(self, path: str, *, create: bool = False) -> OpenFile:
@@ -116,25 +135,42 @@ class OpenFiles:
         Hold the result for as long as its descriptor is used.
         """
         with self._lock:
-            file = self._files.get(path)
-            if file is not None:
-                self._files.move_to_end(path)
-                return file
+            found = self._files.get(path)
+        if found is not None:
+            return found[0]
         opened = OpenFile(self.disk, self.disk.create(path) if create else self.disk.open(path))
+        dropped = None  # closed at the end, outside the lock
         with self._lock:
-            file = self._files.setdefault(path, opened)
-            dropped = (
-                self._files.popitem(last=False) if len(self._files) > self._files_max else None
-            )
-        del dropped  # closed here, outside the lock
-        return file
+            found = self._files.get(path)
+            if found is not None:  # another thread was faster
+                return found[0]
+            if len(self._paths) >= self._files_max:
+                dropped = self._remove(self._paths[self._random.randrange(len(self._paths))])
+            self._files[path] = (opened, len(self._paths))
+            self._paths.append(path)
+        del dropped
+        return opened
 
-    def forget(self, prefix: str) -> None:
-        """Drops the files whose path starts so; each is closed when its last user is done."""
+    def forget(self, path: str) -> None:
+        """Drops a file, if it is open; it is closed when its last user is done."""
         with self._lock:
-            paths = [path for path in self._files if path.startswith(prefix)]
-            dropped = [self._files.pop(path) for path in paths]
+            dropped = self._remove(path) if path in self._files else None
+        del dropped
+
+    def forget_below(self, folder: str) -> None:
+        """Drops all files in a folder and below it; "" is the root of all."""
+        with self._lock:
+            prefix = f"{folder}/" if folder else ""
+            dropped = [self._remove(path) for path in self._paths[:] if path.startswith(prefix)]
         del dropped
 
     def __len__(self) -> int:
-        return len(self._files)
+        return len(self._paths)
+
+    def _remove(self, path: str) -> OpenFile:
+        file, index = self._files.pop(path)
+        last = self._paths.pop()
+        if last != path:
+            self._paths[index] = last
+            self._files[last] = (self._files[last][0], index)
+        return file

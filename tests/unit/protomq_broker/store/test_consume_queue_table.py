@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protomq.testing.simdisk import Fault, SimDisk
-from protomq_broker.store import consume_queue, consume_queue_table
+from protomq_broker.store import consume_queue, consume_queue_table, queue_flush
+from protomq_broker.store.consume_queue import ConsumeQueue
 from protomq_broker.store.consume_queue_table import ConsumeQueueTable, has_table, verify_queue
 from protomq_broker.store.opening import make_folders
+from protomq_broker.store.queue_flush import flush_together
 from protomq_broker.store.side_files import read_state_file, write_state_file
 from tests.unit.protomq_broker.store.derived_helpers import ListLog, Send
 
@@ -29,11 +31,11 @@ def use_small_files(set_: Callable[..., None]) -> None:
 
 
 def make_table(
-    disk: SimDisk, log: ListLog | None = None, *, open_files_max: int = 64
+    disk: SimDisk, log: ListLog | None = None, *, files_max: int = 64
 ) -> ConsumeQueueTable:
     """A table that has recovered with what the log has."""
     make_folders(disk, "/s")
-    table = ConsumeQueueTable(disk, FOLDER, open_files_max=open_files_max)
+    table = ConsumeQueueTable(disk, FOLDER, files_max=files_max)
     table.load()
     if log is not None:
         catch_up(table, log)
@@ -358,6 +360,46 @@ def test_a_topic_removed_without_a_follower_leaves_no_files():
     assert table.queue_count() == 1
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 9), st.integers(1, 20)), min_size=1, max_size=12),
+        min_size=1,
+        max_size=4,
+    ),
+    st.sampled_from((1, 100, 1_000, 1 << 20)),
+)
+def test_queues_flushed_together_have_the_files_of_queues_flushed_one_by_one(
+    turns: list[list[tuple[int, int]]], together_size_bytes: int
+) -> None:
+    def one_by_one(
+        queues: Sequence[ConsumeQueue], on_written: Callable[[ConsumeQueue], None]
+    ) -> None:
+        for queue in queues:
+            queue.flush()
+            on_written(queue)
+
+    files = []
+    for flush in (flush_together, one_by_one):
+        with pytest.MonkeyPatch.context() as patch:
+            use_small_files(patch.setattr)
+            patch.setattr(consume_queue_table, "flush_together", flush)
+            patch.setattr(queue_flush, "TOGETHER_SIZE_BYTES", together_size_bytes)
+            disk, log = SimDisk(), ListLog()
+            table = make_table(disk)
+            for turn in turns:
+                append(table, log, *(Send("t", queue_id, count) for queue_id, count in turn))
+                table.flush()
+                assert all(
+                    queue.flushed_offset == queue.end_offset
+                    for queue in table.queues_of("t").values()
+                )
+            table.checkpoint(log.end)
+            expect_all(make_table(disk), log)
+            files.append(disk.files(FOLDER))
+    assert files[0] == files[1]
+
+
 def test_a_full_disk_loses_nothing():
     disk, log = SimDisk(), ListLog()
     table = make_table(disk)
@@ -388,7 +430,7 @@ def test_queues_at_rest_give_their_memory_back_and_are_read_from_files():
 
 def test_no_more_files_are_open_than_allowed():
     disk, log = SimDisk(), ListLog()
-    table = make_table(disk, open_files_max=4)
+    table = make_table(disk, files_max=4)
     append(table, log, *(Send("a", queue_id, 20) for queue_id in range(30)))
     table.checkpoint(log.end)
     expect_all(table, log)

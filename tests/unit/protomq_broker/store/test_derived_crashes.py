@@ -40,7 +40,7 @@ class Broker:
     def start(self) -> None:
         """As recovery does it."""
         make_folders(self.disk, "/s")
-        self.queues = ConsumeQueueTable(self.disk, "/s/consumequeue", open_files_max=4)
+        self.queues = ConsumeQueueTable(self.disk, "/s/consumequeue", files_max=4)
         self.index = MessageIndex(self.disk, "/s/index")
         self.repeated = RepeatedSends(
             self.disk, "/s/repeatedsends", end_offset_of=self.queues.end_offset

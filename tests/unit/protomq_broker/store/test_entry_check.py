@@ -18,6 +18,7 @@ from protomq_broker.store.entry_check import (
     opened,
     salt_of,
     sealed,
+    sealed_together,
 )
 from protomq_broker.store.errors import StoreError
 from protomq_broker.store.seals import RECORD_FIELD_SIZE_MAX_BYTES
@@ -43,6 +44,27 @@ def test_what_is_sealed_is_opened(entries: list[Row], queue_offset: int, salt: i
     assert found.dtype == ENTRY
     assert found.tolist() == entries
     assert good == len(entries)
+
+
+@given(st.lists(st.tuples(st.lists(rows, max_size=20), offsets, salts), min_size=1, max_size=9))
+def test_entries_of_many_queues_are_sealed_together_as_each_by_itself(
+    queues: list[tuple[list[Row], int, int]],
+) -> None:
+    parts, queue_offsets, queue_salts = zip(*queues, strict=True)
+    together = sealed_together([encode(part) for part in parts], queue_offsets, queue_salts)
+    alone = [sealed(encode(part), at, salt) for part, at, salt in queues if part]
+    assert together == b"".join(alone)
+
+
+@given(st.lists(rows, min_size=1, max_size=9), st.data())
+def test_a_position_that_no_file_can_hold_is_refused_by_both(
+    entries: list[Row], data: st.DataObject
+) -> None:
+    entries.append((data.draw(st.integers(1 << 56, (1 << 64) - 1)), 1, 0))
+    with pytest.raises(StoreError, match="a log ends at"):
+        sealed(encode(entries), 0, 0)
+    with pytest.raises(StoreError, match="a log ends at"):
+        sealed_together([encode(entries), encode([(0, 1, 0)])], (0, 0), (0, 0))
 
 
 @given(st.lists(rows, min_size=1, max_size=40), offsets, salts, st.data())

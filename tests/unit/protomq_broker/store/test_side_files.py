@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import random
+import resource
 
 import pytest
 
 from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
+from protomq_broker.store import side_files
 from protomq_broker.store.disk import sync_names_above
 from protomq_broker.store.side_files import (
     OpenFiles,
@@ -71,8 +73,60 @@ def test_open_files_are_bounded_and_a_forgotten_one_lives_as_long_as_it_is_used(
     assert files.get(paths[5]) is files.get(paths[5])
     del held
     assert disk.open_descriptors == 3
-    files.forget("/s/")
+    files.forget_below("/s")
     assert disk.open_descriptors == 0
+
+
+def test_who_goes_through_more_files_than_may_be_open_finds_most_of_them_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened: list[str] = []
+    open_file = SimDisk.open
+
+    def open_and_count(disk: SimDisk, path: str) -> int:
+        opened.append(path)
+        return open_file(disk, path)
+
+    monkeypatch.setattr(SimDisk, "open", open_and_count)
+    paths = [f"/s/{n}" for n in range(100)]
+    disk = make_disk(*paths)
+    files = OpenFiles(disk, 90)
+    for path in paths * 10:
+        files.get(path)
+    assert len(files) == disk.open_descriptors == 90
+    assert len(opened) < 400
+
+
+def test_a_file_is_forgotten_by_its_path_and_a_folder_with_all_below_it():
+    paths = ["/s/a/1", "/s/a/b/2", "/s/ab"]
+    disk = make_disk(*paths)
+    files = OpenFiles(disk)
+    for path in paths:
+        files.get(path)
+    files.forget("/s/a")
+    assert len(files) == 3
+    files.forget("/s/a/1")
+    files.forget("/s/a/1")
+    assert disk.open_descriptors == 2
+    first = files.get("/s/a/1")
+    assert first is files.get("/s/a/1")
+    del first
+    files.forget_below("/s/a")
+    assert len(files) == disk.open_descriptors == 1
+    assert files.get("/s/ab") is files.get("/s/ab")
+    files.forget_below("")
+    assert len(files) == disk.open_descriptors == 0
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [(1_024, 256), (11_300, 300), (20_000, 9_000), (1 << 20, 16_384), (-1, 16_384)],
+)
+def test_open_files_leave_room_for_connections(
+    limit: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+    assert side_files.open_files_max() == expected
 
 
 def test_a_file_that_is_not_there_is_made_only_on_request():
