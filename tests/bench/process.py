@@ -15,6 +15,7 @@ from typing import Final, Self
 ROOT: Final = Path(__file__).resolve().parents[2]
 _READY_TIMEOUT_S: Final = 60.0
 _STOP_TIMEOUT_S: Final = 20.0
+_REST_INTERVAL_S: Final = 0.5
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -114,6 +115,17 @@ class Server:
     def cpu_seconds(self) -> float:
         """CPU time of the server and its children."""
         return cpu_seconds(self.pids)
+
+    def wait_at_rest(self, timeout_s: float = 30.0) -> None:
+        """Until the server has done what it does on the side: less than a twentieth of a core over half a second."""
+        until = time.monotonic() + timeout_s
+        used = self.cpu_seconds()
+        while time.monotonic() < until:
+            time.sleep(_REST_INTERVAL_S)
+            before, used = used, self.cpu_seconds()
+            if used - before < _REST_INTERVAL_S / 20:
+                return
+        raise RuntimeError(f"{self._process.args!r} did not come to rest within {timeout_s:g} s")
 
     def send_signal(self, number: int) -> None:
         """To the server and its children: SIGSTOP, SIGCONT."""
