@@ -235,14 +235,14 @@ class RepeatedSends:
                     )
                     if p.firsts:
                         older.append(p.older_runs())
-        with self._lock:
-            names = "\n".join(
-                "" if name is None else f"{name[0]}/{name[1]}" for name in self._queue_names
-            ).encode()
-            queue_count = len(self._queue_names)
+        with self._lock:  # the writer waits for it: no more than a copy
+            queue_names = list(self._queue_names)
+        names = "\n".join(
+            "" if name is None else f"{name[0]}/{name[1]}" for name in queue_names
+        ).encode()
         producers = np.array(rows, _PRODUCER)
         runs = np.concatenate(older) if older else NO_RUNS
-        head = _HEAD.pack(position, len(rows), queue_count, len(runs), len(names))
+        head = _HEAD.pack(position, len(rows), len(queue_names), len(runs), len(names))
         self._disk.make_folder(self._folder)
         payload = b"".join((head, names, producers.tobytes(), runs.tobytes()))
         write_state_file(self._disk, self._path, _MAGIC, payload)
