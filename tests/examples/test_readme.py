@@ -28,7 +28,7 @@ def run(arguments: list[str], address: str) -> str:
 
 
 def test_the_first_program_of_the_readme_works(protomq_server: Broker) -> None:
-    (program,) = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+    program, _spark = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert ADDRESS in program
     address = protomq_server.remoting_address
     printed = run([sys.executable, "-c", program.replace(ADDRESS, address)], address)
