@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .disk import read_fully, write_fully
-from .entry_check import opened, salt_of, sealed
+from .entry_check import opened, position_in, salt_of, sealed
 from .errors import StoreError
 from .selection import ENTRY, ENTRY_SIZE_BYTES
 from .side_files import OpenFiles, cut_file
@@ -305,7 +305,10 @@ class ConsumeQueue:
         file = files.get(self.path_of(queue_offset), create=True)
         at = queue_offset % ENTRIES_PER_FILE * ENTRY_SIZE_BYTES
         write_fully(files.disk, file.fd, entries, at)
-        self.flushed_offset = queue_offset + len(entries) // ENTRY_SIZE_BYTES
+        end = queue_offset + len(entries) // ENTRY_SIZE_BYTES
+        # The next checkpoint asks for it, and the buffer may be gone by then.
+        self._last = (end, position_in(entries[-ENTRY_SIZE_BYTES:]))
+        self.flushed_offset = end
 
     def sync(self) -> set[str]:
         """Makes the files durable as far as they are written; the folders that have new names in them, to be synced by the caller."""

@@ -144,6 +144,11 @@ def opened(
     return np.frombuffer(content, ENTRY, count), good
 
 
+def position_in(entry: bytes | bytearray | memoryview) -> int:
+    """The position in a sealed entry; its check is not looked at."""
+    return int.from_bytes(entry[: POSITION_BITS // 8], "little")
+
+
 def which_hold(
     data: bytes, count: int, queue_offset: int, salt: int
 ) -> tuple[NDArray[Any], NDArray[np.bool_]]:

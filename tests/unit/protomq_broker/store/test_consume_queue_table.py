@@ -615,3 +615,20 @@ def test_a_reader_that_looks_for_an_entry_deleted_for_its_age_just_now_goes_on_w
         assert queue.first_at_or_beyond(position) == 30
     assert looked > 2
     assert not table._home.damaged_queues()
+
+
+def test_a_checkpoint_reads_nothing_of_queues_that_were_written_and_gave_their_memory_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk, log = SimDisk(), ListLog()
+    table = make_table(disk)
+    append(table, log, Send("a", 0, 20), Send("b", 1, 8), Send("c", 0))
+    table.flush()
+    table.flush()
+    assert not len(table.queue("a", 0)._buffer[1])
+    with monkeypatch.context() as patch:
+        patch.setattr(SimDisk, "pread", lambda *_: pytest.fail("it was read"))
+        table.checkpoint(log.end)
+    again = make_table(disk)
+    assert again.replay_from == log.end
+    expect_all(again, log)
