@@ -23,6 +23,7 @@ CAMPAIGNS: dict[str, Callable[..., Any]] = {
     "kill": process_campaigns.kill,
     "power": process_campaigns.power,
     "proxy": process_campaigns.proxy,
+    "spark": process_campaigns.spark,
     "full-disk": process_campaigns.full_disk,
     "failed-sync": process_campaigns.failed_sync,
     "damage": process_campaigns.damage,

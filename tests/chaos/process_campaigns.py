@@ -10,6 +10,7 @@ from pathlib import Path
 
 from . import process_rounds as rounds
 from .checker import Violation
+from .spark_world import spark_rounds
 from .store_campaigns import CampaignFailed, names_its_seed
 
 
@@ -59,6 +60,16 @@ def proxy(seeds: Iterable[int], *, rounds_each: int = 2) -> Counter[str]:
         "proxy",
         seeds,
         lambda seed, counts: rounds.proxy_rounds(seed, rounds_each, counts),
+        rounds_each=rounds_each,
+    )
+
+
+def spark(seeds: Iterable[int], *, rounds_each: int = 8, bug: str = "") -> Counter[str]:
+    """Spark copies a topic; in each round brokers, connections or Spark's processes are done harm. `bug`: of `recorded_sink.BUGS`."""
+    return _run(
+        "spark",
+        seeds,
+        lambda seed, counts: spark_rounds(seed, rounds_each, counts, bug=bug),
         rounds_each=rounds_each,
     )
 

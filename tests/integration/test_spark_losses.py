@@ -22,6 +22,7 @@ from protomq_spark.cluster import Cluster
 from protomq_spark.options import ClientOptions
 from protomq_spark.pulling import ANSWERS_AHEAD
 from tests.support.faulty_spark import Fault, FaultySource
+from tests.support.small_segments import let_retention_pass, small_segments_broker
 from tests.support.spark import (
     SPARK_MARKS,
     InBackground,
@@ -39,11 +40,6 @@ from tests.support.spark import (
 
 pytestmark = SPARK_MARKS
 
-SMALL_SEGMENTS = "store:\n  segment_size_bytes: 256KiB\n"
-KEEP_ALL = "  disk_delete_ratio: 0.97\n  disk_force_ratio: 0.98\n  disk_refuse_ratio: 0.99\n"
-DELETE_ALL_IT_MAY = (
-    "  disk_delete_ratio: 0.000001\n  disk_force_ratio: 0.000002\n  disk_refuse_ratio: 1.0\n"
-)
 COUNT = 2000
 
 
@@ -54,12 +50,9 @@ def first_offset(server: Broker, topic: str) -> int:
         return consumer.min_offset(queue)
 
 
-def let_retention_pass(server: Broker, topic: str) -> int:
-    """Old segments go, as on a disk that is full; the first offset that is left."""
-    (server.data_dir / "broker.yaml").write_text(SMALL_SEGMENTS + DELETE_ALL_IT_MAY)
-    server.restart()
-    segments = server.data_dir / "store/commitlog"
-    wait_for(lambda: len(list(segments.iterdir())) <= 2)  # The one being written, and the next.
+def first_offset_after_retention(server: Broker, topic: str) -> int:
+    """Old segments go; the first offset that is left."""
+    let_retention_pass(server)
     first = first_offset(server, topic)
     assert first > 0
     return first
@@ -80,10 +73,7 @@ def ids_of(rows: list[Any]) -> list[int]:
 @pytest.fixture
 def small_server(tmp_path: Path) -> Iterator[Broker]:
     """A broker of each test's own, with small segments."""
-    folder = tmp_path / "broker"
-    folder.mkdir()
-    (folder / "broker.yaml").write_text(SMALL_SEGMENTS + KEEP_ALL)
-    with Broker(data_dir=folder, arguments=("--config", str(folder / "broker.yaml"))) as server:
+    with small_segments_broker(tmp_path / "broker") as server:
         yield server
 
 
@@ -106,7 +96,7 @@ def test_a_start_that_retention_has_passed_is_an_error_or_passed_over(
     before = ids_of(drain(small_server, target))
     assert before == list(range(100))
     send_large(small_server, source, COUNT, first=100)
-    first = let_retention_pass(small_server, source)
+    first = first_offset_after_retention(small_server, source)
     assert first > 100
     left = list(range(first, 100 + COUNT))
 
@@ -158,7 +148,7 @@ def test_retention_that_passes_a_task_while_it_reads(
     query = InBackground(spark, frame.collect)
     query.wait_for(fault)
     try:
-        first = let_retention_pass(small_server, topic)
+        first = first_offset_after_retention(small_server, topic)
     finally:
         fault.go_on()
     if fail == "true":

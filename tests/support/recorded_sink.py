@@ -3,12 +3,13 @@
 Options beside those of `protomq`:
 
     record.folder  a file for each attempt that came to its end: PARTITION-ATTEMPT.json with its `rows` and `repeated_rows`
-    record.bug     `attempt`: each attempt numbers its rows as its own, as a sink without a producer's sequence would
+    record.bug     a bug of BUGS, put in on purpose
 """
 
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,6 +22,9 @@ from pyspark.sql.types import StructType
 from protomq_spark.sender import Identity
 from protomq_spark.sinks import BatchSink, SentMessage, StreamSink
 from protomq_spark.source import ProtomqDataSource
+
+BUGS = ("numbers its attempts apart", "trusts the first attempt")
+"""Each attempt numbers its rows as its own, as a sink without a producer's sequence would. Or: what has begun before sends nothing."""
 
 
 def task() -> TaskContext:
@@ -37,14 +41,24 @@ class _Recorded:
     bug: str
 
     def _send(self, identity: Identity, batches: Iterator[pa.RecordBatch]) -> SentMessage:
-        attempt = task().attemptNumber()
-        if self.bug == "attempt":
-            identity = replace(identity, scope=f"{identity.scope}\0{attempt}")
-        message: SentMessage = super()._send(identity, batches)  # type: ignore[misc]
         self.folder.mkdir(exist_ok=True)
+        attempt = task().attemptNumber()
+        if self.bug == BUGS[0]:
+            identity = replace(identity, scope=f"{identity.scope}\0{uuid.uuid4()}")
+        if self.bug == BUGS[1] and self._has_begun(identity):
+            batches = iter(())
+        message: SentMessage = super()._send(identity, batches)  # type: ignore[misc]
         name = f"{identity.partition}-{attempt}.json"
         (self.folder / name).write_text(json.dumps(asdict(message.sent)))
         return message
+
+
+    def _has_begun(self, identity: Identity) -> bool:
+        try:
+            (self.folder / f"{identity.partition} of {identity.batch_id}").touch(exist_ok=False)
+        except FileExistsError:
+            return True
+        return False
 
 
 class _RecordedBatchSink(_Recorded, BatchSink):
@@ -63,6 +77,7 @@ class RecordedSource(ProtomqDataSource):
         super().__init__({name: value for name, value in options.items() if name not in own})
         self._folder = Path(own["record.folder"])
         self._bug = own.get("record.bug", "")
+        assert self._bug in ("", *BUGS)
 
     @classmethod
     def name(cls) -> str:

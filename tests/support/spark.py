@@ -32,6 +32,7 @@ from protomq import Admin, Message, OutgoingMessage, Producer, PullConsumer
 from protomq._types import MessageQueue
 from protomq.testing import Broker
 from tests.support.faulty_spark import Fault
+from tests.support.waiting import wait_for as wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -188,14 +189,6 @@ def forget_last_commit(checkpoint: Path) -> None:
     )
     commits[-1].unlink()
     (checkpoint / "commits" / f".{commits[-1].name}.crc").unlink(missing_ok=True)
-
-
-def wait_for(happened: Callable[[], bool], timeout_s: float = 60.0) -> None:
-    """Until it has happened."""
-    ends_s = time.monotonic() + timeout_s
-    while not happened():
-        assert time.monotonic() < ends_s, "it did not happen in time"
-        time.sleep(0.05)
 
 
 class InBackground:

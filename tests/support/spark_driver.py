@@ -2,6 +2,9 @@
 
 Runs streams from topic to topic, side by side, until all is done. SETTINGS is JSON: master, warehouse, and the `queries`, each
 with its checkpoint and the formats and options of source and sink, in which a fault may stand (`tests.support.faulty_spark.copy_options`).
+
+With `until`, a path, there is one query, which runs on until that file is there and all is done. When it fails it is started again,
+as whoever operates it would, and why it failed is added to the file `failures` as a line of JSON.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +40,26 @@ class SparkDriver:
             assert self._process.poll() is None, f"the driver has ended:\n{self._log.read_text()}"
             assert time.monotonic() < ends_s, f"no {missing}:\n{self._log.read_text()}"
             time.sleep(0.02)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it came to a good end within that time; what it wrote is in its log."""
+        try:
+            return self._process.wait(timeout_s) == 0
+        except subprocess.TimeoutExpired:
+            return False
+
+    @property
+    def running(self) -> bool:
+        """Whether it is there."""
+        return self._process.poll() is None
+
+    def workers(self) -> list[int]:
+        """The Python processes that work for the JVM, the one they are forked from among them."""
+        found = []
+        for process_id in descendants(self._process.pid):
+            if name_of(process_id) == "java":
+                found += [i for i in descendants(process_id) if name_of(i).startswith("python")]
+        return found
 
     def kill(self) -> None:
         """SIGKILL for the driver and its JVM, as when the machine's memory is out. Workers find out by themselves, a little later."""
@@ -80,22 +104,43 @@ def name_of(process_id: int) -> str:
     return "" if state in "ZX" else text[text.index("(") + 1 : text.rindex(")")]
 
 
+def keep_copying(start: Callable[[], Any], until: Path, failures: Path) -> None:
+    """Until the file is there and all that there is is copied."""
+    while True:
+        try:
+            query = start()
+            while not until.exists():
+                query.awaitTermination(0.1)
+            query.processAllAvailable()
+            query.stop()
+            return
+        except Exception as error:
+            with failures.open("a") as file:
+                file.write(json.dumps(str(error)) + "\n")
+
+
 def main() -> None:
     from tests.support.faulty_spark import FaultySource
+    from tests.support.recorded_sink import RecordedSource
     from tests.support.spark import spark_session
 
     settings = json.loads(sys.argv[1])
     small = {"spark.sql.execution.arrow.maxRecordsPerBatch": "100"}
     with spark_session(Path(settings["warehouse"]), settings["master"], **small) as spark:
         spark.dataSource.register(FaultySource)
-        started = []
+        spark.dataSource.register(RecordedSource)
+        writers = []
         for query in settings["queries"]:
             reader = spark.readStream.format(query["read_format"]).options(**query["read"])
             writer = reader.load().writeStream.format(query["write_format"])
-            writer = writer.options(**query["write"]).trigger(availableNow=True)
-            started.append(writer.option("checkpointLocation", query["checkpoint"]).start())
-        for query in started:
-            query.awaitTermination()
+            writer = writer.options(**query["write"])
+            writers.append(writer.option("checkpointLocation", query["checkpoint"]))
+        if "until" in settings:
+            (writer,) = writers
+            keep_copying(writer.start, Path(settings["until"]), Path(settings["failures"]))
+            return
+        for started in [writer.trigger(availableNow=True).start() for writer in writers]:
+            started.awaitTermination()
 
 
 if __name__ == "__main__":
