@@ -33,9 +33,9 @@ from protomq.wire.frames import MAGIC, encode_answer, encode_request
 from protomq.wire.status import decode_status
 from protomq_runtime import telemetry
 from protomq_runtime.admission import AdmissionConfig
+from protomq_runtime.connection_limits import ConnectionLimits
 from protomq_runtime.errors import Code
 from protomq_runtime.framing import LARGE_STEP_BYTES
-from protomq_runtime.remoting_server import ConnectionLimits
 from protomq_runtime.server import LaneConfig, Server
 from tests.integration.echo_services import Services
 from tests.integration.transport_callers import (

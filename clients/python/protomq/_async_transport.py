@@ -176,6 +176,7 @@ class AsyncTransport:
             lane,
             self.options.hello_client_id(),
             self.options.connect_timeout_s,
+            self.options.peer_timeout_s,
         )
         if self._closed:
             connection.close()
@@ -210,7 +211,9 @@ class AsyncTransport:
 
         link = self._grpc_links.get(grpc_address)
         if link is None:
-            link = self._grpc_links[grpc_address] = AioGrpcLink(grpc_address)
+            link = self._grpc_links[grpc_address] = AioGrpcLink(
+                grpc_address, self.options.peer_timeout_s
+            )
         return link
 
 

@@ -17,7 +17,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
-from ._types import MethodInfo
+from ._types import PEER_TIMEOUT_S, MethodInfo
 from .errors import (
     ConnectFailedError,
     ConnectionLostError,
@@ -52,11 +52,6 @@ CHANNEL_OPTIONS: Final = (
     ("grpc.service_config", SERVICE_CONFIG),
     ("grpc.max_receive_message_length", FRAME_SIZE_MAX_BYTES),
     ("grpc.max_send_message_length", FRAME_SIZE_MAX_BYTES),
-    # The servers allow a ping every 10 s; connections behind NAT and dead peers need them even between calls.
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
     # A restarted broker is found again within seconds, not after gRPC's default of up to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
@@ -66,14 +61,25 @@ CHANNEL_OPTIONS: Final = (
 )
 
 
+def _channel_options(peer_timeout_s: float) -> tuple[tuple[str, str | int], ...]:
+    """The servers allow a ping every 10 s; connections behind NAT and dead peers need them even between calls."""
+    return (
+        *CHANNEL_OPTIONS,
+        ("grpc.keepalive_time_ms", int(peer_timeout_s * 500)),
+        ("grpc.keepalive_timeout_ms", int(peer_timeout_s * 1000 / 6)),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    )
+
+
 class GrpcLink:
     """A sync channel to one server. Any thread."""
 
     kind: Literal["grpc"] = "grpc"
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, peer_timeout_s: float = PEER_TIMEOUT_S) -> None:
         self._address = address
-        self._channel = grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = grpc.insecure_channel(address, options=_channel_options(peer_timeout_s))
         self._methods: dict[str, Any] = {}
         self._one_way_calls: set[Any] = set()
 
@@ -113,9 +119,9 @@ class AioGrpcLink:
 
     kind: Literal["grpc"] = "grpc"
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, peer_timeout_s: float = PEER_TIMEOUT_S) -> None:
         self._address = address
-        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(address, options=_channel_options(peer_timeout_s))
         self._methods: dict[str, Any] = {}
         self._one_way_calls: set[asyncio.Task[None]] = set()
 

@@ -23,7 +23,7 @@ from ._remoting_hello import (
     split_address,
 )
 from ._remoting_sync import set_socket_options
-from ._types import MethodInfo
+from ._types import PEER_TIMEOUT_S, MethodInfo
 from .errors import (
     ConnectFailedError,
     ConnectionLostError,
@@ -49,8 +49,14 @@ _LENGTH_EXTRA: Final = HEADER_SIZE_BYTES - LENGTH_SIZE_BYTES
 class AsyncConnection(asyncio.BufferedProtocol):
     """One connection after its hello; made by `open`."""
 
-    def __init__(self, address: str, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        address: str,
+        loop: asyncio.AbstractEventLoop,
+        peer_timeout_s: float = PEER_TIMEOUT_S,
+    ) -> None:
         self._address = address
+        self._peer_timeout_s = peer_timeout_s
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._welcome: asyncio.Future[None] | None = loop.create_future()
@@ -76,12 +82,17 @@ class AsyncConnection(asyncio.BufferedProtocol):
 
     @classmethod
     async def open(
-        cls, address: str, lane: int, client_id: str, timeout_s: float
+        cls,
+        address: str,
+        lane: int,
+        client_id: str,
+        timeout_s: float,
+        peer_timeout_s: float = PEER_TIMEOUT_S,
     ) -> AsyncConnection:
         """Connects and says hello. Raises ConnectFailedError, or the ServerError of the refusal."""
         loop = asyncio.get_running_loop()
         host, port = split_address(address)
-        connection = cls(address, loop)
+        connection = cls(address, loop, peer_timeout_s)
         welcome = connection._welcome
         assert welcome is not None
         try:
@@ -201,7 +212,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         transport.set_write_buffer_limits(high=_WRITE_BUFFER_HIGH_BYTES)
-        set_socket_options(transport.get_extra_info("socket"))
+        set_socket_options(transport.get_extra_info("socket"), self._peer_timeout_s)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._big_header is not None:

@@ -24,7 +24,7 @@ from ._remoting_hello import (
     error_of_answer,
     split_address,
 )
-from ._types import MethodInfo
+from ._types import PEER_TIMEOUT_S, MethodInfo
 from .errors import (
     ConnectFailedError,
     ConnectionLostError,
@@ -55,25 +55,29 @@ _LENGTH_EXTRA: Final = HEADER_SIZE_BYTES - LENGTH_SIZE_BYTES
 _TIMEVAL: Final = struct.Struct("@ll")
 
 
-def open_socket(address: str, timeout_s: float) -> socket.socket:
+def open_socket(
+    address: str, timeout_s: float, peer_timeout_s: float = PEER_TIMEOUT_S
+) -> socket.socket:
     """A connected socket with that time-out; raises ConnectFailedError."""
     host, port = split_address(address)
     try:
         sock = socket.create_connection((host, port), timeout_s)
     except OSError as error:
         raise ConnectFailedError(f"{address}: {error}") from error
-    set_socket_options(sock)
+    set_socket_options(sock, peer_timeout_s)
     return sock
 
 
-def set_socket_options(sock: socket.socket) -> None:
-    """No delay for small writes; a dead peer is noticed within a minute even while nothing is sent."""
+def set_socket_options(sock: socket.socket, peer_timeout_s: float) -> None:
+    """No delay for small writes; a peer that is gone without a word is noticed in time, whether something is under way or not."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     if hasattr(socket, "TCP_KEEPIDLE"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(peer_timeout_s / 2))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(int(peer_timeout_s / 6), 1))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # else what is sent is repeated for a quarter of an hour
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(peer_timeout_s * 1000))
 
 
 def probe(address: str, timeout_s: float) -> None:
@@ -81,10 +85,16 @@ def probe(address: str, timeout_s: float) -> None:
     open_socket(address, timeout_s).close()
 
 
-def connect(address: str, lane: int, client_id: str, timeout_s: float) -> socket.socket:
+def connect(
+    address: str,
+    lane: int,
+    client_id: str,
+    timeout_s: float,
+    peer_timeout_s: float = PEER_TIMEOUT_S,
+) -> socket.socket:
     """A socket whose hello was answered. Raises ConnectFailedError, or the ServerError of the refusal."""
     started_s = time.monotonic()
-    sock = open_socket(address, timeout_s)
+    sock = open_socket(address, timeout_s, peer_timeout_s)
     try:
         say_hello(
             sock, address, lane, client_id, max(timeout_s - (time.monotonic() - started_s), 0.001)
@@ -143,9 +153,16 @@ class Connection:
         self.last_used_s = 0.0
 
     @classmethod
-    def open(cls, address: str, lane: int, client_id: str, timeout_s: float) -> Connection:
+    def open(
+        cls,
+        address: str,
+        lane: int,
+        client_id: str,
+        timeout_s: float,
+        peer_timeout_s: float = PEER_TIMEOUT_S,
+    ) -> Connection:
         """Connects and says hello. Raises ConnectFailedError, or the ServerError of the refusal."""
-        return cls(connect(address, lane, client_id, timeout_s), address)
+        return cls(connect(address, lane, client_id, timeout_s, peer_timeout_s), address)
 
     def exchange(
         self, method: MethodInfo, payload: Sequence[bytes], timeout_s: float, one_way: bool
@@ -320,7 +337,11 @@ class ConnectionPool:
 
     def _open(self, timeout_s: float) -> Connection:
         return Connection.open(
-            self._address, self._lane, self._options.hello_client_id(), timeout_s
+            self._address,
+            self._lane,
+            self._options.hello_client_id(),
+            timeout_s,
+            self._options.peer_timeout_s,
         )
 
     def _drop_idle(self) -> None:
@@ -367,9 +388,16 @@ class PipelinedConnection:
         self._missing = 0
 
     @classmethod
-    def open(cls, address: str, lane: int, client_id: str, timeout_s: float) -> PipelinedConnection:
+    def open(
+        cls,
+        address: str,
+        lane: int,
+        client_id: str,
+        timeout_s: float,
+        peer_timeout_s: float = PEER_TIMEOUT_S,
+    ) -> PipelinedConnection:
         """Connects and says hello. Raises ConnectFailedError, or the ServerError of the refusal."""
-        return cls(connect(address, lane, client_id, timeout_s), address)
+        return cls(connect(address, lane, client_id, timeout_s, peer_timeout_s), address)
 
     def fileno(self) -> int:
         """For selectors."""

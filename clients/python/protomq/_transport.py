@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
 from ._remoting_hello import ForeignProtocolError
 from ._remoting_sync import ConnectionPool, PipelinedConnection, probe
-from ._types import BrokerAddress, MethodInfo
+from ._types import PEER_TIMEOUT_S, BrokerAddress, MethodInfo
 from .errors import ClosedError, ConfigurationError, ConnectFailedError
 
 if TYPE_CHECKING:
@@ -44,13 +44,17 @@ class TransportOptions:
     """How to connect.
 
     `transport`: "auto" (remoting first, gRPC as fallback), "remoting" or "grpc" (that one only). `client_id`: shown to
-    operators, host@pid where empty. `connections_idle_max`: blocking sockets kept per server and lane.
+    operators, host@pid where empty. `connections_idle_max`: blocking sockets kept per server and lane. `peer_timeout_s`:
+    a server that answers nothing for so long, probes neither, is gone, and its connection is closed; at least 3, over gRPC 20 unless
+    the server's own `connections.peer_timeout_ms` is as low: it refuses more frequent pings. A call that gets no answer ends with
+    its own time-out, and closes a connection on which nothing came meanwhile.
     """
 
     transport: Literal["auto", "remoting", "grpc"] = "auto"
     connect_timeout_s: float = 3.0
     client_id: str = ""
     connections_idle_max: int = 256
+    peer_timeout_s: float = PEER_TIMEOUT_S
 
     def __post_init__(self) -> None:
         if self.transport not in ("auto", "remoting", "grpc"):
@@ -60,6 +64,10 @@ class TransportOptions:
         if self.connect_timeout_s <= 0:
             raise ConfigurationError(
                 f"connect_timeout_s must be above 0, it is {self.connect_timeout_s}"
+            )
+        if self.peer_timeout_s < 3:
+            raise ConfigurationError(
+                f"peer_timeout_s must be at least 3, it is {self.peer_timeout_s}"
             )
 
     def hello_client_id(self) -> str:
@@ -222,7 +230,11 @@ class SyncTransport:
             address,
             timeout_s,
             lambda limit_s: PipelinedConnection.open(
-                address.remoting_address, lane, self.options.hello_client_id(), limit_s
+                address.remoting_address,
+                lane,
+                self.options.hello_client_id(),
+                limit_s,
+                self.options.peer_timeout_s,
             ),
         )
 
@@ -332,5 +344,7 @@ class SyncTransport:
         with self._lock:
             link = self._grpc_links.get(grpc_address)
             if link is None:
-                link = self._grpc_links[grpc_address] = GrpcLink(grpc_address)
+                link = self._grpc_links[grpc_address] = GrpcLink(
+                    grpc_address, self.options.peer_timeout_s
+                )
             return link

@@ -8,7 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+PEER_TIMEOUT_S: Final = 60.0
+"""A server that answers nothing for so long, probes neither, is gone."""
 
 
 class MessageQueue(NamedTuple):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from protomq_runtime.addresses import ListenConfig
+from protomq_runtime.connection_limits import ConnectionLimits
 
 from .store.config import StoreConfig
 from .store.topics import QUEUES_MAX
@@ -49,6 +50,7 @@ class BrokerConfig:
         namesrv: addresses of the name servers, host:port, of their gRPC or remoting ports.
         listen: where the broker listens, and under which addresses clients reach it. The host is 127.0.0.1, unlike RocketMQ's:
             nothing is open to the network unless it is asked for. Ports: gRPC 8081 (RocketMQ's proxy), remoting 10911.
+        connections: how many connections the ports take, and when a silent peer is gone.
         auto_create_topics: create a topic on the first send to it (RocketMQ: autoCreateTopicEnable, on).
         default_queues: queues of a topic that is created without saying how many (RocketMQ: 8).
         sync_flush_timeout_ms: how long a send waits for the disk before it is answered FLUSH_DISK_TIMEOUT (RocketMQ: 5 s).
@@ -65,6 +67,7 @@ class BrokerConfig:
     broker_id: int = 0
     namesrv: tuple[str, ...] = ()
     listen: ListenConfig = field(default_factory=ListenConfig)
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     auto_create_topics: bool = True
     default_queues: int = 8
     sync_flush_timeout_ms: int = 5_000

@@ -54,6 +54,7 @@ class BrokerProcess:
             grpc_port=config.listen.grpc_port,
             remoting_host=config.listen.host,
             remoting_port=config.listen.remoting_port,
+            limits=config.connections,
         )
 
     def set_on_fatal(self, on_fatal: Callable[[BaseException], None]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from protomq_runtime.addresses import ListenConfig
+from protomq_runtime.connection_limits import ConnectionLimits
 
 GRPC_PORT_DEFAULT = 9876
 """RocketMQ's name server port."""
@@ -67,6 +68,8 @@ class NamesrvConfig:
             grpc_port=GRPC_PORT_DEFAULT, remoting_port=REMOTING_PORT_DEFAULT
         )
     )
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    """How many connections the ports take, and when a silent peer is gone."""
     liveness: LivenessConfig = field(default_factory=LivenessConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     route_threads: int = 1

@@ -44,6 +44,7 @@ def make_server(config: NamesrvConfig, clock: Clock | None = None) -> Server:
         grpc_port=config.listen.grpc_port,
         remoting_host=config.listen.host,
         remoting_port=config.listen.remoting_port,
+        limits=config.connections,
     )
 
 

@@ -4,7 +4,8 @@ Everything here runs on the event loop that started it; there is one in a proces
 serialisers). A unary call crosses to its lane and comes back once: calls of one loop iteration are put on a lane's queue together,
 and a lane hands back all answers of its turn by one call_soon_threadsafe. Streams run on the loop itself.
 
-`maximum_concurrent_rpcs` stays unset: it would count held pulls. What bounds the work is each lane's queue.
+`maximum_concurrent_rpcs` stays unset: what bounds the calls is each lane's queue and the number of holds, and connections and their
+streams have limits of their own (`connection_limits.py`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from protomq.wire.status import GRPC_STATUS_DETAILS_KEY
 from protomq.wire.status import POOL as STATUS_POOL
 
 from .call import Call
+from .connection_limits import ConnectionLimits, grpc_options
 from .dispatch import BoundMethod, DispatchTable, Style
 from .errors import SHUTTING_DOWN, Code, ServiceError, internal, request_too_large, unparsable
 from .lane import Lane
@@ -66,7 +68,9 @@ CALLERS_THAT_LEFT: Final = _CallersThatLeft()
 _STATUS_BY_CODE: Final = {status.value[0]: status for status in grpc.StatusCode}
 
 
-def server_options(request_size_max_bytes: int) -> list[tuple[str, int]]:
+def server_options(
+    request_size_max_bytes: int, limits: ConnectionLimits
+) -> list[tuple[str, int]]:
     """Channel arguments of the server."""
     return [
         # On by default, and then a second server shares the port without a word.
@@ -74,16 +78,11 @@ def server_options(request_size_max_bytes: int) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", request_size_max_bytes),
         ("grpc.max_send_message_length", -1),
         ("grpc.max_metadata_size", METADATA_SIZE_MAX_BYTES),
-        # Dead peers are found within a minute; clients behind NAT may ping every 10 s, even without calls.
-        ("grpc.keepalive_time_ms", 30_000),
-        ("grpc.keepalive_timeout_ms", 10_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-        ("grpc.http2.max_pings_without_data", 0),
         # Calls that the loop has not picked up yet. With the default of 1,000 a burst of pulls, as after a restart, is cancelled in part:
         # of 10,000 at once only 4,500 were served.
         ("grpc.server.max_pending_requests", PENDING_CALLS_MAX),
         ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS_MAX),
+        *grpc_options(limits),
     ]
 
 
@@ -208,7 +207,12 @@ class GrpcServer:
     """The server. All methods on the event loop, except `deliver`."""
 
     def __init__(
-        self, table: DispatchTable, pools: Mapping[str, LanePool], *, request_size_max_bytes: int
+        self,
+        table: DispatchTable,
+        pools: Mapping[str, LanePool],
+        *,
+        request_size_max_bytes: int,
+        limits: ConnectionLimits,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._refusing = False
@@ -218,7 +222,7 @@ class GrpcServer:
         self._last_group_count = 0
         self.unread = UnreadAnswers(UNREAD_SIZE_MAX_BYTES)
         logging.getLogger("grpc._cython.cygrpc").addFilter(CALLERS_THAT_LEFT)
-        self._server = grpc.aio.server(options=server_options(request_size_max_bytes))
+        self._server = grpc.aio.server(options=server_options(request_size_max_bytes, limits))
         self._server.add_generic_rpc_handlers(self._handlers(table, pools))
         self._health = health.aio.HealthServicer()
         _add_health(self._server, self._health)

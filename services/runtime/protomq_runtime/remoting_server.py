@@ -29,6 +29,7 @@ from protomq.wire.frames import (
     encode_answer,
 )
 
+from .connection_limits import HELLO_TIMEOUT_S, ConnectionLimits, watch_peer
 from .dispatch import lane_name
 from .errors import Code, ServiceError, invalid_argument, unparsable
 from .lane_pool import LanePool
@@ -36,21 +37,12 @@ from .wake_up import WakeUp
 
 logger = logging.getLogger(__name__)
 
-HELLO_TIMEOUT_S: Final = 5.0
 HELLO_SIZE_MAX_BYTES: Final = 4096
 CLIENT_ID_LENGTH_MAX: Final = 255
 LISTEN_BACKLOG: Final = 1024
 ACCEPT_PAUSE_S: Final = 0.1
 """After the process has run out of descriptors."""
 WARNING_INTERVAL_S: Final = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """How many connections the remoting port takes. `per_address_max` 0: no limit of its own."""
-
-    total_max: int = 10_000
-    per_address_max: int = 0
 
 
 @dataclass(slots=True)
@@ -194,7 +186,9 @@ class RemotingServer(threading.Thread):
             sock.close()
             return
         try:
-            _prepare(sock)
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            watch_peer(sock, self._limits.peer_timeout_ms)
         except OSError:
             sock.close()
             return
@@ -312,16 +306,6 @@ def listen(host: str, port: int) -> socket.socket:
         listener.close()
         raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from None
     return listener
-
-
-def _prepare(sock: socket.socket) -> None:
-    """No waiting, no Nagle, and a peer that has vanished is noticed within a minute (30 s, then 3 probes 10 s apart)."""
-    sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
 
 
 def _parse_hello(payload: bytes) -> remoting_pb2.RemotingHello:

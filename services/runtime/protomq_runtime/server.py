@@ -18,12 +18,13 @@ from typing import Any
 
 from . import telemetry
 from .admission import AdmissionConfig
+from .connection_limits import ConnectionLimits
 from .dispatch import DispatchTable
 from .errors import SHUTTING_DOWN
 from .grpc_server import GrpcServer
 from .lane import Lane
 from .lane_pool import LanePool, PoolStatus
-from .remoting_server import ConnectionLimits, RemotingServer, listen
+from .remoting_server import RemotingServer, listen
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +95,10 @@ class Server:
         host, port = self._grpc_address
         if port is not None:
             self._grpc = GrpcServer(
-                self.table, self.pools, request_size_max_bytes=self._request_size_max_bytes
+                self.table,
+                self.pools,
+                request_size_max_bytes=self._request_size_max_bytes,
+                limits=self._limits,
             )
             self.grpc_port = self._grpc.bind(host, port)
         try:

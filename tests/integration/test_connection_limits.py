@@ -1,0 +1,325 @@
+"""How many connections a real broker takes, how long a silent one may stay, and a peer whose machine has vanished."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from protomq._async_transport import AsyncTransport
+from protomq._methods import CREATE_TOPIC, GET_BROKER_STATUS, PING, PULL
+from protomq._transport import SyncTransport, TransportOptions
+from protomq._types import BrokerAddress
+from protomq.errors import ConnectFailedError, ProtomqError, TransportError
+from protomq.testing import Broker
+from protomq.v1.admin_service_pb2 import CreateTopicRequest, GetBrokerStatusResponse
+from protomq.v1.pull_service_pb2 import PullRequest
+from protomq.v1.topic_pb2 import Topic
+from protomq_runtime.connection_limits import HELLO_TIMEOUT_S, ConnectionLimits
+from tests.integration.test_sdk_consumer_and_broker import TRANSPORTS, Transport
+from tests.support.vanishing_network import VanishingNetwork, why_no_network
+
+TOPIC = "limits"
+GRPC_MAX = 5
+PEER_TIMEOUT_S = 4.0
+
+
+def address_of(broker: Broker) -> BrokerAddress:
+    return BrokerAddress("b", broker.grpc_address, broker.remoting_address)
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float) -> float:
+    """How long it took, in seconds."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() < began + timeout_s, f"not within {timeout_s} s"
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def broker_with(folder: Path, **settings: object) -> Broker:
+    environment = {f"PROTOMQ_{name.upper()}": str(value) for name, value in settings.items()}
+    return Broker(data_dir=folder, environment=environment)
+
+
+# How many.
+
+
+def ping(channel: grpc.Channel, timeout_s: float = 5.0) -> bytes:
+    method: Any = channel.unary_unary(PING.path)
+    return bytes(method(b"", timeout=timeout_s))
+
+
+def own_channel(address: str) -> grpc.Channel:
+    return grpc.insecure_channel(address, options=[("grpc.use_local_subchannel_pool", 1)])
+
+
+def test_the_grpc_port_takes_so_many_connections_and_no_more(tmp_path: Path) -> None:
+    with broker_with(tmp_path, connections_total_max=GRPC_MAX) as broker, ExitStack() as open_ones:
+        address = broker.grpc_address
+        channels = [open_ones.enter_context(own_channel(address)) for _ in range(GRPC_MAX)]
+        for channel in channels:
+            assert ping(channel) == b""
+        with own_channel(address) as further:
+            with pytest.raises(grpc.RpcError) as caught:
+                ping(further, 2.0)
+            assert caught.value.code() in (
+                grpc.StatusCode.UNAVAILABLE,
+                grpc.StatusCode.DEADLINE_EXCEEDED,
+            )
+            assert [ping(channel) for channel in channels] == [b""] * GRPC_MAX
+            channels[0].close()
+            wait_until(lambda: answers(further), 15)
+
+
+def test_a_grpc_connection_has_so_many_calls_under_way_and_no_more(tmp_path: Path) -> None:
+    with broker_with(tmp_path, connections_grpc_streams_max=4) as broker:
+        request = CreateTopicRequest(topic=Topic(name=TOPIC, write_queues=1, read_queues=1))
+        pull = PullRequest(topic=TOPIC, hold_ms=2_000).SerializeToString()
+        with SyncTransport() as caller, own_channel(broker.grpc_address) as channel:
+            caller.call(address_of(broker), CREATE_TOPIC, [request.SerializeToString()], 10.0)
+            method: Any = channel.unary_unary(PULL.path)
+            calls = [method.future(pull, timeout=20) for _ in range(10)]
+            most = 0
+            while not all(call.done() for call in calls):
+                most = max(most, held_pulls(caller, address_of(broker)))
+                time.sleep(0.05)
+            assert all(call.code() is grpc.StatusCode.OK for call in calls)
+    assert most == 4
+
+
+def held_pulls(caller: SyncTransport, address: BrokerAddress) -> int:
+    answer = caller.call(address, GET_BROKER_STATUS, [b""], 5.0)
+    return sum(lane.holds for lane in GetBrokerStatusResponse.FromString(answer).lanes)
+
+
+def answers(channel: grpc.Channel) -> bool:
+    try:
+        return ping(channel, 1.0) == b""
+    except grpc.RpcError:
+        return False
+
+
+def is_closed(sock: socket.socket) -> bool:
+    sock.setblocking(False)
+    try:
+        while sock.recv(4096):  # gRPC greets with its settings
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+    return True
+
+
+def test_connections_that_say_nothing_give_their_place_back(tmp_path: Path) -> None:
+    with broker_with(tmp_path, connections_total_max=GRPC_MAX) as broker, ExitStack() as open_ones:
+        for address in (broker.grpc_address, broker.remoting_address):
+            silent = [
+                open_ones.enter_context(socket.create_connection(host_and_port(address)))
+                for _ in range(GRPC_MAX)
+            ]
+            wait_until(lambda: all(map(is_closed, silent)), HELLO_TIMEOUT_S + 10)  # noqa: B023
+        with own_channel(broker.grpc_address) as channel:
+            wait_until(lambda: answers(channel), 15)
+
+
+def test_a_connection_costs_no_more_than_is_said(tmp_path: Path) -> None:
+    """docs/reliability.md says how much memory one takes."""
+    with broker_with(tmp_path) as broker, ExitStack() as open_ones:
+        first = open_ones.enter_context(own_channel(broker.grpc_address))
+        ping(first)
+        before = resident_bytes(broker)
+        for _ in range(100):
+            ping(open_ones.enter_context(own_channel(broker.grpc_address)))
+        assert resident_bytes(broker) - before < 100 * (200 << 10)
+
+
+def resident_bytes(broker: Broker) -> int:
+    pages = Path(f"/proc/{broker.process_id}/statm").read_text().split()[1]
+    return int(pages) * 4096
+
+
+@pytest.mark.parametrize("field", ["total_max", "grpc_streams_max", "peer_timeout_ms"])
+def test_limits_that_make_no_sense_are_refused(field: str) -> None:
+    with pytest.raises(ValueError, match=f"connections.{field}"):
+        ConnectionLimits(**{field: 0})
+
+
+# A machine that vanishes.
+
+
+@pytest.fixture
+def network() -> Iterator[VanishingNetwork]:
+    reason = why_no_network()
+    if reason:
+        pytest.skip(reason)
+    with VanishingNetwork() as made:
+        yield made
+
+
+@pytest.fixture
+def far_broker(network: VanishingNetwork, tmp_path: Path) -> Iterator[Broker]:
+    """A broker on the other side."""
+    broker = broker_with(
+        tmp_path,
+        listen_host=network.inside,
+        connections_peer_timeout_ms=round(PEER_TIMEOUT_S * 1000),
+        namesrv="",
+    )
+    network.run_inside(broker.start)
+    try:
+        request = CreateTopicRequest(topic=Topic(name=TOPIC, write_queues=1, read_queues=1))
+        with SyncTransport() as caller:
+            caller.call(address_of(broker), CREATE_TOPIC, [request.SerializeToString()], 10.0)
+        yield broker
+    finally:
+        network.heal()
+        broker.stop()
+
+
+def options_for(transport: Transport) -> TransportOptions:
+    return TransportOptions(transport, peer_timeout_s=PEER_TIMEOUT_S, connect_timeout_s=1.0)
+
+
+def holds_of(broker: Broker, network: VanishingNetwork) -> int:
+    """Pulls held, asked from inside, where the network is whole."""
+
+    def ask() -> int:
+        with SyncTransport() as caller:
+            return held_pulls(caller, address_of(broker))
+
+    return network.run_inside(ask)
+
+
+@TRANSPORTS
+def test_holds_of_callers_that_vanish_are_released_within_the_bound(
+    network: VanishingNetwork, far_broker: Broker, transport: Transport
+) -> None:
+    pull = PullRequest(topic=TOPIC, queue_id=0, hold_ms=60_000).SerializeToString()
+    port = host_and_port(
+        far_broker.grpc_address if transport == "grpc" else far_broker.remoting_address
+    )[1]
+    ended: list[tuple[float, BaseException]] = []
+
+    def hold(caller: SyncTransport) -> None:
+        try:
+            caller.call(address_of(far_broker), PULL, [pull], 50.0)
+        except ProtomqError as error:
+            ended.append((time.monotonic(), error))
+
+    with ExitStack() as stack:
+        callers = [stack.enter_context(SyncTransport(options_for(transport))) for _ in range(4)]
+        threads = [threading.Thread(target=hold, args=(caller,), daemon=True) for caller in callers]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: holds_of(far_broker, network) == 4, 10)
+        assert network.connections_inside(port) >= 4
+        vanished_at = time.monotonic()
+        network.vanish()
+        # The broker's side.
+        wait_until(lambda: holds_of(far_broker, network) == 0, PEER_TIMEOUT_S + 6)
+        wait_until(lambda: network.connections_inside(port) == 0, PEER_TIMEOUT_S + 6)
+        assert time.monotonic() - vanished_at < PEER_TIMEOUT_S + 8
+        # The callers' side: nobody waits for the 50 s of the call.
+        for thread in threads:
+            thread.join(PEER_TIMEOUT_S + 8)
+            assert not thread.is_alive()
+    assert len(ended) == 4
+    assert all(isinstance(error, TransportError) for _, error in ended)
+    assert max(at for at, _ in ended) - vanished_at < PEER_TIMEOUT_S + 4
+
+
+@TRANSPORTS
+def test_calls_end_with_their_deadline_and_go_on_when_the_network_is_back(
+    network: VanishingNetwork, far_broker: Broker, transport: Transport
+) -> None:
+    address = address_of(far_broker)
+    with SyncTransport(options_for(transport)) as caller:
+        assert caller.call(address, PING, [b""], 5.0) == b""
+        network.vanish()
+        for _ in range(3):
+            began = time.monotonic()
+            with pytest.raises(TransportError):
+                caller.call(address, PING, [b""], 0.7)
+            assert time.monotonic() - began < 2.5
+        network.heal()
+        wait_until(lambda: is_answered(caller, address), 10)
+
+
+def is_answered(caller: SyncTransport, address: BrokerAddress) -> bool:
+    try:
+        return caller.call(address, PING, [b""], 1.0) == b""
+    except TransportError:
+        return False
+
+
+@TRANSPORTS
+def test_asyncio_calls_end_with_their_deadline_and_go_on_too(
+    network: VanishingNetwork, far_broker: Broker, transport: Transport
+) -> None:
+    address = address_of(far_broker)
+
+    async def run() -> None:
+        async with AsyncTransport(options_for(transport)) as caller:
+            assert await caller.call(address, PING, [b""], 5.0) == b""
+            network.vanish()
+            began = time.monotonic()
+            results = await asyncio.gather(
+                *(caller.call(address, PING, [b""], 0.7) for _ in range(50)), return_exceptions=True
+            )
+            assert all(isinstance(result, TransportError) for result in results)
+            assert time.monotonic() - began < 3
+            network.heal()
+            ends = time.monotonic() + 10
+            while True:
+                try:
+                    assert await caller.call(address, PING, [b""], 1.0) == b""
+                    return
+                except TransportError:
+                    assert time.monotonic() < ends
+
+    asyncio.run(run())
+
+
+def test_what_was_sent_to_a_peer_that_vanished_is_given_up(
+    network: VanishingNetwork, far_broker: Broker
+) -> None:
+    """Answers on their way: the kernel repeats them, and does not probe meanwhile; without TCP_USER_TIMEOUT that takes 15 minutes."""
+    address = address_of(far_broker)
+    port = host_and_port(far_broker.remoting_address)[1]
+    with SyncTransport(options_for("remoting")) as caller:
+        pull = PullRequest(topic=TOPIC, queue_id=0, hold_ms=1_500).SerializeToString()
+        failed: list[ProtomqError] = []
+
+        def hold() -> None:
+            try:
+                caller.call(address, PULL, [pull], 30.0)
+            except ProtomqError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        wait_until(lambda: holds_of(far_broker, network) == 1, 10)
+        network.vanish()
+        wait_until(lambda: holds_of(far_broker, network) == 0, 5)  # answered, into the void
+        assert network.connections_inside(port) >= 1
+        took_s = wait_until(lambda: network.connections_inside(port) == 0, PEER_TIMEOUT_S + 6)
+        assert took_s > 1
+        thread.join(PEER_TIMEOUT_S + 6)
+        assert not thread.is_alive()
+        assert failed
+        assert not isinstance(failed[0], ConnectFailedError)
