@@ -1,4 +1,4 @@
-"""Forks: which objects are to be told that they live in a child now."""
+"""Forks: which objects are to be told that they live in a child now, and a count for those that ask by themselves."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ class Forkable(Protocol):
         """Called in the child, before anything else is."""
 
 
+fork_count = 0
+"""How many forks lie between this process and the first: it differs between parent and child, and costs no system call."""
+
 _forkable: weakref.WeakSet[Forkable] = weakref.WeakSet()
 
 
@@ -23,6 +26,8 @@ def call_after_fork(producer: Forkable) -> None:
 
 
 def _after_fork() -> None:
+    global fork_count
+    fork_count += 1
     for producer in list(_forkable):
         producer.after_fork()
 

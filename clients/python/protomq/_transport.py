@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
+from . import _forks
 from ._remoting_hello import ForeignProtocolError
 from ._remoting_sync import ConnectionPool, PipelinedConnection, probe
 from ._types import PEER_TIMEOUT_S, BrokerAddress, MethodInfo
@@ -164,7 +165,7 @@ class SyncTransport:
         self._start()
 
     def _start(self) -> None:
-        self._pid = os.getpid()
+        self._fork_count = _forks.fork_count
         self._lock = threading.Lock()
         self._links: dict[tuple[BrokerAddress, int], _Link] = {}
         self._opening: dict[tuple[BrokerAddress, int], threading.Lock] = {}
@@ -198,7 +199,7 @@ class SyncTransport:
         Raises ConnectFailedError, ConnectionLostError, RequestTimeoutError, ProtocolError, ClosedError, or the ServerError
         that the server answered with.
         """
-        if self._pid != os.getpid():
+        if self._fork_count != _forks.fork_count:
             self._start_in_child()
         key = (address, method.lane)
         link = self._links.get(key)
@@ -224,7 +225,7 @@ class SyncTransport:
 
         Raises ConnectFailedError, ClosedError, or the ServerError of a refused hello.
         """
-        if self._pid != os.getpid():
+        if self._fork_count != _forks.fork_count:
             self._start_in_child()
         return self._choose(
             address,
@@ -249,7 +250,7 @@ class SyncTransport:
             links: list[_Link] = [*self._links.values(), *self._grpc_links.values()]
             self._links.clear()
             self._grpc_links.clear()
-        if self._pid == os.getpid():
+        if self._fork_count == _forks.fork_count:
             for link in links:
                 link.close()
 
