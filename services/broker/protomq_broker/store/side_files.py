@@ -8,7 +8,6 @@ is simply not there (None), and its owner starts from nothing.
 
 from __future__ import annotations
 
-import random
 import resource
 import threading
 from typing import Final
@@ -89,6 +88,11 @@ def empty_folder(disk: Disk, path: str) -> None:
             disk.unlink(child)
 
 
+_PLACE_STEP: Final = 0x9E3779B97F4A7C15
+"""2**64 / golden ratio: its multiples come everywhere, in no order that a caller could have."""
+_PLACE_MAX: Final = (1 << 64) - 1
+
+
 class OpenFile:
     """An open file that closes itself when nobody refers to it any more: so one can be forgotten while another thread reads it."""
 
@@ -126,7 +130,7 @@ class OpenFiles:
         self._files_max = files_max
         self._files: dict[str, tuple[OpenFile, int]] = {}  # with their index in `_paths`
         self._paths: list[str] = []
-        self._random = random.Random(0)  # the same run of a test closes the same files
+        self._place = 0  # of the next to go, as a part of 2**64
         self._lock = threading.Lock()
 
     def get(self, path: str, *, create: bool = False) -> OpenFile:
@@ -145,7 +149,8 @@ class OpenFiles:
             if found is not None:  # another thread was faster
                 return found[0]
             if len(self._paths) >= self._files_max:
-                dropped = self._remove(self._paths[self._random.randrange(len(self._paths))])
+                self._place = (self._place + _PLACE_STEP) & _PLACE_MAX
+                dropped = self._remove(self._paths[self._place * len(self._paths) >> 64])
             self._files[path] = (opened, len(self._paths))
             self._paths.append(path)
         del dropped
