@@ -20,6 +20,7 @@ from protomq.wire import record as layout
 from protomq.wire.hashing import crc32c
 from protomq_runtime.errors import Code, ServiceError, invalid_argument
 
+from .bare_record import bare_body_of, write_bare
 from .store.append import RecordRegion
 from .store.record_region import prove_region
 from .store.record_scan import record_field_at
@@ -95,6 +96,14 @@ def read_records(
     if len(packed) > 4 * layout.RECORDS_PER_REQUEST_MAX:
         raise _too_many(len(packed) // 4, layout.RECORDS_PER_REQUEST_MAX)
     whole = payload if packed or type(payload) is bytes else bytes(payload)
+    if (
+        type(whole) is bytes
+        and not packed
+        and 0 < len(topic.encode()) <= layout.TOPIC_SIZE_MAX_BYTES
+    ):
+        body = bare_body_of(whole)
+        if body is not None:
+            return _bare_region(body, topic, now_ms, identify(1)), True
     sizes: Sequence[int] | NDArray[np.uint32]
     if len(packed) == 4:
         sizes = (int.from_bytes(packed, "little"),)
@@ -109,6 +118,11 @@ def read_records(
                 return _rewrite(bytes(region.data), topic, now_ms, identify)
             return region, False
     return _rewrite(bytes(whole), topic, now_ms, identify)
+
+
+def _bare_region(body: bytes, topic: str, now_ms: int, identity: ProducerIdentity) -> RecordRegion:
+    data = write_bare(body, topic, *identity, now_ms)
+    return RecordRegion(topic, data, 1, None, None, 0, 0, *identity)
 
 
 def _find_record_sizes(payload: bytes | bytearray) -> Sequence[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +11,8 @@ from protomq.v1.record_pb2 import Attributes, Record, RecordBatch
 from protomq.v1.send_service_pb2 import SendRequest
 from protomq.wire import record as layout
 from protomq.wire.hashing import crc32c, key_hash_of, tag_code_of
+from protomq_broker import send_request
+from protomq_broker.bare_record import bare_body_of
 from protomq_broker.send_request import ProducerIdentity, parse_send_header, read_records
 from protomq_broker.store.append import RecordRegion
 from protomq_runtime.errors import Code, ServiceError
@@ -218,3 +221,68 @@ def test_one_large_record_among_many_is_taken(sizes: bool) -> None:
     assert [record.body for record in records_of(region)] == bodies
     naive = SendRequest(topic="orders", records=[Record(body=body) for body in bodies])
     assert [record.body for record in records_of(read(naive.SerializeToString())[0])] == bodies
+
+
+_varints = st.integers(0, 300).map(layout.encode_varint)
+_wide = st.sampled_from((b"\x80\x00", b"\x81\x80\x00"))
+_pieces = st.one_of(
+    st.just(b"\x22\x06orders"),
+    st.just(b"\x22\x05other"),
+    st.just(b"\x22\x86\x00orders"),
+    st.tuples(st.sampled_from((b"\x28", b"\x38", b"\xa8\x00", b"\x78")), _varints | _wide).map(b"".join),
+    st.sampled_from((b"\x0a\x00", b"\x8a\x00\x02\x0a\x00", b"\x53\x54", b"\x32\x00", b"\x32\x04\x07\x00\x00\x00")),
+)  # fmt: skip
+_records = st.one_of(
+    st.binary(max_size=300).map(lambda body: Record(body=body).SerializeToString()),
+    st.binary(max_size=9).map(lambda body: b"\x0a" + bytes((len(body) | 0x80, 0)) + body),
+    st.tuples(st.binary(max_size=5), st.text(max_size=2)).map(
+        lambda parts: Record(body=parts[0], tag=parts[1]).SerializeToString()
+    ),
+    st.binary(max_size=12),
+)
+
+
+def outcome(payload: bytes) -> object:
+    """All that comes of reading a request: the region, or the error."""
+    try:
+        region, identified_here = read(payload)
+    except ServiceError as error:
+        return str(error), error.field_violations
+    except ValueError as error:  # no topic: the service has looked at it before
+        return str(error)
+    assert type(region.data) is bytearray
+    values = (getattr(region, name) for name in RecordRegion.__slots__)
+    plain = [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
+    return plain, identified_here
+
+
+@settings(max_examples=400, deadline=None)
+@given(_records, st.lists(_pieces, max_size=4), st.booleans())
+def test_a_bare_record_is_written_as_the_slow_path_writes_it(
+    record: bytes, pieces: list[bytes], has_topic: bool
+) -> None:
+    head = b"\x0a" + layout.encode_varint(len(record))
+    topic = b"\x22\x06orders" if has_topic else b""
+    payload = b"".join((head, record, topic, *pieces))
+    as_it_is = outcome(payload)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(send_request, "bare_body_of", lambda _: None)
+        assert outcome(payload) == as_it_is
+
+
+@pytest.mark.parametrize(
+    ("record", "rest", "is_bare"),
+    [
+        (Record(body=b"hello"), b"\x22\x06orders", True),
+        (Record(body=b""), b"\x22\x06orders\x28\x03\x38\x01", True),
+        (Record(), b"\x22\x06orders", False),
+        (Record(body=b"hello", tag="t"), b"\x22\x06orders", False),
+        (Record(body=b"hello"), b"\x22\x06orders\x0a\x00", False),
+        (Record(body=b"hello"), b"\x22\x06orders\x8a\x00\x00", False),
+        (Record(body=bytes(layout.BODY_SIZE_MAX_BYTES)), b"\x22\x06orders", True),
+        (Record(body=bytes(layout.BODY_SIZE_MAX_BYTES + 1)), b"\x22\x06orders", False),
+    ],
+)
+def test_what_counts_as_a_bare_record(record: Record, rest: bytes, is_bare: bool) -> None:
+    payload = layout.encode_record_field(record.SerializeToString()) + rest
+    assert bare_body_of(payload) == (record.body if is_bare else None)
