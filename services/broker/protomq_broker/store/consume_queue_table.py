@@ -30,7 +30,6 @@ from .append import AppendRequest, ScannedRecords
 from .consume_queue import (
     ENTRIES_PER_FILE,
     FILE_SIZE_BYTES,
-    LOST_TAG_CODE,
     NEW_FOLDER,
     NO_FOLDER,
     ConsumeQueue,
@@ -40,6 +39,7 @@ from .consume_queue import (
 )
 from .disk import Disk, read_file, remove_file
 from .queue_flush import flush_together
+from .queue_replay import replay_queue, restart, sound_end
 from .queue_rows import QueueRows, decode_rows
 from .selection import ENTRY_SIZE_BYTES
 from .side_files import (
@@ -319,7 +319,7 @@ class ConsumeQueueTable:
                 records.topics[int(records.topic_indexes[first])], int(records.queue_ids[first])
             )
             try:
-                self._replay_queue(queue, records, rows)
+                replay_queue(queue, records, rows)
             except ConsumeQueueDamagedError:
                 self.needs_rebuild = True
                 return
@@ -341,7 +341,7 @@ class ConsumeQueueTable:
                 self.remove_topic(topic)
                 continue
             for queue in old:  # others of a topic that was made anew are in use
-                self._restart(queue)
+                restart(queue)
                 self._touched.add(queue)
 
     def truncate(self, end_position: int) -> None:
@@ -488,7 +488,7 @@ class ConsumeQueueTable:
         if good_end == end_offset and not damaged:
             return
         self._touched.add(queue)
-        good_end = _sound_end(queue)
+        good_end = sound_end(queue)
         self._rows.set(queue.row, min_offset, good_end, damaged=True)
         if good_end > min_offset:
             position, size, _ = queue.entry(good_end - 1)
@@ -496,7 +496,7 @@ class ConsumeQueueTable:
             queue.synced_offset = good_end
             self.replay_from = min(self.replay_from, position + size)
         else:
-            self._restart(queue)
+            restart(queue)
             self.replay_from = 0
 
     def _entries_in_files(self, queue: ConsumeQueue, min_offset: int, end_offset: int) -> int:
@@ -552,79 +552,12 @@ class ConsumeQueueTable:
         self._files.forget(path)
         self._disk.unlink(path)
 
-    def _replay_queue(
-        self, queue: ConsumeQueue, records: ScannedRecords, rows: NDArray[np.int64]
-    ) -> None:
-        offsets, positions = records.queue_offsets[rows], records.positions[rows]
-        sizes, tag_codes = records.sizes[rows], records.tag_codes[rows]
-        bounds = [0, *(np.flatnonzero(np.diff(offsets) != 1) + 1).tolist(), len(rows)]
-        for start, end in pairwise(bounds):
-            offset, position = int(offsets[start]), int(positions[start])
-            if queue.end_offset and offset < queue.end_offset:
-                last_position, last_size, _ = queue.entry(queue.end_offset - 1)
-                known = int(np.searchsorted(positions[start:end], last_position + last_size))
-                start += known
-                if start == end:
-                    continue
-                offset, position = int(offsets[start]), int(positions[start])
-                if (
-                    offset < queue.end_offset
-                ):  # the topic was removed and made anew: its offsets began again
-                    self._restart(queue)
-            if offset > queue.end_offset:
-                self._fill(queue, offset, position)
-            queue.append_many(positions[start:end], sizes[start:end], tag_codes[start:end])
-
-    def _restart(self, queue: ConsumeQueue) -> None:
-        queue.reset(0, 0)
-        queue.synced_offset = NO_FOLDER
-
-    def _fill(self, queue: ConsumeQueue, offset: int, position: int) -> None:
-        """Entries up to `offset` are missing: before the log's start, or lost by it."""
-        missing = offset - queue.end_offset
-        if queue.end_offset == 0:
-            queue.reset(offset, offset)
-            return
-        last_position, last_size, _ = queue.entry(queue.end_offset - 1)
-        queue.append_many(
-            np.full(missing, last_position + last_size, np.int64),
-            np.zeros(missing, np.int64),
-            np.full(missing, LOST_TAG_CODE, np.int64),
-        )
-
 
 def _in_order(queues: Iterable[ConsumeQueue]) -> list[ConsumeQueue]:
     """Always the same order, so that a run of a test can be repeated."""
     return sorted(queues, key=attrgetter("row"))
 
 
-def _sound_end(queue: ConsumeQueue) -> int:
-    """Up to which offset the entries hold."""
-    offset = queue.known_min_offset
-    while offset < queue.end_offset:
-        count = min(queue.end_offset - offset, ENTRIES_PER_FILE)
-        try:
-            found = len(queue.entries(offset, count))
-        except ConsumeQueueDamagedError:
-            break
-        offset += found
-        if found < count:
-            break
-    return offset
-
-
 def has_table(disk: Disk, folder: str) -> bool:
     """Whether a start would go by the files in `folder`: else it makes them anew, and what they hold is nothing to anybody."""
     return read_state_file(disk, f"{folder}/{TABLE_FILE_NAME}", _MAGIC) is not None
-
-
-def verify_queue(queue: ConsumeQueue, log_start: int = 0) -> Iterable[ConsumeQueueDamagedError]:
-    """Reads the whole queue; the damage found, file by file."""
-    offset = max(queue.known_min_offset, queue.min_offset(log_start))
-    while offset < queue.end_offset:
-        end = min(queue.end_offset, (offset // ENTRIES_PER_FILE + 1) * ENTRIES_PER_FILE)
-        try:
-            offset += len(queue.entries(offset, end - offset))
-        except ConsumeQueueDamagedError as error:
-            yield error
-            offset = end

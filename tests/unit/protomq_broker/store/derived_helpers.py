@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from protomq.wire.record import SEAL_SIZE_BYTES
+from protomq_broker.store import (
+    consume_queue,
+    consume_queue_table,
+    heal,
+    queue_flush,
+    queue_replay,
+)
 from protomq_broker.store.append import AppendRequest, RecordRegion, ScannedRecords
+from protomq_broker.store.consume_queue import (
+    ENTRIES_PER_FILE,
+    ConsumeQueue,
+    ConsumeQueueDamagedError,
+)
 
 
 class Send(NamedTuple):
@@ -39,6 +52,15 @@ class LoggedRecord(NamedTuple):
     producer_id: int
     producer_epoch: int
     sequence: int
+
+
+def use_small_files(set_: Callable[..., None]) -> None:
+    """Consume queue files of 8 entries."""
+    here = sys.modules[__name__]
+    for module in (consume_queue, consume_queue_table, queue_flush, queue_replay, heal, here):
+        for name, value in (("ENTRIES_PER_FILE", 8), ("FILE_SIZE_BYTES", 160)):
+            if hasattr(module, name):
+                set_(module, name, value)
 
 
 @dataclass
@@ -167,3 +189,15 @@ def make_region(send: Send) -> RecordRegion:
     return RecordRegion(
         send.topic, bytearray(int(sizes.sum())), send.records, starts, sizes, tags, keys, *identity
     )
+
+
+def verify_queue(queue: ConsumeQueue, log_start: int = 0) -> Iterable[ConsumeQueueDamagedError]:
+    """Reads the whole queue; the damage found, file by file."""
+    offset = max(queue.known_min_offset, queue.min_offset(log_start))
+    while offset < queue.end_offset:
+        end = min(queue.end_offset, (offset // ENTRIES_PER_FILE + 1) * ENTRIES_PER_FILE)
+        try:
+            offset += len(queue.entries(offset, end - offset))
+        except ConsumeQueueDamagedError as error:
+            yield error
+            offset = end

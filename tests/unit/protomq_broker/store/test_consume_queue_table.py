@@ -10,11 +10,16 @@ from hypothesis import strategies as st
 from protomq.testing.simdisk import Fault, SimDisk
 from protomq_broker.store import consume_queue, consume_queue_table, queue_flush
 from protomq_broker.store.consume_queue import ConsumeQueue
-from protomq_broker.store.consume_queue_table import ConsumeQueueTable, has_table, verify_queue
+from protomq_broker.store.consume_queue_table import ConsumeQueueTable, has_table
 from protomq_broker.store.opening import make_folders
 from protomq_broker.store.queue_flush import flush_together
 from protomq_broker.store.side_files import read_state_file, write_state_file
-from tests.unit.protomq_broker.store.derived_helpers import ListLog, Send
+from tests.unit.protomq_broker.store.derived_helpers import (
+    ListLog,
+    Send,
+    use_small_files,
+    verify_queue,
+)
 
 FOLDER = "/s/consumequeue"
 
@@ -22,12 +27,6 @@ FOLDER = "/s/consumequeue"
 @pytest.fixture(autouse=True)
 def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     use_small_files(monkeypatch.setattr)
-
-
-def use_small_files(set_: Callable[..., None]) -> None:
-    for module in (consume_queue, consume_queue_table):
-        set_(module, "ENTRIES_PER_FILE", 8)
-        set_(module, "FILE_SIZE_BYTES", 160)
 
 
 def make_table(
