@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from protomq import Admin, OutgoingMessage, Producer, PullConsumer
 from protomq.testing import Broker
 from protomq_spark.options import Subscription
 from tests.support.spark import (
+    ROOT,
     SPARK_MARKS,
     bodies,
     copy_stream,
@@ -158,6 +160,10 @@ def test_tasks_are_as_many_and_as_large_as_asked_for(
 # -- where it starts and ends -----------------------------------------------------------------------------------------------
 
 
+def tagged(topic: str, number: int) -> OutgoingMessage:
+    return OutgoingMessage(topic, b"%d" % number, tag="AB"[number % 2])
+
+
 @pytest.fixture(scope="module")
 def timed(protomq_server: Broker) -> tuple[str, int]:
     """A topic of two queues: 50 messages in each before a moment, 30 in the first after it."""
@@ -165,12 +171,12 @@ def timed(protomq_server: Broker) -> tuple[str, int]:
     with Producer(protomq_server.namesrv) as producer:
         queues = sorted(end_offsets(protomq_server, topic))
         for first, queue in zip((0, 50), queues, strict=True):
-            old = [OutgoingMessage(topic, b"%d" % n) for n in range(first, first + 50)]
+            old = [tagged(topic, n) for n in range(first, first + 50)]
             producer.send_batch(topic, old, queue=queue)
         time.sleep(0.01)
         between_ms = int(time.time() * 1000)
         time.sleep(0.01)
-        young = [OutgoingMessage(topic, b"%d" % n) for n in range(100, 130)]
+        young = [tagged(topic, n) for n in range(100, 130)]
         producer.send_batch(topic, young, queue=queues[0])
     return topic, between_ms
 
@@ -249,6 +255,66 @@ def test_a_stream_begins_at_the_end_unless_told_and_looks_at_that_once(
         spark, protomq_server, tmp_path, subscribe=topic, startingOffsets="earliest"
     )
     assert rows_of(run(again)) == [7]
+
+
+# -- each option, in a batch query and in a stream ----------------------------------------------------------------------------
+
+TUNING = {
+    "minPartitions": "7", "maxRecordsPerPartition": "20", "failOnDataLoss": "false", "checkCrc": "false",
+    "corruptRecords": "skip", "protomq.transport": "grpc", "protomq.timeoutMs": "9000", "protomq.pullSizeMaxBytes": "500",
+    "protomq.pullCountMax": "7", "protomq.group.id": "tuned", "groupIdPrefix": "unused", "protomq.namesrv": "",
+}  # fmt: skip
+ALIASES = {
+    "nameServer": "", "topic": "options-timed", "group": "aliased", "subExpression": "A",
+    "pullBatchSize": "9", "pullTimeout": "9000",
+}  # fmt: skip
+SUBSCRIBED = {"subscribe": "options-timed"}
+EVEN = [n for n in range(130) if n % 2 == 0]
+EVERY = [
+    (SUBSCRIBED | TUNING, range(130)),
+    ({"subscribePattern": "options-tim.*", "maxPartitions": "1"}, range(130)),
+    (ALIASES, EVEN),
+    (SUBSCRIBED | {"tags": "A,C", "columns": "body,tags,headers", "includeHeaders": "true"}, EVEN),
+    (SUBSCRIBED | {"startingOffsets": '{"options-timed": {"0": 20, "1": -2}}'}, range(20, 130)),
+    (SUBSCRIBED | {"startingTimestamp": "BETWEEN", "startingOffsetsByTimestampStrategy": "latest"}, range(100, 130)),
+    ({"assign": '{"options-timed": [0]}', "startingOffsetsByTimestamp": '{"options-timed": {"0": BETWEEN}}'}, range(100, 130)),
+]  # fmt: skip
+BATCH_ONLY = {"endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"}
+STREAM_ONLY = {"maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay"}
+
+
+def test_every_option_of_the_table_is_tried() -> None:
+    text = (ROOT / "docs/spark.md").read_text()
+    table = text.partition("### Options of the source")[2].partition("### Streams")[0]
+    cells = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    named = {name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)}
+    assert named == {name for options, _ in EVERY for name in options} | BATCH_ONLY | STREAM_ONLY
+
+
+@pytest.mark.parametrize(("options", "ids"), EVERY)
+def test_each_option_has_its_effect_in_a_batch_query_and_in_a_stream(
+    spark: SparkSession,
+    protomq_server: Broker,
+    timed: tuple[str, int],
+    tmp_path: Path,
+    options: dict[str, str],
+    ids: Iterable[int],
+) -> None:
+    namesrv = dict.fromkeys(("protomq.namesrv", "nameServer"), protomq_server.namesrv)
+    given = {name: text.replace("BETWEEN", str(timed[1])) for name, text in options.items()}
+    given |= {name: namesrv[name] for name in namesrv if name in given}
+    if "nameServer" not in given:
+        given |= {"protomq.namesrv": protomq_server.namesrv}
+    batch = spark.read.format("protomq").options(**given).load()
+    if not any(name.startswith("starting") for name in given):
+        given |= {"startingOffsets": "earliest"}
+    stream = spark.readStream.format("protomq").options(**given).load()
+    writer = stream.writeStream.format("memory").queryName("each_option")
+    run(writer.option("checkpointLocation", str(tmp_path)))
+    for frame in (batch, spark.table("each_option")):
+        assert sorted(int(row.body) for row in frame.collect()) == sorted(ids)
+        if "columns" in options:
+            assert frame.columns == options["columns"].split(",")
 
 
 # -- what others see -------------------------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from protomq_spark.offsets import DataLossError
 from protomq_spark.pipelines import archive
 from protomq_spark.pipelines.__main__ import make_parser
 from protomq_spark.pipelines.report import RunReport
+from tests.support.pictures import assert_is_png
 from tests.support.spark import SPARK_MARKS, fill, make_topic
 
 pytestmark = SPARK_MARKS
@@ -82,6 +83,9 @@ def test_a_topic_is_partitioned_parquet_and_the_next_run_adds_what_is_new(
     assert [batch["messages"] for batch in report.batches] == [400, 400, 200]
     assert [batch["lag"] for batch in report.batches] == [600, 200, 0]
     assert report.result["rows"] == 1000
+    report.write(str(tmp_path / "report"))
+    assert json.loads((tmp_path / "report/report.json").read_text())["result"] == report.result
+    assert_is_png(tmp_path / "report/report.png")
     table = spark.read.parquet(str(root))
     assert {"topic", "date", "hour"} <= set(table.columns)
     row = table.where("body = encode('7', 'utf-8')").collect()[0]

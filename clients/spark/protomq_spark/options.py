@@ -43,6 +43,15 @@ _ALIASES: Final = {
 }
 
 
+_NOT_YET: Final = {
+    "sql": "this version has no SQL filters, use 'tags' or where()",
+} | dict.fromkeys(
+    ("accesskey", "secretkey", "protomq.accesskey", "protomq.secretkey", "protomq.securitytoken"),
+    "this version has no authentication: whoever reaches a broker may use it",
+)
+"""Options that will have a meaning, by lower-case name, and what to know until then."""
+
+
 class OptionError(ConfigurationError):
     """A wrong option of the source or the sink; the text names it."""
 
@@ -167,6 +176,11 @@ class _Given:
     def has(self, name: str) -> bool:
         return name.lower() in self._values
 
+    def refuse_what_is_not_yet(self) -> None:
+        for name, why in _NOT_YET.items():
+            if name in self._values:
+                raise OptionError(f"option {self._values[name][0]!r}: {why}")
+
     def refuse_the_rest(self, what: str) -> None:
         rest = [given for name, (given, _) in self._values.items() if name not in _SPARKS_OWN]
         if rest:
@@ -181,8 +195,6 @@ class _Given:
 def parse_read_options(options: Mapping[str, str], *, streaming: bool | None = None) -> ReadOptions:
     """`streaming` None: not known yet, whatever is right for one of the two passes. Raises OptionError."""
     given = _Given(options, _ALIASES)
-    if given.has("sql"):
-        raise OptionError("option 'sql': this version has no SQL filters, use 'tags' or where()")
     client = _client(given)
     subscription = _subscription(given)
     if streaming is not None:
@@ -255,6 +267,7 @@ def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
 
 
 def _client(given: _Given) -> ClientOptions:
+    given.refuse_what_is_not_yet()
     namesrv = given.text("protomq.namesrv")
     if not namesrv:
         raise OptionError("option 'protomq.namesrv' (host:port of a name server) is required")

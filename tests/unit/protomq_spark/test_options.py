@@ -63,7 +63,8 @@ def test_an_alias_beside_its_original_is_refused_by_both_names() -> None:
     [
         ({"startingOfsets": "earliest"}, "startingOfsets.*is 'startingOffsets' meant"),
         ({"kafka.bootstrap.servers": "x"}, "kafka.bootstrap.servers"),
-        ({"sql": "a > 1"}, "'sql'"),
+        ({"sql": "a > 1"}, "'sql': this version has no SQL filters"),
+        ({"protomq.accessKey": "me"}, "'protomq.accessKey': this version has no authentication"),
         ({"subscribePattern": "a.*"}, "subscribe and subscribePattern"),
         ({"assign": '{"t":[0]}'}, "subscribe and assign"),
         ({"maxOffsetsPerTrigger": "5"}, "'maxOffsetsPerTrigger' is for a stream"),
