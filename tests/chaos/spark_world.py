@@ -25,7 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from protomq import Admin, MessageQueue, OutgoingMessage, Producer, PullConsumer
+from protomq import MessageQueue, OutgoingMessage, Producer, PullConsumer
 from protomq.errors import ProtomqError
 from protomq.testing import Broker, FaultProxy
 from tests.support.small_segments import (
@@ -34,6 +34,7 @@ from tests.support.small_segments import (
     small_segments_broker,
 )
 from tests.support.spark_driver import SparkDriver
+from tests.support.topics import drain, make_topic
 from tests.support.waiting import wait_for
 
 from .checker import Violation
@@ -57,8 +58,7 @@ class _End:
         self.broker: Broker = small_segments_broker(folder, self.proxy.advertised())
         self.broker.start()
         self.proxy.target = self.broker.remoting_address
-        with Admin(namesrv=self.broker.namesrv) as admin:
-            admin.create_topic(topic, write_queues=queues, read_queues=queues)
+        make_topic(self.broker, topic, queues)
 
     def close(self) -> None:
         self.broker.stop()
@@ -289,7 +289,7 @@ class SparkWorld:
         found = self._failures()
         with PullConsumer(namesrv=self._source.broker.namesrv) as consumer:
             first = {queue: consumer.min_offset(queue) for queue in consumer.queues(TOPIC)}
-        stored = Counter(int(body) for body in self._copied())
+        stored = Counter(int(message.body) for message in drain(self._target.broker, COPY))
         passed_over = 0
         for number, (queue, offset) in self._acknowledged.items():
             if number in stored:
@@ -323,19 +323,6 @@ class SparkWorld:
                 Violation("I1", f"{self._workers_killed} workers killed, {len(texts)} failures: {texts}")
             )
         return found
-
-    def _copied(self) -> list[bytes]:
-        bodies: list[bytes] = []
-        with PullConsumer(namesrv=self._target.broker.namesrv) as consumer:
-            queues = consumer.queues(COPY)
-            count = sum(consumer.end_offset(queue) for queue in queues)
-            consumer.assign(queues)
-            consumer.seek_to_begin()
-            ends_s = time.monotonic() + 60
-            while len(bodies) < count and time.monotonic() < ends_s:
-                bodies += [message.body for message in consumer.poll(0.2)]
-        assert len(bodies) == count, f"{len(bodies)} of {count} messages of the copy can be read"
-        return bodies
 
 
 def spark_rounds(seed: int, rounds: int, counts: Counter[str], *, bug: str = "") -> list[Violation]:

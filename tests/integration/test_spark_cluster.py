@@ -18,7 +18,7 @@ pytest.importorskip("tests.support.spark")  # Skips where there is no JDK or no 
 from protomq import OutgoingMessage, Producer
 from protomq.testing import Broker
 from tests.support.recorded_sink import BUGS
-from tests.support.spark import ROOT, SPARK_MARKS, bodies, drain, make_topic, once
+from tests.support.spark import ROOT, SPARK_MARKS
 from tests.support.spark_cluster import (
     ConnectServer,
     SparkCluster,
@@ -27,6 +27,7 @@ from tests.support.spark_cluster import (
     output_of,
     python_of_a_cluster,
 )
+from tests.support.topics import bodies, drain, make_topic, once
 
 pytestmark = [pytest.mark.timeout(420), pytest.mark.long, *SPARK_MARKS]
 PACKAGE = ROOT / "build/spark-package"

@@ -14,18 +14,9 @@ from pyspark.sql import SparkSession
 from protomq import Producer
 from protomq.testing import Broker
 from tests.support.faulty_spark import STAGES, Fault, copy_options
-from tests.support.spark import (
-    SPARK_MARKS,
-    bodies,
-    copy_stream,
-    drain,
-    fill,
-    make_topic,
-    once,
-    run,
-    stored_count,
-)
+from tests.support.spark import SPARK_MARKS, copy_stream, run
 from tests.support.spark_driver import SparkDriver
+from tests.support.topics import bodies, drain, fill, make_topic, once, stored_count
 
 pytestmark = SPARK_MARKS
 

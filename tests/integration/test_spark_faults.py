@@ -24,18 +24,9 @@ from protomq.testing import Broker
 from protomq_spark.cluster import Cluster
 from protomq_spark.options import parse_write_options
 from protomq_spark.sender import Identity, RowSender, SentRows
-from tests.support.faulty_spark import Fault, FaultySource, copy_options
-from tests.support.spark import (
-    SPARK_MARKS,
-    InBackground,
-    bodies,
-    copy_stream,
-    drain,
-    fill,
-    make_topic,
-    once,
-    run,
-)
+from tests.support.faulty_spark import Fault, FaultySource, copy_options, copy_writer
+from tests.support.spark import SPARK_MARKS, InBackground, batch_frame, copy_stream, run
+from tests.support.topics import bodies, drain, fill, make_topic, once
 
 pytestmark = SPARK_MARKS
 ONE_QUEUE = 1
@@ -59,9 +50,8 @@ def mortal_server() -> Iterator[Broker]:
 
 
 def batch_read(spark: SparkSession, server: Broker, topic: str, **options: str) -> DataFrame:
-    reader = spark.read.format("protomq-faulty").option("protomq.namesrv", server.namesrv)
-    given = {"subscribe": topic, "columns": "body", "protomq.pullCountMax": "50"}
-    return reader.options(**(given | options)).load()
+    given = {"subscribe": topic, "columns": "body", "protomq.pullCountMax": "50"} | options
+    return batch_frame(spark, server, kind="protomq-faulty", **given)
 
 
 def batch_write(frame: DataFrame, server: Broker, topic: str, **options: str) -> None:
@@ -88,10 +78,7 @@ def faulty_copy(
     **more: str,
 ) -> Any:
     """A query, not started yet, that copies a topic in micro-batches of 400, with the fault in its source or its sink."""
-    given = copy_options(server.namesrv, source, target, fault, **more)
-    frame = spark.readStream.format(given["read_format"]).options(**given["read"]).load()
-    writer = frame.writeStream.format(given["write_format"]).options(**given["write"])
-    return writer.option("checkpointLocation", str(checkpoint))
+    return copy_writer(spark, copy_options(server.namesrv, source, target, fault, **more), checkpoint)
 
 
 # -- workers ----------------------------------------------------------------------------------------------------------------

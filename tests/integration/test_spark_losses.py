@@ -23,20 +23,9 @@ from protomq_spark.options import ClientOptions
 from protomq_spark.pulling import ANSWERS_AHEAD
 from tests.support.faulty_spark import Fault, FaultySource
 from tests.support.small_segments import let_retention_pass, small_segments_broker
-from tests.support.spark import (
-    SPARK_MARKS,
-    InBackground,
-    bodies,
-    copy_stream,
-    drain,
-    end_offsets,
-    fill,
-    make_topic,
-    numbers,
-    once,
-    run,
-    wait_for,
-)
+from tests.support.spark import SPARK_MARKS, InBackground, batch_frame, copy_stream, numbers, run
+from tests.support.topics import bodies, drain, end_offsets, fill, make_topic, once
+from tests.support.waiting import wait_for
 
 pytestmark = SPARK_MARKS
 
@@ -78,8 +67,7 @@ def small_server(tmp_path: Path) -> Iterator[Broker]:
 
 
 def reader(spark: SparkSession, server: Broker, topic: str, **options: str) -> DataFrame:
-    given = {"protomq.namesrv": server.namesrv, "subscribe": topic, "columns": "body"}
-    return spark.read.format("protomq").options(**(given | options)).load()
+    return batch_frame(spark, server, **({"subscribe": topic, "columns": "body"} | options))
 
 
 # -- retention -----------------------------------------------------------------------------------------------------------------
@@ -113,23 +101,9 @@ def test_a_start_that_retention_has_passed_is_an_error_or_passed_over(
     run(copy_stream(spark, small_server, given, target, tmp_path / "ck", failOnDataLoss="false"))
     copied = sum(end_offsets(small_server, target).values())
     assert copied == 100 + len(left)
-    stored = ids_of(drain_what_is_left(small_server, target))
+    stored = ids_of(drain(small_server, target))
     assert stored == sorted(set(stored))
     assert set(left) <= set(stored)
-
-
-def drain_what_is_left(server: Broker, topic: str) -> list[Any]:
-    """All messages of a topic whose first may be deleted."""
-    messages: list[Any] = []
-    with PullConsumer(namesrv=server.namesrv) as consumer:
-        queues = consumer.queues(topic)
-        count = sum(consumer.end_offset(queue) - consumer.min_offset(queue) for queue in queues)
-        consumer.assign(queues)
-        consumer.seek_to_begin()
-        ends_s = time.monotonic() + 20
-        while len(messages) < count and time.monotonic() < ends_s:
-            messages += consumer.poll(0.2)
-    return messages
 
 
 @pytest.mark.parametrize("fail", ["true", "false"])
@@ -142,9 +116,9 @@ def test_retention_that_passes_a_task_while_it_reads(
     # Two answers are handed over, and the fault holds the third.
     answer_rows, held_answers = 25, 3
     fault = Fault("read", "wait", tmp_path / "fault", rows=(held_answers - 1) * answer_rows)
-    given = {"protomq.namesrv": small_server.namesrv, "subscribe": topic, "columns": "body"}
+    given = {"subscribe": topic, "columns": "body"}
     given |= {"failOnDataLoss": fail, "protomq.pullCountMax": str(answer_rows)} | fault.options()
-    frame = spark.read.format("protomq-faulty").options(**given).load()
+    frame = batch_frame(spark, small_server, kind="protomq-faulty", **given)
     query = InBackground(spark, frame.collect)
     query.wait_for(fault)
     try:
@@ -293,12 +267,7 @@ def test_a_topic_that_is_missing_is_named(
     given = {"subscribe": "no-such-topic"}
     with pytest.raises(Exception, match="there is no topic 'no-such-topic'"):
         run(copy_stream(spark, protomq_server, given, target, tmp_path / "ck"))
-    assert reader_of_pattern(spark, protomq_server, "no-such-.*").count() == 0
-
-
-def reader_of_pattern(spark: SparkSession, server: Broker, pattern: str) -> DataFrame:
-    given = {"protomq.namesrv": server.namesrv, "subscribePattern": pattern}
-    return spark.read.format("protomq").options(**given).load()
+    assert batch_frame(spark, protomq_server, subscribePattern="no-such-.*").count() == 0
 
 
 def test_a_sink_without_its_topic_makes_it_or_names_it(

@@ -15,21 +15,11 @@ from pyspark.sql import SparkSession
 
 from protomq import Admin, Producer
 from protomq.testing import Broker
-from tests.support.faulty_spark import Fault, FaultySource, copy_options
+from tests.support.faulty_spark import Fault, FaultySource, copy_options, copy_writer
 from tests.support.namesrv import running_namesrv
-from tests.support.spark import (
-    SPARK_MARKS,
-    InBackground,
-    bodies,
-    copy_stream,
-    drain,
-    fill,
-    make_topic,
-    numbers,
-    once,
-    run,
-    wait_for,
-)
+from tests.support.spark import SPARK_MARKS, InBackground, batch_frame, copy_stream, numbers, run
+from tests.support.topics import bodies, drain, fill, make_topic, once
+from tests.support.waiting import wait_for
 
 pytestmark = SPARK_MARKS
 COUNT = 1000
@@ -90,11 +80,6 @@ def faulty_spark(spark: SparkSession) -> SparkSession:
     return spark
 
 
-def read(spark: SparkSession, server: Lonely, **options: str) -> Any:
-    given = {"protomq.namesrv": server.namesrv, "columns": "body"}
-    return spark.read.format("protomq").options(**(given | options)).load()
-
-
 def write(spark: SparkSession, server: Lonely, topic: str, **options: str) -> None:
     given = {"protomq.namesrv": server.namesrv, "topic": topic, "writeId": topic}
     writer = numbers(spark, COUNT, 2).write.format("protomq").options(**(given | options))
@@ -114,8 +99,10 @@ def test_what_begins_without_the_broker_fails_within_its_time_and_says_why(
     source, target = gone.filled("lonely-begins"), make_topic(gone.broker, "lonely-begins-copy", 2)
     gone.take_away()
     actions: list[Callable[[], Any]] = [
-        lambda: read(spark, gone, subscribe=source, **BRIEF).count(),
-        lambda: read(spark, gone, subscribePattern="lonely-.*", **BRIEF).count(),
+        lambda: batch_frame(spark, gone, columns="body", subscribe=source, **BRIEF).count(),
+        lambda: batch_frame(
+            spark, gone, columns="body", subscribePattern="lonely-.*", **BRIEF
+        ).count(),
         lambda: run(copy(spark, gone, source, target, tmp_path, **BRIEF)),
         lambda: write(spark, gone, target, **BRIEF),
     ]
@@ -137,8 +124,10 @@ def test_what_begins_without_the_broker_waits_for_it(
     copied, written = (make_topic(gone.broker, f"lonely-waits-{n}", 2) for n in ("copy", "write"))
     gone.take_away()
     running = [
-        InBackground(spark, read(spark, gone, subscribe=source).collect),
-        InBackground(spark, read(spark, gone, subscribePattern="lonely-waits").collect),
+        InBackground(spark, batch_frame(spark, gone, columns="body", subscribe=source).collect),
+        InBackground(
+            spark, batch_frame(spark, gone, columns="body", subscribePattern="lonely-waits").collect
+        ),
         InBackground(spark, lambda: run(copy(spark, gone, source, copied, tmp_path))),
         InBackground(spark, lambda: write(spark, gone, written)),
     ]
@@ -155,15 +144,15 @@ def faulty_copy(
     spark: SparkSession, server: Lonely, fault: Fault, source: str, target: str, folder: Path, **options: str
 ) -> Any:  # fmt: skip
     given = copy_options(server.namesrv, source, target, fault, **options)
-    frame = spark.readStream.format(given["read_format"]).options(**given["read"]).load()
-    writer = frame.writeStream.format(given["write_format"]).options(**given["write"])
-    return writer.options(**options).option("checkpointLocation", str(folder / "checkpoint"))
+    return copy_writer(spark, given, folder / "checkpoint").options(**options)
 
 
 LONG = pytest.mark.long
 
 
-@pytest.mark.parametrize("at", [pytest.param("plan", marks=LONG), pytest.param("read", marks=LONG), "write"])
+@pytest.mark.parametrize(
+    "at", [pytest.param("plan", marks=LONG), pytest.param("read", marks=LONG), "write"]
+)
 def test_a_stream_waits_for_a_broker_that_goes_under_it(
     faulty_spark: SparkSession, gone: Lonely, tmp_path: Path, at: str
 ) -> None:

@@ -18,20 +18,9 @@ from pyspark.sql import DataFrame, SparkSession
 from protomq import Admin, OutgoingMessage, Producer, PullConsumer
 from protomq.testing import Broker
 from protomq_spark.options import Subscription
-from tests.support.spark import (
-    ROOT,
-    SPARK_MARKS,
-    bodies,
-    copy_stream,
-    drain,
-    end_offsets,
-    fill,
-    make_topic,
-    numbers,
-    once,
-    run,
-    wait_for,
-)
+from tests.support.spark import ROOT, SPARK_MARKS, copy_stream, numbers, run
+from tests.support.topics import bodies, drain, end_offsets, fill, make_topic, once
+from tests.support.waiting import wait_for
 
 pytestmark = SPARK_MARKS
 

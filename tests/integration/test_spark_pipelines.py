@@ -23,15 +23,8 @@ from protomq_spark.pipelines import backfill, flights, lag, reconcile, transform
 from protomq_spark.pipelines.__main__ import PIPELINES, make_parser
 from protomq_spark.pipelines.report import RunReport
 from tests.support.pictures import assert_is_png
-from tests.support.spark import (
-    SPARK_MARKS,
-    bodies,
-    drain,
-    fill,
-    forget_last_commit,
-    make_topic,
-    once,
-)
+from tests.support.spark import SPARK_MARKS, forget_last_commit
+from tests.support.topics import bodies, drain, fill, make_topic, once
 
 pytestmark = SPARK_MARKS
 

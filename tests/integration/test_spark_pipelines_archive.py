@@ -31,7 +31,8 @@ from protomq_spark.pipelines import archive
 from protomq_spark.pipelines.__main__ import make_parser
 from protomq_spark.pipelines.report import RunReport
 from tests.support.pictures import assert_is_png
-from tests.support.spark import SPARK_MARKS, fill, make_topic
+from tests.support.spark import SPARK_MARKS
+from tests.support.topics import fill, make_topic
 
 pytestmark = SPARK_MARKS
 

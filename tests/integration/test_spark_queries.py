@@ -22,19 +22,9 @@ from protomq import Producer, PullConsumer
 from protomq.testing import Broker
 from protomq_spark import send_partition, send_udf
 from protomq_spark.udf import SENT_DDL
-from tests.support.spark import (
-    SPARK_MARKS,
-    bodies,
-    copy_stream,
-    drain,
-    fill,
-    forget_last_commit,
-    make_topic,
-    numbers,
-    once,
-    run,
-    wait_for,
-)
+from tests.support.spark import SPARK_MARKS, copy_stream, forget_last_commit, numbers, run
+from tests.support.topics import bodies, drain, fill, make_topic, once
+from tests.support.waiting import wait_for
 
 pytestmark = SPARK_MARKS
 

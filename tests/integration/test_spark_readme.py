@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 
 from protomq import Producer
 from protomq.testing import Broker
-from tests.support.spark import ROOT, SPARK_MARKS, drain
+from tests.support.spark import ROOT, SPARK_MARKS
+from tests.support.topics import drain
 
 pytestmark = SPARK_MARKS
 

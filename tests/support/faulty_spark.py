@@ -25,6 +25,7 @@ from typing import Any, TypedDict
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
@@ -197,6 +198,13 @@ class CopyOptions(TypedDict):
     read: dict[str, str]
     write_format: str
     write: dict[str, str]
+
+
+def copy_writer(spark: SparkSession, options: CopyOptions, checkpoint: Path) -> Any:
+    """The stream with these options, not started yet."""
+    frame = spark.readStream.format(options["read_format"]).options(**options["read"]).load()
+    writer = frame.writeStream.format(options["write_format"]).options(**options["write"])
+    return writer.option("checkpointLocation", str(checkpoint))
 
 
 def copy_options(namesrv: str, source: str, target: str, fault: Fault, **more: str) -> CopyOptions:

@@ -1,4 +1,4 @@
-"""What the tests with a real Spark share: the session, topics filled and counted, queries run to their end.
+"""What the tests with a real Spark share: the session, and queries run to their end.
 
 Importing this skips the test module where there is no JDK or no pyspark: `make test` brings both, so there nothing is skipped.
 """
@@ -11,13 +11,11 @@ import os
 import shutil
 import sys
 import threading
-import time
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 
@@ -28,11 +26,9 @@ pytest.importorskip("pyspark", reason="pyspark is not installed: make spark", ex
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col
 
-from protomq import Admin, Message, OutgoingMessage, Producer, PullConsumer
-from protomq._types import MessageQueue
-from protomq.testing import Broker
 from tests.support.faulty_spark import Fault
-from tests.support.waiting import wait_for as wait_for
+from tests.support.topics import Reachable
+from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -82,77 +78,17 @@ def spark_session(
             gc.collect()
 
 
-# -- topics ------------------------------------------------------------------------------------------------------------
-
-
-def make_topic(server: Broker, name: str, queues: int) -> str:
-    """A new topic of `queues` queues; its name."""
-    with Admin(namesrv=server.namesrv) as admin:
-        admin.create_topic(name, write_queues=queues, read_queues=queues)
-    return name
-
-
-def fill(producer: Producer, topic: str, count: int, *, first: int = 0) -> None:
-    """Sends the ids first, first + 1 ... as bodies, with key, tag and a property made of the id."""
-    for start in range(first, first + count, 250):
-        end = min(start + 250, first + count)
-        producer.send_batch(
-            topic,
-            [
-                OutgoingMessage(
-                    topic, b"%d" % n, key=f"k{n}", tag="ABC"[n % 3], properties={"n": str(n)}
-                )
-                for n in range(start, end)
-            ],
-        )
-
-
-def end_offsets(server: Broker, topic: str) -> dict[MessageQueue, int]:
-    """Where the queues of a topic end now."""
-    with PullConsumer(namesrv=server.namesrv) as consumer:
-        return {queue: consumer.end_offset(queue) for queue in consumer.queues(topic)}
-
-
-def stored_count(server: Broker, topic: str) -> int:
-    """Messages of a topic that was never cut."""
-    return sum(end_offsets(server, topic).values())
-
-
-def drain(server: Broker, topic: str) -> list[Message]:
-    """All messages of a topic that are there now."""
-    messages: list[Message] = []
-    with PullConsumer(namesrv=server.namesrv) as consumer:
-        queues = consumer.queues(topic)
-        ends = {queue: consumer.end_offset(queue) for queue in queues}
-        consumer.assign(queues)
-        consumer.seek_to_begin()
-        ends_s = time.monotonic() + 20
-        while len(messages) < sum(ends.values()) and time.monotonic() < ends_s:
-            messages += consumer.poll(0.2)
-    return messages
-
-
-def bodies(messages: Iterable[Any]) -> Counter[bytes]:
-    """How often each body occurs in messages or rows."""
-    return Counter(bytes(message.body) for message in messages)
-
-
-def once(*ids: int) -> Counter[bytes]:
-    """The ids range(*ids), each once."""
-    return Counter(b"%d" % n for n in range(*ids))
-
-
 def numbers(spark: SparkSession, count: int, partitions: int) -> DataFrame:
     """The ids 0 to count - 1 as bodies."""
     return spark.range(0, count, 1, partitions).select(col("id").cast("string").alias("body"))
 
 
-class Reachable(Protocol):
-    """Whatever has a name server."""
-
-    @property
-    def namesrv(self) -> str:
-        """host:port."""
+def batch_frame(
+    spark: SparkSession, server: Reachable, *, kind: str = "protomq", **options: str
+) -> DataFrame:
+    """A batch read, not run yet; `kind`: the format."""
+    reader = spark.read.format(kind).option("protomq.namesrv", server.namesrv)
+    return reader.options(**options).load()
 
 
 # -- queries -----------------------------------------------------------------------------------------------------------

@@ -120,7 +120,7 @@ def keep_copying(start: Callable[[], Any], until: Path, failures: Path) -> None:
 
 
 def main() -> None:
-    from tests.support.faulty_spark import FaultySource
+    from tests.support.faulty_spark import FaultySource, copy_writer
     from tests.support.recorded_sink import RecordedSource
     from tests.support.spark import spark_session
 
@@ -129,12 +129,7 @@ def main() -> None:
     with spark_session(Path(settings["warehouse"]), settings["master"], **small) as spark:
         spark.dataSource.register(FaultySource)
         spark.dataSource.register(RecordedSource)
-        writers = []
-        for query in settings["queries"]:
-            reader = spark.readStream.format(query["read_format"]).options(**query["read"])
-            writer = reader.load().writeStream.format(query["write_format"])
-            writer = writer.options(**query["write"])
-            writers.append(writer.option("checkpointLocation", query["checkpoint"]))
+        writers = [copy_writer(spark, query, query["checkpoint"]) for query in settings["queries"]]
         if "until" in settings:
             (writer,) = writers
             keep_copying(writer.start, Path(settings["until"]), Path(settings["failures"]))
