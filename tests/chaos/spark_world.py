@@ -114,7 +114,6 @@ class SparkWorld:
 
     def __enter__(self) -> SparkWorld:
         self._sender.start()
-        self._may_send.set()
         self._start_driver()
         return self
 
@@ -136,10 +135,11 @@ class SparkWorld:
     # -- the sender ------------------------------------------------------------------------------------------------------------
 
     def _send(self) -> None:
+        """A batch, and as soon as that is allowed more and more."""
         first = 0
         with Producer(self._source.broker.namesrv, send_timeout_s=3.0) as producer:
             while not self._ended.is_set():
-                if not self._may_send.is_set():
+                if first and not self._may_send.is_set():
                     self._idle.set()
                     self._may_send.wait()
                     self._idle.clear()
@@ -174,6 +174,9 @@ class SparkWorld:
     def do(self, *names: str, after_s: float = 0.0) -> None:
         """These faults, one right after the other, as soon as rows are being written, or a little later."""
         self._wait_for_growth()
+        if not self._may_send.is_set():  # The first batch has come through: Spark is there.
+            self._may_send.set()
+            self._wait_for_growth()
         time.sleep(after_s)
         harms = self._harms()
         for name in names:

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.chaos, *SPARK_MARKS]
 
 
 def test_a_copy_is_exact_whatever_is_killed_cut_and_restarted() -> None:
-    counts = process_campaigns.spark((2,), rounds_each=4)
+    counts = process_campaigns.spark((2,), rounds_each=3)
     assert counts["ids copied"] > 500, counts
 
 
