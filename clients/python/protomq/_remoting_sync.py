@@ -24,6 +24,7 @@ from ._remoting_hello import (
     error_of_answer,
     split_address,
 )
+from ._spinning import SPIN_MAX_S, TAKEN_AWAY_S, Spinning, cores
 from ._types import PEER_TIMEOUT_S, MethodInfo
 from .errors import (
     ConnectFailedError,
@@ -76,7 +77,9 @@ def set_socket_options(sock: socket.socket, peer_timeout_s: float) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(peer_timeout_s / 2))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(int(peer_timeout_s / 6), 1))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # else what is sent is repeated for a quarter of an hour
+    if hasattr(
+        socket, "TCP_USER_TIMEOUT"
+    ):  # else what is sent is repeated for a quarter of an hour
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(peer_timeout_s * 1000))
 
 
@@ -141,7 +144,9 @@ def _read_exactly(sock: socket.socket, size: int, deadline_s: float) -> bytes:
 class Connection:
     """One socket after its hello. One thread at a time; every error but a ServerError leaves it unusable."""
 
-    __slots__ = ("_address", "_buffer", "_request_id", "_sock", "_timeout_ms", "last_used_s")
+    __slots__ = (
+        "_address", "_buffer", "_request_id", "_sock", "_spinning", "_timeout_ms", "last_used_s",
+    )  # fmt: skip
 
     def __init__(self, sock: socket.socket, address: str) -> None:
         sock.settimeout(None)
@@ -150,6 +155,7 @@ class Connection:
         self._buffer = bytearray(_READ_BUFFER_SIZE_BYTES)
         self._request_id = 0
         self._timeout_ms = 0
+        self._spinning = Spinning(cores())
         self.last_used_s = 0.0
 
     @classmethod
@@ -211,7 +217,9 @@ class Connection:
     ) -> tuple[int, bytes]:
         buffer = self._buffer
         sock = self._sock
-        got = sock.recv_into(buffer, HEADER_SIZE_BYTES if header_first else 0)
+        got = -1 if header_first else self._receive_spinning()
+        if got < 0:
+            got = sock.recv_into(buffer, HEADER_SIZE_BYTES if header_first else 0)
         if got < HEADER_SIZE_BYTES:
             got = self._read_header(got, time.monotonic() + timeout_s)
         length, echoed_id, _method_id, flags, status, _ = HEADER.unpack_from(buffer)
@@ -228,6 +236,29 @@ class Connection:
         return status, self._read_rest(
             bytes(memoryview(buffer)[HEADER_SIZE_BYTES:got]), end - got, timeout_s
         )
+
+    def _receive_spinning(self) -> int:
+        """What `recv_into` the buffer gives, without sleeping; -1 if there is nothing soon, or spinning is not worth it now."""
+        now_s = time.monotonic()
+        if not self._spinning.is_worth_it(now_s):
+            return -1
+        buffer, recv_into = self._buffer, self._sock.recv_into
+        until_s = now_s + SPIN_MAX_S
+        while True:
+            try:
+                got = recv_into(buffer, 0, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                got = -1
+            looked_s, now_s = now_s, time.monotonic()
+            if now_s - looked_s > TAKEN_AWAY_S:
+                self._spinning.failed(now_s)
+                return got
+            if got >= 0:
+                self._spinning.succeeded()
+                return got
+            if now_s > until_s:
+                self._spinning.failed(now_s)
+                return -1
 
     def _read_header(self, got: int, deadline_s: float) -> int:
         view = memoryview(self._buffer)
