@@ -43,7 +43,8 @@ class ConnectionLimits:
 def watch_peer(sock: socket.socket, peer_timeout_ms: int) -> None:
     """Has the kernel close the connection when its peer is gone: probes where nothing is under way, a limit for what is not confirmed.
 
-    Without that limit, bytes that were sent to a machine that has vanished are repeated for a quarter of an hour, and not probed.
+    Without that limit, bytes that were sent to a machine that has vanished are repeated for a quarter of an hour, and not probed. It ends a
+    peer too that lives and takes nothing for so long while bytes wait for it; lanes do the same with what waits in them.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, peer_timeout_ms // 2_000)
