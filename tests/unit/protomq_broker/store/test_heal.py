@@ -200,6 +200,37 @@ def test_a_queue_goes_on_growing_while_it_is_healed(monkeypatch: pytest.MonkeyPa
     assert read_all(store) == expected
 
 
+@pytest.mark.parametrize("steps", range(6))
+def test_segments_may_go_while_a_queue_is_healed(
+    steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = open_filled(disk, clock)
+    expected = read_all(store)
+    monkeypatch.setattr(heal, "SLICE_SIZE_BYTES", 3000)
+    monkeypatch.setattr(heal, "BLOCK_SIZE_BYTES", 2048)
+    disk.overwrite(path_of(), 0, bytes(len(disk.content(path_of()))))
+    meet(store)
+    for _ in range(steps):
+        store._healer.step(clock.monotonic_ms())
+    assert store.delete_segments_below(3 * SEGMENT) == 3 * SEGMENT
+    for _ in range(40):
+        store._healer.step(clock.monotonic_ms())
+    assert store.damaged_files == []
+    start, end = store.queue_range("topic", 0)
+    assert 0 < start < end == len(expected)
+    assert read_all(store) == expected[start:]
+    other = open_filled_and_cut()
+    assert other.queue_range("topic", 0)[0] == start
+
+
+def open_filled_and_cut() -> Store:
+    """What a store of the same content has left when segments go and nothing is damaged."""
+    store = open_filled(SimDisk(), ManualClock())
+    store.delete_segments_below(3 * SEGMENT)
+    return store
+
+
 def test_a_deleted_topic_is_no_business_of_the_healer_and_its_old_records_stay_out() -> None:
     disk, clock = SimDisk(), ManualClock()
     store = open_filled(disk, clock)
