@@ -101,7 +101,7 @@ integration: $(SPARK) ## the tests with real processes, Spark among them (a JDK 
 
 .PHONY: spark
 spark: $(SPARK) ## the tests of the Spark package with a real Spark, a cluster too (a JDK 17+)
-	$(PYTEST) tests/unit/protomq_spark $(wildcard tests/*/test_spark_*.py)
+	$(PYTEST) tests/unit/protomq_spark $(filter-out tests/chaos/%,$(wildcard tests/*/test_spark_*.py))
 
 .PHONY: spark-package
 spark-package: $(ENV) ## what must be on the driver and executors of a cluster: build/spark-package
