@@ -113,7 +113,7 @@ chaos: $(ENV) $(CODEGEN) ## faults made on purpose, the long form (minutes)
 	$(PYTEST) $(XDIST) tests/chaos --ignore tests/chaos/test_spark_long.py -m "not soak" --timeout 3600 -rP
 
 .PHONY: spark-chaos
-spark-chaos: $(SPARK) ## the same for Spark copying a topic: some 40 minutes, or PROTOMQ_CHAOS_SEEDS=3 (a JDK 17+)
+spark-chaos: $(SPARK) ## the same for Spark copying a topic: half an hour, or PROTOMQ_CHAOS_SEEDS=3 (a JDK 17+)
 	$(PYTEST) tests/chaos/test_spark_long.py --timeout 0 -rP
 
 .PHONY: soak

@@ -23,7 +23,15 @@ from protomq_spark.options import ClientOptions
 from protomq_spark.pulling import ANSWERS_AHEAD
 from tests.support.faulty_spark import Fault, FaultySource
 from tests.support.small_segments import let_retention_pass, small_segments_broker
-from tests.support.spark import SPARK_MARKS, InBackground, batch_frame, copy_stream, numbers, run
+from tests.support.spark import (
+    SPARK_MARKS,
+    InBackground,
+    batch_frame,
+    copy_stream,
+    forget_last_commit,
+    numbers,
+    run,
+)
 from tests.support.topics import bodies, drain, end_offsets, fill, make_topic, once
 from tests.support.waiting import wait_for
 
@@ -139,6 +147,26 @@ def test_retention_that_passes_a_task_while_it_reads(
     assert len(passed) in ((came - 1) * answer_rows, came * answer_rows)
     assert came * answer_rows < first  # Else retention would not have cut what was left to be asked for.
     assert [n for n in ids if n >= first] == list(range(first, COUNT))
+
+
+@pytest.mark.long
+def test_retention_between_a_micro_batch_and_its_replay_is_an_error_and_no_row_takes_anothers_place(
+    spark: SparkSession, small_server: Broker, protomq_server: Broker, tmp_path: Path
+) -> None:
+    source = make_topic(small_server, "retention-replay", 1)
+    target = make_topic(protomq_server, "retention-replay-copy", 1)
+    send_large(small_server, source, COUNT)
+    given = {"subscribe": source, "columns": "body", "failOnDataLoss": "false"}
+    writer = copy_stream(spark, small_server, given, target, tmp_path / "ck")
+    writer = writer.option("protomq.namesrv", protomq_server.namesrv)
+    run(writer)
+    before = ids_of(drain(protomq_server, target))
+    assert before == list(range(COUNT))
+    forget_last_commit(tmp_path / "ck")
+    first_offset_after_retention(small_server, source)
+    with pytest.raises(Exception, match="runs again with other rows"):
+        run(writer)
+    assert ids_of(drain(protomq_server, target)) == before
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------------------
