@@ -47,8 +47,12 @@ METADATA_SIZE_MAX_BYTES: Final = 16 << 10
 PENDING_CALLS_MAX: Final = 30_000
 LAST_ANSWERS_GRACE_S: Final = 0.1
 """For answers that are made but not sent yet when the server closes."""
-GROUP_COUNT_MIN: Final = 4
-GATHER_S: Final = 0.0005
+GATHER_COUNT_MIN: Final = 4
+"""Where so many calls for a lane were under way at once lately, the next ones are gathered; fewer callers would only wait longer."""
+GATHER_S: Final = 0.002
+"""At most so long: a call costs 0.3 ms of CPU, so that many callers wait for each other longer than that anyway."""
+CROWD_DECAY: Final = 0.9
+"""By how much the number lately under way falls from one group to the next."""
 
 UNREAD_SIZE_MAX_BYTES: Final = 4 << 20
 """Of a connection's answers that are made and not taken: as much as a gRPC client accepts in one message unless it says otherwise."""
@@ -68,9 +72,7 @@ CALLERS_THAT_LEFT: Final = _CallersThatLeft()
 _STATUS_BY_CODE: Final = {status.value[0]: status for status in grpc.StatusCode}
 
 
-def server_options(
-    request_size_max_bytes: int, limits: ConnectionLimits
-) -> list[tuple[str, int]]:
+def server_options(request_size_max_bytes: int, limits: ConnectionLimits) -> list[tuple[str, int]]:
     """Channel arguments of the server."""
     return [
         # On by default, and then a second server shares the port without a word.
@@ -218,8 +220,10 @@ class GrpcServer:
         self._refusing = False
         self._open_calls: set[GrpcCall] = set()
         self._all_answered: asyncio.Event | None = None
-        self._submissions: dict[Lane, list[Call]] = {}
-        self._last_group_count = 0
+        self._gathered: dict[Lane, tuple[list[Call], asyncio.Handle]] = {}
+        lanes = [lane for pool in pools.values() for lane in pool.lanes]
+        self._under_way = dict.fromkeys(lanes, 0)
+        self._crowds = dict.fromkeys(lanes, 0.0)
         self.unread = UnreadAnswers(UNREAD_SIZE_MAX_BYTES)
         logging.getLogger("grpc._cython.cygrpc").addFilter(CALLERS_THAT_LEFT)
         self._server = grpc.aio.server(options=server_options(request_size_max_bytes, limits))
@@ -296,6 +300,7 @@ class GrpcServer:
         size_max_bytes = bound.method.request_size_max_bytes
         monotonic = time.monotonic
         open_calls = self._open_calls
+        under_way = self._under_way
 
         async def handle(payload: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
             lane = pick()
@@ -305,7 +310,7 @@ class GrpcServer:
                 await _abort(
                     context, request_too_large(bound.method.name, len(payload), size_max_bytes)
                 )
-            if not lane.has_room(len(self._submissions.get(lane, ()))):
+            if not lane.has_room(self._gathered_count(lane)):
                 lane.rejection_count += 1
                 await _abort(context, lane.busy_error)
             received = monotonic()
@@ -320,8 +325,9 @@ class GrpcServer:
                 _deadline_of(context, received),
                 future,
             )
-            self._submit(lane, call)
             open_calls.add(call)
+            under_way[lane] += 1
+            self._submit(lane, call)
             try:
                 answer = await future
             except asyncio.CancelledError:
@@ -331,6 +337,7 @@ class GrpcServer:
                 raise
             finally:
                 open_calls.discard(call)
+                under_way[lane] -= 1
                 if not open_calls and self._all_answered is not None:
                     self._all_answered.set()
             if call.unread_size_bytes:
@@ -343,29 +350,32 @@ class GrpcServer:
         return handle
 
     def _submit(self, lane: Lane, call: Call) -> None:
-        """Puts the call on the lane's queue with all others of this moment: one wake-up, one group.
+        """Puts the call on the lane's queue with others: one wake-up, one group.
 
-        A lone call goes at the end of this loop iteration. Where the last group had several, the next ones are gathered for half
-        a millisecond: under load every group costs both threads a hand-over of the GIL (measured: 64 callers, a sixth less CPU
-        a call, and a quarter more calls).
+        Every group costs both threads several hand-overs of the GIL. So where many calls were under way at once lately (held ones do
+        not count), the next ones are gathered, until as many are here or a moment has passed. Else a call goes at the end of this
+        iteration of the loop.
         """
-        submissions = self._submissions
-        if not submissions:
-            if self._last_group_count < GROUP_COUNT_MIN:
-                self._loop.call_soon(self._flush_submissions)
-            else:
-                self._loop.call_later(GATHER_S, self._flush_submissions)
-        calls = submissions.get(lane)
-        if calls is None:
-            submissions[lane] = [call]
+        crowd = self._crowds[lane] = max(self._under_way[lane] - lane.holds, self._crowds[lane])
+        gathered = self._gathered.get(lane)
+        if gathered is not None:
+            gathered[0].append(call)
+            if GATHER_COUNT_MIN <= crowd <= len(gathered[0]):
+                gathered[1].cancel()
+                self._hand_over(lane)
+        elif crowd < GATHER_COUNT_MIN:
+            self._gathered[lane] = [call], self._loop.call_soon(self._hand_over, lane)
         else:
-            calls.append(call)
+            self._gathered[lane] = [call], self._loop.call_later(GATHER_S, self._hand_over, lane)
 
-    def _flush_submissions(self) -> None:
-        submissions, self._submissions = self._submissions, {}
-        self._last_group_count = sum(map(len, submissions.values()))
-        for lane, calls in submissions.items():
-            lane.submit_all(calls)
+    def _hand_over(self, lane: Lane) -> None:
+        calls, _ = self._gathered.pop(lane)
+        self._crowds[lane] *= CROWD_DECAY
+        lane.submit_all(calls)
+
+    def _gathered_count(self, lane: Lane) -> int:
+        gathered = self._gathered.get(lane)
+        return len(gathered[0]) if gathered is not None else 0
 
     def _stream_handler(self, bound: BoundMethod) -> Callable[[bytes, Any], AsyncIterator[bytes]]:
         async def handle(
