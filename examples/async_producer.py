@@ -11,7 +11,7 @@ COUNT = 1000
 
 
 async def main() -> None:
-    async with AsyncProducer(NAMESRV) as producer:
+    async with AsyncProducer(namesrv=NAMESRV) as producer:
         begin = time.perf_counter()
         sends = [
             producer.send("orders", f"order {n}".encode(), key=f"order-{n}") for n in range(COUNT)

@@ -8,7 +8,7 @@ NAMESRV = os.environ.get("PROTOMQ_NAMESRV_ADDR", "127.0.0.1:8081")
 
 
 def main() -> None:
-    with Producer(NAMESRV) as producer:
+    with Producer(namesrv=NAMESRV) as producer:
         # Bodies alone are enough ...
         results = producer.send_batch("readings", [f"{n} °C".encode() for n in range(100)])
         first, last = results[0], results[-1]

@@ -12,7 +12,7 @@ STEPS = ["packed", "collected", "sorted", "delivered"]
 
 
 def main() -> None:
-    with Producer(NAMESRV) as producer:
+    with Producer(namesrv=NAMESRV) as producer:
         for step in STEPS:
             for parcel in PARCELS:
                 producer.send(TOPIC, step.encode(), key=parcel, sharding_key=parcel)

@@ -11,7 +11,7 @@ TOPIC = "measurements"
 
 
 def main() -> None:
-    with Producer(NAMESRV) as producer:
+    with Producer(namesrv=NAMESRV) as producer:
         producer.send_batch(TOPIC, [b"early"] * 10)
         time.sleep(0.05)
         noon = datetime.now(UTC)

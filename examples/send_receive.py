@@ -6,7 +6,7 @@ from protomq import Producer, PullConsumer
 
 namesrv = os.environ.get("PROTOMQ_NAMESRV_ADDR", "127.0.0.1:8081")
 
-with Producer(namesrv) as producer:
+with Producer(namesrv=namesrv) as producer:
     print("sent", producer.send("greetings", b"hello", key="k1"))
 
 with PullConsumer("greeters", namesrv=namesrv) as consumer:

@@ -9,7 +9,7 @@ TOPIC = "payments"
 
 
 def main() -> None:
-    with Producer(NAMESRV) as producer:
+    with Producer(namesrv=NAMESRV) as producer:
         for number, tag in enumerate(["paid", "refused", "paid", "refunded"]):
             producer.send(TOPIC, f"payment {number}".encode(), tag=tag)
 

@@ -32,7 +32,7 @@ def open_producer(namesrv: str | None, **options: Any) -> Iterator[Producer]:
     """A producer; `options` are the SDK's."""
     from protomq import Producer
 
-    with Producer(_namesrv_for(namesrv, options), **options) as producer:
+    with Producer(namesrv=_namesrv_for(namesrv, options), **options) as producer:
         yield producer
 
 
@@ -49,7 +49,7 @@ def open_async_producer(namesrv: str | None, **options: Any) -> AsyncProducer:
     """A producer for coroutines; use it with `async with`."""
     from protomq import AsyncProducer
 
-    return AsyncProducer(_namesrv_for(namesrv, options), **options)
+    return AsyncProducer(namesrv=_namesrv_for(namesrv, options), **options)
 
 
 def _namesrv_for(namesrv: str | None, options: dict[str, Any]) -> str:

@@ -164,7 +164,7 @@ def produce(
     # What goes to one queue is gathered, so that each call is one request. The SDK chooses the queue itself, by the same rule.
     gathered: dict[int, list[OutgoingMessage]] = {}
 
-    with Producer(namesrv) as producer:
+    with Producer(namesrv=namesrv) as producer:
 
         def send(messages: list[OutgoingMessage]) -> None:
             began_s = time.perf_counter()
@@ -231,7 +231,7 @@ def echo(namesrv: str) -> Measured:
     create_topic(namesrv, ECHO_TOPIC, 1)
     measured = Measured()
     body = bytes(128)
-    with Producer(namesrv) as producer, PullConsumer(namesrv=namesrv) as consumer:
+    with Producer(namesrv=namesrv) as producer, PullConsumer(namesrv=namesrv) as consumer:
         consumer.subscribe(ECHO_TOPIC)
         consumer.poll(0.0)
         for _ in range(ECHO_COUNT):

@@ -90,7 +90,7 @@ class Follower:
         )
 
     def _commit(self) -> None:
-        if self._printed and self._consumer.consumer_group:
+        if self._printed and self._consumer.group:
             self._flush()
             self._consumer.commit(self._printed)
             self._printed = {}

@@ -115,7 +115,7 @@ def _offset_row(consumer: PullConsumer, queue: MessageQueue) -> dict[str, Any]:
     min_offset, end_offset = consumer.queue_range(queue)
     committed = consumer.committed(queue)
     return {
-        "group": consumer.consumer_group,
+        "group": consumer.group,
         "topic": queue.topic,
         "broker": queue.broker_name,
         "queue_id": queue.queue_id,

@@ -169,7 +169,7 @@ def full_disk(seed: int, counts: Counter[str]) -> list[Violation]:
         real_world(seed, sync_flush=bool(seed % 2), folder=disk.mount_point) as world,
     ):
         world.start()
-        with Producer(world.broker.namesrv, send_timeout_s=1.0, retries=0) as producer:
+        with Producer(namesrv=world.broker.namesrv, send_timeout_s=1.0, retries=0) as producer:
             for _ in range(20):
                 world.send_once(producer, "p0", rng)
             filler = disk.fill(leave_bytes=rng.choice((0, 0, 200_000)))
@@ -224,7 +224,7 @@ def failed_sync(seed: int, folder: Path, counts: Counter[str]) -> list[Violation
         failed_ns = trigger.stat().st_mtime_ns
         trigger.unlink()
         del failed_ns
-        with Producer(world.broker.namesrv, send_timeout_s=1.0, retries=0) as producer:
+        with Producer(namesrv=world.broker.namesrv, send_timeout_s=1.0, retries=0) as producer:
             for _ in range(5):
                 if world.send_once(producer, "late", rng) == "ok":
                     found.append(
@@ -243,7 +243,7 @@ def failed_sync(seed: int, folder: Path, counts: Counter[str]) -> list[Violation
         world.start()
         world.scan()
         found += world.check()
-        with Producer(world.broker.namesrv, send_timeout_s=2.0) as producer:
+        with Producer(namesrv=world.broker.namesrv, send_timeout_s=2.0) as producer:
             if world.send_once(producer, "p9", rng, count=2) != "ok":
                 found.append(Violation("I2", "after a restart no sends are taken"))
         counts["failed syncs"] += 1

@@ -218,7 +218,7 @@ class RealWorld:
     ) -> None:
         transport: Literal["auto", "grpc"] = rng.choice(("auto", "auto", "grpc"))
         with Producer(
-            namesrv, group=process, send_timeout_s=timeout_s, transport=transport
+            process, namesrv=namesrv, send_timeout_s=timeout_s, transport=transport
         ) as producer:
             while not self._stopping.is_set():
                 self.send_once(producer, process, rng)

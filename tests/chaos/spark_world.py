@@ -137,7 +137,7 @@ class SparkWorld:
     def _send(self) -> None:
         """A batch, and as soon as that is allowed more and more."""
         first = 0
-        with Producer(self._source.broker.namesrv, send_timeout_s=3.0) as producer:
+        with Producer(namesrv=self._source.broker.namesrv, send_timeout_s=3.0) as producer:
             while not self._ended.is_set():
                 if first and not self._may_send.is_set():
                     self._idle.set()

@@ -400,7 +400,7 @@ def stopped_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environment = {"PROTOMQ_STORE_SEGMENT_SIZE_BYTES": "1MiB"}
     with Broker(data_dir=folder, environment=environment) as broker:
         run("topic", "create", "t", "-q", "1", namesrv=broker.remoting_address)
-        with Producer(broker.remoting_address) as producer:
+        with Producer(namesrv=broker.remoting_address) as producer:
             for number in range(10):
                 producer.send("t", str(number).encode())
     return next(folder.glob("**/commitlog")).parent

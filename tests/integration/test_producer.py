@@ -40,7 +40,7 @@ def read_all(namesrv: str, topic: str, queues: int = 8) -> list[Message]:
 
 
 def broker_names(namesrv: str, topic: str) -> list[str]:
-    with Producer(namesrv) as producer:
+    with Producer(namesrv=namesrv) as producer:
         return list(producer.transports(topic))
 
 
@@ -79,7 +79,7 @@ def address(broker: Broker, transport: str) -> str:
 def test_a_message_arrives_as_it_was_sent(
     protomq_server: Broker, protomq_topic: str, transport: str
 ) -> None:
-    with Producer(address(protomq_server, transport), transport=transport) as producer:  # type: ignore[arg-type]
+    with Producer(namesrv=address(protomq_server, transport), transport=transport) as producer:  # type: ignore[arg-type]
         result = producer.send(
             protomq_topic,
             b"body",
@@ -105,7 +105,7 @@ def test_a_compressed_body_arrives_as_it_was(
     protomq_server: Broker, protomq_topic: str, codec: str
 ) -> None:
     body = os.urandom(64) * 4096
-    with Producer(protomq_server.namesrv, compression=codec) as producer:  # type: ignore[arg-type]
+    with Producer(namesrv=protomq_server.namesrv, compression=codec) as producer:  # type: ignore[arg-type]
         producer.send(protomq_topic, body)
     assert [message.body for message in read_all(protomq_server.namesrv, protomq_topic)] == [body]
 
@@ -149,7 +149,7 @@ def test_64_threads_store_every_message_once(
         except BaseException as error:
             errors.append(error)
 
-    with Producer(address(protomq_server, transport), transport=transport) as producer:  # type: ignore[arg-type]
+    with Producer(namesrv=address(protomq_server, transport), transport=transport) as producer:  # type: ignore[arg-type]
         threads = [threading.Thread(target=run, args=(producer, number)) for number in range(64)]
         for thread in threads:
             thread.start()
@@ -175,7 +175,7 @@ async def test_64_coroutines_store_every_message_once(
             result = await producer.send(protomq_topic, b"%d-%d" % (number, i), tag="t")
             results[result.queue, result.queue_offset] = b"%d-%d" % (number, i)
 
-    async with AsyncProducer(address(protomq_server, transport), transport=transport) as producer:  # type: ignore[arg-type]
+    async with AsyncProducer(namesrv=address(protomq_server, transport), transport=transport) as producer:  # type: ignore[arg-type]
         await asyncio.gather(*(run(producer, number) for number in range(64)))
         batch = await producer.send_batch(protomq_topic, [b"batch"] * 10)
         assert {result.status for result in batch} == {SendStatus.SEND_OK}
@@ -190,7 +190,7 @@ def test_a_send_whose_answer_is_lost_is_stored_once(
     broker_and_proxy: tuple[Broker, FaultProxy],
 ) -> None:
     broker, proxy = broker_and_proxy
-    with Producer(broker.remoting_address, transport="remoting") as producer:
+    with Producer(namesrv=broker.remoting_address, transport="remoting") as producer:
         producer.send("lost-answer", b"before")
         # The answer is lost on the way, then the line works again: the broker has the message, the producer does not know.
         lose_next_answer(proxy)
@@ -208,7 +208,7 @@ def test_a_swallowed_answer_ends_in_a_time_out_and_the_retry_is_stored_once(
     broker_and_proxy: tuple[Broker, FaultProxy],
 ) -> None:
     broker, proxy = broker_and_proxy
-    with Producer(broker.remoting_address, transport="remoting") as producer:
+    with Producer(namesrv=broker.remoting_address, transport="remoting") as producer:
         producer.send("swallowed", b"before")
         proxy.set(drop_answers=True)
         timer = threading.Timer(0.3, proxy.heal)
@@ -233,7 +233,7 @@ def test_a_connection_that_has_gone_silent_is_replaced(
     broker_and_proxy: tuple[Broker, FaultProxy],
 ) -> None:
     broker, proxy = broker_and_proxy
-    with Producer(broker.remoting_address, transport="remoting") as producer:
+    with Producer(namesrv=broker.remoting_address, transport="remoting") as producer:
         producer.send("silent", b"before")
         proxy.swallow()
         assert not producer.send("silent", b"after").repeated_send
@@ -244,7 +244,7 @@ async def test_a_silent_connection_of_coroutines_is_replaced(
     broker_and_proxy: tuple[Broker, FaultProxy],
 ) -> None:
     broker, proxy = broker_and_proxy
-    async with AsyncProducer(broker.remoting_address, transport="remoting") as producer:
+    async with AsyncProducer(namesrv=broker.remoting_address, transport="remoting") as producer:
         await producer.send("async-silent", b"before")
         proxy.swallow()
         results = await asyncio.gather(*(producer.send("async-silent", b"after") for _ in range(3)))
@@ -257,7 +257,7 @@ def test_connections_that_break_at_random_lose_and_repeat_nothing(
     broker, proxy = broker_and_proxy
     done: list[bytes] = []
     uncertain: list[bytes] = []
-    with Producer(broker.remoting_address, transport="remoting", send_timeout_s=10.0) as producer:
+    with Producer(namesrv=broker.remoting_address, transport="remoting", send_timeout_s=10.0) as producer:
         producer.send("random-cuts", b"first")
         proxy.set(cut_probability=0.05)
 
@@ -287,7 +287,7 @@ async def test_a_coroutine_whose_answer_is_lost_is_stored_once(
     broker_and_proxy: tuple[Broker, FaultProxy],
 ) -> None:
     broker, proxy = broker_and_proxy
-    async with AsyncProducer(broker.remoting_address, transport="remoting") as producer:
+    async with AsyncProducer(namesrv=broker.remoting_address, transport="remoting") as producer:
         await producer.send("async-lost", b"before")
         lose_next_answer(proxy)
         results = await asyncio.gather(
@@ -301,7 +301,7 @@ async def test_a_coroutine_whose_answer_is_lost_is_stored_once(
 
 
 def test_a_broker_that_restarts_is_waited_for() -> None:
-    with Broker() as broker, Producer(broker.namesrv, send_timeout_s=20.0) as producer:
+    with Broker() as broker, Producer(namesrv=broker.namesrv, send_timeout_s=20.0) as producer:
         producer.send("restart", b"before")
         broker.kill()
         restarting = threading.Thread(target=broker.start)

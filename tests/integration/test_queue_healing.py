@@ -37,7 +37,7 @@ def broker(tmp_path: Path):
     with Broker(data_dir=tmp_path, environment=environment) as made:
         with Admin(namesrv=made.namesrv) as admin:
             admin.create_topic(TOPIC, write_queues=1, read_queues=1)
-        with Producer(made.namesrv) as producer:
+        with Producer(namesrv=made.namesrv) as producer:
             producer.send_batch(TOPIC, [b"%d" % number for number in range(COUNT)])
         made.stop()
         made.start()
@@ -126,7 +126,7 @@ def test_damage_of_the_log_in_that_place_is_told_with_its_range(broker: Broker) 
     segment = broker.data_dir / "store/commitlog" / f"{0:020d}"
     entries = queue_file(broker).read_bytes()
     position = int.from_bytes(entries[-20:-13], "little")
-    with Producer(broker.namesrv) as producer:
+    with Producer(namesrv=broker.namesrv) as producer:
         for _ in range(3):  # behind it the log holds, and is synced
             producer.send(TOPIC, b"behind")
     wait_until(lambda: len(queue_file(broker).read_bytes()) == 20 * (COUNT + 3))

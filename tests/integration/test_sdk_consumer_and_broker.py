@@ -85,7 +85,7 @@ async def test_async_consumer_and_tags(
 
 
 def test_a_group_goes_on_where_it_stopped_after_the_broker_was_killed() -> None:
-    with Broker() as broker, Producer(broker.namesrv) as producer:
+    with Broker() as broker, Producer(namesrv=broker.namesrv) as producer:
         producer.send_batch("t", [b"%d" % i for i in range(500)])
         with PullConsumer("g", namesrv=broker.namesrv) as source:
             source.subscribe("t")
@@ -107,7 +107,7 @@ def test_cut_connections_lose_and_repeat_nothing(seed: int) -> None:
     """Positions are kept by the consumer: whatever is cut, it asks again for what it has not got."""
     with FaultProxy(seed=seed) as proxy, Broker(environment=proxy.advertised()) as broker:
         proxy.target = broker.remoting_address
-        with Producer(broker.grpc_address, transport="grpc") as producer:
+        with Producer(namesrv=broker.grpc_address, transport="grpc") as producer:
             producer.send_batch("t", [b"%d" % i + bytes(500) for i in range(3000)])
         proxy.set(cut_probability=0.05)
         source = PullConsumer(namesrv=broker.grpc_address, pull_size_max_bytes=100_000)

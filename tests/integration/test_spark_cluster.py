@@ -135,7 +135,7 @@ def test_a_speculative_twin_and_the_attempt_that_it_beats_store_each_row_once(
     batch, source, stream = (
         make_topic(protomq_server, f"speculation{len(bug)}-{name}", 4) for name in names
     )
-    with Producer(protomq_server.namesrv) as producer:
+    with Producer(namesrv=protomq_server.namesrv) as producer:
         for start in range(0, 2 * COUNT, 250):
             ids = range(start, start + 250)
             producer.send_batch(source, [OutgoingMessage(source, b"%0400d" % n) for n in ids])

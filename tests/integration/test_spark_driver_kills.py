@@ -42,7 +42,7 @@ def killed(protomq_server: Broker, tmp_path_factory: pytest.TempPathFactory) -> 
     folder = tmp_path_factory.mktemp("driver")
     copies = {}
     queries = []
-    with Producer(protomq_server.namesrv) as producer:
+    with Producer(namesrv=protomq_server.namesrv) as producer:
         for at in STAGES:
             source = make_topic(protomq_server, f"driver-{at}", 1)
             target = make_topic(protomq_server, f"driver-{at}-copy", 3)

@@ -140,7 +140,7 @@ def test_a_broker_that_goes_in_the_middle_of_a_batch_read(
     faulty_spark: SparkSession, mortal_server: Broker, tmp_path: Path, how: str
 ) -> None:
     topic = make_topic(mortal_server, f"faults-read-{how}", ONE_QUEUE)
-    with Producer(mortal_server.namesrv) as producer:
+    with Producer(namesrv=mortal_server.namesrv) as producer:
         fill(producer, topic, 1000)
     fault = Fault("read", "wait", tmp_path / "fault")
     frame = batch_read(faulty_spark, mortal_server, topic, **fault.options())
@@ -174,7 +174,7 @@ def test_a_broker_killed_at_a_stage_of_a_micro_batch(
 ) -> None:
     source = make_topic(mortal_server, f"faults-stream-{at}", ONE_QUEUE)
     target = make_topic(mortal_server, f"faults-stream-{at}-copy", 3)
-    with Producer(mortal_server.namesrv) as producer:
+    with Producer(namesrv=mortal_server.namesrv) as producer:
         fill(producer, source, 1000)
     fault = Fault(at, "wait", tmp_path / "fault")
     writer = faulty_copy(faulty_spark, mortal_server, source, target, tmp_path / "ck", fault)
@@ -192,7 +192,7 @@ def test_a_broker_that_stays_away_fails_the_query_which_then_goes_on_where_it_wa
 ) -> None:
     source = make_topic(mortal_server, "faults-away", ONE_QUEUE)
     target = make_topic(mortal_server, "faults-away-copy", 3)
-    with Producer(mortal_server.namesrv) as producer:
+    with Producer(namesrv=mortal_server.namesrv) as producer:
         fill(producer, source, 1000)
     fault = Fault("read", "wait", tmp_path / "fault")
     checkpoint, brief = tmp_path / "ck", {"protomq.timeoutMs": "500"}

@@ -57,7 +57,7 @@ def first_offset_after_retention(server: Broker, topic: str) -> int:
 
 def send_large(server: Broker, topic: str, count: int, first: int = 0) -> None:
     """Ids as bodies of 500 bytes: some hundred of them fill a segment."""
-    with Producer(server.namesrv) as producer:
+    with Producer(namesrv=server.namesrv) as producer:
         for start in range(first, first + count, 250):
             ids = range(start, min(start + 250, first + count))
             producer.send_batch(topic, [OutgoingMessage(topic, b"%0500d" % n) for n in ids])
@@ -276,7 +276,7 @@ def test_queues_added_in_the_middle_of_a_stream_are_read_from_their_first_messag
         wait_for(lambda: len(drain(protomq_server, target)) == 600)
         with Admin(namesrv=protomq_server.namesrv) as admin:
             admin.create_topic(source, write_queues=5, read_queues=5, update=True)
-        with Producer(protomq_server.namesrv) as producer:  # A new one: it knows all five queues.
+        with Producer(namesrv=protomq_server.namesrv) as producer:  # A new one: it knows all five queues.
             fill(producer, source, 2500, first=600)
         grown = end_offsets(protomq_server, source)
         assert len([end for end in grown.values() if end]) == 5

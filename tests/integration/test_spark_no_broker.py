@@ -51,7 +51,7 @@ class Lonely:
 
     def filled(self, name: str, queues: int = 1) -> str:
         """A new topic with COUNT ids."""
-        with Producer(self.namesrv) as producer:
+        with Producer(namesrv=self.namesrv) as producer:
             fill(producer, make_topic(self.broker, name, queues), COUNT)
         return name
 

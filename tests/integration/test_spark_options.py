@@ -157,7 +157,7 @@ def tagged(topic: str, number: int) -> OutgoingMessage:
 def timed(protomq_server: Broker) -> tuple[str, int]:
     """A topic of two queues: 50 messages in each before a moment, 30 in the first after it."""
     topic = make_topic(protomq_server, "options-timed", 2)
-    with Producer(protomq_server.namesrv) as producer:
+    with Producer(namesrv=protomq_server.namesrv) as producer:
         queues = sorted(end_offsets(protomq_server, topic))
         for first, queue in zip((0, 50), queues, strict=True):
             old = [tagged(topic, n) for n in range(first, first + 50)]

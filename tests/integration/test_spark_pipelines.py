@@ -251,7 +251,7 @@ def test_queues_are_compared_range_by_range_of_two_clusters(
     run: Pipeline, protomq_server: Broker, protomq_producer: Producer
 ) -> None:
     topic = make_topic(protomq_server, "spark-mirror", 1)
-    with Broker(environment={"PROTOMQ_BROKER_NAME": "elsewhere"}) as copy, Producer(copy.namesrv) as producer:
+    with Broker(environment={"PROTOMQ_BROKER_NAME": "elsewhere"}) as copy, Producer(namesrv=copy.namesrv) as producer:
         make_topic(copy, topic, 1)
         fill(protomq_producer, topic, 1000)
         fill(producer, topic, 1000)

@@ -270,7 +270,7 @@ def test_a_restarted_broker_costs_no_message_and_adds_none(
     with Broker() as server:
         source = make_topic(server, "spark-in", 3)
         target = make_topic(server, "spark-out", 3)
-        with Producer(server.namesrv, send_timeout_s=30) as producer:
+        with Producer(namesrv=server.namesrv, send_timeout_s=30) as producer:
             fill(producer, source, 500)
             query = (
                 spark.readStream.format("protomq")

@@ -22,7 +22,7 @@ pytestmark = SPARK_MARKS
 def test_the_spark_program_of_the_readme_works(
     spark: SparkSession, protomq_server: Broker, tmp_path: Path
 ) -> None:
-    with Producer(protomq_server.namesrv) as producer:
+    with Producer(namesrv=protomq_server.namesrv) as producer:
         producer.send("greetings", b"hello", key="k1", tag="en")
         producer.send("greetings", b"hallo", key="k2", tag="de")
     _first, program = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)

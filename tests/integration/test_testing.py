@@ -109,14 +109,14 @@ def test_a_fake_clock_moves_when_told() -> None:
 def test_a_broker_keeps_ports_and_data_over_a_crash_and_leaves_nothing_behind() -> None:
     broker = Broker().start()
     directory, address, process_id = broker.data_dir, broker.namesrv, broker.process_id
-    with Producer(broker.namesrv) as producer:
+    with Producer(namesrv=broker.namesrv) as producer:
         assert producer.send("T", b"one").queue_offset == 0
     broker.kill()
     assert not broker.running
     broker.restart()
     assert broker.namesrv == address
     assert broker.process_id != process_id
-    with Producer(broker.namesrv) as producer:
+    with Producer(namesrv=broker.namesrv) as producer:
         offsets = [producer.send("T", b"two").queue_offset for _ in range(8)]
     assert sorted(offsets) == [0] * 7 + [1]
     process_id = broker.process_id

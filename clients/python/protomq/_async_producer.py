@@ -15,7 +15,7 @@ from ._forks import call_after_fork
 from ._lines import take_batch
 from ._methods import SEND
 from ._outgoing import BatchResult, OutgoingMessage, SendResult, Stored
-from ._producer_options import ProducerOptions, ProducerSettings
+from ._producer_options import ProducerOptions, ProducerSettings, show_settings
 from ._retry import attempt_timeout, tenacity_options
 from ._send_core import Request, RequestRetries, SendCore, as_message
 from ._types import MessageQueue, Route
@@ -31,10 +31,11 @@ if TYPE_CHECKING:
     from ._selectors import QueueSelector
 
 
+@show_settings
 class AsyncProducer:
     """Sends messages from coroutines of one event loop.
 
-        async with AsyncProducer("127.0.0.1:9876") as producer:
+        async with AsyncProducer("shop", namesrv="127.0.0.1:9876") as producer:
             result = await producer.send("orders", b"...", key="order-17", tag="created")
 
     As Producer, with `await`; the arguments are the same. Coroutines that send at the same time share requests on one
@@ -43,13 +44,14 @@ class AsyncProducer:
 
     def __init__(
         self,
-        namesrv: str | Sequence[str] | None = None,
+        group: str = "",
         *,
+        namesrv: str | Sequence[str] | None = None,
         transport: AsyncTransport | Literal["auto", "remoting", "grpc"] = "auto",
         client_id: str = "",
         **settings: Unpack[ProducerSettings],
     ) -> None:
-        self.options = ProducerOptions(**settings)
+        self.options = ProducerOptions(group=group, **settings)
         self._core = SendCore(self.options)
         self._owns_transport = not isinstance(transport, AsyncTransport)
         self._transport = (
@@ -158,6 +160,11 @@ class AsyncProducer:
         return result
 
     # -- life ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def group(self) -> str:
+        """The producer group; empty: none."""
+        return self.options.group
 
     @property
     def compression(self) -> str:

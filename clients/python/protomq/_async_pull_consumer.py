@@ -16,6 +16,7 @@ from typing import Literal
 from . import _methods
 from ._async_routes import AsyncRoutes
 from ._async_transport import AsyncTransport
+from ._checks import check_group
 from ._message import Message
 from ._offset_calls import (
     Begin,
@@ -68,7 +69,7 @@ class AsyncPullConsumer:
 
     def __init__(
         self,
-        consumer_group: str = "",
+        group: str = "",
         *,
         namesrv: str | Sequence[str] | None = None,
         begin: Begin = "earliest",
@@ -87,10 +88,10 @@ class AsyncPullConsumer:
         check_begin(begin)
         if auto_commit_interval_s <= 0 or request_timeout_s <= 0:
             raise ConfigurationError("auto_commit_interval_s and request_timeout_s must be above 0")
-        self.consumer_group = consumer_group
+        self.group = check_group(group)
         self._begin = begin
-        self._resume = resume and bool(consumer_group)
-        self._auto_commit = auto_commit and bool(consumer_group)
+        self._resume = resume and bool(group)
+        self._auto_commit = auto_commit and bool(group)
         self._auto_commit_interval_s = auto_commit_interval_s
         self._request_timeout_s = request_timeout_s
         self._pull_timeout_s = hold_ms / 1000 + PULL_TIMEOUT_EXTRA_S
@@ -98,7 +99,7 @@ class AsyncPullConsumer:
         self._transport = AsyncTransport(TransportOptions(transport=transport, client_id=client_id))
         self._routes = AsyncRoutes(self._transport, namesrv)
         options = PullOptions(
-            consumer_group, hold_ms, pull_record_count_max, pull_size_max_bytes, offset_reset
+            group, hold_ms, pull_record_count_max, pull_size_max_bytes, offset_reset
         )
         self._state = PullState(options)
         self._subscriptions: dict[str, Route] = {}
@@ -247,7 +248,7 @@ class AsyncPullConsumer:
     async def committed(self, queue: MessageQueue) -> int | None:
         """See PullConsumer.committed."""
         self._check_group()
-        request = encode_get_offsets(self.consumer_group, queue.topic, [queue.queue_id])
+        request = encode_get_offsets(self.group, queue.topic, [queue.queue_id])
         answer = await self._call(queue.topic, queue.broker_name, _methods.GET_OFFSETS, request)
         return decode_offsets(answer).get(queue.queue_id)
 
@@ -322,7 +323,7 @@ class AsyncPullConsumer:
             self._arrived.set()
 
     def _check_group(self) -> None:
-        if not self.consumer_group:
+        if not self.group:
             raise ConfigurationError("a consumer without a group commits nothing")
 
     async def _reassign(self) -> None:
@@ -382,7 +383,7 @@ class AsyncPullConsumer:
         try:
             if self._resume:
                 request = encode_get_offsets(
-                    self.consumer_group, topic, [queue.queue_id for queue in queues]
+                    self.group, topic, [queue.queue_id for queue in queues]
                 )
                 committed = decode_offsets(
                     await self._call(
@@ -450,7 +451,7 @@ class AsyncPullConsumer:
         try:
             await self._commit(self._state.to_commit(safe_only=True), timeout_s, attempts=1)
         except ProtomqError as error:
-            logger.warning("offsets of %s not committed %s: %s", self.consumer_group, when, error)
+            logger.warning("offsets of %s not committed %s: %s", self.group, when, error)
         finally:
             self._committing = False
 
@@ -459,7 +460,7 @@ class AsyncPullConsumer:
     ) -> None:
         for (topic, broker_name), members in by_broker(offsets).items():
             part = {queue: offsets[queue] for queue in members}
-            request = encode_commit(self.consumer_group, part)
+            request = encode_commit(self.group, part)
             await self._call(
                 topic, broker_name, _methods.COMMIT_OFFSETS, request, timeout_s, attempts
             )

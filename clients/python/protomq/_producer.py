@@ -13,7 +13,7 @@ from ._forks import call_after_fork
 from ._lines import Entry, Line, Room, resolve_batch
 from ._methods import SEND
 from ._outgoing import BatchResult, OutgoingMessage, SendResult, Stored
-from ._producer_options import ProducerOptions, ProducerSettings
+from ._producer_options import ProducerOptions, ProducerSettings, show_settings
 from ._retry import attempt_timeout, tenacity_options
 from ._routes import Routes
 from ._send_core import Request, RequestRetries, SendCore, as_message
@@ -35,31 +35,34 @@ WORKERS_MAX: Final = 4
 """Threads that lead the requests of `send_async` when no thread that sends could; started on first use."""
 
 
+@show_settings
 class Producer:
     """Sends messages from threads. Any thread may call everything; make one and share it.
 
-        with Producer("127.0.0.1:9876", group="shop") as producer:
+        with Producer("shop", namesrv="127.0.0.1:9876") as producer:
             result = producer.send("orders", b"...", key="order-17", tag="created")
 
     Every `send` returns when the broker has stored the message (as the broker is configured: in memory or on disk), or raises an
     error whose `definite` says whether it may have been stored all the same. Sends of many threads travel together.
 
-    `namesrv`: addresses, a URL that lists them, or None for PROTOMQ_NAMESRV_ADDR, else 127.0.0.1:9876 and 127.0.0.1:10911 (a
-    name server, a standalone). `transport`: "auto" (the remoting port, gRPC where that cannot be reached), "remoting", "grpc",
-    or a SyncTransport to share. `client_id`: what the servers' operators see; the group, host and process where empty. The
-    other settings are those of ProducerOptions. Nothing is opened before the first send; a forked child has a producer id of
-    its own.
+    Nothing is opened before the first send; a forked child has a producer id of its own.
+
+    - `namesrv`: host:port[;host:port], a sequence of addresses, or a URL that lists them; None: PROTOMQ_NAMESRV_ADDR, else
+      127.0.0.1:9876 and 127.0.0.1:10911 (a name server, a standalone).
+    - `transport`: "auto" (the remoting port, gRPC where that cannot be reached), "remoting", "grpc", or a SyncTransport to share.
+    - `client_id`: what the servers' operators see; the group, host and process where empty.
     """
 
     def __init__(
         self,
-        namesrv: str | Sequence[str] | None = None,
+        group: str = "",
         *,
+        namesrv: str | Sequence[str] | None = None,
         transport: SyncTransport | Literal["auto", "remoting", "grpc"] = "auto",
         client_id: str = "",
         **settings: Unpack[ProducerSettings],
     ) -> None:
-        self.options = ProducerOptions(**settings)
+        self.options = ProducerOptions(group=group, **settings)
         self._core = SendCore(self.options)
         self._owns_transport = not isinstance(transport, SyncTransport)
         self._transport = (
@@ -210,6 +213,11 @@ class Producer:
         return result
 
     # -- life ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def group(self) -> str:
+        """The producer group; empty: none."""
+        return self.options.group
 
     @property
     def compression(self) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypedDict
+from typing import TYPE_CHECKING, Final, TypedDict, TypeVar
 
 from ._batching import REQUEST_SIZE_MAX_BYTES
+from ._checks import check_group
 from ._compression import COMPRESS_OVER_BYTES, CompressionName
 from .errors import ConfigurationError
 
@@ -22,17 +25,19 @@ class ProducerOptions:
     """Settings of a producer. The defaults are RocketMQ's where it has the setting.
 
     - `group`: name of the producer group, which the servers' operators see.
-    - `send_timeout_s`: default time-out of a send, all attempts together.
-    - `retries`, `retry_another_broker`: see _retry.py.
-    - `compression`: "auto" (zstd where installed, else zlib), "zstd", "lz4", "zlib" or "none"; `compression_level`: None for the
-      codec's default; bodies over `compress_over_bytes` are compressed.
+    - `send_timeout_s`: seconds that a send may take, all attempts together.
+    - `retries`: attempts after the first, 0 to 16. `retry_another_broker`: they may go to another broker, if the queue is open.
+    - `compression`: "auto" (zstd where installed, else zlib), "zstd", "lz4", "zlib" or "none".
+    - `compression_level`: None for the codec's own.
+    - `compress_over_bytes`: larger bodies are compressed.
     - `fault_tolerance`: leave slow and failing brokers alone for a while.
     - `wait_store_ok`: wait for stable storage where the broker flushes synchronously.
-    - `hooks`: called around every send.
+    - `hooks`: SendHooks, called around every send.
     - `born_host`: sent along with every message if given.
     - `producer_id`, `producer_epoch`: a stable identity; random and 0 by default. Whoever restarts with the same id must raise the epoch.
-    - `batch_size_max_bytes`: where `send_batch` splits. `coalesce_size_max_bytes`, `coalesce_count_max`: the most that concurrent
-      sends are gathered into one request. `pending_size_max_bytes`: how much may wait to be sent; more waits for room.
+    - `batch_size_max_bytes`: where `send_batch` splits.
+    - `coalesce_size_max_bytes`, `coalesce_count_max`: the most that concurrent sends are gathered into one request.
+    - `pending_size_max_bytes`: how much may wait to be sent; whoever sends more waits for room.
     """
 
     group: str = ""
@@ -54,6 +59,7 @@ class ProducerOptions:
     pending_size_max_bytes: int = 64 << 20
 
     def __post_init__(self) -> None:
+        check_group(self.group)
         if not 0 < self.send_timeout_s < 1e6:
             raise ConfigurationError(f"send_timeout_s must be above 0, not {self.send_timeout_s}")
         if not 0 < self.batch_size_max_bytes <= 16 << 20:
@@ -71,9 +77,8 @@ class ProducerOptions:
 
 
 class ProducerSettings(TypedDict, total=False):
-    """The keyword arguments of Producer and AsyncProducer: the fields of ProducerOptions (a test compares them)."""
+    """Keyword arguments of Producer and AsyncProducer: the fields of ProducerOptions but its group (a test compares them)."""
 
-    group: str
     send_timeout_s: float
     retries: int
     retry_another_broker: bool
@@ -90,3 +95,24 @@ class ProducerSettings(TypedDict, total=False):
     coalesce_size_max_bytes: int
     coalesce_count_max: int
     pending_size_max_bytes: int
+
+
+_Client = TypeVar("_Client", bound=type)
+
+
+def show_settings(client: _Client) -> _Client:
+    """A class decorator: `help` shows what `**settings` takes, with types, defaults and meanings."""
+    constructor = vars(client)["__init__"]
+    signature = inspect.signature(constructor)
+    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    parameters += [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type
+        )
+        for field in dataclasses.fields(ProducerOptions)
+        if field.name in ProducerSettings.__annotations__
+    ]
+    constructor.__signature__ = signature.replace(parameters=parameters)
+    if client.__doc__ and ProducerOptions.__doc__:  # There are none under `python -OO`.
+        client.__doc__ = f"{client.__doc__.rstrip()}\n\n    {ProducerOptions.__doc__}"
+    return client

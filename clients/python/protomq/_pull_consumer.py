@@ -18,6 +18,7 @@ from datetime import datetime
 from typing import Final, Literal
 
 from . import _methods
+from ._checks import check_group
 from ._message import Message
 from ._offset_calls import (
     Begin,
@@ -75,7 +76,7 @@ class PullConsumer:
 
     def __init__(
         self,
-        consumer_group: str = "",
+        group: str = "",
         *,
         namesrv: str | Sequence[str] | None = None,
         begin: Begin = "earliest",
@@ -92,7 +93,7 @@ class PullConsumer:
     ) -> None:
         """Makes a consumer; raises ConfigurationError.
 
-        `consumer_group`: whose offsets are committed; without one, nothing is. `namesrv`: host:port[;host:port], a URL
+        `group`: whose offsets are committed; without one, nothing is. `namesrv`: host:port[;host:port], a URL
         that lists them, or a sequence of addresses; else PROTOMQ_NAMESRV_ADDR, else
         127.0.0.1:9876 and 127.0.0.1:10911 (a name server, a standalone). `begin`: where a queue
         without a committed offset begins. `resume=False`: begin there even if there is one. `offset_reset`: what to do when
@@ -104,10 +105,10 @@ class PullConsumer:
         check_begin(begin)
         if auto_commit_interval_s <= 0 or request_timeout_s <= 0:
             raise ConfigurationError("auto_commit_interval_s and request_timeout_s must be above 0")
-        self.consumer_group = consumer_group
+        self.group = check_group(group)
         self._begin = begin
-        self._resume = resume and bool(consumer_group)
-        self._auto_commit = auto_commit and bool(consumer_group)
+        self._resume = resume and bool(group)
+        self._auto_commit = auto_commit and bool(group)
         self._auto_commit_interval_s = auto_commit_interval_s
         self._request_timeout_s = request_timeout_s
         self._pull_timeout_s = hold_ms / 1000 + PULL_TIMEOUT_EXTRA_S
@@ -115,7 +116,7 @@ class PullConsumer:
         self._transport = SyncTransport(TransportOptions(transport=transport, client_id=client_id))
         self._routes = Routes(self._transport, namesrv)
         options = PullOptions(
-            consumer_group, hold_ms, pull_record_count_max, pull_size_max_bytes, offset_reset
+            group, hold_ms, pull_record_count_max, pull_size_max_bytes, offset_reset
         )
         self._state = PullState(options)
         self._subscriptions: dict[str, Route] = {}
@@ -282,7 +283,7 @@ class PullConsumer:
     def committed(self, queue: MessageQueue) -> int | None:
         """The offset that the group has committed at the broker; None: none."""
         self._check_group()
-        request = encode_get_offsets(self.consumer_group, queue.topic, [queue.queue_id])
+        request = encode_get_offsets(self.group, queue.topic, [queue.queue_id])
         answer = self._call(queue.topic, queue.broker_name, _methods.GET_OFFSETS, request)
         return decode_offsets(answer).get(queue.queue_id)
 
@@ -361,7 +362,7 @@ class PullConsumer:
             raise ClosedError("the consumer is closed")
 
     def _check_group(self) -> None:
-        if not self.consumer_group:
+        if not self.group:
             raise ConfigurationError("a consumer without a group commits nothing")
 
     def _reassign(self) -> None:
@@ -417,7 +418,7 @@ class PullConsumer:
         try:
             if self._resume:
                 request = encode_get_offsets(
-                    self.consumer_group, topic, [queue.queue_id for queue in queues]
+                    self.group, topic, [queue.queue_id for queue in queues]
                 )
                 committed = decode_offsets(
                     self._call(
@@ -493,12 +494,12 @@ class PullConsumer:
         try:
             self._commit(self._state.to_commit(safe_only=True), timeout_s, attempts=1)
         except ProtomqError as error:
-            logger.warning("offsets of %s not committed %s: %s", self.consumer_group, when, error)
+            logger.warning("offsets of %s not committed %s: %s", self.group, when, error)
 
     def _commit(self, offsets: Mapping[MessageQueue, int], timeout_s: float, attempts: int) -> None:
         for (topic, broker_name), members in by_broker(offsets).items():
             part = {queue: offsets[queue] for queue in members}
-            request = encode_commit(self.consumer_group, part)
+            request = encode_commit(self.group, part)
             self._call(topic, broker_name, _methods.COMMIT_OFFSETS, request, timeout_s, attempts)
             self._state.committed(part)
 

@@ -232,10 +232,10 @@ def _failed(text: str) -> Result:
 def _producer(settings: SendSettings) -> Producer:
     """The producer of this Python worker."""
     return Producer(
-        settings.namesrv,
+        "spark-udf",
+        namesrv=settings.namesrv,
         send_timeout_s=settings.timeout_s,
         compression=settings.compression,  # type: ignore[arg-type]
-        group="spark-udf",
         batch_size_max_bytes=1 << 20,
     )
 

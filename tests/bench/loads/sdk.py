@@ -35,7 +35,7 @@ def send_from_threads(
     window = Window(counters, server_pids)
     stop = threading.Event()
     body = random.Random(7).randbytes(size)
-    with Producer(namesrv, transport=transport, compression="none") as producer:
+    with Producer(namesrv=namesrv, transport=transport, compression="none") as producer:
 
         def call(counter: Counter) -> None:
             while not stop.is_set():
@@ -99,7 +99,7 @@ def send_from_coroutines(
                 counter.messages += 1
                 counter.size_bytes += size
 
-        async with AsyncProducer(namesrv, transport=transport, compression="none") as producer:
+        async with AsyncProducer(namesrv=namesrv, transport=transport, compression="none") as producer:
             async with asyncio.TaskGroup() as group:
                 for counter in counters:
                     group.create_task(call(counter))
@@ -159,7 +159,7 @@ def send_paced(
     counters = [Counter() for _ in range(threads)]
     window = Window(counters, server_pids)
     padding = bytes(size - INTENDED.size)
-    with Producer(namesrv, compression="none") as producer:
+    with Producer(namesrv=namesrv, compression="none") as producer:
         producer.send(topic, INTENDED.pack(0.0) + padding)
         pace = Pace(time.perf_counter(), rate)
         end = time.perf_counter() + warm_up + seconds

@@ -162,7 +162,8 @@ def test_options_are_checked() -> None:
 
 
 def test_the_settings_that_type_checkers_see_are_the_options() -> None:
-    assert list(ProducerSettings.__annotations__) == list(ProducerOptions.__dataclass_fields__)
+    settings = ["group", *ProducerSettings.__annotations__]
+    assert settings == list(ProducerOptions.__dataclass_fields__)
 
 
 # -- retries -----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
     from protomq.testing import Broker
 
     with Broker() as broker:                  # or: async with Broker() as broker
-        producer = Producer(broker.namesrv)
+        producer = Producer(namesrv=broker.namesrv)
 
 With pytest, the plugin that comes with this package offers `protomq_server`, `protomq_topic` and `protomq_producer`.
 The fakes: `FakeClock`, `FaultProxy` (a network with faults, from a seed) and `SimDisk` (a disk that fails on request; it stands

@@ -85,7 +85,7 @@ class FaultProxy:
         with FaultProxy() as proxy:
             with Broker(environment=proxy.advertised()) as broker:
                 proxy.target = broker.remoting_address
-                producer = Producer(broker.namesrv)      # finds the proxy in the route
+                producer = Producer(namesrv=broker.namesrv)      # finds the proxy in the route
                 proxy.set(drop_answers=True)
 
     `faults` holds for what comes from now on, on all connections. Any thread.

@@ -46,5 +46,5 @@ def protomq_producer(protomq_server: Broker) -> Iterator[Producer]:
     """A producer, closed after the test."""
     from protomq import Producer
 
-    with Producer(protomq_server.namesrv) as producer:
+    with Producer(namesrv=protomq_server.namesrv) as producer:
         yield producer
