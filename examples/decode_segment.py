@@ -1,17 +1,20 @@
 """A segment of the commit log is one protobuf message: decode it with nothing but protoc.
 
-    python examples/decode_segment.py DATA_DIR/commitlog/00000000000000000000 | head -40
+    .venv/bin/python examples/decode_segment.py DATA_DIR/commitlog/00000000000000000000 | head -40
 
 What runs is `protoc --decode protomq.v1.RecordBatch proto/protomq/v1/record.proto < SEGMENT`. Segments are made in full size,
-with zeros behind the last append; protoc wants them away, so the few lines below find where the fields end.
+with zeros behind the last append; protoc wants them away, so the few lines below find where the fields end. Without a
+protoc on the PATH the generated Python class does the same, field by field.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,44 +31,50 @@ def read_varint(data: mmap.mmap, at: int) -> tuple[int, int]:
         shift += 7
 
 
-def end_of_fields(data: mmap.mmap) -> int:
+def field_ends(data: mmap.mmap) -> Iterator[int]:
     """Every field of a RecordBatch is a tag byte, a length and so many bytes; the first zero is no tag."""
     at = 0
     while at < len(data) and data[at] != 0:
         size, start = read_varint(data, at + 1)
         at = start + size
-    return at
+        yield at
 
 
-def protoc() -> list[str]:
-    """protoc itself, or the one inside grpcio-tools: here, or in the environment of `make generate`."""
-    if found := shutil.which("protoc"):
-        return [found]
-    for python in (sys.executable, str(ROOT / ".venv-codegen/bin/python")):
-        command = [python, "-m", "grpc_tools.protoc"]
-        try:
-            if (
-                subprocess.run([*command, "--version"], capture_output=True, check=False).returncode
-                == 0
-            ):
-                return command
-        except FileNotFoundError:
-            pass
-    sys.exit("decode_segment: no protoc; run: pip install grpcio-tools")
+def decode_with_protoc(protoc: str, data: mmap.mmap) -> int:
+    used = data[: max(field_ends(data), default=0)]
+    command = [protoc, f"--proto_path={ROOT / 'proto'}", "--decode=protomq.v1.RecordBatch"]
+    return subprocess.run(
+        [*command, "protomq/v1/record.proto"], input=used, check=False
+    ).returncode
 
 
-def main() -> None:
+def decode_with_stubs(data: mmap.mmap) -> int:
+    try:
+        from google.protobuf import text_format
+
+        from protomq.v1.record_pb2 import RecordBatch
+    except ImportError:
+        sys.exit("decode_segment: no protoc and no protomq here; run it with .venv/bin/python")
+    start = 0
+    for end in field_ends(data):  # Any run of whole fields is a RecordBatch of its own.
+        print(text_format.MessageToString(RecordBatch.FromString(data[start:end])), end="")
+        start = end
+    return 0
+
+
+def main() -> int:
     if len(sys.argv) != 2:
         sys.exit("usage: decode_segment.py SEGMENT")
     with (
         open(sys.argv[1], "rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
     ):
-        used = data[: end_of_fields(data)]
-    decode = ["--decode=protomq.v1.RecordBatch", "protomq/v1/record.proto"]
-    command = [*protoc(), f"--proto_path={ROOT / 'proto'}", *decode]
-    sys.exit(subprocess.run(command, input=used, check=False).returncode)
+        protoc = shutil.which("protoc")
+        return decode_with_protoc(protoc, data) if protoc else decode_with_stubs(data)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        sys.exit(main())
+    except BrokenPipeError:  # `head` has enough. Python would complain once more when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
