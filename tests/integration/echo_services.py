@@ -120,24 +120,18 @@ class FilePull:
     def hold(self, call: Call, hold_ms: int) -> None:
         entry = (call.lane, call)
         self.held.append(entry)
-        call.lane.holds += 1
-
-        def end() -> None:
-            self.held.remove(entry)
-            call.lane.holds -= 1
 
         def on_timeout() -> None:
-            end()
-            call.on_close = None
+            self.held.remove(entry)
             call.answer(b"")
 
         def on_close() -> None:
             timer.cancel()
-            end()
+            self.held.remove(entry)
             self.dropped.release()
 
-        timer = call.lane.call_later(hold_ms, on_timeout)
-        call.on_close = on_close
+        timer = call.lane.call_later(call.hold_time_ms(hold_ms), on_timeout)
+        call.hold(on_close)
         self.holding.release()
 
     def stop(self) -> None:

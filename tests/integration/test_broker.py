@@ -22,6 +22,7 @@ from protomq.wire import record as layout
 from protomq_broker.config import BrokerConfig
 from protomq_broker.main import BrokerProcess
 from protomq_broker.store.config import StoreConfig
+from protomq_runtime import grpc_server
 from protomq_runtime.addresses import ListenConfig
 from tests.integration.transport_callers import Caller, CallFailed, GrpcCaller, RemotingCaller
 
@@ -218,6 +219,53 @@ async def test_a_hold_goes_on_past_what_does_not_match(client: Client) -> None:
 
 async def test_a_hold_ends_with_its_time(client: Client) -> None:
     assert (await client.pull(hold_ms=30)).status == NO_NEW_MSG
+
+
+async def test_a_hold_ends_before_its_caller_stops_waiting(client: Client) -> None:
+    request = pull.PullRequest(topic="t", hold_ms=50_000)
+    path = "/protomq.v1.PullService/Pull"
+    held = (await client._caller(path)).call(path, request.SerializeToString(), timeout_s=0.5)
+    payload = await asyncio.wait_for(held, 3)
+    assert pull.PullResponse.FromString(payload).status == NO_NEW_MSG
+
+
+async def test_a_send_that_waits_for_the_disk_is_answered_before_its_caller_stops_waiting(
+    start: Start,
+) -> None:
+    client = await start(store={"sync_flush": True})
+    first = await client.send(Record(body=b"x"), queue_id=0)
+    assert first.status == send.SendStatus.SEND_STATUS_SEND_OK
+    request = send.SendRequest(topic="t", records=[Record(body=b"y")], queue_id=0)
+    path = "/protomq.v1.SendService/Send"
+    caller = await client._caller(path)
+    with client._broker.broker.store._flusher._lock:  # as if a sync took for ever
+        answer = caller.call(path, request.SerializeToString(), timeout_s=0.5)
+        late = send.SendResponse.FromString(await asyncio.wait_for(answer, 3))
+    assert late.status == send.SendStatus.SEND_STATUS_FLUSH_DISK_TIMEOUT
+    assert late.queue_offset == 1
+
+
+async def holds_of_the_pull_lane(client: Client) -> int:
+    status = await client.call(admin.GetBrokerStatusRequest(), admin.GetBrokerStatusResponse)
+    return next(lane for lane in status.lanes if lane.lane == "pull").holds
+
+
+async def test_held_pulls_are_counted_once_and_make_no_crowd(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_server, "GATHER_S", 60.0)  # who is gathered waits so long
+    held = []
+    for count in range(1, 6):
+        held.append(asyncio.create_task(client.pull(hold_ms=50_000)))
+        while await holds_of_the_pull_lane(client) < count:
+            pass
+    assert await holds_of_the_pull_lane(client) == 5
+    pools = client._broker.server.lane_statuses()  # what the metrics show
+    assert [pool.holds for pool in pools if pool.lane == "pull"] == [5]
+    assert (await asyncio.wait_for(client.pull(), 5)).status == NO_NEW_MSG
+    await client.send(Record(body=b"now"))
+    assert {answer.status for answer in await asyncio.gather(*held)} == {FOUND}
+    assert await holds_of_the_pull_lane(client) == 0
 
 
 async def test_stopping_answers_the_holds(client: Client, start: Start) -> None:

@@ -392,6 +392,20 @@ async def test_a_hold_ends_with_its_time(callers, services):
     assert services.pull.held == []
 
 
+async def test_a_hold_ends_before_its_caller_stops_waiting(callers, services, server):
+    answer = await callers[PULL].call(PULL, pull_request(topic="hold", hold_ms=60_000), 0.5)
+    assert answer == b""
+    assert server.pools["pull"].status().holds == 0
+
+
+async def test_what_was_held_is_forgotten_with_its_answer(callers, services, server):
+    for _ in range(3):
+        await callers[PULL].call(PULL, pull_request(topic="hold", hold_ms=1))
+    lanes = [lane for pool in server.pools.values() for lane in pool.lanes]
+    watched = [connection.watched for lane in lanes for connection in lane._connections.values()]
+    await wait_until(lambda: not any(watched))
+
+
 async def test_a_hold_is_dropped_when_its_caller_goes_away(callers, services, server, transport):
     call = asyncio.create_task(callers[PULL].call(PULL, pull_request(topic="hold", hold_ms=60_000)))
     await wait_until(lambda: services.pull.held)

@@ -237,7 +237,7 @@ class Broker:
                 calls=status.calls,
                 rejections=status.rejections,
                 connections=status.connections,
-                holds=self._pull.hold_count if status.lane == "pull" else status.holds,
+                holds=status.holds,
             )
             for status in self._server.lane_statuses()
         ]

@@ -57,7 +57,7 @@ WAKE_COUNT_MAX: Final = 500
 class LaneHolds:
     """The holds of one lane. `post` runs a function on the lane's thread; `wake` gets the holds there whose queues got messages."""
 
-    __slots__ = ("_arrived", "_by_queue", "_due", "_post", "_posted", "_wake", "count")
+    __slots__ = ("_arrived", "_by_queue", "_due", "_post", "_posted", "_wake")
 
     def __init__(
         self,
@@ -70,12 +70,10 @@ class LaneHolds:
         self._post = post
         self._posted = False
         self._wake = wake
-        self.count = 0
 
     def add(self, hold: Hold) -> None:
         """Enters a hold. Lane only; look for messages once more afterwards."""
         self._by_queue.setdefault(hold.key, {})[hold] = None
-        self.count += 1
 
     def remove(self, hold: Hold) -> bool:
         """Takes a hold out; False if it was not there. Lane only."""
@@ -83,7 +81,6 @@ class LaneHolds:
         if holds is None or hold not in holds:
             return False
         del holds[hold]
-        self.count -= 1
         if not holds:
             del self._by_queue[hold.key]
         return True

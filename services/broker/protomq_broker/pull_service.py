@@ -81,11 +81,6 @@ class PullService:
         for holds in tuple(self._holds.values()):
             holds.signal(keys)
 
-    @property
-    def hold_count(self) -> int:
-        """Number of pulls held now. Any thread."""
-        return sum(holds.count for holds in tuple(self._holds.values()))
-
     def stop(self) -> None:
         """Answers all holds with what there is; from now on nothing is held. Called by the server when it stops; any thread."""
         self._stopping = True
@@ -146,25 +141,26 @@ class PullService:
         holds = self._holds.get(lane)
         if holds is None:
             holds = self._holds[lane] = LaneHolds(lane.post, self._wake)
-        if holds.count >= self._config.lanes.hold_max // self._config.lanes.pull_threads:
+        if lane.holds >= self._config.lanes.hold_max // self._config.lanes.pull_threads:
             call.fail(
                 ServiceError(
                     Code.RESOURCE_EXHAUSTED,
                     "TOO_MANY",
-                    f"{holds.count} pulls are held already; pull without a hold, or at another broker",
-                    metadata={"holds": str(holds.count)},
+                    f"{lane.holds} pulls are held already; pull without a hold, or at another broker",
+                    metadata={"holds": str(lane.holds)},
                     retry_delay_ms=1_000,
                 )
             )
             return
         hold = Hold((request.topic, request.queue_id), call, request, tag_codes, result.next_offset)
         holds.add(hold)
-        call.on_close = lambda: self._drop(hold)
+        call.hold(lambda: self._drop(hold))
         # Between the look and the entry a message may have arrived that nobody signalled to us.
         if self._store.queue_range(request.topic, request.queue_id)[1] > hold.queue_offset:
             self._look_again(hold)
         if not call.answered:
-            hold.timer = lane.call_later(request.hold_ms, lambda: self._expire(hold))
+            hold_ms = call.hold_time_ms(request.hold_ms)
+            hold.timer = lane.call_later(hold_ms, lambda: self._expire(hold))
 
     def _wake(self, holds: LaneHolds, woken: Sequence[Hold]) -> None:
         """Answers those for which there is something now. Many who wait for the same are looked up once."""
@@ -214,7 +210,6 @@ class PullService:
         if hold.timer is not None:
             hold.timer.cancel()
             hold.timer = None
-        hold.call.on_close = None
 
 
 def encode_header(result: ReadResult) -> bytes:

@@ -70,6 +70,7 @@ class SendService:
         self._next_queue: dict[str, itertools.count[int]] = {}
         self._waiters: deque[_Waiter] = deque()
         self._timer: Timer | None = None
+        self._timer_due_ms = 0
 
     @drained
     def send(self, calls: list[Call]) -> None:
@@ -100,20 +101,18 @@ class SendService:
             self._append(pending)
 
     def resolve_flushed(self) -> None:
-        """Answers the sends that the flushed position has passed, or whose time is up. Called on the lane when the position moved."""
+        """Answers the sends that the flushed position has passed. Called on the lane when the position moved."""
         waiters, flushed = self._waiters, self._store.flushed_position
-        now_ms = self._clock.monotonic_ms()
         failure = self._store.log_failure
         while waiters:
             waiter = waiters[0]
-            if waiter.position <= flushed:
+            if waiter.call.answered:  # its time was up before
+                pass
+            elif waiter.position <= flushed:
                 waiter.call.answer(waiter.response.SerializeToString())
             elif failure:
                 # The fsync failed: the message may be lost, and that is no status but an error.
                 waiter.call.fail(to_service_error(StoreFailedError(failure)))
-            elif waiter.deadline_ms <= now_ms:
-                waiter.response.status = FLUSH_DISK_TIMEOUT
-                waiter.call.answer(waiter.response.SerializeToString())
             else:
                 break
             waiters.popleft()
@@ -201,19 +200,29 @@ class SendService:
         ):
             order.call.answer(response.SerializeToString())
             return
-        deadline_ms = self._clock.monotonic_ms() + self._config.sync_flush_timeout_ms
+        wait_ms = order.call.hold_time_ms(self._config.sync_flush_timeout_ms)
+        deadline_ms = self._clock.monotonic_ms() + int(wait_ms)
         self._waiters.append(_Waiter(position, deadline_ms, order.call, response))
-        if self._timer is None:
-            self._schedule(order.call.lane)
+        if self._timer is None or deadline_ms < self._timer_due_ms:
+            self._schedule(order.call.lane, deadline_ms)
 
-    def _schedule(self, lane: Lane) -> None:
-        """One timer for all waiters: they are in order, and the first one's time is up first."""
+    def _schedule(self, lane: Lane, due_ms: int) -> None:
+        """One timer for all waiters, at the time of the first whose time is up."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due_ms = due_ms
+        wait_ms = max(1, due_ms - self._clock.monotonic_ms())
+        self._timer = lane.call_later(wait_ms, lambda: self._give_up_waiting(lane))
 
-        def look() -> None:
-            self._timer = None
-            self.resolve_flushed()
-            if self._waiters:
-                self._schedule(lane)
-
-        wait_ms = max(1, self._waiters[0].deadline_ms - self._clock.monotonic_ms())
-        self._timer = lane.call_later(wait_ms, look)
+    def _give_up_waiting(self, lane: Lane) -> None:
+        """Answers those whose time is up: their messages are stored, only not known to be on disk."""
+        self._timer = None
+        self.resolve_flushed()
+        now_ms = self._clock.monotonic_ms()
+        for waiter in self._waiters:
+            if waiter.deadline_ms <= now_ms and not waiter.call.answered:
+                waiter.response.status = FLUSH_DISK_TIMEOUT
+                waiter.call.answer(waiter.response.SerializeToString())
+        self._waiters = deque(waiter for waiter in self._waiters if not waiter.call.answered)
+        if self._waiters:
+            self._schedule(lane, min(waiter.deadline_ms for waiter in self._waiters))

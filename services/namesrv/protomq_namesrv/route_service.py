@@ -159,9 +159,9 @@ class RouteService:
             return
         hold = _Hold(self, call, key, hold_id)
         self._holds.add(hold)
-        call.lane.holds += 1
-        call.on_close = hold.break_off
-        hold.timer = call.lane.call_later(self._liveness.hold_ms, hold.answer)
+        call.hold(hold.break_off)
+        hold_ms = call.hold_time_ms(self._liveness.hold_ms)
+        hold.timer = call.lane.call_later(hold_ms, hold.answer)
 
     def list_topic_names(
         self, request: ListTopicNamesRequest, context: CallContext
@@ -183,7 +183,6 @@ class RouteService:
     def end_hold(self, hold: _Hold, *, broken: bool) -> None:
         """A hold was answered or lost its caller; on its lane's thread."""
         self._holds.discard(hold)
-        hold.call.lane.holds -= 1
         must_return = self._table.end_hold(
             hold.key, hold.hold_id, self._clock.monotonic_ms(), broken=broken
         )

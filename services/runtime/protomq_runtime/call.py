@@ -3,17 +3,19 @@
 A service sees the same `Call` whichever transport brought it. Rules:
 
 - `answer` or `fail` exactly once, on the thread of `call.lane`. A second answer is an assertion error.
-- A call that is going to be held gets an `on_close`: it is called on that thread if the caller goes away before the answer.
-  The call is over then and must not be answered any more.
-- Without `on_close` a call may be answered after its caller has gone; the answer is dropped.
+- A call that waits for something is held: `hold(on_close)`. It counts among `lane.holds` until it is over, and `on_close` is called on
+  that thread if the caller goes away before the answer. The call is over then and must not be answered any more.
+- A hold ends before its caller's deadline: `hold_time_ms` says how long it may last.
+- A call that is not held may be answered after its caller has gone; the answer is dropped.
 - A one-way call is answered like any other; nothing is sent.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
 
 from protomq.wire.frames import (
     FLAG_ANSWER,
@@ -39,6 +41,8 @@ _pack_header = HEADER.pack
 _LENGTH_WITHOUT_PAYLOAD = HEADER_SIZE_BYTES - LENGTH_SIZE_BYTES
 _COUNTED_SIZE_BYTES = 4096
 """Answers above this are counted as pending before they are flushed; smaller ones are bounded by what is read in one turn."""
+HOLD_MARGIN_MS: Final = 100.0
+"""Of a caller's time, left for the answer to reach it; a quarter of it where it is short."""
 
 
 class CallContext(Protocol):
@@ -116,16 +120,20 @@ class Call:
         """The answer is an error."""
         raise NotImplementedError
 
-    @property
-    def on_close(self) -> Callable[[], None] | None:
-        """Called if the caller goes away before the answer."""
-        return self._on_close
+    def hold_time_ms(self, wanted_ms: float) -> float:
+        """How long the call may be held if it asks for `wanted_ms`: less where its caller would not wait for the answer."""
+        if self.deadline is None:
+            return wanted_ms
+        left_ms = (self.deadline - time.monotonic()) * 1000
+        return max(0.0, min(wanted_ms, left_ms - min(HOLD_MARGIN_MS, left_ms / 4)))
 
-    @on_close.setter
-    def on_close(self, callback: Callable[[], None] | None) -> None:
-        self._on_close = callback
-        if callback is not None and not self.answered:
-            self._watch()
+    def hold(self, on_close: Callable[[], None]) -> None:
+        """The call waits from now on; `on_close` is called if its caller goes away before the answer. Once."""
+        assert self._on_close is None, "a call is held once"
+        assert not self.answered, "a call that is over is not held"
+        self._on_close = on_close
+        self._count_hold(1)
+        self._watch()
 
     def _watch(self) -> None:
         """Makes sure that `caller_gone` is called when the caller goes away."""
@@ -133,7 +141,7 @@ class Call:
 
     def caller_gone(self) -> None:
         """For the transport, on the call's lane: nobody waits for the answer any more."""
-        callback, self._on_close = self._on_close, None
+        callback = self._on_close
         if self.answered or callback is None:
             return
         self._finish(Code.CANCELLED)
@@ -146,8 +154,17 @@ class Call:
         assert not self.answered, "a call is answered once"
         self.answered = True
         self.lane.answer_count += 1
+        if self._on_close is not None:
+            self._end_hold()
         if self.span is not None:
             self.span.end(code)
+
+    def _end_hold(self) -> None:
+        self._on_close = None
+        self._count_hold(-1)
+
+    def _count_hold(self, change: int) -> None:
+        self.lane.holds += change
 
 
 class RemotingCall(Call):
@@ -198,7 +215,7 @@ class RemotingCall(Call):
             self.span.end(0)
         connection = self._connection
         if self._on_close is not None:
-            connection.watched.discard(self)
+            self._end_hold()
         if self._flags & FLAG_ONE_WAY or connection.closed:
             return
         out = connection.out
@@ -224,7 +241,6 @@ class RemotingCall(Call):
 
     def fail(self, error: ServiceError) -> None:
         self._finish(error.code)
-        self._connection.watched.discard(self)
         if not self._flags & FLAG_ONE_WAY:
             self._connection.send_error(self._request_id, self.bound.method_id, error)
 
@@ -233,6 +249,10 @@ class RemotingCall(Call):
             self.lane.post(self.caller_gone)
         else:
             self._connection.watched.add(self)
+
+    def _end_hold(self) -> None:
+        super()._end_hold()
+        self._connection.watched.discard(self)
 
 
 class ForeignCall(Call):

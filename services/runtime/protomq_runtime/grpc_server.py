@@ -186,6 +186,10 @@ class GrpcCall(Call):
         if self._closed:
             self.lane.post(self.caller_gone)
 
+    def _count_hold(self, change: int) -> None:
+        super()._count_hold(change)
+        self.front.held[self.lane] += change
+
 
 class StreamContext:
     """CallContext of a streaming method."""
@@ -224,6 +228,8 @@ class GrpcServer:
         lanes = [lane for pool in pools.values() for lane in pool.lanes]
         self._under_way = dict.fromkeys(lanes, 0)
         self._crowds = dict.fromkeys(lanes, 0.0)
+        self.held = dict.fromkeys(lanes, 0)
+        """Of the calls under way at a lane, those that it holds; each number is changed by its lane's thread only."""
         self.unread = UnreadAnswers(UNREAD_SIZE_MAX_BYTES)
         logging.getLogger("grpc._cython.cygrpc").addFilter(CALLERS_THAT_LEFT)
         self._server = grpc.aio.server(options=server_options(request_size_max_bytes, limits))
@@ -356,7 +362,9 @@ class GrpcServer:
         not count), the next ones are gathered, until as many are here or a moment has passed. Else a call goes at the end of this
         iteration of the loop.
         """
-        crowd = self._crowds[lane] = max(self._under_way[lane] - lane.holds, self._crowds[lane])
+        crowd = self._crowds[lane] = max(
+            self._under_way[lane] - self.held[lane], self._crowds[lane]
+        )
         gathered = self._gathered.get(lane)
         if gathered is not None:
             gathered[0].append(call)

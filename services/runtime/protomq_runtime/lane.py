@@ -93,7 +93,7 @@ class Lane(threading.Thread):
         self.call_count = 0
         self.rejection_count = 0
         self.holds = 0
-        """Calls that the service holds, for the status: the service counts."""
+        """Calls that are held now, whatever brought them; they count themselves (`Call.hold`)."""
         self.foreign_count = 0
         """Calls of this lane's connections that other lanes are busy with."""
         self.dirty: list[Connection] = []
