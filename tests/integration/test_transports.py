@@ -32,10 +32,12 @@ from protomq.v1 import (
 from protomq.wire.frames import MAGIC, encode_answer, encode_request
 from protomq.wire.status import decode_status
 from protomq_runtime import telemetry
+from protomq_runtime.addresses import Address
 from protomq_runtime.admission import AdmissionConfig
 from protomq_runtime.connection_limits import ConnectionLimits
 from protomq_runtime.errors import Code
 from protomq_runtime.framing import LARGE_STEP_BYTES
+from protomq_runtime.remoting_client import RemotingClient
 from protomq_runtime.server import LaneConfig, Server
 from tests.integration.echo_services import Services
 from tests.integration.transport_callers import (
@@ -740,6 +742,53 @@ async def test_connections_are_limited_in_total_and_by_address(services):
         for caller in callers:
             await caller.close()
         await server.stop(1)
+
+
+@pytest.fixture(params=["total_max", "per_address_max"])
+async def full_server(services: Services, request: Any) -> AsyncIterator[Server]:
+    """With a limit of two connections, one of which is taken."""
+    limits = ConnectionLimits(**{request.param: 2})
+    server = Server(services.table, name="echo", version="1", limits=limits, grpc_port=None)
+    await server.start()
+    staying = await RemotingCaller.connect(
+        server.table, server.remoting_port, options_pb2.LANE_ADMIN
+    )
+    yield server
+    await staying.close()
+    await server.stop(1)
+
+
+async def test_a_closed_connection_of_a_busy_lane_does_not_count_against_a_limit(full_server):
+    first = await RemotingCaller.connect(
+        full_server.table, full_server.remoting_port, options_pb2.LANE_ADMIN
+    )
+    busy = threading.Event()
+    (lane,) = full_server.pools["admin"].lanes
+    lane.post(busy.wait)  # It does not see the closing before it has done this.
+    await first.close()
+    connecting = asyncio.create_task(
+        RemotingCaller.connect(
+            full_server.table, full_server.remoting_port, options_pb2.LANE_ADMIN
+        )
+    )
+    await wait_until(lambda: full_server._remoting._waiters)
+    busy.set()
+    second = await asyncio.wait_for(connecting, 5)
+    assert await second.call(PING, b"") == b""
+    await second.close()
+
+
+async def test_connections_that_come_and_go_at_the_limit_are_all_taken(full_server):
+    address = Address("127.0.0.1", full_server.remoting_port)
+    ping = full_server.table.by_path[PING].method_id
+
+    def churn() -> None:
+        for _ in range(300):
+            client = RemotingClient(address, options_pb2.LANE_ADMIN, "churn", timeout_s=10)
+            assert client.call(ping, b"", 10) == b""
+            client.close()
+
+    await asyncio.to_thread(churn)
 
 
 async def test_connections_are_spread_over_the_threads_of_a_pool(services):

@@ -2,6 +2,9 @@
 
 One thread. A connection has HELLO_TIMEOUT_S to send the magic and a hello frame; whatever else it sends closes it. What follows the hello
 in the same packets goes along to the lane. The counts of connections are kept here, in total and by address; lanes report closings.
+
+A lane may hear of a closing later than this thread hears of its caller's next connection. So where a limit is reached, a connection waits
+for PLACE_TIMEOUT_S until one that is closed already gives its place up; only then is it refused.
 """
 
 from __future__ import annotations
@@ -42,6 +45,10 @@ CLIENT_ID_LENGTH_MAX: Final = 255
 LISTEN_BACKLOG: Final = 1024
 ACCEPT_PAUSE_S: Final = 0.1
 """After the process has run out of descriptors."""
+PLACE_TIMEOUT_S: Final = 0.5
+"""For a lane to notice that a connection is closed; a turn of a busy one takes some tens of milliseconds."""
+PLACE_WAITERS_MAX: Final = 256
+"""Further connections beyond a limit are closed at once."""
 WARNING_INTERVAL_S: Final = 1.0
 
 
@@ -53,6 +60,15 @@ class _Caller:
     peer: str
     deadline: float
     received: bytes = b""
+
+
+@dataclass(slots=True)
+class _Waiter:
+    """A connection beyond a limit."""
+
+    socket: socket.socket
+    peer: str
+    deadline: float
 
 
 class RemotingServer(threading.Thread):
@@ -85,6 +101,8 @@ class RemotingServer(threading.Thread):
         self._connection_count = 0
         self._count_by_address: dict[str, int] = {}
         self._closed: deque[str] = deque()
+        self._waiters: deque[_Waiter] = deque()
+        """In the order of their coming, and so of their deadlines."""
         self._stopping = False
         self._paused_until: float | None = None
         self._next_warning_at = 0.0
@@ -99,8 +117,10 @@ class RemotingServer(threading.Thread):
         return self._connection_count
 
     def connection_closed(self, peer: str) -> None:
-        """A lane has closed a connection that it was given. Noted with the next thing that happens."""
+        """A lane has closed a connection that it was given. Noted at once if somebody waits for a place, else with what happens next."""
         self._closed.append(peer)
+        if self._waiters:
+            self._wake_up.set()
 
     def stop(self) -> None:
         """Closes the listening socket and those that have not said hello, and ends the thread."""
@@ -119,13 +139,14 @@ class RemotingServer(threading.Thread):
         finally:
             for caller in list(self._callers.values()):
                 self._drop(caller)
+            for waiter in self._waiters:
+                waiter.socket.close()
             self._listener.close()
             self._poll.close()
 
     def _turn(self) -> None:
         events = self._poll.poll(self._timeout())
-        while self._closed:
-            self._forget(self._closed.popleft())
+        self._note_closed()
         for descriptor, _ in events:
             if descriptor == self._wake_up.descriptor:
                 self._wake_up.clear()
@@ -140,11 +161,15 @@ class RemotingServer(threading.Thread):
         if self._paused_until is not None and now >= self._paused_until:
             self._paused_until = None
             self._poll.register(self._listener.fileno(), select.EPOLLIN)
+        if self._waiters:
+            self._serve_waiters()
 
     def _timeout(self) -> float:
         moments = [
             caller.deadline for caller in list(self._callers.values())[:1]
         ]  # The oldest is first.
+        if self._waiters:
+            moments.append(self._waiters[0].deadline)
         if self._paused_until is not None:
             moments.append(self._paused_until)
         return max(min(moments) - time.monotonic(), 0.0) if moments else -1.0
@@ -170,21 +195,50 @@ class RemotingServer(threading.Thread):
             )
 
     def _admit(self, sock: socket.socket, peer: str) -> None:
+        if self._has_place(peer) and not self._waiters:
+            self._take(sock, peer)
+        elif len(self._waiters) < PLACE_WAITERS_MAX:
+            self._waiters.append(_Waiter(sock, peer, time.monotonic() + PLACE_TIMEOUT_S))
+        else:
+            self._refuse(sock, peer)
+
+    def _note_closed(self) -> None:
+        while self._closed:
+            self._forget(self._closed.popleft())
+
+    def _serve_waiters(self) -> None:
+        # A lane that closes a connection after this look sees that somebody waits, and wakes this thread.
+        self._note_closed()
+        now = time.monotonic()
+        waiting: deque[_Waiter] = deque()
+        for waiter in self._waiters:
+            if self._has_place(waiter.peer):
+                self._take(waiter.socket, waiter.peer)
+            elif waiter.deadline <= now:
+                self._refuse(waiter.socket, waiter.peer)
+            else:
+                waiting.append(waiter)
+        self._waiters = waiting
+
+    def _has_place(self, peer: str) -> bool:
+        count = self._count_by_address.get(_address_of(peer), 0)
+        return (
+            self._connection_count < self._limits.total_max
+            and not 0 < self._limits.per_address_max <= count
+        )
+
+    def _refuse(self, sock: socket.socket, peer: str) -> None:
         address = _address_of(peer)
-        count = self._count_by_address.get(address, 0)
-        if (
-            self._connection_count >= self._limits.total_max
-            or 0 < self._limits.per_address_max <= count
-        ):
-            self._warn(
-                "too many connections (%d, %d of %s): closed %s",
-                self._connection_count,
-                count,
-                address,
-                peer,
-            )
-            sock.close()
-            return
+        self._warn(
+            "too many connections (%d, %d of %s): closed %s",
+            self._connection_count,
+            self._count_by_address.get(address, 0),
+            address,
+            peer,
+        )
+        sock.close()
+
+    def _take(self, sock: socket.socket, peer: str) -> None:
         try:
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -192,8 +246,9 @@ class RemotingServer(threading.Thread):
         except OSError:
             sock.close()
             return
+        address = _address_of(peer)
         self._connection_count += 1
-        self._count_by_address[address] = count + 1
+        self._count_by_address[address] = self._count_by_address.get(address, 0) + 1
         caller = _Caller(sock, peer, time.monotonic() + self._hello_timeout_s)
         self._callers[sock.fileno()] = caller
         self._poll.register(sock.fileno(), select.EPOLLIN)
