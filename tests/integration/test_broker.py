@@ -24,6 +24,8 @@ from protomq_broker.main import BrokerProcess
 from protomq_broker.store.config import StoreConfig
 from protomq_runtime import grpc_server
 from protomq_runtime.addresses import ListenConfig
+from protomq_runtime.grpc_server import GrpcServer
+from protomq_runtime.remoting_server import RemotingServer
 from tests.integration.transport_callers import Caller, CallFailed, GrpcCaller, RemotingCaller
 
 Response = TypeVar("Response", bound=Message)
@@ -266,6 +268,31 @@ async def test_held_pulls_are_counted_once_and_make_no_crowd(
     await client.send(Record(body=b"now"))
     assert {answer.status for answer in await asyncio.gather(*held)} == {FOUND}
     assert await holds_of_the_pull_lane(client) == 0
+
+
+@pytest.mark.parametrize("front", [GrpcServer, RemotingServer])
+async def test_the_store_tells_the_lanes_before_a_port_is_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, front: Any
+) -> None:
+    process = BrokerProcess(config_in(tmp_path))
+    store = process.broker.store
+    deaf = (store.on_arrival, store.on_flushed)
+    opened = []
+    open_port = front.start
+
+    def start(self: Any) -> Any:
+        opened.append(store.on_arrival not in deaf and store.on_flushed not in deaf)
+        return open_port(self)
+
+    monkeypatch.setattr(front, "start", start)
+    await process.start()
+    await process.stop(1)
+    assert opened == [True]
+
+
+def test_a_slave_is_refused_as_long_as_there_is_no_replication(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="broker_id is 1, a slave's: there is no replication"):
+        config_in(tmp_path, broker_id=1)
 
 
 async def test_stopping_answers_the_holds(client: Client, start: Start) -> None:

@@ -56,15 +56,22 @@ ANNOUNCE_TIMEOUT_S = 0.5
 
 
 class Broker:
-    """Opens the store at construction; `add_services` before the server is made, `start` when it has its ports, `stop` at the end.
+    """Opens the store at construction; `add_services` before the server is made, which calls `start`; `close` at the end.
 
-    Raises what `Store.open` raises.
+    `name_servers` come in addition to the configured ones. Raises what `Store.open` raises.
     """
 
-    def __init__(self, config: BrokerConfig, clock: Clock, version: str) -> None:
+    def __init__(
+        self,
+        config: BrokerConfig,
+        clock: Clock,
+        version: str,
+        name_servers: Iterable[NameServer] = (),
+    ) -> None:
         self.config = config
         self.name = config.broker_name or socket.gethostname()
         self._clock = clock
+        self._name_servers = tuple(name_servers)
         self.store = Store.open(Path(config.data_dir), config.store, clock=clock)
         self._send = SendService(self.store, config, clock)
         self._pull = PullService(self.store, config)
@@ -84,7 +91,7 @@ class Broker:
         self._announced_topics: tuple[TopicsSnapshot, BrokerTopics] | None = None
 
     def add_services(self, table: DispatchTable) -> None:
-        """Puts the broker's services into the table."""
+        """Puts the broker's services into the table, and its hook behind theirs."""
         for module, name, service in (
             (send_service_pb2, "SendService", self._send),
             (pull_service_pb2, "PullService", self._pull),
@@ -92,6 +99,7 @@ class Broker:
             (admin_service_pb2, "AdminService", self._admin),
         ):
             table.add_service(module.DESCRIPTOR.services_by_name[name], service)
+        table.add_hooks(self)
 
     def lane_configs(self) -> Mapping[str, LaneConfig]:
         """Threads and limits of the broker's lanes."""
@@ -116,8 +124,8 @@ class Broker:
             ),
         }
 
-    def start(self, server: Server, name_servers: Iterable[NameServer] = ()) -> None:
-        """Connects the store's signals to the lanes and registers. `name_servers` come in addition to the configured ones."""
+    def start(self, server: Server) -> None:
+        """The server's hook, before anybody gets in: connects the store's signals to the lanes. The server knows its ports already."""
         self._server = server
         telemetry.publish(self._numbers())
         send_lane = server.pools["send"].lanes[0]
@@ -127,8 +135,13 @@ class Broker:
             self.store, self._clock, send_lane, self.config.offsets_interval_ms
         )
         send_lane.post(self._journal.start)
+
+    def register(self) -> None:
+        """Begins to register with the name servers; returns at once. When the server is open."""
+        assert self._server is not None, "start comes first"
+        server = self._server
         servers = [
-            *name_servers,
+            *self._name_servers,
             *(remote_name_server(parse_address(text)) for text in self.config.namesrv),
         ]
         advertised = self.advertised_addresses(server)

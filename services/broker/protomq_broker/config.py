@@ -46,7 +46,7 @@ class BrokerConfig:
         data_dir: the folder of the store.
         cluster: name of the cluster (RocketMQ: DefaultCluster).
         broker_name: name of the broker; "" takes the host's name, as RocketMQ does.
-        broker_id: 0 is a master.
+        broker_id: 0, a master: slaves (above 0) need replication, which is not there yet.
         namesrv: addresses of the name servers, host:port, of their gRPC or remoting ports.
         listen: where the broker listens, and under which addresses clients reach it. The host is 127.0.0.1, unlike RocketMQ's:
             nothing is open to the network unless it is asked for. Ports: gRPC 8081 (RocketMQ's proxy), remoting 10911.
@@ -80,8 +80,11 @@ class BrokerConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.default_queues <= QUEUES_MAX:
             raise ValueError(f"default_queues must be 1 to {QUEUES_MAX}, not {self.default_queues}")
-        if self.broker_id < 0:
-            raise ValueError(f"broker_id must be 0 or above, not {self.broker_id}")
+        if self.broker_id != 0:
+            raise ValueError(
+                f"broker_id is {self.broker_id}, a slave's: there is no replication yet, and it would take sends as a master does. "
+                "Leave broker_id 0 and give each broker a broker_name of its own"
+            )
         for name in (
             "sync_flush_timeout_ms",
             "hold_max_ms",

@@ -41,10 +41,9 @@ class BrokerProcess:
         name_servers: Iterable[NameServer] = (),
     ) -> None:
         """Opens the store. `table`, `lanes` and `name_servers` are those of other services in this process."""
-        self.broker = Broker(config, clock or SystemClock(), package_version())
+        self.broker = Broker(config, clock or SystemClock(), package_version(), name_servers)
         table = table or DispatchTable()
         self.broker.add_services(table)
-        self._name_servers = tuple(name_servers)
         self.server = Server(
             table,
             name=self.broker.name,
@@ -68,7 +67,7 @@ class BrokerProcess:
         except BaseException:
             self.broker.close()
             raise
-        self.broker.start(self.server, self._name_servers)
+        self.broker.register()
         await asyncio.to_thread(self.broker.wait_registered, REGISTER_TIMEOUT_S)
 
     async def stop(self, grace_s: float) -> None:

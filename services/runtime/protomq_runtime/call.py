@@ -92,6 +92,8 @@ class Call:
     bound: BoundMethod
     answered: bool
     """Whether the call is over: answered, failed, or given up by its caller."""
+    _on_close: Callable[[], None] | None
+    """Not None: the call is held."""
     span: Any
     """What telemetry hangs on the call; None where it is off."""
 

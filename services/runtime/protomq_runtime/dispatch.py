@@ -94,6 +94,7 @@ class DispatchTable:
         self.by_id: dict[int, BoundMethod] = {}
         self.by_path: dict[str, BoundMethod] = {}
         self.implementations: list[Any] = []
+        """What has hooks: `start(server)` is called when the lanes run and nobody gets in yet, `stop()` when new calls are refused."""
         self.service_names: list[str] = []
 
     def add_service(self, service_descriptor: ServiceDescriptor, implementation: Any) -> None:
@@ -115,6 +116,10 @@ class DispatchTable:
         self.service_names.append(service_descriptor.full_name)
         if not any(implementation is other for other in self.implementations):
             self.implementations.append(implementation)
+
+    def add_hooks(self, owner: Any) -> None:
+        """Has the `start` and `stop` of something called that is no service, behind those that were added before."""
+        self.implementations.append(owner)
 
     @property
     def lane_names(self) -> list[str]:
