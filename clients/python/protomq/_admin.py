@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from . import _methods
+from ._checks import check_seconds
 from ._message import Message
 from ._routes import Routes
 from ._transport import SyncTransport, TransportOptions
@@ -179,8 +180,7 @@ class Admin:
         client_id: str = "",
     ) -> None:
         """`namesrv`: as in PullConsumer. `request_timeout_s`: of each call to a server."""
-        if request_timeout_s <= 0:
-            raise ConfigurationError("request_timeout_s must be above 0")
+        check_seconds("request_timeout_s", request_timeout_s)
         self._request_timeout_s = request_timeout_s
         self._transport = SyncTransport(TransportOptions(transport=transport, client_id=client_id))
         self._routes = Routes(self._transport, namesrv)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, Literal, Unpack
 from ._async_routes import AsyncRoutes
 from ._async_transport import AsyncTransport
 from ._batching import PreparedRecord, split_records
+from ._checks import check_queue, check_seconds
 from ._forks import call_after_fork
 from ._lines import take_batch
 from ._methods import SEND
@@ -302,6 +303,7 @@ class AsyncProducer:
         return entry
 
     def _line(self, topic: str, queue: MessageQueue | None) -> _Line:
+        check_queue(topic, queue)
         return self._lines.setdefault((topic, queue), _Line(topic, queue))
 
     async def _serve(self, line: _Line) -> None:
@@ -468,7 +470,11 @@ class AsyncProducer:
         """When a send that begins now is to end. Every public send comes by here: a closed producer takes none."""
         if self._closed:
             raise ClosedError("the producer is closed")
-        return time.monotonic() + (self.options.send_timeout_s if timeout_s is None else timeout_s)
+        if timeout_s is None:
+            timeout_s = self.options.send_timeout_s
+        else:
+            check_seconds("timeout_s", timeout_s)
+        return time.monotonic() + timeout_s
 
 
 _GRACE_S: Final = 0.05

@@ -16,7 +16,7 @@ from typing import Literal
 from . import _methods
 from ._async_routes import AsyncRoutes
 from ._async_transport import AsyncTransport
-from ._checks import check_group
+from ._checks import check_count, check_group, check_seconds, check_topic
 from ._message import Message
 from ._offset_calls import (
     Begin,
@@ -86,9 +86,12 @@ class AsyncPullConsumer:
     ) -> None:
         """The arguments are those of PullConsumer."""
         check_begin(begin)
-        if auto_commit_interval_s <= 0 or request_timeout_s <= 0:
-            raise ConfigurationError("auto_commit_interval_s and request_timeout_s must be above 0")
+        check_seconds("auto_commit_interval_s", auto_commit_interval_s)
+        check_seconds("request_timeout_s", request_timeout_s)
         self.group = check_group(group)
+        options = PullOptions(
+            group, hold_ms, pull_record_count_max, pull_size_max_bytes, offset_reset
+        )
         self._begin = begin
         self._resume = resume and bool(group)
         self._auto_commit = auto_commit and bool(group)
@@ -98,9 +101,6 @@ class AsyncPullConsumer:
 
         self._transport = AsyncTransport(TransportOptions(transport=transport, client_id=client_id))
         self._routes = AsyncRoutes(self._transport, namesrv)
-        options = PullOptions(
-            group, hold_ms, pull_record_count_max, pull_size_max_bytes, offset_reset
-        )
         self._state = PullState(options)
         self._subscriptions: dict[str, Route] = {}
         self._tags: dict[str, tuple[str, ...]] = {}
@@ -118,6 +118,7 @@ class AsyncPullConsumer:
     async def subscribe(self, topic: str, tags: Iterable[str] = ()) -> None:
         """See PullConsumer.subscribe."""
         self._check_open()
+        check_topic(topic)
         checked = checked_tags(tags)
         route = await self._routes.get(topic, self._request_timeout_s)
         self._tags[topic] = checked
@@ -149,8 +150,8 @@ class AsyncPullConsumer:
     ) -> list[Message]:
         """See PullConsumer.poll."""
         self._check_open()
-        if max_messages < 1:
-            raise ConfigurationError(f"max_messages must be 1 or more, not {max_messages}")
+        check_count("max_messages", max_messages, 1)
+        check_seconds("timeout_s", timeout_s, zero=True)
         if not self._subscriptions and not self._assigned:
             raise ConfigurationError("nothing to poll: subscribe to a topic or assign queues first")
         deadline_s = time.monotonic() + timeout_s

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
-from .errors import ConfigurationError, MessageTooLargeError
+from .errors import ConfigurationError, MessageTooLargeError, WrongTypeError
 from .wire.hashing import crc32c, hash63, tag_code_of
 from .wire.record import (
     BODY_SIZE_MAX_BYTES,
@@ -180,13 +180,13 @@ def _tag_field(tag: str) -> bytes:
 
 
 def check_body(body: object) -> bytes:
-    """The body as bytes. Raises ConfigurationError for what is not bytes-like."""
+    """The body as bytes. Raises WrongTypeError for what is not bytes-like."""
     if isinstance(body, str):
-        raise ConfigurationError("a body is bytes, not str: call .encode() first")
+        raise WrongTypeError("a body is bytes, not str: call .encode() first")
     if isinstance(body, bytearray | memoryview):
         return bytes(body)
     if not isinstance(body, bytes):
-        raise ConfigurationError(f"a body is bytes, not {type(body).__name__}")
+        raise WrongTypeError(f"a body is bytes, not {type(body).__name__}")
     return body
 
 

@@ -1,27 +1,28 @@
 """Arguments and settings, checked where they come in: what is wrong with one, and what to write instead.
 
-A wrong type is a TypeError, a wrong value a ConfigurationError (which is a ValueError). Pure functions.
+A wrong type is a WrongTypeError (a TypeError), a wrong value a ConfigurationError (a ValueError). Pure functions.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from typing import Final
 
-from .errors import ConfigurationError
+from ._types import MessageQueue
+from .errors import ConfigurationError, WrongTypeError
 
 GROUP_LENGTH_MAX: Final = 120
 """As the broker has it."""
+SECONDS_MAX: Final = 1e6
+"""Eleven days: longer is a mistake, milliseconds most likely."""
 _GROUP: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def check_group(group: object) -> str:
-    """The name of a producer or consumer group; an empty one is no group.
-
-    Raises TypeError or ConfigurationError; an address says that it belongs to `namesrv`.
-    """
+    """The name of a producer or consumer group; an empty one is no group. An address is told that it belongs to `namesrv`."""
     if not isinstance(group, str):
-        raise TypeError(
+        raise WrongTypeError(
             f"group is a str, not {group!r}; addresses of name servers are given as namesrv=..."
         )
     if ":" in group:
@@ -33,3 +34,72 @@ def check_group(group: object) -> str:
             f"a group has 1 to {GROUP_LENGTH_MAX} characters of A-Z a-z 0-9 _ and -, this is {group!r}"
         )
     return group
+
+
+def check_seconds(name: str, value: object, *, zero: bool = False) -> float:
+    """A span of time in seconds, above 0 (with `zero`: or 0) and below 1e6."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise WrongTypeError(f"{name} is a number of seconds, not {value!r}")
+    if not (0 < value <= SECONDS_MAX or (zero and value == 0)):
+        least = "0 or more" if zero else "above 0"
+        raise ConfigurationError(f"{name} is {least} and at most 1e6 seconds, not {value}")
+    return value
+
+
+def check_count(name: str, value: object, low: int, high: int | None = None) -> int:
+    """A whole number from `low` to `high`, both included."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise WrongTypeError(f"{name} is an int, not {value!r}")
+    if value < low or (high is not None and value > high):
+        allowed = f"{low:,} or more" if high is None else f"{low:,} to {high:,}"
+        raise ConfigurationError(f"{name} is {allowed}, not {value}")
+    return value
+
+
+def check_texts(
+    key: object, keys: object, tag: object, properties: object, sharding_key: object
+) -> None:
+    """What a message has beside its body: texts, or None where one may be left out."""
+    if key is not None and not isinstance(key, str):
+        raise WrongTypeError(f"key is a str or None, not {key!r}; write key={str(key)!r}")
+    if isinstance(keys, str | bytes):
+        raise WrongTypeError(f"keys is a list of further keys, not {keys!r}; write key={keys!r}")
+    if not isinstance(keys, Sequence):
+        raise WrongTypeError(f"keys is a list of str, not {keys!r}")
+    for item in keys:
+        if not isinstance(item, str):
+            raise WrongTypeError(f"keys is a list of str, {item!r} is none")
+    if not isinstance(tag, str):
+        raise WrongTypeError(f'tag is a str, not {tag!r}; without one it is ""')
+    if sharding_key is not None and not isinstance(sharding_key, str):
+        raise WrongTypeError(
+            f"sharding_key is a str or None, not {sharding_key!r}; write sharding_key={str(sharding_key)!r}"
+        )
+    if properties is None:
+        return
+    if not isinstance(properties, Mapping):
+        raise WrongTypeError(f"properties is a dict of str to str, not {properties!r}")
+    for name, value in properties.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise WrongTypeError(
+                f"properties is a dict of str to str, {name!r}: {value!r} is not; write {str(name)!r}: {str(value)!r}"
+            )
+
+
+def check_topic(topic: object) -> str:
+    """The name of a topic."""
+    if not isinstance(topic, str):
+        raise WrongTypeError(f"topic is a str, not {topic!r}")
+    return topic
+
+
+def check_queue(topic: str, queue: object) -> None:
+    """A queue of the topic, or None for any."""
+    if queue is None:
+        return
+    if not isinstance(queue, MessageQueue):
+        raise WrongTypeError(
+            f"queue is a MessageQueue(topic, broker_name, queue_id) or None, not {queue!r}"
+        )
+    if queue.topic != topic:
+        raise ConfigurationError(f"{queue} is no queue of topic {topic!r}")

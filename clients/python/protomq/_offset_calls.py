@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Literal
 
 from ._types import BrokerAddress, MessageQueue, QueueRange, Route
-from .errors import ConfigurationError, NoRouteError
+from .errors import ConfigurationError, NoRouteError, WrongTypeError
 
 Begin = Literal["earliest", "latest"] | datetime
 
@@ -21,8 +21,11 @@ def check_begin(begin: object) -> None:
 def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
     """The tags to ask for; raises ConfigurationError for what is most likely a mistake."""
     if isinstance(tags, str):
-        raise ConfigurationError(f"tags is a list of tags, not the text {tags!r}")
+        raise WrongTypeError(f"tags is a list of tags, not the text {tags!r}")
     checked = tuple(dict.fromkeys(tags))
+    for tag in checked:
+        if not isinstance(tag, str):
+            raise WrongTypeError(f"a tag is a str, not {tag!r}")
     if "" in checked:
         raise ConfigurationError("a tag is not empty")
     return checked

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Final, Literal, Unpack
 
 from ._batching import PreparedRecord, split_records
+from ._checks import check_queue, check_seconds
 from ._forks import call_after_fork
 from ._lines import Entry, Line, Room, resolve_batch
 from ._methods import SEND
@@ -318,6 +319,7 @@ class Producer:
         return self._lines.get((message.topic, queue)) or self._line(message.topic, queue), record
 
     def _line(self, topic: str, queue: MessageQueue | None) -> Line:
+        check_queue(topic, queue)
         options = self.options
         line = Line(
             topic,
@@ -521,4 +523,8 @@ class Producer:
         """When a send that begins now is to end. Every public send comes by here: a closed producer takes none."""
         if self._closed:
             raise ClosedError("the producer is closed")
-        return time.monotonic() + (self.options.send_timeout_s if timeout_s is None else timeout_s)
+        if timeout_s is None:
+            timeout_s = self.options.send_timeout_s
+        else:
+            check_seconds("timeout_s", timeout_s)
+        return time.monotonic() + timeout_s

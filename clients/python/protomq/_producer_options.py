@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypedDict, TypeVar
 
 from ._batching import REQUEST_SIZE_MAX_BYTES
-from ._checks import check_group
+from ._checks import check_count, check_group, check_seconds
 from ._compression import COMPRESS_OVER_BYTES, CompressionName
-from .errors import ConfigurationError
+from .errors import WrongTypeError
 
 if TYPE_CHECKING:
     from ._outgoing import SendHook
@@ -60,20 +60,19 @@ class ProducerOptions:
 
     def __post_init__(self) -> None:
         check_group(self.group)
-        if not 0 < self.send_timeout_s < 1e6:
-            raise ConfigurationError(f"send_timeout_s must be above 0, not {self.send_timeout_s}")
-        if not 0 < self.batch_size_max_bytes <= 16 << 20:
-            raise ConfigurationError(
-                f"batch_size_max_bytes must be 1 to {16 << 20}, not {self.batch_size_max_bytes}"
-            )
+        check_seconds("send_timeout_s", self.send_timeout_s)
+        check_count("batch_size_max_bytes", self.batch_size_max_bytes, 1, 16 << 20)
+        if self.compression_level is not None:
+            check_count("compression_level", self.compression_level, -(1 << 17), 22)
+        if not isinstance(self.born_host, str):
+            raise WrongTypeError(f"born_host is a str, not {self.born_host!r}")
         for name in (
             "coalesce_size_max_bytes",
             "coalesce_count_max",
             "pending_size_max_bytes",
             "compress_over_bytes",
         ):
-            if getattr(self, name) < 1:
-                raise ConfigurationError(f"{name} must be at least 1, not {getattr(self, name)}")
+            check_count(name, getattr(self, name), 1)
 
 
 class ProducerSettings(TypedDict, total=False):

@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import Final, Literal
 
 from . import _methods
-from ._checks import check_group
+from ._checks import check_count, check_group, check_seconds, check_topic
 from ._message import Message
 from ._offset_calls import (
     Begin,
@@ -103,9 +103,12 @@ class PullConsumer:
         gRPC up to two answers per queue are in memory.
         """
         check_begin(begin)
-        if auto_commit_interval_s <= 0 or request_timeout_s <= 0:
-            raise ConfigurationError("auto_commit_interval_s and request_timeout_s must be above 0")
+        check_seconds("auto_commit_interval_s", auto_commit_interval_s)
+        check_seconds("request_timeout_s", request_timeout_s)
         self.group = check_group(group)
+        options = PullOptions(
+            group, hold_ms, pull_record_count_max, pull_size_max_bytes, offset_reset
+        )
         self._begin = begin
         self._resume = resume and bool(group)
         self._auto_commit = auto_commit and bool(group)
@@ -115,9 +118,6 @@ class PullConsumer:
 
         self._transport = SyncTransport(TransportOptions(transport=transport, client_id=client_id))
         self._routes = Routes(self._transport, namesrv)
-        options = PullOptions(
-            group, hold_ms, pull_record_count_max, pull_size_max_bytes, offset_reset
-        )
         self._state = PullState(options)
         self._subscriptions: dict[str, Route] = {}
         self._tags: dict[str, tuple[str, ...]] = {}
@@ -138,6 +138,7 @@ class PullConsumer:
         """
         with self._own_lock():
             self._check_usable()
+            check_topic(topic)
             checked = checked_tags(tags)
             route = self._routes.get(topic, self._request_timeout_s)
             self._tags[topic] = checked
@@ -172,8 +173,8 @@ class PullConsumer:
         Messages of one queue come in their order. Transient errors are retried inside; raised are those that need somebody:
         OffsetIllegalError (if asked for), CorruptLogError, NotPermittedError and the like, ClosedError.
         """
-        if max_messages < 1:
-            raise ConfigurationError(f"max_messages must be 1 or more, not {max_messages}")
+        check_count("max_messages", max_messages, 1)
+        check_seconds("timeout_s", timeout_s, zero=True)
         deadline_s = time.monotonic() + timeout_s
         with self._own_lock():
             self._check_usable()

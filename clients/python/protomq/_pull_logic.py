@@ -28,6 +28,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
+from ._checks import check_count
 from ._message import Message
 from ._pull_answer import AnswerMessages, PullAnswer, decode_pull_answer
 from ._types import MessageQueue, PullStatus
@@ -65,14 +66,9 @@ class PullOptions:
             raise ConfigurationError(
                 f"offset_reset is nearest, earliest, latest or error, not {self.offset_reset!r}"
             )
-        if not 0 <= self.hold_ms <= 60_000:
-            raise ConfigurationError(f"hold_ms is 0 to 60,000, not {self.hold_ms}")
-        if not 1 <= self.record_count_max <= 32_768:
-            raise ConfigurationError(
-                f"record_count_max is 1 to 32,768, not {self.record_count_max}"
-            )
-        if not 1 <= self.size_max_bytes <= 16 << 20:
-            raise ConfigurationError(f"size_max_bytes is 1 to 16 MiB, not {self.size_max_bytes}")
+        check_count("hold_ms", self.hold_ms, 0, 60_000)
+        check_count("pull_record_count_max", self.record_count_max, 1, 32_768)
+        check_count("pull_size_max_bytes", self.size_max_bytes, 1, 16 << 20)
 
 
 class Ticket(NamedTuple):
@@ -179,8 +175,7 @@ class PullState:
 
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
         """The next message handed out is the one at this offset."""
-        if queue_offset < 0:
-            raise ConfigurationError(f"an offset is 0 or more, not {queue_offset}")
+        check_count("queue_offset", queue_offset, 0)
         state = self._state(queue)
         self._drop_answers(queue, state)
         state.position = state.pull_offset = state.safe_position = queue_offset

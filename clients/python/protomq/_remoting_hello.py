@@ -7,7 +7,13 @@ from __future__ import annotations
 
 from typing import Final
 
-from .errors import ConfigurationError, ConnectFailedError, ProtomqError, error_from_status
+from .errors import (
+    ConfigurationError,
+    ConnectFailedError,
+    ProtomqError,
+    WrongTypeError,
+    error_from_status,
+)
 from .wire.frames import (
     FLAG_ANSWER,
     HEADER,
@@ -31,15 +37,26 @@ class ForeignProtocolError(ConnectFailedError):
 
 def split_address(address: str) -> tuple[str, int]:
     """Host and port of "host:port" or "[v6]:port"; raises ConfigurationError."""
-    host, colon, port = address.strip().rpartition(":")
+    if not isinstance(address, str):
+        raise WrongTypeError(f"an address is a str of the form host:port, not {address!r}")
+    scheme, is_url, rest = address.strip().partition("://")
+    if is_url:
+        raise ConfigurationError(
+            f"an address has the form host:port, without {scheme}://: write {rest.partition('/')[0]!r}"
+        )
+    host, _, port = address.strip().rpartition(":")
+    in_brackets = host.startswith("[") and host.endswith("]")
+    bare = host[1:-1] if in_brackets else host
+    # The limits of DNS: what is beyond them ends in an error of Python's own in the middle of a connect.
+    labels = bare.removesuffix(".").split(".")
     if (
-        not colon
-        or not host
-        or not (port.isascii() and port.isdigit())
-        or not 0 < int(port) < 65536
+        any(not 0 < len(label) < 64 for label in labels)
+        or any(character.isspace() or character in "/@?#[]" for character in bare)
+        or (":" in bare and not in_brackets)
+        or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536)
     ):
         raise ConfigurationError(f"an address has the form host:port, this is {address!r}")
-    return host.strip("[]"), int(port)
+    return bare, int(port)
 
 
 def encode_hello(lane: int, client_id: str) -> bytes:

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from .errors import ConfigurationError, ConnectFailedError, ConnectionLostError, ProtomqError
+from ._checks import check_count
+from .errors import ConnectFailedError, ConnectionLostError, ProtomqError
 
 ATTEMPT_TIMEOUT_MIN_S: Final = 0.5
 """An attempt is not cut shorter than this, except by the total time-out."""
@@ -44,8 +45,7 @@ class RetryPolicy:
     retry_another_broker: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.retries <= 16:
-            raise ConfigurationError(f"retries must be 0 to 16, not {self.retries}")
+        check_count("retries", self.retries, 0, 16)
 
 
 class NextStep(Enum):

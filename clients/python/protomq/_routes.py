@@ -25,7 +25,14 @@ from typing import TYPE_CHECKING, Final
 from . import _methods
 from ._remoting_hello import split_address
 from ._types import BrokerAddress, MessageQueue, MethodInfo, Permission, Route
-from .errors import ConfigurationError, NoRouteError, NotFoundError, ProtocolError, ProtomqError
+from .errors import (
+    ConfigurationError,
+    NoRouteError,
+    NotFoundError,
+    ProtocolError,
+    ProtomqError,
+    WrongTypeError,
+)
 
 if TYPE_CHECKING:
     from ._transport import SyncTransport
@@ -56,6 +63,8 @@ class NameServerList:
         if namesrv is None:
             namesrv = os.environ.get(NAMESRV_ADDR_VARIABLE, "").strip() or NAMESRV_ADDR_DEFAULT
         self.url = ""
+        self.trouble = ""
+        """Why the URL could not be read last; empty: it could, or there is none."""
         self._servers: tuple[BrokerAddress, ...] = ()
         self._read_at_s = float("-inf")
         self._preferred = 0
@@ -72,6 +81,7 @@ class NameServerList:
 
     def read_url(self, timeout_s: float, now_s: float) -> None:
         """Reads the URL; a failure keeps what was known. Blocks."""
+        import http.client
         import urllib.request
 
         # The next attempt after a failure comes soon, but not with every call.
@@ -80,9 +90,11 @@ class NameServerList:
             with urllib.request.urlopen(self.url, timeout=timeout_s) as answer:
                 text = answer.read(_URL_ANSWER_SIZE_MAX).decode()
             addresses = parse_addresses(text)
-        except (OSError, ValueError) as error:
-            logger.warning("cannot read the name server addresses from %s: %s", self.url, error)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            self.trouble = f"the list of name servers cannot be read from {self.url}: {error!r}"
+            logger.warning("%s", self.trouble)
             return
+        self.trouble = ""
         self._read_at_s = now_s
         if set(addresses) != {server.grpc_address for server in self._servers}:
             self._replace(addresses)
@@ -108,11 +120,12 @@ class NameServerList:
 
 def parse_addresses(text: str | Sequence[str]) -> list[str]:
     """host:port addresses, separated by semicolons, commas or white space, or a sequence of them."""
-    parts = (
-        text.replace(";", " ").replace(",", " ").split()
-        if isinstance(text, str)
-        else [part.strip() for part in text]
-    )
+    if isinstance(text, str):
+        parts = text.replace(";", " ").replace(",", " ").split()
+    elif isinstance(text, list | tuple):
+        parts = [part.strip() if isinstance(part, str) else part for part in text]
+    else:
+        raise WrongTypeError(f"namesrv is a str or a list of str, host:port each, not {text!r}")
     for part in parts:
         split_address(part)
     if not parts:
@@ -287,6 +300,11 @@ def outcome_of_failures(errors: Sequence[ProtomqError], names: NameServerList) -
         if isinstance(error, NotFoundError):
             return error
     where = names.url or ", ".join(server.grpc_address for server in names.in_order())
+    if not errors and names.trouble:
+        return NoRouteError(
+            f"{names.trouble}; a URL names a list of addresses, a name server itself is written host:port",
+            metadata={"namesrv": where},
+        )
     why = "; ".join(str(error) for error in errors) or "the list of addresses is empty"
     return NoRouteError(
         f"no name server answers ({where}): {why}", metadata={"namesrv": where}

@@ -21,6 +21,7 @@ from ._batching import (
     make_front,
     refuse_large_body,
 )
+from ._checks import check_queue, check_texts, check_topic
 from ._compression import compress_body, make_compressor
 from ._fault_tolerance import LatencyFaultTolerance
 from ._outgoing import BatchResult, OutgoingMessage, SendResult, SendStatus, Stored
@@ -30,7 +31,13 @@ from ._selectors import RoundRobin, sharded_index
 from ._sequence import SequenceSource
 from ._transport import TransportOptions
 from ._types import BrokerAddress, MessageQueue, Route
-from .errors import ConfigurationError, NoRouteError, ProtocolError, ProtomqError
+from .errors import (
+    ConfigurationError,
+    NoRouteError,
+    ProtocolError,
+    ProtomqError,
+    WrongTypeError,
+)
 from .wire.record import BODY_SIZE_MAX_BYTES
 
 if TYPE_CHECKING:
@@ -151,10 +158,7 @@ class SendCore:
         self.fault_tolerance = LatencyFaultTolerance() if options.fault_tolerance else None
         self.round_robin = RoundRobin()
         self.rng = random.Random()
-        try:
-            self.sequences = SequenceSource(options.producer_id, options.producer_epoch)
-        except ValueError as error:
-            raise ConfigurationError(str(error)) from None
+        self.sequences = SequenceSource(options.producer_id, options.producer_epoch)
         # The lowest body size at which something is to be done with a body.
         self._plain_size_max = (
             options.compress_over_bytes
@@ -180,7 +184,7 @@ class SendCore:
         properties: Mapping[str, str] | None = None,
         sharding_key: str | None = None,
     ) -> PreparedRecord:
-        """Checks and compresses a message. Raises ConfigurationError or MessageTooLargeError."""
+        """Checks and compresses a message. Raises WrongTypeError or MessageTooLargeError."""
         if type(body) is not bytes:
             body = check_body(body)
         flags = 0
@@ -188,7 +192,18 @@ class SendCore:
             body, flags = compress_body(self.compressor, body)
             if len(body) > BODY_SIZE_MAX_BYTES:
                 raise refuse_large_body(len(body))
-        if key or keys or tag or properties or sharding_key or self.options.born_host:
+        # Not `if key`: a key 0 or a tag None must be refused like a key 5.
+        if (
+            key is not None
+            or tag != ""
+            or keys
+            or properties
+            or sharding_key is not None
+            or self.options.born_host
+        ):
+            plain = (key is None or type(key) is str) and type(tag) is str
+            if not plain or keys or properties or sharding_key is not None:
+                check_texts(key, keys, tag, properties, sharding_key)
             first_key, front, more_flags = make_front(
                 key, keys, tag, properties, sharding_key, self.options.born_host
             )
@@ -203,6 +218,7 @@ class SendCore:
         tags: str | Sequence[str],
     ) -> list[PreparedRecord]:
         """`prepare` for a batch. `keys` and `tags` go with bodies; an OutgoingMessage has its own."""
+        check_topic(topic)
         self._check_counts(len(messages), keys, tags)
         if (
             keys is None
@@ -274,6 +290,8 @@ class SendCore:
     def _check_counts(
         self, count: int, keys: Sequence[str | None] | None, tags: str | Sequence[str]
     ) -> None:
+        if isinstance(keys, str):
+            raise WrongTypeError(f"keys is a list with a key for each message, not {keys!r}")
         if (keys is not None and len(keys) != count) or (
             not isinstance(tags, str) and len(tags) != count
         ):
@@ -309,6 +327,7 @@ class SendCore:
     ) -> MessageQueue | None:
         """The queue that a message asks for by itself, its selector or its sharding key; None: any."""
         if message.queue is not None:
+            check_queue(route.topic, message.queue)
             return message.queue
         if selector is None and message.sharding_key is None:
             return None
@@ -339,6 +358,7 @@ class SendCore:
 
         `queue` and `sharding_key` are those of the batch; a message's own go first.
         """
+        check_queue(route.topic, queue)
         if queue is None and sharding_key is not None:
             queue = self.target_queue(
                 route, OutgoingMessage(route.topic, b"", sharding_key=sharding_key), None
@@ -461,7 +481,9 @@ def as_message(
 ) -> OutgoingMessage:
     """The arguments of a send as a message."""
     if isinstance(topic, OutgoingMessage):
+        check_topic(topic.topic)
         return topic
+    check_topic(topic)
     return OutgoingMessage(topic, body, key, keys, tag, properties, sharding_key, queue)
 
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 import secrets
 import threading
 
+from ._checks import check_count
+
 
 def random_producer_id() -> int:
     """A random number in [1, 2**64)."""
@@ -25,10 +27,9 @@ class SequenceSource:
     __slots__ = ("_lock", "_next", "producer_epoch", "producer_id")
 
     def __init__(self, producer_id: int | None = None, producer_epoch: int = 0) -> None:
-        if producer_id is not None and not 0 < producer_id < 1 << 64:
-            raise ValueError(f"producer_id must be in [1, 2**64), not {producer_id}")
-        if not 0 <= producer_epoch < 1 << 32:
-            raise ValueError(f"producer_epoch must be in [0, 2**32), not {producer_epoch}")
+        if producer_id is not None:
+            check_count("producer_id", producer_id, 1, (1 << 64) - 1)
+        check_count("producer_epoch", producer_epoch, 0, (1 << 32) - 1)
         self.producer_id = random_producer_id() if producer_id is None else producer_id
         self.producer_epoch = producer_epoch
         self._next = 0

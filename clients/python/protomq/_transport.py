@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
 from . import _forks
+from ._checks import check_count, check_seconds
 from ._remoting_hello import ForeignProtocolError
 from ._remoting_sync import ConnectionPool, PipelinedConnection, probe
 from ._types import PEER_TIMEOUT_S, BrokerAddress, MethodInfo
@@ -62,11 +63,9 @@ class TransportOptions:
             raise ConfigurationError(
                 f'transport is "auto", "remoting" or "grpc", not {self.transport!r}'
             )
-        if self.connect_timeout_s <= 0:
-            raise ConfigurationError(
-                f"connect_timeout_s must be above 0, it is {self.connect_timeout_s}"
-            )
-        if self.peer_timeout_s < 3:
+        check_seconds("connect_timeout_s", self.connect_timeout_s)
+        check_count("connections_idle_max", self.connections_idle_max, 0)
+        if check_seconds("peer_timeout_s", self.peer_timeout_s) < 3:
             raise ConfigurationError(
                 f"peer_timeout_s must be at least 3, it is {self.peer_timeout_s}"
             )

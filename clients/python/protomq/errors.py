@@ -3,6 +3,7 @@
     ProtomqError
     ├── ClientError                     nothing was asked of a server
     │   ├── ConfigurationError          a wrong argument or setting (also a ValueError)
+    │   │   └── WrongTypeError          an argument of the wrong type (also a TypeError)
     │   ├── ClosedError                 the producer, consumer or transport is closed
     │   ├── OffsetIllegalError          a consumer's position is outside its queue, and its `offset_reset` is "error"
     │   ├── NoRouteError                no name server answers and no route is known, or the topic has no queue that fits
@@ -63,6 +64,7 @@ __all__ = [
     "ProtomqError",
     "ClientError",
     "ConfigurationError",
+    "WrongTypeError",
     "ClosedError",
     "OffsetIllegalError",
     "NoRouteError",
@@ -161,6 +163,10 @@ class ConfigurationError(ClientError, ValueError):
 
     reason = "CONFIGURATION"
     code = _INVALID_ARGUMENT
+
+
+class WrongTypeError(ConfigurationError, TypeError):
+    """An argument of the wrong type; the message says what to pass."""
 
 
 class ClosedError(ClientError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from typing import Any
 
 import pytest
@@ -181,3 +183,25 @@ def test_permissions_and_slaves_decide_what_is_written_and_read() -> None:
     assert {queue.broker_name for queue in found.read_queues} == {"a", "b", "c"}
     assert found.brokers["a"].grpc_address == "a0:1"
     assert found.brokers["c"].grpc_address == "c2:1"
+
+
+def test_a_url_that_is_no_list_is_said_with_what_to_write() -> None:
+    # A name server that is written as a URL: it answers, but not in HTTP.
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+
+        def answer() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                peer.recv(1024)
+                peer.sendall(b"\0\0\0\x04nope\r\n\r\n")
+
+        answering = threading.Thread(target=answer)
+        answering.start()
+        names = NameServerList(f"http://127.0.0.1:{port}")
+        names.read_url(10.0, 0.0)
+        answering.join()
+    error = outcome_of_failures([], names)
+    assert isinstance(error, NoRouteError)
+    assert f"cannot be read from http://127.0.0.1:{port}" in str(error)
+    assert "a name server itself is written host:port" in str(error)
