@@ -7,6 +7,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any, Final, Self
@@ -47,6 +48,16 @@ _SENT_COLUMNS: Final = {
 _BATCH_COUNT: Final = 512
 _PULLED_DEFAULT: Final = 32
 """RocketMQ's maxNums."""
+
+
+class CompressionName(StrEnum):
+    """How bodies over 4 KiB travel and are stored."""
+
+    ZLIB = "zlib"
+    ZSTD = "zstd"
+    LZ4 = "lz4"
+    NONE = "none"
+
 
 Keys = Annotated[
     list[str] | None,
@@ -117,6 +128,12 @@ def send(
     count: Annotated[
         int, typer.Option("--count", "-c", parser=count_option, metavar="N", help="Send it so many times.")
     ] = 1,
+    compression: Annotated[
+        CompressionName,
+        typer.Option(
+            "--compression", "-z", help="Of bodies over 4 KiB. Every consumer reads zlib; zstd and lz4 must be installed there."
+        ),
+    ] = CompressionName.ZLIB,
     quiet: Annotated[bool, typer.Option("--quiet", "-Q", help="Print nothing.")] = False,
     namesrv: Namesrv = None,
     output: Output = OutputFormat.TABLE,
@@ -150,9 +167,15 @@ def send(
     if queue is not None:
         chosen = _choose_queue(namesrv, timeout, topic, queue, broker)
     with (
-        open_producer(namesrv, send_timeout_s=timeout) as producer,
+        open_producer(namesrv, send_timeout_s=timeout, compression=compression.value) as producer,
         RowStream(_SENT_COLUMNS, output, io.StringIO() if quiet else None) as stream,
     ):
+        if producer.compression != compression:
+            raise CliError(
+                ExitCode.USAGE,
+                "NOT_INSTALLED",
+                f'{compression} is not installed here; pip install "protomq[compression]", or leave --compression out',
+            )
         for batch in _in_batches(_contents(body, file, key_separator, count)):
             messages = [message(*content) for content in batch]
             try:

@@ -17,11 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
+import grpc
 import pytest
 import yaml
 
 from protomq import Producer
 from protomq.testing import Broker
+from protomq.v1.pull_service_pb2 import PullRequest
+from protomq.v1.pull_service_pb2_grpc import PullServiceStub
 from protomq_cli.main import main
 
 PROTOMQ = [sys.executable, "-m", "protomq_cli.main"]
@@ -253,6 +256,21 @@ def test_a_file_becomes_one_message(cli: Cli, protomq_topic: str, tmp_path: Path
     assert row["body_base64"] == "/wAK"
     assert "body" not in row
     cli("send", protomq_topic, "--file", str(tmp_path / "none"), code=4)
+
+
+def test_a_large_body_is_compressed_so_that_every_client_can_read_it(
+    cli: Cli, protomq_server: Broker, protomq_topic: str
+) -> None:
+    for codec, flag in (("", 1), ("none", 0), ("zstd", 3)):
+        chosen = ["--compression", codec] if codec else []
+        cli("send", protomq_topic, "x" * 5000, "-q", "0", *chosen)
+        with grpc.insecure_channel(protomq_server.grpc_address) as channel:
+            pulled = PullServiceStub(channel).Pull(PullRequest(topic=protomq_topic), timeout=10)
+        assert pulled.records[-1].flags & 7 == flag
+    assert cli("pull", protomq_topic, "-f", "%v").stdout == "x" * 15_000
+    with mock.patch("protomq._compression.lz4_module", return_value=None):
+        refused = cli("send", protomq_topic, "x", "--compression", "lz4", code=2)
+    assert "lz4 is not installed here" in refused.stderr
 
 
 @pytest.mark.parametrize(

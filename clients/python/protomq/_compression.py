@@ -3,7 +3,8 @@
 Rules:
 - A body is compressed when it is larger than the threshold (4 KiB, as RocketMQ's compressMsgBodyOverHowmuch) and when that makes
   it smaller; else it travels as it is. Bits 0-2 of the record's `flags` say which it was.
-- zlib is in every Python; zstd and lz4 come with `pip install "protomq[compression]"`. A producer that wants a codec that is not
+- zlib is the default: every Python and every other language has it, so that any consumer can read what any producer sent.
+- zstd and lz4 come with `pip install "protomq[compression]"`, at the consumers too. A producer that wants a codec that is not
   installed uses zlib, logs that, and shows it in its `compression` attribute; messages stay readable by everybody.
 - Decompression never produces more than the caller allows: 1 MiB of zeros fits in 1 KiB, and the sender chooses what we unpack.
 """

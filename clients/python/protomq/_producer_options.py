@@ -27,7 +27,8 @@ class ProducerOptions:
     - `group`: name of the producer group, which the servers' operators see.
     - `send_timeout_s`: seconds that a send may take, all attempts together.
     - `retries`: attempts after the first, 0 to 16. `retry_another_broker`: they may go to another broker, if the queue is open.
-    - `compression`: "auto" (zstd where installed, else zlib), "zstd", "lz4", "zlib" or "none".
+    - `compression`: "zlib", which every consumer can read in any language; "zstd" and "lz4" are faster, but only for consumers
+      that have them installed; "auto" (zstd where it is installed here, else zlib) or "none".
     - `compression_level`: None for the codec's own.
     - `compress_over_bytes`: larger bodies are compressed.
     - `fault_tolerance`: leave slow and failing brokers alone for a while.
@@ -44,7 +45,7 @@ class ProducerOptions:
     send_timeout_s: float = SEND_TIMEOUT_S
     retries: int = 2
     retry_another_broker: bool = True
-    compression: CompressionName = "auto"
+    compression: CompressionName = "zlib"
     compression_level: int | None = None
     compress_over_bytes: int = COMPRESS_OVER_BYTES
     fault_tolerance: bool = False

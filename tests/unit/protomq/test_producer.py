@@ -112,8 +112,9 @@ def test_large_bodies_are_compressed_and_small_ones_not(
     producer.send("T", bytes(4097))
     producer.send("T", bytes(4096))
     flags = [call.request.records[0].flags for call in cluster.calls]
-    assert flags == [3, 0]
-    assert producer.compression == "zstd"
+    # zlib though zstd is installed here: nobody knows what the consumers have.
+    assert flags == [1, 0]
+    assert producer.compression == "zlib"
 
 
 def test_limits_and_types_are_checked_before_anything_is_sent(cluster: FakeCluster) -> None:
