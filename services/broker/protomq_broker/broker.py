@@ -72,7 +72,12 @@ class Broker:
         self.name = config.broker_name or socket.gethostname()
         self._clock = clock
         self._name_servers = tuple(name_servers)
-        self.store = Store.open(Path(config.data_dir), config.store, clock=clock)
+        self.store = Store.open(
+            Path(config.data_dir),
+            config.store,
+            clock=clock,
+            queues_default=config.default_queues,
+        )
         self._send = SendService(self.store, config, clock)
         self._pull = PullService(self.store, config)
         self._consumer = ConsumerService(self.store)

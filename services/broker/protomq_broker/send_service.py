@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from .config import BrokerConfig
     from .store.store import Store, StoredPlace
+    from .store.topics import TopicConfig
 
 SEND_OK = SendStatus.SEND_STATUS_SEND_OK
 FLUSH_DISK_TIMEOUT = SendStatus.SEND_STATUS_FLUSH_DISK_TIMEOUT
@@ -44,6 +45,8 @@ class _Pending(NamedTuple):
     request: AppendRequest
     identified_here: bool
     wait_store_ok: bool
+    new_topic: TopicConfig | None
+    """Made when the send is stored: one that is refused leaves no topic behind."""
 
 
 class _Waiter(NamedTuple):
@@ -122,7 +125,7 @@ class SendService:
 
     def _read(self, call: Call) -> _Pending:
         header = parse_send_header(call.payload)
-        topic = writable_topic(self._store, self._config, header.topic)
+        topic, exists = writable_topic(self._store, self._config, header.topic)
         if header.HasField("queue_id"):
             queue_id = header.queue_id
             if not 0 <= queue_id < topic.write_queues:
@@ -137,15 +140,25 @@ class SendService:
                     },
                 )
         else:
-            turn = self._next_queue.get(topic.name)
-            if turn is None:
-                turn = self._next_queue[topic.name] = itertools.count()
-            queue_id = next(turn) % topic.write_queues
+            queue_id = self._turn_of(topic) if exists else 0
         region, identified_here = read_records(
             call.payload, header, now_ms=self._clock.now_ms(), identify=self._identify
         )
         wait_store_ok = header.wait_store_ok if header.HasField("wait_store_ok") else True
-        return _Pending(call, AppendRequest(region, queue_id), identified_here, wait_store_ok)
+        return _Pending(
+            call,
+            AppendRequest(region, queue_id),
+            identified_here,
+            wait_store_ok,
+            None if exists else topic,
+        )
+
+    def _turn_of(self, topic: TopicConfig) -> int:
+        """The next queue for messages that leave it to the broker."""
+        turn = self._next_queue.get(topic.name)
+        if turn is None:
+            turn = self._next_queue[topic.name] = itertools.count()
+        return next(turn) % topic.write_queues
 
     def _identify(self, count: int) -> ProducerIdentity:
         first = self._next_sequence
@@ -175,6 +188,9 @@ class SendService:
                 order.call.fail(failure)
             return
         for order in pending:
+            if order.new_topic is not None:
+                self._store.topics.add(order.new_topic)
+                self._next_queue.setdefault(order.new_topic.name, itertools.count(1))
             request = order.request
             region = request.region
             response = SendResponse(

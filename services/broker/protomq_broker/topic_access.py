@@ -13,19 +13,21 @@ if TYPE_CHECKING:
     from .store.store import Store
 
 
-def writable_topic(store: Store, config: BrokerConfig, name: str) -> TopicConfig:
-    """The topic if clients may send to it; created if it does not exist and the broker creates topics. Raises ServiceError."""
+def writable_topic(store: Store, config: BrokerConfig, name: str) -> tuple[TopicConfig, bool]:
+    """The topic if clients may send to it, and whether it is there: if not, it is to be made once a message for it is stored.
+
+    Raises ServiceError, also for a topic that is not there if the broker creates none.
+    """
     topic = store.topics.find(name)
     if topic is None:
         check_topic_name(name)
         if not config.auto_create_topics:
             raise topic_not_found(name)
-        topic = store.topics.create(
-            TopicConfig(name, write_queues=config.default_queues, read_queues=config.default_queues)
-        )
+        queues = config.default_queues
+        return TopicConfig(name, write_queues=queues, read_queues=queues), False
     if not topic.writable:
         raise not_permitted(name, "written")
-    return topic
+    return topic, True
 
 
 def readable_topic(store: Store, name: str) -> TopicConfig:

@@ -167,14 +167,22 @@ def rebuild_queues(
     queues.forget_deleted(deleted)
 
 
-def restore_topics(topics: TopicTable, queues: ConsumeQueueTable) -> None:
-    """A lost list of topics comes back from the queues."""
-    if not topics.was_lost:
-        return
-    found = topics.restore({topic: max(queues.queues_of(topic)) + 1 for topic in queues.topics()})
+def restore_topics(topics: TopicTable, queues: ConsumeQueueTable, queues_default: int) -> None:
+    """Topics that the log has and the file has not come back from their queues: all if the file was lost, else those whose first
+    message had come just before the process or the power went.
+    """
+    was_lost = topics.was_lost
+    counts = {
+        topic: max(queues.queues_of(topic)) + 1
+        for topic in queues.topics()
+        if topics.find(topic) is None
+    }
+    found = topics.restore(counts, queues_default)
     if found:
         log.warning(
-            "config/topics.json was lost: %d topics are restored from their queues", len(found)
+            "config/topics.json %s: %d topics are restored from their queues",
+            "was lost" if was_lost else "was behind the log",
+            len(found),
         )
 
 

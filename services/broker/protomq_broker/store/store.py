@@ -62,7 +62,7 @@ from .repeated_sends import RepeatedSends
 from .scrub import Scrubber
 from .segment import SegmentFolder
 from .selection import NO_TAGS
-from .topics import TopicTable
+from .topics import QUEUES_DEFAULT, TopicTable
 
 __all__ = ["QueueKey", "Store", "StoredPlace", "TopicCounters"]
 
@@ -88,8 +88,11 @@ class Store:
         clock: Clock,
         disk: Disk | None = None,
         background: bool = True,
+        queues_default: int = QUEUES_DEFAULT,
     ) -> Store:
         """Takes the lock, recovers, and starts the background threads (`background`: without them the caller flushes).
+
+        `queues_default`: queues of a topic of which only the log tells, at least.
 
         Raises StoreLockedError, StoreSettingsError, CorruptLogError, OSError; then everything is closed again.
         """
@@ -99,7 +102,7 @@ class Store:
         make_folders(disk, root)
         lock = StoreLock(disk, root)
         try:
-            return cls(root, config, clock, disk, lock, background)
+            return cls(root, config, clock, disk, lock, background, queues_default)
         except BaseException:
             lock.release()
             raise
@@ -112,6 +115,7 @@ class Store:
         disk: Disk,
         lock: StoreLock,
         background: bool,
+        queues_default: int,
     ) -> None:
         self.root = root
         self.config = config
@@ -164,7 +168,7 @@ class Store:
             lambda: self.readable_position,
             recovered.damaged,
         )
-        restore_topics(self.topics, self._queues)
+        restore_topics(self.topics, self._queues, queues_default)
         offsets_path = f"{root}/config/consumerOffsets.json"
         self.offsets = ConsumerOffsets(disk, offsets_path)
         restored_from = 0 if read_json(disk, offsets_path) is None else self._replayed_from
@@ -227,7 +231,7 @@ class Store:
             "protomq-flush", config.flush_interval_ms, self._flush_turn, self._crashed
         )
         self._keep_thread = BackgroundThread(
-            "protomq-housekeeping", config.flush_interval_ms, self._keeper.turn, self._crashed
+            "protomq-housekeeping", config.flush_interval_ms, self._keep_turn, self._crashed
         )
         self._queues.watch_damage(self._keep_thread.wake)
         if background:
@@ -465,6 +469,7 @@ class Store:
         tail = self._tail
         if self._flusher.flush() < tail.position or self._is_checkpoint_spoilt:
             return
+        self.topics.save()
         self.offsets.flush()
         try:
             for derived in self._derived:
@@ -631,6 +636,13 @@ class Store:
 
     def _flush_turn(self) -> None:
         self._flusher.flush()
+
+    def _keep_turn(self) -> None:
+        try:
+            self.topics.save()
+        except OSError as error:
+            log.warning("config/topics.json could not be written, tried again soon: %s", error)
+        self._keeper.turn()
 
     def _crashed(self, error: BaseException) -> None:
         self._log.fail(f"a background thread of the store has ended: {error!r}")

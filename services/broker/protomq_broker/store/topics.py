@@ -4,7 +4,8 @@
                           "deleted": {"<name>": position, …}}
 
 Rules:
-- A change is on the disk before it is visible; if the disk refuses it, nothing has changed.
+- A change is on the disk before it is visible; if the disk refuses it, nothing has changed. But a topic that is made by its first message
+  (`add`) is visible at once and in the file half a second later (`save`): its message names it, so that a start finds it in the log.
 - Readers see an immutable snapshot and take no lock.
 - Of a deleted topic the file keeps where the log ended then: what the log has of that name in front of it belongs to nobody, not even to
   a topic of the same name that was made since. A recovery needs to know that.
@@ -119,7 +120,7 @@ class TopicTable:
 
     Attributes:
         on_change: called after each change, on the thread that made it.
-        was_lost: there was no file, or none that could be read: call `restore` with what the consume queues tell.
+        was_lost: there was no file, or none that could be read.
     """
 
     def __init__(self, disk: Disk, path: str, now_ms: Callable[[], int]) -> None:
@@ -127,7 +128,9 @@ class TopicTable:
         self._disk = disk
         self._path = path
         self._now_ms = now_ms
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # of the file: held while the disk is waited for
+        self._publishing = threading.Lock()  # of what is in memory: never held over a write
+        self._is_behind = False  # the file lacks topics that were added
         self._lines: dict[
             str, str
         ] = {}  # each topic as it stands in the file, so that a change encodes one topic only
@@ -161,6 +164,22 @@ class TopicTable:
             self._change([topic], ())
         self.on_change()
         return topic
+
+    def add(self, topic: TopicConfig) -> None:
+        """Adds a topic, if there is none of that name, without waiting for the disk; the log has a message that names it."""
+        require_topic_name(topic.name)
+        with self._publishing:
+            if topic.name in self._by_name:
+                return
+            self._publish([topic], ())
+            self._is_behind = True
+        self.on_change()
+
+    def save(self) -> None:
+        """Writes down what was added since the last change. Raises OSError; then the next call tries again."""
+        if self._is_behind:
+            with self._lock:
+                self._write([], (), self._deleted)
 
     def put(self, topics: Sequence[TopicConfig]) -> None:
         """Adds topics or gives them another configuration, all or none; one write, however many. Raises InvalidNameError, OSError."""
@@ -200,8 +219,10 @@ class TopicTable:
                 name: position for name, position in self._deleted.items() if position > log_start
             }
 
-    def restore(self, queue_counts: Mapping[str, int]) -> list[TopicConfig]:
-        """After the file was lost: makes the topics that the consume queues tell of, with as many queues as were ever used, the
+    def restore(
+        self, queue_counts: Mapping[str, int], queues_default: int = QUEUES_DEFAULT
+    ) -> list[TopicConfig]:
+        """Makes the topics that the consume queues tell of and the file does not, with as many queues as were ever used, the
         default at least; the result are those that were made. Names that no client could have chosen are left out.
         """
         found = []
@@ -212,7 +233,7 @@ class TopicTable:
                 or name in self._by_name
             ):
                 continue
-            queues = min(max(count, QUEUES_DEFAULT), QUEUES_MAX)
+            queues = min(max(count, queues_default), QUEUES_MAX)
             found.append(TopicConfig(name, write_queues=queues, read_queues=queues))
         if found:
             with self._lock:
@@ -228,23 +249,52 @@ class TopicTable:
         deleted: Mapping[str, int] | None = None,
     ) -> None:
         deleted = self._deleted if deleted is None else dict(deleted)
+        put, removed = list(put), list(removed)
+        self._write(put, removed, deleted)
+        self._deleted = deleted
+        with self._publishing:
+            self._publish(put, removed)
+
+    def _write(
+        self,
+        put: Sequence[TopicConfig],
+        removed: Iterable[str],
+        deleted: Mapping[str, int],
+    ) -> None:
+        """Writes the file as it is with this change, which is not visible yet."""
+        with self._publishing:
+            lines, version = dict(self._lines), self._snapshot.version
+            was_behind, self._is_behind = self._is_behind, False
+        if put or removed:
+            version = self._next_version(version)
+        lines.update((topic.name, _encode(topic)) for topic in put)
+        for name in removed:
+            del lines[name]
+        head = json.dumps(version._asdict(), sort_keys=True)
+        body = ",\n".join(map(lines.__getitem__, sorted(lines)))
+        gone = f',\n"deleted": {json.dumps(deleted, sort_keys=True)}' if deleted else ""
+        content = f'{{"version": {head},\n"topics": [\n{body}\n]{gone}}}\n'
+        try:
+            write_file_atomically(self._disk, self._path, content.encode())
+        except BaseException:
+            self._is_behind |= was_behind
+            raise
+
+    def _publish(self, put: Iterable[TopicConfig], removed: Iterable[str]) -> None:
+        """Makes a change visible. The caller holds `_publishing`."""
         by_name, lines = dict(self._by_name), dict(self._lines)
         for topic in put:
             by_name[topic.name] = topic
             lines[topic.name] = _encode(topic)
         for name in removed:
             del by_name[name], lines[name]
-        old = self._snapshot.version
-        version = TopicsVersion(max(self._now_ms(), old.time_ms), old.counter + 1)
-        head = json.dumps(version._asdict(), sort_keys=True)
-        body = ",\n".join(map(lines.__getitem__, sorted(lines)))
-        gone = f',\n"deleted": {json.dumps(deleted, sort_keys=True)}' if deleted else ""
-        content = f'{{"version": {head},\n"topics": [\n{body}\n]{gone}}}\n'
-        write_file_atomically(self._disk, self._path, content.encode())
-        self._deleted = deleted
         self._lines = lines
+        version = self._next_version(self._snapshot.version)
         self._snapshot = TopicsSnapshot(version, MappingProxyType(by_name))
         self._by_name = by_name
+
+    def _next_version(self, old: TopicsVersion) -> TopicsVersion:
+        return TopicsVersion(max(self._now_ms(), old.time_ms), old.counter + 1)
 
 
 def _encode(topic: TopicConfig) -> str:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from protomq.testing.simdisk import SimDisk
+from protomq.testing.simdisk import Fault, Operation, SimDisk
 from protomq_broker.store.topics import (
     InvalidNameError,
     TopicConfig,
@@ -207,3 +207,52 @@ def test_many_topics_are_one_change() -> None:
     with pytest.raises(InvalidNameError):
         table.put([TopicConfig("good"), TopicConfig("not good")])
     assert table.find("good") is None
+
+
+def test_an_added_topic_is_there_at_once_and_in_the_file_when_it_is_saved():
+    disk = SimDisk()
+    table = make_table(disk)
+    table.add(TopicConfig("a", 3, 3))
+    assert table.find("a") == TopicConfig("a", 3, 3)
+    assert make_table(disk).all() == []
+    table.save()
+    again = make_table(disk)
+    assert again.all() == [TopicConfig("a", 3, 3)]
+    assert again.snapshot().version == table.snapshot().version
+
+
+def test_any_change_takes_what_was_added_along():
+    disk = SimDisk()
+    table = make_table(disk)
+    table.add(TopicConfig("a"))
+    table.create(TopicConfig("b"))
+    assert [topic.name for topic in make_table(disk).all()] == ["a", "b"]
+    written = disk.operations
+    table.save()
+    assert disk.operations == written
+
+
+def test_a_save_that_fails_is_made_up_for():
+    disk = SimDisk()
+    table = make_table(disk)
+    table.add(TopicConfig("a"))
+    disk.fail_at(1, Fault.EIO)
+    with pytest.raises(OSError):
+        table.save()
+    table.save()
+    assert make_table(disk).all() == [TopicConfig("a")]
+
+
+def test_a_topic_added_while_another_is_being_written_stays():
+    disk = SimDisk()
+    table = make_table(disk)
+
+    def add(operation: Operation) -> None:
+        disk.plan = None
+        table.add(TopicConfig("added"))
+
+    disk.plan = add
+    table.create(TopicConfig("created"))
+    assert [topic.name for topic in table.all()] == ["added", "created"]
+    table.save()
+    assert [topic.name for topic in make_table(disk).all()] == ["added", "created"]

@@ -1,0 +1,152 @@
+"""SendService over a store on a simulated disk, without lanes and sockets."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+
+from protomq.testing.simdisk import Fault, SimDisk
+from protomq.v1.record_pb2 import Record
+from protomq.v1.send_service_pb2 import SendRequest, SendResponse
+from protomq_broker.config import BrokerConfig
+from protomq_broker.send_service import SendService
+from protomq_broker.store.store import Store
+from protomq_runtime.errors import ServiceError
+
+from .store.log_helpers import ManualClock
+from .store.store_helpers import open_store, read_all
+
+
+class StubCall:
+    """A call whose outcome is kept: an answer or an error."""
+
+    def __init__(self, request: SendRequest) -> None:
+        self.payload = request.SerializeToString()
+        self.outcome: SendResponse | ServiceError | None = None
+
+    def answer(self, payload: bytes) -> None:
+        assert self.outcome is None
+        self.outcome = SendResponse.FromString(payload)
+
+    def fail(self, error: ServiceError) -> None:
+        assert self.outcome is None
+        self.outcome = error
+
+
+class Broker(NamedTuple):
+    """A SendService, its store and what is below."""
+
+    service: SendService
+    store: Store
+    disk: SimDisk
+    clock: ManualClock
+
+    def send(self, *requests: SendRequest) -> list[Any]:
+        """The outcomes of requests that arrive together."""
+        calls = [StubCall(request) for request in requests]
+        self.service.send(calls)  # type: ignore[arg-type]
+        return [call.outcome for call in calls]
+
+
+def make_broker(disk: SimDisk | None = None, **settings: Any) -> Broker:
+    disk, clock = disk or SimDisk(), ManualClock()
+    store = open_store(disk, clock=clock, segment=1 << 16)
+    return Broker(
+        SendService(store, BrokerConfig(**settings), clock),
+        store,
+        disk,
+        clock,
+    )
+
+
+def request(topic: str = "topic", body: bytes = b"body", **fields: Any) -> SendRequest:
+    return SendRequest(topic=topic, records=[Record(body=body)], **fields)
+
+
+def reason(outcome: SendResponse | ServiceError) -> str:
+    assert isinstance(outcome, ServiceError), outcome
+    return outcome.reason
+
+
+# Topics that are made by their first message.
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        SendRequest(topic="new"),
+        SendRequest(topic="new", records=[Record(body=b"x", topic="another")]),
+        SendRequest(topic="new", records=[Record(body=b"x")], queue_id=8),
+        SendRequest(topic="new", records=[Record(body=b"x", flags=1 << 20)]),
+    ],
+)
+def test_a_send_that_is_refused_makes_no_topic(refused: SendRequest):
+    broker = make_broker()
+    version = broker.store.topics.snapshot().version
+    assert isinstance(broker.send(refused)[0], ServiceError)
+    assert broker.store.topics.find("new") is None
+    assert broker.store.topics.snapshot().version == version
+
+
+def test_a_send_that_the_disk_has_no_room_for_makes_no_topic():
+    broker = make_broker()
+    broker.store._set_refusal("the disk is full")
+    assert reason(broker.send(request("new"))[0]) == "DISK_FULL"
+    assert broker.store.topics.find("new") is None
+
+
+def test_a_refused_send_beside_one_that_is_stored_is_refused_alone():
+    broker = make_broker()
+    refused, stored = broker.send(SendRequest(topic="one"), request("two"))
+    assert reason(refused) == "INVALID_ARGUMENT"
+    assert isinstance(stored, SendResponse)
+    assert [topic.name for topic in broker.store.topics.all()] == ["two"]
+
+
+def test_the_first_send_to_a_topic_waits_for_no_sync():
+    broker = make_broker()
+    seen = broker.disk.history = []
+    assert isinstance(broker.send(request("new"))[0], SendResponse)
+    assert {operation.name for operation in seen} <= {"pwrite", "pwritev"}
+    assert broker.store.topics.find("new") is not None
+
+
+def test_a_topic_whose_file_cannot_be_written_comes_back_from_the_log():
+    broker = make_broker(default_queues=3)
+    broker.disk.plan = lambda operation: Fault.EIO if "topics.json" in operation.path else None
+    assert isinstance(broker.send(request("new", queue_id=2))[0], SendResponse)
+    with pytest.raises(OSError):
+        broker.store.topics.save()
+    broker.disk.plan = None
+    again = open_store(broker.disk.killed(), segment=1 << 16)
+    assert [topic.name for topic in again.topics.all()] == ["new"]
+    assert read_all(again, "new", 2) == [(0, b"body")]
+    again.close()
+
+
+def test_a_topic_is_in_the_file_after_the_next_turn_of_housekeeping():
+    broker = make_broker(default_queues=3)
+    broker.send(request("new"))
+    broker.store._keep_turn()
+    assert b'"new"' in broker.disk.content("/s/config/topics.json")
+    again = open_store(broker.disk.killed(), segment=1 << 16)
+    assert [(topic.name, topic.write_queues) for topic in again.topics.all()] == [("new", 3)]
+    assert again.topics.snapshot().version == broker.store.topics.snapshot().version
+    again.close()
+
+
+def test_a_deleted_topic_does_not_come_back_at_a_start():
+    broker = make_broker()
+    broker.send(request("gone"), request("kept"))
+    broker.store.delete_topic("gone")
+    again = open_store(broker.disk.killed(), segment=1 << 16)
+    assert [topic.name for topic in again.topics.all()] == ["kept"]
+    again.close()
+
+
+def test_messages_to_a_new_topic_in_one_turn_make_it_once():
+    broker = make_broker()
+    outcomes = broker.send(*(request("new") for _ in range(3)))
+    assert all(isinstance(outcome, SendResponse) for outcome in outcomes)
+    assert broker.store.topics.snapshot().version.counter == 1
