@@ -10,6 +10,7 @@ property test says so, in the order that lets the broker take them over unparsed
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -42,6 +43,7 @@ _STAMP_ZEROS: Final = (
 )
 
 _PREFIXES_MAX: Final = 4096
+_NOT_IN_TAGS: Final = re.compile(r"[|\x00-\x1f\x7f-\x9f]")
 _SIZE: Final = struct.Struct("<I")
 
 
@@ -147,7 +149,10 @@ def make_front(
     sharding_key: str | None,
     born_host: str,
 ) -> tuple[str, bytes, int]:
-    """(first key, fields 2 to 5 of the record, flags) of a message. Raises MessageTooLargeError over 32 KiB."""
+    """(first key, fields 2 to 5 of the record, flags) of a message.
+
+    Raises MessageTooLargeError over 32 KiB, ConfigurationError for a tag that nobody could ask for.
+    """
     if not (keys or properties or sharding_key or born_host):
         # A key and a tag at most: what most messages have, without the general writer.
         front = _tag_field(tag) if tag else b""
@@ -161,6 +166,7 @@ def make_front(
             )
         flags = 0
     else:
+        _tag_field(tag)  # Checks it.
         all_keys = (key, *keys) if key else tuple(keys)
         front = encode_front(all_keys, tag, properties, sharding_key or "", born_host)
         key = all_keys[0] if all_keys else ""
@@ -175,6 +181,11 @@ def make_front(
 
 @lru_cache(maxsize=4096)
 def _tag_field(tag: str) -> bytes:
+    """Raises ConfigurationError for what RocketMQ's proxy refuses, too."""
+    if _NOT_IN_TAGS.search(tag):
+        raise ConfigurationError(
+            f"tag {tag!r}: a tag has no | (subscriptions separate tags by ||) and no control characters"
+        )
     encoded = tag.encode()
     return b"\x1a" + encode_varint(len(encoded)) + encoded
 

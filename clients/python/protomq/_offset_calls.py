@@ -28,6 +28,8 @@ def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
             raise WrongTypeError(f"a tag is a str, not {tag!r}")
     if "" in checked:
         raise ConfigurationError("a tag is not empty")
+    if joined := [tag for tag in checked if "|" in tag]:
+        raise ConfigurationError(f"tags is a list: no tag has a |, {joined[0]!r} are several")
     return checked
 
 

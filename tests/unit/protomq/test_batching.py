@@ -20,6 +20,7 @@ from protomq.wire.hashing import crc32c, key_hash_of, tag_code_of
 from protomq.wire.record import RecordTemplate, encode_record_field
 
 text = st.text(max_size=12)
+tags = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="|"), max_size=12)
 records = st.builds(
     lambda body, key, tag, flags, born: (
         body,
@@ -31,7 +32,7 @@ records = st.builds(
     ),
     st.binary(max_size=300),
     text,
-    text,
+    tags,
     st.integers(0, 15),
     st.integers(0, 2**63 - 1),
 )
@@ -88,7 +89,7 @@ def test_a_request_has_the_bytes_that_protobuf_writes(
 
 
 @given(
-    st.binary(max_size=200), st.one_of(st.none(), text), st.lists(text, max_size=3), text, st.dictionaries(text, text, max_size=3),
+    st.binary(max_size=200), st.one_of(st.none(), text), st.lists(text, max_size=3), tags, st.dictionaries(text, text, max_size=3),
     st.one_of(st.none(), text), text,
 )  # fmt: skip
 def test_a_record_with_everything_equals_the_one_of_the_template(
@@ -131,6 +132,13 @@ def test_long_keys_and_tags_are_written_right() -> None:
         _, front, _ = make_front("k" * size, (), "t" * size, None, None, "")
         record = Record.FromString(front)
         assert (record.keys[0], record.tag) == ("k" * size, "t" * size)
+
+
+@pytest.mark.parametrize("tag", ["a || b", "a|b", "line\n", "\x00", "\x85"])
+def test_a_tag_that_nobody_could_ask_for_is_refused(tag: str) -> None:
+    for properties in (None, {"p": "v"}):
+        with pytest.raises(ConfigurationError, match=r"a tag has no \|"):
+            make_front("k", (), tag, properties, None, "")
 
 
 def test_more_than_32_kib_beside_the_body_is_refused() -> None:
