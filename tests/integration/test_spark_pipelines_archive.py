@@ -308,6 +308,7 @@ def test_the_files_of_several_topics_are_listed_for_other_readers(
     capsys.readouterr()
     arguments.list_files = True
     archive.run(None, arguments, RunReport("archive", {}))
-    uris = capsys.readouterr().out.split()
-    assert {uri.split("topic=")[1].split("/")[0] for uri in uris} == {"spark-archive-a", "spark-archive-b"}
-    assert sum(pq.read_metadata(uri.removeprefix("file://")).num_rows for uri in uris) == 200
+    paths = capsys.readouterr().out.split()
+    assert {path.split("topic=")[1].split("/")[0] for path in paths} == {"spark-archive-a", "spark-archive-b"}
+    assert sum(pq.read_metadata(path).num_rows for path in paths) == 200
+    assert (tmp_path / "_manifest").read_text().split() == paths

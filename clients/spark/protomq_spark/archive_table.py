@@ -2,11 +2,15 @@
 
     root/topic=orders/date=2026-11-21/hour=07/part-….parquet     data; a file counts if the newest version lists it
     root/_spark_metadata/12.compact                              version 12: all its files, and where the archive stands
+    root/_manifest                                               the files of the newest version, a path a line
 
 The versions have the form of the log of Spark's own file sink (apache/spark, CompactibleFileStreamLog and
 FileStreamSinkLog: a line `v1`, then one JSON object for each file), in which a `.compact` file holds everything. So a plain
 `spark.read.parquet(root)` of any Spark sees exactly the newest version. The first object has one field more, `archive`: what the
 archive wants to know of itself (Spark ignores it); it changes together with the files, in one step.
+
+Other readers take the paths of `_manifest`, which follows each version: one that is a version behind names files that are still there.
+A glob over the folder is wrong: files that were merged stay beside the merged one for a while, and their rows would come twice.
 
 A version is published by a hard link, which fails if somebody else has published that number (local disks), or by a rename: on
 object stores only one job may write to an archive. Nothing is changed in place. What no kept version lists is removed by
@@ -28,6 +32,7 @@ import pyarrow.fs as pafs
 from .archive_files import WrittenFile, flush, open_root, uri_of
 
 METADATA: Final = "_spark_metadata"
+MANIFEST: Final = "_manifest"
 _SUFFIX: Final = ".compact"
 _URI_SAFE: Final = "/="
 
@@ -90,9 +95,13 @@ class ArchiveTable:
                 continue  # It was removed after newer ones came.
         return Version()
 
-    def uris(self) -> list[str]:
-        """The files of the newest version, for readers that do not know such folders."""
-        return [f"{self._uri}/{quote(file.path, safe=_URI_SAFE)}" for file in self.newest().files]
+    def paths(self) -> list[str]:
+        """The files of the newest version as they are named on the disk (or under the URL), for readers that are given names."""
+        return self._paths_of(self.newest())
+
+    def _paths_of(self, version: Version) -> list[str]:
+        root = self.root.rstrip("/") if "://" in self.root else self._path
+        return [f"{root}/{file.path}" for file in version.files]
 
     def _numbers(self) -> list[int]:
         infos = self._list(f"{self._path}/{METADATA}", recursive=False)
@@ -137,7 +146,20 @@ class ArchiveTable:
             changed = change(base)
             version = Version(base.number + 1, changed.files, changed.state)
             if self._publish(version, {file.path for file in base.files}):
+                self.write_manifest()
                 return version
+
+    def write_manifest(self) -> None:
+        """Makes `_manifest` that of the newest version, whoever else publishes meanwhile."""
+        written = -1
+        while (version := self.newest()).number != written:
+            # Named so that `vacuum` finds it, should this process die here.
+            temporary = f"{self._path}/.part-manifest-{uuid.uuid4().hex}.tmp"
+            with self._filesystem.open_output_stream(temporary) as stream:
+                stream.write("".join(f"{path}\n" for path in self._paths_of(version)).encode())
+            self._on_step("write manifest")
+            self._filesystem.move(temporary, f"{self._path}/{MANIFEST}")
+            written = version.number
 
     def _publish(self, version: Version, known: Set[str]) -> bool:
         """Whether nobody has published that number before."""
@@ -201,6 +223,7 @@ class ArchiveTable:
         A reader that began before that must be done by then, and a writer must publish within that time. How many data files
         were removed.
         """
+        self.write_manifest()  # Should a run have died before it could: what it named must not go before it is named no more.
         metadata = f"{self._path}/{METADATA}"
         ages_s = {
             info.base_name: now_s - info.mtime_ns / 1e9 for info in self._list(metadata, False)

@@ -115,7 +115,7 @@ def test_versions_follow_each_other_and_carry_the_state(tmp_path: Path) -> None:
     version = table.update(lambda base: appended(base, [second], {"n": 2}, 6))
     assert version == table.newest()
     assert (version.number, version.row_count, version.state) == (1, 2, {"n": 2})
-    assert table.uris() == [f"file://{tmp_path}/{file.path}" for file in (first, second)]
+    assert table.paths() == [f"{tmp_path}/{file.path}" for file in (first, second)]
 
 
 def test_two_writers_do_not_overwrite_each_other(tmp_path: Path) -> None:
@@ -134,6 +134,37 @@ def test_two_writers_do_not_overwrite_each_other(tmp_path: Path) -> None:
     assert asked == [0, 1]
     assert [file.path for file in version.files] == [file.path for file in files]
     assert not list((tmp_path / "_spark_metadata").glob(".*"))
+
+
+def test_the_manifest_names_the_files_of_the_newest_version_as_they_are_on_the_disk(tmp_path: Path) -> None:
+    def die(step: str) -> None:
+        if step == "write manifest" and dying:
+            raise InterruptedError
+
+    dying = False
+    root = tmp_path / "ä rchive"
+    table = ArchiveTable(str(root), die)
+    assert table.paths() == []
+    table.write_manifest()
+    manifest = root / "_manifest"
+    assert not manifest.exists()
+    hour = "p=2026-11-22 07:00 ü"
+    small = [written(root, n, folder=hour, label=str(n)) for n in (1, 2)]
+    table.update(lambda base: appended(base, small, {}, 0))
+    assert manifest.read_text().splitlines() == table.paths() == [f"{root}/{file.path}" for file in small]
+    assert pq.read_table(manifest.read_text().splitlines())["id"].to_pylist() == [1, 2]
+
+    merged = written(root, 1, 2, folder=hour, label="3")
+    dying = True
+    with pytest.raises(InterruptedError):
+        table.update(lambda base: replaced(base, {merged: [file.path for file in small]}, 0))
+    assert len(manifest.read_text().splitlines()) == 2  # A version behind: its files are there still.
+    dying = False
+    assert table.vacuum(0, time.time() + 1) == 3  # The two, and the manifest that was not finished.
+    assert manifest.read_text().splitlines() == [f"{root}/{merged.path}"]
+    assert sorted(path.name for path in root.iterdir()) == [
+        "_manifest", "_spark_metadata", folder_of(["p"], [hour.removeprefix("p=")]),
+    ]  # fmt: skip
 
 
 def test_a_merge_whose_files_are_gone_changes_nothing() -> None:

@@ -4,8 +4,9 @@
 
 The archive is its own checkpoint. Each version of it (a file in root/_spark_metadata) holds the list of its files and the offset
 of each queue up to which they reach, published in one step: a run that was killed at any moment is simply started again, and
-goes on behind the last version. `spark.read.parquet(root)` sees the newest version; other readers get its files from
---list-files. What is not listed (left by a killed run, or merged into another file) is removed an hour (--keep) later.
+goes on behind the last version. `spark.read.parquet(root)` sees the newest version; other readers take the files that
+root/_manifest or --list-files names. A glob would read rows twice: what is not listed (left by a killed run, or merged into
+another file) is removed an hour (--keep) later only.
 
 --compact-files N: when a partition has N small files (below half of --file-size), they are merged. The merged file takes their
 place in one version, so that a reader sees either, never both and never neither. --compact-only does that and nothing else; it
@@ -111,8 +112,8 @@ def run(
     """Until what was there at the beginning is stored, or, with --follow, for ever."""
     table = table or ArchiveTable(arguments.output)
     if arguments.list_files:
-        for uri in table.uris():
-            answer(uri)
+        for path in table.paths():
+            answer(path)
         return
     assert spark is not None
     if not arguments.compact_only:
