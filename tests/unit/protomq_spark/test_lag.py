@@ -13,6 +13,7 @@ from protomq_spark.pipelines.lag import (
     catch_up_s,
     group_rows,
     group_totals,
+    of_reading_groups,
     queue_rows,
     skew,
     state_of,
@@ -54,6 +55,22 @@ def test_one_sample_has_no_rates() -> None:
 def test_a_group_that_is_behind_what_is_deleted_lags_by_what_is_left() -> None:
     sample = Sample(1.0, {A: QueueRange(50, 60)}, {"g": {A: 4}})
     assert group_rows(sample, sample)[0]["lag"] == 10
+
+
+def test_a_topic_that_a_group_never_read_is_no_lag_of_it() -> None:
+    other = MessageQueue("u", "broker", 0)
+    sample = Sample(1.0, {A: QueueRange(0, 10), other: QueueRange(0, 99)}, {"g": {A: 4}, "h": {other: 90}})
+    rows = of_reading_groups(group_rows(sample, sample))
+    assert [(row["group"], row["topic"], row["lag"]) for row in rows] == [("g", "t", 6), ("h", "u", 9)]
+
+
+def test_ends_that_went_back_have_grown_from_nothing_and_no_lag_is_below_zero() -> None:
+    first = Sample(0.0, {A: QueueRange(0, 1000)}, {"g": {A: 900}})
+    last = Sample(10.0, {A: QueueRange(0, 50)}, {"g": {A: 900}})
+    (row,) = group_rows(first, last)
+    assert (row["lag"], row["in_per_s"], row["read_per_s"]) == (0, 5.0, 0.0)
+    (queue,) = queue_rows([first, last])
+    assert (queue["stored"], queue["in_per_s"]) == (50, 5.0)
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,9 @@ The cluster is asked --samples times, --interval seconds apart. From the first a
 came in and messages that a group committed, for each queue; from these the time in which a group catches up (lag divided by
 how much faster it reads than the topic grows). Skew is the largest queue's share over that of the average queue: 1 is even.
 
-Without --group all groups count that have committed offsets in these topics. A queue in which a group never committed lags by
-all that is stored.
+All groups count, or those of --group, each in the topics in which it has committed offsets: what a group never read is no lag of
+its own. A queue of such a topic in which it never committed lags by all that is stored. Nothing is below zero: an end that went
+back (a topic made again, a broker that lost its newest messages) has grown from nothing.
 
 --history MINUTES adds what came in before, minute by minute, read by Spark from the messages themselves (their times and sizes);
 without it no Spark is started. Rates come from offsets, so they need no counters of the brokers and survive their restarts.
@@ -87,13 +88,14 @@ def run(
             wait_until(samples[0].at_s + number * arguments.interval)
         groups = dict.fromkeys(named_groups) or all_groups(arguments.namesrv)
         samples.append(take_sample(cluster, subscription, groups))
-        behind = _of_reading_groups(group_rows(samples[0], samples[-1]), set(subscription.topics))
+        behind = of_reading_groups(group_rows(samples[0], samples[-1]))
         lag = sum(row["lag"] for row in behind)
         stored = sum(there.end_offset for there in samples[-1].ranges.values())
         report.batch(number, messages_ever=stored, lag=lag)
-    named = set(subscription.topics)
     queues = queue_rows(samples)
-    members = _of_reading_groups(group_rows(samples[0], samples[-1]), named)
+    members = of_reading_groups(group_rows(samples[0], samples[-1]))
+    for group in sorted(set(named_groups) - {row["group"] for row in members}):
+        say(f"group {group} has committed no offsets there: nothing can be said of its lag")
     for row in members:
         row["oldest_unread_s"] = oldest_unread_s(cluster, row, samples[-1].ranges)
     topics, totals = topic_rows(queues), group_totals(members)
@@ -165,10 +167,10 @@ def committed_offsets(
 
 
 def rate(first: int | None, last: int | None, elapsed_s: float) -> float | None:
-    """Per second; None if it cannot be known."""
+    """Per second, never below 0; None if it cannot be known."""
     if first is None or last is None or elapsed_s <= 0:
         return None
-    return round((last - first) / elapsed_s, 3)
+    return round((last - first if last >= first else last) / elapsed_s, 3)
 
 
 def place(queue: MessageQueue) -> Row:
@@ -225,10 +227,10 @@ def group_rows(begin: Sample, end: Sample) -> list[Row]:
     return rows
 
 
-def _of_reading_groups(rows: list[Row], named: set[str]) -> list[Row]:
-    """Without topics that a group never read, unless they were asked for."""
+def of_reading_groups(rows: list[Row]) -> list[Row]:
+    """Without topics that a group never read."""
     read = {(row["group"], row["topic"]) for row in rows if row["committed"] is not None}
-    return [row for row in rows if row["topic"] in named or (row["group"], row["topic"]) in read]
+    return [row for row in rows if (row["group"], row["topic"]) in read]
 
 
 def skew(values: Sequence[float]) -> float | None:
