@@ -15,9 +15,8 @@ pytest.importorskip("tests.support.spark")  # Skips where there is no JDK or no 
 
 from pyspark.sql import DataFrame, SparkSession
 
-from protomq import Admin, OutgoingMessage, Producer, PullConsumer
+from protomq import Admin, MessageQueue, OutgoingMessage, Producer, PullConsumer
 from protomq.testing import Broker
-from protomq_spark.options import Subscription
 from tests.support.spark import ROOT, SPARK_MARKS, copy_stream, numbers, run
 from tests.support.topics import bodies, drain, end_offsets, fill, make_topic, once
 from tests.support.waiting import wait_for
@@ -32,10 +31,15 @@ def rows_of(progress: list[dict[str, Any]]) -> list[int]:
 
 def place(batch: dict[str, Any], name: str, topic: str) -> int:
     """An offset in the progress of a micro-batch, of a topic's only queue."""
-    offset = batch["sources"][0][name]
-    topics = offset if isinstance(offset, dict) else json.loads(offset)
-    (found,) = topics[topic].values()
+    (found,) = offset_in(batch, name)[topic].values()
     return int(found)
+
+
+def offset_in(batch: dict[str, Any], name: str) -> dict[str, Any]:
+    """The offset of a micro-batch's only source, as Spark reports it."""
+    (source,) = batch["sources"]
+    offset: dict[str, Any] | str = source[name]
+    return json.loads(offset) if isinstance(offset, str) else offset
 
 
 def count_stream(spark: SparkSession, server: Broker, checkpoint: Path, **options: str) -> Any:
@@ -321,15 +325,38 @@ def test_lag_tools_see_how_far_a_stream_is(
     fill(protomq_producer, topic, 400)
     given = {"prefix": {"groupIdPrefix": "night-job"}, "id": {"protomq.group.id": "the-job"}}[named]
     options = {"subscribe": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "100"}
-    run(count_stream(spark, protomq_server, tmp_path, **given, **options))
-    prefixed = f"night-job-{Subscription(topics=(topic,)).fingerprint()}"
-    group = {"prefix": prefixed, "id": "the-job"}[named]
-    ends = end_offsets(protomq_server, topic)
-    with PullConsumer(group, namesrv=protomq_server.namesrv) as consumer:
-        committed = {queue: consumer.committed(queue) or 0 for queue in ends}
-    # Spark commits a micro-batch when it plans the next: the last one stays open.
-    assert 300 <= sum(committed.values()) <= 400
-    assert all(committed[queue] <= ends[queue] for queue in ends)
+    progress = run(count_stream(spark, protomq_server, tmp_path, **given, **options))
+    group = "the-job" if named == "id" else f"night-job-{query_name(progress)}"
+    assert committed(protomq_server, topic, group) == end_offsets(protomq_server, topic)
+
+
+def query_name(progress: list[dict[str, Any]]) -> str:
+    """What the query remembers in its checkpoint."""
+    return str(offset_in(progress[-1], "endOffset")["@protomq"]["query"])
+
+
+def committed(server: Broker, topic: str, group: str) -> dict[MessageQueue, int]:
+    with PullConsumer(group, namesrv=server.namesrv) as consumer:
+        return {queue: consumer.committed(queue) or 0 for queue in consumer.queues(topic)}
+
+
+def test_each_query_has_a_group_of_its_own_and_keeps_it_when_it_starts_again(
+    spark: SparkSession, protomq_server: Broker, protomq_producer: Producer, tmp_path: Path
+) -> None:
+    topic = make_topic(protomq_server, "options-two-queries", 1)
+    given = {"subscribe": topic, "startingOffsets": "earliest"}
+    groups: dict[str, list[str]] = {"fast": [], "slow": []}
+    for round_ in range(2):
+        fill(protomq_producer, topic, 100, first=100 * round_)
+        for name in ("slow", "fast")[round_:]:
+            stream = count_stream(spark, protomq_server, tmp_path / name, **given)
+            groups[name].append(f"spark-protomq-source-{query_name(run(stream))}")
+    fast, slow = groups["fast"], groups["slow"]
+    assert len(set(fast)) == 1
+    assert slow[0] != fast[0]
+    (queue,) = end_offsets(protomq_server, topic)
+    assert committed(protomq_server, topic, fast[0]) == {queue: 200}
+    assert committed(protomq_server, topic, slow[0]) == {queue: 100}
 
 
 def test_progress_reports_the_newest_offsets_beside_those_that_were_read(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 from collections import Counter
@@ -18,12 +19,12 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, concat, lit
 
-from protomq import Producer, PullConsumer
+from protomq import Admin, Producer, PullConsumer
 from protomq.testing import Broker
 from protomq_spark import send_partition, send_udf
 from protomq_spark.udf import SENT_DDL
 from tests.support.spark import SPARK_MARKS, copy_stream, forget_last_commit, numbers, run
-from tests.support.topics import bodies, drain, fill, make_topic, once
+from tests.support.topics import bodies, drain, end_offsets, fill, make_topic, once
 from tests.support.waiting import wait_for
 
 pytestmark = SPARK_MARKS
@@ -96,6 +97,36 @@ def test_a_mistake_is_an_error_that_names_it(
         read("unused", **options).count()
 
 
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ("body STRING", "body is string: it is binary and may be null. Leave"),
+        ("key STRING NOT NULL", "key is string NOT NULL: it is string"),
+        ("properties MAP<STRING, INT>", "it is map<string,string>"),
+        ("id INT", "the schema names id; there are key"),
+    ],
+)
+def test_a_schema_of_the_users_is_the_messages_or_an_error_before_any_task(
+    spark: SparkSession, protomq_server: Broker, schema: str, named: str
+) -> None:
+    given = {"protomq.namesrv": protomq_server.namesrv, "subscribe": "no-such-topic"}
+    frame = spark.read.format("protomq").schema(schema).options(**given).load()
+    with pytest.raises(Exception, match=re.escape(named)) as error:
+        frame.collect()
+    assert "TaskSetManager" not in str(error.value)
+
+
+def test_a_schema_that_says_what_is_true_chooses_columns(
+    spark: SparkSession, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    fill(protomq_producer, protomq_topic, 3)
+    true = "timestamp TIMESTAMP, headers ARRAY<STRUCT<key: STRING, value: BINARY>>, body BINARY, properties MAP<STRING, STRING>"
+    reader = spark.read.format("protomq").option("protomq.namesrv", protomq_server.namesrv)
+    frame = reader.schema(true).option("subscribe", protomq_topic).load()
+    assert frame.columns == ["timestamp", "headers", "body", "properties"]
+    assert bodies(frame.collect()) == once(3)
+
+
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
@@ -118,6 +149,62 @@ def test_rows_arrive_with_all_their_parts(
         by_key.setdefault(message.sharding_key, set()).add(message.queue_id)
     assert len(by_key) == 5
     assert all(len(queues) == 1 for queues in by_key.values())
+
+
+def test_the_key_chooses_the_queue_and_an_empty_one_is_none(
+    spark: SparkSession,
+    read: Callable[..., DataFrame],
+    write: Callable[..., None],
+    protomq_topic: str,
+) -> None:
+    rows = spark.range(0, 400, 1, 2).selectExpr(
+        "CAST(id AS STRING) AS body", "IF(id % 8 = 0, '', CONCAT('k', id % 8)) AS key", "'' AS tags"
+    )
+    write(rows, protomq_topic, batchRows="50")
+    stored = read(protomq_topic, columns="body,key,tags,queue_id").collect()
+    assert bodies(stored) == once(400)
+    assert {row.tags for row in stored} == {None}
+    queues: dict[str | None, set[int]] = {}
+    for row in stored:
+        queues.setdefault(row.key, set()).add(row.queue_id)
+    in_turn = queues.pop(None)
+    assert len(in_turn) > 1
+    assert set(queues) == {f"k{n}" for n in range(1, 8)}
+    assert {len(found) for found in queues.values()} == {1}
+    assert len(set.union(*queues.values())) > 1
+
+
+def test_a_tag_that_nobody_could_ask_for_is_refused(
+    spark: SparkSession, write: Callable[..., None], protomq_server: Broker, protomq_topic: str
+) -> None:
+    frame = numbers(spark, 1, 1).selectExpr("body", "'a || b' AS tags")
+    with pytest.raises(Exception, match=r"tag 'a || b': a tag has no \|"):
+        write(frame, protomq_topic)
+    assert not drain(protomq_server, protomq_topic)
+
+
+def test_a_topic_with_fewer_queues_than_a_moment_ago_is_looked_up_again(
+    spark: SparkSession, write: Callable[..., None], protomq_server: Broker, tmp_path: Path
+) -> None:
+    source = make_topic(protomq_server, "spark-shrinking-source", 1)
+    topic = make_topic(protomq_server, "spark-shrinking", 8)
+    write(numbers(spark, 80, 8), topic)
+    given = {"subscribe": source, "columns": "body"}
+    query = copy_stream(spark, protomq_server, given, topic, tmp_path).start()
+    try:
+        write(numbers(spark, 10, 1), source)
+        query.processAllAvailable()
+        with Admin(namesrv=protomq_server.namesrv) as admin:
+            admin.create_topic(topic, write_queues=2, read_queues=8, update=True)
+        brief = {"protomq.timeoutMs": "2000"}  # Much less than a route is trusted for.
+        write(numbers(spark, 80, 8), topic, **brief)
+        write(numbers(spark, 10, 1), source)
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    ends = end_offsets(protomq_server, topic)
+    assert sum(ends.values()) == 80 + 10 + 80 + 10
+    assert sum(end for queue, end in ends.items() if queue.queue_id >= 2) <= 70
 
 
 def padded(spark: SparkSession, count: int, partitions: int) -> DataFrame:
@@ -195,7 +282,7 @@ def test_rows_in_another_order_when_a_task_runs_again_are_an_error_not_a_loss(
 ) -> None:
     again = fail_when_stored(protomq_server, protomq_topic, 100, turn=True)
     frame = padded(spark, 1000, 1).mapInArrow(again, "body string")
-    with pytest.raises(Exception, match="sort within partitions"):
+    with pytest.raises(Exception, match=r"protomq_spark\.send_batch.*sortWithinPartitions"):
         write(frame, protomq_topic, batchRows="100")
 
 

@@ -12,6 +12,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .batches import send_batch as send_batch
     from .sender import SentRows as SentRows
     from .source import ProtomqDataSource as ProtomqDataSource
     from .udf import send_partition as send_partition
@@ -21,11 +22,12 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "ProtomqDataSource": "source",
+    "send_batch": "batches",
     "send_partition": "udf",
     "send_udf": "udf",
 }
 
-__all__ = ["ProtomqDataSource", "send_partition", "send_udf", "__version__"]
+__all__ = ["ProtomqDataSource", "send_batch", "send_partition", "send_udf", "__version__"]
 
 
 def __getattr__(name: str) -> object:

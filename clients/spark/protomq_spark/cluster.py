@@ -106,6 +106,11 @@ class Cluster:
         for topic in self._seen:
             self.routes.invalidate(topic)
 
+    def look_up_anew(self, topic: str) -> Route:
+        """The route as the name server has it now. Raises as `look_up`."""
+        self.routes.invalidate(topic)
+        return self.look_up(topic)
+
     def topic_names(self) -> list[str]:
         """All topics that the name server knows. Raises NoRouteError while no broker is there."""
         return self.retried(self._look_for_names)

@@ -1,6 +1,7 @@
 """What to read: from options and the state of the queues to ranges of offsets. Pure: no Spark, no sockets, no clock.
 
-An offset of a stream, as it stands in a checkpoint, is {"topic": {"broker:queue": offset}}.
+An offset of a stream, as it stands in a checkpoint, is {"topic": {"broker:queue": offset}, "@protomq": {...}}; what stands under
+"@protomq", which no topic can be called, is what a query must remember beside its positions (`StreamState`).
 
 Rules:
 - A queue that was not there when the query began is read from its first message.
@@ -12,14 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
 from protomq._types import MessageQueue, QueueRange
 
 from .options import EARLIEST, LATEST, Bound, Offsets, OptionError
 
-StreamOffset = dict[str, dict[str, int]]
+StreamOffset = dict[str, dict[str, Any]]
 Positions = dict[MessageQueue, int]
+
+_REMEMBERED: Final = "@protomq"
 
 
 class DataLossError(RuntimeError):
@@ -34,7 +37,27 @@ class OffsetRange(NamedTuple):
     end: int
 
 
+class StreamState(NamedTuple):
+    """A place in a stream, and what a query remembers with it in its checkpoint."""
+
+    positions: Positions
+    query: str = ""
+    """A random name that the query was given when it began; "" in checkpoints of versions that gave none."""
+
+
 # -- offsets as Spark keeps them ------------------------------------------------------------------------------------------
+
+
+def encode_state(state: StreamState) -> StreamOffset:
+    """The offset of a stream; equal states are equal as text."""
+    remembered = {"query": state.query} if state.query else {}
+    offset = to_stream_offset(state.positions)
+    return {_REMEMBERED: remembered, **offset} if remembered else offset
+
+
+def decode_state(offset: StreamOffset) -> StreamState:
+    """The inverse of `encode_state`; what a later version may remember beside is passed over."""
+    return StreamState(from_stream_offset(offset), offset.get(_REMEMBERED, {}).get("query", ""))
 
 
 def to_stream_offset(positions: Mapping[MessageQueue, int]) -> StreamOffset:
@@ -49,6 +72,8 @@ def from_stream_offset(offset: StreamOffset) -> Positions:
     """The inverse of `to_stream_offset`."""
     positions: Positions = {}
     for topic, queues in offset.items():
+        if topic == _REMEMBERED:
+            continue
         for name, position in queues.items():
             broker_name, _, queue_id = name.rpartition(":")
             positions[MessageQueue(topic, broker_name, int(queue_id))] = position

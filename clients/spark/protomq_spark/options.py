@@ -12,7 +12,6 @@ Pure: no Spark, no sockets.
 from __future__ import annotations
 
 import difflib
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -23,6 +22,9 @@ from protomq.errors import ConfigurationError
 
 from .schema import COLUMN_NAMES, DEFAULT_COLUMNS
 
+DEFAULT_GROUP_PREFIX: Final = "spark-protomq-source"
+BATCH_ID_MAX: Final = (1 << 31) - 1
+"""The number of a micro-batch, or of a write among those of one name, is the upper half of its rows' sequences."""
 EARLIEST: Final = -2
 LATEST: Final = -1
 
@@ -73,11 +75,6 @@ class Subscription:
     pattern: str = ""
     assigned: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def fingerprint(self) -> str:
-        """Short and stable: part of the default consumer group."""
-        parts = [*self.topics, self.pattern, json.dumps(dict(self.assigned), sort_keys=True)]
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
-
 
 @dataclass(frozen=True, slots=True)
 class Bound:
@@ -105,6 +102,8 @@ class ReadOptions:
     columns: tuple[str, ...]
     tags: tuple[str, ...] = ()
     group: str = ""
+    """Named by the user; "": one for each query, see `group_of`."""
+    group_prefix: str = DEFAULT_GROUP_PREFIX
     offsets_max: int | None = None
     offsets_min: int | None = None
     trigger_delay_max_s: float = 900.0
@@ -117,6 +116,10 @@ class ReadOptions:
     pull_size_max_bytes: int = 4 << 20
     pull_count_max: int = 32_768
 
+    def group_of(self, query: str) -> str:
+        """The consumer group of a query; `query` is the name that it remembers in its checkpoint."""
+        return self.group or f"{self.group_prefix}-{query}"
+
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
@@ -125,6 +128,8 @@ class WriteOptions:
     client: ClientOptions
     topic: str = ""
     write_id: str = ""
+    batch_id: int = 0
+    shard_by: Literal["", "key", "sharding_key", "none"] = ""
     compression: Literal["auto", "zstd", "lz4", "zlib", "none"] = "none"
     batch_rows: int = 4096
     batch_size_bytes: int = 1 << 20
@@ -169,7 +174,7 @@ class _Given:
 
     def choice(self, name: str, default: str, choices: tuple[str, ...]) -> Any:
         text = self.text(name, default).lower()
-        if text not in choices:
+        if text != default and text not in choices:
             raise OptionError(f"option {name!r} must be one of {', '.join(choices)}, not {text!r}")
         return text
 
@@ -223,7 +228,6 @@ def parse_read_options(options: Mapping[str, str], *, streaming: bool | None = N
         raise OptionError(
             "options 'maxPartitions' and 'maxRecordsPerPartition' contradict: give one"
         )
-    prefix = given.text("groupIdPrefix", "spark-protomq-source")
     read = ReadOptions(
         client=client,
         subscription=subscription,
@@ -231,7 +235,8 @@ def parse_read_options(options: Mapping[str, str], *, streaming: bool | None = N
         end=end,
         columns=_columns(given),
         tags=_tags(given),
-        group=given.text("protomq.group.id") or f"{prefix}-{subscription.fingerprint()}",
+        group=given.text("protomq.group.id"),
+        group_prefix=given.text("groupIdPrefix", DEFAULT_GROUP_PREFIX),
         offsets_max=offsets_max,
         offsets_min=offsets_min,
         trigger_delay_max_s=_duration_s("maxTriggerDelay", given.text("maxTriggerDelay", "15m")),
@@ -251,10 +256,15 @@ def parse_read_options(options: Mapping[str, str], *, streaming: bool | None = N
 def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     """Raises OptionError."""
     given = _Given(options, {"nameserver": "protomq.namesrv"})
+    write_id = given.text("writeId")
+    if given.has("batchId") and not write_id:
+        raise OptionError("option 'batchId' has a meaning with 'writeId' only")
     write = WriteOptions(
         client=_client(given),
         topic=given.text("topic"),
-        write_id=given.text("writeId"),
+        write_id=write_id,
+        batch_id=given.integer("batchId", 0, 0, BATCH_ID_MAX),
+        shard_by=given.choice("shardBy", "", ("key", "sharding_key", "none")),
         compression=given.choice(
             "protomq.compression", "none", ("auto", "zstd", "lz4", "zlib", "none")
         ),
@@ -388,9 +398,9 @@ def _columns(given: _Given) -> tuple[str, ...]:
 
 
 def _tags(given: _Given) -> tuple[str, ...]:
-    """Tags by comma, or RocketMQ's "a || b"; "*" or nothing: all."""
+    """RocketMQ's "a || b", else tags by comma; "*" or nothing: all."""
     text = given.text("tags")
-    tags = [tag.strip() for tag in re.split(r"\|\||,", text) if tag.strip()]
+    tags = [tag.strip() for tag in text.split("||" if "||" in text else ",") if tag.strip()]
     if "*" in tags:
         if len(tags) > 1:
             raise OptionError("option 'tags': '*' means all, other tags beside it mean nothing")

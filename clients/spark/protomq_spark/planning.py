@@ -99,12 +99,12 @@ class Planner:
             return []
         return self._tasks(wanted, self._cluster.ranges([item.queue for item in wanted]))
 
-    def commit(self, end: Positions) -> None:
+    def commit(self, end: Positions, group: str) -> None:
         """Tells the cluster how far the query is; only for those who look at lag: the checkpoint is what counts."""
         try:
-            self._cluster.commit(self._options.group, end, COMMIT_TIMEOUT_S)
+            self._cluster.commit(group, end, COMMIT_TIMEOUT_S)
         except ProtomqError as error:
-            logger.warning("offsets of group %s are not committed: %s", self._options.group, error)
+            logger.warning("offsets of group %s are not committed: %s", group, error)
 
     # ----------------------------------------------------------------------------------------------------------------------
 

@@ -4,13 +4,13 @@ Rules:
 - A column that means nothing to the sink is an error that names it, not something silently left out.
 - Rows are cut into windows by their number and size alone, never by how Spark happens to batch them: a task that runs again
   with the same rows cuts them at the same places.
-- Rows stay columns. No Python object is made for a row of bodies, keys and tags; properties and sharding keys cost one each.
+- Rows stay columns. No Python object is made for a row of bodies, keys and tags; properties and the text of a sharding key cost one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -42,8 +42,10 @@ _ROW_SIZE_BYTES: Final = 160
 """What a row costs beside its body and texts; only for cutting windows."""
 
 
-Place: TypeAlias = tuple[str, str | None, str | None]
-"""Where a row must go: topic, queue as it is named, sharding key; None where that is open."""
+ShardBy: TypeAlias = Literal["", "key", "sharding_key", "none"]
+"""Which column chooses the queue; "": sharding_key where there is one, else key, as in Kafka."""
+Place: TypeAlias = tuple[str, str | None]
+"""Where a row must go: topic, and queue as it is named; None where that is open."""
 
 
 class Rows(NamedTuple):
@@ -57,7 +59,9 @@ class Rows(NamedTuple):
     tag_codes: NDArray[np.int64]
     flags: NDArray[np.uint32]
     places: Sequence[Place] | None
-    """None: all go to the topic of the option, and to any queue."""
+    """None: all go to the topic of the option, and none to a queue that it names."""
+    shards: NDArray[np.uint64] | None = None
+    """hash63 of the text that chooses the queue of a row that names none, 0 where nothing does; None: nothing does in any row."""
 
     @property
     def row_count(self) -> int:
@@ -73,9 +77,10 @@ class Rows(NamedTuple):
             self.tag_codes[start:stop],
             self.flags[start:stop],
             None if self.places is None else self.places[start:stop],
+            None if self.shards is None else self.shards[start:stop],
         )
 
-    def pick(self, indices: Sequence[int]) -> Rows:
+    def pick(self, indices: Sequence[int] | NDArray[np.int64]) -> Rows:
         """These rows, in this order."""
         picked = np.asarray(indices, np.int64)
         return Rows(
@@ -84,7 +89,8 @@ class Rows(NamedTuple):
             self.key_hashes[picked],
             self.tag_codes[picked],
             self.flags[picked],
-            None if self.places is None else [self.places[index] for index in indices],
+            None if self.places is None else [self.places[index] for index in picked.tolist()],
+            None if self.shards is None else self.shards[picked],
         )
 
 
@@ -100,6 +106,9 @@ def joined(parts: Sequence[Rows]) -> Rows:
         np.concatenate([part.tag_codes for part in parts]),
         np.concatenate([part.flags for part in parts]),
         None if first.places is None else [p for part in parts for p in part.places or ()],
+        None
+        if first.shards is None
+        else np.concatenate([part.shards for part in parts if part.shards is not None]),
     )
 
 
@@ -107,8 +116,8 @@ class BadRowError(ValueError):
     """A row that cannot be a message."""
 
 
-def check_columns(names: Sequence[str], topic: str) -> None:
-    """Raises OptionError unless the sink can write rows with these columns; `topic` is the option's."""
+def check_columns(names: Sequence[str], topic: str, shard_by: ShardBy = "") -> None:
+    """Raises OptionError unless the sink can write rows with these columns; `topic` and `shard_by` are the options'."""
     later = [name for name in names if name in _LATER]
     if later:
         raise OptionError(f"column {later[0]!r}: this version delivers at once, it has no delays")
@@ -124,6 +133,16 @@ def check_columns(names: Sequence[str], topic: str) -> None:
     for one, other in (("properties", "headers"), ("tag", "tags")):
         if one in names and other in names:
             raise OptionError(f"columns {one!r} and {other!r} mean the same: leave one out")
+    if shard_by in ("key", "sharding_key") and shard_by not in names:
+        raise OptionError(f"option 'shardBy' is {shard_by!r}, but there is no such column")
+
+
+def shard_column(names: Iterable[str], shard_by: ShardBy) -> str | None:
+    """The column that chooses the queue of a row that names none; None: queues are taken in turn."""
+    if shard_by == "none":
+        return None
+    wanted = (shard_by,) if shard_by else ("sharding_key", "key")
+    return next((name for name in wanted if name in names), None)
 
 
 def windows(
@@ -132,12 +151,13 @@ def windows(
     compressor: Compressor,
     rows_max: int,
     size_max_bytes: int,
+    shard_by: ShardBy = "",
 ) -> Iterator[Rows]:
     """All rows, in order, cut where one more would be too many or too much."""
     window: list[Rows] = []
     count = size = 0
     for batch in batches:
-        rows = rows_of(batch, topic, compressor)
+        rows = rows_of(batch, topic, compressor, shard_by)
         ends = np.cumsum(sizes_of(rows.bodies) + sizes_of(rows.fronts) + _ROW_SIZE_BYTES)
         at = before = 0
         while at < rows.row_count:
@@ -172,7 +192,9 @@ def bounds_of(pieces: pa.BinaryArray) -> NDArray[np.int64]:
     return bounds.astype(np.int64)
 
 
-def rows_of(batch: pa.RecordBatch, topic: str, compressor: Compressor) -> Rows:
+def rows_of(
+    batch: pa.RecordBatch, topic: str, compressor: Compressor, shard_by: ShardBy = ""
+) -> Rows:
     """The rows of an Arrow batch. Raises BadRowError, MessageTooLargeError."""
     columns: dict[str, pa.Array] = dict(zip(batch.schema.names, batch.columns, strict=True))
     if columns["body"].null_count:
@@ -194,9 +216,11 @@ def rows_of(batch: pa.RecordBatch, topic: str, compressor: Compressor) -> Rows:
             f"keys, tag, properties and sharding key of a row come to {largest} bytes, {FRONT_SIZE_MAX_BYTES} are allowed",
             metadata={"limit_bytes": str(FRONT_SIZE_MAX_BYTES)},
         )
-    return Rows(
-        bodies, fronts, key_hashes, tag_codes, flags, _places(batch.num_rows, columns, topic)
-    )
+    shards = {None: None, "key": key_hashes}.get(chooses := shard_column(columns, shard_by))
+    if chooses == "sharding_key":
+        shards = _hashes(_texts(columns["sharding_key"], "sharding_key"))
+    places = _places(batch.num_rows, columns, topic)
+    return Rows(bodies, fronts, key_hashes, tag_codes, flags, places, shards)
 
 
 def _zeros(batch: pa.RecordBatch, kind: type[Any]) -> NDArray[Any]:
@@ -246,15 +270,9 @@ def _short_fronts(
     tag_codes = np.zeros(count, np.int64)
     if "key" in columns:
         keys = _texts(columns["key"], "key")
-        bounds = bounds_of(keys)
-        sizes = np.diff(bounds)
-        there = sizes > 0
-        raw = keys.buffers()[2]
-        if there.any():
-            key_hashes[there] = hash63_of_pieces(
-                raw.to_pybytes(), bounds[:-1][there], bounds[1:][there]
-            )
-        fields += [heads_of(b"\x12", sizes, there), keys]
+        sizes = np.diff(bounds_of(keys))
+        key_hashes = _hashes(keys)
+        fields += [heads_of(b"\x12", sizes, sizes > 0), keys]
     if (column := columns.get("tags", columns.get("tag"))) is not None:
         tags = _texts(column, "tags").dictionary_encode()
         names = [name.decode() for name in tags.dictionary.to_pylist()]
@@ -263,6 +281,17 @@ def _short_fronts(
         texts = [make_front(None, (), name, None, None, "")[1] for name in names]
         fields.append(pa.array(texts, pa.binary()).take(tags.indices))
     return pc.binary_join_element_wise(*fields, b""), key_hashes, tag_codes
+
+
+def _hashes(texts: pa.BinaryArray) -> NDArray[np.uint64]:
+    """hash63 of each; 0 of an empty one."""
+    bounds = bounds_of(texts)
+    hashes = np.zeros(len(texts), np.uint64)
+    there = bounds[1:] > bounds[:-1]
+    if there.any():
+        raw = texts.buffers()[2].to_pybytes()
+        hashes[there] = hash63_of_pieces(raw, bounds[:-1][there], bounds[1:][there])
+    return hashes
 
 
 def heads_of(
@@ -316,7 +345,7 @@ def _fronts(
 
 
 def _places(count: int, columns: Mapping[str, pa.Array], topic: str) -> Sequence[Place] | None:
-    if topic and not columns.keys() & {"queue", "sharding_key"}:
+    if topic and "queue" not in columns:
         return None
     nothing: list[Any] = [None] * count
     topics = [topic] * count if topic else columns["topic"].to_pylist()
@@ -324,8 +353,7 @@ def _places(count: int, columns: Mapping[str, pa.Array], topic: str) -> Sequence
         raise BadRowError("a row without topic, and no option 'topic'")
     queues = columns["queue"].to_pylist() if "queue" in columns else nothing
     named = [None if queue is None else str(queue) for queue in queues]
-    sharding_keys = columns["sharding_key"].to_pylist() if "sharding_key" in columns else nothing
-    return list(zip(topics, named, sharding_keys, strict=True))
+    return list(zip(topics, named, strict=True))
 
 
 def _properties_of(value: Any) -> Mapping[str, str] | None:

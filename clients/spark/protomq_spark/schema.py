@@ -58,6 +58,11 @@ def ddl_of(columns: Sequence[str]) -> str:
     return ", ".join(f"{name} {_BY_NAME[name].ddl}" for name in columns)
 
 
+def type_of(column: str) -> str:
+    """The type of a column as Spark's `simpleString` writes it."""
+    return _BY_NAME[column].ddl.lower().replace(", ", ",").replace(": ", ":")
+
+
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
     """The Arrow schema of the same columns."""
     return pa.schema([pa.field(name, _BY_NAME[name].arrow) for name in columns])

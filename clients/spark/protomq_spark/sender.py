@@ -12,7 +12,7 @@ rows, in the same requests, to the same brokers, and are answered with the place
 
 What that rests on:
 - The same rows in the same order in each partition. Spark gives that for sources that can be replayed and narrow transformations;
-  behind a shuffle the order may differ: sort within partitions. This is checked, not believed: whenever the broker answers that
+  behind a shuffle the order may differ: `send_batch` sorts. This is checked, not believed: whenever the broker answers that
   a request is stored already, what it has stored is read back and compared (`_verify`). A difference is an error, never
   silently lost rows.
 - The queue of a window follows from its number and the list of queues, which the driver looks up once for all tasks.
@@ -27,32 +27,31 @@ import hashlib
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from protomq import _methods
 from protomq._compression import make_compressor
 from protomq._pull_answer import decode_pull_answer
-from protomq._selectors import sharded_index
 from protomq._types import MessageQueue, PullStatus
 from protomq.errors import NoRouteError, NotFoundError
 
 from .cluster import Cluster
 from .encoding import EncodedRows, TopicEncoder
 from .layout import locate
-from .options import WriteOptions
+from .options import BATCH_ID_MAX, WriteOptions
 from .rows import Place, Rows, parse_queue, windows
 
 logger = logging.getLogger("protomq_spark")
 
 REQUESTS_IN_FLIGHT: Final = 4
 SEQUENCES_PER_BATCH: Final = 1 << 32
-_BATCH_ID_MAX: Final = 1 << 31
 _READ_BACK_S: Final = 10.0
 
 
@@ -77,7 +76,7 @@ class Identity:
     @property
     def first_sequence(self) -> int:
         """The number of the first row."""
-        if not 0 <= self.batch_id < _BATCH_ID_MAX:
+        if not 0 <= self.batch_id <= BATCH_ID_MAX:
             raise ValueError(f"batch id {self.batch_id} cannot be part of a sequence")
         return self.batch_id * SEQUENCES_PER_BATCH
 
@@ -131,6 +130,7 @@ class RowSender:
                 make_compressor(options.compression),
                 options.batch_rows,
                 options.batch_size_bytes,
+                options.shard_by,
             )
             for number, window in enumerate(cut):
                 for queue, rows in self._by_queue(window, number):
@@ -163,31 +163,34 @@ class RowSender:
     # -- where to ---------------------------------------------------------------------------------------------------------
 
     def _by_queue(self, window: Rows, number: int) -> Iterator[tuple[MessageQueue, Rows]]:
-        """The rows of a window by queue, in the order in which the queues first occur."""
-        if window.places is None:
-            yield self._target((self.options.topic, None, None), number), window
-            return
-        targets: dict[Place, MessageQueue] = {}
-        groups: dict[MessageQueue, list[int]] = {}
-        for index, place in enumerate(window.places):
-            queue = targets.get(place)
-            if queue is None:
-                queue = targets[place] = self._target(place, number)
-            groups.setdefault(queue, []).append(index)
-        for queue, indices in groups.items():
-            yield queue, window if len(groups) == 1 else window.pick(indices)
+        """The rows of a window by queue; within a queue they keep their order."""
+        places: Sequence[Place] = window.places or [(self.options.topic, None)]
+        found: dict[MessageQueue, list[NDArray[np.int64]]] = {}
+        for place, rows in _rows_by_place(window, places):
+            for queue, members in self._by_shard(window, place, rows, number):
+                found.setdefault(queue, []).append(members)
+        for queue, parts in found.items():
+            indices = parts[0] if len(parts) == 1 else np.sort(np.concatenate(parts))
+            yield queue, window if len(indices) == window.row_count else window.pick(indices)
 
-    def _target(self, place: Place, number: int) -> MessageQueue:
-        topic, queue_text, sharding_key = place
+    def _by_shard(
+        self, window: Rows, place: Place, rows: NDArray[np.int64], number: int
+    ) -> Iterator[tuple[MessageQueue, NDArray[np.int64]]]:
+        """Rows of one place by queue: the one that they name, else the one that their hash chooses, else the one whose turn it is."""
+        topic, queue_text = place
         queues = self.queues.get(topic)
         if queues is None:
             queues = self.queues[topic] = write_queues(self.cluster, topic)
+        in_turn = (self.identity.partition + number) % len(queues)
         if queue_text is not None:
-            target: MessageQueue = parse_queue(queue_text, topic, queues)
-            return target
-        if sharding_key is not None:
-            return queues[sharded_index(sharding_key, len(queues))]
-        return queues[(self.identity.partition + number) % len(queues)]
+            yield parse_queue(queue_text, topic, queues), rows
+        elif window.shards is None:
+            yield queues[in_turn], rows
+        else:
+            hashes = window.shards[rows]
+            chosen = np.where(hashes == 0, in_turn, (hashes % np.uint64(len(queues))).astype(int))
+            for index in np.unique(chosen).tolist():
+                yield queues[index], rows[chosen == index]
 
     def _request(self, queue: MessageQueue, rows: Rows, first_sequence: int) -> _Request:
         encoder = self._encoders.get(queue.topic)
@@ -238,7 +241,9 @@ class RowSender:
                 raise ReplayMismatchError(
                     f"{queue.topic}/{queue.broker_name}:{queue.queue_id}@{queue_offset + row}: partition"
                     f" {self.identity.partition} runs again with other rows, or in another order, than what is stored"
-                    " already; sort within partitions before the write (see docs/spark.md, exactly once)"
+                    " already. Behind a shuffle rows need an order of their own: on a stream by"
+                    " foreachBatch(protomq_spark.send_batch(...)), else by sortWithinPartitions before the write"
+                    " (docs/spark.md, exactly once)"
                 )
             position += len(found)
 
@@ -266,11 +271,24 @@ class RowSender:
                 return None
 
 
+def _rows_by_place(
+    window: Rows, places: Sequence[Place]
+) -> Iterable[tuple[Place, NDArray[np.int64]]]:
+    """Each place with its rows; `places`: one for each row, or one for all."""
+    if len(places) == 1:
+        return [(places[0], np.arange(window.row_count))]
+    members: dict[Place, list[int]] = {}
+    for index, place in enumerate(places):
+        members.setdefault(place, []).append(index)
+    return [(place, np.asarray(rows)) for place, rows in members.items()]
+
+
 def write_queues(cluster: Cluster, topic: str) -> tuple[MessageQueue, ...]:
     """The queues of a topic to write, in the order on which all clients agree. Raises NoRouteError, TopicNotFoundError."""
 
     def look() -> tuple[MessageQueue, ...]:
-        queues = cluster.look_up(topic).write_queues
+        # A worker keeps routes from task to task; one that was changed since would have queues that are gone.
+        queues = cluster.look_up_anew(topic).write_queues
         if not queues:
             raise NoRouteError(f"topic {topic!r} has no queue that can be written")
         return queues

@@ -43,7 +43,7 @@ class _Sink:
     """What both have in common."""
 
     def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
-        check_columns(columns, options.topic)
+        check_columns(columns, options.topic, options.shard_by)
         self._options = options
         self._queues: dict[str, tuple[MessageQueue, ...]] = {}
         if options.topic:
@@ -62,7 +62,10 @@ class _Sink:
 
 
 class BatchSink(_Sink, DataSourceArrowWriter):
-    """df.write.format("protomq"): one id for the whole write, all attempts of its tasks included."""
+    """df.write.format("protomq"): one id for the whole write, all attempts of its tasks included.
+
+    Writes of one name that follow each other are numbered, as the micro-batches of a stream are: they are the same producers then.
+    """
 
     def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
         super().__init__(options, columns)
@@ -70,7 +73,8 @@ class BatchSink(_Sink, DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> SentMessage:
         """On an executor: one attempt of one task."""
-        return self._send(Identity(self._scope, _task().partitionId()), iterator)
+        identity = Identity(self._scope, _task().partitionId(), self._options.batch_id)
+        return self._send(identity, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """All tasks are done; there is nothing left to do: what is stored is stored."""

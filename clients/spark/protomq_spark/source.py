@@ -6,6 +6,7 @@ Everything that is handed to executors is a small picklable value; connections a
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -30,7 +31,9 @@ from .offsets import (
     OffsetRange,
     Positions,
     StreamOffset,
-    from_stream_offset,
+    StreamState,
+    decode_state,
+    encode_state,
     pack,
     to_stream_offset,
 )
@@ -38,7 +41,7 @@ from .options import OptionError, ReadOptions, parse_read_options, parse_write_o
 from .planning import Planner
 from .pulling import PullSettings, read_range
 from .records import Decoding
-from .schema import COLUMN_NAMES, ddl_of
+from .schema import COLUMN_NAMES, ddl_of, type_of
 from .sinks import BatchSink, StreamSink
 
 
@@ -81,12 +84,23 @@ def _refuse_overwrite(overwrite: bool) -> None:
 
 
 def _columns_of(schema: StructType) -> tuple[str, ...]:
+    """The columns to make. Raises OptionError for a schema of the user's that is not the messages'."""
     unknown = [name for name in schema.names if name not in COLUMN_NAMES]
     if unknown:
         raise OptionError(
-            f"the schema names {', '.join(unknown)}; there are {', '.join(COLUMN_NAMES)}"
+            f"the schema names {', '.join(unknown)}; there are {', '.join(COLUMN_NAMES)}. {_NO_SCHEMA}"
         )
+    for field in schema.fields:
+        given, kind = field.dataType.simpleString(), type_of(field.name)
+        if given != kind or not field.nullable:
+            null = "" if field.nullable else " NOT NULL"
+            raise OptionError(
+                f"the schema says that {field.name} is {given}{null}: it is {kind} and may be null. {_NO_SCHEMA}"
+            )
     return tuple(schema.names)
+
+
+_NO_SCHEMA = "Leave .schema(...) out: option 'columns' chooses columns, and cast() or from_json() change them after load()"
 
 
 class RangePartition(InputPartition):
@@ -143,13 +157,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._columns = columns
         self._planner: Planner | None = None
         self._final: Positions | None = None
+        self._committed: Positions = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_planner": None, "_final": None}
+        return {**self.__dict__, "_planner": None, "_final": None, "_committed": {}}
 
     def initialOffset(self) -> StreamOffset:
         """Where a new query starts."""
-        return to_stream_offset(self._plan.initial())
+        return encode_state(StreamState(self._plan.initial(), self._query_of("")))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """What Spark hands to `latestOffset`, unless the trigger says otherwise."""
@@ -161,7 +176,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:
         """The end of the next micro-batch."""
-        begin = from_stream_offset(start)
+        begin, query = decode_state(start)
+        query = self._query_of(query)
+        # Spark asks for the next micro-batch when the one before is done, and tells `commit` only when there is a next.
+        self._commit(begin, query)
         latest = self._plan.latest(begin)
         if self._final is not None:
             # Nothing beyond what was there when Trigger.AvailableNow began.
@@ -173,7 +191,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         count_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         wait = not isinstance(limit, ReadAllAvailable) and self._final is None
         end = self._plan.next_end(begin, latest, count_max, time.monotonic(), wait)
-        return to_stream_offset(end)
+        return encode_state(StreamState(end, query))
+
+    def _query_of(self, remembered: str) -> str:
+        """What the checkpoint remembers, or a new name. Spark tells a Python source neither its query's id nor its checkpoint."""
+        if self._options.group:  # Then nobody asks for it.
+            return remembered
+        return remembered or uuid.uuid4().hex[:12]
 
     def prepareForTriggerAvailableNow(self) -> None:
         """From now on there is nothing new."""
@@ -186,7 +210,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:
         """The tasks of a micro-batch."""
-        parts = self._plan.plan_between(from_stream_offset(start), from_stream_offset(end))
+        parts = self._plan.plan_between(decode_state(start).positions, decode_state(end).positions)
         return [RangePartition(task) for task in pack(parts, self._options.partitions_max)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -195,7 +219,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: StreamOffset) -> None:
         """A micro-batch is done."""
-        self._plan.commit(from_stream_offset(end))
+        self._commit(*decode_state(end))
+
+    def _commit(self, positions: Positions, query: str) -> None:
+        """For lag tools; once for each place."""
+        if positions != self._committed:
+            self._committed = positions
+            self._plan.commit(positions, self._options.group_of(query))
 
     @property
     def _plan(self) -> Planner:

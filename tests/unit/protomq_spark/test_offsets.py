@@ -13,9 +13,13 @@ from hypothesis import strategies as st
 from protomq._types import MessageQueue, QueueRange
 from protomq_spark.offsets import (
     OffsetRange,
+    StreamOffset,
+    StreamState,
     assigned_queues,
     carried,
     clip,
+    decode_state,
+    encode_state,
     find_data_loss,
     from_stream_offset,
     limit_ends,
@@ -45,6 +49,16 @@ def test_an_offset_survives_the_checkpoint(found: dict[MessageQueue, int]) -> No
 def test_a_broker_name_may_hold_a_colon() -> None:
     found = {MessageQueue("t", "rack:1:a", 3): 7}
     assert from_stream_offset(to_stream_offset(found)) == found
+
+
+def test_a_query_keeps_its_name_in_the_checkpoint_and_old_checkpoints_have_none() -> None:
+    state = StreamState({A0: 7, B0: 9}, "3f")
+    assert decode_state(encode_state(state)) == state
+    assert encode_state(state)["t"] == {"a:0": 7, "b:0": 9}
+    assert decode_state({"t": {"a:0": 7}}) == StreamState({A0: 7})
+    assert encode_state(StreamState({A0: 7})) == {"t": {"a:0": 7}}
+    later: StreamOffset = {"@protomq": {"query": "3f", "of a later version": 1}, "t": {"a:0": 7}}
+    assert decode_state(later) == StreamState({A0: 7}, "3f")
 
 
 def test_words_are_resolved_per_queue() -> None:

@@ -129,12 +129,10 @@ def test_a_time_for_all_goes_before_times_and_those_before_offsets() -> None:
     assert read(startingTimestamp="9", startingOffsetsByTimestamp=times).start.time_ms == 9
 
 
-def test_the_default_group_is_stable_and_differs_by_subscription() -> None:
-    assert read().group == read().group
-    assert read().group.startswith("spark-protomq-source-")
-    assert read(groupIdPrefix="mine").group.startswith("mine-")
-    other = parse_read_options({"protomq.namesrv": "h:1", "subscribe": "other"})
-    assert other.group != read().group
+def test_a_query_has_a_group_of_its_own_unless_the_user_names_one() -> None:
+    assert read(True).group_of("3f") == "spark-protomq-source-3f"
+    assert read(True, groupIdPrefix="mine").group_of("3f") == "mine-3f"
+    assert read(True, groupIdPrefix="mine", group="g").group_of("3f") == "g"
 
 
 def test_durations_have_units() -> None:

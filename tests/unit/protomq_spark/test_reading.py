@@ -209,5 +209,5 @@ def test_nothing_is_planned_between_equal_offsets() -> None:
 
 def test_a_commit_tells_the_cluster() -> None:
     cluster = cluster_with(a0=(0, 5))
-    planner(cluster).commit({A0: 4})
+    planner(cluster).commit({A0: 4}, "g")
     assert cluster.committed == {A0: 4}

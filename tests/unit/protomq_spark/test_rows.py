@@ -17,9 +17,17 @@ from protomq._compression import make_compressor
 from protomq._types import MessageQueue
 from protomq.errors import ConfigurationError, MessageTooLargeError
 from protomq.v1.record_pb2 import Record
-from protomq.wire.hashing import key_hash_of, tag_code_of
+from protomq.wire.hashing import hash63, key_hash_of, tag_code_of
 from protomq_spark.options import OptionError
-from protomq_spark.rows import BadRowError, check_columns, parse_queue, rows_of, windows
+from protomq_spark.rows import (
+    BadRowError,
+    ShardBy,
+    check_columns,
+    joined,
+    parse_queue,
+    rows_of,
+    windows,
+)
 from protomq_spark.sender import SEQUENCES_PER_BATCH, Identity
 
 PLAIN = make_compressor("none")
@@ -62,7 +70,9 @@ def test_rows_become_records_with_all_their_parts() -> None:
     assert (rows.key_hashes[0], rows.tag_codes[0]) == (key_hash_of("k"), tag_code_of("T"))
     assert (list(parsed.keys), parsed.tag, dict(parsed.properties)) == (["k"], "T", {"a": "1"})
     assert parsed.attributes.sharding_key == "s"
-    assert rows.places == [("t", None, "s")]
+    assert rows.places is None
+    assert rows.shards is not None
+    assert rows.shards.tolist() == [hash63(b"s")]
 
 
 def test_kafkas_headers_are_properties() -> None:
@@ -76,8 +86,35 @@ def test_kafkas_headers_are_properties() -> None:
 
 def test_rows_that_may_go_anywhere_have_no_places() -> None:
     assert rows_of(batch_of(body=["x"], topic=["u"]), "t", PLAIN).places is None
-    assert rows_of(batch_of(body=["x"], topic=["u"]), "", PLAIN).places == [("u", None, None)]
-    assert rows_of(batch_of(body=["x"], queue=[3]), "t", PLAIN).places == [("t", "3", None)]
+    assert rows_of(batch_of(body=["x"], topic=["u"]), "", PLAIN).places == [("u", None)]
+    assert rows_of(batch_of(body=["x"], queue=[3]), "t", PLAIN).places == [("t", "3")]
+
+
+@pytest.mark.parametrize(
+    ("shard_by", "columns", "texts"),
+    [
+        ("", {"key": ["k", None, ""]}, ["k", "", ""]),
+        ("", {"key": ["k", "k", "k"], "sharding_key": ["s", None, ""]}, ["s", "", ""]),
+        ("key", {"key": ["k", None, "l"], "sharding_key": ["s", "s", "s"]}, ["k", "", "l"]),
+        ("sharding_key", {"key": ["k", "k", "k"], "sharding_key": ["s", "t", None]}, ["s", "t", ""]),
+        ("key", {"key": ["k", "ü", "l"], "properties": [[("a", "1")], None, None]}, ["k", "ü", "l"]),
+    ],
+)
+def test_a_column_chooses_the_queue(
+    shard_by: ShardBy, columns: dict[str, list[Any]], texts: list[str]
+) -> None:
+    batch = batch_of(body=["a", "b", "c"], **columns)
+    rows = rows_of(batch, "t", PLAIN, shard_by)
+    assert rows.shards is not None
+    assert rows.shards.tolist() == [hash63(text.encode()) if text else 0 for text in texts]
+    assert joined([rows.part(0, 1), rows.pick([1, 2])]).shards.tolist() == rows.shards.tolist()  # type: ignore[union-attr]
+
+
+def test_without_a_column_that_chooses_queues_are_taken_in_turn() -> None:
+    assert rows_of(batch_of(body=["x"], key=["k"]), "t", PLAIN, "none").shards is None
+    assert rows_of(batch_of(body=["x"], tags=["A"]), "t", PLAIN).shards is None
+    with pytest.raises(OptionError, match="'shardBy' is 'key', but there is no such column"):
+        check_columns(["body"], "t", "key")
 
 
 @pytest.mark.parametrize(
