@@ -258,7 +258,7 @@ async def test_an_error_comes_with_reason_and_details(callers):
         await callers[DESCRIBE].call(DESCRIBE, describe_request("missing"))
     assert (caught.value.status.reason, caught.value.status.metadata) == (
         "TOPIC_NOT_FOUND",
-        {"topic": "missing"},
+        {"topic": "missing", "definite": "true"},
     )
 
 

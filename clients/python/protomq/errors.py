@@ -44,8 +44,8 @@ What a handler reads are attributes, not classes:
 
 - `reason`: UPPER_SNAKE, stable; for a ServerError a value of protomq.v1.ErrorReason without prefix.
 - `retriable`: the same request may succeed later or at another broker.
-- `definite`: what was asked did not happen and will not. False after a time-out: the message may be stored all the same
-  (the SDK's own retries are safe: a repeated send is recognised by its sequence number).
+- `definite`: what was asked did not happen and will not; a server says it with each error. False after a time-out: the message may be
+  stored all the same (the SDK's own retries are safe: a repeated send is recognised by its sequence number).
 - `stale_route`: the route is the suspect: look it up again before the next try.
 - `code`: gRPC status code as a number (0 where no code fits); `metadata`: values that the message names;
   `retry_delay_ms`: how long the server asks to wait, or None.
@@ -465,11 +465,14 @@ def error_from_status(status: RpcStatus) -> ProtomqError:
     cls: type[ProtomqError] = by_reason or _BY_CODE.get(status.code, InternalError)
     error = cls(
         status.message or status.reason or f"status code {status.code}",
-        metadata=dict(status.metadata),
+        metadata={key: value for key, value in status.metadata.items() if key != "definite"},
         retry_delay_ms=status.retry_delay_ms,
         field_violations=status.field_violations,
     )
     error.code = status.code
+    definite = status.metadata.get("definite")
+    if definite in ("true", "false"):  # An older server, or a proxy, does not say it.
+        error.definite = definite == "true"
     if status.reason and by_reason is None:
         error.reason = status.reason
     return error

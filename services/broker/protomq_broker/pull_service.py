@@ -17,7 +17,7 @@ from protomq.v1.pull_service_pb2 import PullRequest, PullResponse, PullStatus
 from protomq.wire.hashing import tag_code_of
 from protomq.wire.record import encode_varint
 from protomq_runtime.dispatch import raw
-from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
+from protomq_runtime.errors import invalid_argument, too_many, unparsable
 
 from .holds import Hold, LaneHolds, QueueKey
 from .store.reading import ReadResult, ReadStatus
@@ -141,16 +141,10 @@ class PullService:
         holds = self._holds.get(lane)
         if holds is None:
             holds = self._holds[lane] = LaneHolds(lane.post, self._wake)
-        if lane.holds >= self._config.lanes.hold_max // self._config.lanes.pull_threads:
-            call.fail(
-                ServiceError(
-                    Code.RESOURCE_EXHAUSTED,
-                    "TOO_MANY",
-                    f"{lane.holds} pulls are held already; pull without a hold, or at another broker",
-                    metadata={"holds": str(lane.holds)},
-                    retry_delay_ms=1_000,
-                )
-            )
+        limit = self._config.lanes.hold_max // self._config.lanes.pull_threads
+        if lane.holds >= limit:
+            message = f"{limit} pulls are held already; pull without a hold, or at another broker"
+            call.fail(too_many("held pulls of a lane", limit, message, retry_delay_ms=1_000))
             return
         hold = Hold((request.topic, request.queue_id), call, request, tag_codes, result.next_offset)
         holds.add(hold)

@@ -7,7 +7,14 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from protomq_runtime.errors import Code, ServiceError, internal, invalid_argument
+from protomq_runtime.errors import (
+    Code,
+    ServiceError,
+    corrupt_log,
+    internal,
+    invalid_argument,
+    too_many,
+)
 
 from .store.append import CorruptRecordError
 from .store.consume_queue import ConsumeQueueDamagedError
@@ -19,7 +26,7 @@ from .store.errors import (
     StoreFailedError,
 )
 from .store.index_runs import IndexDamagedError
-from .store.offsets import TooManyGroupsError
+from .store.offsets import GROUPS_MAX, TooManyGroupsError
 from .store.repeated_sends import ProducerFencedError, SequenceExpiredError
 from .store.topics import InvalidNameError
 
@@ -70,24 +77,26 @@ def to_service_error(error: Exception) -> ServiceError:
     if isinstance(error, ProducerFencedError):
         return ServiceError(Code.FAILED_PRECONDITION, "PRODUCER_FENCED", str(error))
     if isinstance(error, TooManyGroupsError):
-        return ServiceError(Code.RESOURCE_EXHAUSTED, "TOO_MANY", str(error))
+        return too_many("consumer groups", GROUPS_MAX, str(error))
     if isinstance(error, CorruptLogError | CorruptRecordError):
         log.error("damage in the log: %s", error)
-        metadata = {"position": str(error.position)}
         next_offset = getattr(error, "next_offset", -1)
-        if next_offset >= 0:  # where a reader of the queue can go on
-            metadata["next_offset"] = str(next_offset)
-        return ServiceError(Code.DATA_LOSS, "CORRUPT_LOG", str(error), metadata=metadata)
+        return corrupt_log(
+            str(error),
+            position=error.position,
+            next_offset=next_offset if next_offset >= 0 else None,
+        )
     if isinstance(error, ConsumeQueueDamagedError) and error.is_healing:  # the store has said it
         return ServiceError(
             Code.UNAVAILABLE,
             "QUEUE_HEALING",
             f"{error}; it is being made anew from the log",
+            metadata={"queue_offset": str(error.queue_offset)},
             retry_delay_ms=RETRY_HEALING_MS,
         )
     if isinstance(error, ConsumeQueueDamagedError | IndexDamagedError):
         log.error("damage in a derived file: %s", error)
-        return ServiceError(Code.DATA_LOSS, "CORRUPT_LOG", str(error))
+        return corrupt_log(str(error), queue_offset=getattr(error, "queue_offset", None))
     if isinstance(error, InvalidNameError):
         return invalid_argument("name", str(error))
     if isinstance(error, StoreError):

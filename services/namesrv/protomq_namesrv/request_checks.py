@@ -9,7 +9,7 @@ from typing import Final
 from protomq.v1.route_service_pb2 import Broker, RegisterBrokerRequest
 from protomq.v1.topic_pb2 import DataVersion, Permission, Topic
 from protomq_runtime.addresses import parse_address
-from protomq_runtime.errors import Code, ServiceError
+from protomq_runtime.errors import Code, ServiceError, too_many
 
 from .route_snapshot import BrokerKey, Registration, TopicShare, Version
 
@@ -43,9 +43,9 @@ def is_creatable_topic_name(name: str) -> bool:
 def to_registration(request: RegisterBrokerRequest, topic_count_max: int) -> Registration:
     """The registration in a request. Raises INVALID_ARGUMENT with the fields at fault, or TOO_MANY."""
     if len(request.topics) > topic_count_max:
-        raise ServiceError(
-            Code.RESOURCE_EXHAUSTED,
-            "TOO_MANY",
+        raise too_many(
+            "topics of a broker",
+            topic_count_max,
             f"{len(request.topics)} topics are more than the {topic_count_max} that this name server takes of a broker; "
             "raise limits.topic_count_max",
         )

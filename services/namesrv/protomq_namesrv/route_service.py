@@ -35,7 +35,7 @@ from protomq.v1.route_service_pb2 import (
 from protomq_runtime.call import Call, CallContext
 from protomq_runtime.clock import Clock
 from protomq_runtime.dispatch import raw, streaming
-from protomq_runtime.errors import Code, ServiceError, unparsable
+from protomq_runtime.errors import Code, ServiceError, too_many, unparsable
 from protomq_runtime.lane import Lane
 from protomq_runtime.server import Server
 from protomq_runtime.timers import Timer
@@ -264,9 +264,9 @@ class _Watchers:
     def watcher(self) -> Iterator[asyncio.Event]:
         """An event for one stream, among those that a change sets."""
         if len(self._events) >= self._count_max:
-            raise ServiceError(
-                Code.RESOURCE_EXHAUSTED,
-                "TOO_MANY",
+            raise too_many(
+                "watched routes",
+                self._count_max,
                 f"{self._count_max} routes are being watched, the most this name server takes; poll GetRoute instead",
             )
         self._loop = asyncio.get_running_loop()

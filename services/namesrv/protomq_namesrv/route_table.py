@@ -24,7 +24,7 @@ from enum import Enum
 from itertools import count
 from typing import Final, NamedTuple
 
-from protomq_runtime.errors import Code, ServiceError
+from protomq_runtime.errors import Code, ServiceError, too_many
 
 from .config import LimitsConfig, LivenessConfig
 from .route_snapshot import BrokerKey, Registration, RouteSnapshot, Version
@@ -97,9 +97,9 @@ class RouteTable:
             liveness = self._liveness.get(key)
             known = self._registrations.get(key)
             if liveness is None and len(self._liveness) >= self._limits.broker_count_max:
-                raise ServiceError(
-                    Code.RESOURCE_EXHAUSTED,
-                    "TOO_MANY",
+                raise too_many(
+                    "brokers",
+                    self._limits.broker_count_max,
                     f"{len(self._liveness)} brokers are registered here, the most this name server takes; "
                     "raise limits.broker_count_max",
                 )
@@ -149,6 +149,7 @@ class RouteTable:
                     Code.NOT_FOUND,
                     "BROKER_NOT_FOUND",
                     f"broker {key.broker_name} with id {key.broker_id} is not registered here; register it first",
+                    metadata={"broker_name": key.broker_name, "broker_id": str(key.broker_id)},
                 )
             hold_id = next(self._hold_ids)
             liveness.holds.add(hold_id)
@@ -211,7 +212,12 @@ class RouteTable:
                 Code.FAILED_PRECONDITION,
                 "STALE_REGISTRATION",
                 f"a later start of broker {key.broker_name} with id {key.broker_id} is or was registered here; {remedy}",
-                metadata={"incarnation": str(incarnation), "incarnation_min": str(incarnation_min)},
+                metadata={
+                    "broker_name": key.broker_name,
+                    "broker_id": str(key.broker_id),
+                    "incarnation": str(incarnation),
+                    "incarnation_min": str(incarnation_min),
+                },
             )
 
     def _heard(self, liveness: _Liveness, now_ms: int) -> None:

@@ -3,12 +3,17 @@
 A service raises ServiceError; both transports turn it into the same google.rpc.Status (AIP-193): a gRPC status code, an
 ErrorInfo with a reason of proto/protomq/v1/error.proto, and RetryInfo or BadRequest where they help. This module knows
 no gRPC: `Code` repeats its seventeen codes, which are fixed for ever.
+
+RULES is the one place that says what each reason means for a caller. The table in docs/wire.md repeats it, and
+tests/unit/test_error_reasons.py compares it with that table, with error.proto, with the SDK's classes and with whoever raises.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import Final
 
 from protomq.wire.status import RpcStatus, encode_status
 
@@ -35,8 +40,72 @@ class Code(IntEnum):
     UNAUTHENTICATED = 16
 
 
+DEFINITE_KEY: Final = "definite"
+"""In the metadata of every ErrorInfo: "true" or "false"."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasonRule:
+    """What a reason promises.
+
+    Attributes:
+        code: its status code, always the same.
+        definite: what was asked has not happened and will not; False: it may have happened, or may yet. It is about this request: an
+            earlier attempt of the same send may have been stored.
+        metadata: keys that always stand in the metadata, besides `definite`.
+        optional: keys that stand there where they apply.
+    """
+
+    code: Code
+    definite: bool
+    metadata: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+
+
+RULES: Final[Mapping[str, ReasonRule]] = {
+    "INVALID_ARGUMENT": ReasonRule(Code.INVALID_ARGUMENT, True),
+    "MESSAGE_TOO_LARGE": ReasonRule(
+        Code.INVALID_ARGUMENT, True, optional=("field", "size_bytes", "limit_bytes", "count", "limit")
+    ),
+    "TOPIC_NOT_FOUND": ReasonRule(Code.NOT_FOUND, True, ("topic",)),
+    "QUEUE_NOT_FOUND": ReasonRule(
+        Code.NOT_FOUND, True, ("topic", "queue_id"), ("read_queues", "write_queues")
+    ),
+    "TOPIC_EXISTS": ReasonRule(Code.ALREADY_EXISTS, True, ("topic",)),
+    "NOT_PERMITTED": ReasonRule(Code.PERMISSION_DENIED, True, ("topic",)),
+    "SYSTEM_BUSY": ReasonRule(Code.RESOURCE_EXHAUSTED, True, ("lane",)),
+    "DISK_FULL": ReasonRule(Code.RESOURCE_EXHAUSTED, True),
+    # The write that failed may be on the disk all the same, and a start finds it there.
+    "STORE_FAILED": ReasonRule(Code.FAILED_PRECONDITION, False),
+    "SHUTTING_DOWN": ReasonRule(Code.UNAVAILABLE, True),
+    "SEQUENCE_EXPIRED": ReasonRule(Code.FAILED_PRECONDITION, False),
+    "PRODUCER_FENCED": ReasonRule(Code.FAILED_PRECONDITION, True),
+    "DEADLINE_EXCEEDED": ReasonRule(Code.DEADLINE_EXCEEDED, True),
+    "UNKNOWN_METHOD": ReasonRule(Code.UNIMPLEMENTED, True, optional=("method", "lane", "lanes")),
+    "CORRUPT_LOG": ReasonRule(
+        Code.DATA_LOSS, True, optional=("position", "next_offset", "queue_offset")
+    ),
+    # No server answers it: a queue without a committed offset is left out of GetOffsets.
+    "OFFSET_NOT_FOUND": ReasonRule(Code.NOT_FOUND, True),
+    "INTERNAL": ReasonRule(Code.INTERNAL, False),
+    "BROKER_NOT_FOUND": ReasonRule(Code.NOT_FOUND, True, ("broker_name", "broker_id")),
+    "TOO_MANY": ReasonRule(Code.RESOURCE_EXHAUSTED, True, ("what", "limit")),
+    "STALE_REGISTRATION": ReasonRule(
+        Code.FAILED_PRECONDITION,
+        True,
+        ("broker_name", "broker_id", "incarnation", "incarnation_min"),
+    ),
+    # Not definite, since the answer to a repeated send looks at the queue: the message is stored then.
+    "QUEUE_HEALING": ReasonRule(Code.UNAVAILABLE, False, ("queue_offset",)),
+}
+"""By reason, every value of ErrorReason."""
+
+
 class ServiceError(Exception):
-    """A refusal that the caller is told of. Never holds a trace or anything else that is not meant for the caller."""
+    """A refusal that the caller is told of. Never holds a trace or anything else that is not meant for the caller.
+
+    The metadata say whether it is definite: as RULES has it, or, where a peer's answer is passed on, as the peer said.
+    """
 
     def __init__(
         self,
@@ -53,7 +122,9 @@ class ServiceError(Exception):
         self.code = Code(code)
         self.reason = reason
         self.message = message
-        self.metadata: Mapping[str, str] = metadata or {}
+        rule = RULES.get(reason)
+        definite = "true" if rule is not None and rule.definite else "false"
+        self.metadata: Mapping[str, str] = {DEFINITE_KEY: definite, **(metadata or {})}
         self.retry_delay_ms = retry_delay_ms
         self.field_violations = tuple(field_violations)
         self._encoded: bytes | None = None
@@ -114,6 +185,40 @@ def request_too_large(method: str, size_bytes: int, limit_bytes: int) -> Service
         "MESSAGE_TOO_LARGE",
         f"a request of {size_bytes} bytes: {method} takes {limit_bytes} at most; send less at a time",
         metadata={"size_bytes": str(size_bytes), "limit_bytes": str(limit_bytes)},
+    )
+
+
+def too_many(
+    what: str, limit: int, message: str, *, retry_delay_ms: int | None = None
+) -> ServiceError:
+    """RESOURCE_EXHAUSTED: there is the most of `what` already that is allowed, `limit`."""
+    return ServiceError(
+        Code.RESOURCE_EXHAUSTED,
+        "TOO_MANY",
+        message,
+        metadata={"what": what, "limit": str(limit)},
+        retry_delay_ms=retry_delay_ms,
+    )
+
+
+def corrupt_log(
+    message: str,
+    *,
+    position: int | None = None,
+    next_offset: int | None = None,
+    queue_offset: int | None = None,
+) -> ServiceError:
+    """DATA_LOSS: what was asked for is damaged on disk.
+
+    `position`: physical offset of the damage; `next_offset`: offset of the queue behind it, at which a reader can go on;
+    `queue_offset`: first entry of the queue that does not hold.
+    """
+    known = {"position": position, "next_offset": next_offset, "queue_offset": queue_offset}
+    return ServiceError(
+        Code.DATA_LOSS,
+        "CORRUPT_LOG",
+        message,
+        metadata={key: str(value) for key, value in known.items() if value is not None},
     )
 
 

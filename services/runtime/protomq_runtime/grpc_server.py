@@ -30,7 +30,15 @@ from protomq.wire.status import POOL as STATUS_POOL
 from .call import Call
 from .connection_limits import ConnectionLimits, grpc_options
 from .dispatch import BoundMethod, DispatchTable, Style
-from .errors import SHUTTING_DOWN, Code, ServiceError, internal, request_too_large, unparsable
+from .errors import (
+    SHUTTING_DOWN,
+    Code,
+    ServiceError,
+    corrupt_log,
+    internal,
+    request_too_large,
+    unparsable,
+)
 from .lane import Lane
 from .lane_pool import LanePool
 from .regions import Region, ShortFileError, read_regions
@@ -160,7 +168,7 @@ class GrpcCall(Call):
             except (OSError, ShortFileError) as error:
                 logger.error("the answer to %s cannot be read: %s", self.method.path, error)
                 reason = f"what is stored cannot be read: {error}"
-                answer = ServiceError(Code.DATA_LOSS, "CORRUPT_LOG", reason)
+                answer = corrupt_log(reason)
                 code = answer.code
         if span is not None:
             span.end(code)

@@ -323,6 +323,7 @@ class RemotingServer(threading.Thread):
                 Code.UNIMPLEMENTED,
                 "UNKNOWN_METHOD",
                 f"this server has no lane of number {lane}; it serves: {served}",
+                metadata={"lane": str(lane), "lanes": served},
             ) from None
 
     def _drop(self, caller: _Caller) -> None:

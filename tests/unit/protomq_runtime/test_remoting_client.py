@@ -139,7 +139,7 @@ def test_error_answer_is_raised_with_its_reason() -> None:
         with pytest.raises(ServiceError, match="no such thing") as error:
             client.call(METHOD_ID, b"", 2)
     assert (error.value.code, error.value.reason) == (Code.NOT_FOUND, "BROKER_NOT_FOUND")
-    assert error.value.metadata == {"k": "v"}
+    assert error.value.metadata == {"k": "v", "definite": "true"}
 
 
 @pytest.mark.parametrize(
