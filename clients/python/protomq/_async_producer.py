@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, Unpack
 
 from ._async_routes import AsyncRoutes
 from ._async_transport import AsyncTransport
+from ._at_exit import call_at_exit, warn_of_loss
 from ._batching import PreparedRecord, split_records
 from ._checks import check_queue, check_seconds
 from ._forks import call_after_fork
@@ -64,6 +65,7 @@ class AsyncProducer:
         self._closed = False
         self._start()
         call_after_fork(self)
+        call_at_exit(self)
 
     def _start(self) -> None:
         self._lines: dict[tuple[str, MessageQueue | None], _Line] = {}
@@ -160,6 +162,22 @@ class AsyncProducer:
         core.after_batch(messages, result, None)
         return result
 
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """Waits until every message whose `send` is under way in another task has its outcome. See Producer.flush."""
+        if timeout_s is None:
+            timeout_s = self.options.send_timeout_s
+        check_seconds("timeout_s", timeout_s)
+        futures = {
+            entry.future
+            for line in self._lines.values()
+            for entry in (*line.in_flight, *line.pending)
+        }
+        waiting = (await asyncio.wait(futures, timeout=timeout_s))[1] if futures else set()
+        if waiting:
+            raise RequestTimeoutError(
+                f"{len(waiting)} messages have no outcome yet", metadata={"pending": str(len(waiting))}
+            )
+
     # -- life ----------------------------------------------------------------------------------------------------------
 
     @property
@@ -185,15 +203,16 @@ class AsyncProducer:
         }
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Waits until what is on its way has its answer, at most the send time-out; what still waits then fails with ClosedError."""
+        """Waits until what is on its way has its answer. See Producer.close."""
         if self._closed:
             return
+        if timeout_s is None:
+            timeout_s = self.options.send_timeout_s
+        check_seconds("timeout_s", timeout_s, zero=True)
         self._closed = True
         tasks = [line.task for line in self._lines.values() if line.task is not None]
         if tasks:
-            await asyncio.wait(
-                tasks, timeout=self.options.send_timeout_s if timeout_s is None else timeout_s
-            )
+            await asyncio.wait(tasks, timeout=timeout_s)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -223,6 +242,10 @@ class AsyncProducer:
         """In a forked child: no connections, no waiting messages, another producer id. Called by itself."""
         self._core.after_fork()
         self._start()
+
+    def finish_at_exit(self) -> int:
+        """When the interpreter ends, and with it the loop: how many messages are lost. Called by itself."""
+        return 0 if self._closed else sum(line.count for line in self._lines.values())
 
     # -- one message ---------------------------------------------------------------------------------------------------
 
@@ -311,10 +334,18 @@ class AsyncProducer:
         options = self.options
         try:
             while line.pending:
-                batch = take_batch(
+                line.in_flight = take_batch(
                     line.pending, options.coalesce_count_max, options.coalesce_size_max_bytes
                 )
-                await self._send_batch_of(line, batch)
+                await self._send_batch_of(line, line.in_flight)
+                line.in_flight = []
+        except asyncio.CancelledError:
+            # By `close`, which tells each caller, or by the end of the loop, when no caller is left to be told.
+            lost, line.in_flight = line.count, []
+            if not self._closed:
+                line.pending.clear()
+                warn_of_loss(lost, "the event loop ended")
+            raise
         finally:
             line.task = None  # Here, not in a callback: whoever sends next must see it at once.
 
@@ -497,11 +528,18 @@ class _Entry:
 class _Line:
     """The line of a queue, or of a topic where `queue` is None. See _lines.py."""
 
-    __slots__ = ("pending", "queue", "task", "topic")
+    __slots__ = ("in_flight", "pending", "queue", "task", "topic")
 
     def __init__(self, topic: str, queue: MessageQueue | None) -> None:
         self.topic = topic
         self.queue = queue
         self.pending: deque[_Entry] = deque()
+        self.in_flight: list[_Entry] = []
+        """The messages of the request that is under way."""
         self.task: asyncio.Task[None] | None = None
         """Serves the line while anything waits in it, one request in flight at a time."""
+
+    @property
+    def count(self) -> int:
+        """Messages without an outcome."""
+        return len(self.in_flight) + len(self.pending)

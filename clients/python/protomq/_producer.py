@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final, Literal, Unpack
 
+from ._at_exit import call_at_exit, interpreter_ends
 from ._batching import PreparedRecord, split_records
 from ._checks import check_queue, check_seconds
 from ._forks import call_after_fork
@@ -75,12 +76,16 @@ class Producer:
         self._closed = False
         self._start()
         call_after_fork(self)
+        call_at_exit(self)
 
     def _start(self) -> None:
         self._lines: dict[tuple[str, MessageQueue | None], Line] = {}
         self._workers: ThreadPoolExecutor | None = None
         self._workers_lock = threading.Lock()
         self._room = Room(self.options.pending_size_max_bytes)
+        self._pending: set[Future[SendResult]] = set()
+        """Of `send_async`, without an outcome."""
+        self._lost_at_exit = 0
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
@@ -133,7 +138,8 @@ class Producer:
         """Sends a message without waiting; the future has the result or the error.
 
         Messages to one chosen queue (or with one sharding key) keep the order of the calls. Waits only while more than
-        `pending_size_max_bytes` are on their way. Callbacks of the future run on a sending thread: keep them short.
+        `pending_size_max_bytes` are on their way. Callbacks of the future run on a sending thread: keep them short. Call `flush`
+        or `close` before the program ends: what is on its way then is still sent, but nobody sees what fails, only a warning.
         """
         message = as_message(topic, body, key, keys, tag, properties, queue, sharding_key)
         message = self._core.before_send(message)
@@ -142,12 +148,13 @@ class Producer:
         future: Future[SendResult] = Future()
         size = len(record[0]) + len(record[3])
         self._room.take(size, deadline_s)
-        future.add_done_callback(lambda _: self._room.give_back(size))
+        self._pending.add(future)
+        future.add_done_callback(lambda done: self._forget(done, size))
         if self.options.hooks:
             future.add_done_callback(lambda done: self._after_async_send(message, done))
         entry = Entry(record, deadline_s, future)
-        if line.enter(entry):
-            self._submit(line, [entry])
+        if line.enter(entry) and not self._submit(line, [entry]):
+            self._lead(line, [entry])
         return future
 
     def send_one_way(
@@ -213,6 +220,18 @@ class Producer:
         core.after_batch(messages, result, None)
         return result
 
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Waits until every message that was given to `send_async` has its outcome, which its future has then.
+
+        Raises RequestTimeoutError after `timeout_s` (None: the send time-out); what is not there by then stays on its way.
+        """
+        deadline_s = self._deadline(timeout_s)
+        waiting = wait(list(self._pending), max(deadline_s - time.monotonic(), 0.0)).not_done
+        if waiting:
+            raise RequestTimeoutError(
+                f"{len(waiting)} messages have no outcome yet", metadata={"pending": str(len(waiting))}
+            )
+
     # -- life ----------------------------------------------------------------------------------------------------------
 
     @property
@@ -238,10 +257,15 @@ class Producer:
         }
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Waits until what is on its way has its answer, at most the send time-out; what still waits then fails with ClosedError."""
+        """Waits until what is on its way has its answer, at most `timeout_s` (None: the send time-out).
+
+        What still waits then fails with ClosedError. With 0 it waits for nothing.
+        """
         if self._closed:
             return
-        deadline_s = self._deadline(timeout_s)
+        if timeout_s is None:
+            timeout_s = self.options.send_timeout_s
+        deadline_s = time.monotonic() + check_seconds("timeout_s", timeout_s, zero=True)
         self._closed = True
         for line in list(self._lines.values()):
             left = line.drain(max(deadline_s - time.monotonic(), 0.0))
@@ -264,6 +288,13 @@ class Producer:
         """In a forked child: no connections, no waiting messages, another producer id. Called by itself."""
         self._core.after_fork()
         self._start()
+
+    def finish_at_exit(self) -> int:
+        """When the interpreter ends: what is on its way gets the send time-out. How many messages are lost. Called by itself."""
+        if self._closed:
+            return 0
+        waiting = wait(list(self._pending), self.options.send_timeout_s).not_done
+        return self._lost_at_exit + len(waiting)
 
     # -- one message ---------------------------------------------------------------------------------------------------
 
@@ -329,6 +360,13 @@ class Producer:
         )
         return self._lines.setdefault((topic, queue), line)
 
+    def _forget(self, done: Future[SendResult], size_bytes: int) -> None:
+        """A message of `send_async` has its outcome."""
+        self._pending.discard(done)
+        self._room.give_back(size_bytes)
+        if interpreter_ends() and not done.cancelled() and done.exception() is not None:
+            self._lost_at_exit += 1
+
     def _after_async_send(self, message: OutgoingMessage, done: Future[SendResult]) -> None:
         if not done.cancelled():
             error = done.exception()
@@ -342,10 +380,17 @@ class Producer:
             route = self._route(line.topic, deadline_s)
             return self._dispatch(route, (record,), line.queue, deadline_s).result(0)
         finally:
-            self._hand_over(line)
+            following = self._hand_over(line)
+            if following:
+                self._lead(line, following)
 
     def _lead(self, line: Line, batch: list[Entry]) -> None:
-        """Sends a batch, hands the line over, gives everyone the outcome."""
+        """Sends a batch, hands the line over, gives everyone the outcome; what follows too, where nobody else can lead it."""
+        while batch:
+            batch = self._lead_once(line, batch)
+
+    def _lead_once(self, line: Line, batch: list[Entry]) -> list[Entry]:
+        """One batch; answers the next one if this thread is to lead it."""
         stored: Stored | None = None
         error: BaseException | None = None
         try:
@@ -357,22 +402,28 @@ class Producer:
                 stored = self._dispatch(route, records, line.queue, deadline_s)
         except BaseException as caught:
             error = caught
-        self._hand_over(line)
+        following = self._hand_over(line)
         if error is None or isinstance(error, Exception):
             resolve_batch(batch, stored, error)
-            return
+            return following
         # KeyboardInterrupt and the like are for this thread; nobody knows what became of the request.
         stopped = f"the thread that carried the message was stopped by {error!r}"
         resolve_batch(batch, None, ConnectionLostError(stopped))
+        if following:
+            self._fail_the_rest(line, following)
         raise error
 
-    def _hand_over(self, line: Line) -> None:
-        """The request has returned: the line goes to one of those who gathered, or to a worker, or is free."""
+    def _hand_over(self, line: Line) -> list[Entry]:
+        """The request has returned: the line goes to one of those who gathered, or to a worker, or is free.
+
+        Answers the messages that are next where the caller must lead them itself: no worker takes anything any more.
+        """
         following, leader = line.leave()
         if leader is not None and leader.wakeup is not None:
             leader.wakeup.release()
-        elif following:
-            self._submit(line, following)
+        elif following and not self._submit(line, following):
+            return following
+        return []
 
     def _follow(self, line: Line, entry: Entry) -> None:
         """Waits in line: until the message has its outcome, or is to be led by this thread."""
@@ -425,19 +476,30 @@ class Producer:
         resolve_batch(expired, None, error)
         return [entry for entry in batch if entry.deadline_s > now_s]
 
-    def _submit(self, line: Line, batch: list[Entry]) -> None:
-        """Has a worker lead a batch that no waiting thread can lead."""
+    def _submit(self, line: Line, batch: list[Entry]) -> bool:
+        """Has a worker lead a batch that no waiting thread can lead; False: the caller must."""
         with self._workers_lock:
             if self._workers is None:
                 self._workers = ThreadPoolExecutor(WORKERS_MAX, thread_name_prefix="protomq-send")
             workers = self._workers
         try:
             workers.submit(self._lead, line, batch)
-        except RuntimeError:  # Shut down by `close`.
-            line.leave()
+        except RuntimeError:
+            if not self._closed:
+                return False  # The interpreter ends, its thread pools take no more work.
+            self._fail_the_rest(line, batch)
+        return True
+
+    def _fail_the_rest(self, line: Line, batch: list[Entry]) -> None:
+        """Nobody leads the line any more: what waits in it fails."""
+        while batch:
             resolve_batch(
                 batch, None, ClosedError("the producer was closed before the message was sent")
             )
+            batch, leader = line.leave()
+            if leader is not None and leader.wakeup is not None:
+                leader.wakeup.release()
+                return
 
     # -- requests ------------------------------------------------------------------------------------------------------
 

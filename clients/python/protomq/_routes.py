@@ -395,9 +395,13 @@ class Routes:
         with self._own_lock():
             begun = self._cache.begin_refresh(route.topic)
         if begun:
-            threading.Thread(
+            refresh = threading.Thread(
                 target=self._refresh, args=(route.topic,), name="protomq-route", daemon=True
-            ).start()
+            )
+            try:
+                refresh.start()
+            except RuntimeError:
+                pass  # The interpreter ends: what is still to be sent goes by the old route.
         return route
 
     def _look_up(self, topic: str, timeout_s: float) -> Route:
