@@ -20,6 +20,7 @@ from protomq.wire.record import PHYSICAL_OFFSET_AT
 from .append import AppendRequest, CorruptRecordError, ScannedRecords
 from .checkpoint import Checkpoint
 from .config import StoreConfig
+from .consume_queue import ConsumeQueueDamagedError
 from .consume_queue_table import ConsumeQueueTable
 from .disk import Disk, read_fully, read_json, sync_names_above, write_json_atomically
 from .errors import CorruptLogError, StoreSettingsError
@@ -37,7 +38,7 @@ from .recovery import (
 )
 from .seals import LogWalker, WalkedBlock, find_fields
 from .segment import SegmentFolder
-from .topics import TopicTable
+from .topics import TopicTable, incarnation_of_first
 
 log = logging.getLogger(__name__)
 
@@ -177,13 +178,32 @@ def restore_topics(topics: TopicTable, queues: ConsumeQueueTable, queues_default
         for topic in queues.topics()
         if topics.find(topic) is None
     }
-    found = topics.restore(counts, queues_default)
+    incarnations = {
+        topic: incarnation_of_first(topic, position)
+        for topic in counts
+        if (position := _first_position_of(topic, queues)) is not None
+    }
+    found = topics.restore(counts, queues_default, incarnations)
     if found:
         log.warning(
             "config/topics.json %s: %d topics are restored from their queues",
             "was lost" if was_lost else "was behind the log",
             len(found),
         )
+
+
+def _first_position_of(topic: str, queues: ConsumeQueueTable) -> int | None:
+    """Where the oldest message of a topic stands; None if its queues do not tell."""
+    positions = []
+    for queue in queues.queues_of(topic).values():
+        if queue.known_min_offset < queue.end_offset:
+            try:
+                position, size_bytes, _ = queue.entry(queue.known_min_offset)
+            except ConsumeQueueDamagedError:
+                continue
+            if size_bytes:
+                positions.append(position)
+    return min(positions, default=None)
 
 
 def restore_offsets(

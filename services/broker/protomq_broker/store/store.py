@@ -89,10 +89,11 @@ class Store:
         disk: Disk | None = None,
         background: bool = True,
         queues_default: int = QUEUES_DEFAULT,
+        draw_incarnation: Callable[[], int] | None = None,
     ) -> Store:
         """Takes the lock, recovers, and starts the background threads (`background`: without them the caller flushes).
 
-        `queues_default`: queues of a topic of which only the log tells, at least.
+        `queues_default`: queues of a topic of which only the log tells, at least. `draw_incarnation`: as in TopicTable.
 
         Raises StoreLockedError, StoreSettingsError, CorruptLogError, OSError; then everything is closed again.
         """
@@ -102,7 +103,9 @@ class Store:
         make_folders(disk, root)
         lock = StoreLock(disk, root)
         try:
-            return cls(root, config, clock, disk, lock, background, queues_default)
+            return cls(
+                root, config, clock, disk, lock, background, queues_default, draw_incarnation
+            )
         except BaseException:
             lock.release()
             raise
@@ -116,6 +119,7 @@ class Store:
         lock: StoreLock,
         background: bool,
         queues_default: int,
+        draw_incarnation: Callable[[], int] | None,
     ) -> None:
         self.root = root
         self.config = config
@@ -123,6 +127,8 @@ class Store:
         """Told of queues that got readable messages, after the fact; on the writer's or the flusher's thread."""
         self.on_flushed: Callable[[int], None] = _ignore
         """Told the flushed position when it has moved, and when it never will again (see `write_refusal`); on the flusher's thread."""
+        self.on_topic_deleted: Callable[[str], None] = _ignore
+        """Told the name of a topic that is gone, on the thread that deleted it."""
         self.keep_from_position: Callable[[], int | None] = _nothing
         """Asked before segments are deleted: what the log has from there on is needed (by a replica, a timer, an open transaction)."""
         self._clock = clock
@@ -145,7 +151,7 @@ class Store:
         self._derived: tuple[Derived, ...] = (self._queues, self._index, self._repeated)
         self._first = (NO_POSITION, 0)
         self._replayed_from = 0
-        self.topics = TopicTable(disk, f"{root}/config/topics.json", clock.now_ms)
+        self.topics = TopicTable(disk, f"{root}/config/topics.json", clock.now_ms, draw_incarnation)
         self.topics.forget_deleted(self._folder.first_position)
         recovered = self._recover()
 
@@ -434,13 +440,17 @@ class Store:
 
     def delete_topic(self, topic: str) -> None:
         """Deletes a topic with its queues and committed offsets. Its records stay in the log until their segments go."""
-        self.topics.delete(topic, self._tail.position)
-        self._queues.remove_topic(topic)
-        self._repeated.remove_topic(topic)
-        self.offsets.remove_topic(topic)
-        self._counters.pop(topic, None)
+
+        def clean_up() -> None:
+            self._queues.remove_topic(topic)
+            self._repeated.remove_topic(topic)
+            self.offsets.remove_topic(topic)
+            self._counters.pop(topic, None)
+            self.offsets.flush()  # what the file has would pass for offsets of the next topic of that name
+
+        self.topics.delete(topic, self._tail.position, clean_up)
         self.topics.move_deleted(topic, self._tail.position)  # sends that were under way
-        self.offsets.flush()  # before a topic of that name can be made anew: what the file has would pass for its offsets
+        self.on_topic_deleted(topic)
 
     def delete_segments_below(self, position: int) -> int:
         """Deletes the segments that end at or below `position`, except those that a recovery would
