@@ -576,7 +576,7 @@ async def test_all_answers_carry_the_incarnation_and_requests_for_another_are_re
         return client.call(request, consumer.CommitOffsetsResponse)
 
     def questions(incarnation: int) -> list[Any]:
-        named = {"topic": "t", "topic_incarnation": incarnation}
+        named: Any = {"topic": "t", "topic_incarnation": incarnation}
         return [
             client.pull(topic_incarnation=incarnation),
             client.call(consumer.GetOffsetsRequest(consumer_group="g", **named), consumer.GetOffsetsResponse),

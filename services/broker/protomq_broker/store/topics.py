@@ -159,7 +159,7 @@ class TopicTable:
         now_ms: Callable[[], int],
         draw_incarnation: Callable[[], int] | None = None,
     ) -> None:
-        """`draw_incarnation` gives numbers of 63 bits, not 0 and never one twice; without it the time and the count of changes make them."""
+        """`draw_incarnation` gives numbers of 63 bits, never 0 or one twice; without it the time and the count of changes make them."""
         self.on_change: Callable[[], None] = _nothing
         self._draw_incarnation = draw_incarnation or self._next_incarnation
         self._disk = disk

@@ -335,7 +335,7 @@ def test_a_send_under_way_while_its_topic_is_deleted_does_not_bring_the_others_b
 
         return real(name, position, late)
 
-    store.topics.delete = delete  # type: ignore[method-assign]
+    store.topics.delete = delete  # type: ignore[method-assign,assignment]
     store.delete_topic("topic")
     store.flush()
     assert read_all(open_store(disk.killed())) == []
