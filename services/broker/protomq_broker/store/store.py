@@ -2,6 +2,7 @@
 
     Store
       CommitLog             the truth                  commit_log.py < segment.py, seals.py
+      CheckedLog            what of it holds, as far as is known: checked_log.py
       ConsumeQueueTable     queue offset -> position   derived
       MessageIndex          key or id -> position      derived
       RepeatedSends         producer, sequence -> place derived
@@ -22,8 +23,10 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +35,8 @@ import numpy as np
 from protomq.wire.hashing import Octets
 
 from .append import AppendRequest
+from .checked_log import CheckedLog
+from .checked_segment import Stretch
 from .checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from .commit_log import DISK_FULL_ERRNOS, CommitLog
 from .config import StoreConfig
@@ -153,7 +158,8 @@ class Store:
         self._replayed_from = 0
         self.topics = TopicTable(disk, f"{root}/config/topics.json", clock.now_ms, draw_incarnation)
         self.topics.forget_deleted(self._folder.first_position)
-        recovered = self._recover()
+        walked: list[Stretch] = []
+        recovered = self._recover(walked.append)
 
         self._log = CommitLog(
             disk,
@@ -167,13 +173,24 @@ class Store:
         except DiskFullError as error:  # what is there can be read, and deleted
             log.warning("the disk is full: %s", error)
         self._tail = self._log.tail
+        self._checked = CheckedLog(
+            disk,
+            self._folder,
+            lambda: self._log.tail,
+            self._log_start,
+            lambda: self._reader.damaged,
+        )
+        self._damage_lock = threading.Lock()
         self._reader = LogReader(
             self._folder,
             self._queues,
             self._index,
+            self._checked,
             lambda: self.readable_position,
             recovered.damaged,
+            self._set_aside,
         )
+        self._checked.begin(walked)
         restore_topics(self.topics, self._queues, queues_default)
         offsets_path = f"{root}/config/consumerOffsets.json"
         self.offsets = ConsumerOffsets(disk, offsets_path)
@@ -201,6 +218,7 @@ class Store:
             config.scrub_bytes_per_s,
             self._log_start,
             lambda: self._reader.damaged,
+            self._checked,
             self._set_aside,
         )
         self._healer = QueueHealer(
@@ -319,6 +337,7 @@ class Store:
                 else sum(len(r.region.data) for r in requests)
             )
             before = commit_log.tail
+            self._checked.note_append(before)
             store_time_ms = max(self._clock.now_ms(), before.store_time_ms)
             parts, count = self._stamp(requests, position, store_time_ms)
             tail = commit_log.append(parts, count, store_time_ms, commit_log.flushed_position)
@@ -464,9 +483,10 @@ class Store:
             log.info("%d segments below position %d are deleted", len(removed), first)
             crc = chain_at_end(removed[-1])
             self._first = (first, crc) if crc is not None else (NO_POSITION, 0)
-            self._reader.damaged = [
-                damage for damage in self._reader.damaged if damage.end_position > first
-            ]
+            with self._damage_lock:
+                self._reader.damaged = [
+                    damage for damage in self._reader.damaged if damage.end_position > first
+                ]
             for derived in self._derived:
                 derived.delete_below(first)
         return first
@@ -570,7 +590,7 @@ class Store:
 
     # Recovery and background.
 
-    def _recover(self) -> RecoveredLog:
+    def _recover(self, on_walked: Callable[[Stretch], None]) -> RecoveredLog:
         disk = self._disk
         checkpoint = read_checkpoint(disk, f"{self.root}/checkpoint")
         self._queues.load(self._folder.first_position)
@@ -587,6 +607,7 @@ class Store:
             self._derived,
             same_cache=bool(cache_id) and cache_id == self._lock.previous_cache_id,
             deleted=self.topics.deleted,
+            on_walked=on_walked,
         )
         self._first = _first_of(self._folder, checkpoint)
         self._replayed_from = checkpoint.replay_position if checkpoint else 0
@@ -622,9 +643,8 @@ class Store:
         return self.keep_from_position()
 
     def _scrub(self, now_ms: int) -> None:
-        synced = self._log.flushed_position
         if self.config.scrub_bytes_per_s:
-            self._scrubber.step(now_ms, synced - synced % self._folder.segment_size_bytes)
+            self._scrubber.step(now_ms, self._log.flushed_position)
 
     def _log_start(self) -> StartPoint:
         first = self._folder.first_position
@@ -632,17 +652,23 @@ class Store:
         return StartPoint(first, crc32c if known == first else None)
 
     def _set_aside(self, damage: DamagedRange) -> None:
-        """Damage was found while the store is open: nothing of it is served any more, now and after a restart."""
-        log.error(
-            "corrupt log: %s: positions %d to %d are set aside: %s. Run `protomq log verify`",
-            self._folder.path_at(damage.start_position),
-            damage.start_position,
-            damage.end_position,
-            damage.reason,
-        )
-        damaged = [*self._reader.damaged, damage]
-        self._reader.damaged = damaged
-        write_quarantine(self._disk, f"{self.root}/config/quarantine.json", damaged)
+        """Damage was found while the store is open: nothing of it is served any more, now and after a restart. Any thread."""
+        if damage.end_position > self._log.flushed_position:
+            self._flusher.flush()  # what is set aside is there after a power cut
+        with self._damage_lock:
+            known = self._reader.damaged
+            if any(k.start_position <= damage.start_position < k.end_position for k in known):
+                return  # somebody else came upon it at the same time
+            log.error(
+                "corrupt log: %s: positions %d to %d are set aside: %s. Run `protomq log verify`",
+                self._folder.path_at(damage.start_position),
+                damage.start_position,
+                damage.end_position,
+                damage.reason,
+            )
+            damaged = sorted([*known, damage], key=attrgetter("start_position"))
+            self._reader.damaged = damaged
+            write_quarantine(self._disk, f"{self.root}/config/quarantine.json", damaged)
 
     def _flush_turn(self) -> None:
         self._flusher.flush()
