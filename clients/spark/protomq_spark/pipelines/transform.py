@@ -1,8 +1,9 @@
 """Topic to topic through a function of yours, exactly once.
 
 --function names a module and a function in it: it is given the messages as a streaming DataFrame (columns as the source has
-them) and answers one with the columns of the sink (body, key, tags ...). Row-by-row transformations keep the order; behind a
-shuffle end with sortWithinPartitions. The module is looked for in the working folder, too.
+them) and answers one with the columns of the sink (body, key, tags ...). Row-by-row transformations keep the order; one that
+groups, joins or repartitions wants --shuffled: its rows are sorted by what is in them (`send_batch`), and rows of a group that
+changed are sent again. The module is looked for in the working folder, too.
 
     # my_functions.py
     def big_orders(messages):
@@ -17,6 +18,8 @@ import os
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
+
+from protomq_spark.batches import send_batch
 
 from .report import RunReport, progress_of, say
 
@@ -42,6 +45,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--group", default="", help="consumer group to commit offsets to")
     parser.add_argument(
+        "--shuffled", action="store_true", help="the function groups, joins or repartitions"
+    )
+    parser.add_argument(
         "--follow", action="store_true", help="do not end when all messages are read"
     )
 
@@ -60,13 +66,12 @@ def run(spark: SparkSession, arguments: argparse.Namespace, report: RunReport) -
         reader = reader.option("tags", arguments.tags)
     if arguments.group:
         reader = reader.option("protomq.group.id", arguments.group)
-    writer = (
-        function(reader.load())
-        .writeStream.format("protomq")
-        .option("protomq.namesrv", arguments.output_namesrv or arguments.namesrv)
-        .option("topic", arguments.output_topic)
-        .option("checkpointLocation", arguments.checkpoint)
-    )
+    namesrv, topic = arguments.output_namesrv or arguments.namesrv, arguments.output_topic
+    writer = function(reader.load()).writeStream.option("checkpointLocation", arguments.checkpoint)
+    if arguments.shuffled:
+        writer = writer.outputMode("update").foreachBatch(send_batch(topic, namesrv=namesrv))
+    else:
+        writer = writer.format("protomq").option("protomq.namesrv", namesrv).option("topic", topic)
     query = (writer if arguments.follow else writer.trigger(availableNow=True)).start()
     count = 0
     try:
