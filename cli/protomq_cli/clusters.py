@@ -11,6 +11,7 @@ from protomq_cli.connection import open_admin
 from protomq_cli.message_text import time_text
 from protomq_cli.options import DEFAULT_TIMEOUT_S, Namesrv, Output, Timeout
 from protomq_cli.output import OutputFormat, print_object, print_rows
+from protomq_cli.partial import Missing
 from protomq_cli.units import format_size
 
 if TYPE_CHECKING:
@@ -61,10 +62,12 @@ def status(
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
     """Show what brokers do: log, disk, memory, lanes."""
+    missing = Missing()
     with open_admin(namesrv, timeout) as admin:
-        states = [_status_row(state) for state in admin.broker_status(broker)]
+        states = [_status_row(one) for one in missing.take(lambda: admin.broker_status(broker))]
     if output is not OutputFormat.TABLE:
         print_rows(states, (), output)
+        missing.check()
         return
     for state in states:
         lanes = state.pop("lanes")
@@ -80,6 +83,7 @@ def status(
         ):
             if rows:
                 print_rows([{"broker": state["broker"], **row} for row in rows], columns, output)
+    missing.check()
 
 
 def _status_row(state: BrokerStatus) -> dict[str, Any]:

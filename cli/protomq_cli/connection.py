@@ -68,9 +68,14 @@ def translate(error: BaseException) -> CliError | None:
         hint = hint_for(reason)
         return CliError(exit_code_of(code), reason, f"{message}; {hint}" if hint else message)
     if module.startswith(("protomq_broker.store", "protomq_runtime.", "protomq_namesrv.")):
-        locked = type(error).__name__ == "StoreLockedError"
-        reason = _upper_snake(type(error).__name__.removesuffix("Error"))
-        return CliError(ExitCode.REFUSED if locked else ExitCode.FAILURE, reason, message)
+        name = type(error).__name__
+        code = ExitCode.FAILURE
+        if name == "StoreLockedError":
+            code = ExitCode.REFUSED
+        elif name == "ConfigError":
+            missing = isinstance(error.__cause__, FileNotFoundError)
+            code = ExitCode.NOT_FOUND if missing else ExitCode.USAGE
+        return CliError(code, _upper_snake(name.removesuffix("Error")), message)
     if isinstance(error, FileNotFoundError):
         return CliError(ExitCode.NOT_FOUND, "FILE_NOT_FOUND", _os_message(error))
     if isinstance(error, PermissionError):

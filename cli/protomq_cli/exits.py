@@ -2,7 +2,7 @@
 
 0  done            3  server not reachable, or no answer in time     6  refused: busy, full or a conflict
 1  failed          4  no such topic, queue, message, group           130  interrupted (Ctrl-C)
-2  wrong usage     5  not permitted
+2  wrong usage     5  not permitted                               7    partial: some brokers did not answer
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 EXIT_CODES_HELP: Final = (
     "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not reachable or timed out, 4 not found, "
-    "5 not permitted, 6 refused (busy, full, conflict), 130 interrupted."
+    "5 not permitted, 6 refused (busy, full, conflict), 7 partial (some brokers did not answer), 130 interrupted."
 )
 
 
@@ -27,6 +27,7 @@ class ExitCode(IntEnum):
     NOT_FOUND = 4
     NOT_PERMITTED = 5
     REFUSED = 6
+    PARTIAL = 7
     INTERRUPTED = 130
 
 
@@ -63,7 +64,6 @@ _BY_STATUS_CODE: Final = {
 _HINTS: Final = {
     "TOPIC_NOT_FOUND": "`protomq topic list` shows the topics, `protomq topic create NAME` makes one",
     "TOPIC_EXISTS": "add --update to change it",
-    "TOPIC_RECREATED": "start again, to read the topic as it is now",
     "QUEUE_NOT_FOUND": "`protomq topic describe NAME` shows its queues",
     "NOT_PERMITTED": "`protomq topic describe NAME` shows its permission",
     "SYSTEM_BUSY": "try again in a moment",

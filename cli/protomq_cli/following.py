@@ -5,12 +5,16 @@ What was printed is committed, nothing else: offsets are counted here and commit
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from protomq_cli.connection import open_consumer
 from protomq_cli.offsets import OffsetRange
+from protomq_cli.partial import Missing
 from protomq_cli.places import resolve_in_queue
 
 if TYPE_CHECKING:
@@ -41,6 +45,7 @@ class Follower:
         self._flush = flush
         self._printed: dict[MessageQueue, int] = {}
         self._count = 0
+        self.missing = Missing()
         consumer.subscribe(topic, tags)
         self._ends = self._seek(wanted, exit_at_end)
         # Where an end is to be seen, positions have to be looked at often.
@@ -56,7 +61,7 @@ class Follower:
                     self._take(message)
                 self._flush()
                 if time.monotonic() - committed_at_s >= _COMMIT_INTERVAL_S:
-                    self._commit()
+                    self._commit_or_later()
                     committed_at_s = time.monotonic()
         finally:
             self._commit()
@@ -68,15 +73,25 @@ class Follower:
         if wanted is None and not exit_at_end:
             return ends
         for queue in consumer.assignment():
-            end: int | None = None
-            if wanted is not None:
-                begin, end = resolve_in_queue(consumer, queue, wanted)
+            found = self.missing.ask(queue.broker_name, partial(self._look_up, queue, wanted))
+            if found is None:
+                continue
+            begin, end = found
+            if begin is not None:
                 consumer.seek(queue, begin)
+            if end is None and exit_at_end:
+                end = self.missing.ask(queue.broker_name, partial(consumer.end_offset, queue))
             if end is not None:
                 ends[queue] = end
-            elif exit_at_end:
-                ends[queue] = consumer.end_offset(queue)
+        if exit_at_end and not ends:
+            self.missing.raise_first()
         return ends
+
+    def _look_up(
+        self, queue: MessageQueue, wanted: OffsetRange | None
+    ) -> tuple[int | None, int | None]:
+        """Where to begin in the queue and where to end; None: nothing was said about it."""
+        return (None, None) if wanted is None else resolve_in_queue(self._consumer, queue, wanted)
 
     def _take(self, message: Message) -> None:
         if message.queue_offset < self._ends.get(message.queue, message.queue_offset + 1):
@@ -88,6 +103,16 @@ class Follower:
         return bool(self._ends) and all(
             self._consumer.position(queue) >= end for queue, end in self._ends.items()
         )
+
+    def _commit_or_later(self) -> None:
+        """While a broker is down its offsets wait; the consumer goes on with the others, and the log says it."""
+        from protomq.errors import ProtomqError
+
+        try:
+            self._commit()
+        except ProtomqError as error:
+            if not error.retriable:
+                raise
 
     def _commit(self) -> None:
         if self._printed and self._consumer.group:
@@ -111,21 +136,42 @@ def follow(
     timeout_s: float,
 ) -> None:
     """What `consume` does; `timeout_s` is for the calls before the first message. Raises TopicNotFoundError."""
-    with open_consumer(
-        namesrv,
-        group,
-        begin="earliest" if group or exit_at_end else "latest",
-        # Of tags that nobody sent the broker says nothing until the hold is over: no long holds where an end is to be seen.
-        hold_ms=_HOLD_MS if wanted is None and not exit_at_end else _HOLD_TO_END_MS,
-        auto_commit=False,
-        transport=transport,
-        request_timeout_s=timeout_s,
-    ) as consumer:
-        for queue in consumer.queues(topic)[:1]:
-            consumer.queue_range(
-                queue
-            )  # The route of a topic that is not there yet has queues, too.
+    with (
+        _warnings_shown(),
+        open_consumer(
+            namesrv,
+            group,
+            begin="earliest" if group or exit_at_end else "latest",
+            # Of tags that nobody sent the broker says nothing until the hold is over: no long holds where an end is to be seen.
+            hold_ms=_HOLD_MS if wanted is None and not exit_at_end else _HOLD_TO_END_MS,
+            auto_commit=False,
+            transport=transport,
+            request_timeout_s=timeout_s,
+        ) as consumer,
+    ):
+        # The route of a topic that is not there yet has queues, too. One broker that has it is enough to begin.
+        missing = Missing()
+        queues = consumer.queues(topic)
+        if queues and not any(
+            missing.ask(queue.broker_name, partial(consumer.queue_range, queue)) for queue in queues
+        ):
+            missing.raise_first()
         follower = Follower(
             consumer, topic, show, flush, wanted=wanted, tags=tags, exit_at_end=exit_at_end
         )
         follower.run(count_max)
+        follower.missing.check()
+
+
+@contextmanager
+def _warnings_shown() -> Iterator[None]:
+    """What the SDK warns of goes to stderr: a broker that is gone, one that is back, another member of the group."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("protomq: %(message)s"))
+    handler.setLevel(logging.WARNING)
+    logger = logging.getLogger("protomq")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)

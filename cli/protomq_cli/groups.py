@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from protomq_cli import completion
 from protomq_cli.connection import open_admin, open_consumer
+from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.offsets import OffsetRange
 from protomq_cli.options import (
     DEFAULT_TIMEOUT_S,
@@ -18,6 +21,7 @@ from protomq_cli.options import (
     offsets_option,
 )
 from protomq_cli.output import OutputFormat, print_rows
+from protomq_cli.partial import Missing
 from protomq_cli.places import resolve_in_queue
 
 if TYPE_CHECKING:
@@ -49,16 +53,19 @@ def list_groups(
     A queue without a committed offset lags by all that is stored.
     """
     rows = []
+    missing = Missing()
     with open_admin(namesrv, timeout) as admin:
-        groups = admin.list_groups(topic or "")
+        groups = missing.take(lambda: admin.list_groups(topic or ""))
     for group in groups:
         with open_consumer(
             namesrv, group.name, auto_commit=False, request_timeout_s=timeout
         ) as consumer:
             for name in (topic,) if topic else group.topics:
-                lag = sum(_offset_row(consumer, queue)["lag"] for queue in consumer.queues(name))
+                queues = _offset_rows(consumer, consumer.queues(name), missing)
+                lag = sum(queue["lag"] for queue in queues)
                 rows.append({"group": group.name, "topic": name, "lag": lag})
     print_rows(rows, ("group", "topic", "lag"), output)
+    missing.check()
 
 
 def offsets(
@@ -72,9 +79,20 @@ def offsets(
 
     A queue without a committed offset lags by all that is stored.
     """
+    missing = Missing()
     with open_consumer(namesrv, group, auto_commit=False, request_timeout_s=timeout) as consumer:
-        rows = [_offset_row(consumer, queue) for queue in consumer.queues(topic)]
+        rows = _offset_rows(consumer, consumer.queues(topic), missing)
+    if not rows:
+        missing.raise_first()
+    if all(row["committed_offset"] is None for row in rows):
+        missing.check()  # Who does not answer may know the group.
+        raise CliError(
+            ExitCode.NOT_FOUND,
+            "GROUP_NOT_FOUND",
+            f"group {group!r} has committed nothing in topic {topic!r}; `protomq group list` shows the groups",
+        )
     print_rows(rows, _COLUMNS, output)
+    missing.check()
 
 
 def commit(
@@ -104,11 +122,27 @@ def commit(
         raise typer.BadParameter("one place is wanted, not a range", param_hint="--offset")
     with open_consumer(namesrv, group, auto_commit=False, request_timeout_s=timeout) as consumer:
         queues = [found for found in consumer.queues(topic) if not queue or found.queue_id in queue]
+        if not queues:
+            raise CliError(
+                ExitCode.NOT_FOUND,
+                "QUEUE_NOT_FOUND",
+                f"topic {topic!r} has no such queue; `protomq topic describe {topic}` shows them",
+            )
         places = {found: resolve_in_queue(consumer, found, offset)[0] for found in queues}
         if places:
             consumer.commit(places)
         rows = [_offset_row(consumer, found) for found in queues]
     print_rows(rows, _COLUMNS, output)
+
+
+def _offset_rows(
+    consumer: PullConsumer, queues: Iterable[MessageQueue], missing: Missing
+) -> list[dict[str, Any]]:
+    """A row for each queue whose broker answers."""
+    rows = (
+        missing.ask(queue.broker_name, partial(_offset_row, consumer, queue)) for queue in queues
+    )
+    return [row for row in rows if row is not None]
 
 
 def _offset_row(consumer: PullConsumer, queue: MessageQueue) -> dict[str, Any]:

@@ -37,6 +37,7 @@ from protomq_cli.options import (
     option_parser,
 )
 from protomq_cli.output import OutputFormat, RowStream
+from protomq_cli.partial import Missing
 
 if TYPE_CHECKING:
     from protomq import Message, MessageQueue, SendResult
@@ -118,7 +119,7 @@ def send(
         int | None, typer.Option("--queue", "-q", min=0, show_default="in turn", help="Queue.")
     ] = None,
     broker: Annotated[
-        str | None, typer.Option("--broker", "-b", metavar="NAME", show_default="any", help="Broker of --queue.")
+        str | None, typer.Option("--broker", "-b", metavar="NAME", show_default="any", help="To this broker only.")
     ] = None,
     key_separator: Annotated[
         str | None,
@@ -160,12 +161,14 @@ def send(
         all_keys = [line_key, *keys] if line_key else keys
         return OutgoingMessage(
             topic, content, all_keys[0] if all_keys else None, tuple(all_keys[1:]), tag, user_properties,
-            sharding_key, chosen,
+            sharding_key, next(chosen),
         )  # fmt: skip
 
-    chosen = None
-    if queue is not None:
-        chosen = _choose_queue(namesrv, timeout, topic, queue, broker)
+    if broker is not None and queue is None and sharding_key is not None:
+        raise typer.BadParameter("a sharding key chooses among all brokers", param_hint="--broker")
+    chosen: Iterator[MessageQueue | None] = itertools.repeat(None)
+    if queue is not None or broker is not None:
+        chosen = itertools.cycle(_choose_queues(namesrv, timeout, topic, queue, broker))
     with (
         open_producer(namesrv, send_timeout_s=timeout, compression=compression.value) as producer,
         RowStream(_SENT_COLUMNS, output, io.StringIO() if quiet else None) as stream,
@@ -237,6 +240,7 @@ def pull(
             printer.print(message)
             if count and printer.count == count:
                 break
+    reader.check()
     if count and printer.count == count < reader.count and sys.stderr.isatty():
         sys.stderr.write(f"{count} of {reader.count:,}; --count 0 shows all\n")
 
@@ -315,17 +319,21 @@ def query(
     """Find messages by key or by message id, newest first."""
     if (key is None) == (message_id is None):
         raise typer.BadParameter("give one of --key and --id")
+    missing = Missing()
     with open_admin(namesrv, timeout) as admin, _Printer(output, template) as printer:
         if key is not None:
             begin, end = _times(offset)
-            found = admin.query_by_key(topic, key, begin=begin, end=end, count_max=count)
+            found = missing.take(
+                lambda: admin.query_by_key(topic, key, begin=begin, end=end, count_max=count)
+            )
         else:
-            one = admin.query_by_id(topic, message_id or "")
+            one = missing.take(lambda: admin.query_by_id(topic, message_id or ""))
             found = [] if one is None else [one]
         if not found:
-            admin.describe_topic(topic)  # Is it the topic that is not there?
+            missing.take(lambda: admin.describe_topic(topic))  # Is it the topic that is not there?
         for message in found:
             printer.print(message)
+    missing.check()
     if printer.count == 0:
         what = f"key {key!r}" if key is not None else f"id {message_id}"
         raise CliError(
@@ -413,15 +421,21 @@ def _parse_property(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _choose_queue(
-    namesrv: str | None, timeout_s: float, topic: str, queue_id: int, broker: str | None
-) -> MessageQueue:
+def _choose_queues(
+    namesrv: str | None, timeout_s: float, topic: str, queue_id: int | None, broker: str | None
+) -> list[MessageQueue]:
+    """The queue of that number, or without one all queues of the broker."""
+    from protomq_cli.reading import unknown_broker
+
     with open_consumer(namesrv, request_timeout_s=timeout_s) as consumer:
-        queues = [
-            queue
-            for queue in consumer.queues(topic)
-            if queue.queue_id == queue_id and broker in (None, queue.broker_name)
-        ]
+        known = consumer.queues(topic)
+    if broker is not None and broker not in {queue.broker_name for queue in known}:
+        raise unknown_broker(broker, topic, known)
+    queues = [
+        queue
+        for queue in known
+        if queue_id in (None, queue.queue_id) and broker in (None, queue.broker_name)
+    ]
     if not queues:
         where = f" on broker {broker!r}" if broker else ""
         raise CliError(
@@ -429,14 +443,14 @@ def _choose_queue(
             "QUEUE_NOT_FOUND",
             f"topic {topic!r} has no queue {queue_id}{where}",
         )
-    if len(queues) > 1:
+    if queue_id is not None and len(queues) > 1:
         names = ", ".join(queue.broker_name for queue in queues)
         raise CliError(
             ExitCode.USAGE,
             "AMBIGUOUS_QUEUE",
             f"several brokers have a queue {queue_id}; add --broker: {names}",
         )
-    return queues[0]
+    return queues
 
 
 def _why_no_route(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from protomq import MessageQueue
@@ -21,12 +22,17 @@ from protomq.v1 import pull_service_pb2
 from protomq_cli.connection import open_admin, open_consumer
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.offsets import OffsetRange
+from protomq_cli.partial import Missing
 from protomq_cli.places import resolve_in_queue
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from protomq import PullConsumer, QueueRange
+
+LOOK_UP_TIMEOUT_S: Final = 5.0
+"""For a broker to say what a queue holds: one that is gone must not take all of a long time-out."""
 PULL_COUNT: Final = 1024
 """Messages a pull; fewer where fewer are wanted."""
 
@@ -55,18 +61,29 @@ class TopicReader:
                 broker.broker_name: broker.address for broker in reversed(admin.cluster_info())
             }
         self._parts: dict[MessageQueue, tuple[int, int]] = {}
+        self.missing = Missing()
         ranges: dict[MessageQueue, tuple[int, int]] = {}
-        with open_consumer(namesrv, request_timeout_s=timeout_s) as consumer:
-            for queue in consumer.queues(topic):
+        look_up_s = min(timeout_s, LOOK_UP_TIMEOUT_S)
+        with open_consumer(namesrv, request_timeout_s=look_up_s) as consumer:
+            queues = consumer.queues(topic)
+            if broker_name is not None and broker_name not in {q.broker_name for q in queues}:
+                raise unknown_broker(broker_name, topic, queues)
+            for queue in queues:
                 if broker_name not in (None, queue.broker_name):
                     continue
                 if queue_ids and queue.queue_id not in queue_ids:
                     continue
-                min_offset, end_offset = ranges[queue] = consumer.queue_range(queue)
-                begin, end = resolve_in_queue(consumer, queue, wanted)
+                found = self.missing.ask(
+                    queue.broker_name, partial(_look_up, consumer, queue, wanted)
+                )
+                if found is None:
+                    continue
+                (min_offset, end_offset), begin, end = found
+                ranges[queue] = min_offset, end_offset
                 if min_offset <= begin <= end_offset:
                     self._parts[queue] = begin, end_offset if end is None else min(end, end_offset)
         if not ranges:
+            self.missing.raise_first()
             raise CliError(
                 ExitCode.NOT_FOUND,
                 "QUEUE_NOT_FOUND",
@@ -97,6 +114,12 @@ class TopicReader:
             *queues, key=lambda m: (m.store_time_ms, m.queue.broker_name, m.physical_offset)
         )
 
+    def check(self) -> None:
+        """To be called when all is read: raises what kept messages back, if anything did."""
+        if all(queue.broker_name in self.missing for queue in self._parts):
+            self.missing.raise_first()
+        self.missing.check()
+
     def __enter__(self) -> Self:
         return self
 
@@ -112,7 +135,10 @@ class TopicReader:
         self, queue: MessageQueue, begin: int, end: int, pull_count: int
     ) -> Iterator[Message]:
         while begin < end:
-            answer = self._pull(queue, begin, min(pull_count, end - begin))
+            pull = partial(self._pull, queue, begin, min(pull_count, end - begin))
+            answer = self.missing.ask(queue.broker_name, pull)
+            if answer is None:
+                return
             if answer.status == PullStatus.OFFSET_ILLEGAL:
                 raise CliError(
                     ExitCode.NOT_FOUND,
@@ -141,3 +167,20 @@ class TopicReader:
         return decode_pull_answer(
             self._transport.call(self._addresses[queue.broker_name], PULL, payload, left_s)
         )
+
+
+def unknown_broker(name: str, topic: str, queues: Iterable[MessageQueue]) -> CliError:
+    """The error for a broker that does not have the topic."""
+    known = ", ".join(sorted({queue.broker_name for queue in queues})) or "none"
+    return CliError(
+        ExitCode.NOT_FOUND,
+        "BROKER_NOT_FOUND",
+        f"no broker {name!r} has topic {topic!r}; those that have it: {known}",
+    )
+
+
+def _look_up(
+    consumer: PullConsumer, queue: MessageQueue, wanted: OffsetRange
+) -> tuple[QueueRange, int, int | None]:
+    """What a queue holds, and begin and end of what is wanted of it."""
+    return consumer.queue_range(queue), *resolve_in_queue(consumer, queue, wanted)

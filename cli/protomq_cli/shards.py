@@ -39,6 +39,7 @@ def run_shards(config_file: Path, shard_count: int, arguments: Sequence[str] = (
         )
     if shard_count == 1:
         return run_broker(config_file)
+    load_config(BrokerConfig, config_file)  # What is wrong in it is said once, not by each shard.
     return _Supervisor(config_file, shard_count, arguments).run()
 
 

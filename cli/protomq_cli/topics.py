@@ -13,6 +13,7 @@ from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.message_text import time_text
 from protomq_cli.options import DEFAULT_TIMEOUT_S, Namesrv, Output, Timeout, TopicArgument
 from protomq_cli.output import OutputFormat, print_rows
+from protomq_cli.partial import Missing
 
 if TYPE_CHECKING:
     from protomq import QueueStatus, TopicConfig
@@ -55,14 +56,16 @@ def list_topics(
 
     A topic that several brokers share has a row for each of them.
     """
+    missing = Missing()
     with open_admin(namesrv, timeout) as admin:
         rows = [
             _topic_row(topic, broker_name)
-            for broker_name, topics in admin.list_topics(broker).items()
+            for broker_name, topics in missing.take(lambda: admin.list_topics(broker)).items()
             for topic in topics
         ]
     rows.sort(key=lambda row: (row["topic"], row["broker"]))
     print_rows(rows, _COLUMNS, output)
+    missing.check()
 
 
 def create(
@@ -93,16 +96,20 @@ def create(
     """
     from protomq import Permission
 
+    missing = Missing()
     with open_admin(namesrv, timeout) as admin:
-        made = admin.create_topic(
-            topic,
-            write_queues=queues or 0,
-            read_queues=read_queues or 0,
-            permission=Permission[permission.name],
-            update=update,
-            brokers=None if broker is None else [broker],
+        made = missing.take(
+            lambda: admin.create_topic(
+                topic,
+                write_queues=queues or 0,
+                read_queues=read_queues or 0,
+                permission=Permission[permission.name],
+                update=update,
+                brokers=None if broker is None else [broker],
+            )
         )
     print_rows([_topic_row(config, name) for name, config in made.items()], _COLUMNS, output)
+    missing.check()
 
 
 def describe(
@@ -116,11 +123,13 @@ def describe(
     END-OFFSET is one past the last message; MESSAGES is how many are
     stored. The table shows the queues, the other formats the settings too.
     """
+    missing = Missing()
     with open_admin(namesrv, timeout) as admin:
-        found = admin.describe_topic(topic)
+        found = missing.take(lambda: admin.describe_topic(topic))
     queues = [_queue_row(status) for status in found.queues]
     if output is OutputFormat.TABLE:
         print_rows(queues, _QUEUE_COLUMNS, output)
+        missing.check()
         return
     rows = [_topic_row(config, name) for name, config in found.configs.items()]
     for row in rows:
@@ -130,6 +139,7 @@ def describe(
             if queue["broker"] == row["broker"]
         ]
     print_rows(rows, _COLUMNS, output)
+    missing.check()
 
 
 def delete(
@@ -145,15 +155,18 @@ def delete(
     Its queues and the offsets committed for it go too. Asks first; where
     nobody can answer (no terminal) it wants --yes.
     """
+    missing = Missing()
+    brokers = None if broker is None else [broker]
     with open_admin(namesrv, timeout) as admin:
         if not yes:
-            count = admin.describe_topic(topic).message_count
+            count = missing.take(lambda: admin.describe_topic(topic)).message_count
             _ask(
                 f"Delete topic {topic} with {count:,} messages{f' on {broker}' if broker else ''}?"
             )
-        deleted = admin.delete_topic(topic, brokers=None if broker is None else [broker])
+        deleted = missing.take(lambda: admin.delete_topic(topic, brokers=brokers))
     rows = [{"topic": topic, "broker": name, "deleted": True} for name in deleted]
     print_rows(rows, ("topic", "broker", "deleted"), output)
+    missing.check()
 
 
 def _ask(question: str) -> None:
@@ -172,7 +185,6 @@ def _topic_row(topic: TopicConfig, broker_name: str) -> dict[str, Any]:
         "write_queues": topic.write_queues,
         "read_queues": topic.read_queues,
         "permission": topic.permission.name.lower().replace("_", "-"),
-        "incarnation": topic.incarnation,
     }
 
 

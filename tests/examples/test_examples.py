@@ -23,7 +23,7 @@ def run_example(broker: Broker, name: str, *arguments: str, **environment: str) 
         [*interpreter, str(EXAMPLES / name), *arguments],
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=60,
         env={**os.environ, "PROTOMQ_NAMESRV_ADDR": broker.remoting_address, **environment},
         check=False,
     )

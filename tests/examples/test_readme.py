@@ -19,7 +19,7 @@ def run(arguments: list[str], address: str) -> str:
         arguments,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=60,
         env={"PROTOMQ_NAMESRV_ADDR": address, "PATH": "/usr/bin:/bin"},
         check=False,
     )

@@ -16,7 +16,7 @@ from protomq.testing import Broker
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def run_notebook(broker: Broker) -> str:
@@ -24,7 +24,7 @@ def run_notebook(broker: Broker) -> str:
         [sys.executable, str(EXAMPLES / "spark_notebook.py")],
         capture_output=True,
         text=True,
-        timeout=350,
+        timeout=200,
         env={**os.environ, "PROTOMQ_NAMESRV_ADDR": broker.namesrv, "PYSPARK_PYTHON": sys.executable},
         check=False,
     )

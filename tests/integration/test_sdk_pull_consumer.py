@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import pickle
 import socket
@@ -295,6 +296,30 @@ def test_a_broker_that_comes_back_is_used_again(server: FakeServer) -> None:
         server.start()
         server.append("t", 1, [b"back"])
         assert [message.body for message in drain(source, 1)] == [b"back"]
+
+
+def test_a_broker_that_is_down_is_two_lines_in_the_log(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(server)
+    with consumer(server, auto_commit_interval_s=0.05) as source:
+        source.subscribe("t")
+        drain(source, 20)
+        with caplog.at_level(logging.INFO, "protomq"):
+            server.stop()
+            for _ in range(40):  # Each pulls both queues again, commits, and looks for routes.
+                source._routes.invalidate("t")
+                assert source.poll(0.05) == []
+            server.start()
+            server.append("t", 1, [b"back"])
+            drain(source, 1)
+            source.queues("t")
+    about = [line for line in caplog.messages if "name server" not in line]
+    assert [line.split(",")[0] for line in about] == [
+        "broker broker-a does not answer",
+        "broker broker-a answers again",
+    ]
+    assert len(caplog.messages) - len(about) <= 2
 
 
 def test_a_dead_broker_does_not_hold_up_the_others(server: FakeServer) -> None:

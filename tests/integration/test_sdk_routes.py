@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import http.server
+import pickle
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -21,9 +23,11 @@ from protomq.errors import (
     BrokerNotFoundError,
     ClosedError,
     ConfigurationError,
+    ConnectFailedError,
     InvalidArgumentError,
     NoRouteError,
     NotPermittedError,
+    PartialResultError,
     TopicNotFoundError,
 )
 from protomq.wire.record import encode_front
@@ -246,6 +250,50 @@ def test_brokers_are_shown(server: FakeServer) -> None:
             admin.broker_status("other")
         with pytest.raises(ConfigurationError):
             admin.create_topic("x", brokers="broker-a")
+
+
+def test_a_broker_that_is_down_does_not_hide_what_the_others_say(server: FakeServer) -> None:
+    server.append("t", 0, [b"x"], key="k", front=encode_front(["k"]))
+    server.committed = {("g", "t", 0): 1}
+    gone = server.as_broker()
+    gone.broker_name, gone.remoting_address = "broker-b", "127.0.0.1:1"
+    server.brokers = [server.as_broker(), gone]
+    calls: dict[str, Callable[[Admin], Any]] = {
+        "list_topics": lambda admin: admin.list_topics(),
+        "describe_topic": lambda admin: admin.describe_topic("t"),
+        "list_groups": lambda admin: admin.list_groups(),
+        "broker_status": lambda admin: admin.broker_status(),
+        "stats": lambda admin: admin.stats(),
+        "query_by_key": lambda admin: admin.query_by_key("t", "k"),
+        "create_topic": lambda admin: admin.create_topic("new"),
+        "delete_topic": lambda admin: admin.delete_topic("new"),
+    }
+    with Admin(namesrv=server.address) as admin:
+        parts: dict[str, Any] = {}
+        errors: list[PartialResultError] = []
+        for name, call in calls.items():
+            with pytest.raises(PartialResultError, match="broker-b: ") as caught:
+                call(admin)
+            assert list(caught.value.failures) == ["broker-b"]
+            assert isinstance(caught.value.failures["broker-b"], ConnectFailedError)
+            parts[name] = caught.value.result
+            errors.append(caught.value)
+        assert list(parts["list_topics"]) == ["broker-a"]
+        assert parts["describe_topic"].message_count == 1
+        assert parts["list_groups"] == [ConsumerGroup("g", ("t",))]
+        assert [status.broker_name for status in parts["broker_status"]] == ["broker-a"]
+        assert [stats.topic for stats in parts["stats"]] == ["t"]
+        assert [message.body for message in parts["query_by_key"]] == [b"x"]
+        assert list(parts["create_topic"]) == parts["delete_topic"] == ["broker-a"]
+        # Found is found, whoever else might be asked; and nobody knows whether the other has the topic.
+        message_id = parts["query_by_key"][0].message_id
+        assert admin.query_by_id("t", message_id) is not None
+        with pytest.raises(ConnectFailedError):
+            admin.describe_topic("unknown")
+        server.brokers = [gone]
+        with pytest.raises(ConnectFailedError):
+            admin.list_topics()
+    assert pickle.loads(pickle.dumps(errors[0])).failures.keys() == {"broker-b"}
 
 
 def test_messages_are_found_by_key(server: FakeServer) -> None:

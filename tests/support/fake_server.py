@@ -34,7 +34,7 @@ from protomq.v1 import (
     topic_pb2,
 )
 from protomq.wire.frames import FLAG_ONE_WAY, HEADER, HELLO_METHOD_ID, MAGIC, encode_answer
-from protomq.wire.record import STAMP, RecordTemplate, encode_record_field
+from protomq.wire.record import STAMP, RecordTemplate, encode_message_id, encode_record_field
 from protomq.wire.status import RpcStatus, encode_status
 
 NOT_FOUND = RpcStatus(5, "no such topic", "TOPIC_NOT_FOUND")
@@ -434,7 +434,10 @@ class FakeServer:
         answer = admin_service_pb2.QueryMessagesResponse()
         for (topic, _), fields in self.log.items():
             for record in record_pb2.RecordBatch.FromString(b"".join(fields)).records:
-                if topic == request.topic and request.key in record.keys:
+                identity = record.producer_id, record.producer_epoch, record.sequence
+                if topic == request.topic and (
+                    request.key in record.keys or request.message_id == encode_message_id(*identity)
+                ):
                     answer.records.append(record)
         return answer.SerializeToString()
 

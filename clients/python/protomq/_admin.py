@@ -7,7 +7,7 @@ A topic lives on brokers, each of which has its own queues of it: what changes a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -20,10 +20,16 @@ from ._transport import SyncTransport, TransportOptions
 from ._types import BrokerAddress, MessageQueue, MethodInfo, Permission, QueueRange
 from .errors import (
     BrokerNotFoundError,
+    ClientError,
     ClosedError,
     ConfigurationError,
+    InvalidArgumentError,
     NotFoundError,
+    NotPermittedError,
+    PartialResultError,
     ProtocolError,
+    ProtomqError,
+    TopicExistsError,
     TopicNotFoundError,
 )
 
@@ -34,17 +40,20 @@ REQUEST_TIMEOUT_S = 5.0
 _PAGE_SIZE = 1000
 
 _T = TypeVar("_T", bound="PbMessage")
+_R = TypeVar("_R")
+
+_ANSWERS = (ClientError, InvalidArgumentError, TopicExistsError, NotPermittedError, NotFoundError)
+"""A broker that says one of these has answered: the caller has asked for something wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """A topic as one broker has it. `incarnation`: a number that it keeps until it is deleted; the next one of that name has another."""
+    """A topic as one broker has it."""
 
     name: str
     write_queues: int
     read_queues: int
     permission: Permission
-    incarnation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +179,11 @@ class TopicStats:
 
 
 class Admin:
-    """Administration of a cluster. Any thread may call everything."""
+    """Administration of a cluster. Any thread may call everything.
+
+    A method that asks several brokers goes on when one does not answer, and in the end raises PartialResultError with what the
+    others said; if none answers, the error of the first.
+    """
 
     def __init__(
         self,
@@ -198,13 +211,11 @@ class Admin:
         permission: Permission = Permission.READ_WRITE,
         update: bool = False,
         brokers: Iterable[str] | None = None,
-        incarnation: int = 0,
     ) -> dict[str, TopicConfig]:
         """Creates a topic at all brokers or at those named; its configuration by broker.
 
-        0 queues: the broker's default (8). With `update` an existing topic is changed. `incarnation`: the same for the topic at all
-        of these brokers (1 to 2^63 - 1); 0: each chooses its own. Raises TopicExistsError if it exists with another configuration or
-        incarnation, InvalidArgumentError, BrokerNotFoundError.
+        0 queues: the broker's default (8). With `update` an existing topic is changed. Raises TopicExistsError if it exists with
+        another configuration, InvalidArgumentError, BrokerNotFoundError.
         """
         from .v1 import admin_service_pb2 as pb
         from .v1 import topic_pb2
@@ -215,17 +226,19 @@ class Admin:
             write_queues=write_queues,
             read_queues=read_queues or write_queues,
             permission=number,
-            incarnation=incarnation,
         )
         request = pb.CreateTopicRequest(topic=wanted, update=update)
         configs = {}
-        for broker in self._brokers(brokers):
+
+        def ask(broker: BrokerInfo) -> None:
             answer = self._call(
                 broker.address, _methods.CREATE_TOPIC, request, pb.CreateTopicResponse
             )
             configs[broker.broker_name] = _topic_config(answer.topic)
+
+        failures = self._ask_each(self._brokers(brokers), ask)
         self._routes.invalidate(topic)
-        return configs
+        return _whole(configs, failures)
 
     def describe_topic(self, topic: str) -> TopicDescription:
         """Configuration and queues of a topic. Raises TopicNotFoundError."""
@@ -233,7 +246,8 @@ class Admin:
 
         configs: dict[str, TopicConfig] = {}
         queues: list[QueueStatus] = []
-        for broker in self._brokers(None):
+
+        def ask(broker: BrokerInfo) -> None:
             try:
                 answer = self._call(
                     broker.address,
@@ -242,7 +256,7 @@ class Admin:
                     pb.DescribeTopicResponse,
                 )
             except TopicNotFoundError:
-                continue
+                return
             configs[broker.broker_name] = _topic_config(answer.topic)
             queues.extend(
                 QueueStatus(
@@ -252,16 +266,18 @@ class Admin:
                 )
                 for item in answer.queues
             )
+        failures = self._ask_each(self._brokers(None), ask)
         if not configs:
-            raise _no_broker_has(topic)
-        return TopicDescription(topic, configs, tuple(queues))
+            raise next(iter(failures.values()), _no_broker_has(topic))
+        return _whole(TopicDescription(topic, configs, tuple(queues)), failures)
 
     def delete_topic(self, topic: str, *, brokers: Iterable[str] | None = None) -> list[str]:
         """Deletes a topic, its queues and committed offsets; the brokers that had it. Raises TopicNotFoundError if none had."""
         from .v1 import admin_service_pb2 as pb
 
         deleted: list[str] = []
-        for broker in self._brokers(brokers):
+
+        def ask(broker: BrokerInfo) -> None:
             try:
                 self._call(
                     broker.address,
@@ -270,12 +286,14 @@ class Admin:
                     pb.DeleteTopicResponse,
                 )
             except TopicNotFoundError:
-                continue
+                return
             deleted.append(broker.broker_name)
+
+        failures = self._ask_each(self._brokers(brokers), ask)
         self._routes.invalidate(topic)
         if not deleted:
-            raise _no_broker_has(topic)
-        return deleted
+            raise next(iter(failures.values()), _no_broker_has(topic))
+        return _whole(deleted, failures)
 
     def list_topic_names(self) -> list[str]:
         """Names of all topics that the name server knows, in order."""
@@ -299,8 +317,9 @@ class Admin:
         from .v1 import admin_service_pb2 as pb
 
         found: dict[str, list[TopicConfig]] = {}
-        for broker in self._brokers(None if broker_name is None else [broker_name]):
-            configs = found[broker.broker_name] = []
+
+        def ask(broker: BrokerInfo) -> None:
+            configs: list[TopicConfig] = []
             token = ""
             while True:
                 request = pb.ListTopicsRequest(page_size=_PAGE_SIZE, page_token=token)
@@ -311,7 +330,9 @@ class Admin:
                 token = answer.next_page_token
                 if not token:
                     break
-        return found
+            found[broker.broker_name] = configs
+
+        return _whole(found, self._ask_each(self._named_or_all(broker_name), ask))
 
     # -- groups ----------------------------------------------------------------------------------------------------------
 
@@ -323,9 +344,10 @@ class Admin:
         from .v1 import admin_service_pb2 as pb
 
         found: dict[str, set[str]] = {}
-        missing = 0
-        brokers = self._brokers(None)
-        for broker in brokers:
+        known = False
+
+        def ask(broker: BrokerInfo) -> None:
+            nonlocal known
             token = ""
             while True:
                 request = pb.ListGroupsRequest(page_size=_PAGE_SIZE, page_token=token, topic=topic)
@@ -334,16 +356,19 @@ class Admin:
                         broker.address, _methods.LIST_GROUPS, request, pb.ListGroupsResponse
                     )
                 except TopicNotFoundError:
-                    missing += 1
-                    break
+                    return
+                known = True
                 for group in answer.groups:
                     found.setdefault(group.consumer_group, set()).update(group.topics)
                 token = answer.next_page_token
                 if not token:
-                    break
-        if topic and missing == len(brokers):
-            raise _no_broker_has(topic)
-        return [ConsumerGroup(name, tuple(sorted(found[name]))) for name in sorted(found)]
+                    return
+
+        failures = self._ask_each(self._brokers(None), ask)
+        if topic and not known:
+            raise next(iter(failures.values()), _no_broker_has(topic))
+        groups = [ConsumerGroup(name, tuple(sorted(found[name]))) for name in sorted(found)]
+        return _whole(groups, failures)
 
     # -- brokers ---------------------------------------------------------------------------------------------------------
 
@@ -370,16 +395,14 @@ class Admin:
         """What a broker does, or all of them do."""
         from .v1 import admin_service_pb2 as pb
 
-        answers = (
-            self._call(
-                broker.address,
-                _methods.GET_BROKER_STATUS,
-                pb.GetBrokerStatusRequest(),
-                pb.GetBrokerStatusResponse,
-            )
-            for broker in self._brokers(None if broker_name is None else [broker_name])
-        )
-        return [
+        answers: list[pb.GetBrokerStatusResponse] = []
+
+        def ask(broker: BrokerInfo) -> None:
+            request, answer = pb.GetBrokerStatusRequest(), pb.GetBrokerStatusResponse
+            answers.append(self._call(broker.address, _methods.GET_BROKER_STATUS, request, answer))
+
+        failures = self._ask_each(self._named_or_all(broker_name), ask)
+        states = [
             BrokerStatus(
                 broker_name=answer.broker_name,
                 version=answer.version,
@@ -413,6 +436,7 @@ class Admin:
             )
             for answer in answers
         ]  # fmt: skip
+        return _whole(states, failures)
 
     def stats(self, topics: Iterable[str] = ()) -> list[TopicStats]:
         """Counters of the topics named, or of all, by topic."""
@@ -420,13 +444,16 @@ class Admin:
 
         request = pb.GetStatsRequest(topics=topics)
         sums: dict[str, list[int]] = {}
-        for broker in self._brokers(None):
+
+        def ask(broker: BrokerInfo) -> None:
             answer = self._call(broker.address, _methods.GET_STATS, request, pb.GetStatsResponse)
             for item in answer.topics:
                 counters = (item.records_in, item.bytes_in, item.records_out, item.bytes_out)
                 known = sums.get(item.topic, (0, 0, 0, 0))
                 sums[item.topic] = [a + b for a, b in zip(known, counters, strict=True)]
-        return [TopicStats(topic, *sums[topic]) for topic in sorted(sums)]
+
+        failures = self._ask_each(self._brokers(None), ask)
+        return _whole([TopicStats(topic, *sums[topic]) for topic in sorted(sums)], failures)
 
     def ping(self, broker_name: str) -> float:
         """Time of a round trip to the broker's admin lane, in seconds."""
@@ -460,9 +487,13 @@ class Admin:
         """The message with that id, None if no broker has it."""
         from .v1 import admin_service_pb2 as pb
 
-        found = self._query(
-            pb.QueryMessagesRequest(topic=topic, message_id=message_id, record_count_max=1), 1
-        )
+        request = pb.QueryMessagesRequest(topic=topic, message_id=message_id, record_count_max=1)
+        try:
+            found = self._query(request, 1)
+        except PartialResultError as error:
+            found = error.result
+            if not found:
+                raise PartialResultError(str(error), None, error.failures) from error
         return found[0] if found else None
 
     # -- end -------------------------------------------------------------------------------------------------------------
@@ -486,19 +517,40 @@ class Admin:
         from .v1 import admin_service_pb2 as pb
 
         found: list[Message] = []
-        for broker in self._brokers(None):
+
+        def ask(broker: BrokerInfo) -> None:
             try:
                 answer = self._call(
                     broker.address, _methods.QUERY_MESSAGES, request, pb.QueryMessagesResponse
                 )
             except NotFoundError:
-                continue
+                return
             for record in answer.records:
                 queue = MessageQueue(record.topic, broker.broker_name, record.queue_id)
                 encoded = record.SerializeToString(deterministic=True)
                 found.append(Message.from_record(encoded, queue, record.queue_offset))
+        failures = self._ask_each(self._brokers(None), ask)
         found.sort(key=lambda message: message.store_time_ms, reverse=True)
-        return found[:count_max]
+        return _whole(found[:count_max], failures)
+
+    def _ask_each(
+        self, brokers: Sequence[BrokerInfo], ask: Callable[[BrokerInfo], None]
+    ) -> dict[str, ProtomqError]:
+        """Calls `ask` for each broker; the errors of those that could not answer, by name. Raises if none could."""
+        failures: dict[str, ProtomqError] = {}
+        for broker in brokers:
+            try:
+                ask(broker)
+            except _ANSWERS:
+                raise
+            except ProtomqError as error:
+                failures[broker.broker_name] = error
+        if len(failures) == len(brokers):
+            raise next(iter(failures.values()))
+        return failures
+
+    def _named_or_all(self, broker_name: str | None) -> list[BrokerInfo]:
+        return self._brokers(None if broker_name is None else [broker_name])
 
     def _brokers(self, names: Iterable[str] | None) -> list[BrokerInfo]:
         """The masters, all or those named, by name."""
@@ -530,6 +582,14 @@ class Admin:
         return _decode(data, answer_class)
 
 
+def _whole(result: _R, failures: Mapping[str, ProtomqError]) -> _R:
+    """The result; raises PartialResultError if somebody's part is missing."""
+    if failures:
+        why = "; ".join(f"{name}: {error}" for name, error in failures.items())
+        raise PartialResultError(f"some brokers did not answer: {why}", result, failures)
+    return result
+
+
 def _decode(data: bytes, answer_class: type[_T]) -> _T:
     from google.protobuf.message import DecodeError
 
@@ -542,11 +602,7 @@ def _decode(data: bytes, answer_class: type[_T]) -> _T:
 
 def _topic_config(topic: Any) -> TopicConfig:
     return TopicConfig(
-        topic.name,
-        topic.write_queues,
-        topic.read_queues,
-        Permission(topic.permission),
-        topic.incarnation,
+        topic.name, topic.write_queues, topic.read_queues, Permission(topic.permission)
     )
 
 

@@ -25,10 +25,7 @@ from ._offset_calls import (
     check_begin,
     checked_tags,
     decode_offsets,
-    decode_offsets_incarnation,
     decode_queue_ranges,
-    decode_range_incarnation,
-    decode_search_incarnation,
     decode_search_offset,
     encode_commit,
     encode_get_offsets,
@@ -37,6 +34,7 @@ from ._offset_calls import (
     first_offsets,
     subscribed_queues,
 )
+from ._outages import Outages
 from ._pull_consumer import (
     AUTO_COMMIT_INTERVAL_S,
     CALL_ATTEMPTS,
@@ -105,6 +103,7 @@ class AsyncPullConsumer:
         self._transport = AsyncTransport(TransportOptions(transport=transport, client_id=client_id))
         self._routes = AsyncRoutes(self._transport, namesrv)
         self._state = PullState(options)
+        self._outages = Outages()
         self._subscriptions: dict[str, Route] = {}
         self._tags: dict[str, tuple[str, ...]] = {}
         self._assigned: tuple[MessageQueue, ...] = ()
@@ -126,7 +125,6 @@ class AsyncPullConsumer:
         route = await self._routes.get(topic, self._request_timeout_s)
         self._tags[topic] = checked
         self._subscriptions[topic] = route
-        self._state.forget_recreated(route.read_queues)
         await self._reassign()
 
     async def unsubscribe(self, topic: str) -> None:
@@ -141,7 +139,6 @@ class AsyncPullConsumer:
         self._assigned = tuple(dict.fromkeys(queues))
         for queue in self._assigned:
             self._tags[queue.topic] = checked
-        self._state.forget_recreated(self._assigned)
         await self._reassign()
 
     def assignment(self) -> tuple[MessageQueue, ...]:
@@ -370,9 +367,9 @@ class AsyncPullConsumer:
             except ProtomqError as error:
                 if not error.retriable:
                     raise
-                logger.warning(
-                    "%s at %s: where to begin is not known yet: %s", topic, broker_name, error
-                )
+                self._outages.failed(f"broker {broker_name}", topic, error)
+            else:
+                self._outages.answered(f"broker {broker_name}", topic)
 
     async def _resolve(
         self,
@@ -386,39 +383,36 @@ class AsyncPullConsumer:
         """See PullConsumer._resolve."""
         committed: dict[int, int] = {}
         starts: dict[MessageQueue, int] = {}
-        incarnation = 0
         try:
             if self._resume:
                 request = encode_get_offsets(
                     self.group, topic, [queue.queue_id for queue in queues]
                 )
-                answer = await self._call(
-                    topic, broker_name, _methods.GET_OFFSETS, request, timeout_s, attempts
+                committed = decode_offsets(
+                    await self._call(
+                        topic, broker_name, _methods.GET_OFFSETS, request, timeout_s, attempts
+                    )
                 )
-                committed = decode_offsets(answer)
-                incarnation = decode_offsets_incarnation(answer)
             rest = [queue for queue in queues if queue.queue_id not in committed]
             if isinstance(begin, datetime):
                 for queue in rest:
-                    request = encode_search_offset(queue, begin, incarnation)
+                    request = encode_search_offset(queue, begin)
                     answer = await self._call(
                         topic, broker_name, _methods.SEARCH_OFFSET, request, timeout_s, attempts
                     )
                     starts[queue] = decode_search_offset(answer)
-                    incarnation = decode_search_incarnation(answer)
             elif rest:
-                request = encode_get_queue_range(
-                    topic, [queue.queue_id for queue in rest], incarnation
-                )
+                request = encode_get_queue_range(topic, [queue.queue_id for queue in rest])
                 answer = await self._call(
                     topic, broker_name, _methods.GET_QUEUE_RANGE, request, timeout_s, attempts
                 )
                 starts = first_offsets(rest, decode_queue_ranges(answer), begin)
-                incarnation = decode_range_incarnation(answer)
         except (TopicNotFoundError, QueueNotFoundError):
-            # Not made yet (auto_create): its first message will have the offset 0.
-            committed, starts, incarnation = {}, {}, 0
-        self._state.start_all(queues, committed, starts, incarnation)
+            committed, starts = (
+                {},
+                {},
+            )  # Not made yet (auto_create): its first message will have the offset 0.
+        self._state.start_all(queues, committed, starts)
 
     def _start_pulls(self) -> None:
         if self._closed:
@@ -443,10 +437,12 @@ class AsyncPullConsumer:
         except ProtomqError as error:
             if self._state.failed(ticket, error, time.monotonic()):
                 self._trouble = error
-            elif error.stale_route:
-                self._routes.invalidate(topic)
-            logger.info("pull of %s failed: %s", ticket.queue, error)
+            else:
+                self._outages.failed(f"broker {ticket.queue.broker_name}", topic, error)
+                if error.stale_route:
+                    self._routes.invalidate(topic)
         else:
+            self._outages.answered(f"broker {ticket.queue.broker_name}", topic)
             try:
                 self._state.answered(ticket, answer, time.monotonic())
             except ProtomqError as error:
@@ -460,7 +456,9 @@ class AsyncPullConsumer:
         try:
             await self._commit(self._state.to_commit(safe_only=True), timeout_s, attempts=1)
         except ProtomqError as error:
-            logger.warning("offsets of %s not committed %s: %s", self.group, when, error)
+            # A broker that is down is told once; what a broker has against the offsets is told each time.
+            level = logging.DEBUG if error.retriable else logging.WARNING
+            logger.log(level, "offsets of %s not committed %s: %s", self.group, when, error)
         finally:
             self._committing = False
 
@@ -469,11 +467,15 @@ class AsyncPullConsumer:
     ) -> None:
         for (topic, broker_name), members in by_broker(offsets).items():
             part = {queue: offsets[queue] for queue in members}
-            incarnations = {queue: self._state.incarnation(queue) for queue in members}
-            request = encode_commit(self.group, part, incarnations)
-            await self._call(
-                topic, broker_name, _methods.COMMIT_OFFSETS, request, timeout_s, attempts
-            )
+            request = encode_commit(self.group, part)
+            try:
+                await self._call(
+                    topic, broker_name, _methods.COMMIT_OFFSETS, request, timeout_s, attempts
+                )
+            except ProtomqError as error:
+                if error.retriable:
+                    self._outages.failed(f"broker {broker_name}", topic, error)
+                raise
             self._state.committed(part)
 
     async def _call(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from . import _methods
+from ._outages import Outages
 from ._routes import (
+    NAME_SERVERS,
     TIMEOUT_S,
     NameServerList,
     RouteCache,
@@ -25,8 +26,6 @@ from .errors import NoRouteError, NotFoundError, ProtomqError
 if TYPE_CHECKING:
     from ._async_transport import AsyncTransport
 
-logger = logging.getLogger("protomq")
-
 
 class AsyncRoutes:
     """Routes for coroutines of one event loop."""
@@ -37,6 +36,7 @@ class AsyncRoutes:
         self.name_servers = NameServerList(namesrv)
         self._transport = transport
         self._cache = RouteCache()
+        self._outages = Outages()
         self._looking_up: dict[str, asyncio.Task[Route]] = {}
 
     async def get(self, topic: str, timeout_s: float = TIMEOUT_S) -> Route:
@@ -120,8 +120,9 @@ class AsyncRoutes:
             known = self._cache.failed(topic, error, time.monotonic())
             if known is None:
                 raise
-            logger.warning("using the last known route of %s: %s", topic, error)
+            self._outages.failed(NAME_SERVERS, topic, error)
             return known
+        self._outages.answered(NAME_SERVERS, topic)
         return self._cache.store(route, time.monotonic())
 
     def _start_look_up(self, topic: str) -> asyncio.Task[Route]:

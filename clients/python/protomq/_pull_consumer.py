@@ -27,10 +27,7 @@ from ._offset_calls import (
     check_begin,
     checked_tags,
     decode_offsets,
-    decode_offsets_incarnation,
     decode_queue_ranges,
-    decode_range_incarnation,
-    decode_search_incarnation,
     decode_search_offset,
     encode_commit,
     encode_get_offsets,
@@ -39,6 +36,7 @@ from ._offset_calls import (
     first_offsets,
     subscribed_queues,
 )
+from ._outages import Outages
 from ._pull_logic import POLL_MESSAGES, OffsetReset, PullOptions, PullState, Ticket
 from ._pull_multiplexer import PullMultiplexer
 from ._routes import Routes
@@ -122,6 +120,7 @@ class PullConsumer:
         self._transport = SyncTransport(TransportOptions(transport=transport, client_id=client_id))
         self._routes = Routes(self._transport, namesrv)
         self._state = PullState(options)
+        self._outages = Outages()
         self._subscriptions: dict[str, Route] = {}
         self._tags: dict[str, tuple[str, ...]] = {}
         self._assigned: tuple[MessageQueue, ...] = ()
@@ -137,8 +136,7 @@ class PullConsumer:
     def subscribe(self, topic: str, tags: Iterable[str] = ()) -> None:
         """Consumes all queues of a topic, also those that it gets later; `tags`: only messages with one of these.
 
-        May be called for several topics, and again for one: to change the tags from here on, or to begin anew in a topic that was
-        deleted and made again (`poll` raises TopicRecreatedError then). Raises TopicNotFoundError, NoRouteError.
+        May be called for several topics, and again for one to change the tags from here on. Raises TopicNotFoundError, NoRouteError.
         """
         with self._own_lock():
             self._check_usable()
@@ -147,7 +145,6 @@ class PullConsumer:
             route = self._routes.get(topic, self._request_timeout_s)
             self._tags[topic] = checked
             self._subscriptions[topic] = route
-            self._state.forget_recreated(route.read_queues)
             self._reassign()
 
     def unsubscribe(self, topic: str) -> None:
@@ -164,7 +161,6 @@ class PullConsumer:
             checked = checked_tags(tags)
             for queue in self._assigned:
                 self._tags[queue.topic] = checked
-            self._state.forget_recreated(self._assigned)
             self._reassign()
 
     def assignment(self) -> tuple[MessageQueue, ...]:
@@ -177,7 +173,7 @@ class PullConsumer:
         """The next messages, at most `max_messages`; waits for them for up to `timeout_s`, then returns an empty list.
 
         Messages of one queue come in their order. Transient errors are retried inside; raised are those that need somebody:
-        OffsetIllegalError (if asked for), TopicRecreatedError, CorruptLogError and the like, ClosedError.
+        OffsetIllegalError (if asked for), CorruptLogError, NotPermittedError and the like, ClosedError.
         """
         check_count("max_messages", max_messages, 1)
         check_seconds("timeout_s", timeout_s, zero=True)
@@ -406,9 +402,9 @@ class PullConsumer:
             except ProtomqError as error:
                 if not error.retriable:
                     raise
-                logger.warning(
-                    "%s at %s: where to begin is not known yet: %s", topic, broker_name, error
-                )
+                self._outages.failed(f"broker {broker_name}", topic, error)
+            else:
+                self._outages.answered(f"broker {broker_name}", topic)
 
     def _resolve(
         self,
@@ -422,39 +418,36 @@ class PullConsumer:
         """Finds out where to begin in queues of one broker."""
         committed: dict[int, int] = {}
         starts: dict[MessageQueue, int] = {}
-        incarnation = 0
         try:
             if self._resume:
                 request = encode_get_offsets(
                     self.group, topic, [queue.queue_id for queue in queues]
                 )
-                answer = self._call(
-                    topic, broker_name, _methods.GET_OFFSETS, request, timeout_s, attempts
+                committed = decode_offsets(
+                    self._call(
+                        topic, broker_name, _methods.GET_OFFSETS, request, timeout_s, attempts
+                    )
                 )
-                committed = decode_offsets(answer)
-                incarnation = decode_offsets_incarnation(answer)
             rest = [queue for queue in queues if queue.queue_id not in committed]
             if isinstance(begin, datetime):
                 for queue in rest:
-                    request = encode_search_offset(queue, begin, incarnation)
+                    request = encode_search_offset(queue, begin)
                     answer = self._call(
                         topic, broker_name, _methods.SEARCH_OFFSET, request, timeout_s, attempts
                     )
                     starts[queue] = decode_search_offset(answer)
-                    incarnation = decode_search_incarnation(answer)
             elif rest:
-                request = encode_get_queue_range(
-                    topic, [queue.queue_id for queue in rest], incarnation
-                )
+                request = encode_get_queue_range(topic, [queue.queue_id for queue in rest])
                 answer = self._call(
                     topic, broker_name, _methods.GET_QUEUE_RANGE, request, timeout_s, attempts
                 )
                 starts = first_offsets(rest, decode_queue_ranges(answer), begin)
-                incarnation = decode_range_incarnation(answer)
         except (TopicNotFoundError, QueueNotFoundError):
-            # Not made yet (auto_create): its first message will have the offset 0.
-            committed, starts, incarnation = {}, {}, 0
-        self._state.start_all(queues, committed, starts, incarnation)
+            committed, starts = (
+                {},
+                {},
+            )  # Not made yet (auto_create): its first message will have the offset 0.
+        self._state.start_all(queues, committed, starts)
 
     def _exchange(self, wait_s: float) -> None:
         """Sends the pulls that are due, and takes what has come or comes within the time."""
@@ -489,29 +482,37 @@ class PullConsumer:
                 self._take_outcome(ticket, error)
 
     def _take_outcome(self, ticket: Ticket, result: bytes | ProtomqError) -> None:
+        queue = ticket.queue
         if isinstance(result, bytes):
+            self._outages.answered(f"broker {queue.broker_name}", queue.topic)
             self._state.answered(ticket, result, time.monotonic())
             return
         needs_user = self._state.failed(ticket, result, time.monotonic())
         if result.stale_route:
-            self._routes.invalidate(ticket.queue.topic)
+            self._routes.invalidate(queue.topic)
         if needs_user:
             raise result
-        logger.info("pull of %s failed, trying again: %s", ticket.queue, result)
+        self._outages.failed(f"broker {queue.broker_name}", queue.topic, result)
 
     def _commit_now(self, when: str, timeout_s: float) -> None:
         """Commits what was dealt with; a failure is logged, the next commit makes up for it."""
         try:
             self._commit(self._state.to_commit(safe_only=True), timeout_s, attempts=1)
         except ProtomqError as error:
-            logger.warning("offsets of %s not committed %s: %s", self.group, when, error)
+            # A broker that is down is told once; what a broker has against the offsets is told each time.
+            level = logging.DEBUG if error.retriable else logging.WARNING
+            logger.log(level, "offsets of %s not committed %s: %s", self.group, when, error)
 
     def _commit(self, offsets: Mapping[MessageQueue, int], timeout_s: float, attempts: int) -> None:
         for (topic, broker_name), members in by_broker(offsets).items():
             part = {queue: offsets[queue] for queue in members}
-            incarnations = {queue: self._state.incarnation(queue) for queue in members}
-            request = encode_commit(self.group, part, incarnations)
-            self._call(topic, broker_name, _methods.COMMIT_OFFSETS, request, timeout_s, attempts)
+            request = encode_commit(self.group, part)
+            try:
+                self._call(topic, broker_name, _methods.COMMIT_OFFSETS, request, timeout_s, attempts)
+            except ProtomqError as error:
+                if error.retriable:
+                    self._outages.failed(f"broker {broker_name}", topic, error)
+                raise
             self._state.committed(part)
 
     def _call(

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from . import _methods
+from ._outages import Outages
 from ._remoting_hello import split_address
 from ._types import BrokerAddress, MessageQueue, MethodInfo, Permission, Route
 from .errors import (
@@ -52,6 +53,8 @@ MISSING_KEPT_S: Final = 10.0
 """A known topic that all name servers suddenly do not know: they, not the topic, may be new."""
 URL_REREAD_S: Final = 120.0
 TIMEOUT_S: Final = 3.0
+NAME_SERVERS: Final = "the name server"
+"""In the log."""
 _TRY_TIMEOUT_MIN_S: Final = 0.3
 _URL_ANSWER_SIZE_MAX: Final = 64 << 10
 
@@ -91,8 +94,10 @@ class NameServerList:
                 text = answer.read(_URL_ANSWER_SIZE_MAX).decode()
             addresses = parse_addresses(text)
         except (OSError, ValueError, http.client.HTTPException) as error:
-            self.trouble = f"the list of name servers cannot be read from {self.url}: {error!r}"
-            logger.warning("%s", self.trouble)
+            trouble = f"the list of name servers cannot be read from {self.url}: {error!r}"
+            if trouble != self.trouble:
+                logger.warning("%s", trouble)
+            self.trouble = trouble
             return
         self.trouble = ""
         self._read_at_s = now_s
@@ -320,6 +325,7 @@ class Routes:
         self.name_servers = NameServerList(namesrv)
         self._transport = transport
         self._cache = RouteCache()
+        self._outages = Outages()
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -412,8 +418,9 @@ class Routes:
                 known = self._cache.failed(topic, error, time.monotonic())
             if known is None:
                 raise
-            logger.warning("using the last known route of %s: %s", topic, error)
+            self._outages.failed(NAME_SERVERS, topic, error)
             return known
+        self._outages.answered(NAME_SERVERS, topic)
         with self._own_lock():
             return self._cache.store(route, time.monotonic())
 
@@ -421,4 +428,4 @@ class Routes:
         try:
             self._look_up(topic, TIMEOUT_S)
         except ProtomqError as error:
-            logger.warning("route of %s: %s", topic, error)
+            logger.debug("route of %s: %s", topic, error)

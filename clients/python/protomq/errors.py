@@ -8,7 +8,8 @@
     │   ├── OffsetIllegalError          a consumer's position is outside its queue, and its `offset_reset` is "error"
     │   ├── NoRouteError                no name server answers and no route is known, or the topic has no queue that fits
     │   ├── CompressionError            a codec is not installed, or a body does not decompress within its limit
-    │   └── BatchIncompleteError        some requests of a batch are stored, another failed; `stored` tells which
+    │   ├── BatchIncompleteError        some requests of a batch are stored, another failed; `stored` tells which
+    │   └── PartialResultError          some of several brokers did not answer; `result` is what the others said
     ├── TransportError                  the network, not the server, is the reason
     │   ├── ConnectFailedError          no connection: nothing was sent
     │   ├── ConnectionLostError         the connection broke before the answer: what was asked may have happened
@@ -24,7 +25,6 @@
         │   ├── OffsetNotFoundError     OFFSET_NOT_FOUND
         │   └── BrokerNotFoundError     BROKER_NOT_FOUND
         ├── TopicExistsError            TOPIC_EXISTS
-        ├── TopicRecreatedError         TOPIC_RECREATED: the topic was deleted and made again; `metadata` holds both incarnations
         ├── NotPermittedError           NOT_PERMITTED
         ├── BusyError                   the server is there, but cannot now
         │   ├── SystemBusyError         SYSTEM_BUSY; `retry_delay_ms` says when
@@ -55,7 +55,7 @@ What a handler reads are attributes, not classes:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from ._outgoing import Stored
@@ -71,6 +71,7 @@ __all__ = [
     "NoRouteError",
     "CompressionError",
     "BatchIncompleteError",
+    "PartialResultError",
     "TransportError",
     "ConnectFailedError",
     "ConnectionLostError",
@@ -86,7 +87,6 @@ __all__ = [
     "OffsetNotFoundError",
     "BrokerNotFoundError",
     "TopicExistsError",
-    "TopicRecreatedError",
     "NotPermittedError",
     "BusyError",
     "SystemBusyError",
@@ -214,6 +214,27 @@ class BatchIncompleteError(ClientError):
         self.stored = tuple(stored)
 
 
+class PartialResultError(ClientError):
+    """Several brokers were asked and some did not answer.
+
+    `result` is what the method would have returned if there were only those that did; `failures` says by broker name what
+    became of the others. What was to be changed is changed at the brokers in `result`.
+    """
+
+    reason = "PARTIAL_RESULT"
+    code = _UNAVAILABLE
+    retriable = True
+    definite = False
+
+    def __init__(
+        self, message: str, result: object = None, failures: Mapping[str, ProtomqError] | None = None
+    ) -> None:
+        super().__init__(message)
+        # Any: a caller knows what the method that it has called returns.
+        self.result: Any = result
+        self.failures = dict(failures or {})
+
+
 class TransportError(ProtomqError):
     """The network, not the server, is the reason."""
 
@@ -322,17 +343,6 @@ class TopicExistsError(ServerError):
 
     reason = "TOPIC_EXISTS"
     code = _ALREADY_EXISTS
-
-
-class TopicRecreatedError(ServerError):
-    """The topic was deleted and made again: offsets of the old one mean nothing in the new one.
-
-    What was not consumed of the old one is gone. A consumer that is to go on with the new one calls `subscribe` (or `assign`) again and
-    begins anew; `metadata` holds topic, wanted and current incarnation.
-    """
-
-    reason = "TOPIC_RECREATED"
-    code = _FAILED_PRECONDITION
 
 
 class NotPermittedError(ServerError):
@@ -451,7 +461,7 @@ _BY_REASON: Final[dict[str, type[ServerError]]] = {
     cls.reason: cls
     for cls in (
         InvalidArgumentError, MessageTooLargeError, TopicNotFoundError, QueueNotFoundError, OffsetNotFoundError,
-        BrokerNotFoundError, TopicExistsError, TopicRecreatedError, NotPermittedError, SystemBusyError, DiskFullError, TooManyError,
+        BrokerNotFoundError, TopicExistsError, NotPermittedError, SystemBusyError, DiskFullError, TooManyError,
         ShuttingDownError, QueueHealingError, StoreFailedError, SequenceExpiredError, ProducerFencedError, DeadlineExceededError,
         UnknownMethodError, CorruptLogError, StaleRegistrationError, InternalError,
     )

@@ -1,0 +1,46 @@
+"""Who does not answer: one warning when one goes, one when it is back, nothing in between. Any thread.
+
+A consumer asks each broker for each queue again and again; without this a broker that is down for a night fills the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from .errors import NoRouteError, ProtomqError, TransportError
+
+logger = logging.getLogger("protomq")
+
+
+class Outages:
+    """What went wrong with whom, since when."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._since_s: dict[str, float] = {}
+
+    def failed(self, peer: str, topic: str, error: ProtomqError) -> None:
+        """A call about a topic failed and will be made again. The first of a row is told.
+
+        What only the topic suffers from is told apart from a peer that is down.
+        """
+        if not isinstance(error, TransportError | NoRouteError):
+            peer = _about(peer, topic)
+        if peer not in self._since_s:
+            self._since_s[peer] = self._clock()
+            logger.warning("%s does not answer, trying again: %s", peer, error)
+
+    def answered(self, peer: str, topic: str) -> None:
+        """A call went well."""
+        if not self._since_s:  # Nearly always.
+            return
+        for name in (peer, _about(peer, topic)):
+            since_s = self._since_s.pop(name, None)
+            if since_s is not None:
+                logger.warning("%s answers again, after %.1f s", name, self._clock() - since_s)
+
+
+def _about(peer: str, topic: str) -> str:
+    return f"{peer}, asked about topic {topic},"

@@ -1,0 +1,41 @@
+"""Outages: one line when somebody goes, one when it is back."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from protomq._outages import Outages
+from protomq.errors import ConnectFailedError, SystemBusyError
+
+
+def test_an_outage_is_one_line_and_its_end_another(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "protomq")
+    now_s = 0.0
+    outages = Outages(lambda: now_s)
+    outages.answered("broker a", "t")
+    for now_s in range(100):
+        outages.failed("broker a", f"t{now_s % 3}", ConnectFailedError("refused"))
+    outages.answered("broker b", "t")
+    outages.answered("broker a", "t")
+    outages.answered("broker a", "t")
+    assert caplog.messages == [
+        "broker a does not answer, trying again: refused",
+        "broker a answers again, after 99.0 s",
+    ]
+
+
+def test_what_one_topic_suffers_from_does_not_take_turns_with_the_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "protomq")
+    outages = Outages(lambda: 0.0)
+    for _ in range(10):
+        outages.failed("broker a", "t", SystemBusyError("later"))
+        outages.answered("broker a", "u")
+    outages.answered("broker a", "t")
+    assert caplog.messages == [
+        "broker a, asked about topic t, does not answer, trying again: later",
+        "broker a, asked about topic t, answers again, after 0.0 s",
+    ]
