@@ -185,6 +185,7 @@ def _topic_row(topic: TopicConfig, broker_name: str) -> dict[str, Any]:
         "write_queues": topic.write_queues,
         "read_queues": topic.read_queues,
         "permission": topic.permission.name.lower().replace("_", "-"),
+        "incarnation": topic.incarnation,
     }
 
 

@@ -29,6 +29,7 @@ from protomq_broker.store import (
 )
 from protomq_broker.store import disk as disk_module
 from protomq_broker.store.append import AppendRequest
+from protomq_broker.store.checked_log import CheckedLog
 from protomq_broker.store.checkpoint import Checkpoint
 from protomq_broker.store.commit_log import CommitLog, LogTail
 from protomq_broker.store.consume_queue import ConsumeQueueDamagedError
@@ -40,11 +41,18 @@ from protomq_broker.store.log_reader import LogReader
 from protomq_broker.store.reading import ReadResult
 from protomq_broker.store.record_region import stamp_region
 from protomq_broker.store.repeated_sends import RepeatedSends
-from protomq_broker.store.segment import SegmentFolder
+from protomq_broker.store.segment import SegmentFile, SegmentFolder
 from protomq_broker.store.store import Store
 
 from .checker import Violation, parse_log
-from .store_damage import DamageReport, damage_while_open, run_damage, stopped_world
+from .store_damage import (
+    DamageReport,
+    damage_log_while_open,
+    damage_while_open,
+    harm_segments,
+    run_damage,
+    stopped_world,
+)
 from .store_loops import STEPS, LoopReport, Plan, run_loops
 from .store_world import ROOT, StoreWorld
 
@@ -380,6 +388,7 @@ def _cuts_corruption() -> Any:
     def recover_log(*args: Any, **kwargs: Any) -> Any:
         with (
             _patch(recovery, "find_resync", _nothing_found),
+            _patch(recovery, "find_misplaced", _nothing_found),
             mock.patch.object(recovery, "max", _small_max, create=True),
         ):
             return real(*args, **kwargs)
@@ -663,6 +672,29 @@ def _heals_into_the_wrong_place() -> Any:
     return _patch(queue_patch.QueuePatch, "take", take)
 
 
+def _serves_what_it_never_checked() -> Any:
+    """Regions of the log are given to readers as they are on the disk."""
+    return _patch(CheckedLog, "find_damage", lambda self, parts: None)
+
+
+def _checks_once_for_ever() -> Any:
+    """What was checked once, or written by this process, is taken for good when it has come from the disk again."""
+    return _patch(SegmentFile, "is_cached", lambda self, offset, size: True)
+
+
+def _log_damaged_while_open(seed: int) -> list[Violation]:
+    return damage_log_while_open(stopped_world(seed)[0], seed, DamageReport())
+
+
+def _starts_at_the_checkpoint() -> Any:
+    """A start looks at nothing that stands in front of the checkpoint."""
+    return _patch(opening, "check_before", lambda *args, **kwargs: None)
+
+
+def _harmed_segments(seed: int) -> list[Violation]:
+    return harm_segments(stopped_world(seed)[0], seed, DamageReport())
+
+
 def _damaged_while_open(seed: int) -> list[Violation]:
     return damage_while_open(stopped_world(seed)[0], seed, DamageReport())
 
@@ -705,6 +737,9 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted("believes a flipped entry", _believes_every_entry, _flipped_entries),
     Planted("heals without the log", _heals_without_the_log, _damaged_while_open),
     Planted("heals into the wrong place", _heals_into_the_wrong_place, _damaged_while_open),
+    Planted("serves what it never checked", _serves_what_it_never_checked, damage),
+    Planted("checks once for ever", _checks_once_for_ever, _log_damaged_while_open),
+    Planted("starts at the checkpoint, blindly", _starts_at_the_checkpoint, _harmed_segments),
     Planted("starts on lost pages", _restarts_on_lost_pages, _lost_pages),
 )
 

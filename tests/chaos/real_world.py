@@ -390,8 +390,7 @@ class RealWorld:
                     seen, following = [], int(error.metadata.get("next_offset", at + 1))
                 if following <= at:
                     break
-                if holes:  # a body that is not what its CRC says is no message to the SDK
-                    seen = [record for record in seen if record[1] != DETECTED]
+                if holes:
                     given = {record[0] for record in seen}
                     lost += [
                         offset for offset in range(at, min(following, end)) if offset not in given

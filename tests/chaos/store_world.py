@@ -455,8 +455,6 @@ class StoreWorld:
                         continue
                     if result.status is ReadStatus.FOUND:
                         seen = self.records_of(result)
-                        if self.promise.holes:
-                            seen = [record for record in seen if record[1] != DETECTED]
                         given = [record[0] for record in seen]
                         holes += (
                             [

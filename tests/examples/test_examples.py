@@ -23,7 +23,7 @@ def run_example(broker: Broker, name: str, *arguments: str, **environment: str) 
         [*interpreter, str(EXAMPLES / name), *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         env={**os.environ, "PROTOMQ_NAMESRV_ADDR": broker.remoting_address, **environment},
         check=False,
     )

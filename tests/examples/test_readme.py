@@ -19,7 +19,7 @@ def run(arguments: list[str], address: str) -> str:
         arguments,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         env={"PROTOMQ_NAMESRV_ADDR": address, "PATH": "/usr/bin:/bin"},
         check=False,
     )

@@ -16,7 +16,7 @@ from protomq.testing import Broker
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def run_notebook(broker: Broker) -> str:
@@ -24,7 +24,7 @@ def run_notebook(broker: Broker) -> str:
         [sys.executable, str(EXAMPLES / "spark_notebook.py")],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=350,
         env={**os.environ, "PROTOMQ_NAMESRV_ADDR": broker.namesrv, "PYSPARK_PYTHON": sys.executable},
         check=False,
     )

@@ -13,13 +13,23 @@ if TYPE_CHECKING:
     from protomq.testing import Broker
 
 
-@pytest.fixture(scope="module")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One Spark session for each file: starting one costs more than most tests."""
+@pytest.fixture(scope="session")
+def running_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Spark, started once: a start costs more than most tests."""
     from tests.support.spark import spark_session
 
     with spark_session(tmp_path_factory.mktemp("warehouse")) as session:
         yield session
+
+
+@pytest.fixture(scope="module")
+def spark(running_spark: SparkSession) -> Iterator[SparkSession]:
+    """A session for each file, with settings and views of its own."""
+    session = running_spark.newSession()
+    session.createDataFrame([], "id INT")  # Makes it the one of this thread: see docs/spark.md.
+    yield session
+    for query in session.streams.active:
+        query.stop()
 
 
 @pytest.fixture

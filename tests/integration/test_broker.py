@@ -522,3 +522,111 @@ async def test_messages_survive_a_restart(client: Client, start: Start) -> None:
     answer = await client.pull(record_count_max=100)
     assert [record.body for record in answer.records] == [b"%d" % i for i in range(50)]
     assert (await client.send(Record(body=b"more"), queue_id=0)).queue_offset == 50
+
+
+async def incarnation_of(client: Client, topic: str = "t") -> int:
+    described = await client.call(admin.DescribeTopicRequest(topic=topic), admin.DescribeTopicResponse)
+    return described.topic.incarnation
+
+
+async def recreate(client: Client, **fields: Any) -> int:
+    await client.call(admin.DeleteTopicRequest(topic="t"), admin.DeleteTopicResponse)
+    topic = Topic(name="t", write_queues=1, **fields)
+    made = await client.call(admin.CreateTopicRequest(topic=topic), admin.CreateTopicResponse)
+    return made.topic.incarnation
+
+
+async def test_a_topic_keeps_its_incarnation_until_it_is_deleted(client: Client, start: Start) -> None:
+    first = await incarnation_of(client)
+    assert 1 <= first < 1 << 63
+    update = admin.CreateTopicRequest(topic=Topic(name="t", write_queues=3), update=True)
+    assert (await client.call(update, admin.CreateTopicResponse)).topic.incarnation == first
+    client = await start()
+    assert await incarnation_of(client) == first
+    second = await recreate(client)
+    assert second != first
+    assert await incarnation_of(client) == second
+    await client.send(Record(body=b"x"), topic="sent")
+    assert await incarnation_of(client, "sent") not in (0, first, second)
+
+
+async def test_a_topic_can_be_given_its_incarnation_and_no_other_then(client: Client) -> None:
+    def create(incarnation: int, **fields: Any) -> Any:
+        topic = Topic(name="given", incarnation=incarnation)
+        return client.call(admin.CreateTopicRequest(topic=topic, **fields), admin.CreateTopicResponse)
+
+    assert (await create(77)).topic.incarnation == 77
+    assert (await create(77)).topic.incarnation == (await create(0)).topic.incarnation == 77
+    for fields in ({}, {"update": True}):
+        with pytest.raises(CallFailed) as caught:
+            await create(78, **fields)
+        assert caught.value.status.reason == "TOPIC_EXISTS"
+        assert caught.value.status.metadata == {"definite": "true", "topic": "given", "wanted": "78", "current": "77"}
+    assert await failure(create(-1)) == (3, "INVALID_ARGUMENT")
+    assert await incarnation_of(client, "given") == 77
+
+
+async def test_all_answers_carry_the_incarnation_and_requests_for_another_are_refused(client: Client) -> None:
+    await client.send(Record(body=b"old"), Record(body=b"old"))
+    old = await incarnation_of(client)
+
+    def commit(incarnation: int) -> Any:
+        offset = consumer.QueueOffset(topic="t", queue_offset=1, topic_incarnation=incarnation)
+        request = consumer.CommitOffsetsRequest(consumer_group="g", offsets=[offset])
+        return client.call(request, consumer.CommitOffsetsResponse)
+
+    def questions(incarnation: int) -> list[Any]:
+        named: Any = {"topic": "t", "topic_incarnation": incarnation}
+        return [
+            client.pull(topic_incarnation=incarnation),
+            client.call(consumer.GetOffsetsRequest(consumer_group="g", **named), consumer.GetOffsetsResponse),
+            client.call(consumer.GetQueueRangeRequest(**named), consumer.GetQueueRangeResponse),
+            client.call(consumer.SearchOffsetRequest(store_time=Timestamp(), **named), consumer.SearchOffsetResponse),
+        ]
+
+    await commit(old)
+    for question in [*questions(0), *questions(old)]:
+        assert (await question).topic_incarnation == old
+    current = await recreate(client)
+    await client.send(Record(body=b"new"))
+    for question in [commit(old), *questions(old)]:
+        with pytest.raises(CallFailed) as caught:
+            await question
+        assert (caught.value.status.code, caught.value.status.reason) == (9, "TOPIC_RECREATED")
+        assert caught.value.status.metadata == {"definite": "true", "topic": "t", "wanted": str(old), "current": str(current)}
+    for question in [*questions(0), *questions(current)]:
+        assert (await question).topic_incarnation == current
+    request = consumer.GetOffsetsRequest(consumer_group="g", topic="t")
+    assert not (await client.call(request, consumer.GetOffsetsResponse)).offsets
+    assert [record.body for record in (await client.pull(topic_incarnation=current)).records] == [b"new"]
+
+
+@pytest.mark.parametrize("makes_again", [False, True], ids=["deleted", "made again"])
+async def test_a_hold_is_answered_when_its_topic_goes(client: Client, makes_again: bool) -> None:
+    old = await incarnation_of(client)
+    held = asyncio.create_task(client.pull(hold_ms=50_000, topic_incarnation=old))
+    unchecked = asyncio.create_task(client.pull(hold_ms=50_000))
+    status = await client.call(admin.GetBrokerStatusRequest(), admin.GetBrokerStatusResponse)
+    while next(lane for lane in status.lanes if lane.lane == "pull").holds < 2:
+        status = await client.call(admin.GetBrokerStatusRequest(), admin.GetBrokerStatusResponse)
+    if makes_again:
+        await recreate(client)
+        await client.send(Record(body=b"new"))
+        assert await failure(held) in ((5, "TOPIC_NOT_FOUND"), (9, "TOPIC_RECREATED"))
+        unchecked.cancel()
+    else:
+        await client.call(admin.DeleteTopicRequest(topic="t"), admin.DeleteTopicResponse)
+        assert await failure(held) == await failure(unchecked) == (5, "TOPIC_NOT_FOUND")
+
+
+async def test_a_topic_made_by_its_first_message_keeps_its_incarnation_though_its_file_was_not_written(
+    start: Start, tmp_path: Path
+) -> None:
+    client = await start()
+    await client.send(*(Record(body=b"x") for _ in range(3)), topic="sent")
+    made = await incarnation_of(client, "sent")
+    await start()  # stopped: the file is written
+    await start()
+    (tmp_path / "config" / "topics.json").unlink()
+    client = await start()
+    assert await incarnation_of(client, "sent") == made

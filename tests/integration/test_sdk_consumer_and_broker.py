@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections import Counter
@@ -9,7 +10,8 @@ from typing import Literal
 
 import pytest
 
-from protomq import AsyncPullConsumer, Message, OutgoingMessage, Producer, PullConsumer
+from protomq import Admin, AsyncPullConsumer, Message, OutgoingMessage, Producer, PullConsumer
+from protomq.errors import TopicRecreatedError
 from protomq.testing import Broker, FaultProxy
 
 Transport = Literal["remoting", "grpc"]
@@ -142,3 +144,62 @@ def test_a_message_reaches_a_waiting_consumer_at_once(
     assert (
         sorted(latencies_s)[10] < 0.1
     )  # The hold ends when the message comes; a poll every so often would take longer.
+
+
+def make_again(broker: Broker, topic: str) -> None:
+    with Admin(namesrv=broker.remoting_address) as admin:
+        admin.delete_topic(topic)
+        admin.create_topic(topic, write_queues=2)
+
+
+@TRANSPORTS
+def test_a_reader_of_a_topic_that_was_made_again_is_told_and_can_begin_anew(
+    protomq_server: Broker, protomq_topic: str, protomq_producer: Producer, transport: Transport
+) -> None:
+    address = address_of(protomq_server, transport)
+    for number in range(8):
+        protomq_producer.send(protomq_topic, b"old %d" % number)
+    with PullConsumer("recreated", namesrv=address, transport=transport) as source:
+        source.subscribe(protomq_topic)
+        assert len(drain(source, 8)) == 8
+        source.commit()
+        make_again(protomq_server, protomq_topic)
+        for number in range(20):
+            protomq_producer.send(protomq_topic, b"new %d" % number)
+        with pytest.raises(TopicRecreatedError, match="made again") as caught:
+            drain(source, 1)
+        assert caught.value.metadata["topic"] == protomq_topic
+        assert caught.value.metadata["wanted"] != caught.value.metadata["current"]
+        (queue, *_) = source.assignment()
+        with pytest.raises(TopicRecreatedError):
+            source.commit({queue: 1})
+        assert source.committed(queue) is None
+        source.subscribe(protomq_topic)
+        assert {message.body for message in drain(source, 20)} == {b"new %d" % i for i in range(20)}
+        source.commit()
+        assert sum(source.committed(queue) or 0 for queue in source.assignment()) == 20
+
+
+async def test_an_async_reader_of_a_topic_that_was_made_again_is_told_and_can_begin_anew(
+    protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    protomq_producer.send(protomq_topic, b"old")
+    source = AsyncPullConsumer("recreated-async", namesrv=protomq_server.remoting_address)
+    async with source:
+        await source.subscribe(protomq_topic)
+        got: list[bytes] = []
+        while not got:
+            got += [message.body for message in await source.poll(1.0)]
+        await source.commit()
+        await asyncio.to_thread(make_again, protomq_server, protomq_topic)
+        await asyncio.to_thread(protomq_producer.send, protomq_topic, b"new")
+
+        async def read_until(body: bytes) -> None:
+            while body not in got:
+                got.extend(message.body for message in await source.poll(1.0))
+
+        with pytest.raises(TopicRecreatedError):
+            await read_until(b"new")
+        await source.subscribe(protomq_topic)
+        await read_until(b"new")
+        assert got == [b"old", b"new"]

@@ -47,7 +47,7 @@ def test_the_table_grows_until_all_flights_are_in_it(tmp_path: Path) -> None:
 
     def python(*arguments: str) -> str:
         done = subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False, env=environment,
+            [sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, timeout=350, check=False, env=environment,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         return done.stdout

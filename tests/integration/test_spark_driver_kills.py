@@ -50,7 +50,8 @@ def killed(protomq_server: Broker, tmp_path_factory: pytest.TempPathFactory) -> 
             copy = Copy(source, target, folder / at, Fault(at, "wait", folder / f"fault-{at}"))
             copies[at] = copy
             options = copy_options(protomq_server.namesrv, source, target, copy.fault)
-            queries.append({**options, "checkpoint": str(copy.checkpoint)})
+            reached = str(copy.fault.folder / "happened")
+            queries.append({**options, "checkpoint": str(copy.checkpoint), "reached": reached})
     # A task for each stream that waits in one, and one for the others.
     settings = {"master": "local[3]", "warehouse": str(folder / "warehouse"), "queries": queries}
     driver = SparkDriver(settings, folder / "driver.log")

@@ -360,7 +360,7 @@ def test_spark_submit_runs_a_pipeline(
             str(submit), "--master", "local[2]", "--conf", "spark.ui.enabled=false", file,
             "archive", "--namesrv", protomq_server.namesrv, "--topic", protomq_topic, "--output", str(tmp_path / "archive"),
         ],
-        capture_output=True, text=True, timeout=120, check=False,
+        capture_output=True, text=True, timeout=350, check=False,
         env={**os.environ, "PYSPARK_PYTHON": sys.executable},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -374,7 +374,7 @@ def test_a_mistake_is_one_line(protomq_server: Broker, tmp_path: Path) -> None:
             sys.executable, "-m", "protomq_spark.pipelines", "lag", "--namesrv", protomq_server.namesrv,
             "--topic", "no-such-topic", "--report", str(tmp_path),
         ],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.splitlines()[0].startswith("lag: ")

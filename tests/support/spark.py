@@ -38,7 +38,7 @@ SPARK_MARKS = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(400),
 ]
 
 CONFIGURATION = {
@@ -110,7 +110,7 @@ def copy_stream(
     return writer.option("checkpointLocation", str(checkpoint))
 
 
-def run(writer: Any, timeout_s: float = 60) -> list[dict[str, Any]]:
+def run(writer: Any, timeout_s: float = 180) -> list[dict[str, Any]]:
     """Until all that is there is done; the progress of each micro-batch."""
     query = writer.trigger(availableNow=True).start()
     assert query.awaitTermination(timeout_s)
@@ -152,7 +152,7 @@ class InBackground:
         """Whether it has ended, one way or the other."""
         return not self._thread.is_alive()
 
-    def result(self, timeout_s: float = 90) -> Any:
+    def result(self, timeout_s: float = 180) -> Any:
         self._thread.join(timeout_s)
         assert not self._thread.is_alive(), "the query does not end"
         if self._error is not None:

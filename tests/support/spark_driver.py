@@ -2,6 +2,8 @@
 
 Runs streams from topic to topic, side by side, until all is done. SETTINGS is JSON: master, warehouse, and the `queries`, each
 with its checkpoint and the formats and options of source and sink, in which a fault may stand (`tests.support.faulty_spark.copy_options`).
+A query may name a file, `reached`: the next one starts when that is there. Spark gives a Python process 10 s to start, and on a busy
+machine many at once take longer.
 
 With `until`, a path, there is one query, which runs on until that file is there and all is done. When it fails it is started again,
 as whoever operates it would, and why it failed is added to the file `failures` as a line of JSON.
@@ -33,7 +35,7 @@ class SparkDriver:
                 command, cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL
             )
 
-    def wait_for(self, *signs: Path, timeout_s: float = 120) -> None:
+    def wait_for(self, *signs: Path, timeout_s: float = 300) -> None:
         """Until all the files are there."""
         ends_s = time.monotonic() + timeout_s
         while missing := [sign for sign in signs if not sign.exists()]:
@@ -134,7 +136,13 @@ def main() -> None:
             (writer,) = writers
             keep_copying(writer.start, Path(settings["until"]), Path(settings["failures"]))
             return
-        for started in [writer.trigger(availableNow=True).start() for writer in writers]:
+        running = []
+        for writer, query in zip(writers, settings["queries"], strict=True):
+            running.append(writer.trigger(availableNow=True).start())
+            while "reached" in query and not Path(query["reached"]).exists():
+                if running[-1].awaitTermination(0.1):
+                    break
+        for started in running:
             started.awaitTermination()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def wait_for(
-    happened: Callable[[], bool], timeout_s: float = 60.0, *, pause_s: float = 0.05
+    happened: Callable[[], bool], timeout_s: float = 180.0, *, pause_s: float = 0.05
 ) -> None:
     """Until it has happened."""
     ends_s = time.monotonic() + timeout_s

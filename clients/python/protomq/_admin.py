@@ -48,12 +48,13 @@ _ANSWERS = (ClientError, InvalidArgumentError, TopicExistsError, NotPermittedErr
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """A topic as one broker has it."""
+    """A topic as one broker has it. `incarnation`: a number that it keeps until it is deleted; the next one of that name has another."""
 
     name: str
     write_queues: int
     read_queues: int
     permission: Permission
+    incarnation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +212,13 @@ class Admin:
         permission: Permission = Permission.READ_WRITE,
         update: bool = False,
         brokers: Iterable[str] | None = None,
+        incarnation: int = 0,
     ) -> dict[str, TopicConfig]:
         """Creates a topic at all brokers or at those named; its configuration by broker.
 
-        0 queues: the broker's default (8). With `update` an existing topic is changed. Raises TopicExistsError if it exists with
-        another configuration, InvalidArgumentError, BrokerNotFoundError.
+        0 queues: the broker's default (8). With `update` an existing topic is changed. `incarnation`: the same for the topic at all
+        of these brokers (1 to 2^63 - 1); 0: each chooses its own. Raises TopicExistsError if it exists with another configuration or
+        incarnation, InvalidArgumentError, BrokerNotFoundError.
         """
         from .v1 import admin_service_pb2 as pb
         from .v1 import topic_pb2
@@ -226,6 +229,7 @@ class Admin:
             write_queues=write_queues,
             read_queues=read_queues or write_queues,
             permission=number,
+            incarnation=incarnation,
         )
         request = pb.CreateTopicRequest(topic=wanted, update=update)
         configs = {}
@@ -602,7 +606,11 @@ def _decode(data: bytes, answer_class: type[_T]) -> _T:
 
 def _topic_config(topic: Any) -> TopicConfig:
     return TopicConfig(
-        topic.name, topic.write_queues, topic.read_queues, Permission(topic.permission)
+        topic.name,
+        topic.write_queues,
+        topic.read_queues,
+        Permission(topic.permission),
+        topic.incarnation,
     )
 
 

@@ -25,7 +25,10 @@ from ._offset_calls import (
     check_begin,
     checked_tags,
     decode_offsets,
+    decode_offsets_incarnation,
     decode_queue_ranges,
+    decode_range_incarnation,
+    decode_search_incarnation,
     decode_search_offset,
     encode_commit,
     encode_get_offsets,
@@ -125,6 +128,7 @@ class AsyncPullConsumer:
         route = await self._routes.get(topic, self._request_timeout_s)
         self._tags[topic] = checked
         self._subscriptions[topic] = route
+        self._state.forget_recreated(route.read_queues)
         await self._reassign()
 
     async def unsubscribe(self, topic: str) -> None:
@@ -139,6 +143,7 @@ class AsyncPullConsumer:
         self._assigned = tuple(dict.fromkeys(queues))
         for queue in self._assigned:
             self._tags[queue.topic] = checked
+        self._state.forget_recreated(self._assigned)
         await self._reassign()
 
     def assignment(self) -> tuple[MessageQueue, ...]:
@@ -383,36 +388,39 @@ class AsyncPullConsumer:
         """See PullConsumer._resolve."""
         committed: dict[int, int] = {}
         starts: dict[MessageQueue, int] = {}
+        incarnation = 0
         try:
             if self._resume:
                 request = encode_get_offsets(
                     self.group, topic, [queue.queue_id for queue in queues]
                 )
-                committed = decode_offsets(
-                    await self._call(
-                        topic, broker_name, _methods.GET_OFFSETS, request, timeout_s, attempts
-                    )
+                answer = await self._call(
+                    topic, broker_name, _methods.GET_OFFSETS, request, timeout_s, attempts
                 )
+                committed = decode_offsets(answer)
+                incarnation = decode_offsets_incarnation(answer)
             rest = [queue for queue in queues if queue.queue_id not in committed]
             if isinstance(begin, datetime):
                 for queue in rest:
-                    request = encode_search_offset(queue, begin)
+                    request = encode_search_offset(queue, begin, incarnation)
                     answer = await self._call(
                         topic, broker_name, _methods.SEARCH_OFFSET, request, timeout_s, attempts
                     )
                     starts[queue] = decode_search_offset(answer)
+                    incarnation = decode_search_incarnation(answer)
             elif rest:
-                request = encode_get_queue_range(topic, [queue.queue_id for queue in rest])
+                request = encode_get_queue_range(
+                    topic, [queue.queue_id for queue in rest], incarnation
+                )
                 answer = await self._call(
                     topic, broker_name, _methods.GET_QUEUE_RANGE, request, timeout_s, attempts
                 )
                 starts = first_offsets(rest, decode_queue_ranges(answer), begin)
+                incarnation = decode_range_incarnation(answer)
         except (TopicNotFoundError, QueueNotFoundError):
-            committed, starts = (
-                {},
-                {},
-            )  # Not made yet (auto_create): its first message will have the offset 0.
-        self._state.start_all(queues, committed, starts)
+            # Not made yet (auto_create): its first message will have the offset 0.
+            committed, starts, incarnation = {}, {}, 0
+        self._state.start_all(queues, committed, starts, incarnation)
 
     def _start_pulls(self) -> None:
         if self._closed:
@@ -467,7 +475,8 @@ class AsyncPullConsumer:
     ) -> None:
         for (topic, broker_name), members in by_broker(offsets).items():
             part = {queue: offsets[queue] for queue in members}
-            request = encode_commit(self.group, part)
+            incarnations = {queue: self._state.incarnation(queue) for queue in members}
+            request = encode_commit(self.group, part, incarnations)
             try:
                 await self._call(
                     topic, broker_name, _methods.COMMIT_OFFSETS, request, timeout_s, attempts

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Literal
+from typing import Final, Literal
 
 from ._types import BrokerAddress, MessageQueue, QueueRange, Route
 from .errors import ConfigurationError, NoRouteError, WrongTypeError
 
 Begin = Literal["earliest", "latest"] | datetime
+_NONE_KNOWN: Final[Mapping[MessageQueue, int]] = {}
 
 
 def check_begin(begin: object) -> None:
@@ -64,25 +65,39 @@ def by_broker(queues: Iterable[MessageQueue]) -> dict[tuple[str, str], list[Mess
     return groups
 
 
-def encode_commit(consumer_group: str, offsets: Mapping[MessageQueue, int]) -> bytes:
-    """An encoded CommitOffsetsRequest."""
+def encode_commit(
+    consumer_group: str,
+    offsets: Mapping[MessageQueue, int],
+    incarnations: Mapping[MessageQueue, int] = _NONE_KNOWN,
+) -> bytes:
+    """An encoded CommitOffsetsRequest. `incarnations`: of the topics to which the offsets belong; those not known are not checked."""
     from .v1 import consumer_service_pb2 as pb
 
     return pb.CommitOffsetsRequest(
         consumer_group=consumer_group,
         offsets=[
-            pb.QueueOffset(topic=queue.topic, queue_id=queue.queue_id, queue_offset=queue_offset)
+            pb.QueueOffset(
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                queue_offset=queue_offset,
+                topic_incarnation=incarnations.get(queue, 0),
+            )
             for queue, queue_offset in offsets.items()
         ],
     ).SerializeToString()
 
 
-def encode_get_offsets(consumer_group: str, topic: str, queue_ids: Iterable[int]) -> bytes:
+def encode_get_offsets(
+    consumer_group: str, topic: str, queue_ids: Iterable[int], topic_incarnation: int = 0
+) -> bytes:
     """An encoded GetOffsetsRequest."""
     from .v1 import consumer_service_pb2 as pb
 
     return pb.GetOffsetsRequest(
-        consumer_group=consumer_group, topic=topic, queue_ids=queue_ids
+        consumer_group=consumer_group,
+        topic=topic,
+        queue_ids=queue_ids,
+        topic_incarnation=topic_incarnation,
     ).SerializeToString()
 
 
@@ -96,11 +111,15 @@ def decode_offsets(data: bytes) -> dict[int, int]:
     }
 
 
-def encode_get_queue_range(topic: str, queue_ids: Iterable[int]) -> bytes:
+def encode_get_queue_range(
+    topic: str, queue_ids: Iterable[int], topic_incarnation: int = 0
+) -> bytes:
     """An encoded GetQueueRangeRequest."""
     from .v1 import consumer_service_pb2 as pb
 
-    return pb.GetQueueRangeRequest(topic=topic, queue_ids=queue_ids).SerializeToString()
+    return pb.GetQueueRangeRequest(
+        topic=topic, queue_ids=queue_ids, topic_incarnation=topic_incarnation
+    ).SerializeToString()
 
 
 def decode_queue_ranges(data: bytes) -> dict[int, QueueRange]:
@@ -111,11 +130,13 @@ def decode_queue_ranges(data: bytes) -> dict[int, QueueRange]:
     return {item.queue_id: QueueRange(item.min_offset, item.end_offset) for item in ranges}
 
 
-def encode_search_offset(queue: MessageQueue, when: datetime) -> bytes:
+def encode_search_offset(queue: MessageQueue, when: datetime, topic_incarnation: int = 0) -> bytes:
     """An encoded SearchOffsetRequest; a naive datetime is local time, as everywhere in Python."""
     from .v1 import consumer_service_pb2 as pb
 
-    request = pb.SearchOffsetRequest(topic=queue.topic, queue_id=queue.queue_id)
+    request = pb.SearchOffsetRequest(
+        topic=queue.topic, queue_id=queue.queue_id, topic_incarnation=topic_incarnation
+    )
     milliseconds = int(when.timestamp() * 1000)
     request.store_time.FromMilliseconds(max(milliseconds, 0))
     return request.SerializeToString()
@@ -126,3 +147,24 @@ def decode_search_offset(data: bytes) -> int:
     from .v1 import consumer_service_pb2 as pb
 
     return pb.SearchOffsetResponse.FromString(data).queue_offset
+
+
+def decode_offsets_incarnation(data: bytes) -> int:
+    """Incarnation of the topic to which the answer to GetOffsets belongs; 0 from a broker that does not tell."""
+    from .v1 import consumer_service_pb2 as pb
+
+    return pb.GetOffsetsResponse.FromString(data).topic_incarnation
+
+
+def decode_range_incarnation(data: bytes) -> int:
+    """The same of an answer to GetQueueRange."""
+    from .v1 import consumer_service_pb2 as pb
+
+    return pb.GetQueueRangeResponse.FromString(data).topic_incarnation
+
+
+def decode_search_incarnation(data: bytes) -> int:
+    """The same of an answer to SearchOffset."""
+    from .v1 import consumer_service_pb2 as pb
+
+    return pb.SearchOffsetResponse.FromString(data).topic_incarnation

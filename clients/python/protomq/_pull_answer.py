@@ -52,6 +52,7 @@ class PullAnswer(NamedTuple):
     starts: Sequence[int]
     sizes: Sequence[int]
     queue_offsets: Sequence[int]
+    topic_incarnation: int = 0
 
 
 def decode_pull_answer(payload: bytes) -> PullAnswer:
@@ -71,7 +72,7 @@ def decode_pull_answer(payload: bytes) -> PullAnswer:
 
 
 def _scan_pull_answer(payload: bytes) -> PullAnswer | None:
-    numbers = {4: 0, 5: 0, 6: 0, 7: 0, 8: 0, 12: 0}
+    numbers = {4: 0, 5: 0, 6: 0, 7: 0, 8: 0, 12: 0, 13: 0}
     arrays = {9: b"", 10: b"", 11: b""}
     position, header_end = 0, len(payload)
     while position < header_end:
@@ -102,7 +103,16 @@ def _scan_pull_answer(payload: bytes) -> PullAnswer | None:
         raise ProtocolError("a pull answer names more records than it has")
     status = _status_of(numbers[4])
     return PullAnswer(
-        status, numbers[5], numbers[6], numbers[7], payload, header_end, starts, sizes, offsets
+        status,
+        numbers[5],
+        numbers[6],
+        numbers[7],
+        payload,
+        header_end,
+        starts,
+        sizes,
+        offsets,
+        numbers[13],
     )
 
 
@@ -141,6 +151,7 @@ def _parse_pull_answer(payload: bytes) -> PullAnswer:
         starts,
         [len(field) for field in fields],
         [record.queue_offset for record in answer.records],
+        answer.topic_incarnation,
     )
 
 

@@ -27,7 +27,10 @@ from ._offset_calls import (
     check_begin,
     checked_tags,
     decode_offsets,
+    decode_offsets_incarnation,
     decode_queue_ranges,
+    decode_range_incarnation,
+    decode_search_incarnation,
     decode_search_offset,
     encode_commit,
     encode_get_offsets,
@@ -136,7 +139,8 @@ class PullConsumer:
     def subscribe(self, topic: str, tags: Iterable[str] = ()) -> None:
         """Consumes all queues of a topic, also those that it gets later; `tags`: only messages with one of these.
 
-        May be called for several topics, and again for one to change the tags from here on. Raises TopicNotFoundError, NoRouteError.
+        May be called for several topics, and again for one: to change the tags from here on, or to begin anew in a topic that was
+        deleted and made again (`poll` raises TopicRecreatedError then). Raises TopicNotFoundError, NoRouteError.
         """
         with self._own_lock():
             self._check_usable()
@@ -145,6 +149,7 @@ class PullConsumer:
             route = self._routes.get(topic, self._request_timeout_s)
             self._tags[topic] = checked
             self._subscriptions[topic] = route
+            self._state.forget_recreated(route.read_queues)
             self._reassign()
 
     def unsubscribe(self, topic: str) -> None:
@@ -161,6 +166,7 @@ class PullConsumer:
             checked = checked_tags(tags)
             for queue in self._assigned:
                 self._tags[queue.topic] = checked
+            self._state.forget_recreated(self._assigned)
             self._reassign()
 
     def assignment(self) -> tuple[MessageQueue, ...]:
@@ -173,7 +179,7 @@ class PullConsumer:
         """The next messages, at most `max_messages`; waits for them for up to `timeout_s`, then returns an empty list.
 
         Messages of one queue come in their order. Transient errors are retried inside; raised are those that need somebody:
-        OffsetIllegalError (if asked for), CorruptLogError, NotPermittedError and the like, ClosedError.
+        OffsetIllegalError (if asked for), TopicRecreatedError, CorruptLogError and the like, ClosedError.
         """
         check_count("max_messages", max_messages, 1)
         check_seconds("timeout_s", timeout_s, zero=True)
@@ -418,36 +424,39 @@ class PullConsumer:
         """Finds out where to begin in queues of one broker."""
         committed: dict[int, int] = {}
         starts: dict[MessageQueue, int] = {}
+        incarnation = 0
         try:
             if self._resume:
                 request = encode_get_offsets(
                     self.group, topic, [queue.queue_id for queue in queues]
                 )
-                committed = decode_offsets(
-                    self._call(
-                        topic, broker_name, _methods.GET_OFFSETS, request, timeout_s, attempts
-                    )
+                answer = self._call(
+                    topic, broker_name, _methods.GET_OFFSETS, request, timeout_s, attempts
                 )
+                committed = decode_offsets(answer)
+                incarnation = decode_offsets_incarnation(answer)
             rest = [queue for queue in queues if queue.queue_id not in committed]
             if isinstance(begin, datetime):
                 for queue in rest:
-                    request = encode_search_offset(queue, begin)
+                    request = encode_search_offset(queue, begin, incarnation)
                     answer = self._call(
                         topic, broker_name, _methods.SEARCH_OFFSET, request, timeout_s, attempts
                     )
                     starts[queue] = decode_search_offset(answer)
+                    incarnation = decode_search_incarnation(answer)
             elif rest:
-                request = encode_get_queue_range(topic, [queue.queue_id for queue in rest])
+                request = encode_get_queue_range(
+                    topic, [queue.queue_id for queue in rest], incarnation
+                )
                 answer = self._call(
                     topic, broker_name, _methods.GET_QUEUE_RANGE, request, timeout_s, attempts
                 )
                 starts = first_offsets(rest, decode_queue_ranges(answer), begin)
+                incarnation = decode_range_incarnation(answer)
         except (TopicNotFoundError, QueueNotFoundError):
-            committed, starts = (
-                {},
-                {},
-            )  # Not made yet (auto_create): its first message will have the offset 0.
-        self._state.start_all(queues, committed, starts)
+            # Not made yet (auto_create): its first message will have the offset 0.
+            committed, starts, incarnation = {}, {}, 0
+        self._state.start_all(queues, committed, starts, incarnation)
 
     def _exchange(self, wait_s: float) -> None:
         """Sends the pulls that are due, and takes what has come or comes within the time."""
@@ -506,7 +515,8 @@ class PullConsumer:
     def _commit(self, offsets: Mapping[MessageQueue, int], timeout_s: float, attempts: int) -> None:
         for (topic, broker_name), members in by_broker(offsets).items():
             part = {queue: offsets[queue] for queue in members}
-            request = encode_commit(self.group, part)
+            incarnations = {queue: self._state.incarnation(queue) for queue in members}
+            request = encode_commit(self.group, part, incarnations)
             try:
                 self._call(topic, broker_name, _methods.COMMIT_OFFSETS, request, timeout_s, attempts)
             except ProtomqError as error:

@@ -12,15 +12,18 @@ Rules:
   there, so the hold stands at the broker while the user works, and memory is bounded.
 - Who can leave answers in the kernel's buffers reads no more of them than there is room for (`room_bytes`): what is read long
   before it is used has left the CPU's caches, and lies in memory that the kernel has to clear first.
-- `seek` makes an answer that is on its way stale: its ticket carries the generation of the queue.
+- `seek` makes an answer that is on its way stale: its ticket carries the generation of the queue, a number that is given once only.
 - The position of a queue is the offset behind the last message handed out. It becomes safe to commit when the user comes back
   for more (`user_came_back`): then those messages have been dealt with.
+- What is known of a queue belongs to one incarnation of its topic, learned from the first answer and told with every request. When the
+  broker says that the topic was made again, the user is told, with every try, until the queues are assigned anew.
 
 Not thread-safe: the consumer that owns it takes care of that.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 from collections import deque
@@ -32,7 +35,13 @@ from ._checks import check_count
 from ._message import Message
 from ._pull_answer import AnswerMessages, PullAnswer, decode_pull_answer
 from ._types import MessageQueue, PullStatus
-from .errors import ConfigurationError, OffsetIllegalError, ProtocolError, ProtomqError
+from .errors import (
+    ConfigurationError,
+    OffsetIllegalError,
+    ProtocolError,
+    ProtomqError,
+    TopicRecreatedError,
+)
 
 logger = logging.getLogger("protomq")
 
@@ -90,12 +99,14 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Queue:
+    generation: int
     tags: tuple[str, ...] = ()
     position: int | None = None  # None: where to begin is not known yet.
     safe_position: int | None = None
     committed: int | None = None
+    incarnation: int = 0  # Of the topic; 0: not known yet.
+    is_recreated: bool = False
     pull_offset: int = 0
-    generation: int = 0
     in_flight: bool = False
     failures: int = 0
     paused_until_s: float = 0.0
@@ -108,6 +119,7 @@ class PullState:
     def __init__(self, options: PullOptions, rng: random.Random | None = None) -> None:
         self.options = options
         self._queues: dict[MessageQueue, _Queue] = {}
+        self._generations = itertools.count()
         self._parked: dict[MessageQueue, _Queue] = {}
         self._line: deque[MessageQueue] = (
             deque()
@@ -141,7 +153,11 @@ class PullState:
                 self._parked[queue] = state
         added = [queue for queue in wanted if queue not in self._queues]
         for queue in added:
-            self._queues[queue] = self._parked.pop(queue) if queue in self._parked else _Queue()
+            self._queues[queue] = (
+                self._parked.pop(queue)
+                if queue in self._parked
+                else _Queue(next(self._generations))
+            )
         for queue in wanted:
             self._set_tags(queue, self._queues[queue], tags.get(queue.topic, ()))
         return [queue for queue in added if self._queues[queue].position is None]
@@ -150,6 +166,19 @@ class PullState:
     def queues(self) -> tuple[MessageQueue, ...]:
         """The assignment."""
         return tuple(self._queues)
+
+    def incarnation(self, queue: MessageQueue) -> int:
+        """Incarnation of the topic to which the position of the queue belongs; 0: not known, or not assigned."""
+        state = self._queues.get(queue)
+        return state.incarnation if state is not None else 0
+
+    def forget_recreated(self, queues: Iterable[MessageQueue]) -> None:
+        """Those whose topic was made again are assigned anew by the next `assign`, as if they had never been."""
+        for queue in queues:
+            state = self._queues.get(queue)
+            if state is not None and state.is_recreated:
+                self._drop_answers(queue, state)
+                del self._queues[queue]
 
     def unresolved(self) -> list[MessageQueue]:
         """Queues of which it is not known where to begin."""
@@ -164,14 +193,19 @@ class PullState:
         queues: Iterable[MessageQueue],
         committed: Mapping[int, int],
         starts: Mapping[MessageQueue, int],
+        incarnation: int = 0,
     ) -> None:
-        """Where to begin: at what is committed (by queue id), else at `starts`. Queues that were moved meanwhile stay."""
+        """Where to begin: at what is committed (by queue id), else at `starts`; both belong to the topic's `incarnation`.
+
+        Queues that were moved meanwhile stay.
+        """
         for queue in queues:
             state = self._queues.get(queue)
             if state is None or state.position is not None:
                 continue
             self.seek(queue, committed.get(queue.queue_id, starts.get(queue, 0)))
             state.committed = committed.get(queue.queue_id)
+            state.incarnation = incarnation
 
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
         """The next message handed out is the one at this offset."""
@@ -194,7 +228,7 @@ class PullState:
         """All connections are gone: every pull in flight is forgotten."""
         for state in self._queues.values():
             if state.in_flight:
-                state.in_flight, state.generation = False, state.generation + 1
+                state.in_flight, state.generation = False, next(self._generations)
 
     def rewind(self) -> None:
         """Everything begins again behind what was dealt with: for the user whose `poll` was interrupted half-way."""
@@ -238,7 +272,7 @@ class PullState:
         """The encoded PullRequest of a ticket."""
         from .v1 import pull_service_pb2
 
-        options = self.options
+        options, state = self.options, self._state(ticket.queue)
         return pull_service_pb2.PullRequest(
             topic=ticket.queue.topic,
             queue_id=ticket.queue.queue_id,
@@ -246,8 +280,9 @@ class PullState:
             record_count_max=options.record_count_max,
             size_max_bytes=options.size_max_bytes,
             hold_ms=options.hold_ms,
-            tags=self._state(ticket.queue).tags,
+            tags=state.tags,
             consumer_group=options.consumer_group,
+            topic_incarnation=state.incarnation,
         ).SerializeToString()
 
     def answered(self, ticket: Ticket, payload: bytes, now_s: float) -> None:
@@ -258,6 +293,7 @@ class PullState:
             return
         answer = decode_pull_answer(payload)
         state.failures = 0
+        state.incarnation = answer.topic_incarnation or state.incarnation
         if answer.status is PullStatus.FOUND and len(answer.starts):
             if answer.next_offset <= ticket.queue_offset:
                 state.paused_until_s = now_s + BACKOFF_MAX_S
@@ -282,6 +318,12 @@ class PullState:
         state = self._ended(ticket, now_s)
         if state is None:
             return False
+        if isinstance(error, TopicRecreatedError):
+            for queue, other in self._queues.items():
+                if (
+                    queue[:2] == ticket.queue[:2] and other.incarnation == state.incarnation
+                ):  # Of the same topic at the same broker.
+                    other.is_recreated = True
         state.failures += 1
         pause_s = min(
             BACKOFF_MIN_S * 2 ** min(state.failures - 1, 10), BACKOFF_MAX_S
@@ -331,6 +373,8 @@ class PullState:
         wanted: dict[MessageQueue, int] = {}
         for queue, state in self._queues.items():
             position = state.safe_position if safe_only else state.position
+            if state.is_recreated:
+                continue  # An offset of the old topic is of no use to anybody.
             if position is not None and position != state.committed:
                 wanted[queue] = position
         return wanted
@@ -370,7 +414,7 @@ class PullState:
         state.position = state.pull_offset = queue_offset
 
     def _drop_answers(self, queue: MessageQueue, state: _Queue) -> None:
-        state.generation += 1
+        state.generation = next(self._generations)
         state.in_flight = False
         if state.waiting:
             self._waiting_bytes -= sum(len(waiting.answer.raw) for waiting in state.waiting)

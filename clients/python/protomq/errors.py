@@ -25,6 +25,7 @@
         │   ├── OffsetNotFoundError     OFFSET_NOT_FOUND
         │   └── BrokerNotFoundError     BROKER_NOT_FOUND
         ├── TopicExistsError            TOPIC_EXISTS
+        ├── TopicRecreatedError         TOPIC_RECREATED: the topic was deleted and made again; `metadata` holds both incarnations
         ├── NotPermittedError           NOT_PERMITTED
         ├── BusyError                   the server is there, but cannot now
         │   ├── SystemBusyError         SYSTEM_BUSY; `retry_delay_ms` says when
@@ -87,6 +88,7 @@ __all__ = [
     "OffsetNotFoundError",
     "BrokerNotFoundError",
     "TopicExistsError",
+    "TopicRecreatedError",
     "NotPermittedError",
     "BusyError",
     "SystemBusyError",
@@ -345,6 +347,17 @@ class TopicExistsError(ServerError):
     code = _ALREADY_EXISTS
 
 
+class TopicRecreatedError(ServerError):
+    """The topic was deleted and made again: offsets of the old one mean nothing in the new one.
+
+    What was not consumed of the old one is gone. A consumer that is to go on with the new one calls `subscribe` (or `assign`) again and
+    begins anew; `metadata` holds topic, wanted and current incarnation.
+    """
+
+    reason = "TOPIC_RECREATED"
+    code = _FAILED_PRECONDITION
+
+
 class NotPermittedError(ServerError):
     """The topic or the broker does not allow it; another broker may."""
 
@@ -461,7 +474,7 @@ _BY_REASON: Final[dict[str, type[ServerError]]] = {
     cls.reason: cls
     for cls in (
         InvalidArgumentError, MessageTooLargeError, TopicNotFoundError, QueueNotFoundError, OffsetNotFoundError,
-        BrokerNotFoundError, TopicExistsError, NotPermittedError, SystemBusyError, DiskFullError, TooManyError,
+        BrokerNotFoundError, TopicExistsError, TopicRecreatedError, NotPermittedError, SystemBusyError, DiskFullError, TooManyError,
         ShuttingDownError, QueueHealingError, StoreFailedError, SequenceExpiredError, ProducerFencedError, DeadlineExceededError,
         UnknownMethodError, CorruptLogError, StaleRegistrationError, InternalError,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
@@ -42,7 +43,7 @@ from protomq.wire.record import decode_message_id
 from protomq_runtime.dispatch import drained
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
 
-from .store.topics import QUEUES_MAX, TopicConfig
+from .store.topics import QUEUES_MAX, IncarnationGivenError, TopicConfig
 from .store_errors import tells_store_errors, to_service_error
 from .topic_access import check_topic_name, existing_topic, readable_topic
 
@@ -112,7 +113,7 @@ class AdminService:
             wanted[topic.name] = topic
             taken.append((call, topic))
         try:
-            self._store.topics.put(list(wanted.values()))
+            made = {topic.name: topic for topic in self._store.topics.put(list(wanted.values()))}
         except Exception as error:
             failure = to_service_error(error)
             for call, _ in taken:
@@ -120,7 +121,8 @@ class AdminService:
             return
         self._announce()
         for call, topic in taken:
-            call.answer(CreateTopicResponse(topic=topic_to_message(topic)).SerializeToString())
+            answer = CreateTopicResponse(topic=topic_to_message(made[topic.name]))
+            call.answer(answer.SerializeToString())
 
     @tells_store_errors
     def describe_topic(
@@ -296,7 +298,10 @@ class AdminService:
                 f"topic {topic.name!r} exists with another configuration; set update to change it",
                 metadata={"topic": topic.name},
             )
-        return topic
+        known = existing.incarnation if existing is not None else 0
+        if known and topic.incarnation not in (0, known):
+            raise to_service_error(IncarnationGivenError(topic.name, topic.incarnation, known))
+        return replace(topic, incarnation=topic.incarnation or known)
 
     def ping(self, request: PingRequest, context: CallContext) -> PingResponse:
         """Answers."""
@@ -311,6 +316,8 @@ def topic_from_message(message: Topic, default_queues: int) -> TopicConfig:
             raise invalid_argument(f"topic.{name}", f"must be 0 (for the default) to {QUEUES_MAX}")
     if message.permission not in _FROM_PERMISSION:
         raise invalid_argument("topic.permission", "is no value of Permission")
+    if message.incarnation < 0:
+        raise invalid_argument("topic.incarnation", "must be 0 (for any) or above")
     write_queues = message.write_queues or default_queues
     readable, writable = _FROM_PERMISSION[message.permission]
     return TopicConfig(
@@ -319,6 +326,7 @@ def topic_from_message(message: Topic, default_queues: int) -> TopicConfig:
         read_queues=message.read_queues or write_queues,
         readable=readable,
         writable=writable,
+        incarnation=message.incarnation,
     )
 
 
@@ -337,6 +345,7 @@ def topic_to_message(topic: TopicConfig) -> Topic:
         write_queues=topic.write_queues,
         read_queues=topic.read_queues,
         permission=_TO_PERMISSION[(topic.readable, topic.writable)],
+        incarnation=topic.incarnation,
     )
 
 

@@ -8,6 +8,7 @@ This module puts them together and carries the store's signals to the lanes; it 
 from __future__ import annotations
 
 import logging
+import secrets
 import socket
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -77,9 +78,11 @@ class Broker:
             config.store,
             clock=clock,
             queues_default=config.default_queues,
+            draw_incarnation=lambda: secrets.randbits(63) or 1,
         )
         self._send = SendService(self.store, config, clock)
         self._pull = PullService(self.store, config)
+        self.store.on_topic_deleted = self._pull.signal_deleted
         self._consumer = ConsumerService(self.store)
         self._admin = AdminService(
             self.store,

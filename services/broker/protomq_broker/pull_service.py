@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
@@ -21,8 +21,15 @@ from protomq_runtime.errors import invalid_argument, too_many, unparsable
 
 from .holds import Hold, LaneHolds, QueueKey
 from .store.reading import ReadResult, ReadStatus
+from .store.topics import QUEUES_MAX
 from .store_errors import to_service_error
-from .topic_access import check_group_name, check_read_queue, readable_topic
+from .topic_access import (
+    check_group_name,
+    check_incarnation,
+    check_read_queue,
+    read_one_incarnation,
+    readable_topic,
+)
 
 if TYPE_CHECKING:
     from protomq_runtime.call import Call
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
 
     from .config import BrokerConfig
     from .store.store import Store
+    from .store.topics import TopicConfig
 
 RECORD_COUNT_DEFAULT = 32
 RECORD_COUNT_MAX = 32_768
@@ -49,6 +57,13 @@ _STATUS = {
 }
 
 
+class _Found(NamedTuple):
+    """What a look found, and the incarnation of the topic in which it did."""
+
+    result: ReadResult
+    incarnation: int
+
+
 class PullService:
     """Implements protomq.v1.PullService. `signal` may be called by any thread, the rest by the pull lanes."""
 
@@ -63,7 +78,7 @@ class PullService:
         """Answers with messages, or holds the call."""
         try:
             request, tag_codes = self._read_request(call)
-            result = self._look(request, request.queue_offset, tag_codes)
+            found = self._look(request, request.queue_offset, tag_codes)
             if request.HasField("commit_offset"):
                 self._store.offsets.commit(
                     request.consumer_group, request.topic, request.queue_id, request.commit_offset
@@ -71,15 +86,19 @@ class PullService:
         except Exception as error:
             call.fail(to_service_error(error))
             return
-        if request.hold_ms > 0 and not self._stopping and _nothing_yet(result):
-            self._hold(call, request, tag_codes, result)
+        if request.hold_ms > 0 and not self._stopping and _nothing_yet(found.result):
+            self._hold(call, request, tag_codes, found)
         else:
-            _answer(call, result)
+            _answer(call, found)
 
     def signal(self, keys: Iterable[QueueKey]) -> None:
         """Messages of these queues have become readable."""
         for holds in tuple(self._holds.values()):
             holds.signal(keys)
+
+    def signal_deleted(self, topic: str) -> None:
+        """The topic was deleted: who waits for its messages is answered."""
+        self.signal([(topic, queue_id) for queue_id in range(QUEUES_MAX)])
 
     def stop(self) -> None:
         """Answers all holds with what there is; from now on nothing is held. Called by the server when it stops; any thread."""
@@ -96,7 +115,6 @@ class PullService:
             request = PullRequest.FromString(bytes(call.payload))
         except DecodeError as error:
             raise unparsable("protomq.v1.PullRequest") from error
-        check_read_queue(readable_topic(self._store, request.topic), request.queue_id)
         if request.queue_offset < 0:
             raise invalid_argument(
                 "queue_offset", "must be 0 or above; ask GetQueueRange for the range"
@@ -122,20 +140,29 @@ class PullService:
             request.size_max_bytes = min(wanted, GRPC_SIZE_MAX_BYTES)
         return request, frozenset(map(tag_code_of, request.tags))
 
-    def _look(
-        self, request: PullRequest, queue_offset: int, tag_codes: frozenset[int]
-    ) -> ReadResult:
-        return self._store.read(
-            request.topic,
-            request.queue_id,
-            queue_offset,
-            request.record_count_max or RECORD_COUNT_DEFAULT,
-            request.size_max_bytes or SIZE_DEFAULT_BYTES,
-            tag_codes,
+    def _topic_of(self, request: PullRequest) -> TopicConfig:
+        topic = readable_topic(self._store, request.topic)
+        check_incarnation(topic, request.topic_incarnation)
+        check_read_queue(topic, request.queue_id)
+        return topic
+
+    def _look(self, request: PullRequest, queue_offset: int, tag_codes: frozenset[int]) -> _Found:
+        result, topic = read_one_incarnation(
+            self._store,
+            lambda: self._topic_of(request),
+            lambda topic: self._store.read(
+                topic.name,
+                request.queue_id,
+                queue_offset,
+                request.record_count_max or RECORD_COUNT_DEFAULT,
+                request.size_max_bytes or SIZE_DEFAULT_BYTES,
+                tag_codes,
+            ),
         )
+        return _Found(result, topic.incarnation)
 
     def _hold(
-        self, call: Call, request: PullRequest, tag_codes: frozenset[int], result: ReadResult
+        self, call: Call, request: PullRequest, tag_codes: frozenset[int], found: _Found
     ) -> None:
         lane = call.lane
         holds = self._holds.get(lane)
@@ -146,11 +173,18 @@ class PullService:
             message = f"{limit} pulls are held already; pull without a hold, or at another broker"
             call.fail(too_many("held pulls of a lane", limit, message, retry_delay_ms=1_000))
             return
-        hold = Hold((request.topic, request.queue_id), call, request, tag_codes, result.next_offset)
+        hold = Hold(
+            (request.topic, request.queue_id), call, request, tag_codes, found.result.next_offset
+        )
         holds.add(hold)
         call.hold(lambda: self._drop(hold))
-        # Between the look and the entry a message may have arrived that nobody signalled to us.
-        if self._store.queue_range(request.topic, request.queue_id)[1] > hold.queue_offset:
+        # Between the look and the entry a message may have arrived, or the topic gone, that nobody signalled to us.
+        topic = self._store.topics.find(request.topic)
+        if (
+            topic is None
+            or topic.incarnation != found.incarnation
+            or self._store.queue_range(request.topic, request.queue_id)[1] > hold.queue_offset
+        ):
             self._look_again(hold)
         if not call.answered:
             hold_ms = call.hold_time_ms(request.hold_ms)
@@ -158,26 +192,27 @@ class PullService:
 
     def _wake(self, holds: LaneHolds, woken: Sequence[Hold]) -> None:
         """Answers those for which there is something now. Many who wait for the same are looked up once."""
-        looks: dict[tuple[object, ...], ReadResult] = {}
+        looks: dict[tuple[object, ...], _Found] = {}
         for hold in woken:
             request = hold.request
             wanted = (
                 hold.key, hold.queue_offset, hold.tag_codes, request.record_count_max, request.size_max_bytes,
+                request.topic_incarnation,
             )  # fmt: skip
-            result = looks.get(wanted)
-            if result is None:
-                result = self._look_for(hold)
-                if result is None:
+            found = looks.get(wanted)
+            if found is None:
+                found = self._look_for(hold)
+                if found is None:
                     continue
-                looks[wanted] = result
-            self._answer_or_keep(hold, result)
+                looks[wanted] = found
+            self._answer_or_keep(hold, found)
 
     def _look_again(self, hold: Hold) -> None:
-        result = self._look_for(hold)
-        if result is not None:
-            self._answer_or_keep(hold, result)
+        found = self._look_for(hold)
+        if found is not None:
+            self._answer_or_keep(hold, found)
 
-    def _look_for(self, hold: Hold) -> ReadResult | None:
+    def _look_for(self, hold: Hold) -> _Found | None:
         """What there is for the hold; None if that was an error, with which the call is answered then."""
         try:
             return self._look(hold.request, hold.queue_offset, hold.tag_codes)
@@ -186,18 +221,18 @@ class PullService:
             hold.call.fail(to_service_error(error))
             return None
 
-    def _answer_or_keep(self, hold: Hold, result: ReadResult) -> None:
-        if _nothing_yet(result):
-            hold.queue_offset = result.next_offset
+    def _answer_or_keep(self, hold: Hold, found: _Found) -> None:
+        if _nothing_yet(found.result):
+            hold.queue_offset = found.result.next_offset
             return
         self._drop(hold)
-        _answer(hold.call, result)
+        _answer(hold.call, found)
 
     def _expire(self, hold: Hold) -> None:
-        result = self._look_for(hold)
-        if result is not None:
+        found = self._look_for(hold)
+        if found is not None:
             self._drop(hold)
-            _answer(hold.call, result)
+            _answer(hold.call, found)
 
     def _drop(self, hold: Hold) -> None:
         self._holds[hold.call.lane].remove(hold)
@@ -206,13 +241,14 @@ class PullService:
             hold.timer = None
 
 
-def encode_header(result: ReadResult) -> bytes:
+def encode_header(result: ReadResult, topic_incarnation: int) -> bytes:
     """The fields of a PullResponse that stand in front of the regions; the packed arrays are copied, not walked."""
     response = PullResponse(
         status=_STATUS[result.status],
         next_offset=result.next_offset,
         min_offset=result.min_offset,
         end_offset=result.end_offset,
+        topic_incarnation=topic_incarnation,
     )
     if not result.regions_size_bytes:
         return response.SerializeToString()
@@ -231,10 +267,11 @@ def _append_packed(parts: list[bytes], tag: bytes, values: NDArray[Any]) -> None
     parts += (tag, encode_varint(len(data)), data)
 
 
-def _answer(call: Call, result: ReadResult) -> None:
+def _answer(call: Call, found: _Found) -> None:
+    result = found.result
     # The store's regions have the same three fields as the runtime's: the store cannot import that one.
     regions = cast("list[Region]", result.regions)
-    call.answer(encode_header(result), regions, result.regions_size_bytes)
+    call.answer(encode_header(result, found.incarnation), regions, result.regions_size_bytes)
 
 
 def _nothing_yet(result: ReadResult) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from protomq.v1.send_service_pb2 import SendResponse, SendStatus
@@ -20,6 +21,7 @@ from .send_request import ProducerIdentity, parse_send_header, read_records
 from .store.append import AppendRequest
 from .store.errors import StoreFailedError
 from .store.repeated_sends import SendInFlightError
+from .store.topics import incarnation_of_first
 from .store_errors import to_service_error
 from .topic_access import writable_topic
 
@@ -189,7 +191,9 @@ class SendService:
             return
         for order in pending:
             if order.new_topic is not None:
-                self._store.topics.add(order.new_topic)
+                topic = order.new_topic
+                incarnation = incarnation_of_first(topic.name, order.request.physical_offset)
+                self._store.topics.add(replace(topic, incarnation=incarnation))
                 self._next_queue.setdefault(order.new_topic.name, itertools.count(1))
             request = order.request
             region = request.region

@@ -28,7 +28,7 @@ from .store.errors import (
 from .store.index_runs import IndexDamagedError
 from .store.offsets import GROUPS_MAX, TooManyGroupsError
 from .store.repeated_sends import ProducerFencedError, SequenceExpiredError
-from .store.topics import InvalidNameError
+from .store.topics import IncarnationGivenError, InvalidNameError
 
 log = logging.getLogger("protomq.broker")
 
@@ -97,6 +97,17 @@ def to_service_error(error: Exception) -> ServiceError:
     if isinstance(error, ConsumeQueueDamagedError | IndexDamagedError):
         log.error("damage in a derived file: %s", error)
         return corrupt_log(str(error), queue_offset=getattr(error, "queue_offset", None))
+    if isinstance(error, IncarnationGivenError):
+        return ServiceError(
+            Code.ALREADY_EXISTS,
+            "TOPIC_EXISTS",
+            str(error),
+            metadata={
+                "topic": error.topic,
+                "wanted": str(error.wanted),
+                "current": str(error.current),
+            },
+        )
     if isinstance(error, InvalidNameError):
         return invalid_argument("name", str(error))
     if isinstance(error, StoreError):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 from protomq_runtime.errors import Code, ServiceError, invalid_argument
 
@@ -11,6 +12,8 @@ from .store.topics import InvalidNameError, TopicConfig, require_group_name, req
 if TYPE_CHECKING:
     from .config import BrokerConfig
     from .store.store import Store
+
+T = TypeVar("T")
 
 
 def writable_topic(store: Store, config: BrokerConfig, name: str) -> tuple[TopicConfig, bool]:
@@ -45,6 +48,37 @@ def existing_topic(store: Store, name: str) -> TopicConfig:
         check_topic_name(name)
         raise topic_not_found(name)
     return topic
+
+
+def check_incarnation(topic: TopicConfig, wanted: int) -> None:
+    """Raises ServiceError if the caller means another incarnation of the topic; 0 means whichever there is."""
+    if wanted not in (0, topic.incarnation):
+        raise ServiceError(
+            Code.FAILED_PRECONDITION,
+            "TOPIC_RECREATED",
+            f"topic {topic.name!r} was deleted and made again: offsets of incarnation {wanted} mean nothing in the current one, "
+            f"{topic.incarnation}; begin anew with that one, or stop",
+            metadata={
+                "topic": topic.name,
+                "wanted": str(wanted),
+                "current": str(topic.incarnation),
+            },
+        )
+
+
+def read_one_incarnation(
+    store: Store, look_up: Callable[[], TopicConfig], read: Callable[[TopicConfig], T]
+) -> tuple[T, TopicConfig]:
+    """What `read` finds in the topic that `look_up` gives, and that topic: one incarnation, though it may be made again meanwhile.
+
+    Raises what both raise.
+    """
+    while True:
+        before = look_up()
+        found = read(before)
+        after = store.topics.find(before.name)
+        if after is not None and after.incarnation == before.incarnation:
+            return found, before
 
 
 def check_topic_name(name: str) -> None:

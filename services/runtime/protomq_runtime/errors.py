@@ -71,7 +71,10 @@ RULES: Final[Mapping[str, ReasonRule]] = {
     "QUEUE_NOT_FOUND": ReasonRule(
         Code.NOT_FOUND, True, ("topic", "queue_id"), ("read_queues", "write_queues")
     ),
-    "TOPIC_EXISTS": ReasonRule(Code.ALREADY_EXISTS, True, ("topic",)),
+    "TOPIC_EXISTS": ReasonRule(Code.ALREADY_EXISTS, True, ("topic",), ("wanted", "current")),
+    "TOPIC_RECREATED": ReasonRule(
+        Code.FAILED_PRECONDITION, True, ("topic", "wanted", "current")
+    ),
     "NOT_PERMITTED": ReasonRule(Code.PERMISSION_DENIED, True, ("topic",)),
     "SYSTEM_BUSY": ReasonRule(Code.RESOURCE_EXHAUSTED, True, ("lane",)),
     "DISK_FULL": ReasonRule(Code.RESOURCE_EXHAUSTED, True),

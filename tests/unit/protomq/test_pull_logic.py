@@ -24,6 +24,7 @@ from protomq.errors import (
     OffsetIllegalError,
     ProtocolError,
     SystemBusyError,
+    TopicRecreatedError,
 )
 from protomq.v1 import pull_service_pb2
 from protomq.wire.record import RecordTemplate, encode_front, encode_record_field
@@ -375,3 +376,44 @@ def test_random_use_hands_out_every_message_once_and_in_order() -> None:
             for message in made.take(rng.randint(1, 7)):
                 got[message.queue].append(message.queue_offset)
         assert got == {queue: list(range(end)) for queue, end in ends.items()}
+
+
+def recreated() -> TopicRecreatedError:
+    return TopicRecreatedError("made again")
+
+
+def test_pulls_and_commits_carry_the_incarnation_of_the_first_answer() -> None:
+    made = PullState(PullOptions("g"), random.Random(1))
+    made.assign((Q0, Q1), {})
+    made.start_all([Q0], {}, {}, 7)
+    made.start_all([Q1], {}, {})  # The topic was not there yet.
+    assert [made.incarnation(queue) for queue in (Q0, Q1)] == [7, 0]
+    requests = {}
+    for queue in (Q0, Q1):
+        ticket = pull(made, queue)
+        requests[queue] = pull_service_pb2.PullRequest.FromString(made.encode_request(ticket))
+        answer = pull_service_pb2.PullResponse(status=2, topic_incarnation=7)  # type: ignore[arg-type]
+        made.answered(ticket, answer.SerializeToString(), 0.0)
+    assert [request.topic_incarnation for request in requests.values()] == [7, 0]
+    assert made.incarnation(Q1) == 7
+
+
+def test_a_topic_that_was_made_again_is_told_until_it_is_assigned_anew() -> None:
+    other = MessageQueue("u", "a", 0)
+    made = PullState(PullOptions("g"), random.Random(1))
+    made.assign((Q0, Q1, other), {})
+    made.start_all([Q0, Q1], {0: 5, 1: 5}, {}, 7)
+    made.start_all([other], {}, {}, 9)
+    late = pull(made, Q1)
+    assert made.failed(pull(made), recreated(), 0.0)
+    made.seek(Q0, 6)
+    assert made.to_commit(safe_only=True) == {other: 0}
+    assert made.failed(pull(made, now_s=10.0), recreated(), 10.0)
+
+    made.forget_recreated((Q0, Q1, other))
+    assert made.assign((Q0, Q1, other), {}) == [Q0, Q1]
+    made.start_all([Q0, Q1], {}, {}, 8)
+    assert [made.position(queue) for queue in (Q0, Q1, other)] == [0, 0, 0]
+    pull(made, Q1, now_s=20.0)
+    made.answered(late, found(5, 2), 20.0)  # Of the topic before: nobody waits for it.
+    assert bodies(made) == []

@@ -10,7 +10,8 @@ Faults it can inject:
   a write is done), `Fault.SYNC_LOST` (an fsync fails, once, and the pages count as clean though they never reached the disk),
   `Fault.CRASH` (the process ends here: `SimulatedCrash`; a write is done in part).
 - a full disk: `capacity_bytes`.
-- damage: `flip_bit`, `overwrite`, `cut`, `swap_ranges` change what is stored without anybody noticing.
+- damage: `flip_bit`, `overwrite`, `cut`, `swap_ranges`, `swap_files` change what is stored without anybody noticing; the pages have
+  left the cache, and come back so.
 
 Operations are counted in `operations`, so "fail the n-th, for n = 1, 2, 3 …" is a loop. Everything follows from the seed of the
 `rng` that is handed in. One thread at a time.
@@ -57,9 +58,10 @@ class Operation(NamedTuple):
 class _File:
     """An inode: what processes see (`cached`), what is on the platter (`durable`), and which sectors differ and may be written back."""
 
-    __slots__ = ("cached", "dirty", "durable", "locked_by")
+    __slots__ = ("cached", "cold", "dirty", "durable", "locked_by")
 
     def __init__(self) -> None:
+        self.cold: set[int] = set()  # sectors that the next read brings from the platter
         self.cached = bytearray()
         self.durable = bytearray()
         self.dirty: set[int] = set()
@@ -67,6 +69,12 @@ class _File:
 
     def touch(self, start: int, end: int) -> None:
         self.dirty.update(
+            range(start // SECTOR_SIZE_BYTES, (end + SECTOR_SIZE_BYTES - 1) // SECTOR_SIZE_BYTES)
+        )
+
+    def harm(self, start: int, end: int) -> None:
+        """Sectors are not what they were: they have left the page cache, and come back so."""
+        self.cold.update(
             range(start // SECTOR_SIZE_BYTES, (end + SECTOR_SIZE_BYTES - 1) // SECTOR_SIZE_BYTES)
         )
 
@@ -87,6 +95,7 @@ class _File:
         other.cached = bytearray(self.cached)
         other.durable = bytearray(self.durable)
         other.dirty = set(self.dirty)
+        other.cold = set(self.cold)
         return other
 
 
@@ -222,12 +231,14 @@ class SimDisk(Disk):
         for content in (file.cached, file.durable):
             if bit // 8 < len(content):
                 content[bit // 8] ^= 1 << bit % 8
+        file.harm(bit // 8, bit // 8 + 1)
 
     def overwrite(self, path: str, offset: int, data: bytes) -> None:
         """Puts other bytes into a file, in the cache and on the platter."""
         file = self._names[path]
         for content in (file.cached, file.durable):
             content[offset : offset + len(data)] = data
+        file.harm(offset, offset + len(data))
 
     def cut(self, path: str, size_bytes: int) -> None:
         """Shortens a file, in the cache and on the platter."""
@@ -241,6 +252,13 @@ class SimDisk(Disk):
         one, two = (bytes(file.cached[at : at + size_bytes]) for at in (first, second))
         self.overwrite(path, first, two)
         self.overwrite(path, second, one)
+
+    def swap_files(self, first: str, second: str) -> None:
+        """Two files change their contents."""
+        one, two = self.content(first), self.content(second)
+        for path, data in ((first, two), (second, one)):
+            self.cut(path, min(len(data), len(self.content(path))))
+            self.overwrite(path, 0, data)
 
     def content(self, path: str) -> bytes:
         """What a process would read."""
@@ -298,7 +316,22 @@ class SimDisk(Disk):
         return len(self._file(fd).cached)
 
     def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
-        return bytes(memoryview(self._file(fd).cached)[position : position + size_bytes])
+        file = self._file(fd)
+        if file.cold:
+            end = position + size_bytes
+            file.cold -= set(range(position // SECTOR_SIZE_BYTES, -(-end // SECTOR_SIZE_BYTES)))
+        return bytes(memoryview(file.cached)[position : position + size_bytes])
+
+    def is_cached(self, fd: int, offset: int, size_bytes: int) -> bool:
+        file, end = self._file(fd), offset + size_bytes
+        if end > len(file.cached):
+            return False
+        return not file.cold or file.cold.isdisjoint(
+            range(offset // SECTOR_SIZE_BYTES, -(-end // SECTOR_SIZE_BYTES))
+        )
+
+    def written_ns(self, fd: int) -> int:
+        return 0  # nobody else writes here: damage is done to the platter
 
     def pwrite(self, fd: int, data: bytes | bytearray | memoryview, position: int) -> int:  # type: ignore[override]
         return self._write("pwrite", fd, bytes(data), position)

@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from protomq.v1 import options_pb2 as protomq_dot_v1_dot_options__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protomq/v1/consumer_service.proto\x12\nprotomq.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18protomq/v1/options.proto\"D\n\x0bQueueOffset\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x14\n\x0cqueue_offset\x18\x03 \x01(\x03\"X\n\x14\x43ommitOffsetsRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12(\n\x07offsets\x18\x02 \x03(\x0b\x32\x17.protomq.v1.QueueOffset\"\x17\n\x15\x43ommitOffsetsResponse\"M\n\x11GetOffsetsRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x11\n\tqueue_ids\x18\x03 \x03(\x05\">\n\x12GetOffsetsResponse\x12(\n\x07offsets\x18\x01 \x03(\x0b\x32\x17.protomq.v1.QueueOffset\"8\n\x14GetQueueRangeRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tqueue_ids\x18\x02 \x03(\x05\"F\n\nQueueRange\x12\x10\n\x08queue_id\x18\x01 \x01(\x05\x12\x12\n\nmin_offset\x18\x02 \x01(\x03\x12\x12\n\nend_offset\x18\x03 \x01(\x03\"?\n\x15GetQueueRangeResponse\x12&\n\x06ranges\x18\x01 \x03(\x0b\x32\x16.protomq.v1.QueueRange\"f\n\x13SearchOffsetRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12.\n\nstore_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\",\n\x14SearchOffsetResponse\x12\x14\n\x0cqueue_offset\x18\x01 \x01(\x03\x32\x87\x03\n\x0f\x43onsumerService\x12]\n\rCommitOffsets\x12 .protomq.v1.CommitOffsetsRequest\x1a!.protomq.v1.CommitOffsetsResponse\"\x07\x8a\xe7\x18\x03\x08\x81\x08\x12T\n\nGetOffsets\x12\x1d.protomq.v1.GetOffsetsRequest\x1a\x1e.protomq.v1.GetOffsetsResponse\"\x07\x8a\xe7\x18\x03\x08\x82\x08\x12]\n\rGetQueueRange\x12 .protomq.v1.GetQueueRangeRequest\x1a!.protomq.v1.GetQueueRangeResponse\"\x07\x8a\xe7\x18\x03\x08\x83\x08\x12Z\n\x0cSearchOffset\x12\x1f.protomq.v1.SearchOffsetRequest\x1a .protomq.v1.SearchOffsetResponse\"\x07\x8a\xe7\x18\x03\x08\x84\x08\x1a\x04\x88\xe7\x18\x04\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!protomq/v1/consumer_service.proto\x12\nprotomq.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18protomq/v1/options.proto\"_\n\x0bQueueOffset\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12\x14\n\x0cqueue_offset\x18\x03 \x01(\x03\x12\x19\n\x11topic_incarnation\x18\x04 \x01(\x03\"X\n\x14\x43ommitOffsetsRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12(\n\x07offsets\x18\x02 \x03(\x0b\x32\x17.protomq.v1.QueueOffset\"\x17\n\x15\x43ommitOffsetsResponse\"h\n\x11GetOffsetsRequest\x12\x16\n\x0e\x63onsumer_group\x18\x01 \x01(\t\x12\r\n\x05topic\x18\x02 \x01(\t\x12\x11\n\tqueue_ids\x18\x03 \x03(\x05\x12\x19\n\x11topic_incarnation\x18\x04 \x01(\x03\"Y\n\x12GetOffsetsResponse\x12(\n\x07offsets\x18\x01 \x03(\x0b\x32\x17.protomq.v1.QueueOffset\x12\x19\n\x11topic_incarnation\x18\x02 \x01(\x03\"S\n\x14GetQueueRangeRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tqueue_ids\x18\x02 \x03(\x05\x12\x19\n\x11topic_incarnation\x18\x03 \x01(\x03\"F\n\nQueueRange\x12\x10\n\x08queue_id\x18\x01 \x01(\x05\x12\x12\n\nmin_offset\x18\x02 \x01(\x03\x12\x12\n\nend_offset\x18\x03 \x01(\x03\"Z\n\x15GetQueueRangeResponse\x12&\n\x06ranges\x18\x01 \x03(\x0b\x32\x16.protomq.v1.QueueRange\x12\x19\n\x11topic_incarnation\x18\x02 \x01(\x03\"\x81\x01\n\x13SearchOffsetRequest\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x10\n\x08queue_id\x18\x02 \x01(\x05\x12.\n\nstore_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x19\n\x11topic_incarnation\x18\x04 \x01(\x03\"G\n\x14SearchOffsetResponse\x12\x14\n\x0cqueue_offset\x18\x01 \x01(\x03\x12\x19\n\x11topic_incarnation\x18\x02 \x01(\x03\x32\x87\x03\n\x0f\x43onsumerService\x12]\n\rCommitOffsets\x12 .protomq.v1.CommitOffsetsRequest\x1a!.protomq.v1.CommitOffsetsResponse\"\x07\x8a\xe7\x18\x03\x08\x81\x08\x12T\n\nGetOffsets\x12\x1d.protomq.v1.GetOffsetsRequest\x1a\x1e.protomq.v1.GetOffsetsResponse\"\x07\x8a\xe7\x18\x03\x08\x82\x08\x12]\n\rGetQueueRange\x12 .protomq.v1.GetQueueRangeRequest\x1a!.protomq.v1.GetQueueRangeResponse\"\x07\x8a\xe7\x18\x03\x08\x83\x08\x12Z\n\x0cSearchOffset\x12\x1f.protomq.v1.SearchOffsetRequest\x1a .protomq.v1.SearchOffsetResponse\"\x07\x8a\xe7\x18\x03\x08\x84\x08\x1a\x04\x88\xe7\x18\x04\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,25 +45,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONSUMERSERVICE'].methods_by_name['SearchOffset']._loaded_options = None
   _globals['_CONSUMERSERVICE'].methods_by_name['SearchOffset']._serialized_options = b'\212\347\030\003\010\204\010'
   _globals['_QUEUEOFFSET']._serialized_start=108
-  _globals['_QUEUEOFFSET']._serialized_end=176
-  _globals['_COMMITOFFSETSREQUEST']._serialized_start=178
-  _globals['_COMMITOFFSETSREQUEST']._serialized_end=266
-  _globals['_COMMITOFFSETSRESPONSE']._serialized_start=268
-  _globals['_COMMITOFFSETSRESPONSE']._serialized_end=291
-  _globals['_GETOFFSETSREQUEST']._serialized_start=293
-  _globals['_GETOFFSETSREQUEST']._serialized_end=370
-  _globals['_GETOFFSETSRESPONSE']._serialized_start=372
-  _globals['_GETOFFSETSRESPONSE']._serialized_end=434
-  _globals['_GETQUEUERANGEREQUEST']._serialized_start=436
-  _globals['_GETQUEUERANGEREQUEST']._serialized_end=492
-  _globals['_QUEUERANGE']._serialized_start=494
-  _globals['_QUEUERANGE']._serialized_end=564
-  _globals['_GETQUEUERANGERESPONSE']._serialized_start=566
-  _globals['_GETQUEUERANGERESPONSE']._serialized_end=629
-  _globals['_SEARCHOFFSETREQUEST']._serialized_start=631
-  _globals['_SEARCHOFFSETREQUEST']._serialized_end=733
-  _globals['_SEARCHOFFSETRESPONSE']._serialized_start=735
-  _globals['_SEARCHOFFSETRESPONSE']._serialized_end=779
-  _globals['_CONSUMERSERVICE']._serialized_start=782
-  _globals['_CONSUMERSERVICE']._serialized_end=1173
+  _globals['_QUEUEOFFSET']._serialized_end=203
+  _globals['_COMMITOFFSETSREQUEST']._serialized_start=205
+  _globals['_COMMITOFFSETSREQUEST']._serialized_end=293
+  _globals['_COMMITOFFSETSRESPONSE']._serialized_start=295
+  _globals['_COMMITOFFSETSRESPONSE']._serialized_end=318
+  _globals['_GETOFFSETSREQUEST']._serialized_start=320
+  _globals['_GETOFFSETSREQUEST']._serialized_end=424
+  _globals['_GETOFFSETSRESPONSE']._serialized_start=426
+  _globals['_GETOFFSETSRESPONSE']._serialized_end=515
+  _globals['_GETQUEUERANGEREQUEST']._serialized_start=517
+  _globals['_GETQUEUERANGEREQUEST']._serialized_end=600
+  _globals['_QUEUERANGE']._serialized_start=602
+  _globals['_QUEUERANGE']._serialized_end=672
+  _globals['_GETQUEUERANGERESPONSE']._serialized_start=674
+  _globals['_GETQUEUERANGERESPONSE']._serialized_end=764
+  _globals['_SEARCHOFFSETREQUEST']._serialized_start=767
+  _globals['_SEARCHOFFSETREQUEST']._serialized_end=896
+  _globals['_SEARCHOFFSETRESPONSE']._serialized_start=898
+  _globals['_SEARCHOFFSETRESPONSE']._serialized_end=969
+  _globals['_CONSUMERSERVICE']._serialized_start=972
+  _globals['_CONSUMERSERVICE']._serialized_end=1363
 # @@protoc_insertion_point(module_scope)

@@ -28,22 +28,28 @@ class QueueOffset(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     QUEUE_ID_FIELD_NUMBER: _builtins.int
     QUEUE_OFFSET_FIELD_NUMBER: _builtins.int
+    TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic."""
     queue_id: _builtins.int
     """The queue, from 0."""
     queue_offset: _builtins.int
     """The offset: the next message to consume."""
+    topic_incarnation: _builtins.int
+    """Incarnation of the topic to which the offset belongs. In a commit 0 is not checked; any other must be the current one, else
+    TOPIC_RECREATED. Answers carry the current one.
+    """
     def __init__(
         self,
         *,
         topic: _builtins.str = ...,
         queue_id: _builtins.int = ...,
         queue_offset: _builtins.int = ...,
+        topic_incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_id", b"queue_id", "queue_offset", b"queue_offset", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_id", b"queue_id", "queue_offset", b"queue_offset", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -103,10 +109,13 @@ class GetOffsetsRequest(_message.Message):
     CONSUMER_GROUP_FIELD_NUMBER: _builtins.int
     TOPIC_FIELD_NUMBER: _builtins.int
     QUEUE_IDS_FIELD_NUMBER: _builtins.int
+    TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
     consumer_group: _builtins.str
     """The consumer group."""
     topic: _builtins.str
     """The topic."""
+    topic_incarnation: _builtins.int
+    """Incarnation of the topic that is meant; another than the current one is refused with TOPIC_RECREATED. 0: not checked."""
     @_builtins.property
     def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The queues; none: all with a committed offset."""
@@ -117,10 +126,11 @@ class GetOffsetsRequest(_message.Message):
         consumer_group: _builtins.str = ...,
         topic: _builtins.str = ...,
         queue_ids: _abc.Iterable[_builtins.int] | None = ...,
+        topic_incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_group", b"consumer_group", "queue_ids", b"queue_ids", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_group", b"consumer_group", "queue_ids", b"queue_ids", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -133,6 +143,9 @@ class GetOffsetsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OFFSETS_FIELD_NUMBER: _builtins.int
+    TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
+    topic_incarnation: _builtins.int
+    """Current incarnation of the topic, to which the answer belongs."""
     @_builtins.property
     def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueOffset]:
         """The offsets."""
@@ -141,10 +154,11 @@ class GetOffsetsResponse(_message.Message):
         self,
         *,
         offsets: _abc.Iterable[Global___QueueOffset] | None = ...,
+        topic_incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["offsets", b"offsets"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offsets", b"offsets", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -158,8 +172,11 @@ class GetQueueRangeRequest(_message.Message):
 
     TOPIC_FIELD_NUMBER: _builtins.int
     QUEUE_IDS_FIELD_NUMBER: _builtins.int
+    TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic."""
+    topic_incarnation: _builtins.int
+    """Incarnation of the topic that is meant; another than the current one is refused with TOPIC_RECREATED. 0: not checked."""
     @_builtins.property
     def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The queues; none: all."""
@@ -169,10 +186,11 @@ class GetQueueRangeRequest(_message.Message):
         *,
         topic: _builtins.str = ...,
         queue_ids: _abc.Iterable[_builtins.int] | None = ...,
+        topic_incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_ids", b"queue_ids", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_ids", b"queue_ids", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -215,6 +233,9 @@ class GetQueueRangeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RANGES_FIELD_NUMBER: _builtins.int
+    TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
+    topic_incarnation: _builtins.int
+    """Current incarnation of the topic, to which the answer belongs."""
     @_builtins.property
     def ranges(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueRange]:
         """The ranges, by queue."""
@@ -223,10 +244,11 @@ class GetQueueRangeResponse(_message.Message):
         self,
         *,
         ranges: _abc.Iterable[Global___QueueRange] | None = ...,
+        topic_incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranges", b"ranges"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ranges", b"ranges", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -241,10 +263,13 @@ class SearchOffsetRequest(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     QUEUE_ID_FIELD_NUMBER: _builtins.int
     STORE_TIME_FIELD_NUMBER: _builtins.int
+    TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic."""
     queue_id: _builtins.int
     """The queue, from 0."""
+    topic_incarnation: _builtins.int
+    """Incarnation of the topic that is meant; another than the current one is refused with TOPIC_RECREATED. 0: not checked."""
     @_builtins.property
     def store_time(self) -> _timestamp_pb2.Timestamp:
         """The store time wanted."""
@@ -255,10 +280,11 @@ class SearchOffsetRequest(_message.Message):
         topic: _builtins.str = ...,
         queue_id: _builtins.int = ...,
         store_time: _timestamp_pb2.Timestamp | None = ...,
+        topic_incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["store_time", b"store_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_id", b"queue_id", "store_time", b"store_time", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_id", b"queue_id", "store_time", b"store_time", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -271,16 +297,20 @@ class SearchOffsetResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     QUEUE_OFFSET_FIELD_NUMBER: _builtins.int
+    TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
     queue_offset: _builtins.int
     """First offset whose message was stored at the time or later; end_offset if there is none."""
+    topic_incarnation: _builtins.int
+    """Current incarnation of the topic, to which the answer belongs."""
     def __init__(
         self,
         *,
         queue_offset: _builtins.int = ...,
+        topic_incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_offset", b"queue_offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_offset", b"queue_offset", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -66,6 +66,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION: a registration with a higher epoch or newer start is in place."""
     ERROR_REASON_QUEUE_HEALING: _ErrorReason.ValueType  # 21
     """UNAVAILABLE: the queue's entries were found damaged and are being made anew from the log; RetryInfo says when to try again."""
+    ERROR_REASON_TOPIC_RECREATED: _ErrorReason.ValueType  # 22
+    """FAILED_PRECONDITION: the topic was deleted and made again since the client learned its incarnation: offsets of the old one mean nothing in
+    the new one. The metadata hold topic, wanted and current. Begin anew with the current one, or stop.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason lists every value that ErrorInfo.reason takes, there without the prefix: "TOPIC_NOT_FOUND"."""
@@ -114,4 +118,8 @@ ERROR_REASON_STALE_REGISTRATION: ErrorReason.ValueType  # 20
 """FAILED_PRECONDITION: a registration with a higher epoch or newer start is in place."""
 ERROR_REASON_QUEUE_HEALING: ErrorReason.ValueType  # 21
 """UNAVAILABLE: the queue's entries were found damaged and are being made anew from the log; RetryInfo says when to try again."""
+ERROR_REASON_TOPIC_RECREATED: ErrorReason.ValueType  # 22
+"""FAILED_PRECONDITION: the topic was deleted and made again since the client learned its incarnation: offsets of the old one mean nothing in
+the new one. The metadata hold topic, wanted and current. Begin anew with the current one, or stop.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

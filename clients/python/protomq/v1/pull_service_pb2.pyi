@@ -67,6 +67,7 @@ class PullRequest(_message.Message):
     TAGS_FIELD_NUMBER: _builtins.int
     CONSUMER_GROUP_FIELD_NUMBER: _builtins.int
     COMMIT_OFFSET_FIELD_NUMBER: _builtins.int
+    TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic."""
     queue_id: _builtins.int
@@ -85,6 +86,10 @@ class PullRequest(_message.Message):
     """Consumer group on whose behalf, for statistics and the commit."""
     commit_offset: _builtins.int
     """Commits this offset for the group while at it (RocketMQ: commitOffset)."""
+    topic_incarnation: _builtins.int
+    """Incarnation of the topic to which the offsets belong; another than the current one is refused with TOPIC_RECREATED, now or while the
+    pull is held. 0: not checked. Take it from the first answer.
+    """
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only messages with one of these tags; none: all. The broker compares hashes: compare the tags again."""
@@ -101,10 +106,11 @@ class PullRequest(_message.Message):
         tags: _abc.Iterable[_builtins.str] | None = ...,
         consumer_group: _builtins.str = ...,
         commit_offset: _builtins.int | None = ...,
+        topic_incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset", "commit_offset", b"commit_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset", "commit_offset", b"commit_offset", "consumer_group", b"consumer_group", "hold_ms", b"hold_ms", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "record_count_max", b"record_count_max", "size_max_bytes", b"size_max_bytes", "tags", b"tags", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset", "commit_offset", b"commit_offset", "consumer_group", b"consumer_group", "hold_ms", b"hold_ms", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "record_count_max", b"record_count_max", "size_max_bytes", b"size_max_bytes", "tags", b"tags", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__commit_offset: _TypeAlias = _typing.Literal["commit_offset"]  # noqa: Y015
     _WhichOneofArgType__commit_offset: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset"]  # noqa: Y015
@@ -130,6 +136,7 @@ class PullResponse(_message.Message):
     RECORD_SIZES_FIELD_NUMBER: _builtins.int
     QUEUE_OFFSETS_FIELD_NUMBER: _builtins.int
     FIRST_OFFSET_FIELD_NUMBER: _builtins.int
+    TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
     padding: _builtins.bytes
     """Never filled; reserved for what else a region may hold."""
     status: Global___PullStatus.ValueType
@@ -144,6 +151,8 @@ class PullResponse(_message.Message):
     """Size of the regions in bytes: they are the last so many bytes of the answer."""
     first_offset: _builtins.int
     """Queue offset of the first record."""
+    topic_incarnation: _builtins.int
+    """Current incarnation of the topic, to which messages and offsets belong."""
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[_record_pb2.Record]:
         """The messages."""
@@ -179,10 +188,11 @@ class PullResponse(_message.Message):
         record_sizes: _abc.Iterable[_builtins.int] | None = ...,
         queue_offsets: _abc.Iterable[_builtins.int] | None = ...,
         first_offset: _builtins.int = ...,
+        topic_incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "first_offset", b"first_offset", "min_offset", b"min_offset", "next_offset", b"next_offset", "padding", b"padding", "queue_offsets", b"queue_offsets", "record_sizes", b"record_sizes", "record_starts", b"record_starts", "records", b"records", "regions_size_bytes", b"regions_size_bytes", "seals", b"seals", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "first_offset", b"first_offset", "min_offset", b"min_offset", "next_offset", b"next_offset", "padding", b"padding", "queue_offsets", b"queue_offsets", "record_sizes", b"record_sizes", "record_starts", b"record_starts", "records", b"records", "regions_size_bytes", b"regions_size_bytes", "seals", b"seals", "status", b"status", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -59,6 +59,7 @@ class Topic(_message.Message):
     WRITE_QUEUES_FIELD_NUMBER: _builtins.int
     READ_QUEUES_FIELD_NUMBER: _builtins.int
     PERMISSION_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name: 1 to 127 characters of A-Z a-z 0-9 _ - and %; the last only in system names."""
     write_queues: _builtins.int
@@ -67,6 +68,10 @@ class Topic(_message.Message):
     """Queues that can be read (RocketMQ: readQueueNums); while shrinking a topic more can be read than written. As write_queues where 0 is given."""
     permission: Global___Permission.ValueType
     """What clients may do with it."""
+    incarnation: _builtins.int
+    """Incarnation of the topic on this broker: 1 to 2^63 - 1, random, chosen when the topic is made and kept until it is deleted. A topic of the
+    same name that is made later has another one. CreateTopic may give it, so that several brokers have the same; 0 there: the broker chooses.
+    """
     def __init__(
         self,
         *,
@@ -74,10 +79,11 @@ class Topic(_message.Message):
         write_queues: _builtins.int = ...,
         read_queues: _builtins.int = ...,
         permission: Global___Permission.ValueType = ...,
+        incarnation: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "permission", b"permission", "read_queues", b"read_queues", "write_queues", b"write_queues"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "name", b"name", "permission", b"permission", "read_queues", b"read_queues", "write_queues", b"write_queues"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

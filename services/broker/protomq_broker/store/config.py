@@ -22,7 +22,7 @@ class StoreConfig:
         checkpoint_interval_ms: between two checkpoints. With the next one it bounds what a start after a crash reads.
         checkpoint_size_bytes: a checkpoint is written when so much was appended since the last one.
         corruption: what a start does when stored bytes do not hold any more: "refuse", or "quarantine" the range and go on.
-        scrub_bytes_per_s: how fast old segments are read again in the background, once a day, to find damage; 0: not at all.
+        scrub_bytes_per_s: how fast the log is read again in the background, once a day, to find damage where nobody reads; 0: not at all.
         retention_hours: how long messages are kept (fileReservedTime).
         delete_hour: hour of the day, local time, at which old segments are deleted (deleteWhen).
         disk_delete_ratio: used part of the disk from which old segments are deleted at any hour (diskMaxUsedSpaceRatio).

@@ -135,6 +135,16 @@ class QueueFiles:
         return list(dict.fromkeys((*self.lost_syncs, *(queue for queue, _ in list(self.met)))))
 
 
+class StoreTime(NamedTuple):
+    """When a record was stored; None if the log has lost it: then `goes_on_at` is a position below which nothing else is to be had."""
+
+    time_ms: int | None
+    goes_on_at: int = 0
+
+
+_NO_TIME: Final = StoreTime(None)
+
+
 class Unwritten(NamedTuple):
     """Entries that stand in no file, and belong into the same one: the offset of the first, the entries, what their check bits begin
     with, and whether the next file has to take more."""
@@ -448,7 +458,7 @@ class ConsumeQueue:
         return low
 
     def offset_at_time(
-        self, time_ms: int, log_start: int, store_time_at: Callable[[int], int]
+        self, time_ms: int, log_start: int, store_time_at: Callable[[int], StoreTime]
     ) -> int:
         """Offset of the first message stored at `time_ms` or later, `end_offset` if there is none.
 
@@ -458,11 +468,14 @@ class ConsumeQueue:
         while low < high:
             middle = (low + high) // 2
             probe = middle
-            entry = self.entry(probe)
-            while not entry[1] and probe + 1 < high:  # a lost record has no time: ask the next one
-                probe += 1
-                entry = self.entry(probe)
-            if entry[1] and store_time_at(entry[0]) < time_ms:
+            found = _NO_TIME
+            while probe < high:  # a lost record has no time: ask the next one that has
+                position, size, _ = self.entry(probe)
+                found = store_time_at(position) if size else _NO_TIME
+                if found.time_ms is not None:
+                    break
+                probe = max(probe + 1, self.first_at_or_beyond(found.goes_on_at))
+            if found.time_ms is not None and found.time_ms < time_ms:
                 low = probe + 1
             else:
                 high = middle

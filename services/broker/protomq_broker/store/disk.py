@@ -18,6 +18,8 @@ import re
 import shutil
 from typing import Any, Final, NamedTuple
 
+from .page_cache import is_cached
+
 BOOT_ID_PATH: Final = "/proc/sys/kernel/random/boot_id"
 NOT_OURS_ERRNOS: Final = frozenset(
     {errno.EACCES, errno.EPERM, errno.EINVAL, errno.EROFS, errno.ENOSYS, errno.EOPNOTSUPP}
@@ -74,6 +76,12 @@ class Disk:
     def size(self, fd: int) -> int:
         """Size of the file in bytes."""
         return os.fstat(fd).st_size
+
+    is_cached = staticmethod(is_cached)
+
+    def written_ns(self, fd: int) -> int:
+        """When the file was last written to, by anybody: nanoseconds since 1970, by the wall clock."""
+        return os.fstat(fd).st_mtime_ns
 
     def allocate(self, fd: int, size_bytes: int) -> None:
         """Makes the file at least `size_bytes` long, with space for all of it; what is new reads as zeros."""

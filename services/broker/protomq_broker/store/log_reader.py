@@ -2,6 +2,7 @@
 
 Rules:
 - Nothing at or beyond the readable position is given to anybody; it is taken once, first.
+- Nothing is given that is not known to hold (`checked_log.py`). Where a read finds damage, that range is set aside, and it looks again.
 - Nothing of a damaged range is given: a read that would begin there raises CorruptLogError with the offset to go on at; one that
   begins before it ends there.
 - Any thread may call. A segment that is deleted meanwhile stays open through the result.
@@ -15,14 +16,15 @@ from typing import Final
 from protomq.v1.record_pb2 import Record
 from protomq.wire.record import STORE_TIME_MS_AT
 
-from .consume_queue import ConsumeQueue
+from .checked_log import CheckedLog
+from .consume_queue import ConsumeQueue, StoreTime
 from .consume_queue_table import ConsumeQueueTable
 from .errors import CorruptLogError
 from .index import MessageIndex
 from .reading import LogRegion, ReadResult, ReadStatus
 from .record_scan import record_field_at
 from .recovery import DamagedRange
-from .segment import SegmentFolder
+from .segment import SegmentFile, SegmentFolder
 from .selection import NO_TAGS, Selection, select
 
 SCAN_CHUNK_COUNT: Final = 4096
@@ -42,10 +44,14 @@ class LogReader:
         folder: SegmentFolder,
         queues: ConsumeQueueTable,
         index: MessageIndex,
+        checked: CheckedLog,
         readable_position: Callable[[], int],
         damaged: Sequence[DamagedRange],
+        set_aside: Callable[[DamagedRange], None],
     ) -> None:
         self.damaged = damaged
+        self._checked = checked
+        self._set_aside = set_aside
         self._folder = folder
         self._queues = queues
         self._index = index
@@ -89,6 +95,12 @@ class LogReader:
         if not selection.record_count:
             return ReadResult(
                 ReadStatus.NO_MATCHED_MSG, selection.next_offset, min_offset, end_offset
+            )
+        damage = self._checked.find_damage(selection.regions)
+        if damage is not None:
+            self._set_aside(damage)
+            return self.read(
+                topic, queue_id, queue_offset, record_count_max, size_max_bytes, tag_codes
             )
         regions: list[LogRegion] = []
         for position, size_bytes in selection.regions:
@@ -242,10 +254,8 @@ class LogReader:
 
     def record_at(self, position: int) -> bytes | None:
         """The record (without tag and length) at a position, None if it is gone or damaged."""
-        segment = self._folder.at(position)
-        if segment is None or any(
-            d.start_position <= position < d.end_position for d in self.damaged
-        ):
+        segment = self._sound_segment_at(position)
+        if segment is None:
             return None
         offset = position - segment.base_position
         data = segment.read(offset, _FIRST_READ_SIZE_BYTES)
@@ -256,10 +266,27 @@ class LogReader:
             data = segment.read(offset, head + size)
         return data[head : head + size] if head + size <= len(data) else None
 
-    def _store_time_at(self, position: int) -> int:
-        segment = self._folder.at(position)
+    def _sound_segment_at(self, position: int) -> SegmentFile | None:
+        """The segment of a record that is there and holds; None if it is gone or damaged."""
+        while self._damage_at(position) is None:
+            # An append holds as a whole: so does the record that begins at its place, and ends in it.
+            damage = self._checked.find_damage(((position, 1),))
+            if damage is None:
+                return self._folder.at(position)
+            self._set_aside(damage)
+        return None
+
+    def _damage_at(self, position: int) -> DamagedRange | None:
+        for damage in self.damaged:
+            if damage.start_position <= position < damage.end_position:
+                return damage
+        return None
+
+    def _store_time_at(self, position: int) -> StoreTime:
+        segment = self._sound_segment_at(position)
         if segment is None:
-            return 0
+            damage = self._damage_at(position)
+            return StoreTime(None, damage.end_position) if damage is not None else StoreTime(0)
         size, head = record_field_at(
             segment.read(position - segment.base_position, _HEAD_SIZE_BYTES), 0, _UNBOUNDED
         )
@@ -267,11 +294,11 @@ class LogReader:
             raise CorruptLogError(
                 segment.path, position, "no record stands where the consume queue points"
             )
-        return self._store_time(position, head + size)
+        return StoreTime(self._store_time(position, head + size))
 
     def _store_time(self, position: int, size: int) -> int:
-        """Store time of the record field at `position`; 0 if it is gone."""
-        segment = self._folder.at(position)
+        """Store time of the record field at `position`; 0 if it is gone or damaged."""
+        segment = self._sound_segment_at(position)
         if segment is None or not size:
             return 0
         return int.from_bytes(

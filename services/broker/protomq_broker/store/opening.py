@@ -8,7 +8,7 @@ What is derived says itself up to where it is complete (`replay_from`); the walk
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Final, Protocol
 
@@ -18,8 +18,10 @@ from protomq.v1.record_pb2 import Record
 from protomq.wire.record import PHYSICAL_OFFSET_AT
 
 from .append import AppendRequest, CorruptRecordError, ScannedRecords
+from .checked_segment import Stretch, stretch_of
 from .checkpoint import Checkpoint
 from .config import StoreConfig
+from .consume_queue import ConsumeQueueDamagedError
 from .consume_queue_table import ConsumeQueueTable
 from .disk import Disk, read_fully, read_json, sync_names_above, write_json_atomically
 from .errors import CorruptLogError, StoreSettingsError
@@ -28,6 +30,8 @@ from .offsets import OFFSETS_TOPIC, ConsumerOffsets
 from .record_scan import read_trailers
 from .recovery import (
     RecoveredLog,
+    StartPoint,
+    check_before,
     choose_start,
     find_absent,
     read_quarantine,
@@ -37,7 +41,7 @@ from .recovery import (
 )
 from .seals import LogWalker, WalkedBlock, find_fields
 from .segment import SegmentFolder
-from .topics import TopicTable
+from .topics import TopicTable, incarnation_of_first
 
 log = logging.getLogger(__name__)
 
@@ -114,10 +118,11 @@ def recover_store(
     *,
     same_cache: bool,
     deleted: Mapping[str, int],
+    on_walked: Callable[[Stretch], None],
 ) -> RecoveredLog:
     """Recovers the log and brings what is derived (loaded already, the consume queues first) to its end. Raises CorruptLogError.
 
-    `deleted`: topics that were deleted, and where the log ended then.
+    `deleted`: topics that were deleted, and where the log ended then. `on_walked` is told what was walked.
     """
     quarantine_path = f"{root}/config/quarantine.json"
     positions = [structure.replay_from for structure in derived]
@@ -125,7 +130,22 @@ def recover_store(
     absent = find_absent(folder, start.position, read_quarantine(disk, quarantine_path))
     if absent is not None:
         start = choose_start(folder, checkpoint, absent)  # so that the walk comes upon it
+    if checkpoint is not None and start.position == checkpoint.replay_position > 0:
+        check_before(
+            disk,
+            folder,
+            _start_before(folder, checkpoint),
+            checkpoint,
+            mode=config.corruption,
+            quarantine_path=quarantine_path,
+            on_block=lambda block: on_walked(stretch_of(block)),
+        )
     replay = _Replay(folder, disk, queues, derived, start.position, deleted)
+
+    def take(block: WalkedBlock) -> None:
+        on_walked(stretch_of(block))
+        replay.take(block)
+
     recovered = recover_log(
         disk,
         folder,
@@ -135,7 +155,7 @@ def recover_store(
         mode=config.corruption,
         quarantine_path=quarantine_path,
         derived_position=max(positions),
-        on_block=replay.take,
+        on_block=take,
     )
     replay.finish(recovered.tail.position)
     if recovered.synced_position < recovered.tail.position:
@@ -152,6 +172,13 @@ def recover_store(
         structure.truncate(recovered.tail.position)
     queues.forget_deleted(deleted)
     return recovered
+
+
+def _start_before(folder: SegmentFolder, checkpoint: Checkpoint) -> StartPoint:
+    """Where the check of what stands in front of the checkpoint begins: with the segment that ends with it or has it."""
+    return choose_start(
+        folder, replace(checkpoint, replay_position=1 << 62), checkpoint.replay_position - 1
+    )
 
 
 def rebuild_queues(
@@ -177,13 +204,32 @@ def restore_topics(topics: TopicTable, queues: ConsumeQueueTable, queues_default
         for topic in queues.topics()
         if topics.find(topic) is None
     }
-    found = topics.restore(counts, queues_default)
+    incarnations = {
+        topic: incarnation_of_first(topic, position)
+        for topic in counts
+        if (position := _first_position_of(topic, queues)) is not None
+    }
+    found = topics.restore(counts, queues_default, incarnations)
     if found:
         log.warning(
             "config/topics.json %s: %d topics are restored from their queues",
             "was lost" if was_lost else "was behind the log",
             len(found),
         )
+
+
+def _first_position_of(topic: str, queues: ConsumeQueueTable) -> int | None:
+    """Where the oldest message of a topic stands; None if its queues do not tell."""
+    positions = []
+    for queue in queues.queues_of(topic).values():
+        if queue.known_min_offset < queue.end_offset:
+            try:
+                position, size_bytes, _ = queue.entry(queue.known_min_offset)
+            except ConsumeQueueDamagedError:
+                continue
+            if size_bytes:
+                positions.append(position)
+    return min(positions, default=None)
 
 
 def restore_offsets(

@@ -6,6 +6,9 @@ The log is walked from the checkpoint (or from its first segment) to the first a
     P >= synced, and nothing proves otherwise                       a torn tail: cut at P, the rest zeroed durably, said in the log
     P <  synced                                                     corruption: never cut, never served
     same page cache as before, and an append behind P that holds    corruption too: the process wrote P before it wrote that
+    a segment at or behind P begins with the head of another one    corruption too: files have changed places
+
+In front of the checkpoint the log is walked too, for a bit (`check_before`): the chain must come to the CRC that the checkpoint has.
 
 `synced` is the largest position of which something durable says that everything below it had been synced: the checkpoint, a
 derived structure, or a seal that holds. To find seals behind P the bytes are searched for one after which the next append holds,
@@ -154,6 +157,9 @@ def recover_log(
     synced = max(derived_position, checkpoint.flushed_position if checkpoint else 0)
     position, chain_crc32c = start.position, start.crc32c
     known = len(damaged)
+    for damage in damaged:  # the checkpoint may be older than what was set aside since
+        if damage.start_position <= position < damage.end_position:
+            position, chain_crc32c = damage.end_position, damage.previous_crc32c
     while True:
         walker = LogWalker(disk, folder, position, chain_crc32c, skips=skips_of(damaged))
         for block in walker:
@@ -167,7 +173,9 @@ def recover_log(
         synced_behind = synced
         if position >= synced and found is not None:
             synced_behind = max_synced_behind(disk, folder, found, skips_of(damaged))
-        if position >= max(synced, synced_behind) and not (same_cache and found is not None):
+        is_proved = same_cache and found is not None
+        misplaced = find_misplaced(folder, position)
+        if position >= max(synced, synced_behind) and not is_proved and misplaced is None:
             break
         reason = (
             "the log ends here, though more of it was synced"
@@ -183,7 +191,7 @@ def recover_log(
             raise CorruptLogError(
                 folder.path_at(position),
                 position,
-                _explain(damage, synced, synced_behind),
+                _explain(damage, synced, synced_behind, misplaced),
                 damage.end_position,
             )
         log.error(
@@ -198,6 +206,95 @@ def recover_log(
     torn_size_bytes = _cut_torn_tail(disk, folder, position, walker.problem)
     tail = LogTail(position, chain_crc32c or 0, store_time_ms)
     return RecoveredLog(tail, min(synced, position), epoch, damaged, torn_size_bytes)
+
+
+def check_before(
+    disk: Disk,
+    folder: SegmentFolder,
+    start: StartPoint,
+    checkpoint: Checkpoint,
+    *,
+    mode: CorruptionMode,
+    quarantine_path: str,
+    on_block: Callable[[WalkedBlock], None],
+) -> None:
+    """Walks the log from `start` to the checkpoint, at which the chain must come to the CRC that the checkpoint has.
+
+    A walk that begins at the checkpoint would not notice what has become of the bytes in front of it, and would take a log that was
+    put in the place of another one for a torn tail. Damage is set aside, or refused with CorruptLogError: then nothing has changed.
+    """
+    end = StartPoint(checkpoint.replay_position, checkpoint.replay_crc32c)
+    known = read_quarantine(disk, quarantine_path)
+    damaged = list(known)
+    at = start
+    while at.position < end.position:
+        walker = LogWalker(
+            disk,
+            folder,
+            at.position,
+            at.crc32c,
+            skips=skips_of(damaged),
+            end_position=end.position,
+        )
+        for block in walker:
+            on_block(block)
+        problem = walker.problem
+        if walker.position > end.position:
+            break  # set aside already
+        if walker.position == end.position:
+            if walker.crc32c == end.crc32c:
+                break
+            problem = "the log has other appends here than the checkpoint knows"
+        position = at.position if walker.position == end.position else walker.position
+        found = find_resync(disk, folder, min(walker.position, end.position - 1))
+        if found is None or found.position >= end.position:
+            found = _resync_at(disk, folder, end, found)
+        damage = DamagedRange(position, found.position, found.crc32c, problem)
+        if mode == "refuse":
+            raise CorruptLogError(
+                folder.path_at(position),
+                position,
+                _explain(damage, checkpoint.flushed_position, 0, None),
+                damage.end_position,
+            )
+        log.error(
+            "corrupt log: %s",
+            CorruptLogError(folder.path_at(position), position, problem, damage.end_position),
+        )
+        damaged.append(damage)
+        at = StartPoint(found.position, found.crc32c)
+    if len(damaged) > len(known):
+        write_quarantine(disk, quarantine_path, damaged)
+
+
+def _resync_at(
+    disk: Disk, folder: SegmentFolder, checkpoint: StartPoint, found: Resync | None
+) -> Resync:
+    """Where the log goes on behind damage that reaches the checkpoint: there, if it does or ends there; else behind it."""
+    assert checkpoint.crc32c is not None
+    probe = LogWalker(disk, folder, checkpoint.position, checkpoint.crc32c)
+    if next(iter(probe), None) is not None or probe.ended_cleanly:
+        return Resync(checkpoint.position, checkpoint.crc32c)
+    if found is not None:
+        return found
+    return Resync(first_free_base(disk, folder, checkpoint.position + 1), checkpoint.crc32c)
+
+
+def find_misplaced(folder: SegmentFolder, position: int) -> int | None:
+    """The first segment at or behind `position` that begins with the head of another one; None if there is none.
+
+    No write that was torn leaves that behind: files have changed places, or were copied from elsewhere.
+    """
+    for segment in folder.overlapping(position, 1 << 63):
+        head = decode_seal(segment.read(0, SEAL_SIZE_BYTES), 0)
+        if (
+            head is not None
+            and head.is_head
+            and head.start_position != segment.base_position
+            and head.start_position % segment.size_bytes == 0
+        ):
+            return segment.base_position
+    return None
 
 
 def rewrite_unsynced(disk: Disk, folder: SegmentFolder, start: int, end: int) -> None:
@@ -253,7 +350,9 @@ def max_synced_behind(
 def skips_of(damaged: Sequence[DamagedRange]) -> dict[int, Skip]:
     """The ranges as a walker wants them."""
     return {
-        found.start_position: Skip(found.end_position, found.previous_crc32c) for found in damaged
+        found.start_position: Skip(found.end_position, found.previous_crc32c)
+        for found in damaged
+        if found.end_position > found.start_position
     }
 
 
@@ -365,11 +464,13 @@ def chain_at_end(segment: SegmentFile | None) -> int | None:
     return seal.crc32c if seal is not None and seal.end_position == segment.end_position else None
 
 
-def _explain(damage: DamagedRange, synced: int, synced_behind: int) -> str:
+def _explain(damage: DamagedRange, synced: int, synced_behind: int, misplaced: int | None) -> str:
     if damage.start_position < synced:
         proof = f"the log had been synced up to {synced}"
     elif damage.start_position < synced_behind:
         proof = f"a later seal says that the log had been synced up to {synced_behind}"
+    elif misplaced is not None:
+        proof = f"the file of the segment at {misplaced} has the content of another one"
     else:
         proof = "appends that were written later hold"
     return (

@@ -3,7 +3,9 @@
 A start proves only what lies behind the checkpoint. What lies before it is walked here, a little at a time and round by round: seals,
 structure, and that the files are there in full. What does not hold, twice in a row, is set aside: readers are told and go on behind it.
 
-    a round   from the oldest segment to the one being written, which is left out; the next begins ROUND_INTERVAL_MS later at the earliest
+    a round   from the oldest segment to what is synced of the newest; the next begins ROUND_INTERVAL_MS later at the earliest
+
+Readers do not wait for it: what they ask for is checked first (`checked_log.py`). It finds what nobody asks for.
 """
 
 from __future__ import annotations
@@ -12,8 +14,10 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from .checked_log import CheckedLog
+from .checked_segment import stretch_of
 from .disk import Disk
-from .recovery import DamagedRange, StartPoint, find_resync, skips_of
+from .recovery import DamagedRange, StartPoint, skips_of
 from .seals import LogWalker
 from .segment import SegmentFolder
 
@@ -34,14 +38,17 @@ class Scrubber:
         size_bytes_per_s: int,
         log_start: Callable[[], StartPoint],
         damaged: Callable[[], Sequence[DamagedRange]],
+        checked: CheckedLog,
         on_damage: Callable[[DamagedRange], None],
     ) -> None:
-        """`log_start`: where a walk of the whole log begins; `damaged`: what is set aside already; `on_damage` sets aside."""
+        """`log_start`: where a walk of the whole log begins; `damaged`: what is set aside already; `checked` is told what holds;
+        `on_damage` sets aside."""
         self._disk = disk
         self._folder = folder
         self._size_bytes_per_s = size_bytes_per_s
         self._log_start = log_start
         self._damaged = damaged
+        self._checked = checked
         self._on_damage = on_damage
         self._next: StartPoint | None = None  # None between two rounds
         self._round_due_ms = 0
@@ -49,7 +56,7 @@ class Scrubber:
         self._credit_bytes = 0
 
     def step(self, now_ms: int, end_position: int) -> None:
-        """Walks on, as far as the rate allows; everything in front of `end_position` is full and synced. `now_ms` is monotonic."""
+        """Walks on, as far as the rate allows; everything in front of `end_position` is synced. `now_ms` is monotonic."""
         passed_ms = 0 if self._at_ms is None else now_ms - self._at_ms
         self._at_ms = now_ms
         if self._next is None:
@@ -75,16 +82,14 @@ class Scrubber:
             walker = self._walker(start)
             for block in walker:
                 self._credit_bytes -= block.size_bytes
+                self._checked.note_walked(stretch_of(block))
                 if self._credit_bytes <= 0 or walker.position >= end_position:
                     break
             start = self._next = StartPoint(walker.position, walker.crc32c)
             if walker.problem and start.position < end_position:
                 again = self._walker(start)
                 if next(iter(again), None) is None:
-                    following = self._set_aside(start, again.problem)
-                    if following is None:
-                        break
-                    start = self._next = following
+                    start = self._next = self._set_aside(start, again.problem)
         if self._credit_bytes > 0:
             self._next = None  # the round is over
 
@@ -99,15 +104,7 @@ class Scrubber:
             block_size_bytes=BLOCK_SIZE_BYTES,
         )
 
-    def _set_aside(self, start: StartPoint, problem: str) -> StartPoint | None:
-        found = find_resync(self._disk, self._folder, start.position)
-        if found is None:
-            log.error(
-                "%s: from position %d on nothing holds: %s",
-                self._folder.path_at(start.position),
-                start.position,
-                problem,
-            )
-            return None
-        self._on_damage(DamagedRange(start.position, found.position, found.crc32c, problem))
-        return StartPoint(found.position, found.crc32c)
+    def _set_aside(self, start: StartPoint, problem: str) -> StartPoint:
+        damage = self._checked.damage_from(start.position, problem)
+        self._on_damage(damage)
+        return StartPoint(damage.end_position, damage.previous_crc32c)

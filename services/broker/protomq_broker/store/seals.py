@@ -124,6 +124,7 @@ class WalkedBlock:
         record_starts: where in `data` each record field starts.
         record_sizes: size of each record field, with tag and length.
         problem: why the append behind `size_bytes` does not hold; "" if it may, given more bytes.
+        previous_crc32c: the CRC with which the chain came to `base_position`; None if nobody knows it.
     """
 
     base_position: int
@@ -133,6 +134,7 @@ class WalkedBlock:
     record_starts: list[int] = field(default_factory=list)
     record_sizes: list[int] = field(default_factory=list)
     problem: str = ""
+    previous_crc32c: int | None = None
 
     def records(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Starts and sizes of the record fields as arrays."""
@@ -144,7 +146,7 @@ def walk_appends(data: bytes, base_position: int, previous_crc32c: int | None) -
 
     Without `previous_crc32c` the first append must be the head of a segment, whose CRC is then taken as it is.
     """
-    block = WalkedBlock(base_position, data)
+    block = WalkedBlock(base_position, data, previous_crc32c=previous_crc32c)
     starts, sizes = block.record_starts, block.record_sizes
     at = 0
     while at < len(data):
@@ -277,7 +279,9 @@ class LogWalker:
         *,
         skips: Mapping[int, Skip] | None = None,
         block_size_bytes: int = WALK_BLOCK_SIZE_BYTES,
+        end_position: int | None = None,
     ) -> None:
+        """`end_position`: where an append is known to end: the walk ends there, and nothing behind it is looked at."""
         self.position = position
         self.crc32c = crc32c
         self.last_seal: Seal | None = None
@@ -286,6 +290,7 @@ class LogWalker:
         self._folder = folder
         self._skips = skips or {}
         self._block_size_bytes = block_size_bytes
+        self._end_position = 1 << 63 if end_position is None else end_position
 
     @property
     def ended_cleanly(self) -> bool:
@@ -298,6 +303,8 @@ class LogWalker:
             if skip is not None:
                 self.position, self.crc32c = skip
                 continue
+            if self.position >= self._end_position:
+                return
             block = self._next_block()
             if block is None:
                 return
@@ -320,7 +327,7 @@ class LogWalker:
         at_base = self.position == segment.base_position
         size_bytes = self._block_size_bytes
         while True:
-            left = segment.end_position - self.position
+            left = min(segment.end_position, self._end_position) - self.position
             size_bytes = min(size_bytes, left)
             data = read_fully(
                 self._disk, segment.fd, size_bytes, self.position - segment.base_position
@@ -338,7 +345,7 @@ class LogWalker:
                 block.problem = "the segment file is cut short"
                 return block
             if size_bytes == left:
-                block.problem = "an append runs beyond the end of its segment"
+                block.problem = "an append runs beyond where it must end"
                 return block
             size_bytes *= 2
 

@@ -58,6 +58,14 @@ class SegmentFile:
         """Size of the file: that of the segment, unless it is cut short."""
         return self._disk.size(self.fd)
 
+    def is_cached(self, segment_offset: int, size_bytes: int) -> bool:
+        """Whether all of a part is in the page cache; True where the kernel does not tell."""
+        return self._disk.is_cached(self.fd, segment_offset, size_bytes)
+
+    def written_ns(self) -> int:
+        """When the file was last written to, by anybody: nanoseconds since 1970."""
+        return self._disk.written_ns(self.fd)
+
     def __del__(self) -> None:
         fd, self.fd = self.fd, -1
         if fd >= 0:

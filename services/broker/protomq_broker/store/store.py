@@ -2,6 +2,7 @@
 
     Store
       CommitLog             the truth                  commit_log.py < segment.py, seals.py
+      CheckedLog            what of it holds, as far as is known: checked_log.py
       ConsumeQueueTable     queue offset -> position   derived
       MessageIndex          key or id -> position      derived
       RepeatedSends         producer, sequence -> place derived
@@ -22,8 +23,10 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -32,6 +35,8 @@ import numpy as np
 from protomq.wire.hashing import Octets
 
 from .append import AppendRequest
+from .checked_log import CheckedLog
+from .checked_segment import Stretch
 from .checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from .commit_log import DISK_FULL_ERRNOS, CommitLog
 from .config import StoreConfig
@@ -89,10 +94,11 @@ class Store:
         disk: Disk | None = None,
         background: bool = True,
         queues_default: int = QUEUES_DEFAULT,
+        draw_incarnation: Callable[[], int] | None = None,
     ) -> Store:
         """Takes the lock, recovers, and starts the background threads (`background`: without them the caller flushes).
 
-        `queues_default`: queues of a topic of which only the log tells, at least.
+        `queues_default`: queues of a topic of which only the log tells, at least. `draw_incarnation`: as in TopicTable.
 
         Raises StoreLockedError, StoreSettingsError, CorruptLogError, OSError; then everything is closed again.
         """
@@ -102,7 +108,9 @@ class Store:
         make_folders(disk, root)
         lock = StoreLock(disk, root)
         try:
-            return cls(root, config, clock, disk, lock, background, queues_default)
+            return cls(
+                root, config, clock, disk, lock, background, queues_default, draw_incarnation
+            )
         except BaseException:
             lock.release()
             raise
@@ -116,6 +124,7 @@ class Store:
         lock: StoreLock,
         background: bool,
         queues_default: int,
+        draw_incarnation: Callable[[], int] | None,
     ) -> None:
         self.root = root
         self.config = config
@@ -123,6 +132,8 @@ class Store:
         """Told of queues that got readable messages, after the fact; on the writer's or the flusher's thread."""
         self.on_flushed: Callable[[int], None] = _ignore
         """Told the flushed position when it has moved, and when it never will again (see `write_refusal`); on the flusher's thread."""
+        self.on_topic_deleted: Callable[[str], None] = _ignore
+        """Told the name of a topic that is gone, on the thread that deleted it."""
         self.keep_from_position: Callable[[], int | None] = _nothing
         """Asked before segments are deleted: what the log has from there on is needed (by a replica, a timer, an open transaction)."""
         self._clock = clock
@@ -145,9 +156,10 @@ class Store:
         self._derived: tuple[Derived, ...] = (self._queues, self._index, self._repeated)
         self._first = (NO_POSITION, 0)
         self._replayed_from = 0
-        self.topics = TopicTable(disk, f"{root}/config/topics.json", clock.now_ms)
+        self.topics = TopicTable(disk, f"{root}/config/topics.json", clock.now_ms, draw_incarnation)
         self.topics.forget_deleted(self._folder.first_position)
-        recovered = self._recover()
+        walked: list[Stretch] = []
+        recovered = self._recover(walked.append)
 
         self._log = CommitLog(
             disk,
@@ -161,13 +173,24 @@ class Store:
         except DiskFullError as error:  # what is there can be read, and deleted
             log.warning("the disk is full: %s", error)
         self._tail = self._log.tail
+        self._checked = CheckedLog(
+            disk,
+            self._folder,
+            lambda: self._log.tail,
+            self._log_start,
+            lambda: self._reader.damaged,
+        )
+        self._damage_lock = threading.Lock()
         self._reader = LogReader(
             self._folder,
             self._queues,
             self._index,
+            self._checked,
             lambda: self.readable_position,
             recovered.damaged,
+            self._set_aside,
         )
+        self._checked.begin(walked)
         restore_topics(self.topics, self._queues, queues_default)
         offsets_path = f"{root}/config/consumerOffsets.json"
         self.offsets = ConsumerOffsets(disk, offsets_path)
@@ -195,6 +218,7 @@ class Store:
             config.scrub_bytes_per_s,
             self._log_start,
             lambda: self._reader.damaged,
+            self._checked,
             self._set_aside,
         )
         self._healer = QueueHealer(
@@ -313,6 +337,7 @@ class Store:
                 else sum(len(r.region.data) for r in requests)
             )
             before = commit_log.tail
+            self._checked.note_append(before)
             store_time_ms = max(self._clock.now_ms(), before.store_time_ms)
             parts, count = self._stamp(requests, position, store_time_ms)
             tail = commit_log.append(parts, count, store_time_ms, commit_log.flushed_position)
@@ -434,13 +459,17 @@ class Store:
 
     def delete_topic(self, topic: str) -> None:
         """Deletes a topic with its queues and committed offsets. Its records stay in the log until their segments go."""
-        self.topics.delete(topic, self._tail.position)
-        self._queues.remove_topic(topic)
-        self._repeated.remove_topic(topic)
-        self.offsets.remove_topic(topic)
-        self._counters.pop(topic, None)
+
+        def clean_up() -> None:
+            self._queues.remove_topic(topic)
+            self._repeated.remove_topic(topic)
+            self.offsets.remove_topic(topic)
+            self._counters.pop(topic, None)
+            self.offsets.flush()  # what the file has would pass for offsets of the next topic of that name
+
+        self.topics.delete(topic, self._tail.position, clean_up)
         self.topics.move_deleted(topic, self._tail.position)  # sends that were under way
-        self.offsets.flush()  # before a topic of that name can be made anew: what the file has would pass for its offsets
+        self.on_topic_deleted(topic)
 
     def delete_segments_below(self, position: int) -> int:
         """Deletes the segments that end at or below `position`, except those that a recovery would
@@ -454,9 +483,10 @@ class Store:
             log.info("%d segments below position %d are deleted", len(removed), first)
             crc = chain_at_end(removed[-1])
             self._first = (first, crc) if crc is not None else (NO_POSITION, 0)
-            self._reader.damaged = [
-                damage for damage in self._reader.damaged if damage.end_position > first
-            ]
+            with self._damage_lock:
+                self._reader.damaged = [
+                    damage for damage in self._reader.damaged if damage.end_position > first
+                ]
             for derived in self._derived:
                 derived.delete_below(first)
         return first
@@ -560,7 +590,7 @@ class Store:
 
     # Recovery and background.
 
-    def _recover(self) -> RecoveredLog:
+    def _recover(self, on_walked: Callable[[Stretch], None]) -> RecoveredLog:
         disk = self._disk
         checkpoint = read_checkpoint(disk, f"{self.root}/checkpoint")
         self._queues.load(self._folder.first_position)
@@ -577,6 +607,7 @@ class Store:
             self._derived,
             same_cache=bool(cache_id) and cache_id == self._lock.previous_cache_id,
             deleted=self.topics.deleted,
+            on_walked=on_walked,
         )
         self._first = _first_of(self._folder, checkpoint)
         self._replayed_from = checkpoint.replay_position if checkpoint else 0
@@ -612,9 +643,8 @@ class Store:
         return self.keep_from_position()
 
     def _scrub(self, now_ms: int) -> None:
-        synced = self._log.flushed_position
         if self.config.scrub_bytes_per_s:
-            self._scrubber.step(now_ms, synced - synced % self._folder.segment_size_bytes)
+            self._scrubber.step(now_ms, self._log.flushed_position)
 
     def _log_start(self) -> StartPoint:
         first = self._folder.first_position
@@ -622,17 +652,23 @@ class Store:
         return StartPoint(first, crc32c if known == first else None)
 
     def _set_aside(self, damage: DamagedRange) -> None:
-        """Damage was found while the store is open: nothing of it is served any more, now and after a restart."""
-        log.error(
-            "corrupt log: %s: positions %d to %d are set aside: %s. Run `protomq log verify`",
-            self._folder.path_at(damage.start_position),
-            damage.start_position,
-            damage.end_position,
-            damage.reason,
-        )
-        damaged = [*self._reader.damaged, damage]
-        self._reader.damaged = damaged
-        write_quarantine(self._disk, f"{self.root}/config/quarantine.json", damaged)
+        """Damage was found while the store is open: nothing of it is served any more, now and after a restart. Any thread."""
+        if damage.end_position > self._log.flushed_position:
+            self._flusher.flush()  # what is set aside is there after a power cut
+        with self._damage_lock:
+            known = self._reader.damaged
+            if any(k.start_position <= damage.start_position < k.end_position for k in known):
+                return  # somebody else came upon it at the same time
+            log.error(
+                "corrupt log: %s: positions %d to %d are set aside: %s. Run `protomq log verify`",
+                self._folder.path_at(damage.start_position),
+                damage.start_position,
+                damage.end_position,
+                damage.reason,
+            )
+            damaged = sorted([*known, damage], key=attrgetter("start_position"))
+            self._reader.damaged = damaged
+            write_quarantine(self._disk, f"{self.root}/config/quarantine.json", damaged)
 
     def _flush_turn(self) -> None:
         self._flusher.flush()

@@ -6,6 +6,8 @@
 Rules:
 - A change is on the disk before it is visible; if the disk refuses it, nothing has changed. But a topic that is made by its first message
   (`add`) is visible at once and in the file half a second later (`save`): its message names it, so that a start finds it in the log.
+- A topic has an incarnation: a random number that it gets when it is made and keeps until it is deleted. What clients remember of a topic,
+  offsets above all, belongs to one incarnation and means nothing in the next one of the same name.
 - Readers see an immutable snapshot and take no lock.
 - Of a deleted topic the file keeps where the log ended then: what the log has of that name in front of it belongs to nobody, not even to
   a topic of the same name that was made since. A recovery needs to know that.
@@ -18,7 +20,8 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
@@ -30,6 +33,7 @@ GROUP_NAME_LENGTH_MAX: Final = 120
 """So that the name of a group's system topics (%RETRY% and the group) is a topic name."""
 QUEUES_MAX: Final = 1_024
 QUEUES_DEFAULT: Final = 8
+INCARNATION_MAX: Final = (1 << 63) - 1
 SYSTEM_MARK: Final = "%"
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
@@ -81,6 +85,7 @@ class TopicConfig:
         read_queues: queues 0 to read_queues - 1 can be read; 1 to 1,024.
         readable: clients may consume.
         writable: clients may send.
+        incarnation: 1 to 2^63 - 1; 0 in a wish: as it is, or for a new topic whatever the table draws. It does not count in comparisons.
     """
 
     name: str
@@ -88,11 +93,35 @@ class TopicConfig:
     read_queues: int = QUEUES_DEFAULT
     readable: bool = True
     writable: bool = True
+    incarnation: int = field(default=0, compare=False)
 
     def __post_init__(self) -> None:
         for count in (self.write_queues, self.read_queues):
             if not 1 <= count <= QUEUES_MAX:
                 raise ValueError(f"a topic has 1 to {QUEUES_MAX} queues, not {count}")
+        if not 0 <= self.incarnation <= INCARNATION_MAX:
+            raise ValueError(f"an incarnation is 0 to 2^63 - 1, not {self.incarnation}")
+
+
+class IncarnationGivenError(StoreError):
+    """A topic was to be made with an incarnation, and exists with another one.
+
+    Attributes: topic: its name; wanted, current: the incarnations.
+    """
+
+    def __init__(self, topic: str, wanted: int, current: int) -> None:
+        super().__init__(
+            f"topic {topic!r} exists with the incarnation {current}, not {wanted}: delete it first, or leave the incarnation out"
+        )
+        self.topic = topic
+        self.wanted = wanted
+        self.current = current
+
+
+def incarnation_of_first(name: str, position: int) -> int:
+    """Incarnation of a topic that was made by its first message: by where that stands in the log, so that a start finds the same."""
+    digest = blake2b(f"{name} {position}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1 or 1
 
 
 class TopicsVersion(NamedTuple):
@@ -123,8 +152,16 @@ class TopicTable:
         was_lost: there was no file, or none that could be read.
     """
 
-    def __init__(self, disk: Disk, path: str, now_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        path: str,
+        now_ms: Callable[[], int],
+        draw_incarnation: Callable[[], int] | None = None,
+    ) -> None:
+        """`draw_incarnation` gives numbers of 63 bits, never 0 or one twice; without it the time and the count of changes make them."""
         self.on_change: Callable[[], None] = _nothing
+        self._draw_incarnation = draw_incarnation or self._next_incarnation
         self._disk = disk
         self._path = path
         self._now_ms = now_ms
@@ -161,6 +198,7 @@ class TopicTable:
             existing = self._by_name.get(topic.name)
             if existing is not None:
                 return existing
+            topic = self._with_incarnation(topic)
             self._change([topic], ())
         self.on_change()
         return topic
@@ -171,7 +209,7 @@ class TopicTable:
         with self._publishing:
             if topic.name in self._by_name:
                 return
-            self._publish([topic], ())
+            self._publish([self._with_incarnation(topic)], ())
             self._is_behind = True
         self.on_change()
 
@@ -181,23 +219,34 @@ class TopicTable:
             with self._lock:
                 self._write([], (), self._deleted)
 
-    def put(self, topics: Sequence[TopicConfig]) -> None:
-        """Adds topics or gives them another configuration, all or none; one write, however many. Raises InvalidNameError, OSError."""
+    def put(self, topics: Sequence[TopicConfig]) -> list[TopicConfig]:
+        """Adds topics or gives them another configuration, all or none; one write, however many. The result is what they are now.
+
+        Raises InvalidNameError, IncarnationGivenError, OSError.
+        """
         for topic in topics:
             require_topic_name(topic.name)
         with self._lock:
-            changed = [topic for topic in topics if self._by_name.get(topic.name) != topic]
+            wanted = [self._with_incarnation(topic) for topic in topics]
+            changed = [topic for topic in wanted if self._by_name.get(topic.name) != topic]
             if not changed:
-                return
+                return wanted
             self._change(changed, ())
         self.on_change()
+        return wanted
 
-    def delete(self, name: str, position: int = 0) -> bool:
-        """Removes a topic; whether there was one. What the log has of it in front of `position` is gone with it. Raises OSError."""
+    def delete(
+        self, name: str, position: int = 0, clean_up: Callable[[], None] = lambda: None
+    ) -> bool:
+        """Removes a topic; whether there was one. What the log has of it in front of `position` is gone with it. Raises OSError.
+
+        `clean_up` is called when the topic is gone and before one of that name can be made.
+        """
         with self._lock:
             if name not in self._by_name:
                 return False
             self._change([], [name], {**self._deleted, name: position})
+            clean_up()
         self.on_change()
         return True
 
@@ -220,10 +269,15 @@ class TopicTable:
             }
 
     def restore(
-        self, queue_counts: Mapping[str, int], queues_default: int = QUEUES_DEFAULT
+        self,
+        queue_counts: Mapping[str, int],
+        queues_default: int = QUEUES_DEFAULT,
+        incarnations: Mapping[str, int] = MappingProxyType({}),
     ) -> list[TopicConfig]:
         """Makes the topics that the consume queues tell of and the file does not, with as many queues as were ever used, the
         default at least; the result are those that were made. Names that no client could have chosen are left out.
+
+        `incarnations`: those that can be told; the others are drawn.
         """
         found = []
         for name, count in queue_counts.items():
@@ -234,13 +288,31 @@ class TopicTable:
             ):
                 continue
             queues = min(max(count, queues_default), QUEUES_MAX)
-            found.append(TopicConfig(name, write_queues=queues, read_queues=queues))
+            topic = TopicConfig(
+                name,
+                write_queues=queues,
+                read_queues=queues,
+                incarnation=incarnations.get(name, 0),
+            )
+            found.append(self._with_incarnation(topic))
         if found:
             with self._lock:
                 self._change(found, ())
             self.on_change()
         self.was_lost = False
         return found
+
+    def _with_incarnation(self, topic: TopicConfig) -> TopicConfig:
+        """The topic with the incarnation that it has, or is to have. Raises IncarnationGivenError."""
+        existing = self._by_name.get(topic.name)
+        if existing is None:
+            return replace(topic, incarnation=topic.incarnation or self._draw_incarnation())
+        if topic.incarnation not in (0, existing.incarnation):
+            raise IncarnationGivenError(topic.name, topic.incarnation, existing.incarnation)
+        return replace(topic, incarnation=existing.incarnation)
+
+    def _next_incarnation(self) -> int:
+        return incarnation_of_first(str(self._now_ms()), self._snapshot.version.counter)
 
     def _change(
         self,
@@ -312,6 +384,8 @@ def _decode(value: Any) -> TopicsSnapshot | None:
         version = TopicsVersion(int(value["version"]["time_ms"]), int(value["version"]["counter"]))
         for topic in topics:
             require_topic_name(topic.name)
+            if not topic.incarnation:
+                raise ValueError(f"topic {topic.name!r} has no incarnation")
     except (AttributeError, InvalidNameError, KeyError, TypeError, ValueError):
         return None
     return TopicsSnapshot(version, MappingProxyType({topic.name: topic for topic in topics}))

@@ -11,6 +11,7 @@ from protomq_broker.store.consume_queue import (
     ConsumeQueue,
     ConsumeQueueDamagedError,
     QueueFiles,
+    StoreTime,
     first_disorder,
 )
 from protomq_broker.store.entry_check import check_of, salt_of
@@ -202,7 +203,7 @@ def test_a_time_leads_to_the_first_message_stored_then_or_later():
     times = {100 * offset: 1000 + offset // 3 * 10 for offset in range(20)}
     for time_ms in range(990, 1080):
         expected = next((offset for offset in range(4, 20) if times[100 * offset] >= time_ms), 20)
-        assert queue.offset_at_time(time_ms, 400, times.__getitem__) == expected
+        assert queue.offset_at_time(time_ms, 400, lambda at: StoreTime(times[at])) == expected
 
 
 def test_lost_records_do_not_disturb_the_search_by_time():
@@ -212,7 +213,7 @@ def test_lost_records_do_not_disturb_the_search_by_time():
     for offset in range(10, 15):
         queue.append(100 * offset, 100, offset)
     for time_ms in range(0, 1600, 50):
-        found = queue.offset_at_time(time_ms, 0, lambda position: position)
+        found = queue.offset_at_time(time_ms, 0, StoreTime)
         stored = [(offset, 100 * offset) for offset in (*range(5), *range(10, 15))]
         expected = next((offset for offset, stored_ms in stored if stored_ms >= time_ms), 15)
         assert found == expected or (found in range(5, 10) and expected == 10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -327,12 +328,14 @@ def test_a_send_under_way_while_its_topic_is_deleted_does_not_bring_the_others_b
     store.append([make_request([b"old"])])
     real = store.topics.delete
 
-    def delete(name: str, position: int = 0) -> bool:
-        done = real(name, position)
-        store.append([make_request([b"under way"])])
-        return done
+    def delete(name: str, position: int, clean_up: Callable[[], None]) -> bool:
+        def late() -> None:
+            store.append([make_request([b"under way"])])
+            clean_up()
 
-    store.topics.delete = delete  # type: ignore[method-assign]
+        return real(name, position, late)
+
+    store.topics.delete = delete  # type: ignore[method-assign,assignment]
     store.delete_topic("topic")
     store.flush()
     assert read_all(open_store(disk.killed())) == []

@@ -4,6 +4,7 @@ import pytest
 
 from protomq.testing.simdisk import Fault, Operation, SimDisk
 from protomq_broker.store.topics import (
+    IncarnationGivenError,
     InvalidNameError,
     TopicConfig,
     TopicTable,
@@ -99,8 +100,7 @@ def test_topics_are_there_again_after_a_restart():
 
 def test_create_keeps_what_is_there_and_put_replaces_it():
     table = make_table()
-    first = TopicConfig("a", 1, 1)
-    assert table.create(first) is first
+    first = table.create(TopicConfig("a", 1, 1))
     assert table.create(TopicConfig("a", 2, 2)) is first
     table.put([TopicConfig("a", 2, 2)])
     assert table.find("a") == TopicConfig("a", 2, 2)
@@ -191,7 +191,8 @@ def test_settings_of_a_later_version_are_passed_over():
     disk.make_folder("/s/config")
     disk_file(
         disk,
-        b'{"topics": [{"name": "a", "write_queues": 1, "read_queues": 2, "later": 5}], "version": {"time_ms": 1, "counter": 9}}',
+        b'{"topics": [{"name": "a", "write_queues": 1, "read_queues": 2, "incarnation": 7, "later": 5}],'
+        b' "version": {"time_ms": 1, "counter": 9}}',
     )
     assert make_table(disk).all() == [TopicConfig("a", 1, 2)]
 
@@ -256,3 +257,32 @@ def test_a_topic_added_while_another_is_being_written_stays():
     assert [topic.name for topic in table.all()] == ["added", "created"]
     table.save()
     assert [topic.name for topic in make_table(disk).all()] == ["added", "created"]
+
+
+def test_an_incarnation_lasts_until_the_topic_is_deleted():
+    disk = SimDisk()
+    disk.make_folder("/s/config")
+    numbers = iter((11, 22, 33))
+    table = TopicTable(disk, PATH, lambda: 1_000, lambda: next(numbers))
+    assert table.create(TopicConfig("a")).incarnation == 11
+    assert table.put([TopicConfig("a", 2, 2), TopicConfig("b")])[0].incarnation == 11
+    assert table.create(TopicConfig("a")).incarnation == 11
+    assert [topic.incarnation for topic in make_table(disk).all()] == [11, 22]
+    table.delete("a")
+    assert table.put([TopicConfig("a", 2, 2)])[0].incarnation == 33
+
+
+def test_a_given_incarnation_is_taken_for_a_new_topic_only():
+    table = make_table()
+    assert table.put([TopicConfig("a", incarnation=5)])[0].incarnation == 5
+    with pytest.raises(IncarnationGivenError, match="delete it first"):
+        table.put([TopicConfig("b"), TopicConfig("a", 2, 2, incarnation=6)])
+    assert [(topic.name, topic.write_queues) for topic in table.all()] == [("a", 8)]
+
+
+def test_what_goes_with_a_topic_is_gone_before_another_one_can_be_made():
+    table = make_table()
+    table.create(TopicConfig("a"))
+    seen: list[object] = []
+    table.delete("a", 0, lambda: seen.append((table.find("a"), table._lock.locked())))
+    assert seen == [(None, True)]

@@ -1,0 +1,113 @@
+"""What is known of one segment of the log: in which pieces it can be walked, and which of them hold. Nothing is read here.
+
+    boundary   a position between two appends, with the CRC with which the chain of seals goes on there
+    piece      from one boundary to the next; behind the last one is a piece too, of which nobody knows yet how it is divided
+
+Boundaries are remembered where somebody came by: a walk, or the writer. By them a piece deep inside a segment is proved without all that
+stands in front of it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from typing import NamedTuple
+
+from .seals import WalkedBlock
+
+
+class Stretch(NamedTuple):
+    """Appends that were walked and hold: [start, end), and the CRC of the chain in front of them and behind them."""
+
+    start_position: int
+    previous_crc32c: int | None
+    end_position: int
+    crc32c: int
+
+
+def stretch_of(block: WalkedBlock) -> Stretch:
+    """What a block with appends shows."""
+    end = block.base_position + block.size_bytes
+    return Stretch(block.base_position, block.previous_crc32c, end, block.seals[-1].crc32c)
+
+
+class Pieces(NamedTuple):
+    """The pieces of a segment; replaced, never changed, so that any thread may look at them.
+
+    Attributes: positions: the boundaries, rising, the first is the segment's start; crcs: the CRC at each, None where nobody knows it;
+    good: whether the piece behind each holds.
+    """
+
+    positions: list[int]
+    crcs: list[int | None]
+    good: list[bool]
+
+    def at(self, position: int) -> int:
+        """Index of the piece in which a position lies."""
+        return bisect_right(self.positions, position) - 1
+
+    def end_of(self, index: int) -> int | None:
+        """Where a piece ends; None for the last one."""
+        return self.positions[index + 1] if index + 1 < len(self.positions) else None
+
+    def first_unknown(self, start: int, end: int) -> int | None:
+        """Index of the first piece with a part of [start, end) that is not known to hold; None if all are."""
+        for index in range(self.at(start), len(self.positions)):
+            if self.positions[index] >= end:
+                break
+            if not self.good[index]:
+                return index
+        return None
+
+
+class CheckedSegment:
+    """See the module's docstring. One thread at a time changes it.
+
+    Attributes:
+        base_position, end_position: of the segment.
+        pieces: what is known.
+        written_ns: when the file had last been written to, as of the last look.
+        is_growing: this process may have appended to it since.
+    """
+
+    __slots__ = ("base_position", "end_position", "is_growing", "pieces", "written_ns")
+
+    def __init__(self, base_position: int, end_position: int, written_ns: int) -> None:
+        self.base_position = base_position
+        self.end_position = end_position
+        self.pieces = Pieces([base_position], [None], [False])
+        self.written_ns = written_ns
+        self.is_growing = False
+
+    def add(self, position: int, crc32c: int | None) -> None:
+        """Makes a boundary, if it is none. Both parts of a piece that is split are as good as it was."""
+        positions, crcs, good = self.pieces
+        index = bisect_left(positions, position)
+        if index < len(positions) and positions[index] == position:
+            if crcs[index] is None:
+                crcs[index] = crc32c
+            return
+        positions, crcs, good = positions.copy(), crcs.copy(), good.copy()
+        positions.insert(index, position)
+        crcs.insert(index, crc32c)
+        good.insert(index, good[index - 1])
+        self.pieces = Pieces(positions, crcs, good)
+
+    def note(self, walked: Stretch) -> None:
+        """Appends were walked, and hold."""
+        self.add(walked.start_position, walked.previous_crc32c)
+        if walked.end_position < self.end_position:
+            self.add(walked.end_position, walked.crc32c)
+        self.trust(walked.start_position, walked.end_position)
+
+    def trust(self, start: int, end: int) -> None:
+        """The pieces within [start, end), two boundaries or the segment's end, hold."""
+        positions, crcs, good = self.pieces
+        first, last = bisect_left(positions, start), bisect_left(positions, end)
+        good = good.copy()
+        good[first:last] = [True] * (last - first)
+        self.pieces = Pieces(positions, crcs, good)
+
+    def distrust(self) -> None:
+        """Nothing of it is known to hold any more; the boundaries stay."""
+        positions, crcs, _ = self.pieces
+        self.pieces = Pieces(positions, crcs, [False] * len(positions))

@@ -1,0 +1,304 @@
+"""Nothing leaves the store that was not checked since it came from the disk, by whatever way, with no scrub to wait for."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable
+
+import pytest
+
+from protomq.testing.simdisk import SimDisk
+from protomq.v1.record_pb2 import Record, RecordBatch
+from protomq.wire.hashing import key_hash_of
+from protomq_broker.store.errors import CorruptLogError
+from protomq_broker.store.reading import ReadStatus
+from protomq_broker.store.store import Store
+
+from .log_helpers import ManualClock, make_request
+from .store_helpers import SEGMENT, open_store, read_all
+
+COUNT = 96
+QUEUES = (0, 1)
+
+
+def filled_store(disk: SimDisk, clock: ManualClock | None = None) -> Store:
+    """A store of five segments, still open."""
+    store = open_store(disk, clock=clock)
+    for index in range(COUNT):
+        if clock is not None:
+            clock.time_ms += 1000
+        store.append(
+            [
+                make_request(
+                    [body_of(index)],
+                    queue_id=index % 2,
+                    key=f"k{index}",
+                    producer_id=7,
+                    sequence=index,
+                )
+            ]
+        )
+    store.flush()
+    return store
+
+
+def body_of(index: int) -> bytes:
+    return bytes([index]) * 300
+
+
+def segment_path(position: int) -> str:
+    return f"/s/commitlog/{position - position % SEGMENT:020d}"
+
+
+def newest(disk: SimDisk) -> str:
+    return max(disk.files("/s/commitlog"))
+
+
+def scan(store: Store, queue_id: int) -> tuple[dict[int, bytes], list[int]]:
+    """(what a queue gives, the offsets for which it says CORRUPT_LOG): every offset in its range is one or the other."""
+    offset, end = store.queue_range("topic", queue_id)
+    given: dict[int, bytes] = {}
+    lost: list[int] = []
+    while offset < end:
+        try:
+            result = store.read("topic", queue_id, offset, 7, 1 << 20)
+        except CorruptLogError as error:
+            lost += range(offset, max(error.next_offset, offset + 1))
+            offset = error.next_offset
+            continue
+        assert result.status is ReadStatus.FOUND
+        data = b"".join(r.file.read(r.offset, r.size_bytes) for r in result.regions)
+        records = RecordBatch.FromString(data).records
+        assert [record.queue_offset for record in records] == list(
+            range(offset, result.next_offset)
+        )
+        given.update((record.queue_offset, record.body) for record in records)
+        offset = result.next_offset
+    return given, lost
+
+
+def check_nothing_wrong(store: Store, *, lost_some: bool = True) -> int:
+    """Every offset that was given is the message that was sent, or told as lost; how many were lost."""
+    count = 0
+    for queue_id in QUEUES:
+        given, lost = scan(store, queue_id)
+        assert sorted([*given, *lost])[: COUNT // 2] == list(range(COUNT // 2)), (
+            "no queue ends early"
+        )
+        for offset, body in given.items():
+            if offset < COUNT // 2:
+                assert body == body_of(2 * offset + queue_id)
+        count += len(lost)
+    assert bool(count) == lost_some
+    assert bool(store.damaged_ranges) == lost_some
+    return count
+
+
+def send_more(store: Store) -> None:
+    """New messages get offsets that were never given."""
+    for queue_id in QUEUES:
+        request = make_request([b"more"], queue_id=queue_id)
+        store.append([request])
+        assert request.queue_offset == COUNT // 2
+        assert scan(store, queue_id)[0][COUNT // 2] == b"more"
+
+
+def zero_the_end(disk: SimDisk, end: int) -> None:
+    disk.overwrite(newest(disk), end % SEGMENT - 3000, bytes(3000))
+
+
+def swap_the_last_two(disk: SimDisk, end: int) -> None:
+    disk.swap_files(*sorted(disk.files("/s/commitlog"))[-2:])
+
+
+def overwrite_the_newest(disk: SimDisk, end: int) -> None:
+    disk.overwrite(newest(disk), 0, random.Random(1).randbytes(SEGMENT))
+
+
+def overwrite_the_one_before(disk: SimDisk, end: int) -> None:
+    disk.overwrite(sorted(disk.files("/s/commitlog"))[-2], 0, random.Random(1).randbytes(SEGMENT))
+
+
+HARMS: list[Callable[[SimDisk, int], None]] = [
+    zero_the_end, swap_the_last_two, overwrite_the_newest, overwrite_the_one_before,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_after_a_clean_stop_harm_to_the_last_segments_is_never_taken_for_the_end_of_the_log(
+    harm: Callable[[SimDisk, int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = SimDisk()
+    store = filled_store(disk)
+    end = store.appended_position
+    store.close()
+    harm(disk, end)
+    before = disk.files("/s/commitlog")
+    if harm is not overwrite_the_one_before:  # that one no start has to read
+        with pytest.raises(CorruptLogError, match="protomq log verify"):
+            open_store(disk)
+        assert disk.files("/s/commitlog") == before, "nothing is changed"
+    with caplog.at_level(logging.ERROR):
+        store = open_store(disk, corruption="quarantine")
+        lost = check_nothing_wrong(store)
+    assert "corrupt log" in caplog.text
+    send_more(store)
+    store.close()
+    store = open_store(disk)
+    assert check_nothing_wrong(store) == lost
+    for path, data in before.items():
+        assert (
+            disk.content(path)[: len(data.rstrip(b"\0"))] == data.rstrip(b"\0")
+            or harm is zero_the_end
+        )
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_after_a_kill_harm_to_the_last_segments_is_never_taken_for_the_end_of_the_log(
+    harm: Callable[[SimDisk, int], None],
+) -> None:
+    disk = SimDisk()
+    store = filled_store(disk)
+    store.checkpoint()
+    end = store.appended_position
+    disk = disk.killed()
+    harm(disk, end)
+    store = open_store(disk, corruption="quarantine")
+    check_nothing_wrong(store)
+    send_more(store)
+
+
+def test_swapped_segments_behind_the_checkpoint_are_not_a_torn_tail() -> None:
+    disk = SimDisk()
+    filled_store(disk)
+    disk = disk.killed()
+    before = disk.files("/s/commitlog")
+    swap_the_last_two(disk, 0)
+    swapped = disk.files("/s/commitlog")
+    with pytest.raises(CorruptLogError, match="content of another one"):
+        open_store(disk)
+    assert disk.files("/s/commitlog") == swapped
+    swap_the_last_two(disk, 0)
+    assert disk.files("/s/commitlog") == before
+    check_nothing_wrong(open_store(disk), lost_some=False)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_damage_anywhere_in_front_of_the_checkpoint_is_told_at_the_first_read(seed: int) -> None:
+    rng = random.Random(seed)
+    disk = SimDisk()
+    filled_store(disk).close()
+    path = rng.choice(sorted(disk.files("/s/commitlog"))[:-1])
+    disk.overwrite(path, rng.randrange(SEGMENT - 700), rng.randbytes(rng.choice((1, 60, 700))))
+    store = open_store(disk)
+    check_nothing_wrong(store)
+    send_more(store)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_damage_anywhere_under_an_open_store_is_told_at_once(seed: int) -> None:
+    """What was checked, or written by the store itself, and has left the page cache since is checked again."""
+    rng = random.Random(seed)
+    disk = SimDisk()
+    store = filled_store(disk)
+    if seed % 2:
+        store.close()
+        store = open_store(disk)
+    check_nothing_wrong(store, lost_some=False)
+    position = rng.randrange(53, store.appended_position - 700)
+    position = min(position, position - position % SEGMENT + SEGMENT - 700)
+    disk.overwrite(
+        segment_path(position), position % SEGMENT, rng.randbytes(rng.choice((1, 60, 700)))
+    )
+    check_nothing_wrong(store)
+    send_more(store)
+    store.close()
+    store = open_store(disk)
+    check_nothing_wrong(store)
+    store.close()
+
+
+def test_the_last_append_under_an_open_store_too() -> None:
+    disk = SimDisk()
+    store = filled_store(disk)
+    disk.flip_bit(newest(disk), (store.appended_position % SEGMENT - 100) * 8)
+    assert check_nothing_wrong(store) == 1
+    send_more(store)
+    store.close()
+    store = open_store(disk)
+    check_nothing_wrong(store)
+
+
+def test_look_ups_by_key_by_id_and_by_time_give_nothing_of_a_damaged_part() -> None:
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    start_ms = clock.time_ms - COUNT * 1000
+    region = store.read("topic", 0, 10, 1, 1).regions[0]
+    position = region.file.base_position + region.offset
+    store.close()
+    disk.flip_bit(segment_path(position), (position % SEGMENT + 40) * 8)
+    store = open_store(disk, clock=clock)
+    assert list(store.find_by_key_hash(key_hash_of("k20"))) == []
+    assert [Record.FromString(r).body for r in store.find_by_key_hash(key_hash_of("k21"))] == [
+        body_of(21)
+    ]
+    (damage,) = store.damaged_ranges
+    assert damage.start_position == position
+    for how in ("id", "time", "store time"):
+        disk.remove("/s/config/quarantine.json")
+        store.close()
+        disk.remove("/s/config/quarantine.json")
+        store = open_store(disk, clock=clock)
+        assert not store.damaged_ranges
+        if how == "id":
+            assert list(store.find_by_message_id(7, 0, 20)) == []
+        elif how == "time":
+            assert store.offset_at_time("topic", 0, start_ms + 19_000) == 9
+            assert store.offset_at_time("topic", 0, start_ms + 24_000) == 12
+        else:
+            assert store.store_time_of("topic", 0, 10) == 0
+        assert [d.start_position for d in store.damaged_ranges] == [position]
+
+
+def test_the_scrub_reads_what_is_synced_of_the_newest_segment_too() -> None:
+    disk, clock = SimDisk(), ManualClock()
+    filled_store(disk, clock).close()
+    store = open_store(disk, clock=clock)
+    end = store.appended_position
+    disk.flip_bit(newest(disk), (end % SEGMENT - 100) * 8)
+    for _ in range(3):
+        store._keeper.turn()
+        clock.time_ms += 1000
+    (damage,) = store.damaged_ranges
+    assert damage.end_position == end
+    check_nothing_wrong(store)
+
+
+def test_what_is_known_to_hold_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimDisk()
+    store = filled_store(disk)
+
+    def logs_read() -> int:
+        count = 0
+        real = SimDisk.pread
+
+        def pread(self: SimDisk, fd: int, size_bytes: int, position: int) -> bytes:
+            nonlocal count
+            count += "/commitlog/" in self._descriptors[fd][1]
+            return real(self, fd, size_bytes, position)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SimDisk, "pread", pread)
+            for queue_id in QUEUES:
+                offset, end = store.queue_range("topic", queue_id)
+                while offset < end:
+                    offset = store.read("topic", queue_id, offset, 7, 1 << 20).next_offset
+        return count
+
+    assert logs_read() == 0, "what this process wrote"
+    store.close()
+    store = open_store(disk)
+    assert 0 < logs_read() < 40, "once"
+    assert logs_read() == 0
+    assert read_all(store)
