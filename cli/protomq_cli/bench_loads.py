@@ -219,7 +219,7 @@ def _read(
         messages = consumer.poll(1.0, batch_count)
         tally.latencies_s.append(time.perf_counter() - begin)
         for message in messages:
-            # `body` compares the CRC-32C; key and offset are read as a real consumer would.
+            # The CRC-32C was compared before; key and offset are read as a real consumer would.
             tally.size_bytes += len(message.body) + len(message.key)
             if message.queue_offset + 1 >= ends[message.queue]:
                 open_queues.discard(message.queue)

@@ -200,7 +200,7 @@ def _record_row(record: Record) -> dict[str, Any]:
         "born_time": time_text(record.born_time_ms),
         "store_time": time_text(record.store_time_ms),
         "flags": record.flags,
-        "body_crc32c": f"{record.body_crc32c:08x}",
+        "crc32c": f"{record.crc32c:08x}",
         "note": f"body of {len(record.body)} B{compressed}",
         **body_fields(record.body),
     }

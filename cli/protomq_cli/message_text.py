@@ -44,7 +44,7 @@ def body_fields(body: bytes) -> dict[str, str]:
 
 
 def message_row(message: Message) -> dict[str, Any]:
-    """All that there is to know about a message. Raises CorruptMessageError for a damaged body."""
+    """All that there is to know about a message. Raises CorruptMessageError for a damaged one."""
     body = message.body
     return {
         "topic": message.topic,

@@ -590,6 +590,41 @@ def _segments_deleted_in_one_go() -> Any:
     return _patch(SegmentFolder, "remove", remove)
 
 
+def _flips_a_bit_of_a_key() -> Any:
+    """Memory that forgets: a bit of a key or a tag is another when the record is written, and the seal is made of that."""
+    real = Store._stamp
+
+    def stamp(
+        self: Store, requests: Sequence[AppendRequest], position: int, store_time_ms: int
+    ) -> tuple[Any, int]:
+        stamped = real(self, requests, position, store_time_ms)
+        data = requests[-1].region.data
+        _, record = _varint(data, 1)
+        body_size, body = _varint(data, record + 1)
+        data[body + body_size + 2] ^= 1  # the first octet behind tag and length
+        return stamped
+
+    return _patch(Store, "_stamp", stamp)
+
+
+def _varint(data: bytearray, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        value |= (data[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if data[at - 1] < 0x80:
+            return value, at
+
+
+def _keys_in_the_log(seed: int) -> list[Violation]:
+    """The log alone, without what clients see: for what only a CRC from end to end can tell."""
+    world = StoreWorld(seed, sync_flush=True)
+    world.open()
+    world.send_some(2)
+    world.close()
+    return parse_log(world.files()).violations
+
+
 def _believes_every_entry() -> Any:
     """The check bits of consume queue entries are not looked at: a flipped one is believed."""
 
@@ -732,6 +767,8 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted("serves a neighbour's bytes", _leaks_a_neighbour, life),
     Planted("store time goes back", _time_goes_back, _clock_set_back),
     Planted("wrong tag code", _wrong_tag_code, life),
+    Planted("flips a bit of a key before it is written", _flips_a_bit_of_a_key, life),
+    Planted("flips a bit of a key, seen in the log", _flips_a_bit_of_a_key, _keys_in_the_log),
     Planted("renames before the sync", _file_without_a_sync, settings),
     Planted("deletes segments in one go", _segments_deleted_in_one_go, retention),
     Planted("believes a flipped entry", _believes_every_entry, _flipped_entries),

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import google_crc32c
 from google.protobuf.message import DecodeError
 
 from protomq import Producer
@@ -36,7 +35,15 @@ from protomq_broker.store.store import Store
 from protomq_runtime.clock import SystemClock
 
 from .bodies import body_of, is_body_of, message_id
-from .checker import Promise, Violation, check_history, check_store_files, parse_log
+from .checker import (
+    Promise,
+    Violation,
+    check_history,
+    check_store_files,
+    is_whole,
+    parse_log,
+    records_in,
+)
 from .checker.log_files import read_files
 from .checker.protoc import decode_with_protoc, why_not
 from .history import History
@@ -46,7 +53,7 @@ TOPIC: Final = "chaos-topic"
 QUEUES: Final = 4
 SEGMENT_SIZE_BYTES: Final = 1 << 20
 DETECTED: Final = "detected"
-"""Stands in place of the id of a record whose body is not what its CRC says: the SDK gives its user an error."""
+"""Stands in place of the id of a record that is not what its CRC says: the SDK gives its user an error."""
 HEALED_WITHIN_S: Final = 10.0
 """A queue of these small stores heals within one flush interval, 0.5 s; the machine may be busy."""
 ASYNC_LOSS_NS: Final = 5_000_000_000
@@ -287,9 +294,9 @@ class RealWorld:
 
     def _pull(
         self, request: PullRequest, transport: SyncTransport, timeout_s: float = 5.0
-    ) -> PullResponse:
+    ) -> tuple[PullResponse, bytes]:
         answer = transport.call(self.address, PULL, [request.SerializeToString()], timeout_s)
-        return PullResponse.FromString(answer)
+        return PullResponse.FromString(answer), answer
 
     def _pull_past_damage(
         self, request: PullRequest, transport: SyncTransport
@@ -298,23 +305,24 @@ class RealWorld:
         try:
             answer = self._call_while_it_heals(transport, PULL, request.SerializeToString(), 15.0)
             response = PullResponse.FromString(answer)
-            return self._seen(response), response.next_offset
+            return self._seen(response, answer), response.next_offset
         except DecodeError:
             if request.record_count_max == 1:
                 return [], request.queue_offset + 1
         request.record_count_max = 1
         return self._pull_past_damage(request, transport)
 
-    def _seen(self, response: PullResponse) -> list[list[Any]]:
+    def _seen(self, response: PullResponse, answer: bytes) -> list[list[Any]]:
         seen: list[list[Any]] = []
-        for index, record in enumerate(response.records):
+        octets = records_in(answer)
+        for index, (record, raw) in enumerate(zip(response.records, octets, strict=True)):
             offset = (
                 response.queue_offsets[index]
                 if response.queue_offsets
                 else response.first_offset + index
             )
             id_ = record.keys[0] if record.keys else "?"
-            if record.body_crc32c != google_crc32c.value(record.body):
+            if not is_whole(raw, record.crc32c):
                 id_ = DETECTED
             right = is_body_of(self.run, id_, record.body) and record.queue_offset == offset
             seen.append([offset, id_, right, record.store_time_ms, record.physical_offset])
@@ -344,7 +352,7 @@ class RealWorld:
         )
         call = self.history.invoke(process, "poll", topic=TOPIC, queue=queue, offset=offset)
         try:
-            response = self._pull(request, transport)
+            response, answer = self._pull(request, transport)
         except ProtomqError as error:
             call.info(error.reason, error.message, error.code)
             raise
@@ -355,7 +363,7 @@ class RealWorld:
             call.info("CRASHED", "the queue is shorter than it was")
             self._stopping.wait(0.05)
             return offset
-        call.ok(records=self._seen(response), next=response.next_offset)
+        call.ok(records=self._seen(response, answer), next=response.next_offset)
         return response.next_offset
 
     def scan(self, *, holes: bool = False) -> dict[str, Any]:

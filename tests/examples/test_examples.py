@@ -89,6 +89,11 @@ def test_decode_segment(tmp_path: Path) -> None:
         text = run_example(broker, "decode_segment.py", str(segment))
         # What `make demo` sets up is enough: no protoc is on the PATH of most.
         without = run_example(broker, "decode_segment.py", str(segment), PATH="/nowhere")
+        damaged = tmp_path / "damaged"
+        # A key, not a body.
+        damaged.write_bytes(segment.read_bytes().replace(b"\x12\x02k1", b"\x12\x02k3", 1))
+        with pytest.raises(AssertionError, match="is not what its producer wrote"):
+            run_example(broker, "decode_segment.py", str(damaged))
     assert without.replace(" ", "") == text.replace(" ", "")
     assert re.search(r'^records \{\n  body: "hello"\n  keys: "k1"\n', text, re.MULTILINE)
     assert re.search(r"^seals \{\n  epoch: 0\n", text, re.MULTILINE)

@@ -190,7 +190,7 @@ def test_a_body_damaged_under_a_running_broker_is_an_error_null_or_left_out(
     send_large(small_server, topic, 300)
     damage(small_server, b"%0500d" % 123)
     columns = {"columns": "queue_offset,body"}
-    with pytest.raises(Exception, match=r"poison/\S+/0@123: the CRC-32C of the body does not hold"):
+    with pytest.raises(Exception, match=r"poison/\S+/0@123: its CRC-32C does not hold"):
         reader(spark, small_server, topic, **columns).count()
     rows = reader(spark, small_server, topic, corruptRecords="null", **columns).collect()
     assert [row.queue_offset for row in rows if row.body is None] == [123]
@@ -244,7 +244,7 @@ def test_a_compressed_body_that_does_not_decode_is_an_error_null_or_left_out(
     topic = make_topic(protomq_server, "undecodable", 1)
     fill(protomq_producer, topic, 10)
     zstd = 1
-    records = [(b"this is not zstd", "", "", b"", zstd, 1_700_000_000_000)]
+    records = [(b"this is not zstd", "", "", b"", zstd, 1_700_000_000_000, 0)]
     request = b"".join(RecordEncoder(topic, 77, 0).encode_request(records, 0, 0))
     cluster = Cluster(ClientOptions(protomq_server.namesrv))
     (queue,) = end_offsets(protomq_server, topic)

@@ -11,7 +11,7 @@ import pytest
 
 from protomq.v1.record_pb2 import RecordBatch
 from protomq.wire.hashing import crc32c
-from protomq.wire.record import RecordTemplate, encode_record_field
+from protomq.wire.record import RecordTemplate, encode_record_field, encode_varint
 from protomq_broker.store.append import AppendRequest
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.reading import ReadStatus
@@ -55,7 +55,7 @@ def read_to(store: Store, queue_id: int, end: int, deadline: float) -> int:
         )
         for record in RecordBatch.FromString(data).records:
             assert record.queue_offset == offset
-            assert record.body_crc32c == crc32c(record.body)
+            assert record.crc32c == crc32c(b"\x0a" + encode_varint(len(record.body)) + record.body)
             offset += 1
         assert offset == result.next_offset
     return offset

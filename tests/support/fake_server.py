@@ -34,7 +34,13 @@ from protomq.v1 import (
     topic_pb2,
 )
 from protomq.wire.frames import FLAG_ONE_WAY, HEADER, HELLO_METHOD_ID, MAGIC, encode_answer
-from protomq.wire.record import STAMP, RecordTemplate, encode_message_id, encode_record_field
+from protomq.wire.record import (
+    STAMP,
+    STAMP_TAGS,
+    RecordTemplate,
+    encode_message_id,
+    encode_record_field,
+)
 from protomq.wire.status import RpcStatus, encode_status
 
 NOT_FOUND = RpcStatus(5, "no such topic", "TOPIC_NOT_FOUND")
@@ -127,16 +133,9 @@ class FakeServer:
         with self._lock:
             queue = self.log[topic, queue_id]
             offset = len(queue)
-            stamp = STAMP.pack(
-                0x7D,
-                queue_id,
-                b"\x81\x01",
-                1_700_000_000_000 + offset * 1000,
-                b"\x89\x01",
-                offset,
-                b"\x91\x01",
-                self._physical,
-            )
+            values = (queue_id, 1_700_000_000_000 + offset * 1000, offset, self._physical)
+            pairs = zip(STAMP_TAGS, values, strict=True)
+            stamp = STAMP.pack(*(part for pair in pairs for part in pair))
             field = encode_record_field(record[: -STAMP.size] + stamp)
             self._physical += len(field)
             queue.append(field)
@@ -431,15 +430,16 @@ class FakeServer:
 
     def _query_messages(self, payload: bytes) -> bytes:
         request = admin_service_pb2.QueryMessagesRequest.FromString(payload)
-        answer = admin_service_pb2.QueryMessagesResponse()
+        found: list[bytes] = []  # As they stand in the log: their CRC covers octets.
         for (topic, _), fields in self.log.items():
-            for record in record_pb2.RecordBatch.FromString(b"".join(fields)).records:
+            for field in fields:
+                (record,) = record_pb2.RecordBatch.FromString(field).records
                 identity = record.producer_id, record.producer_epoch, record.sequence
                 if topic == request.topic and (
                     request.key in record.keys or request.message_id == encode_message_id(*identity)
                 ):
-                    answer.records.append(record)
-        return answer.SerializeToString()
+                    found.append(field)
+        return b"".join(found)
 
     def _ping(self, payload: bytes) -> bytes:
         return b""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from . import _methods
 from ._checks import check_seconds
-from ._message import Message
+from ._message import Message, field_values
 from ._routes import Routes
 from ._transport import SyncTransport, TransportOptions
 from ._types import BrokerAddress, MessageQueue, MethodInfo, Permission, QueueRange
@@ -521,18 +521,21 @@ class Admin:
         from .v1 import admin_service_pb2 as pb
 
         found: list[Message] = []
+        payload = request.SerializeToString()
 
         def ask(broker: BrokerInfo) -> None:
             try:
-                answer = self._call(
-                    broker.address, _methods.QUERY_MESSAGES, request, pb.QueryMessagesResponse
+                data = self._transport.call(
+                    broker.address, _methods.QUERY_MESSAGES, (payload,), self._request_timeout_s
                 )
             except NotFoundError:
                 return
-            for record in answer.records:
+            answer = _decode(data, pb.QueryMessagesResponse)
+            # As they stand in the answer, not serialised anew: their CRC covers octets.
+            for record, octets in zip(answer.records, field_values(data, 1), strict=True):
                 queue = MessageQueue(record.topic, broker.broker_name, record.queue_id)
-                encoded = record.SerializeToString(deterministic=True)
-                found.append(Message.from_record(encoded, queue, record.queue_offset))
+                found.append(Message.from_record(octets, queue, record.queue_offset))
+
         failures = self._ask_each(self._brokers(None), ask)
         found.sort(key=lambda message: message.store_time_ms, reverse=True)
         return _whole(found[:count_max], failures)

@@ -17,30 +17,31 @@ from functools import lru_cache
 from typing import Final
 
 from .errors import ConfigurationError, MessageTooLargeError, WrongTypeError
-from .wire.hashing import crc32c, hash63, tag_code_of
+from .wire.hashing import crc32c, extend_crc32c, hash63, tag_code_of
 from .wire.record import (
     BODY_SIZE_MAX_BYTES,
     FIXED_TRAILER_SIZE_BYTES,
     FLAG_MANY_KEYS,
     FRONT_SIZE_MAX_BYTES,
     RECORDS_PER_REQUEST_MAX,
+    STAMP,
+    STAMP_TAGS,
     TOPIC_SIZE_MAX_BYTES,
+    TOPIC_TAG,
     encode_front,
     encode_varint,
 )
 
-PreparedRecord = tuple[bytes, str, str, bytes, int, int]
-"""(body as stored, first key, tag, front, flags, born_time_ms). A plain tuple: one is made for every message."""
+PreparedRecord = tuple[bytes, str, str, bytes, int, int, int]
+"""(body as stored, first key, tag, front, flags, born_time_ms, sharding_hash). A plain tuple: one is made for every message."""
 
 REQUEST_SIZE_MAX_BYTES: Final = 4 << 20
 """Default size at which a batch is split. RocketMQ: maxMessageSize holds for a whole batch."""
 
-# key_hash; tag, producer_id, tag, epoch, tag of sequence; sequence; tag; body_crc32c; tag; born_time_ms; tag, flags, zeros for the broker
-_MIDDLE: Final = struct.Struct("<Q15sQBIBQBI")
+# key_hash, tag; sharding_hash; tag, producer_id, tag, epoch, tag of sequence; sequence; tag; crc32c; tag; born_time_ms; tag; flags
+_MIDDLE: Final = struct.Struct("<QBI15sQBI2sQ2sI")
 _IDENTITY: Final = struct.Struct("<BQBIB")
-_STAMP_ZEROS: Final = (
-    b"\x7d\0\0\0\0" + b"\x81\x01" + bytes(8) + b"\x89\x01" + bytes(8) + b"\x91\x01" + bytes(8)
-)
+_STAMP_ZEROS: Final = STAMP.pack(*(value for tag in STAMP_TAGS for value in (tag, 0)))
 
 _PREFIXES_MAX: Final = 4096
 _NOT_IN_TAGS: Final = re.compile(r"[|\x00-\x1f\x7f-\x9f]")
@@ -59,8 +60,8 @@ class RecordEncoder:
                 f"a topic has 1 to {TOPIC_SIZE_MAX_BYTES} bytes, {topic!r} has {len(encoded)}"
             )
         self.topic = topic
-        self._topic_field = bytes((0x32, len(encoded))) + encoded
-        self._identity = _IDENTITY.pack(0x49, producer_id, 0x55, producer_epoch, 0x59)
+        self._topic_field = bytes((TOPIC_TAG, len(encoded))) + encoded
+        self._identity = _IDENTITY.pack(0x61, producer_id, 0x6D, producer_epoch, 0x71)
         self._prefixes: dict[str, bytes] = {}
         self._tails: dict[int, bytes] = {}
         self.fixed_size_bytes = len(self._topic_field) + FIXED_TRAILER_SIZE_BYTES
@@ -84,17 +85,20 @@ class RecordEncoder:
     ) -> list[int]:
         """Appends the record fields to `parts`; answers the size of each record."""
         # Local names: this loop runs once per message, and it is most of what a message costs on this side.
-        pack = _MIDDLE.pack
+        pack, extend = _MIDDLE.pack, extend_crc32c
         prefixes, identity = self._prefixes, self._identity
         fixed_size = self.fixed_size_bytes
         sizes: list[int] = []
         sequence = first_sequence
-        for body, key, tag, front, flags, born_time_ms in records:
-            head, size = _head(len(body), len(front) + fixed_size)
-            key_hash = hash63(key.encode()) if key else 0
+        for body, key, tag, front, flags, born_time_ms, sharding_hash in records:
+            head, size, crc = _head(len(body), len(front) + fixed_size)
+            crc = extend(crc, body)
+            if front:
+                crc = extend(crc, front)
             middle = pack(
-                key_hash, identity, sequence, 0x65, crc32c(body), 0x69, born_time_ms, 0x75, flags
-            )
+                hash63(key.encode()) if key else 0, 0x5D, sharding_hash, identity, sequence, 0x7D, crc,
+                b"\x81\x01", born_time_ms, b"\x8d\x01", flags,
+            )  # fmt: skip
             parts += (
                 head,
                 body,
@@ -124,9 +128,9 @@ class RecordEncoder:
         """From the topic to the tag of key_hash: constant for a tag."""
         prefix = (
             self._topic_field
-            + b"\x39"
+            + b"\x49"
             + tag_code_of(tag).to_bytes(8, "little", signed=True)
-            + b"\x41"
+            + b"\x51"
         )
         if len(self._prefixes) < _PREFIXES_MAX:
             self._prefixes[tag] = prefix
@@ -134,11 +138,14 @@ class RecordEncoder:
 
 
 @lru_cache(maxsize=8192)
-def _head(body_size_bytes: int, rest_size_bytes: int) -> tuple[bytes, int]:
-    """Tag and length of the record, tag and length of its body; and the record's size. `rest`: front and trailer."""
+def _head(body_size_bytes: int, rest_size_bytes: int) -> tuple[bytes, int, int]:
+    """Tag and length of the record, tag and length of its body; the record's size; the CRC-32C of the body's tag and length.
+
+    `rest`: front and trailer.
+    """
     body_head = b"\x0a" + encode_varint(body_size_bytes)
     size = len(body_head) + body_size_bytes + rest_size_bytes
-    return b"\x0a" + encode_varint(size) + body_head, size
+    return b"\x0a" + encode_varint(size) + body_head, size, crc32c(body_head)
 
 
 def make_front(

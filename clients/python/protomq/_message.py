@@ -1,13 +1,15 @@
 """A received message: its body, and the rest of its record, decoded where it is touched.
 
-    record field   0x0A size | 0x0A length body | keys, tag, properties, attributes | topic, 95 bytes of fixed trailer
-                                           ^^^^   ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^ _rest
+    record field   0x0A size | 0x0A length body | keys, tag, properties, attributes | topic, 103 bytes of fixed trailer
+                               ---------------------------------------------------- the producer's, under its CRC-32C
+                                           ----   ----------------------------------------------------------------- _rest
 
 Rules:
-- Body and rest are cut out, and the body's CRC-32C compared, when the answer is decoded (`_pull_answer`). Everything else is read
+- Body and rest are cut out, and the CRC-32C compared, when the answer is decoded (`_pull_answer`). Everything else is read
   when somebody asks: numbers at their distance from the record's end, texts by walking what stands before them.
-- A damaged body never comes out of `Message.body`: the error does. Such messages, and those whose body is compressed, are
-  StoredMessages; the body of all others is a plain attribute.
+- Nothing that its producer did not write comes out of a message: whoever asks a DamagedMessage for its body, keys, tag, properties
+  or attributes gets CorruptMessageError.
+- A message whose body is compressed is a StoredMessage; the body of all others is a plain attribute.
 - A message keeps nothing in memory of the answer that it came with.
 
 Messages are immutable by agreement, and may be shared between threads and pickled.
@@ -23,15 +25,14 @@ from typing import Final
 
 from ._types import MessageQueue
 from .errors import CorruptMessageError, ProtocolError
-from .wire.hashing import crc32c
 from .wire.record import (
-    BODY_CRC32C_AT,
     BODY_SIZE_MAX_BYTES,
     BORN_TIME_MS_AT,
     COMPRESSION_LZ4,
     COMPRESSION_NONE,
     COMPRESSION_ZLIB,
     COMPRESSION_ZSTD,
+    CRC32C_AT,
     FIXED_TRAILER_SIZE_BYTES,
     FLAG_COMPRESSION_MASK,
     FLAGS_AT,
@@ -42,8 +43,11 @@ from .wire.record import (
     QUEUE_ID_AT,
     QUEUE_OFFSET_AT,
     SEQUENCE_AT,
+    SHARDING_HASH_AT,
     STORE_TIME_MS_AT,
     TAG_CODE_AT,
+    TOPIC_TAG,
+    TRANSIT_TAG,
     encode_message_id,
     encode_record_field,
     encode_varint,
@@ -61,7 +65,6 @@ _KEY_TAG: Final = 0x12
 _TAG_TAG: Final = 0x1A
 _PROPERTY_TAG: Final = 0x22
 _ATTRIBUTES_TAG: Final = 0x2A
-_TOPIC_TAG: Final = 0x32
 _COMPRESSION_NAMES: Final = {
     COMPRESSION_NONE: "none",
     COMPRESSION_ZLIB: "zlib",
@@ -79,7 +82,8 @@ class Message:
     body: bytes
     """The payload, decompressed.
 
-    Reading it raises CorruptMessageError if the CRC-32C does not hold, CompressionError if it cannot be decompressed.
+    Reading it raises CorruptMessageError if the record is not what its producer wrote (so do key, tag, properties and the like),
+    CompressionError if it cannot be decompressed.
     """
     queue_offset: int
     """Its ordinal in the queue."""
@@ -116,7 +120,7 @@ class Message:
 
     @property
     def stored_body(self) -> bytes:
-        """The payload as it is stored: compressed if it was, and whatever its CRC says."""
+        """The payload as it is stored: compressed if it was, and whatever the CRC says."""
         return self.body
 
     @property
@@ -224,9 +228,14 @@ class Message:
         return int(_U64(self._rest, KEY_HASH_AT)[0])
 
     @property
-    def body_crc32c(self) -> int:
-        """CRC-32C of `stored_body` as the producer computed it."""
-        return int(_U32(self._rest, BODY_CRC32C_AT)[0])
+    def sharding_hash(self) -> int:
+        """CRC-32C of the sharding key, 0 without one."""
+        return int(_U32(self._rest, SHARDING_HASH_AT)[0])
+
+    @property
+    def crc32c(self) -> int:
+        """CRC-32C of body, keys, tag, properties and attributes as they were encoded by the producer, who computed it."""
+        return int(_U32(self._rest, CRC32C_AT)[0])
 
     @property
     def flags(self) -> int:
@@ -279,7 +288,7 @@ class Message:
 
 
 class StoredMessage(Message):
-    """A message whose body is compressed, or not what its CRC says: that is seen to when the body is read."""
+    """A message whose body is compressed: it is unpacked when it is read."""
 
     __slots__ = ("_stored", "_unpacked")
 
@@ -300,8 +309,6 @@ class StoredMessage(Message):
             return self._unpacked
         except AttributeError:
             pass
-        if crc32c(self._stored) != self.body_crc32c:
-            raise self._corrupt("the CRC-32C of its body does not hold")
         from ._compression import decompress
 
         codec = self.flags & FLAG_COMPRESSION_MASK
@@ -314,6 +321,42 @@ class StoredMessage(Message):
         return self._stored
 
 
+class DamagedMessage(StoredMessage):
+    """A message that is not what its producer wrote. What the broker says of it is there: where it stands, when it was stored."""
+
+    __slots__ = ("_record",)
+
+    _record: bytes
+
+    def __init__(
+        self, body: bytes, rest: bytes, queue_offset: int, queue: MessageQueue, record: bytes
+    ) -> None:
+        """`body`: what seems to be it. `record`: the whole, since nobody knows where its parts begin."""
+        super().__init__(body, rest, queue_offset, queue)
+        self._record = record
+
+    @property
+    def body(self) -> bytes:  # type: ignore[override]
+        """Raises CorruptMessageError."""
+        raise self._damage()
+
+    @property
+    def key(self) -> str:
+        """Raises CorruptMessageError."""
+        raise self._damage()
+
+    @property
+    def record(self) -> bytes:
+        """See Message.record."""
+        return self._record
+
+    def _walk(self) -> tuple[tuple[str, ...], str, Mapping[str, str], str, str]:
+        raise self._damage()
+
+    def _damage(self) -> CorruptMessageError:
+        return self._corrupt("its CRC-32C does not hold: it is not what its producer wrote")
+
+
 def _walk_texts(raw: bytes) -> tuple[tuple[str, ...], str, Mapping[str, str], str, str]:
     """(keys, tag, properties, sharding_key, born_host) of what stands behind a body, up to the topic."""
     position, end = 0, len(raw)
@@ -322,7 +365,7 @@ def _walk_texts(raw: bytes) -> tuple[tuple[str, ...], str, Mapping[str, str], st
     properties: dict[str, str] = {}
     while position < end:
         field_tag = raw[position]
-        if field_tag == _TOPIC_TAG:
+        if field_tag in (TOPIC_TAG, TRANSIT_TAG):
             break
         if field_tag not in (_KEY_TAG, _TAG_TAG, _PROPERTY_TAG, _ATTRIBUTES_TAG):
             raise ProtocolError(
@@ -381,6 +424,18 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return (value if value < 1 << 63 else value - (1 << 64)), position + 1
     raise ProtocolError("a varint has more than 10 bytes")
+
+
+def field_values(data: bytes, number: int) -> list[bytes]:
+    """What stands in each occurrence of a length-delimited field of a message that parses."""
+    values: list[bytes] = []
+    position = 0
+    while position < len(data):
+        field_tag, start = read_varint(data, position)
+        position = skip_value(data, start, field_tag)
+        if field_tag == number << 3 | 2:
+            values.append(data[read_varint(data, start)[1] : position])
+    return values
 
 
 def skip_value(data: bytes, position: int, field_tag: int) -> int:

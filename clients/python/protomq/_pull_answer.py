@@ -19,20 +19,38 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from ._message import TRAILER_SIZE_MIN_BYTES, Message, StoredMessage, read_varint, skip_value
+from ._message import (
+    TRAILER_SIZE_MIN_BYTES,
+    DamagedMessage,
+    Message,
+    StoredMessage,
+    read_varint,
+    skip_value,
+)
 from ._types import MessageQueue, PullStatus
 from .errors import ProtocolError
-from .wire.hashing import crc32c
+from .wire.hashing import crc32c, extend_crc32c
 from .wire.record import (
-    BODY_CRC32C_AT,
+    CRC32C_AT,
+    DUE_TIME_SIZE_BYTES,
+    FIXED_TRAILER_SIZE_BYTES,
+    FIXED_TRAILER_TAGS,
     FLAG_COMPRESSION_MASK,
+    FLAG_DUE_TIME,
+    FLAG_TRANSIT,
     FLAGS_AT,
     RECORD_TAG,
+    TAG_CODE_AT,
+    TOPIC_TAG,
+    encode_front,
     encode_record_field,
+    encode_varint,
+    front_end,
 )
 
 if TYPE_CHECKING:
     from ._record_columns import RecordColumns
+    from .v1.record_pb2 import Record
 
 _COLUMNS_COUNT_MIN: Final = 64
 """From so many records on, positions are found with numpy."""
@@ -133,10 +151,7 @@ def _parse_pull_answer(payload: bytes) -> PullAnswer:
         answer = pull_service_pb2.PullResponse.FromString(payload)
     except DecodeError as error:
         raise ProtocolError(f"a pull answer does not parse: {error}") from error
-    fields = [
-        encode_record_field(record.SerializeToString(deterministic=True))
-        for record in answer.records
-    ]
+    fields = [encode_record_field(_canonical(record)) for record in answer.records]
     starts, position = [], 0
     for field in fields:
         starts.append(position)
@@ -153,6 +168,21 @@ def _parse_pull_answer(payload: bytes) -> PullAnswer:
         [record.queue_offset for record in answer.records],
         answer.topic_incarnation,
     )
+
+
+def _canonical(record: Record) -> bytes:
+    """A parsed record as a producer writes it, for its CRC: in what order a map was serialised last is anybody's guess."""
+    body = record.body
+    parts = [b"\x0a", encode_varint(len(body)), body]
+    parts.append(encode_front(record.keys, record.tag, record.properties))
+    if record.HasField("attributes"):
+        attributes = record.attributes.SerializeToString(deterministic=True)
+        parts += (b"\x2a", encode_varint(len(attributes)), attributes)
+    trailer = type(record)()
+    trailer.CopyFrom(record)
+    for name in ("body", "keys", "tag", "properties", "attributes"):
+        trailer.ClearField(name)
+    return b"".join((*parts, trailer.SerializeToString(deterministic=True)))
 
 
 def _status_of(number: int) -> PullStatus:
@@ -177,7 +207,9 @@ class AnswerMessages:
         if len(answer.starts) >= _COLUMNS_COUNT_MIN:
             from ._record_columns import locate_records
 
-            self._columns = locate_records(answer.raw, answer.base, answer.starts, answer.sizes)
+            self._columns = locate_records(
+                answer.raw, answer.base, answer.starts, answer.sizes, len(queue.topic.encode())
+            )
 
     def part(self, start: int, stop: int) -> list[Message]:
         """Messages start to stop. Raises ProtocolError if a record does not have the layout of a stored record."""
@@ -189,11 +221,11 @@ class AnswerMessages:
         return decode_records(answer.raw, answer.base, starts, sizes, offsets, self._queue)
 
     def _cut(self, start: int, stop: int) -> list[Message] | None:
-        """The same as `decode_records`, from the columns; None if a body is not what its CRC says."""
+        """The same as `decode_records`, from the columns; None if a record is not what its CRC says."""
         columns, answer = self._columns, self._answer
         assert columns is not None
         bodies, rests = columns.cut(answer.raw, start, stop)
-        if list(map(crc32c, bodies)) != columns.body_crc32cs[start:stop]:
+        if columns.check(bodies, rests, start) != columns.crc32cs[start:stop]:
             return None
         offsets = answer.queue_offsets[start:stop]
         return list(map(Message, bodies, rests, offsets, repeat(self._queue)))
@@ -214,30 +246,62 @@ def decode_records(
 ) -> list[Message]:
     """One message for each record field of `raw`. Raises ProtocolError if one does not have the layout of a stored record."""
     messages: list[Message] = []
+    topic_size = len(queue.topic.encode())
     try:
         for start, size, queue_offset in zip(starts, sizes, queue_offsets, strict=True):
             start += base
             end = start + size
             record_size, position = read_varint(raw, start + 1)
-            length, body_start = read_varint(raw, position + 1)
-            front = body_start + length
             if (
                 raw[start] != RECORD_TAG
-                or raw[position] != RECORD_TAG
                 or position + record_size != end
-                or not body_start <= front <= end - TRAILER_SIZE_MIN_BYTES
+                or record_size < TRAILER_SIZE_MIN_BYTES
                 or end > len(raw)
+                or raw[end + TAG_CODE_AT - 1] != FIXED_TRAILER_TAGS[0]
             ):
                 raise ProtocolError(
                     f"{queue}: the record at offset {queue_offset} does not have the layout of a stored record"
                 )
+            limit = _front_limit(raw, position, end, topic_size)
+            body_start = position
+            try:
+                length, body_start = read_varint(raw, position + 1)
+            except ProtocolError:
+                length = -1
+            front = body_start + length
+            if raw[position] != RECORD_TAG or not body_start <= front <= limit:
+                # Damage has many shapes: the length of the body may be what was hit.
+                body_start = front = position
             body, rest = raw[body_start:front], raw[front:end]
-            is_plain = (
-                not rest[FLAGS_AT] & FLAG_COMPRESSION_MASK
-                and crc32c(body) == _U32(rest, BODY_CRC32C_AT)[0]
-            )
-            kind = Message if is_plain else StoredMessage
-            messages.append(kind(body, rest, queue_offset, queue))
+            crc = extend_crc32c(crc32c(raw[position:body_start]), body)
+            if front < limit:
+                crc = extend_crc32c(crc, raw[front:limit])
+            if crc != _U32(rest, CRC32C_AT)[0]:
+                record = raw[position:end]
+                messages.append(DamagedMessage(body, rest, queue_offset, queue, record))
+            else:
+                kind = StoredMessage if rest[FLAGS_AT] & FLAG_COMPRESSION_MASK else Message
+                messages.append(kind(body, rest, queue_offset, queue))
     except (IndexError, struct.error) as error:
         raise ProtocolError(f"{queue}: a pull answer ends in the middle of a record") from error
     return messages
+
+
+def _front_limit(raw: bytes, position: int, end: int, topic_size: int) -> int:
+    """Where fields 1 to 5 of the record [position, end) end."""
+    flags = raw[end + FLAGS_AT] | raw[end + FLAGS_AT + 1] << 8
+    limit = end - FIXED_TRAILER_SIZE_BYTES - 2 - topic_size
+    if flags & FLAG_DUE_TIME:
+        limit -= DUE_TIME_SIZE_BYTES
+    if (
+        not flags & FLAG_TRANSIT
+        and position < limit
+        and raw[limit] == TOPIC_TAG
+        and raw[limit + 1] == topic_size
+    ):
+        return limit
+    # A copy that the broker moved, or the topic is not the one that was asked for: from the front, field by field.
+    try:
+        return front_end(raw, position, end - FIXED_TRAILER_SIZE_BYTES)
+    except ValueError:
+        return end - FIXED_TRAILER_SIZE_BYTES

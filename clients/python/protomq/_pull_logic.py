@@ -32,11 +32,12 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from ._checks import check_count
-from ._message import Message
+from ._message import DamagedMessage, Message
 from ._pull_answer import AnswerMessages, PullAnswer, decode_pull_answer
 from ._types import MessageQueue, PullStatus
 from .errors import (
     ConfigurationError,
+    CorruptMessageError,
     OffsetIllegalError,
     ProtocolError,
     ProtomqError,
@@ -362,7 +363,7 @@ class PullState:
             if state.waiting:
                 self._line.append(queue)
             if state.tags:  # The broker compared hashes.
-                part = [message for message in part if message.tag in state.tags]
+                part = _with_tags(part, state.tags)
             messages = messages + part if messages else part
         return messages
 
@@ -444,6 +445,18 @@ class PullState:
         )  # fmt: skip
         state.pull_offset = target
         _pass_over(state)
+
+
+def _with_tags(messages: list[Message], tags: tuple[str, ...]) -> list[Message]:
+    """Those that have one of the tags, and those of which nobody can say: the user is to meet the error, not to miss the message."""
+    try:
+        return [message for message in messages if message.tag in tags]
+    except CorruptMessageError:
+        return [
+            message
+            for message in messages
+            if isinstance(message, DamagedMessage) or message.tag in tags
+        ]
 
 
 def _pass_over(state: _Queue) -> None:

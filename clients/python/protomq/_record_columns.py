@@ -10,6 +10,7 @@ import struct
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import repeat
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -17,17 +18,24 @@ from numpy.typing import NDArray
 
 from ._message import read_varint
 from .errors import ProtocolError
+from .wire.hashing import crc32c, extend_crc32c
 from .wire.record import (
-    BODY_CRC32C_AT,
+    CRC32C_AT,
     FIXED_TRAILER_SIZE_BYTES,
     FLAG_COMPRESSION_MASK,
+    FLAG_DUE_TIME,
+    FLAG_TRANSIT,
     FLAGS_AT,
     RECORD_TAG,
+    TOPIC_TAG,
+    encode_varint,
 )
 
-_TRAILER_SIZE_MIN_BYTES = FIXED_TRAILER_SIZE_BYTES + 3
+_UNUSUAL_FLAGS = FLAG_COMPRESSION_MASK | FLAG_DUE_TIME | FLAG_TRANSIT
 _VARINT_SIZE_MAX_BYTES = 5
-_U8 = np.dtype("u1")
+_VARINT_LIMITS = 1 << 7 * np.arange(1, _VARINT_SIZE_MAX_BYTES, dtype=np.int64)
+_HEAD_CRCS_MAX = 65_536
+_U16 = np.dtype("<u2")
 _U32 = np.dtype("<u4")
 
 _RUN_COUNT_MIN = 8
@@ -47,8 +55,12 @@ class RecordsOfOneSize(NamedTuple):
     """Positions in the buffer, record by record."""
     run_ends: list[int]
     """Indices: a run ends before each, the last one is the number of records."""
-    body_crc32cs: list[int]
-    """What the CRC-32C of each body should be."""
+    head_crc32c: int
+    """CRC-32C of tag and length of a body."""
+    front_size: int
+    """How much of a rest is the producer's, and so under its CRC."""
+    crc32cs: list[int]
+    """What the CRC-32C of each record should be."""
 
     def cut(self, raw: bytes, start: int, stop: int) -> Cut:
         """Records start to stop. A slice of `bytes` costs twice as much as what `struct` cuts out."""
@@ -61,6 +73,14 @@ class RecordsOfOneSize(NamedTuple):
                 run += 1
             start = end
         return cut[::2], cut[1::2]
+
+    def check(self, bodies: Sequence[bytes], rests: Sequence[bytes], start: int) -> list[int]:
+        """The CRC-32C of records from `start` on, as they are."""
+        crcs = map(extend_crc32c, repeat(self.head_crc32c), bodies)
+        if not self.front_size:
+            return list(crcs)
+        front = slice(self.front_size)
+        return list(map(extend_crc32c, crcs, [rest[front] for rest in rests]))
 
 
 @lru_cache(maxsize=4 * _LAYOUT_COUNT_MAX)
@@ -75,8 +95,12 @@ class RecordsOfAnySize(NamedTuple):
     fronts: list[int]
     """Where the rest begins."""
     ends: list[int]
-    body_crc32cs: list[int]
-    """What the CRC-32C of each body should be."""
+    head_crc32cs: list[int]
+    """CRC-32C of tag and length of each body."""
+    front_sizes: list[int] | None
+    """How much of each rest is the producer's; None: nothing of any."""
+    crc32cs: list[int]
+    """What the CRC-32C of each record should be."""
 
     def cut(self, raw: bytes, start: int, stop: int) -> Cut:
         """Records start to stop."""
@@ -84,14 +108,27 @@ class RecordsOfAnySize(NamedTuple):
         bodies = [raw[a:b] for a, b in zip(self.body_starts[start:stop], fronts, strict=True)]
         return bodies, [raw[a:b] for a, b in zip(fronts, ends, strict=True)]
 
+    def check(self, bodies: Sequence[bytes], rests: Sequence[bytes], start: int) -> list[int]:
+        """The CRC-32C of records from `start` on, as they are."""
+        part = slice(start, start + len(bodies))
+        crcs = map(extend_crc32c, self.head_crc32cs[part], bodies)
+        if self.front_sizes is None:
+            return list(crcs)
+        sizes = self.front_sizes[part]
+        fronts = [rest[:size] for rest, size in zip(rests, sizes, strict=True)]
+        return list(map(extend_crc32c, crcs, fronts))
+
 
 RecordColumns: TypeAlias = RecordsOfOneSize | RecordsOfAnySize
 
 
 def locate_records(
-    raw: bytes, base: int, starts: Sequence[int], sizes: Sequence[int]
+    raw: bytes, base: int, starts: Sequence[int], sizes: Sequence[int], topic_size: int
 ) -> RecordColumns | None:
-    """The columns; None if a record does not have the layout of a stored one, or has a compressed body."""
+    """The columns; None if a record does not have the layout of a stored one, or has a compressed body, a due time or a transit.
+
+    `topic_size`: of the topic of all records, in bytes.
+    """
     field_starts = np.asarray(starts).astype(np.int64) + base
     size_column = np.asarray(sizes)
     ends = field_starts + size_column
@@ -99,7 +136,7 @@ def locate_records(
     if field_starts.min() < 0 or ends.max() > len(data):
         return None
     if size_column.tobytes() == size_column[:1].tobytes() * len(size_column):
-        columns = _locate_equal(raw, field_starts, ends)
+        columns = _locate_equal(raw, field_starts, ends, topic_size)
         if columns is not None:
             return columns
     try:
@@ -108,21 +145,53 @@ def locate_records(
     except IndexError:
         return None
     fronts = body_starts + body_sizes
+    limits = ends - FIXED_TRAILER_SIZE_BYTES - 2 - topic_size
     holds = (
         (data[field_starts] == RECORD_TAG)
         & (data[records] == RECORD_TAG)
         & (records + record_sizes == ends)
-        & (fronts + _TRAILER_SIZE_MIN_BYTES <= ends)
-        & (data[ends + FLAGS_AT] & FLAG_COMPRESSION_MASK == 0)
+        & (fronts <= limits)
+        & (body_starts - records == 1 + _varint_sizes(body_sizes))
     )
-    if not holds.all():
+    if not holds.all() or not _are_plain(raw, ends, limits, topic_size):
         return None
-    crcs = _gather(raw, _U32, ends + BODY_CRC32C_AT)
-    return RecordsOfAnySize(body_starts.tolist(), fronts.tolist(), ends.tolist(), crcs.tolist())
+    crcs = _gather(raw, _U32, ends + CRC32C_AT)
+    front_sizes = limits - fronts
+    return RecordsOfAnySize(
+        body_starts.tolist(),
+        fronts.tolist(),
+        ends.tolist(),
+        list(map(_head_crcs.__getitem__, body_sizes.tolist())),
+        front_sizes.tolist() if front_sizes.any() else None,
+        crcs.tolist(),
+    )
+
+
+def _are_plain(
+    raw: bytes, ends: NDArray[np.int64], limits: NDArray[np.int64], topic_size: int
+) -> bool:
+    """Whether all records have their topic where `limits` say, and nothing that moves it or is packed."""
+    topic_heads = _gather(raw, _U16, limits)
+    if (topic_heads != (TOPIC_TAG | topic_size << 8)).any():
+        return False
+    return not (_gather(raw, _U16, ends + FLAGS_AT) & _UNUSUAL_FLAGS).any()
+
+
+class _HeadCrcs(dict[int, int]):
+    """From the size of a body to the CRC-32C of its tag and length."""
+
+    def __missing__(self, size: int) -> int:
+        crc = crc32c(b"\x0a" + encode_varint(size))
+        if len(self) < _HEAD_CRCS_MAX:
+            self[size] = crc
+        return crc
+
+
+_head_crcs = _HeadCrcs()
 
 
 def _locate_equal(
-    raw: bytes, field_starts: NDArray[np.int64], ends: NDArray[np.int64]
+    raw: bytes, field_starts: NDArray[np.int64], ends: NDArray[np.int64], topic_size: int
 ) -> RecordColumns | None:
     """For records of one size whose bodies have one size too, the usual case: what the first one begins with, all must begin with.
 
@@ -136,26 +205,33 @@ def _locate_equal(
         return None
     head_size = body_start - start
     front = body_start + body_size
+    limit = end - FIXED_TRAILER_SIZE_BYTES - 2 - topic_size
     if (
         raw[start] != RECORD_TAG
         or raw[record] != RECORD_TAG
         or record + record_size != end
-        or not body_start <= front <= end - _TRAILER_SIZE_MIN_BYTES
+        or not body_start <= front <= limit
     ):
         return None
     heads = _gather(raw, np.dtype(f"V{head_size}"), field_starts).tobytes()
-    flags = _gather(raw, _U8, ends + FLAGS_AT)
-    if heads != raw[start:body_start] * len(ends) or (flags & FLAG_COMPRESSION_MASK).any():
+    limits = field_starts + (limit - start)
+    if heads != raw[start:body_start] * len(ends) or not _are_plain(
+        raw, ends, limits, topic_size
+    ):
         return None
-    crcs = _gather(raw, _U32, ends + BODY_CRC32C_AT).tolist()
+    crcs = _gather(raw, _U32, ends + CRC32C_AT).tolist()
+    head_crc = crc32c(raw[record:body_start])
     breaks = np.flatnonzero(field_starts[1:] != ends[:-1]) + 1
     if (len(breaks) + 1) * _RUN_COUNT_MIN <= len(ends):
         sizes = (head_size, body_size, end - front)
-        return RecordsOfOneSize(sizes, field_starts, [*breaks.tolist(), len(ends)], crcs)
+        run_ends = [*breaks.tolist(), len(ends)]
+        return RecordsOfOneSize(sizes, field_starts, run_ends, head_crc, limit - front, crcs)
     return RecordsOfAnySize(
         (field_starts + head_size).tolist(),
         (field_starts + (front - start)).tolist(),
         ends.tolist(),
+        [head_crc] * len(ends),
+        [limit - front] * len(ends) if limit > front else None,
         crcs,
     )
 
@@ -164,6 +240,10 @@ def _gather(raw: bytes, dtype: np.dtype[Any], positions: NDArray[np.int64]) -> N
     """What stands at each of the positions. Raises IndexError if one is outside."""
     count = len(raw) - dtype.itemsize + 1
     return np.ndarray((count,), dtype, raw, 0, (1,))[positions]
+
+
+def _varint_sizes(values: NDArray[np.int64]) -> NDArray[Any]:
+    return np.searchsorted(_VARINT_LIMITS, values, "right") + 1
 
 
 def _read_varints(

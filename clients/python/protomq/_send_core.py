@@ -38,6 +38,7 @@ from .errors import (
     ProtomqError,
     WrongTypeError,
 )
+from .wire.hashing import sharding_hash_of
 from .wire.record import BODY_SIZE_MAX_BYTES
 
 if TYPE_CHECKING:
@@ -207,8 +208,10 @@ class SendCore:
             first_key, front, more_flags = make_front(
                 key, keys, tag, properties, sharding_key, self.options.born_host
             )
-            return body, first_key, tag, front, flags | more_flags, time.time_ns() // 1_000_000
-        return body, "", "", b"", flags, time.time_ns() // 1_000_000
+            sharding_hash = sharding_hash_of(sharding_key) if sharding_key else 0
+            flags |= more_flags
+            return body, first_key, tag, front, flags, time.time_ns() // 1_000_000, sharding_hash
+        return body, "", "", b"", flags, time.time_ns() // 1_000_000, 0
 
     def prepare_many(
         self,
@@ -229,7 +232,7 @@ class SendCore:
             if max(map(len, messages)) <= self._plain_size_max:  # type: ignore[arg-type]
                 # Bodies and nothing else: no call per message.
                 born_time_ms = time.time_ns() // 1_000_000
-                return [(body, "", "", b"", 0, born_time_ms) for body in messages]  # type: ignore[misc]
+                return [(body, "", "", b"", 0, born_time_ms, 0) for body in messages]  # type: ignore[misc]
         prepare = self.prepare
         records: list[PreparedRecord] = []
         for index, message in enumerate(messages):

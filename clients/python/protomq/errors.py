@@ -15,7 +15,7 @@
     │   ├── ConnectionLostError         the connection broke before the answer: what was asked may have happened
     │   ├── RequestTimeoutError         no answer in time: what was asked may have happened (also a TimeoutError)
     │   └── ProtocolError               the peer speaks something else, or its answer does not parse
-    ├── CorruptMessageError             the CRC-32C of a received body is not the one that its producer computed
+    ├── CorruptMessageError             a received message is not what its producer wrote: the CRC-32C does not hold
     └── ServerError                     a server answered with google.rpc.Status; one class per ErrorReason
         ├── InvalidArgumentError        INVALID_ARGUMENT; `field_violations` name the fields
         │   └── MessageTooLargeError    MESSAGE_TOO_LARGE
@@ -38,6 +38,7 @@
         ├── ProducerFencedError         PRODUCER_FENCED
         ├── DeadlineExceededError       DEADLINE_EXCEEDED: dropped by the server before it was started
         ├── UnknownMethodError          UNKNOWN_METHOD
+        ├── UnsupportedError            UNSUPPORTED
         ├── CorruptLogError             CORRUPT_LOG; `metadata` holds position and queue offset
         ├── StaleRegistrationError      STALE_REGISTRATION
         └── InternalError               INTERNAL, and any reason that this version does not know
@@ -101,6 +102,7 @@ __all__ = [
     "ProducerFencedError",
     "DeadlineExceededError",
     "UnknownMethodError",
+    "UnsupportedError",
     "CorruptLogError",
     "StaleRegistrationError",
     "InternalError",
@@ -448,6 +450,13 @@ class UnknownMethodError(ServerError):
     code = _UNIMPLEMENTED
 
 
+class UnsupportedError(ServerError):
+    """The server's version cannot do what a field asks for; `metadata` name the field. Nothing was stored."""
+
+    reason = "UNSUPPORTED"
+    code = _UNIMPLEMENTED
+
+
 class CorruptLogError(ServerError):
     """The bytes asked for are damaged on the broker's disk; `metadata` holds position and queue offset."""
 
@@ -476,7 +485,7 @@ _BY_REASON: Final[dict[str, type[ServerError]]] = {
         InvalidArgumentError, MessageTooLargeError, TopicNotFoundError, QueueNotFoundError, OffsetNotFoundError,
         BrokerNotFoundError, TopicExistsError, TopicRecreatedError, NotPermittedError, SystemBusyError, DiskFullError, TooManyError,
         ShuttingDownError, QueueHealingError, StoreFailedError, SequenceExpiredError, ProducerFencedError, DeadlineExceededError,
-        UnknownMethodError, CorruptLogError, StaleRegistrationError, InternalError,
+        UnknownMethodError, UnsupportedError, CorruptLogError, StaleRegistrationError, InternalError,
     )
 }  # fmt: skip
 

@@ -4,7 +4,8 @@
     22 len topic    28 queue_id    32 len sizes (u32 each)    [38 00]
 
 The bytes are those that the SDK's `RecordEncoder` writes row by row: a property test says so. Here it is 0.35 us a row of
-1 KiB instead of 1.5: bodies are copied once, and trailers are columns of one array.
+1 KiB instead of 1.5: bodies are copied once, and trailers are columns of one array. The CRC of a record covers what Arrow
+joins, so it is put into its place afterwards.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from numpy.typing import NDArray
 from protomq._batching import RecordEncoder
 from protomq.wire.record import (
     BODY_TAG,
+    CRC32C_AT,
     FIXED_TRAILER,
     FIXED_TRAILER_SIZE_BYTES,
     FIXED_TRAILER_TAGS,
     RECORD_TAG,
+    TOPIC_TAG,
     encode_varint,
 )
 
@@ -50,10 +53,10 @@ class TopicEncoder:
     def __init__(self, topic: str, producer_id: int) -> None:
         self._tails = RecordEncoder(topic, producer_id, _EPOCH)
         encoded = topic.encode()
-        values = (0, 0, producer_id, _EPOCH, 0, 0, 0, 0, 0, 0, 0, 0)
+        values = (0, 0, 0, producer_id, _EPOCH, 0, 0, 0, 0, 0, 0, 0, 0)
         fields = [part for pair in zip(FIXED_TRAILER_TAGS, values, strict=True) for part in pair]
         self._trailer = np.frombuffer(
-            bytes((0x32, len(encoded))) + encoded + FIXED_TRAILER.pack(*fields), np.uint8
+            bytes((TOPIC_TAG, len(encoded))) + encoded + FIXED_TRAILER.pack(*fields), np.uint8
         )
 
     def encode(
@@ -69,17 +72,23 @@ class TopicEncoder:
         )
         trailers["tag_code"] = rows.tag_codes
         trailers["key_hash"] = rows.key_hashes
+        trailers["sharding_hash"] = rows.sharding_hashes
         trailers["sequence"] = np.arange(count, dtype=np.uint64) + np.uint64(first_sequence)
-        trailers["body_crc32c"] = crc32c_of_pieces(
-            memoryview(rows.bodies.buffers()[2] or b""), bounds[:-1], bounds[1:]
-        )
         trailers["born_time_ms"] = born_time_ms
         trailers["flags"] = rows.flags
         rest = sizes_of(rows.fronts) + np.int64(len(self._trailer))
         heads, record_sizes = _heads(np.diff(bounds), rest)
         middle = [rows.bodies] if rows.fronts is None else [rows.bodies, rows.fronts]
         records = pc.binary_join_element_wise(heads, *middle, _rows_as_binary(room), b"")
-        end = int(bounds_of(records)[-1])
+        ends = bounds_of(records)
+        written = np.frombuffer(records.buffers()[2], np.uint8)  # Arrow made it just now, for us alone.
+        crcs = crc32c_of_pieces(
+            memoryview(written.data), ends[1:] - record_sizes, ends[1:] - len(self._trailer)
+        )
+        trailers["crc32c"] = crcs
+        windows: NDArray[Any] = np.ndarray((len(written) - 3,), np.dtype("<u4"), written, 0, (1,))
+        windows[ends[1:] + CRC32C_AT] = crcs
+        end = int(ends[-1])
         tail = self._tails.encode_tail(record_sizes.tolist(), queue_id, wait_store_ok)
         return EncodedRows((memoryview(records.buffers()[2])[:end], tail), trailers)
 

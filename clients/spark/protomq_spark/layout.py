@@ -1,6 +1,6 @@
 """Where everything stands in many records at once, as arrays: the vectorised reading of the record layout. Pure.
 
-    record field   0A size | 0A size body | keys 12.. tag 1A.. properties 22.. attributes 2A.. | topic 32 n .. | 95 bytes of trailer
+    record field   0A size | 0A size body | keys 12.. tag 1A.. properties 22.. attributes 2A.. | topic 3A n .. | 103 bytes of trailer
                    ^ field   ^ body                                                            ^ limit         ^              ^ end
 
 Positions count from the start of the buffer. Nothing is taken for granted that a foreign client could have written otherwise:
@@ -14,18 +14,26 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from protomq.wire.record import FIXED_TRAILER_SIZE_BYTES, RECORD_TAG
+from protomq.wire.record import (
+    DUE_TIME_SIZE_BYTES,
+    FIXED_TRAILER_SIZE_BYTES,
+    FLAG_DUE_TIME,
+    FLAG_TRANSIT,
+    RECORD_TAG,
+    front_end,
+)
 
 Positions = NDArray[np.int64]
 
 TRAILER: Final = np.dtype(
     [
         ("tag_code_tag", "u1"), ("tag_code", "<i8"), ("key_hash_tag", "u1"), ("key_hash", "<u8"),
+        ("sharding_hash_tag", "u1"), ("sharding_hash", "<u4"),
         ("producer_id_tag", "u1"), ("producer_id", "<u8"),
         ("producer_epoch_tag", "u1"), ("producer_epoch", "<u4"),
-        ("sequence_tag", "u1"), ("sequence", "<u8"), ("body_crc32c_tag", "u1"), ("body_crc32c", "<u4"),
-        ("born_time_ms_tag", "u1"), ("born_time_ms", "<u8"), ("flags_tag", "u1"), ("flags", "<u4"),
-        ("queue_id_tag", "u1"), ("queue_id", "<u4"), ("store_time_tag", "V2"), ("store_time_ms", "<u8"),
+        ("sequence_tag", "u1"), ("sequence", "<u8"), ("crc32c_tag", "u1"), ("crc32c", "<u4"),
+        ("born_time_ms_tag", "V2"), ("born_time_ms", "<u8"), ("flags_tag", "V2"), ("flags", "<u4"),
+        ("queue_id_tag", "V2"), ("queue_id", "<u4"), ("store_time_tag", "V2"), ("store_time_ms", "<u8"),
         ("queue_offset_tag", "V2"), ("queue_offset", "<u8"),
         ("physical_offset_tag", "V2"), ("physical_offset", "<u8"),
     ]
@@ -43,7 +51,9 @@ class UnusualRecordError(ValueError):
 
 
 class Located(NamedTuple):
-    """Bodies and trailers. `fronts` is where keys and the like begin, `limits` where the topic does."""
+    """Bodies and trailers. `fronts` is where keys and the like begin, `limits` where they end: there stands the topic, or what the
+    broker writes in front of it. A record that does not begin with a body that fits, since it is damaged, has its body at its start.
+    """
 
     data: NDArray[np.uint8]
     record_starts: Positions
@@ -52,6 +62,10 @@ class Located(NamedTuple):
     limits: Positions
     ends: Positions
     trailers: NDArray[Any]
+
+    def rows(self, picked: Positions) -> Located:
+        """Some of the records."""
+        return Located(self.data, *(column[picked] for column in self[1:]))
 
 
 class Spans(NamedTuple):
@@ -83,19 +97,42 @@ def locate(
         raise UnusualRecordError("a record field ends outside of its buffer")
     try:
         sizes, records = read_varints(data, starts + 1)
-        body_sizes, body_starts = read_varints(data, records + 1)
+        body_sizes, body_starts = read_varints(data, records + 1, too_long=len(data))
     except IndexError:
         raise UnusualRecordError("a length that does not end") from None
     fronts = body_starts + body_sizes
-    limits = ends - FIXED_TRAILER_SIZE_BYTES - 2 - topic_size_bytes
     if not (
         (data[starts] == RECORD_TAG).all()
         and (records + sizes == ends).all()
-        and (fronts <= limits).all()
-        and (data[records] == _FIRST).all()
+        and (sizes > FIXED_TRAILER_SIZE_BYTES).all()
     ):
         raise UnusualRecordError("a record whose parts do not fit")
-    return Located(data, records, body_starts, fronts, limits, ends, trailers_of(data, ends))
+    trailers = trailers_of(data, ends)
+    limits = _front_limits(raw, records, ends, topic_size_bytes, trailers["flags"])
+    damaged = (fronts > limits) | (data[records] != _FIRST)
+    if damaged.any():
+        body_starts, fronts = np.where(damaged, records, (body_starts, fronts))
+    return Located(data, records, body_starts, fronts, limits, ends, trailers)
+
+
+def _front_limits(
+    raw: bytes | memoryview,
+    records: Positions,
+    ends: Positions,
+    topic_size_bytes: int | Positions,
+    flags: NDArray[np.uint32],
+) -> Positions:
+    """Where fields 1 to 5 end. Raises UnusualRecordError."""
+    limits: Positions = ends - FIXED_TRAILER_SIZE_BYTES - 2 - topic_size_bytes
+    if not (flags & (FLAG_DUE_TIME | FLAG_TRANSIT)).any():
+        return limits
+    limits = limits - DUE_TIME_SIZE_BYTES * ((flags & FLAG_DUE_TIME) != 0)
+    try:
+        for row in np.flatnonzero(flags & FLAG_TRANSIT).tolist():
+            limits[row] = front_end(raw, int(records[row]), int(limits[row]))
+    except ValueError as error:
+        raise UnusualRecordError(str(error)) from None
+    return limits
 
 
 def trailers_of(data: NDArray[np.uint8], ends: Positions) -> NDArray[Any]:
@@ -182,8 +219,12 @@ def _take(data: NDArray[np.uint8], cursor: Positions, limits: Positions, tag: in
     return Spans(rows, starts, ends)
 
 
-def read_varints(data: NDArray[np.uint8], positions: Positions) -> tuple[Positions, Positions]:
-    """(values, positions behind them). IndexError at the end of the data, and for one of more than 5 bytes."""
+def read_varints(
+    data: NDArray[np.uint8], positions: Positions, too_long: int | None = None
+) -> tuple[Positions, Positions]:
+    """(values, positions behind them). IndexError at the end of the data, and for one of more than 5 bytes, unless that is to have
+    the value `too_long`.
+    """
     octets = data[positions]
     values = (octets & 0x7F).astype(np.int64)
     positions = positions + 1
@@ -196,5 +237,7 @@ def read_varints(data: NDArray[np.uint8], positions: Positions) -> tuple[Positio
         positions = positions + more
         more &= octets >= 0x80
     if more.any():
-        raise IndexError("a length has more than 5 bytes")
+        if too_long is None:
+            raise IndexError("a length has more than 5 bytes")
+        values[more] = too_long
     return values, positions

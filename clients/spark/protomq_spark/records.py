@@ -2,10 +2,11 @@
 
 Rules:
 - Numbers, times and lengths come from the layout by numpy, bodies and texts by one Arrow gather: no Python object is made for a
-  message, except a view of its body for the CRC check, and for compressed bodies.
+  message, except a view of its front for the CRC check, and for compressed bodies.
 - Keys, tags, properties and attributes are looked at only where a column asks for them.
 - Records that are laid out in another way are parsed by protobuf, with the same result (a property test says so).
-- A body whose CRC-32C does not hold is never handed out: it is an error, null, or its row is left out.
+- Nothing of a record whose CRC-32C does not hold is handed out of what the CRC covers, that is body, key, tag, properties and
+  attributes: it is an error, null, or the row is left out.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from .schema import TIMESTAMP_TYPE_STORED, arrow_schema
 
 CorruptPolicy = Literal["fail", "null", "skip"]
 
+_DAMAGE: Final = "its CRC-32C does not hold: it is not what its producer wrote"
 _FRONT_COLUMNS: Final = frozenset(
     ("key", "tags", "properties", "headers", "born_host", "sharding_key")
 )
@@ -61,15 +63,30 @@ def decode_records(
     columns = decoding.columns
     located = locate(raw, starts, ends, len(queue.topic.encode()))
     needs_front = not _FRONT_COLUMNS.isdisjoint(columns) or bool(decoding.tags)
-    texts = _texts(raw, located, columns, bool(decoding.tags)) if needs_front else {}
-    bodies: pa.Array | None = None
-    corrupt: list[int] = []
+    damaged = np.empty(0, np.int64)
+    if needs_front or "body" in columns:
+        damaged = _damaged_rows(raw, located, decoding.check_crc)
+    if len(damaged):
+        if decoding.corrupt_records == "fail":
+            raise _corrupt(queue, queue_offsets, int(damaged[0]), _DAMAGE)
+        if decoding.corrupt_records == "skip":
+            kept = np.setdiff1d(np.arange(len(ends)), damaged)
+            located, queue_offsets, damaged = located.rows(kept), queue_offsets[kept], damaged[:0]
+    count = len(located.ends)
+    sound = np.setdiff1d(np.arange(count), damaged)
+    of_producer = located.rows(sound) if len(damaged) else located
+    made: dict[str, pa.Array] = {}
+    if needs_front:
+        made = _texts(raw, of_producer, columns, bool(decoding.tags))
+    unpackable: list[int] = []
     if "body" in columns:
-        bodies, corrupt = _bodies(raw, located, queue_offsets, queue, decoding)
-    count = len(ends)
+        offsets = queue_offsets[sound] if len(damaged) else queue_offsets
+        made["body"], unpackable = _bodies(raw, of_producer, offsets, queue, decoding)
+    if len(damaged):
+        made = {name: _spread(array, sound, count) for name, array in made.items()}
+        unpackable = sound[unpackable].tolist()
     trailers = located.trailers
-    made: dict[str, Callable[[], pa.Array]] = {
-        "body": lambda: bodies,
+    others: dict[str, Callable[[], pa.Array]] = {
         "topic": lambda: pa.repeat(queue.topic, count),
         "broker": lambda: pa.repeat(queue.broker_name, count),
         "queue_id": lambda: pa.array(trailers["queue_id"].astype(np.int32)),
@@ -80,21 +97,61 @@ def decode_records(
         "reconsume_times": lambda: _constant(0, count),  # Retries come with the delivery issue.
         "born_timestamp": lambda: _timestamps(trailers["born_time_ms"]),
     }
-    arrays = [texts[name] if name in texts else made[name]() for name in columns]
+    arrays = [made[name] if name in made else others[name]() for name in columns]
     batch = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
-    keep = _kept_rows(count, texts.get("tags"), decoding, corrupt)
+    keep = _kept_rows(count, made.get("tags"), decoding, damaged, unpackable)
     return batch if keep is None else batch.filter(keep)
 
 
 def _kept_rows(
-    count: int, tags: pa.Array | None, decoding: Decoding, corrupt: Sequence[int]
+    count: int,
+    tags: pa.Array | None,
+    decoding: Decoding,
+    damaged: NDArray[np.int64],
+    unpackable: Sequence[int],
 ) -> pa.Array | None:
     keep = np.ones(count, bool)
     if decoding.tags and tags is not None:
         keep &= np.isin(np.asarray(tags.fill_null("").to_pylist()), list(decoding.tags))
+        keep[damaged] = True  # Nobody can say what tag they had.
     if decoding.corrupt_records == "skip":
-        keep[list(corrupt)] = False
+        keep[list(unpackable)] = False
     return None if keep.all() else pa.array(keep)
+
+
+# -- damage ------------------------------------------------------------------------------------------------------------
+
+
+def _damaged_rows(raw: bytes, located: Located, check_crc: bool) -> NDArray[np.int64]:
+    """Rows that are not what their producers wrote; without the check those at least that cannot be read."""
+    damaged = located.body_starts == located.record_starts
+    if check_crc:
+        found = crc32c_of_pieces(raw, located.record_starts, located.limits)
+        damaged |= found != located.trailers["crc32c"]
+    return np.flatnonzero(damaged)
+
+
+def _spread(array: pa.Array, rows: NDArray[np.int64], count: int) -> pa.Array:
+    """The values at these of `count` rows, null at all others."""
+    picks = np.full(count, -1, np.int64)
+    picks[rows] = np.arange(len(rows))
+    return array.take(pa.array(picks, mask=picks < 0))
+
+
+def _corrupt(
+    queue: MessageQueue, queue_offsets: Positions, row: int, what: str
+) -> CorruptMessageError:
+    offset = int(queue_offsets[row])
+    where = f"{queue.topic}/{queue.broker_name}/{queue.queue_id}@{offset}"
+    return CorruptMessageError(
+        f"{where}: {what} (option corruptRecords: null or skip goes on without it)",
+        metadata={
+            "topic": queue.topic,
+            "broker_name": queue.broker_name,
+            "queue_id": str(queue.queue_id),
+            "queue_offset": str(offset),
+        },
+    )
 
 
 # -- bodies ------------------------------------------------------------------------------------------------------------
@@ -107,44 +164,25 @@ def _bodies(
     queue: MessageQueue,
     decoding: Decoding,
 ) -> tuple[pa.Array, list[int]]:
-    """The bodies, and which rows are corrupt (null in the array)."""
-    starts, ends, trailers = located.body_starts, located.fronts, located.trailers
-    corrupt: dict[int, str] = {}
-    if decoding.check_crc:
-        found = crc32c_of_pieces(raw, starts, ends)
-        for row in np.flatnonzero(found != trailers["body_crc32c"]).tolist():
-            corrupt[row] = "the CRC-32C of the body does not hold"
-    codecs = trailers["flags"] & FLAG_COMPRESSION_MASK
-    unpacked: dict[int, bytes] = {}
+    """The bodies, and which rows cannot be unpacked (null in the array)."""
+    starts, ends = located.body_starts, located.fronts
+    codecs = located.trailers["flags"] & FLAG_COMPRESSION_MASK
+    unpacked: dict[int, bytes | None] = {}
     for row in np.flatnonzero(codecs).tolist():
-        if row in corrupt:
-            continue
         body = raw[int(starts[row]) : int(ends[row])]
         try:
             unpacked[row] = decompress(body, int(codecs[row]), DECOMPRESSED_SIZE_MAX_BYTES)
         except CompressionError as error:
-            corrupt[row] = str(error)
-    if corrupt and decoding.corrupt_records == "fail":
-        row = min(corrupt)
-        where = f"{queue.topic}/{queue.broker_name}/{queue.queue_id}@{int(queue_offsets[row])}"
-        raise CorruptMessageError(
-            f"{where}: {corrupt[row]} (option corruptRecords: null or skip goes on without it)",
-            metadata={
-                "topic": queue.topic,
-                "broker_name": queue.broker_name,
-                "queue_id": str(queue.queue_id),
-                "queue_offset": str(int(queue_offsets[row])),
-            },
-        )
+            if decoding.corrupt_records == "fail":
+                raise _corrupt(queue, queue_offsets, row, str(error)) from error
+            unpacked[row] = None
     plain = gather(raw, located.data, starts, ends, pa.binary())
-    if not corrupt and not unpacked:
+    if not unpacked:
         return plain, []
     rows: list[bytes | None] = plain.to_pylist()
-    for row, body in unpacked.items():
-        rows[row] = body
-    for row in corrupt:
-        rows[row] = None
-    return pa.array(rows, pa.binary()), sorted(corrupt)
+    for row, unpacked_body in unpacked.items():
+        rows[row] = unpacked_body
+    return pa.array(rows, pa.binary()), [row for row, body in unpacked.items() if body is None]
 
 
 def gather(
@@ -292,4 +330,4 @@ def empty_batch(columns: Sequence[str]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist([], schema=arrow_schema(columns))
 
 
-assert FIXED_TRAILER_SIZE_BYTES == 95  # What `layout.TRAILER` is made for.
+assert FIXED_TRAILER_SIZE_BYTES == 103  # What `layout.TRAILER` is made for.

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from protomq._batching import make_front, refuse_large_body
 from protomq._compression import COMPRESS_OVER_BYTES, Compressor, compress_body
 from protomq.errors import ConfigurationError, MessageTooLargeError
-from protomq.wire.hashing import key_hash_of, tag_code_of
+from protomq.wire.hashing import key_hash_of, sharding_hash_of, tag_code_of
 from protomq.wire.record import BODY_SIZE_MAX_BYTES, FRONT_SIZE_MAX_BYTES, encode_varint
 
 from .checksums import hash63_of_pieces
@@ -57,6 +57,7 @@ class Rows(NamedTuple):
     """Fields 2 to 5 of each record: keys, tag, properties, attributes. None: no row can have any."""
     key_hashes: NDArray[np.uint64]
     tag_codes: NDArray[np.int64]
+    sharding_hashes: NDArray[np.uint32]
     flags: NDArray[np.uint32]
     places: Sequence[Place] | None
     """None: all go to the topic of the option, and none to a queue that it names."""
@@ -75,6 +76,7 @@ class Rows(NamedTuple):
             None if self.fronts is None else self.fronts[start:stop],
             self.key_hashes[start:stop],
             self.tag_codes[start:stop],
+            self.sharding_hashes[start:stop],
             self.flags[start:stop],
             None if self.places is None else self.places[start:stop],
             None if self.shards is None else self.shards[start:stop],
@@ -88,6 +90,7 @@ class Rows(NamedTuple):
             None if self.fronts is None else self.fronts.take(pa.array(picked)),
             self.key_hashes[picked],
             self.tag_codes[picked],
+            self.sharding_hashes[picked],
             self.flags[picked],
             None if self.places is None else [self.places[index] for index in picked.tolist()],
             None if self.shards is None else self.shards[picked],
@@ -104,6 +107,7 @@ def joined(parts: Sequence[Rows]) -> Rows:
         None if first.fronts is None else pa.concat_arrays([part.fronts for part in parts]),
         np.concatenate([part.key_hashes for part in parts]),
         np.concatenate([part.tag_codes for part in parts]),
+        np.concatenate([part.sharding_hashes for part in parts]),
         np.concatenate([part.flags for part in parts]),
         None if first.places is None else [p for part in parts for p in part.places or ()],
         None
@@ -202,12 +206,13 @@ def rows_of(
             "a row whose body is null: filter such rows out, or give them an empty body"
         )
     bodies, flags = _compressed(_binary(columns["body"], "body"), compressor)
+    sharding_hashes = _zeros(batch, np.uint32)
     if columns.keys() <= {"body", "topic", "queue"}:
         fronts, key_hashes, tag_codes = None, _zeros(batch, np.uint64), _zeros(batch, np.int64)
     elif columns.keys() <= {"body", "topic", "queue", "key", "tags", "tag"}:
         fronts, key_hashes, tag_codes = _short_fronts(batch.num_rows, columns)
     else:
-        fronts, key_hashes, tag_codes = _fronts(batch.num_rows, columns)
+        fronts, key_hashes, tag_codes, sharding_hashes = _fronts(batch.num_rows, columns)
     if (
         fronts is not None
         and (largest := int(np.max(sizes_of(fronts), initial=0))) > FRONT_SIZE_MAX_BYTES
@@ -220,7 +225,7 @@ def rows_of(
     if chooses == "sharding_key":
         shards = _hashes(_texts(columns["sharding_key"], "sharding_key"))
     places = _places(batch.num_rows, columns, topic)
-    return Rows(bodies, fronts, key_hashes, tag_codes, flags, places, shards)
+    return Rows(bodies, fronts, key_hashes, tag_codes, sharding_hashes, flags, places, shards)
 
 
 def _zeros(batch: pa.RecordBatch, kind: type[Any]) -> NDArray[Any]:
@@ -317,7 +322,7 @@ def _texts(column: pa.Array, name: str) -> pa.BinaryArray:
 
 def _fronts(
     count: int, columns: Mapping[str, pa.Array]
-) -> tuple[pa.BinaryArray, NDArray[np.uint64], NDArray[np.int64]]:
+) -> tuple[pa.BinaryArray, NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint32]]:
     """Row by row: properties have to be sorted by name, and no two rows need to have the same."""
     nothing: list[Any] = [None] * count
 
@@ -327,6 +332,7 @@ def _fronts(
     fronts: list[bytes] = []
     key_hashes: list[int] = []
     tag_codes: list[int] = []
+    sharding_hashes: list[int] = []
     for key, tag, properties, sharding_key in zip(
         values("key"), values("tags", "tag"), values("properties", "headers"),
         values("sharding_key"), strict=True,
@@ -337,10 +343,12 @@ def _fronts(
         fronts.append(front)
         key_hashes.append(key_hash_of(first))
         tag_codes.append(tag_code_of(tag or ""))
+        sharding_hashes.append(sharding_hash_of(sharding_key or ""))
     return (
         pa.array(fronts, pa.binary()),
         np.array(key_hashes, np.uint64),
         np.array(tag_codes, np.int64),
+        np.array(sharding_hashes, np.uint32),
     )
 
 

@@ -234,7 +234,7 @@ class RowSender:
             done = position - queue_offset
             sent = request.encoded.trailers[done : done + len(found)]
             same = np.ones(len(found), bool)
-            for name in ("producer_id", "sequence", "body_crc32c", "key_hash"):
+            for name in ("producer_id", "sequence", "crc32c"):
                 same &= found[name] == sent[name]
             if not same.all():
                 row = done + int(np.argmin(same))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest
 from protomq.wire import record as layout
-from protomq.wire.hashing import crc32c
+from protomq.wire.hashing import crc32c, key_hash_of, sharding_hash_of, tag_code_of
 from protomq_runtime.errors import Code, ServiceError, invalid_argument
 
 from .bare_record import bare_body_of, write_bare
@@ -30,6 +30,8 @@ FIELDS_BESIDE_RECORDS_MAX: Final = 64
 
 _EQUAL_SIZE_MIN_BYTES: Final = 2_048
 """Below this a request is parsed as quickly as looked through."""
+_FRONT_NUMBER_MAX: Final = 5
+"""Fields up to this one are the producer's, and under its CRC."""
 _TRAILER_ALLOWANCE_BYTES: Final = 512
 """Room for a trailer, in whatever form, when the bytes around a body are counted."""
 
@@ -114,6 +116,8 @@ def read_records(
     if len(sizes):
         region = prove_region(whole, topic, sizes)
         if region is not None:
+            if region.due_times_ms is not None:
+                raise _no_due_times()
             if region.producer_id == 0:
                 return _rewrite(bytes(region.data), topic, now_ms, identify)
             return region, False
@@ -144,7 +148,7 @@ def _rewrite(
     payload: bytes, topic: str, now_ms: int, identify: Callable[[int], ProducerIdentity]
 ) -> tuple[RecordRegion, bool]:
     """Writes each record anew, in canonical form and with everything that is missing."""
-    _check_bounds(payload)
+    spans = _check_bounds(payload)
     try:
         records = SendRequest.FromString(payload).records
     except DecodeError as error:
@@ -154,7 +158,15 @@ def _rewrite(
     identity, identified_here = _identity_of(records, identify)
     template = layout.RecordTemplate(topic, identity.producer_id, identity.producer_epoch)
     encoded = [
-        _rewrite_record(record, index, topic, template, identity.first_sequence + index, now_ms)
+        _rewrite_record(
+            record,
+            memoryview(payload)[slice(*spans[index])],
+            index,
+            topic,
+            template,
+            identity.first_sequence + index,
+            now_ms,
+        )
         for index, record in enumerate(records)
     ]
     data = bytearray().join(layout.encode_record_field(record) for record in encoded)
@@ -165,6 +177,7 @@ def _rewrite(
 
 def _rewrite_record(
     record: Record,
+    raw: memoryview,
     index: int,
     topic: str,
     template: layout.RecordTemplate,
@@ -176,12 +189,13 @@ def _rewrite_record(
         raise invalid_argument(f"{where}.topic", f"differs from the request's topic {topic!r}")
     if len(record.body) > layout.BODY_SIZE_MAX_BYTES:
         raise _too_large(f"{where}.body", len(record.body), layout.BODY_SIZE_MAX_BYTES)
-    if record.HasField("body_crc32c") and record.body_crc32c != crc32c(record.body):
-        raise invalid_argument(
-            f"{where}.body_crc32c", "is not the CRC-32C of the body: it was damaged on its way"
-        )
+    if record.HasField("transit"):
+        raise invalid_argument(f"{where}.transit", "is the broker's, who writes it when it moves a message")
     if record.flags & ~layout.PRODUCER_FLAGS_MASK:
-        raise invalid_argument(f"{where}.flags", "only bits 0 to 3 are a producer's")
+        raise invalid_argument(f"{where}.flags", "only bits 0 to 4 are a producer's")
+    if record.HasField("due_time_ms") or record.flags & layout.FLAG_DUE_TIME:
+        raise _no_due_times()
+    _check_codes(record, raw, where)
     front_bytes = layout.encode_front(record.keys, record.tag, record.properties)
     if record.HasField("attributes"):
         record.attributes.DiscardUnknownFields()
@@ -196,10 +210,46 @@ def _rewrite_record(
         record.born_time_ms if record.HasField("born_time_ms") else now_ms,
         key=keys[0] if keys else "",
         tag=record.tag,
+        sharding_key=record.attributes.sharding_key,
         front=front_bytes,
         flags=record.flags & layout.FLAG_COMPRESSION_MASK
         | (layout.FLAG_MANY_KEYS if len(keys) > 1 else 0),
     )
+
+
+def _check_codes(record: Record, raw: memoryview, where: str) -> None:
+    """Compares what the producer computed, as far as it did, with what it was computed from. Raises ServiceError."""
+    if record.HasField("crc32c") and record.crc32c != crc32c(_front_octets(raw)):
+        raise invalid_argument(
+            f"{where}.crc32c", "is not the CRC-32C of fields 1 to 5: the record was damaged on its way"
+        )
+    if record.flags & layout.FLAG_MANY_KEYS and len(record.keys) < 2:
+        raise invalid_argument(f"{where}.flags", "bit 3 says more than one key")
+    key_hash = key_hash_of(record.keys[0]) if record.keys else 0
+    sharding_hash = sharding_hash_of(record.attributes.sharding_key)
+    wrong = (
+        ("tag_code", record.HasField("tag_code") and record.tag_code != tag_code_of(record.tag)),
+        ("key_hash", record.HasField("key_hash") and record.key_hash != key_hash),
+        ("sharding_hash", record.HasField("sharding_hash") and record.sharding_hash != sharding_hash),
+    )
+    for name, is_wrong in wrong:
+        if is_wrong:
+            raise invalid_argument(
+                f"{where}.{name}", "is not the hash of what the record holds; left out, it is filled in"
+            )
+
+
+def _front_octets(raw: memoryview) -> bytes:
+    """Fields 1 to 5 of a record as its producer wrote them, in the order in which they stand, wherever that is."""
+    parts: list[memoryview] = []
+    position, end = 0, len(raw)
+    while position < end:
+        tag, _ = _varint_at(raw, position, end)
+        behind = _skip_field(raw, position, end)
+        if tag >> 3 <= _FRONT_NUMBER_MAX:
+            parts.append(raw[position:behind])
+        position = behind
+    return b"".join(parts)
 
 
 def _identity_of(
@@ -221,24 +271,31 @@ def _identity_of(
     return ProducerIdentity(first.producer_id, first.producer_epoch, first.sequence), False
 
 
-def _check_bounds(payload: bytes) -> None:
-    """Refuses what could blow up in the parser: the records are counted, and what surrounds their bodies is measured."""
-    count = others = 0
+def _check_bounds(payload: bytes) -> list[tuple[int, int]]:
+    """Refuses what could blow up in the parser: the records are counted, and what surrounds their bodies is measured.
+
+    Answers where each record begins and ends.
+    """
+    spans: list[tuple[int, int]] = []
+    others = 0
     position, end = 0, len(payload)
     while position < end:
         if payload[position] == layout.RECORD_TAG:
             size, head = record_field_at(payload, position, end)
             if size < 0:
                 raise invalid_argument("records", "a record is cut short")
-            count += 1
-            if count > layout.RECORDS_WITHOUT_TRAILER_MAX:
-                raise _too_many(count, layout.RECORDS_WITHOUT_TRAILER_MAX)
+            spans.append((position + head, position + head + size))
+            if len(spans) > layout.RECORDS_WITHOUT_TRAILER_MAX:
+                raise _too_many(len(spans), layout.RECORDS_WITHOUT_TRAILER_MAX)
             position += head + size
         else:
             others += 1
             if others > FIELDS_BESIDE_RECORDS_MAX:
                 raise invalid_argument("", "too many fields beside the records")
+            tag, value = _varint_at(payload, position, end)
             position = _skip_field(payload, position, end)
+            if tag == layout.RECORD_TAG:  # written wider than it need be
+                spans.append((_varint_at(payload, value, end)[1], position))
     try:
         shapes = _SendShape.FromString(payload).records
     except DecodeError as error:
@@ -249,9 +306,10 @@ def _check_bounds(payload: bytes) -> None:
             raise _too_large(
                 f"records[{index}].properties", size_beside_body, layout.FRONT_SIZE_MAX_BYTES
             )
+    return spans
 
 
-def _skip_field(payload: bytes, position: int, end: int) -> int:
+def _skip_field(payload: bytes | memoryview, position: int, end: int) -> int:
     """Position behind the field at `position`; only varints, fixed and length-delimited fields occur in a SendRequest."""
     tag, position = _varint_at(payload, position, end)
     kind = tag & 7
@@ -271,7 +329,7 @@ def _skip_field(payload: bytes, position: int, end: int) -> int:
     return position
 
 
-def _varint_at(payload: bytes, position: int, end: int) -> tuple[int, int]:
+def _varint_at(payload: bytes | memoryview, position: int, end: int) -> tuple[int, int]:
     value = shift = 0
     while position < end and shift < 64:
         byte = payload[position]
@@ -289,6 +347,15 @@ def _too_large(field: str, size_bytes: int, limit_bytes: int) -> ServiceError:
         "MESSAGE_TOO_LARGE",
         f"{field} has {size_bytes} bytes, {limit_bytes} are allowed; send less, or store the payload elsewhere and send a reference",
         metadata={"field": field, "size_bytes": str(size_bytes), "limit_bytes": str(limit_bytes)},
+    )
+
+
+def _no_due_times() -> ServiceError:
+    return ServiceError(
+        Code.UNIMPLEMENTED,
+        "UNSUPPORTED",
+        "a record has due_time_ms: this version delivers at once, it has no delays; leave the field and bit 4 of flags out",
+        metadata={"field": "due_time_ms"},
     )
 
 

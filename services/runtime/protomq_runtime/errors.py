@@ -85,6 +85,7 @@ RULES: Final[Mapping[str, ReasonRule]] = {
     "PRODUCER_FENCED": ReasonRule(Code.FAILED_PRECONDITION, True),
     "DEADLINE_EXCEEDED": ReasonRule(Code.DEADLINE_EXCEEDED, True),
     "UNKNOWN_METHOD": ReasonRule(Code.UNIMPLEMENTED, True, optional=("method", "lane", "lanes")),
+    "UNSUPPORTED": ReasonRule(Code.UNIMPLEMENTED, True, ("field",)),
     "CORRUPT_LOG": ReasonRule(
         Code.DATA_LOSS, True, optional=("position", "next_offset", "queue_offset")
     ),

@@ -4,6 +4,7 @@
     D2   no entry at or beyond the end of the log
     D5   all seals hold and chain, records stand where they say, zeros behind the end
     D7   the checkpoint is not ahead of the log's end, nor of what any seal or the caller knows to be synced
+    D8   each record is what its producer wrote: its CRC over fields 1 to 5 holds
 
 Files come as a mapping from path (relative to the store's root) to bytes, so that a simulated disk and a real folder look the same.
 """
@@ -168,6 +169,10 @@ def _parse_append(
                         "D5",
                         f"the record at {base + at} says that it stands at {record.physical_offset}",
                     )
+                if not is_whole(data[content : content + size], record.crc32c):
+                    report.say(
+                        "D8", f"the record at {base + at} is not what its producer wrote: its CRC"
+                    )
                 records.append(LogRecord(base + at, content + size - at, record))
         except DecodeError:
             report.say("D5", f"the field at {base + at} does not parse")
@@ -175,6 +180,31 @@ def _parse_append(
         at = content + size
     report.say("D5", f"the append at {base + start} has no seal")
     return None
+
+
+def is_whole(record: bytes, crc: int) -> bool:
+    """Whether the CRC-32C of fields 1 to 5, which all have a length, is `crc`. They stand first: nothing is sought."""
+    at = 0
+    while at < len(record) and record[at] >> 3 <= 5 and record[at] & 7 == 2:
+        size, content = _length(record, at + 1)
+        at = content + size
+    return at <= len(record) and google_crc32c.value(record[:at]) == crc
+
+
+def records_in(message: bytes) -> list[bytes]:
+    """Field 1, octet by octet, of a message that has records there and parses: a batch, an answer to a pull."""
+    found: list[bytes] = []
+    at = 0
+    while at < len(message):
+        tag, at = _length(message, at)
+        if tag & 7 == 2:
+            size, content = _length(message, at)
+            at = content + size
+            if tag == 0x0A:
+                found.append(message[content:at])
+        else:
+            at = {0: _length(message, at)[1], 1: at + 8, 5: at + 4}[tag & 7]
+    return found
 
 
 def _length(data: bytes, at: int) -> tuple[int, int]:

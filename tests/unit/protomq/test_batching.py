@@ -16,8 +16,8 @@ from protomq._batching import (
 from protomq.errors import ConfigurationError, MessageTooLargeError
 from protomq.v1.record_pb2 import Attributes, Record
 from protomq.v1.send_service_pb2 import SendRequest
-from protomq.wire.hashing import crc32c, key_hash_of, tag_code_of
-from protomq.wire.record import RecordTemplate, encode_record_field
+from protomq.wire.hashing import crc32c, key_hash_of, sharding_hash_of, tag_code_of
+from protomq.wire.record import RecordTemplate, encode_record_field, encode_varint
 
 text = st.text(max_size=12)
 tags = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="|"), max_size=12)
@@ -29,6 +29,7 @@ records = st.builds(
         make_front(key, (), tag, None, None, "")[1],
         flags,
         born,
+        0,
     ),
     st.binary(max_size=300),
     text,
@@ -49,10 +50,11 @@ def by_protobuf(
     messages = [
         Record(
             body=body, keys=[key] if key else [], tag=tag, topic=topic, tag_code=tag_code_of(tag), key_hash=key_hash_of(key),
-            producer_id=identity[0], producer_epoch=identity[1], sequence=first_sequence + index, body_crc32c=crc32c(body),
+            producer_id=identity[0], producer_epoch=identity[1], sequence=first_sequence + index, sharding_hash=0,
+            crc32c=crc32c(b"\x0a" + encode_varint(len(body)) + body + front),
             born_time_ms=born, flags=flags, queue_id=0, store_time_ms=0, queue_offset=0, physical_offset=0,
         )
-        for index, (body, key, tag, _, flags, born) in enumerate(prepared)
+        for index, (body, key, tag, front, flags, born, _) in enumerate(prepared)
     ]  # fmt: skip
     request = SendRequest(
         records=messages,
@@ -103,9 +105,18 @@ def test_a_record_with_everything_equals_the_one_of_the_template(
 ) -> None:
     first_key, front, flags = make_front(key, keys, tag, properties, sharding_key, born_host)
     encoder = RecordEncoder("orders", 7, 1)
-    request = encoder.encode_request([(body, first_key, tag, front, flags, 123)], 5, 0)[0]
+    sharding_hash = sharding_hash_of(sharding_key or "")
+    prepared = (body, first_key, tag, front, flags, 123, sharding_hash)
+    request = encoder.encode_request([prepared], 5, 0)[0]
     record = RecordTemplate("orders", 7, 1).encode(
-        body, 5, 123, key=first_key, tag=tag, front=front, flags=flags
+        body,
+        5,
+        123,
+        key=first_key,
+        tag=tag,
+        sharding_key=sharding_key or "",
+        front=front,
+        flags=flags,
     )
     assert request.startswith(encode_record_field(record))
 
@@ -115,13 +126,14 @@ def test_a_record_with_everything_equals_the_one_of_the_template(
     assert dict(parsed.properties) == properties
     assert parsed.attributes == Attributes(sharding_key=sharding_key or "", born_host=born_host)
     assert bool(parsed.flags & 8) == (len(all_keys) > 1)
+    assert parsed.sharding_hash == (crc32c(sharding_key.encode()) if sharding_key else 0)
     assert parsed.key_hash == key_hash_of(all_keys[0] if all_keys else "")
 
 
 def test_sizes_around_each_length_of_a_varint() -> None:
     encoder = RecordEncoder("t", 1, 0)
     for size in (0, 1, 27, 28, 29, 126, 127, 128, 16_280, 16_383, 16_384, 2_097_151, 2_097_152):
-        prepared: PreparedRecord = (bytes(size), "", "", b"", 0, 0)
+        prepared: PreparedRecord = (bytes(size), "", "", b"", 0, 0, 0)
         assert b"".join(encoder.encode_request([prepared], 0, 0)) == by_protobuf(
             "t", (1, 0), [prepared], 0, 0, True
         )
@@ -164,7 +176,7 @@ def test_a_body_is_bytes_like() -> None:
 
 @given(st.lists(st.integers(0, 400), max_size=40), st.integers(1, 2000), st.integers(1, 10))
 def test_splitting_keeps_order_and_limits(sizes: list[int], size_max: int, count_max: int) -> None:
-    prepared: list[PreparedRecord] = [(bytes(size), "", "", b"", 0, 0) for size in sizes]
+    prepared: list[PreparedRecord] = [(bytes(size), "", "", b"", 0, 0, 0) for size in sizes]
     encoder = RecordEncoder("topic", 1, 0)
     parts = list(split_records(prepared, encoder.fixed_size_bytes, size_max, count_max))
     assert [record for part in parts for record in part] == prepared

@@ -16,7 +16,7 @@ from protomq.errors import ConnectionLostError, RequestTimeoutError
 
 
 def entry(size: int = 1, deadline_s: float = 100.0) -> Entry:
-    return Entry((bytes(size), "", "", b"", 0, 0), deadline_s)
+    return Entry((bytes(size), "", "", b"", 0, 0, 0), deadline_s)
 
 
 def line() -> Line:

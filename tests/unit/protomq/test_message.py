@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protomq import _pull_answer, _record_columns
-from protomq._message import Message, StoredMessage
+from protomq._message import DamagedMessage, Message, StoredMessage
 from protomq._pull_answer import (
     AnswerMessages,
     PullAnswer,
@@ -28,10 +28,14 @@ from protomq.errors import CompressionError, CorruptMessageError, ProtocolError,
 from protomq.v1 import pull_service_pb2, record_pb2
 from protomq.wire.record import (
     COMPRESSION_ZLIB,
+    FLAG_TRANSIT,
+    FLAGS_AT,
     RecordTemplate,
     encode_front,
     encode_record_field,
     encode_seal,
+    front_end,
+    trailer_size_bytes,
 )
 from tests.support.fake_server import encode_pull_answer
 
@@ -50,6 +54,7 @@ def make_record(
     born_host: str = "",
     flags: int = 0,
     sequence: int = 0,
+    due_time_ms: int | None = None,
 ) -> bytes:
     keys = keys or []
     front = encode_front(keys, tag, properties, sharding_key, born_host)
@@ -60,8 +65,10 @@ def make_record(
         1_700_000_000_123,
         key=keys[0] if keys else "",
         tag=tag,
+        sharding_key=sharding_key,
         front=front,
         flags=flags,
+        due_time_ms=due_time_ms,
     )
 
 
@@ -183,7 +190,7 @@ def assert_same(message: Message, record: record_pb2.Record) -> None:
     assert message.born_host == record.attributes.born_host
     assert message.topic == QUEUE.topic
     for name in (
-        "tag_code", "key_hash", "producer_id", "producer_epoch", "sequence", "body_crc32c", "born_time_ms", "flags",
+        "tag_code", "key_hash", "producer_id", "producer_epoch", "sequence", "sharding_hash", "crc32c", "born_time_ms", "flags",
         "queue_id", "store_time_ms", "physical_offset",
     ):  # fmt: skip
         assert getattr(message, name) == getattr(record, name), name
@@ -281,20 +288,66 @@ def test_an_answer_cut_anywhere_is_an_error_not_a_wrong_message() -> None:
         assert bodies == []  # Only an answer without any message may pass: its header ended early.
 
 
-def test_a_flipped_bit_in_a_body_is_found() -> None:
-    field = encode_record_field(make_record(b"x" * 64, keys=["key"]))
-    answer = bytearray(encode_pull_answer(1, 1, 0, 1, [(0, field)]))
-    at = answer.index(b"x" * 64)
-    for bit in range(0, 64 * 8, 37):
-        answer[at + bit // 8] ^= 1 << bit % 8
-        message = decode(bytes(answer))[0]
+TOUCHES = ("body", "key", "keys", "tag", "properties", "sharding_key", "born_host")
+
+
+def assert_damaged(message: Message) -> None:
+    for name in TOUCHES:
         with pytest.raises(CorruptMessageError) as caught:
-            _ = message.body
-        assert caught.value.metadata["queue_offset"] == "0"
-        assert message.key == "key"
-        assert len(message.stored_body) == 64
-        answer[at + bit // 8] ^= 1 << bit % 8
-    assert decode(bytes(answer))[0].body == b"x" * 64
+            getattr(message, name)
+        assert caught.value.metadata["queue_offset"] == str(message.queue_offset)
+
+
+@pytest.mark.parametrize("count", [1, 100])
+@pytest.mark.parametrize("flags", [0, COMPRESSION_ZLIB])
+def test_a_flipped_bit_anywhere_in_what_is_the_producers_is_found(count: int, flags: int) -> None:
+    record = make_record(
+        zlib.compress(b"x" * 64), keys=["key1", "key2"], tag="tag", properties={"name": "value"},
+        sharding_key="shard", born_host="host", flags=flags,
+    )  # fmt: skip
+    end = len(record) - trailer_size_bytes(b"topic")
+    field = encode_record_field(record)
+    answer = bytearray(encode_pull_answer(1, count, 0, count, [(i, field) for i in range(count)]))
+    victim = len(answer) - (count // 2 + 1) * len(field) + len(field) - len(record)
+    victim_index = count - count // 2 - 1
+    for bit in range(8 * end) if count == 1 else range(0, 8 * end, 5):
+        answer[victim + bit // 8] ^= 1 << bit % 8
+        messages = decode(bytes(answer))
+        damaged = [isinstance(message, DamagedMessage) for message in messages]
+        assert damaged == [index == victim_index for index in range(count)], bit
+        message = messages[victim_index]
+        assert_damaged(message)
+        assert message.record == bytes(answer[victim : victim + len(record)])
+        assert (message.queue_offset, message.message_id[:16]) == (victim_index, "0000000000ABCDEF")
+        assert isinstance(pickle.loads(pickle.dumps(message)), DamagedMessage)
+        answer[victim + bit // 8] ^= 1 << bit % 8
+    assert [message.tag for message in decode(bytes(answer))] == ["tag"] * count
+
+
+@pytest.mark.parametrize("count", [1, 100])
+def test_messages_with_due_times_and_copies_are_read(count: int) -> None:
+    """Fields between front and trailer that the producer's CRC does not cover."""
+    transit = record_pb2.Record(
+        transit=record_pb2.Transit(origin_topic="orders", attempt=2)
+    ).SerializeToString()
+    fields = []
+    for i in range(count):
+        record = make_record(b"b", keys=["k"], tag="t", due_time_ms=i if i % 2 else None, sequence=i)
+        if i % 3 == 0:
+            at = front_end(record, 0, len(record))
+            moved = bytearray(record[:at] + transit + record[at:])
+            moved[len(moved) + FLAGS_AT + 1] |= (FLAG_TRANSIT | 0x200) >> 8
+            record = bytes(moved)
+        fields.append((i, encode_record_field(record)))
+    messages = decode(encode_pull_answer(1, count, 0, count, fields))
+    for message, (_, field) in zip(messages, fields, strict=True):
+        assert_same(message, record_pb2.RecordBatch.FromString(field).records[0])
+
+
+def test_a_message_of_a_topic_that_is_not_the_queues_is_read_all_the_same() -> None:
+    other = MessageQueue("another-topic", "broker-a", 0)
+    message = Message.from_record(make_record(b"b", keys=["k"]), other)
+    assert (message.body, message.key) == (b"b", "k")
 
 
 @settings(max_examples=60, deadline=None)

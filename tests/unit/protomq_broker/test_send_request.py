@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protomq.v1.record_pb2 import Attributes, Record, RecordBatch
+from protomq.v1.record_pb2 import Attributes, Record, RecordBatch, Transit
 from protomq.v1.send_service_pb2 import SendRequest
 from protomq.wire import record as layout
 from protomq.wire.hashing import crc32c, key_hash_of, tag_code_of
@@ -81,9 +81,10 @@ def test_a_record_with_a_body_alone_gets_everything_else() -> None:
     region, identified_here = read(request.SerializeToString())
     assert identified_here
     first, second = records_of(region)
+    front = b"\x0a\x05hello" + layout.encode_front(["a", "b"], "red")
     assert (first.producer_id, first.sequence, second.sequence) == (99, 1_000, 1_001)
     assert (first.tag_code, first.key_hash) == (tag_code_of("red"), key_hash_of("a"))
-    assert (first.born_time_ms, first.body_crc32c, first.topic) == (777, crc32c(b"hello"), "orders")
+    assert (first.born_time_ms, first.crc32c, first.topic) == (777, crc32c(front), "orders")
     assert first.flags == layout.FLAG_MANY_KEYS
     assert second.HasField("body")
     assert second.body == b""
@@ -124,14 +125,101 @@ def refusal(payload: bytes) -> ServiceError:
     ("record", "field"),
     [
         (Record(body=b"x", topic="other"), "records[0].topic"),
-        (Record(body=b"x", body_crc32c=1), "records[0].body_crc32c"),
-        (Record(body=b"x", flags=16), "records[0].flags"),
+        (Record(body=b"x", crc32c=1), "records[0].crc32c"),
+        (Record(body=b"x", flags=32), "records[0].flags"),
     ],
 )
 def test_a_wrong_field_is_named(record: Record, field: str) -> None:
     error = refusal(SendRequest(records=[record], topic="orders").SerializeToString())
     assert error.code == Code.INVALID_ARGUMENT
     assert error.field_violations[0][0] == field
+
+
+FRONT = Record(body=b"x", keys=["k"], tag="t", attributes=Attributes(sharding_key="s"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"crc32c": 7}, "crc32c"),
+        ({"tag_code": 7}, "tag_code"),
+        ({"key_hash": 7}, "key_hash"),
+        ({"sharding_hash": 7}, "sharding_hash"),
+        ({"flags": layout.FLAG_MANY_KEYS}, "flags"),
+        ({"flags": 1 << 5}, "flags"),
+        ({"flags": 1 << 8}, "flags"),
+        ({"flags": layout.FLAG_TRANSIT}, "flags"),
+        ({"flags": 1 << 31}, "flags"),
+        ({"transit": Transit()}, "transit"),
+    ],
+)
+@pytest.mark.parametrize("index", [0, 2])
+def test_what_is_not_the_producers_or_wrong_is_refused_and_named(
+    wrong: dict, field: str, index: int
+) -> None:
+    records = [FRONT] * index + [Record(**wrong)]
+    records[index].MergeFrom(FRONT)
+    error = refusal(SendRequest(records=records, topic="orders").SerializeToString())
+    assert error.code == Code.INVALID_ARGUMENT
+    assert error.field_violations[0][0] == f"records[{index}].{field}"
+
+
+def test_what_a_client_computed_itself_is_taken() -> None:
+    front = FRONT.SerializeToString()
+    whole = Record(
+        crc32c=crc32c(front), tag_code=tag_code_of("t"), key_hash=key_hash_of("k"),
+        sharding_hash=crc32c(b"s"), born_time_ms=5,
+    )  # fmt: skip
+    whole.MergeFrom(FRONT)
+    region, _ = read(SendRequest(records=[whole], topic="orders").SerializeToString())
+    (stored,) = records_of(region)
+    assert (stored.crc32c, stored.born_time_ms) == (crc32c(front), 5)
+    bare, _ = read(SendRequest(records=[FRONT], topic="orders").SerializeToString())
+    assert (records_of(bare)[0].crc32c, records_of(bare)[0].sharding_hash) == (
+        crc32c(front),
+        crc32c(b"s"),
+    )
+
+
+def test_a_crc_covers_the_octets_in_the_order_in_which_they_were_sent() -> None:
+    """Not in canonical order, with a field of the trailer between, and a length that is wider than it need be."""
+    parts = (b"\x1a\x01t", b"\x22\x06\x0a\x01b\x12\x01x", b"\x22\x06\x0a\x01a\x12\x01y", b"\x0a\x81\x00x")
+    born = Record(born_time_ms=5).SerializeToString()
+    check = Record(crc32c=crc32c(b"".join(parts))).SerializeToString()
+    record = b"".join((parts[0], born, *parts[1:], check))
+    tail = SendRequest(topic="orders").SerializeToString()
+    region, _ = read(layout.encode_record_field(record) + tail)
+    (stored,) = records_of(region)
+    canonical = b"\x0a\x01x" + layout.encode_front((), "t", {"a": "y", "b": "x"})
+    assert (stored.crc32c, stored.born_time_ms) == (crc32c(canonical), 5)
+    for at in range(len(parts[0])):
+        damaged = bytearray(record)
+        damaged[at] ^= 4
+        error = refusal(layout.encode_record_field(bytes(damaged)) + tail)
+        assert error.code == Code.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("count", [1, 3, 40])
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_due_time_is_refused_until_there_are_delays(count: int, wide: bool) -> None:
+    template = layout.RecordTemplate("orders", 42, 1)
+    records = [template.encode(b"later", i, 5, due_time_ms=9) for i in range(count)]
+    tail = SendRequest(topic="orders", record_sizes=[len(record) for record in records])
+    whole = b"".join(map(layout.encode_record_field, records))
+    payload = tail.SerializeToString() + whole if wide else whole + tail.SerializeToString()
+    error = refusal(payload)
+    assert (error.code, error.reason) == (Code.UNIMPLEMENTED, "UNSUPPORTED")
+    assert error.metadata["field"] == "due_time_ms"
+    for record in (Record(body=b"x", due_time_ms=9), Record(body=b"x", flags=layout.FLAG_DUE_TIME)):
+        by_hand = SendRequest(topic="orders", records=[record]).SerializeToString()
+        assert refusal(by_hand).reason == "UNSUPPORTED"
+
+
+def test_a_record_whose_tag_is_written_wider_than_it_need_be_is_a_record() -> None:
+    check = Record(body=b"x", crc32c=crc32c(b"\x0a\x01x")).SerializeToString()
+    wide = b"\x8a\x00" + layout.encode_varint(len(check)) + check
+    region, _ = read(SendRequest(topic="orders").SerializeToString() + wide)
+    assert [record.body for record in records_of(region)] == [b"x"]
 
 
 def test_no_records_is_an_error() -> None:

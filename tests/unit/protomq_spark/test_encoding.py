@@ -78,7 +78,7 @@ def written_by_the_sdk(
             given["body"], given.get("key"), (), given.get("tags") or "",
             given.get("properties"), given.get("sharding_key"),
         )  # fmt: skip
-        records.append((*prepared[:5], BORN_MS))
+        records.append((*prepared[:5], BORN_MS, prepared[6]))
     return b"".join(RecordEncoder("orders", 7, 0).encode_request(records, 1 << 40, 3, False))
 
 
@@ -108,6 +108,6 @@ def test_a_request_says_of_each_row_what_is_compared_after_a_repeated_send() -> 
     made = rows_of(batch_of(rows, ("body", "key")), "orders", make_compressor("none"))
     encoded = TopicEncoder("orders", 7).encode(made, 100, BORN_MS, 3, True)
     parsed = pb.SendRequest.FromString(b"".join(encoded.payload))
-    for name in ("producer_id", "sequence", "body_crc32c", "key_hash"):
+    for name in ("producer_id", "sequence", "crc32c"):
         expected = [getattr(record, name) for record in parsed.records]
         assert encoded.trailers[name].tolist() == expected

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from protomq._types import MessageQueue
 from protomq.errors import CorruptMessageError
-from protomq.v1.record_pb2 import Record
+from protomq.v1.record_pb2 import Record, Transit
 from protomq.wire import record as layout
 from protomq.wire.hashing import crc32c
 from protomq.wire.record import RecordTemplate, encode_front, encode_record_field
@@ -48,11 +48,26 @@ def records(draw: st.DrawFn) -> bytes:
         key=key,
         tag=tag,
         front=front,
+        due_time_ms=draw(st.none() | st.integers(0, 2**40)),
     )
-    stamp = layout.STAMP.pack(
-        0x7D, 3, b"\x81\x01", draw(st.integers(0, 2**41)), b"\x89\x01", 0, b"\x91\x01", 0
-    )
+    if draw(st.booleans()):  # A copy that the broker moved.
+        at = layout.front_end(record, 0, len(record))
+        transit = Transit(origin_topic=draw(texts), attempt=draw(st.integers(0, 9)))
+        moved = bytearray(record[:at] + Record(transit=transit).SerializeToString() + record[at:])
+        moved[len(moved) + layout.FLAGS_AT + 1] = (layout.FLAG_TRANSIT | 0x200) >> 8
+        record = bytes(moved)
+    values = (3, draw(st.integers(0, 2**41)), 0, 0)
+    pairs = zip(layout.STAMP_TAGS, values, strict=True)
+    stamp = layout.STAMP.pack(*(part for pair in pairs for part in pair))
     return record[: -len(stamp)] + stamp
+
+
+def with_crc(record: bytes) -> bytes:
+    """As its producer would have sent it."""
+    changed = bytearray(record)
+    crc = crc32c(record[: layout.front_end(record, 0, len(record))])
+    struct.pack_into("<I", changed, len(record) + layout.CRC32C_AT, crc)
+    return bytes(changed)
 
 
 def decode(raw_records: list[bytes], **settings_: Any) -> pa.RecordBatch:
@@ -133,9 +148,9 @@ def test_records_in_another_order_of_fields_are_parsed_by_protobuf(
         body_end = len(record) - len(parsed.body)
         assert body_end >= 0
         if data.draw(st.booleans()):
-            # A property without a value, as a foreign serialiser may write it, in front of the topic.
-            at = len(record) - layout.trailer_size_bytes(b"orders")
-            record = record[:at] + b"\x22\x03\x0a\x01x" + record[at:]
+            # A property without a value, as a foreign serialiser may write it, at the end of the front.
+            at = layout.front_end(record, 0, len(record))
+            record = with_crc(record[:at] + b"\x22\x03\x0a\x01x" + record[at:])
         strange.append(record)
     batch = decode(strange)
     expected = [expected_row(record, 100 + n) for n, record in enumerate(strange)]
@@ -167,8 +182,35 @@ def test_compressed_bodies_are_unpacked_and_others_stay() -> None:
 
 def damaged(body: bytes) -> bytes:
     record = bytearray(plain(body))
-    struct.pack_into("<I", record, len(record) + layout.BODY_CRC32C_AT, crc32c(body) ^ 1)
+    record[len(record) + layout.CRC32C_AT] ^= 1
     return bytes(record)
+
+
+FULL = RecordTemplate("orders", 7, 0).encode(
+    b"body", 1, 2, key="key", tag="tag",
+    front=encode_front(["key"], "tag", {"name": "value"}, "shard", "host"),
+)  # fmt: skip
+OF_PRODUCER = ("key", "body", "tags", "properties", "born_host", "sharding_key", "headers")
+
+
+@pytest.mark.parametrize("bit", range(0, 8 * layout.front_end(FULL, 0, len(FULL)), 3))
+def test_a_flipped_bit_anywhere_in_what_is_the_producers_is_found(bit: int) -> None:
+    damaged = bytearray(FULL)
+    damaged[bit // 8] ^= 1 << bit % 8
+    rows = [FULL, bytes(damaged), FULL]
+    for name in OF_PRODUCER:
+        with pytest.raises(CorruptMessageError, match="orders/broker-a/3@101"):
+            decode(rows, columns=(name,))
+    whole, nulled, last = decode(rows, corrupt_records="null").to_pylist()
+    assert whole == {**last, "queue_offset": 100}
+    assert {nulled.pop(name) for name in OF_PRODUCER} == {None}
+    assert nulled == {name: last[name] for name in nulled} | {"queue_offset": 101}
+    skipped = decode(rows, corrupt_records="skip").column("queue_offset").to_pylist()
+    assert skipped == [100, 102]
+    filtered = decode(rows, columns=("key",), tags=frozenset({"tag"}), corrupt_records="null")
+    assert filtered.column(0).to_pylist() == ["key", None, "key"]
+    # Numbers are the broker's, and not under that CRC.
+    assert decode(rows, columns=("queue_offset",)).num_rows == 3
 
 
 def test_a_damaged_body_is_an_error_that_says_where() -> None:
@@ -226,7 +268,8 @@ def test_the_trailer_is_where_the_format_says() -> None:
     for name, position in {
         "tag_code": layout.TAG_CODE_AT, "key_hash": layout.KEY_HASH_AT,
         "producer_id": layout.PRODUCER_ID_AT, "producer_epoch": layout.PRODUCER_EPOCH_AT,
-        "sequence": layout.SEQUENCE_AT, "body_crc32c": layout.BODY_CRC32C_AT,
+        "sharding_hash": layout.SHARDING_HASH_AT,
+        "sequence": layout.SEQUENCE_AT, "crc32c": layout.CRC32C_AT,
         "born_time_ms": layout.BORN_TIME_MS_AT, "flags": layout.FLAGS_AT,
         "queue_id": layout.QUEUE_ID_AT, "store_time_ms": layout.STORE_TIME_MS_AT,
         "queue_offset": layout.QUEUE_OFFSET_AT, "physical_offset": layout.PHYSICAL_OFFSET_AT,

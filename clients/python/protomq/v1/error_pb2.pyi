@@ -70,6 +70,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION: the topic was deleted and made again since the client learned its incarnation: offsets of the old one mean nothing in
     the new one. The metadata hold topic, wanted and current. Begin anew with the current one, or stop.
     """
+    ERROR_REASON_UNSUPPORTED: _ErrorReason.ValueType  # 25
+    """UNIMPLEMENTED: this version cannot do what a field asks for; the metadata name the field. Nothing was stored."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason lists every value that ErrorInfo.reason takes, there without the prefix: "TOPIC_NOT_FOUND"."""
@@ -122,4 +124,6 @@ ERROR_REASON_TOPIC_RECREATED: ErrorReason.ValueType  # 22
 """FAILED_PRECONDITION: the topic was deleted and made again since the client learned its incarnation: offsets of the old one mean nothing in
 the new one. The metadata hold topic, wanted and current. Begin anew with the current one, or stop.
 """
+ERROR_REASON_UNSUPPORTED: ErrorReason.ValueType  # 25
+"""UNIMPLEMENTED: this version cannot do what a field asks for; the metadata name the field. Nothing was stored."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -56,10 +56,10 @@ Global___RecordBatch: _TypeAlias = RecordBatch  # noqa: Y015
 
 @_typing.final
 class Record(_message.Message):
-    """Record is one message. Fields 1 to 5 are the producer's; fields 6 to 18 are the trailer, always present on disk and always in
-    the order of their numbers, so that each stands at a constant distance from the record's end. Since in protobuf the last
-    occurrence of a field wins, nothing in front of the trailer can override it. A client that writes records by hand may leave the
-    whole trailer out: the broker fills it in.
+    """Record is one message. Fields 1 to 5 are the producer's, and `crc32c` covers them. Fields 6 and up are the trailer: 7 and 9 to 21 are
+    always present on disk and always in the order of their numbers, so that each stands at a constant distance from the record's end.
+    Since in protobuf the last occurrence of a field wins, nothing in front of the trailer can override it. A client that writes records
+    by hand may leave the whole trailer out: the broker fills it in.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -89,13 +89,16 @@ class Record(_message.Message):
     TAG_FIELD_NUMBER: _builtins.int
     PROPERTIES_FIELD_NUMBER: _builtins.int
     ATTRIBUTES_FIELD_NUMBER: _builtins.int
+    TRANSIT_FIELD_NUMBER: _builtins.int
     TOPIC_FIELD_NUMBER: _builtins.int
+    DUE_TIME_MS_FIELD_NUMBER: _builtins.int
     TAG_CODE_FIELD_NUMBER: _builtins.int
     KEY_HASH_FIELD_NUMBER: _builtins.int
+    SHARDING_HASH_FIELD_NUMBER: _builtins.int
     PRODUCER_ID_FIELD_NUMBER: _builtins.int
     PRODUCER_EPOCH_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
-    BODY_CRC32C_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
     BORN_TIME_MS_FIELD_NUMBER: _builtins.int
     FLAGS_FIELD_NUMBER: _builtins.int
     QUEUE_ID_FIELD_NUMBER: _builtins.int
@@ -108,22 +111,28 @@ class Record(_message.Message):
     """The tag, at most one, by which consumers filter."""
     topic: _builtins.str
     """The topic; the same in a whole request."""
+    due_time_ms: _builtins.int
+    """When the message may be delivered: milliseconds since 1970-01-01 UTC; there exactly where bit 4 of `flags` is set. Not supported yet."""
     tag_code: _builtins.int
     """Filter code of `tag`: 0 without a tag, else hash63 of its UTF-8 bytes: CRC-32C in the low 32 bits, CRC-32 (zlib) in bits 32-62."""
     key_hash: _builtins.int
     """Index code of the first key: 0 without a key, else hash63 of its UTF-8 bytes."""
+    sharding_hash: _builtins.int
+    """CRC-32C of the UTF-8 bytes of the sharding key, 0 without one."""
     producer_id: _builtins.int
     """Random identity of the producer, 0 for none. With epoch and sequence it is the message id, and recognises a repeated send."""
     producer_epoch: _builtins.int
     """Rises when a producer with a stable identity starts anew; requests of a lower epoch are refused."""
     sequence: _builtins.int
     """Number of the message in its producer and epoch, counted from 0; consecutive within a request."""
-    body_crc32c: _builtins.int
-    """CRC-32C of `body` as stored, made by the producer and checked by the consumer."""
+    crc32c: _builtins.int
+    """CRC-32C of fields 1 to 5 with their tags and lengths, as they stand in the record; made by the producer, checked by every reader."""
     born_time_ms: _builtins.int
     """When the producer made the message: milliseconds since 1970-01-01 UTC."""
     flags: _builtins.int
-    """Bits 0-2: compression of body (0 none, 1 zlib, 2 lz4 frame, 3 zstd). Bit 3: more than one key. The other bits are the broker's."""
+    """Of the producer: bits 0-2: compression of body (0 none, 1 zlib, 2 lz4 frame, 3 zstd). Bit 3: more than one key. Bit 4: `due_time_ms`
+    is present. Of the broker: bits 8-10: kind (0 plain, 1 half, 2 copy, 3 state). Bit 11: `transit` is present. All others are 0.
+    """
     queue_id: _builtins.int
     """The queue of the topic. Stamped by the broker, like all that follow."""
     store_time_ms: _builtins.int
@@ -144,6 +153,10 @@ class Record(_message.Message):
     def attributes(self) -> Global___Attributes:
         """What protomq itself transports for the message but the broker need not read for storing it."""
 
+    @_builtins.property
+    def transit(self) -> Global___Transit:
+        """Where the message comes from, on a copy that the broker moved; there exactly where bit 11 of `flags` is set. Refused from producers."""
+
     def __init__(
         self,
         *,
@@ -152,13 +165,16 @@ class Record(_message.Message):
         tag: _builtins.str = ...,
         properties: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         attributes: Global___Attributes | None = ...,
+        transit: Global___Transit | None = ...,
         topic: _builtins.str | None = ...,
+        due_time_ms: _builtins.int | None = ...,
         tag_code: _builtins.int | None = ...,
         key_hash: _builtins.int | None = ...,
+        sharding_hash: _builtins.int | None = ...,
         producer_id: _builtins.int | None = ...,
         producer_epoch: _builtins.int | None = ...,
         sequence: _builtins.int | None = ...,
-        body_crc32c: _builtins.int | None = ...,
+        crc32c: _builtins.int | None = ...,
         born_time_ms: _builtins.int | None = ...,
         flags: _builtins.int | None = ...,
         queue_id: _builtins.int | None = ...,
@@ -166,16 +182,18 @@ class Record(_message.Message):
         queue_offset: _builtins.int | None = ...,
         physical_offset: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_body", b"_body", "_body_crc32c", b"_body_crc32c", "_born_time_ms", b"_born_time_ms", "_flags", b"_flags", "_key_hash", b"_key_hash", "_physical_offset", b"_physical_offset", "_producer_epoch", b"_producer_epoch", "_producer_id", b"_producer_id", "_queue_id", b"_queue_id", "_queue_offset", b"_queue_offset", "_sequence", b"_sequence", "_store_time_ms", b"_store_time_ms", "_tag_code", b"_tag_code", "_topic", b"_topic", "attributes", b"attributes", "body", b"body", "body_crc32c", b"body_crc32c", "born_time_ms", b"born_time_ms", "flags", b"flags", "key_hash", b"key_hash", "physical_offset", b"physical_offset", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "sequence", b"sequence", "store_time_ms", b"store_time_ms", "tag_code", b"tag_code", "topic", b"topic"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_body", b"_body", "_born_time_ms", b"_born_time_ms", "_crc32c", b"_crc32c", "_due_time_ms", b"_due_time_ms", "_flags", b"_flags", "_key_hash", b"_key_hash", "_physical_offset", b"_physical_offset", "_producer_epoch", b"_producer_epoch", "_producer_id", b"_producer_id", "_queue_id", b"_queue_id", "_queue_offset", b"_queue_offset", "_sequence", b"_sequence", "_sharding_hash", b"_sharding_hash", "_store_time_ms", b"_store_time_ms", "_tag_code", b"_tag_code", "_topic", b"_topic", "attributes", b"attributes", "body", b"body", "born_time_ms", b"born_time_ms", "crc32c", b"crc32c", "due_time_ms", b"due_time_ms", "flags", b"flags", "key_hash", b"key_hash", "physical_offset", b"physical_offset", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "sequence", b"sequence", "sharding_hash", b"sharding_hash", "store_time_ms", b"store_time_ms", "tag_code", b"tag_code", "topic", b"topic", "transit", b"transit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_body", b"_body", "_body_crc32c", b"_body_crc32c", "_born_time_ms", b"_born_time_ms", "_flags", b"_flags", "_key_hash", b"_key_hash", "_physical_offset", b"_physical_offset", "_producer_epoch", b"_producer_epoch", "_producer_id", b"_producer_id", "_queue_id", b"_queue_id", "_queue_offset", b"_queue_offset", "_sequence", b"_sequence", "_store_time_ms", b"_store_time_ms", "_tag_code", b"_tag_code", "_topic", b"_topic", "attributes", b"attributes", "body", b"body", "body_crc32c", b"body_crc32c", "born_time_ms", b"born_time_ms", "flags", b"flags", "key_hash", b"key_hash", "keys", b"keys", "physical_offset", b"physical_offset", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "properties", b"properties", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "sequence", b"sequence", "store_time_ms", b"store_time_ms", "tag", b"tag", "tag_code", b"tag_code", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_body", b"_body", "_born_time_ms", b"_born_time_ms", "_crc32c", b"_crc32c", "_due_time_ms", b"_due_time_ms", "_flags", b"_flags", "_key_hash", b"_key_hash", "_physical_offset", b"_physical_offset", "_producer_epoch", b"_producer_epoch", "_producer_id", b"_producer_id", "_queue_id", b"_queue_id", "_queue_offset", b"_queue_offset", "_sequence", b"_sequence", "_sharding_hash", b"_sharding_hash", "_store_time_ms", b"_store_time_ms", "_tag_code", b"_tag_code", "_topic", b"_topic", "attributes", b"attributes", "body", b"body", "born_time_ms", b"born_time_ms", "crc32c", b"crc32c", "due_time_ms", b"due_time_ms", "flags", b"flags", "key_hash", b"key_hash", "keys", b"keys", "physical_offset", b"physical_offset", "producer_epoch", b"producer_epoch", "producer_id", b"producer_id", "properties", b"properties", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "sequence", b"sequence", "sharding_hash", b"sharding_hash", "store_time_ms", b"store_time_ms", "tag", b"tag", "tag_code", b"tag_code", "topic", b"topic", "transit", b"transit"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__body: _TypeAlias = _typing.Literal["body"]  # noqa: Y015
     _WhichOneofArgType__body: _TypeAlias = _typing.Literal["_body", b"_body"]  # noqa: Y015
-    _WhichOneofReturnType__body_crc32c: _TypeAlias = _typing.Literal["body_crc32c"]  # noqa: Y015
-    _WhichOneofArgType__body_crc32c: _TypeAlias = _typing.Literal["_body_crc32c", b"_body_crc32c"]  # noqa: Y015
     _WhichOneofReturnType__born_time_ms: _TypeAlias = _typing.Literal["born_time_ms"]  # noqa: Y015
     _WhichOneofArgType__born_time_ms: _TypeAlias = _typing.Literal["_born_time_ms", b"_born_time_ms"]  # noqa: Y015
+    _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
+    _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
+    _WhichOneofReturnType__due_time_ms: _TypeAlias = _typing.Literal["due_time_ms"]  # noqa: Y015
+    _WhichOneofArgType__due_time_ms: _TypeAlias = _typing.Literal["_due_time_ms", b"_due_time_ms"]  # noqa: Y015
     _WhichOneofReturnType__flags: _TypeAlias = _typing.Literal["flags"]  # noqa: Y015
     _WhichOneofArgType__flags: _TypeAlias = _typing.Literal["_flags", b"_flags"]  # noqa: Y015
     _WhichOneofReturnType__key_hash: _TypeAlias = _typing.Literal["key_hash"]  # noqa: Y015
@@ -192,6 +210,8 @@ class Record(_message.Message):
     _WhichOneofArgType__queue_offset: _TypeAlias = _typing.Literal["_queue_offset", b"_queue_offset"]  # noqa: Y015
     _WhichOneofReturnType__sequence: _TypeAlias = _typing.Literal["sequence"]  # noqa: Y015
     _WhichOneofArgType__sequence: _TypeAlias = _typing.Literal["_sequence", b"_sequence"]  # noqa: Y015
+    _WhichOneofReturnType__sharding_hash: _TypeAlias = _typing.Literal["sharding_hash"]  # noqa: Y015
+    _WhichOneofArgType__sharding_hash: _TypeAlias = _typing.Literal["_sharding_hash", b"_sharding_hash"]  # noqa: Y015
     _WhichOneofReturnType__store_time_ms: _TypeAlias = _typing.Literal["store_time_ms"]  # noqa: Y015
     _WhichOneofArgType__store_time_ms: _TypeAlias = _typing.Literal["_store_time_ms", b"_store_time_ms"]  # noqa: Y015
     _WhichOneofReturnType__tag_code: _TypeAlias = _typing.Literal["tag_code"]  # noqa: Y015
@@ -201,9 +221,11 @@ class Record(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__body) -> _WhichOneofReturnType__body | None: ...
     @_typing.overload
-    def WhichOneof(self, oneof_group: _WhichOneofArgType__body_crc32c) -> _WhichOneofReturnType__body_crc32c | None: ...
-    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__born_time_ms) -> _WhichOneofReturnType__born_time_ms | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__crc32c) -> _WhichOneofReturnType__crc32c | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__due_time_ms) -> _WhichOneofReturnType__due_time_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__flags) -> _WhichOneofReturnType__flags | None: ...
     @_typing.overload
@@ -221,6 +243,8 @@ class Record(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__sequence) -> _WhichOneofReturnType__sequence | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__sharding_hash) -> _WhichOneofReturnType__sharding_hash | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__store_time_ms) -> _WhichOneofReturnType__store_time_ms | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tag_code) -> _WhichOneofReturnType__tag_code | None: ...
@@ -228,6 +252,48 @@ class Record(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__topic) -> _WhichOneofReturnType__topic | None: ...
 
 Global___Record: _TypeAlias = Record  # noqa: Y015
+
+@_typing.final
+class Transit(_message.Message):
+    """Transit says where a message comes from that the broker moved to another queue: a retry, a dead letter, a delayed message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORIGIN_TOPIC_FIELD_NUMBER: _builtins.int
+    ORIGIN_QUEUE_ID_FIELD_NUMBER: _builtins.int
+    ORIGIN_QUEUE_OFFSET_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    FIRST_STORE_TIME_MS_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_FIELD_NUMBER: _builtins.int
+    origin_topic: _builtins.str
+    """Topic from which the message was first moved."""
+    origin_queue_id: _builtins.int
+    """Its queue there."""
+    origin_queue_offset: _builtins.int
+    """Its queue offset there."""
+    attempt: _builtins.int
+    """How often it was handed out before this copy, from 0."""
+    first_store_time_ms: _builtins.int
+    """When it was first stored: milliseconds since 1970-01-01 UTC."""
+    last_error: _builtins.str
+    """What the last attempt failed of, as the consumer said it."""
+    def __init__(
+        self,
+        *,
+        origin_topic: _builtins.str = ...,
+        origin_queue_id: _builtins.int = ...,
+        origin_queue_offset: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        first_store_time_ms: _builtins.int = ...,
+        last_error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "first_store_time_ms", b"first_store_time_ms", "last_error", b"last_error", "origin_queue_id", b"origin_queue_id", "origin_queue_offset", b"origin_queue_offset", "origin_topic", b"origin_topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Transit: _TypeAlias = Transit  # noqa: Y015
 
 @_typing.final
 class Attributes(_message.Message):

@@ -41,3 +41,8 @@ def key_hash_of(key: str) -> int:
 def tag_code_of(tag: str) -> int:
     """Filter code of a tag: 0 for none. Cached, since tags are few."""
     return hash63(tag.encode()) if tag else 0
+
+
+def sharding_hash_of(sharding_key: str) -> int:
+    """CRC-32C of a sharding key: 0 for none."""
+    return crc32c(sharding_key.encode()) if sharding_key else 0

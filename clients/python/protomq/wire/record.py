@@ -1,22 +1,26 @@
 """Layout of a record: where everything stands, and how to write one fast.
 
     record field   0x0A, varint(size), record
-    record         [front: body, keys, tag, properties, attributes] [trailer]
+    record         [front: body, keys, tag, properties, attributes] [transit] [trailer]
+
+The producer's CRC-32C covers the front, octet by octet. Transit (32 len ...) stands on a copy that the broker moved, and nowhere else.
 
     trailer, from its start (n = bytes of the topic, 1 to 127)      from the end of the record
-    +0      32 nn  topic                                            -(97 + n)
-    +2+n    39     tag_code          sfixed64                       -95
-            41     key_hash          fixed64                        -86
-            49     producer_id       fixed64                        -77
-            55     producer_epoch    fixed32                        -68
-            59     sequence          fixed64                        -63
-            65     body_crc32c       fixed32                        -54
-            69     born_time_ms      fixed64                        -49
-            75     flags             fixed32                        -40
-            7D     queue_id          fixed32    stamped             -35
-            81 01  store_time_ms     fixed64    stamped             -30
-            89 01  queue_offset      fixed64    stamped             -20
-            91 01  physical_offset   fixed64    stamped             -10
+    +0      3A nn  topic                                            -(105 + n), 9 less with a due time
+            41     due_time_ms       fixed64    only where flags have bit 4: -112
+    +2+n    49     tag_code          sfixed64                       -103
+            51     key_hash          fixed64                        -94
+            5D     sharding_hash     fixed32                        -85
+            61     producer_id       fixed64                        -80
+            6D     producer_epoch    fixed32                        -71
+            71     sequence          fixed64                        -66
+            7D     crc32c            fixed32                        -57
+            81 01  born_time_ms      fixed64                        -52
+            8D 01  flags             fixed32                        -42
+            95 01  queue_id          fixed32    stamped             -36
+            99 01  store_time_ms     fixed64    stamped             -30
+            A1 01  queue_offset      fixed64    stamped             -20
+            A9 01  physical_offset   fixed64    stamped             -10
 
 Offsets in this module are counted from the end of the record: they are the same in every record, whatever stands in front.
 """
@@ -27,52 +31,60 @@ import struct
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from .hashing import Octets, crc32c, extend_crc32c, hash63, tag_code_of
+from .hashing import Octets, crc32c, extend_crc32c, hash63, sharding_hash_of, tag_code_of
 
 RECORD_TAG: Final = 0x0A
 SEAL_TAG: Final = 0x12
 PADDING_TAG: Final = 0x1A
-TOPIC_TAG: Final = 0x32
 BODY_TAG: Final = 0x0A
+FRONT_TAGS: Final = frozenset((0x0A, 0x12, 0x1A, 0x22, 0x2A))
+"""Body, keys, tag, properties, attributes: what the producer's CRC covers."""
+TRANSIT_TAG: Final = 0x32
+TOPIC_TAG: Final = 0x3A
+DUE_TIME_TAG: Final = 0x41
+DUE_TIME_SIZE_BYTES: Final = 9
+"""Of the field with its tag."""
 
-FIXED_TRAILER: Final = struct.Struct("<BqBQBQBIBQBIBQBIBI2sQ2sQ2sQ")
+FIXED_TRAILER: Final = struct.Struct("<BqBQBIBQBIBQBI2sQ2sI2sI2sQ2sQ2sQ")
 """The trailer behind the topic: each tag followed by its value."""
 
 FIXED_TRAILER_SIZE_BYTES: Final = FIXED_TRAILER.size
-assert FIXED_TRAILER_SIZE_BYTES == 95
+assert FIXED_TRAILER_SIZE_BYTES == 103
 
 # Where each value (not its tag) starts, counted from the end of the record.
-TAG_CODE_AT: Final = -94
-KEY_HASH_AT: Final = -85
-PRODUCER_ID_AT: Final = -76
-PRODUCER_EPOCH_AT: Final = -67
-SEQUENCE_AT: Final = -62
-BODY_CRC32C_AT: Final = -53
-BORN_TIME_MS_AT: Final = -48
-FLAGS_AT: Final = -39
+DUE_TIME_MS_AT: Final = -111
+"""Only where `flags` say so."""
+TAG_CODE_AT: Final = -102
+KEY_HASH_AT: Final = -93
+SHARDING_HASH_AT: Final = -84
+PRODUCER_ID_AT: Final = -79
+PRODUCER_EPOCH_AT: Final = -70
+SEQUENCE_AT: Final = -65
+CRC32C_AT: Final = -56
+BORN_TIME_MS_AT: Final = -50
+FLAGS_AT: Final = -40
 QUEUE_ID_AT: Final = -34
 STORE_TIME_MS_AT: Final = -28
 QUEUE_OFFSET_AT: Final = -18
 PHYSICAL_OFFSET_AT: Final = -8
 
-STAMP: Final = struct.Struct("<BI2sQ2sQ2sQ")
-"""The last 35 bytes of a record: what the broker stamps."""
+STAMP: Final = struct.Struct("<2sI2sQ2sQ2sQ")
+"""The last 36 bytes of a record: what the broker stamps."""
 STAMP_SIZE_BYTES: Final = STAMP.size
-assert STAMP_SIZE_BYTES == 35
+assert STAMP_SIZE_BYTES == 36
+STAMP_TAGS: Final = (b"\x95\x01", b"\x99\x01", b"\xa1\x01", b"\xa9\x01")
 
 FIXED_TRAILER_TAGS: Final = (
-    0x39,
-    0x41,
     0x49,
-    0x55,
-    0x59,
-    0x65,
-    0x69,
-    0x75,
+    0x51,
+    0x5D,
+    0x61,
+    0x6D,
+    0x71,
     0x7D,
     b"\x81\x01",
-    b"\x89\x01",
-    b"\x91\x01",
+    b"\x8d\x01",
+    *STAMP_TAGS,
 )
 
 BODY_SIZE_MAX_BYTES: Final = 4 << 20
@@ -89,8 +101,14 @@ COMPRESSION_ZLIB: Final = 1
 COMPRESSION_LZ4: Final = 2
 COMPRESSION_ZSTD: Final = 3
 FLAG_MANY_KEYS: Final = 0x08
-PRODUCER_FLAGS_MASK: Final = FLAG_COMPRESSION_MASK | FLAG_MANY_KEYS
+FLAG_DUE_TIME: Final = 0x10
+"""`due_time_ms` stands between topic and tag_code."""
+PRODUCER_FLAGS_MASK: Final = FLAG_COMPRESSION_MASK | FLAG_MANY_KEYS | FLAG_DUE_TIME
 """The bits of `flags` that a producer may set."""
+FLAG_KIND_MASK: Final = 0x0700
+"""The broker's: 0 plain, 1 half message, 2 copy of a message that stands elsewhere, 3 state of the broker."""
+FLAG_TRANSIT: Final = 0x0800
+"""The broker's: `transit` stands in front of the topic."""
 
 SEAL: Final = struct.Struct("<BBBIBQBQBIBQBQBI")
 """A whole seal field: tag, length 51, then epoch, start_position, size_bytes, record_count, store_time_ms, synced_position, crc32c."""
@@ -103,9 +121,29 @@ SEAL_COVERED_BYTES: Final = SEAL_SIZE_BYTES - 4
 MESSAGE_ID_LENGTH: Final = 40
 
 
-def trailer_size_bytes(topic: bytes) -> int:
+def trailer_size_bytes(topic: bytes, *, has_due_time: bool = False) -> int:
     """Bytes from the topic's tag to the end of the record."""
-    return 2 + len(topic) + FIXED_TRAILER_SIZE_BYTES
+    return 2 + len(topic) + has_due_time * DUE_TIME_SIZE_BYTES + FIXED_TRAILER_SIZE_BYTES
+
+
+def front_end(data: bytes | bytearray | memoryview, position: int, end: int) -> int:
+    """Where fields 1 to 5 of the record that begins at `position` end: what its CRC covers. Raises ValueError if they do not fit."""
+    while position < end and data[position] in FRONT_TAGS:
+        position += 1
+        size = shift = 0
+        more = True
+        while more:
+            if position >= end or shift > 28:
+                raise ValueError("a length does not end")
+            octet = data[position]
+            position += 1
+            size |= (octet & 0x7F) << shift
+            shift += 7
+            more = octet >= 0x80
+        position += size
+    if position > end:
+        raise ValueError("a field ends outside of its record")
+    return position
 
 
 def encode_varint(value: int) -> bytes:
@@ -171,7 +209,7 @@ class RecordTemplate:
     Raises ValueError for a topic that is empty or longer than 127 bytes.
     """
 
-    __slots__ = ("_producer_epoch", "_producer_id", "_topic_field", "_trailer_size_bytes")
+    __slots__ = ("_producer_epoch", "_producer_id", "_topic_field")
 
     def __init__(self, topic: str, producer_id: int, producer_epoch: int) -> None:
         encoded = topic.encode()
@@ -182,7 +220,6 @@ class RecordTemplate:
         self._topic_field = bytes((TOPIC_TAG, len(encoded))) + encoded
         self._producer_id = producer_id
         self._producer_epoch = producer_epoch
-        self._trailer_size_bytes = trailer_size_bytes(encoded)
 
     def encode(
         self,
@@ -192,29 +229,17 @@ class RecordTemplate:
         *,
         key: str = "",
         tag: str = "",
+        sharding_key: str = "",
         front: bytes = b"",
         flags: int = 0,
+        due_time_ms: int | None = None,
     ) -> bytes:
         """The record (without its own tag and length).
 
         `front` holds fields 2 to 5 as `encode_front` writes them, for keys, tag, properties and attributes together; `key` (the first
-        one) and `tag` are given again for their codes. Stamped fields are written as zeros.
+        one), `tag` and `sharding_key` are given again for their codes. Stamped fields are written as zeros.
         """
         size = len(body)
-        trailer = FIXED_TRAILER.pack(
-            0x39, tag_code_of(tag) if tag else 0,
-            0x41, hash63(key.encode()) if key else 0,
-            0x49, self._producer_id,
-            0x55, self._producer_epoch,
-            0x59, sequence,
-            0x65, crc32c(body),
-            0x69, born_time_ms,
-            0x75, flags,
-            0x7D, 0,
-            b"\x81\x01", 0,
-            b"\x89\x01", 0,
-            b"\x91\x01", 0,
-        )  # fmt: skip
         length = (
             bytes((size,))
             if size < 0x80
@@ -222,7 +247,27 @@ class RecordTemplate:
             if size < 0x4000
             else encode_varint(size)
         )
-        return b"".join((b"\x0a", length, body, front, self._topic_field, trailer))
+        crc = extend_crc32c(crc32c(b"\x0a" + length), body)
+        due_time = b""
+        if due_time_ms is not None:
+            due_time = b"\x41" + due_time_ms.to_bytes(8, "little")
+            flags |= FLAG_DUE_TIME
+        trailer = FIXED_TRAILER.pack(
+            0x49, tag_code_of(tag) if tag else 0,
+            0x51, hash63(key.encode()) if key else 0,
+            0x5D, sharding_hash_of(sharding_key),
+            0x61, self._producer_id,
+            0x6D, self._producer_epoch,
+            0x71, sequence,
+            0x7D, extend_crc32c(crc, front) if front else crc,
+            b"\x81\x01", born_time_ms,
+            b"\x8d\x01", flags,
+            b"\x95\x01", 0,
+            b"\x99\x01", 0,
+            b"\xa1\x01", 0,
+            b"\xa9\x01", 0,
+        )  # fmt: skip
+        return b"".join((b"\x0a", length, body, front, self._topic_field, due_time, trailer))
 
 
 def encode_record_field(record: bytes) -> bytes:

@@ -39,6 +39,7 @@ class RecordRegion:
         producer_epoch: epoch of the producer.
         first_sequence: sequence of the first record; the others follow one by one.
         stride: size of each record field if all have the same, else 0: then records are reached by steps instead of by an index.
+        due_times_ms: uint64, shape (count,), 0 for a message without one; an int if count is 1; None if no message has one.
     """
 
     topic: str
@@ -52,6 +53,7 @@ class RecordRegion:
     producer_epoch: int
     first_sequence: int
     stride: int = 0
+    due_times_ms: NDArray[np.uint64] | int | None = None
 
 
 @dataclass(slots=True)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from .errors import StoreSettingsError
 from .recovery import CorruptionMode
 
+FORMAT_VERSION: Final = 2
+"""Of what stands on disk. 2: the fields of a record are numbered anew, and its CRC covers all that is the producer's."""
 SEGMENT_SIZE_MIN_BYTES: Final = 4096
 
 
@@ -66,3 +70,13 @@ class StoreConfig:
             raise ValueError(
                 "0 < disk_delete_ratio <= disk_force_ratio <= disk_refuse_ratio <= 1 must hold"
             )
+
+
+def check_format(path: str, stored: Mapping[str, Any]) -> None:
+    """Raises StoreSettingsError if `stored`, what `path` says of a store, names another format than this version's."""
+    version = stored.get("format_version")
+    if version != FORMAT_VERSION:
+        raise StoreSettingsError(
+            f"{path}: the store has format_version = {version}, this version of protomq reads and writes {FORMAT_VERSION} alone;"
+            " read it with the version that wrote it, or begin with an empty data folder"
+        )

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from protomq.v1.record_pb2 import Record
 
 from .checkpoint import Checkpoint, read_checkpoint
+from .config import check_format
 from .disk import Disk, read_json
 from .errors import StoreSettingsError
 from .lock import is_locked, previous_cache_id
@@ -79,6 +80,7 @@ def open_offline(
         raise StoreSettingsError(
             f"{root}: this is no store: config/store.json or commitlog is missing"
         )
+    check_format(f"{root}/config/store.json", settings)
     folder = SegmentFolder(disk, f"{root}/commitlog", size)
     folder.open(read_only=not writable)
     cache_id = disk.cache_id(root)

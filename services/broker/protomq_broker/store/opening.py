@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Final, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from protomq.wire.record import PHYSICAL_OFFSET_AT
 from .append import AppendRequest, CorruptRecordError, ScannedRecords
 from .checked_segment import Stretch, stretch_of
 from .checkpoint import Checkpoint
-from .config import StoreConfig
+from .config import FORMAT_VERSION, StoreConfig, check_format
 from .consume_queue import ConsumeQueueDamagedError
 from .consume_queue_table import ConsumeQueueTable
 from .disk import Disk, read_fully, read_json, sync_names_above, write_json_atomically
@@ -44,8 +44,6 @@ from .segment import SegmentFolder
 from .topics import TopicTable, incarnation_of_first
 
 log = logging.getLogger(__name__)
-
-FORMAT_VERSION: Final = 1
 
 
 class Derived(Protocol):
@@ -100,6 +98,7 @@ def check_settings(disk: Disk, root: str, config: StoreConfig) -> None:
     if not isinstance(stored, dict):
         write_json_atomically(disk, path, ours)
         return
+    check_format(path, stored)
     for name, value in ours.items():
         if stored.get(name) != value:
             raise StoreSettingsError(

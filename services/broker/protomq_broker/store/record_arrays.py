@@ -19,9 +19,11 @@ BROKER_FLAGS = ~layout.PRODUCER_FLAGS_MASK & 0xFFFFFFFF
 """Bits of `flags` that a producer must leave zero."""
 _FIXED_TAGS = layout.FIXED_TRAILER.pack(*(value for tag in TAGS for value in (tag, 0)))
 
+_DUE_TIME_FIELD = bytes((layout.DUE_TIME_TAG,)) + bytes(8)
+
 STAMP_DTYPE = np.dtype(
     [
-        ("queue_id_tag", "u1"),
+        ("queue_id_tag", "V2"),
         ("queue_id", "<u4"),
         ("store_time_tag", "V2"),
         ("store_time_ms", "<u8"),
@@ -43,17 +45,19 @@ FIXED_TRAILER_DTYPE = np.dtype(
         ("tag_code", "<i8"),
         ("key_hash_tag", "u1"),
         ("key_hash", "<u8"),
+        ("sharding_hash_tag", "u1"),
+        ("sharding_hash", "<u4"),
         ("producer_id_tag", "u1"),
         ("producer_id", "<u8"),
         ("producer_epoch_tag", "u1"),
         ("producer_epoch", "<u4"),
         ("sequence_tag", "u1"),
         ("sequence", "<u8"),
-        ("body_crc32c_tag", "u1"),
-        ("body_crc32c", "<u4"),
-        ("born_time_ms_tag", "u1"),
+        ("crc32c_tag", "u1"),
+        ("crc32c", "<u4"),
+        ("born_time_ms_tag", "V2"),
         ("born_time_ms", "<u8"),
-        ("flags_tag", "u1"),
+        ("flags_tag", "V2"),
         ("flags", "<u4"),
         *_fields_of(STAMP_DTYPE),
     ]
@@ -85,8 +89,10 @@ def opaque(size: int) -> np.dtype[np.void]:
 
 
 @lru_cache(maxsize=256)
-def trailer_dtype(topic_size: int) -> np.dtype[np.void]:
+def trailer_dtype(topic_size: int, has_due_time: bool) -> np.dtype[np.void]:
     fields: list[tuple[str, Any]] = [("topic_field", f"V{topic_size + 2}")]
+    if has_due_time:
+        fields += [("due_time_tag", "u1"), ("due_time_ms", "<u8")]
     return np.dtype(fields + _fields_of(FIXED_TRAILER_DTYPE))
 
 
@@ -94,34 +100,29 @@ def topic_field_of(topic_bytes: bytes) -> bytes:
     return bytes((layout.TOPIC_TAG, len(topic_bytes))) + topic_bytes
 
 
-def trailer_pattern(topic_bytes: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """(constant bytes of a trailer, mask of where they stand); without a topic: of the fixed part alone."""
-    topic_field = topic_field_of(topic_bytes) if topic_bytes else b""
-    return np.frombuffer(topic_field + _FIXED_TAGS, np.uint8), _trailer_mask(len(topic_field))
-
-
-def sameness_mask(topic_bytes: bytes) -> NDArray[np.uint64]:
+def sameness_mask(topic_bytes: bytes, has_due_time: bool) -> NDArray[np.uint64]:
     """What must be the same in all trailers of a request, as words that end where the trailer does: all constant parts, producer id,
-    producer epoch, and the flags that are not a producer's. Octets in front of the trailer do not count.
+    producer epoch, whether there is a due time, and the flags that are not a producer's. Octets in front of the trailer do not count.
     """
-    return _sameness_mask(len(topic_bytes) + 2)
+    return _sameness_mask(len(topic_bytes) + 2, has_due_time)
 
 
 # By the size of a topic, not by the topic: ten thousand topics in turn would find nothing of a bounded cache, and 20 us went for it.
 
 
 @lru_cache(maxsize=256)
-def _trailer_mask(topic_field_size: int) -> NDArray[np.uint8]:
+def _trailer_mask(topic_field_size: int, has_due_time: bool) -> NDArray[np.uint8]:
     ones = layout.FIXED_TRAILER.pack(*(value for tag in TAGS for value in (_full(tag), 0)))
-    return np.frombuffer(b"\xff" * topic_field_size + ones, np.uint8)
+    due_time = b"\xff" + bytes(8) if has_due_time else b""
+    return np.frombuffer(b"\xff" * topic_field_size + due_time + ones, np.uint8)
 
 
 @lru_cache(maxsize=256)
-def _sameness_mask(topic_field_size: int) -> NDArray[np.uint64]:
+def _sameness_mask(topic_field_size: int, has_due_time: bool) -> NDArray[np.uint64]:
     fixed = np.zeros(1, FIXED_TRAILER_DTYPE)
     fixed["producer_id"], fixed["producer_epoch"] = 0xFFFFFFFF_FFFFFFFF, 0xFFFFFFFF
-    fixed["flags"] = BROKER_FLAGS
-    mask = _trailer_mask(topic_field_size).copy()
+    fixed["flags"] = BROKER_FLAGS | layout.FLAG_DUE_TIME
+    mask = _trailer_mask(topic_field_size, has_due_time).copy()
     mask[-layout.FIXED_TRAILER_SIZE_BYTES :] |= fixed.view(np.uint8)
     return np.frombuffer(bytes(-len(mask) % 8) + mask.tobytes(), U64)
 
@@ -130,9 +131,13 @@ def _full(tag: int | bytes) -> int | bytes:
     return b"\xff\xff" if isinstance(tag, bytes) else 0xFF
 
 
-def tag_mismatch(trailers: NDArray[np.void], topic_bytes: bytes) -> int | None:
-    """Index of the first trailer whose constant parts are wrong, None if all hold."""
-    pattern, mask = trailer_pattern(topic_bytes)
+def tag_mismatch(
+    trailers: NDArray[np.void], topic_bytes: bytes, has_due_time: bool = False
+) -> int | None:
+    """Index of the first trailer whose constant parts are wrong, None if all hold; without a topic: of the fixed part alone."""
+    topic_field = topic_field_of(topic_bytes) if topic_bytes else b""
+    due_time = _DUE_TIME_FIELD if has_due_time else b""
+    pattern = np.frombuffer(topic_field + due_time + _FIXED_TAGS, np.uint8)
     octets = trailers.view(np.uint8).reshape(len(trailers), len(pattern))
-    wrong = (octets ^ pattern) & mask
+    wrong = (octets ^ pattern) & _trailer_mask(len(topic_field), has_due_time)
     return int(wrong.any(axis=1).argmax()) if wrong.any() else None

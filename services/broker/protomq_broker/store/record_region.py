@@ -7,7 +7,7 @@ holds what it says costs a few array operations and one run of the C parser, wha
 2. The trailer of each record is compared with the constant parts that it must have (tags, topic).
 3. What stands in front of the trailer must be a message by itself; otherwise the "trailer" could be the inside of a field, and the
    real one could say something else. So each record is shortened, in place, to its front, and its trailer is hidden inside a
-   padding field: then one parse as RecordBatch proves all fronts at once. (Lengths keep their width: protobuf takes padded varints.)
+   padding field: then one parse proves all fronts at once (front.py). (Lengths keep their width: protobuf takes padded varints.)
 
 Then the last fields of each record, in protobuf the ones that win, are the broker's: stamped in place. A layout that does not hold
 gives None, and the caller writes the records anew (`rewrite.py`), which is slow and always right.
@@ -17,16 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import cast
 
 import numpy as np
-from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
-from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire import record as layout
 
 from .append import RecordRegion
+from .front import front_holds, fronts_hold
 from .record_arrays import (
     BROKER_FLAGS,
     I64,
@@ -49,6 +47,9 @@ _FEW = 24
 _WORD_RECORD_SIZE_BYTES = 1 << 21
 _RECORD_SIZE_MAX_BYTES = layout.BODY_SIZE_MAX_BYTES + layout.FRONT_SIZE_MAX_BYTES + 512
 _COUNTING = np.arange(layout.RECORDS_PER_REQUEST_MAX, dtype=np.uint64)
+_QUEUE_ID_TAG, _STORE_TIME_TAG, _QUEUE_OFFSET_TAG, _PHYSICAL_OFFSET_TAG = layout.STAMP_TAGS
+# Where `FIXED_TRAILER.unpack` has values: tags stand between them.
+_TAG_CODE, _KEY_HASH, _PRODUCER_ID, _PRODUCER_EPOCH, _SEQUENCE, _FLAGS = 1, 3, 7, 9, 11, 17
 _HEAD_MASKS = np.array([0, 0xFFFF, 0xFFFFFF, 0xFFFFFFFF], np.uint32)
 
 
@@ -72,11 +73,18 @@ def prove_region(
     # The heads of larger records do not fit into the words that are compared; there are few of those in a request.
     fits = count >= _EQUAL_MIN and first_size < _WORD_RECORD_SIZE_BYTES
     if fits and _are_equal(record_sizes):
-        return _prove_equal(payload, topic, topic_bytes, first_size, count)
-    sizes = np.asarray(record_sizes, np.int64)
-    if count <= _FEW or int(sizes.max()) >= _WORD_RECORD_SIZE_BYTES:
-        return _prove_few(payload, topic, topic_bytes, sizes.tolist())
-    return _prove_unequal(payload, topic, topic_bytes, sizes)
+        region = _prove_equal(payload, topic, topic_bytes, first_size, count)
+        sizes = None
+    else:
+        sizes = np.asarray(record_sizes, np.int64)
+        if count <= _FEW or int(sizes.max()) >= _WORD_RECORD_SIZE_BYTES:
+            return _prove_few(payload, topic, topic_bytes, sizes.tolist())
+        region = _prove_unequal(payload, topic, topic_bytes, sizes)
+    if region is None:
+        sizes = np.full(count, first_size) if sizes is None else sizes
+        if _only_some_have_due_times(payload, sizes):
+            return _prove_few(payload, topic, topic_bytes, sizes.tolist())
+    return region
 
 
 def stamp_region(
@@ -89,8 +97,8 @@ def stamp_region(
     data = region.data
     if region.starts is None:
         layout.STAMP.pack_into(
-            data, len(data) - layout.STAMP_SIZE_BYTES, 0x7D, queue_id, TAGS[9], store_time_ms, TAGS[10], queue_offset,
-            TAGS[11], physical_offset,
+            data, len(data) - layout.STAMP_SIZE_BYTES, _QUEUE_ID_TAG, queue_id, _STORE_TIME_TAG, store_time_ms,
+            _QUEUE_OFFSET_TAG, queue_offset, _PHYSICAL_OFFSET_TAG, physical_offset,
         )  # fmt: skip
         return
     if region.stride:
@@ -104,13 +112,13 @@ def stamp_region(
         return
     assert region.sizes is not None
     stamps = np.empty(region.count, STAMP_DTYPE)
-    stamps["queue_id_tag"] = 0x7D
+    stamps["queue_id_tag"] = np.void(_QUEUE_ID_TAG)
     stamps["queue_id"] = queue_id
-    stamps["store_time_tag"] = np.void(TAGS[9])
+    stamps["store_time_tag"] = np.void(_STORE_TIME_TAG)
     stamps["store_time_ms"] = store_time_ms
-    stamps["queue_offset_tag"] = np.void(TAGS[10])
+    stamps["queue_offset_tag"] = np.void(_QUEUE_OFFSET_TAG)
     stamps["queue_offset"] = np.arange(queue_offset, queue_offset + region.count)
-    stamps["physical_offset_tag"] = np.void(TAGS[11])
+    stamps["physical_offset_tag"] = np.void(_PHYSICAL_OFFSET_TAG)
     stamps["physical_offset"] = region.starts + physical_offset
     ends = region.starts + region.sizes
     windows(data, opaque(layout.STAMP_SIZE_BYTES))[ends - layout.STAMP_SIZE_BYTES] = stamps.view(
@@ -139,9 +147,19 @@ def _prove_one(
     if proved is None:
         return None
     end, values = proved
-    data = _cut(payload, end)
+    due_time_ms = _due_time_ms(payload, end) if values[_FLAGS] & layout.FLAG_DUE_TIME else None
     return RecordRegion(
-        topic, data, 1, None, None, values[1], values[3], values[5], values[7], values[9]
+        topic,
+        _cut(payload, end),
+        1,
+        None,
+        None,
+        values[_TAG_CODE],
+        values[_KEY_HASH],
+        values[_PRODUCER_ID],
+        values[_PRODUCER_EPOCH],
+        values[_SEQUENCE],
+        due_times_ms=due_time_ms,
     )
 
 
@@ -156,11 +174,22 @@ def _prove_few(
             return None
         starts.append(proved[0])
         trailers.append(proved[1])
-    producer, first_sequence = trailers[0][5:8:2], trailers[0][9]
+    of_producer = slice(_PRODUCER_ID, _PRODUCER_EPOCH + 1, 2)
+    producer, first_sequence = trailers[0][of_producer], trailers[0][_SEQUENCE]
     if any(
-        t[5:8:2] != producer or t[9] != first_sequence + index for index, t in enumerate(trailers)
+        t[of_producer] != producer or t[_SEQUENCE] != first_sequence + index
+        for index, t in enumerate(trailers)
     ):
         return None
+    due_times_ms = None
+    if any(t[_FLAGS] & layout.FLAG_DUE_TIME for t in trailers):
+        due_times_ms = np.array(
+            [
+                _due_time_ms(payload, end) if t[_FLAGS] & layout.FLAG_DUE_TIME else 0
+                for t, end in zip(trailers, starts[1:], strict=True)
+            ],
+            np.uint64,
+        )
     bounds = np.array(starts, np.int64)
     return RecordRegion(
         topic,
@@ -168,11 +197,12 @@ def _prove_few(
         len(trailers),
         bounds[:-1],
         np.diff(bounds),
-        np.array([t[1] for t in trailers], np.int64),
-        np.array([t[3] for t in trailers], np.uint64),
+        np.array([t[_TAG_CODE] for t in trailers], np.int64),
+        np.array([t[_KEY_HASH] for t in trailers], np.uint64),
         producer[0],
         producer[1],
         first_sequence,
+        due_times_ms=due_times_ms,
     )
 
 
@@ -190,8 +220,12 @@ def _prove_record(
     if end > len(payload) or not payload.startswith(head, start):
         return None
     values = layout.FIXED_TRAILER.unpack_from(payload, end - layout.FIXED_TRAILER_SIZE_BYTES)
-    if values[0:24:2] != TAGS or values[15] & BROKER_FLAGS:
+    if values[::2] != TAGS or values[_FLAGS] & BROKER_FLAGS:
         return None
+    if values[_FLAGS] & layout.FLAG_DUE_TIME:
+        front_size -= layout.DUE_TIME_SIZE_BYTES
+        if front_size < 2 or payload[end + layout.DUE_TIME_MS_AT - 1] != layout.DUE_TIME_TAG:
+            return None
     front_end = content + front_size
     if not payload.startswith(topic_field_of(topic_bytes), front_end):
         return None
@@ -201,12 +235,28 @@ def _prove_record(
     rest = front_size - body_head - body_size
     if not 0 <= body_size <= layout.BODY_SIZE_MAX_BYTES or rest > layout.FRONT_SIZE_MAX_BYTES:
         return None
-    if rest:
-        try:
-            Record.FromString(bytes(payload[front_end - rest : front_end]))
-        except DecodeError:
-            return None
+    if rest and not front_holds(payload[front_end - rest : front_end]):
+        return None
     return end, values
+
+
+def _due_time_ms(payload: bytes | bytearray, end: int) -> int:
+    at = end + layout.DUE_TIME_MS_AT
+    return int.from_bytes(payload[at : at + 8], "little")
+
+
+def _only_some_have_due_times(
+    payload: bytes | bytearray, record_sizes: NDArray[np.int64]
+) -> bool:
+    """Then trailers do not all have one size, and the records are proved one by one. For sizes that are not proved."""
+    if int(record_sizes.min()) < layout.FIXED_TRAILER_SIZE_BYTES:
+        return False
+    widths = 1 + (record_sizes >= 1 << 7) + (record_sizes >= 1 << 14)
+    ends = np.cumsum(record_sizes + widths + 1)
+    if int(ends[-1]) > len(payload):
+        return False
+    has_due_time = windows(payload, U32)[ends + layout.FLAGS_AT] & layout.FLAG_DUE_TIME != 0
+    return bool(has_due_time.any() and not has_due_time.all())
 
 
 @lru_cache(maxsize=4096)
@@ -235,7 +285,8 @@ def _prove_equal(
     head = stride - size
     body_size, body_head = record_field_at(data, head, stride)
     heads = column(data, opaque(head + body_head), 0, stride, count).tobytes()
-    mask = sameness_mask(topic_bytes)
+    has_due_time = bool(first[_FLAGS] & layout.FLAG_DUE_TIME)
+    mask = sameness_mask(topic_bytes, has_due_time)
     if heads != heads[: head + body_head] * count or 8 * len(mask) > stride:
         # Bodies of different sizes, or records so small that the words of the mask do not fit.
         return _prove_unequal(data, topic, topic_bytes, np.full(count, size))
@@ -244,11 +295,11 @@ def _prove_equal(
     different &= mask
     if np.count_nonzero(different):
         return None
-    first_sequence = first[9]
+    first_sequence = first[_SEQUENCE]
     sequences = column(data, U64, stride + layout.SEQUENCE_AT, stride, count)
     if sequences.tobytes() != (_COUNTING[:count] + np.uint64(first_sequence)).tobytes():
         return None
-    trailer_size = layout.trailer_size_bytes(topic_bytes)
+    trailer_size = layout.trailer_size_bytes(topic_bytes, has_due_time=has_due_time)
     front_rest = size - trailer_size - body_head - body_size
     if front_rest and not _equal_fronts_parse(data, stride, count, size, trailer_size):
         return None
@@ -259,10 +310,13 @@ def _prove_equal(
         *_steps(stride, count),
         column(data, I64, stride + layout.TAG_CODE_AT, stride, count).copy(),
         column(data, U64, stride + layout.KEY_HASH_AT, stride, count).copy(),
-        first[5],
-        first[7],
+        first[_PRODUCER_ID],
+        first[_PRODUCER_EPOCH],
         first_sequence,
         stride,
+        column(data, U64, stride + layout.DUE_TIME_MS_AT, stride, count).copy()
+        if has_due_time
+        else None,
     )
 
 
@@ -283,12 +337,9 @@ def _equal_fronts_parse(
     kept = lengths[0].copy(), trailer_heads[0].copy()
     lengths[:], trailer_heads[:] = front, padding
     try:
-        RecordBatch.FromString(cast(bytes, data))  # upb reads a bytearray where it stands
-    except DecodeError:
-        return False
+        return fronts_hold(data, count)
     finally:
         lengths[:], trailer_heads[:] = kept
-    return True
 
 
 def _wide_varint(value: int, width: int) -> bytes:
@@ -301,11 +352,7 @@ def _wide_varint(value: int, width: int) -> bytes:
 def _prove_unequal(
     payload: bytes | bytearray, topic: str, topic_bytes: bytes, record_sizes: NDArray[np.int64]
 ) -> RecordRegion | None:
-    trailer_size = layout.trailer_size_bytes(topic_bytes)
-    if (
-        int(record_sizes.min()) < trailer_size + 2
-        or int(record_sizes.max()) >= _WORD_RECORD_SIZE_BYTES
-    ):
+    if int(record_sizes.max()) >= _WORD_RECORD_SIZE_BYTES:
         return None
     widths = 1 + (record_sizes >= 1 << 7) + (record_sizes >= 1 << 14)
     sizes = record_sizes + widths + 1
@@ -313,8 +360,13 @@ def _prove_unequal(
     if int(ends[-1]) > len(payload):
         return None
     data = _cut(payload, int(ends[-1]))
-    starts, trailer_starts = ends - sizes, ends - trailer_size
     words = windows(data, U32)
+    # What holds for the first must hold for all.
+    has_due_time = bool(int(words[ends[0] + layout.FLAGS_AT]) & layout.FLAG_DUE_TIME)
+    trailer_size = layout.trailer_size_bytes(topic_bytes, has_due_time=has_due_time)
+    if int(record_sizes.min()) < trailer_size + 2:
+        return None
+    starts, trailer_starts = ends - sizes, ends - trailer_size
     heads, head_masks = words[starts], _HEAD_MASKS[widths]
     if ((heads ^ _head_words(record_sizes, widths)) & head_masks).any():
         return None
@@ -325,10 +377,13 @@ def _prove_unequal(
         return None
     # Gathered as opaque items: numpy copies a structure field by field, which takes ten times as long.
     items = windows(data, opaque(trailer_size))[trailer_starts]
-    if tag_mismatch(items, topic_bytes) is not None:
+    if tag_mismatch(items, topic_bytes, has_due_time) is not None:
         return None
-    trailers = items.view(trailer_dtype(len(topic_bytes)))
-    if (trailers["flags"] & BROKER_FLAGS).any() or (np.diff(trailers["sequence"]) != 1).any():
+    trailers = items.view(trailer_dtype(len(topic_bytes), has_due_time))
+    flags = trailers["flags"]
+    if ((flags ^ flags[0]) & layout.FLAG_DUE_TIME | flags & BROKER_FLAGS).any():
+        return None
+    if (np.diff(trailers["sequence"]) != 1).any():
         return None
     if any(
         (trailers[name] != trailers[name][0]).any() for name in ("producer_id", "producer_epoch")
@@ -338,9 +393,8 @@ def _prove_unequal(
     words[starts] = heads & ~head_masks | _head_words(front_sizes, widths) & head_masks
     words[trailer_starts] = trailer_heads & np.uint32(0xFF000000) | _padding_head(trailer_size - 3)
     try:
-        RecordBatch.FromString(cast(bytes, data))
-    except DecodeError:
-        return None
+        if not fronts_hold(data, len(record_sizes)):
+            return None
     finally:
         words[starts] = heads
         words[trailer_starts] = trailer_heads
@@ -355,6 +409,7 @@ def _prove_unequal(
         int(trailers["producer_id"][0]),
         int(trailers["producer_epoch"][0]),
         int(trailers["sequence"][0]),
+        due_times_ms=trailers["due_time_ms"].astype(np.uint64) if has_due_time else None,
     )
 
 

@@ -80,7 +80,9 @@ def read_trailers(
     if wrong is not None:
         raise CorruptRecordError(base_position + int(starts[wrong]), "a record without its trailer")
     fields = trailers.view(FIXED_TRAILER_DTYPE)
-    topics, indexes = _read_topics(data, base_position, starts, ends)
+    has_due_time = (fields["flags"] & layout.FLAG_DUE_TIME) != 0
+    topic_ends = ends - layout.FIXED_TRAILER_SIZE_BYTES - layout.DUE_TIME_SIZE_BYTES * has_due_time
+    topics, indexes = _read_topics(data, base_position, starts, ends, topic_ends)
     return ScannedRecords(
         positions=starts + base_position,
         sizes=sizes,
@@ -102,6 +104,7 @@ def _read_topics(
     base_position: int,
     starts: NDArray[np.int64],
     ends: NDArray[np.int64],
+    topic_ends: NDArray[np.int64],
 ) -> tuple[tuple[str, ...], NDArray[np.int32]]:
     """The topic of each record.
 
@@ -125,7 +128,7 @@ def _read_topics(
         if len(encoded) > _TOPIC_SIZE_UNAMBIGUOUS_BYTES:
             continue
         field = topic_field_of(encoded)
-        field_starts = ends[left] - layout.FIXED_TRAILER_SIZE_BYTES - len(field)
+        field_starts = topic_ends[left] - len(field)
         inside = field_starts > starts[left]
         left, field_starts = left[inside], field_starts[inside]
         window = (

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protomq.v1.record_pb2 import Record, RecordBatch
+from protomq.v1.record_pb2 import Record, RecordBatch, Transit
 from protomq.wire import record as layout
 from protomq_broker.store.append import CorruptRecordError, RecordRegion
 from protomq_broker.store.record_region import prove_region, stamp_region
@@ -165,19 +165,101 @@ def test_a_trailer_hidden_in_a_field_is_refused(count: int, victim: int) -> None
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("victim", [0, -1])
-def test_an_earlier_trailer_cannot_override_the_stamp(count: int, victim: int) -> None:
-    records = encode([b"body"] * count)
-    smuggled = Record(topic="other", queue_offset=7, physical_offset=8).SerializeToString()
-    parsed = Record.FromString(records[victim])
-    records[victim] = layout.RecordTemplate(TOPIC, 77, 3).encode(
-        b"body", parsed.sequence, parsed.born_time_ms, front=smuggled
-    )
-    region = prove(records)
+@pytest.mark.parametrize(
+    "smuggled",
+    [
+        Record(transit=Transit(origin_topic="other", attempt=3)).SerializeToString(),
+        Record(topic="other", queue_offset=7, physical_offset=8).SerializeToString(),
+        Record(due_time_ms=8).SerializeToString(),
+        Record(body=b"another").SerializeToString(),
+        b"\xa2\x06\x03new",
+        b"\x11" + bytes(8),
+    ],
+    ids=["transit", "trailer", "due time", "second body", "unknown field", "keys of another type"],
+)
+def test_what_is_no_front_is_refused_in_front_of_the_topic(
+    count: int, victim: int, smuggled: bytes
+) -> None:
+    for front in (b"", layout.encode_front(["key"], "tag", {"a": "1"})):
+        records = encode([b"body"] * count, front=front)
+        assert prove(records) is not None
+        parsed = Record.FromString(records[victim])
+        records[victim] = layout.RecordTemplate(TOPIC, 77, 3).encode(
+            b"body", parsed.sequence, parsed.born_time_ms, front=front + smuggled
+        )
+        assert prove(records) is None
+        # All alike, so that records have one size.
+        for index, record in enumerate(map(Record.FromString, encode([b"body"] * count))):
+            records[index] = layout.RecordTemplate(TOPIC, 77, 3).encode(
+                b"body", record.sequence, record.born_time_ms, front=front + smuggled
+            )
+        assert prove(records) is None
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(messages, st.none() | st.integers(0, 2**64 - 1)), min_size=1, max_size=40
+    ),
+    st.booleans(),
+)
+def test_due_times_stand_where_they_are_expected(items: list, of_one_size: bool) -> None:
+    template = layout.RecordTemplate(TOPIC, 77, 3)
+    records, due_times = [], []
+    for i, ((body, keys, tag, properties), due_time_ms) in enumerate(items):
+        front = layout.encode_front(keys, tag, properties)
+        if of_one_size:
+            body, front = bytes(20 if due_time_ms is None else 11), b""
+        due_times.append(due_time_ms)
+        records.append(
+            template.encode(body, i, 1_000, tag=tag, front=front, due_time_ms=due_time_ms)
+        )
+    region = prove(records, tail=b"\x22\x07flights")
     assert region is not None
-    stamp_region(region, 1, 2, 300, 4_000)
-    record = RecordBatch.FromString(bytes(region.data)).records[victim]
-    assert record.topic == TOPIC
-    assert record.queue_offset in (300, 300 + count - 1)
+    assert bytes(region.data) == join(records)
+    if any(due_time is not None for due_time in due_times):
+        assert np.atleast_1d(cast(Any, region.due_times_ms)).tolist() == [due or 0 for due in due_times]
+    else:
+        assert region.due_times_ms is None
+    stamp_region(region, queue_id=6, store_time_ms=99, queue_offset=1_000, physical_offset=5_000)
+    stamped = RecordBatch.FromString(bytes(region.data)).records
+    for i, (record, due_time) in enumerate(zip(stamped, due_times, strict=True)):
+        assert record.due_time_ms == (due_time or 0)
+        assert record.HasField("due_time_ms") == (due_time is not None)
+        assert bool(record.flags & layout.FLAG_DUE_TIME) == (due_time is not None)
+        assert (record.topic, record.queue_id, record.queue_offset) == (TOPIC, 6, 1_000 + i)
+    scanned = scan_records(bytes(region.data), 5_000)
+    assert scanned.positions.tolist() == [record.physical_offset for record in stamped]
+    assert scanned.topics == (TOPIC,)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_due_times_of_all_records_are_proved_by_arrays(count: int) -> None:
+    template = layout.RecordTemplate(TOPIC, 77, 3)
+    for step in (0, 1):
+        records = [
+            template.encode(b"b" * (30 + i * step), i, 1, due_time_ms=5_000 + i)
+            for i in range(count)
+        ]
+        region = prove(records)
+        assert region is not None
+        assert np.atleast_1d(cast(Any, region.due_times_ms)).tolist() == [5_000 + i for i in range(count)]
+        at = len(records[-1]) + layout.DUE_TIME_MS_AT - 1
+        broken = [*records[:-1], records[-1][:at] + b"\x39" + records[-1][at + 1 :]]
+        assert prove(broken) is None
+
+
+def test_scan_reads_a_record_that_was_moved() -> None:
+    """`transit` stands between front and topic: nothing that is counted from the end moves."""
+    transit = Record(transit=Transit(origin_topic="t", origin_queue_offset=9)).SerializeToString()
+    plain = layout.RecordTemplate("retry", 1, 1).encode(b"b", 4, 1, due_time_ms=5)
+    at = len(plain) - layout.trailer_size_bytes(b"retry", has_due_time=True)
+    flags_at = len(plain) + layout.FLAGS_AT
+    moved = bytearray(plain[:at] + transit + plain[at:])
+    moved[flags_at + len(transit) + 1] = (layout.FLAG_TRANSIT | 0x200) >> 8
+    scanned = scan_records(join([plain, bytes(moved)]), 0)
+    assert (scanned.topics, scanned.sequences.tolist()) == (("retry",), [4, 4])
+    assert Record.FromString(bytes(moved)).transit.origin_queue_offset == 9
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -186,7 +268,15 @@ def test_an_earlier_trailer_cannot_override_the_stamp(count: int, victim: int) -
     [
         ("another topic", lambda r: r.replace(b"flights", b"flightz")),
         ("a broken front", lambda r: r[:7] + b"\xff\xff" + r[9:]),
-        ("broker flags", lambda r: r[: layout.FLAGS_AT] + b"\x10" + r[layout.FLAGS_AT + 1 :]),
+        ("broker flags", lambda r: r[: layout.FLAGS_AT] + b"\x20" + r[layout.FLAGS_AT + 1 :]),
+        (
+            "a kind",
+            lambda r: r[: layout.FLAGS_AT + 1] + b"\x01" + r[layout.FLAGS_AT + 2 :],
+        ),
+        (
+            "a due time that is not there",
+            lambda r: r[: layout.FLAGS_AT] + b"\x10" + r[layout.FLAGS_AT + 1 :],
+        ),
         ("no body", lambda r: r[6:]),
         (
             "a gap in the sequence",
@@ -249,10 +339,10 @@ def test_scan_tells_topics_apart_whose_names_end_alike() -> None:
     names = [
         "t",
         "at",
-        "2" + "\x31".join("ab"),
+        ":" + "\x31".join("ab"),
         "x" * 36,
         "x" * 37,
-        "y" + "2%" + "z" * 37,
+        "y" + ":%" + "z" * 37,
         "z" * 37,
         "long" * 31,
     ]

@@ -22,6 +22,7 @@ from protomq_broker.store.errors import (
     StoreLockedError,
     StoreSettingsError,
 )
+from protomq_broker.store.offline import open_offline
 from protomq_broker.store.offsets import OFFSETS_TOPIC
 from protomq_broker.store.reading import ReadStatus
 from protomq_broker.store.topics import TopicConfig
@@ -126,6 +127,21 @@ def test_another_segment_size_is_refused() -> None:
     disk.remove("/s/config/store.json")
     with pytest.raises(StoreSettingsError):
         open_store(disk, segment=SEGMENT // 2)
+
+
+def test_a_store_of_another_format_is_refused_and_left_as_it_is() -> None:
+    disk = SimDisk()
+    open_store(disk).close()
+    path = "/s/config/store.json"
+    old = disk.content(path).replace(b'"format_version": 2', b'"format_version": 1')
+    assert old != disk.content(path)
+    disk.overwrite(path, 0, old)
+    before = disk.files("/s")
+    with pytest.raises(StoreSettingsError, match="format_version = 1"):
+        open_store(disk)
+    with pytest.raises(StoreSettingsError, match="format_version = 1"):
+        open_offline("/s", disk)
+    assert {**disk.files("/s"), "/s/lock": b""} == {**before, "/s/lock": b""}
 
 
 def test_store_time_never_falls_when_the_clock_jumps_back() -> None:
