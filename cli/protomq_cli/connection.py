@@ -67,6 +67,8 @@ def translate(error: BaseException) -> CliError | None:
         code, reason = getattr(error, "code", 0), str(error.reason)
         hint = hint_for(reason)
         return CliError(exit_code_of(code), reason, f"{message}; {hint}" if hint else message)
+    if type(error).__name__ == "ServiceError":  # a server that cannot start
+        return CliError(exit_code_of(error.code), str(error.reason), str(error.message))  # type: ignore[attr-defined]
     if module.startswith(("protomq_broker.store", "protomq_runtime.", "protomq_namesrv.")):
         name = type(error).__name__
         code = ExitCode.FAILURE

@@ -28,8 +28,11 @@ class Namesrv(NamedTuple):
 
 
 @contextmanager
-def running_namesrv(port: int = 0, remoting_port: int = 0) -> Iterator[Namesrv]:
-    """Killed at the end."""
+def running_namesrv(
+    port: int = 0, remoting_port: int = 0, **liveness_ms: int
+) -> Iterator[Namesrv]:
+    """Killed at the end. `liveness_ms`: fields of its configuration, without their `_ms`."""
+    environment = {f"PROTOMQ_LIVENESS_{name.upper()}_MS": str(v) for name, v in liveness_ms.items()}
     command = [
         sys.executable,
         "-m",
@@ -39,7 +42,7 @@ def running_namesrv(port: int = 0, remoting_port: int = 0) -> Iterator[Namesrv]:
     ]
     process = subprocess.Popen(
         command,
-        env={**os.environ, **LIVENESS},
+        env={**os.environ, **LIVENESS, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

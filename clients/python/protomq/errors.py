@@ -41,6 +41,7 @@
         ├── UnsupportedError            UNSUPPORTED
         ├── CorruptLogError             CORRUPT_LOG; `metadata` holds position and queue offset
         ├── StaleRegistrationError      STALE_REGISTRATION
+        ├── NameTakenError              NAME_TAKEN: the broker's name belongs to another one
         └── InternalError               INTERNAL, and any reason that this version does not know
 
 What a handler reads are attributes, not classes:
@@ -105,6 +106,7 @@ __all__ = [
     "UnsupportedError",
     "CorruptLogError",
     "StaleRegistrationError",
+    "NameTakenError",
     "InternalError",
     "error_from_status",
 ]
@@ -471,6 +473,15 @@ class StaleRegistrationError(ServerError):
     code = _FAILED_PRECONDITION
 
 
+class NameTakenError(ServerError):
+    """The broker's name belongs to another broker, with another store: this one takes no sends. The route leads to the other one."""
+
+    reason = "NAME_TAKEN"
+    code = _FAILED_PRECONDITION
+    retriable = True
+    stale_route = True
+
+
 class InternalError(ServerError):
     """A defect of protomq (the server's log has the trace), or a reason that this version does not know."""
 
@@ -485,7 +496,7 @@ _BY_REASON: Final[dict[str, type[ServerError]]] = {
         InvalidArgumentError, MessageTooLargeError, TopicNotFoundError, QueueNotFoundError, OffsetNotFoundError,
         BrokerNotFoundError, TopicExistsError, TopicRecreatedError, NotPermittedError, SystemBusyError, DiskFullError, TooManyError,
         ShuttingDownError, QueueHealingError, StoreFailedError, SequenceExpiredError, ProducerFencedError, DeadlineExceededError,
-        UnknownMethodError, UnsupportedError, CorruptLogError, StaleRegistrationError, InternalError,
+        UnknownMethodError, UnsupportedError, CorruptLogError, StaleRegistrationError, NameTakenError, InternalError,
     )
 }  # fmt: skip
 

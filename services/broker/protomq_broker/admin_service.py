@@ -73,7 +73,8 @@ _FROM_PERMISSION = {value: key for key, value in _TO_PERMISSION.items()} | {
 class AdminService:
     """Implements protomq.v1.AdminService, on the admin lane.
 
-    `lane_status` gives the state of all lanes; `announce` returns when the name servers know the topics as they are, or do not hurry.
+    `lane_status` gives the state of all lanes; `announce` returns when the name servers know the topics as they are, or do not hurry;
+    `write_refusal` says why no writes are taken, "" if they are.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class AdminService:
         version: str,
         lane_status: Callable[[], Sequence[LaneStatus]],
         announce: Callable[[], None],
+        write_refusal: Callable[[], str],
     ) -> None:
         self._store = store
         self._config = config
@@ -93,6 +95,7 @@ class AdminService:
         self._version = version
         self._lane_status = lane_status
         self._announce = announce
+        self._write_refusal = write_refusal
         self._start_time_ms = clock.now_ms()
 
     @drained
@@ -196,7 +199,7 @@ class AdminService:
             flushed_position=store.flushed_position,
             readable_position=store.readable_position,
             flush_mode="SYNC_FLUSH" if store.config.sync_flush else "ASYNC_FLUSH",
-            write_refusal=store.write_refusal,
+            write_refusal=self._write_refusal(),
             disk_used_ratio=store.disk_used_ratio(),
             lanes=self._lane_status(),
             topics=len(store.topics.all()),

@@ -7,6 +7,7 @@ This module puts them together and carries the store's signals to the lanes; it 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 import socket
@@ -40,11 +41,14 @@ from .offset_journal import OffsetJournal
 from .pull_service import PullService
 from .registration import BrokerRegistration, BrokerTopics
 from .send_service import SendService
+from .store.disk import Disk
 from .store.store import Store
+from .store_identity import store_id
 
 if TYPE_CHECKING:
     from protomq_runtime.clock import Clock
     from protomq_runtime.dispatch import DispatchTable
+    from protomq_runtime.errors import ServiceError
 
     from .config import BrokerConfig
     from .holds import QueueKey
@@ -54,6 +58,8 @@ log = logging.getLogger("protomq.broker")
 
 ANNOUNCED_COUNT_MAX = 500
 ANNOUNCE_TIMEOUT_S = 0.5
+REGISTER_TIMEOUT_S = 2.0
+"""How long a start waits for the name servers; a broker whose name servers are down serves all the same."""
 
 
 class Broker:
@@ -80,6 +86,11 @@ class Broker:
             queues_default=config.default_queues,
             draw_incarnation=lambda: secrets.randbits(63) or 1,
         )
+        try:
+            self._store_id = store_id(Disk(), self.store.root, lambda: secrets.randbits(63) | 1)
+        except BaseException:
+            self.store.close()
+            raise
         self._send = SendService(self.store, config, clock)
         self._pull = PullService(self.store, config)
         self.store.on_topic_deleted = self._pull.signal_deleted
@@ -92,6 +103,7 @@ class Broker:
             version=version,
             lane_status=self._lane_status,
             announce=self._announce,
+            write_refusal=self._write_refusal,
         )
         self._server: Server | None = None
         self._journal: OffsetJournal | None = None
@@ -132,8 +144,12 @@ class Broker:
             ),
         }
 
-    def start(self, server: Server) -> None:
-        """The server's hook, before anybody gets in: connects the store's signals to the lanes. The server knows its ports already."""
+    async def start(self, server: Server) -> None:
+        """The server's hook, before anybody gets in: connects the store's signals to the lanes, and registers.
+
+        The server knows its ports already. Returns when each name server has been asked once; those that cannot be reached are not waited
+        for long. Raises ServiceError NAME_TAKEN if one of them says that the name belongs to another broker.
+        """
         self._server = server
         telemetry.publish(self._numbers())
         send_lane = server.pools["send"].lanes[0]
@@ -143,17 +159,21 @@ class Broker:
             self.store, self._clock, send_lane, self.config.offsets_interval_ms
         )
         send_lane.post(self._journal.start)
+        registration = self._make_registration(server)
+        self._registration = registration
+        self.store.topics.on_change = registration.notify_changed
+        registration.start()
+        await asyncio.to_thread(registration.wait_tried, REGISTER_TIMEOUT_S)
+        for refusal in registration.refusals():
+            raise refusal
 
-    def register(self) -> None:
-        """Begins to register with the name servers; returns at once. When the server is open."""
-        assert self._server is not None, "start comes first"
-        server = self._server
+    def _make_registration(self, server: Server) -> BrokerRegistration:
         servers = [
             *self._name_servers,
             *(remote_name_server(parse_address(text)) for text in self.config.namesrv),
         ]
         advertised = self.advertised_addresses(server)
-        registration = BrokerRegistration(
+        return BrokerRegistration(
             route_service_pb2.Broker(
                 cluster=self.config.cluster,
                 broker_name=self.name,
@@ -161,6 +181,7 @@ class Broker:
                 grpc_address=str(advertised.grpc),
                 remoting_address=str(advertised.remoting),
                 incarnation=self._clock.now_ms(),
+                store_id=self._store_id,
                 permission=Permission.PERMISSION_READ_WRITE,
                 auto_create_queues=self.config.default_queues
                 if self.config.auto_create_topics
@@ -170,10 +191,8 @@ class Broker:
             servers,
             self._clock,
             heartbeat_interval_ms=self.config.register_interval_ms,
+            on_name_refusal=self._note_name_refusal,
         )
-        self._registration = registration
-        self.store.topics.on_change = registration.notify_changed
-        registration.start()
 
     def wait_registered(self, timeout_s: float) -> bool:
         """Whether all name servers know the broker within the time."""
@@ -197,6 +216,18 @@ class Broker:
         listen: ListenConfig = self.config.listen
         peer = parse_address(self.config.namesrv[0]) if self.config.namesrv else None
         return advertised_addresses(listen, server.grpc_port, server.remoting_port, peer)
+
+    def _note_name_refusal(self, refusal: ServiceError | None) -> None:
+        """On a thread of the registration. Who has lost the name takes no sends: consumers look for them in the other broker."""
+        self._send.refusal = refusal
+        if refusal is not None:
+            log.error("no sends are taken until the name is free: %s", refusal.message)
+        else:
+            log.warning("the name %s is this broker's again: sends are taken", self.name)
+
+    def _write_refusal(self) -> str:
+        refusal = self._send.refusal
+        return refusal.message if refusal is not None else self.store.write_refusal
 
     def _on_arrival(self, keys: Iterable[QueueKey]) -> None:
         self._pull.signal(keys)

@@ -15,14 +15,11 @@ from protomq_runtime.dispatch import DispatchTable
 from protomq_runtime.lifecycle import run_until_signal
 from protomq_runtime.server import LaneConfig, Server
 
-from .broker import Broker
+from .broker import REGISTER_TIMEOUT_S, Broker
 from .config import BrokerConfig
 from .name_server_connections import NameServer
 
 log = logging.getLogger("protomq.broker")
-
-REGISTER_TIMEOUT_S = 2.0
-"""How long the ready line waits for the name servers; a broker whose name servers are down serves all the same."""
 
 
 class BrokerProcess:
@@ -61,13 +58,13 @@ class BrokerProcess:
         self.server.set_on_fatal(on_fatal)
 
     async def start(self) -> None:
-        """Serves, registers, and returns when the name servers know the broker or are not to be reached."""
+        """Registers, serves, and returns when the name servers know the broker or are not to be reached."""
         try:
             await self.server.start()
         except BaseException:
+            await asyncio.to_thread(self.broker.unregister)
             self.broker.close()
             raise
-        self.broker.register()
         await asyncio.to_thread(self.broker.wait_registered, REGISTER_TIMEOUT_S)
 
     async def stop(self, grace_s: float) -> None:

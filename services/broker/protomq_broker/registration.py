@@ -9,6 +9,9 @@ Per name server, `next_step` decides and the thread does it:
 
 A connection that is lost is made anew, with growing random pauses while that fails; the broker serves on meanwhile. At the stop
 the broker unregisters from those it is connected to.
+
+A name server that knows a live broker of the same name with another store refuses this one (NAME_TAKEN). Its word stands until it says
+otherwise, however often the connection is lost. A broker that some refuse and none has accepted does not own its name: `name_refusal`.
 """
 
 from __future__ import annotations
@@ -108,8 +111,14 @@ class BrokerRegistration:
         *,
         heartbeat_interval_ms: int = HEARTBEAT_INTERVAL_MS,
         client_id: str = "",
+        on_name_refusal: Callable[[ServiceError | None], None] = lambda refusal: None,
     ) -> None:
-        """`broker` holds the advertised addresses and the incarnation; `topics` is called on the threads of the registration."""
+        """`broker` holds the advertised addresses, the incarnation and the store's id.
+
+        On the threads of the registration `topics` is called, and `on_name_refusal` is told of each change of `name_refusal`.
+        """
+        self._on_name_refusal = on_name_refusal
+        self._told_refusal: ServiceError | None = None
         config = _SessionConfig(
             broker=broker,
             topics=topics,
@@ -117,6 +126,7 @@ class BrokerRegistration:
             heartbeat_interval_ms=heartbeat_interval_ms,
             client_id=client_id
             or f"{socket.gethostname()}@{os.getpid()} broker {broker.broker_name}",
+            on_verdict=self._note_verdict,
         )
         self._topics = topics
         self._announced = threading.Condition()
@@ -143,6 +153,29 @@ class BrokerRegistration:
                 lambda: self.registered_count() == len(self._sessions), timeout_s
             )
 
+    def wait_tried(self, timeout_s: float) -> None:
+        """Waits until each name server has been asked once, answered or not; at most so long."""
+        with self._announced:
+            self._announced.wait_for(lambda: all(each.has_tried for each in self._sessions), timeout_s)
+
+    def refusals(self) -> list[ServiceError]:
+        """What the name servers say that refuse the broker its name."""
+        return [each.verdict for each in self._sessions if isinstance(each.verdict, ServiceError)]
+
+    def name_refusal(self) -> ServiceError | None:
+        """Why the broker does not own its name; None: it does, or no name server has said anything yet."""
+        refusals = self.refusals()
+        accepted = any(each.verdict is True for each in self._sessions)
+        return refusals[0] if refusals and not accepted else None
+
+    def _note_verdict(self) -> None:
+        with self._announced:
+            refusal = self.name_refusal()
+            if refusal is self._told_refusal:
+                return
+            self._told_refusal = refusal
+            self._on_name_refusal(refusal)
+
     def wait_announced(self, timeout_s: float) -> bool:
         """Whether all name servers that can be reached know the topics as they are now within `timeout_s`."""
         version = self._topics().version
@@ -168,6 +201,7 @@ class _SessionConfig:
     clock: Clock
     heartbeat_interval_ms: int
     client_id: str
+    on_verdict: Callable[[], None]
 
 
 class _Session(threading.Thread):
@@ -179,6 +213,10 @@ class _Session(threading.Thread):
         super().__init__(name=f"registration {server.label}", daemon=True)
         self.known_version: DataVersion | None = None
         """What the name server knows; None: it does not know us. `announced` is told of changes."""
+        self.has_tried = False
+        """Whether it was asked, and answered or could not be reached."""
+        self.verdict: ServiceError | bool = False
+        """True: it has accepted the broker under its name; an error: it refuses it the name; False: it has said neither."""
         self._config = config
         self._server = server
         self._announced = announced
@@ -268,9 +306,13 @@ class _Session(threading.Thread):
         started_ms = self._now_ms()
         version, topics = self._config.topics()
         request = RegisterBrokerRequest(
-            broker=self._config.broker, data_version=version, topics=topics
+            broker=self._config.broker,
+            data_version=version,
+            topics=topics,
+            returning=self.verdict is True,
         )
         connection.register_broker(request)
+        self._judge(True)
         now_ms = self._now_ms()
         pause_ms = max(REGISTER_PAUSE_MIN_MS, REGISTER_PAUSE_FACTOR * (now_ms - started_ms))
         state.registered_version = version
@@ -302,7 +344,14 @@ class _Session(threading.Thread):
     def _publish(self, version: DataVersion | None) -> None:
         with self._announced:
             self.known_version = version
+            self.has_tried = True
             self._announced.notify_all()
+
+    def _judge(self, verdict: ServiceError | bool) -> None:
+        is_news = (verdict is True) is not (self.verdict is True) or self.verdict is False
+        self.verdict = verdict
+        if is_news:
+            self._config.on_verdict()
 
     def _now_ms(self) -> int:
         return self._config.clock.monotonic_ms()
@@ -314,15 +363,19 @@ class _Session(threading.Thread):
             "broker_name": broker.broker_name,
             "broker_id": broker.broker_id,
             "incarnation": broker.incarnation,
+            "store_id": broker.store_id,
         }
 
     def _complain(self, error: BaseException | None) -> None:
-        """Log what went wrong, once for each kind of trouble in a row."""
-        complaint = str(error)
+        """Notes what went wrong, and logs it once for each kind of trouble in a row."""
+        level, complaint, text = logging.WARNING, str(error), str(error)
+        if isinstance(error, ServiceError) and error.reason == "NAME_TAKEN":
+            # Its text says how long the other one may still be waited for: that is no other trouble each time.
+            level, complaint, text = logging.ERROR, error.reason, error.message
+            self._judge(error)
+        self._publish(None)
         if complaint != self._last_complaint and not self._stopping.is_set():
-            logger.warning(
-                "name server %s: %s; the broker goes on and tries again",
-                self._server.label,
-                complaint,
+            logger.log(
+                level, "name server %s: %s; the broker goes on and tries again", self._server.label, text
             )
             self._last_complaint = complaint

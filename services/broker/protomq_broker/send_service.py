@@ -73,6 +73,8 @@ class SendService:
         self._producer_id = secrets.randbits(63) | 1
         self._next_sequence = 0
         self._next_queue: dict[str, itertools.count[int]] = {}
+        self.refusal: ServiceError | None = None
+        """Why no send is taken at all: the broker's name belongs to another one. Set by any thread."""
         self._waiters: deque[_Waiter] = deque()
         self._timer: Timer | None = None
         self._timer_due_ms = 0
@@ -80,6 +82,11 @@ class SendService:
     @drained
     def send(self, calls: list[Call]) -> None:
         """Appends what has arrived by now as one group."""
+        refusal = self.refusal
+        if refusal is not None:
+            for call in calls:
+                call.fail(refusal)
+            return
         pending: list[_Pending] = []
         size_bytes = 0
         for call in calls:

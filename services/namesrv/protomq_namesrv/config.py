@@ -29,6 +29,9 @@ class LivenessConfig:
     """A broker whose hold was answered has so long to call again. 100 to 60,000."""
     broken_grace_ms: int = 3_000
     """A broker whose connection broke during its hold has so long to come back: a blip is no outage. 0 to 60,000."""
+    newcomer_ms: int = 10_000
+    """So long after its first registration a broker gives its name up to another store's that had it before: after a restart of the name
+    server its brokers come back within some seconds, in no order. 0 to 600,000."""
     scan_interval_ms: int = 1_000
     """How often deadlines are looked at. 10 to 30,000."""
 
@@ -37,6 +40,7 @@ class LivenessConfig:
         _check_range("liveness.hold_ms", self.hold_ms, 100, 60_000)
         _check_range("liveness.renewal_grace_ms", self.renewal_grace_ms, 100, 60_000)
         _check_range("liveness.broken_grace_ms", self.broken_grace_ms, 0, 60_000)
+        _check_range("liveness.newcomer_ms", self.newcomer_ms, 0, 600_000)
         _check_range("liveness.scan_interval_ms", self.scan_interval_ms, 10, 30_000)
 
 

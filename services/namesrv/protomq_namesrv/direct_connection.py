@@ -38,19 +38,29 @@ class DirectConnection:
 
     def register_broker(self, request: RegisterBrokerRequest) -> RegisterBrokerResponse:
         self._table.register(
-            to_registration(request, self._topic_count_max), self._clock.monotonic_ms()
+            to_registration(request, self._topic_count_max),
+            self._clock.monotonic_ms(),
+            is_returning=request.returning,
         )
         return RegisterBrokerResponse(expiry_ms=self._expiry_ms)
 
     def unregister_broker(self, request: UnregisterBrokerRequest) -> UnregisterBrokerResponse:
         key = to_key(request.broker_name, request.broker_id)
-        self._table.unregister(key, request.incarnation, self._clock.monotonic_ms())
+        self._table.unregister(
+            key, request.incarnation, self._clock.monotonic_ms(), store_id=request.store_id
+        )
         return UnregisterBrokerResponse()
 
     def heartbeat(self, request: HeartbeatRequest) -> HeartbeatResponse:
         key = to_key(request.broker_name, request.broker_id)
         version = to_version(request.data_version)
-        again = self._table.heartbeat(key, request.incarnation, version, self._clock.monotonic_ms())
+        again = self._table.heartbeat(
+            key,
+            request.incarnation,
+            version,
+            self._clock.monotonic_ms(),
+            store_id=request.store_id,
+        )
         return HeartbeatResponse(register_again=again)
 
     def open_hold(self, request: HoldRegistrationRequest) -> None:

@@ -127,6 +127,8 @@ def _broker_violations(broker: Broker) -> Iterator[Violation]:
                 yield f"broker.{name}", str(error)
     if broker.incarnation <= 0:
         yield "broker.incarnation", "has to be the start of the process in milliseconds since 1970"
+    if broker.store_id < 0:
+        yield "broker.store_id", f"is {broker.store_id}; it has to be 0 or above"
     if broker.permission not in _PERMISSIONS:
         yield "broker.permission", f"is {broker.permission}, which is not a Permission"
     if not 0 <= broker.auto_create_queues <= QUEUES_MAX:

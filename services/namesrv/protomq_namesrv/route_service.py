@@ -94,7 +94,9 @@ class RouteService:
     ) -> RegisterBrokerResponse:
         registration = to_registration(request, self._topic_count_max)
         known = registration.key in self._table.snapshot.registrations
-        self._table.register(registration, self._clock.monotonic_ms())
+        self._table.register(
+            registration, self._clock.monotonic_ms(), is_returning=request.returning
+        )
         if not known:
             broker = registration.broker
             logger.info(
@@ -107,7 +109,9 @@ class RouteService:
         self, request: UnregisterBrokerRequest, context: CallContext
     ) -> UnregisterBrokerResponse:
         key = to_key(request.broker_name, request.broker_id)
-        if self._table.unregister(key, request.incarnation, self._clock.monotonic_ms()):
+        if self._table.unregister(
+            key, request.incarnation, self._clock.monotonic_ms(), store_id=request.store_id
+        ):
             logger.info("broker %s (id %d) unregistered", key.broker_name, key.broker_id)
         return UnregisterBrokerResponse()
 
@@ -115,7 +119,11 @@ class RouteService:
         key = to_key(request.broker_name, request.broker_id)
         version = to_version(request.data_version)
         register_again = self._table.heartbeat(
-            key, request.incarnation, version, self._clock.monotonic_ms()
+            key,
+            request.incarnation,
+            version,
+            self._clock.monotonic_ms(),
+            store_id=request.store_id,
         )
         return HeartbeatResponse(register_again=register_again)
 
@@ -153,7 +161,9 @@ class RouteService:
         try:
             request = _parse(HoldRegistrationRequest, call.payload)
             key = to_key(request.broker_name, request.broker_id)
-            hold_id = self._table.open_hold(key, request.incarnation, self._clock.monotonic_ms())
+            hold_id = self._table.open_hold(
+                key, request.incarnation, self._clock.monotonic_ms(), store_id=request.store_id
+            )
         except ServiceError as error:
             call.fail(error)
             return

@@ -3,11 +3,15 @@
 Rules
 - A broker is (name, id). Its incarnation rises with each start of its process; a lower one never replaces a higher one, nor
   does an older state of the topics replace a newer one of the same incarnation.
+- A name belongs to one store at a time. While its broker is registered, one with another store is refused with NAME_TAKEN, whatever
+  its incarnation: the sends meant for the one would be stored in the other. The same store may come back at once, as after a kill.
+- But a broker that had its name here before goes before one that has just come (`newcomer_ms`): after a restart of this process, which of
+  the two asks first is chance.
 - A broker is removed when it says so, when `expiry_ms` pass without a register or heartbeat, or when its hold ended and it did
   not hold again within a grace: `broken_grace_ms` after a broken connection, `renewal_grace_ms` after an answer. One that never
   held (any generated client may register) is not asked to.
-- What was removed leaves a tombstone for `expiry_ms`: a lower incarnation stays out, and after an unregister the same one too,
-  since a late register of a process that has stopped must not bring it back. Not for ever: a clock that was set back between two
+- What was removed leaves a tombstone for `expiry_ms`: a lower incarnation of the same store stays out, and after an unregister the same
+  one too, since a late register of a process that has stopped must not bring it back. Not for ever: a clock that was set back between two
   starts would lock the broker out.
 - Deadlines are for peers, not for us: when this process itself was stopped (scans `pause_ms` apart), all are put off by as much.
 
@@ -51,7 +55,10 @@ class Removal(NamedTuple):
 @dataclass(slots=True)
 class _Liveness:
     incarnation: int
+    store_id: int
     expires_ms: int
+    newcomer_until_ms: int
+    """Until then the name may go to another store that had it before."""
     holds: set[int] = field(default_factory=set)
     hold_due_ms: int | None = None
     """Until then a hold must be opened; None: one is open, or none was ever opened."""
@@ -61,6 +68,7 @@ class _Liveness:
 @dataclass(frozen=True, slots=True)
 class _Tombstone:
     incarnation_min: int
+    store_id: int
     until_ms: int
 
 
@@ -88,13 +96,26 @@ class RouteTable:
         """The newest picture of everything."""
         return self._snapshot
 
-    def register(self, registration: Registration, now_ms: int) -> None:
-        """Make a broker and its topics known, or replace what was known. Raises STALE_REGISTRATION or TOO_MANY."""
+    def register(
+        self, registration: Registration, now_ms: int, *, is_returning: bool = False
+    ) -> None:
+        """Make a broker and its topics known, or replace what was known. Raises NAME_TAKEN, STALE_REGISTRATION or TOO_MANY.
+
+        `is_returning`: this process had its name here before, as far as it knows.
+        """
         key = registration.key
-        incarnation = registration.broker.incarnation
+        incarnation, store_id = registration.broker.incarnation, registration.broker.store_id
         with self._lock:
-            self._check_incarnation(key, incarnation, now_ms)
             liveness = self._liveness.get(key)
+            if (
+                is_returning
+                and liveness is not None
+                and liveness.store_id != store_id
+                and now_ms < liveness.newcomer_until_ms
+            ):
+                self._remove(key, liveness.incarnation, now_ms)
+                liveness = None
+            self._check_start(key, incarnation, store_id, now_ms)
             known = self._registrations.get(key)
             if liveness is None and len(self._liveness) >= self._limits.broker_count_max:
                 raise too_many(
@@ -104,7 +125,14 @@ class RouteTable:
                     "raise limits.broker_count_max",
                 )
             if liveness is None or liveness.incarnation < incarnation:
-                self._liveness[key] = _Liveness(incarnation, now_ms + self._config.expiry_ms)
+                self._liveness[key] = _Liveness(
+                    incarnation,
+                    store_id,
+                    expires_ms=now_ms + self._config.expiry_ms,
+                    newcomer_until_ms=now_ms
+                    if is_returning
+                    else now_ms + self._config.newcomer_ms,
+                )
                 self._tombstones.pop(key, None)
             else:
                 self._heard(liveness, now_ms)
@@ -118,31 +146,41 @@ class RouteTable:
         if changed:
             self._notify()
 
-    def unregister(self, key: BrokerKey, incarnation: int, now_ms: int) -> bool:
-        """Remove a broker that stops; False if it is unknown or a newer incarnation is in place."""
+    def unregister(
+        self, key: BrokerKey, incarnation: int, now_ms: int, *, store_id: int = 0
+    ) -> bool:
+        """Remove a broker that stops; False if it is unknown, or a newer incarnation or another store is in place."""
         with self._lock:
             liveness = self._liveness.get(key)
-            if liveness is None or liveness.incarnation > incarnation:
+            if (
+                liveness is None
+                or liveness.store_id != store_id
+                or liveness.incarnation > incarnation
+            ):
                 return False
             self._remove(key, incarnation + 1, now_ms)
             self._publish()
         self._notify()
         return True
 
-    def heartbeat(self, key: BrokerKey, incarnation: int, version: Version, now_ms: int) -> bool:
-        """Keep a registration alive; True if the broker has to register (again). Raises STALE_REGISTRATION."""
+    def heartbeat(
+        self, key: BrokerKey, incarnation: int, version: Version, now_ms: int, *, store_id: int = 0
+    ) -> bool:
+        """Keep a registration alive; True if the broker has to register (again). Raises NAME_TAKEN or STALE_REGISTRATION."""
         with self._lock:
-            self._check_incarnation(key, incarnation, now_ms)
+            self._check_start(key, incarnation, store_id, now_ms)
             liveness = self._liveness.get(key)
             if liveness is None or liveness.incarnation != incarnation:
                 return True
             self._heard(liveness, now_ms)
             return self._registrations[key].version != version
 
-    def open_hold(self, key: BrokerKey, incarnation: int, now_ms: int) -> int:
-        """Tie a broker's life to a call; answers the id of the hold. Raises STALE_REGISTRATION or BROKER_NOT_FOUND."""
+    def open_hold(
+        self, key: BrokerKey, incarnation: int, now_ms: int, *, store_id: int = 0
+    ) -> int:
+        """Tie a broker's life to a call; answers the id of the hold. Raises NAME_TAKEN, STALE_REGISTRATION or BROKER_NOT_FOUND."""
         with self._lock:
-            self._check_incarnation(key, incarnation, now_ms)
+            self._check_start(key, incarnation, store_id, now_ms)
             liveness = self._liveness.get(key)
             if liveness is None or liveness.incarnation != incarnation:
                 raise ServiceError(
@@ -192,16 +230,25 @@ class RouteTable:
             self._notify()
         return removals
 
-    def _check_incarnation(self, key: BrokerKey, incarnation: int, now_ms: int) -> None:
+    def _check_start(
+        self, key: BrokerKey, incarnation: int, store_id: int, now_ms: int
+    ) -> None:
+        """Raises NAME_TAKEN for another store than the registered one, STALE_REGISTRATION for an earlier start of the same."""
         liveness = self._liveness.get(key)
         if liveness is not None:
+            if liveness.store_id != store_id:
+                raise self._name_taken(key, liveness, now_ms)
             incarnation_min, remedy = (
                 liveness.incarnation,
                 "stop one of the two, or give them different names or ids",
             )
         else:
             tombstone = self._tombstones.get(key)
-            if tombstone is None or tombstone.until_ms <= now_ms:
+            if (
+                tombstone is None
+                or tombstone.until_ms <= now_ms
+                or tombstone.store_id != store_id
+            ):
                 return
             incarnation_min, remedy = (
                 tombstone.incarnation_min,
@@ -219,6 +266,27 @@ class RouteTable:
                     "incarnation_min": str(incarnation_min),
                 },
             )
+
+    def _name_taken(self, key: BrokerKey, holder: _Liveness, now_ms: int) -> ServiceError:
+        address = self._registrations[key].broker.grpc_address
+        # One that holds is there; of any other it is known when it would be given up.
+        gone_ms = None
+        if not holder.holds:
+            due_ms = holder.expires_ms if holder.hold_due_ms is None else holder.hold_due_ms
+            gone_ms = max(0, min(due_ms, holder.expires_ms) - now_ms)
+        is_there = "is alive" if gone_ms is None else f"is given up in {gone_ms} ms unless it is heard of"
+        return ServiceError(
+            Code.FAILED_PRECONDITION,
+            "NAME_TAKEN",
+            f"the name {key.broker_name} (id {key.broker_id}) belongs to the broker at {address}, which has another store and {is_there}; "
+            "give this broker a broker_name of its own, or stop the other one",
+            metadata={
+                "broker_name": key.broker_name,
+                "broker_id": str(key.broker_id),
+                "grpc_address": address,
+            },
+            retry_delay_ms=gone_ms,
+        )
 
     def _heard(self, liveness: _Liveness, now_ms: int) -> None:
         liveness.expires_ms = now_ms + self._config.expiry_ms
@@ -247,9 +315,11 @@ class RouteTable:
 
     def _remove(self, key: BrokerKey, incarnation_min: int, now_ms: int) -> None:
         del self._registrations[key]
-        del self._liveness[key]
+        store_id = self._liveness.pop(key).store_id
         self._tombstones.pop(key, None)
-        self._tombstones[key] = _Tombstone(incarnation_min, now_ms + self._config.expiry_ms)
+        self._tombstones[key] = _Tombstone(
+            incarnation_min, store_id, now_ms + self._config.expiry_ms
+        )
         if len(self._tombstones) > self._limits.broker_count_max:
             del self._tombstones[next(iter(self._tombstones))]
 

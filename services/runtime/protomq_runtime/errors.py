@@ -99,6 +99,9 @@ RULES: Final[Mapping[str, ReasonRule]] = {
         True,
         ("broker_name", "broker_id", "incarnation", "incarnation_min"),
     ),
+    "NAME_TAKEN": ReasonRule(
+        Code.FAILED_PRECONDITION, True, ("broker_name", "broker_id", "grpc_address")
+    ),
     # Not definite, since the answer to a repeated send looks at the queue: the message is stored then.
     "QUEUE_HEALING": ReasonRule(Code.UNAVAILABLE, False, ("queue_offset",)),
 }

@@ -81,6 +81,9 @@ class FakeNameServer:
         self.calls: queue.Queue[str] = queue.Queue()
         self.connections: list[FakeConnection] = []
         self._next_error: Exception | None = None
+        self.taken: ServiceError | None = None
+        """What every registration is refused with."""
+        self.returning: list[bool] = []
 
     def as_name_server(self) -> NameServer:
         return NameServer("fake", self._connect)
@@ -93,6 +96,10 @@ class FakeNameServer:
         error, self._next_error = self._next_error, None
         if error is not None:
             raise error
+
+    def wait_for(self, call: str, count: int = 1) -> None:
+        while count:
+            count -= self.calls.get(timeout=PATIENCE_S) == call
 
     def next_calls(self, count: int) -> list[str]:
         return [self.calls.get(timeout=PATIENCE_S) for _ in range(count)]
@@ -115,6 +122,9 @@ class FakeConnection:
         self._server.note(
             f"register {request.data_version.counter} {[topic.name for topic in request.topics]}"
         )
+        if self._server.taken is not None:
+            raise self._server.taken
+        self._server.returning.append(request.returning)
         return RegisterBrokerResponse()
 
     def unregister_broker(self, request: UnregisterBrokerRequest) -> UnregisterBrokerResponse:
@@ -170,6 +180,7 @@ def registering(
     *servers: FakeNameServer,
     topics: Callable[[], BrokerTopics] | None = None,
     heartbeat_interval_ms: int = 30_000,
+    on_name_refusal: Callable[[ServiceError | None], None] = lambda refusal: None,
 ) -> Iterator[BrokerRegistration]:
     subject = BrokerRegistration(
         BROKER,
@@ -177,6 +188,7 @@ def registering(
         [server.as_name_server() for server in servers],
         SystemClock(),
         heartbeat_interval_ms=heartbeat_interval_ms,
+        on_name_refusal=on_name_refusal,
     )
     subject.start()
     try:
@@ -299,6 +311,63 @@ def test_same_complaint_is_logged_once(caplog: pytest.LogCaptureFixture) -> None
         server.next_calls(5)
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "refused" in caplog.text
+
+
+def name_taken() -> ServiceError:
+    return ServiceError(Code.FAILED_PRECONDITION, "NAME_TAKEN", "another one has it")
+
+
+def test_a_name_that_is_taken_is_known_after_the_first_try() -> None:
+    refusing, silent = FakeNameServer(), FakeNameServer()
+    refusing.taken = name_taken()
+    silent.refuse_connections = True
+    with registering(refusing, silent) as subject:
+        subject.wait_tried(PATIENCE_S)
+        assert [refusal.reason for refusal in subject.refusals()] == ["NAME_TAKEN"]
+
+
+def test_who_is_refused_everywhere_is_told_and_told_again_when_it_has_the_name() -> None:
+    server, told = FakeNameServer(), queue.Queue[ServiceError | None]()
+    server.taken = name_taken()
+    with registering(server, on_name_refusal=told.put) as subject:
+        assert told.get(timeout=PATIENCE_S) is server.taken
+        server.taken = None
+        assert told.get(timeout=PATIENCE_S) is None
+        assert subject.wait_registered(PATIENCE_S)
+        assert subject.name_refusal() is None
+
+
+def test_one_name_server_that_accepts_is_enough_to_own_the_name() -> None:
+    refusing, accepting = FakeNameServer(), FakeNameServer()
+    refusing.taken = name_taken()
+    with registering(refusing, accepting) as subject:
+        subject.wait_tried(PATIENCE_S)
+        assert len(subject.refusals()) == 1
+        assert subject.name_refusal() is None
+
+
+def test_a_lost_connection_says_nothing_of_the_name() -> None:
+    refusing, accepting = FakeNameServer(), FakeNameServer()
+    refusing.taken = name_taken()
+    with registering(refusing, accepting) as subject:
+        subject.wait_tried(PATIENCE_S)
+        accepting.refuse_connections = True
+        accepting.connections[-1].end_hold(ConnectionResetError("lost"))
+        accepting.wait_for("connect", 3)  # as often in vain
+        assert subject.name_refusal() is None
+
+
+def test_a_registration_says_whether_that_name_server_has_accepted_it_before() -> None:
+    first, second = FakeNameServer(), FakeNameServer()
+    second.refuse_connections = True
+    with registering(first, second) as subject:
+        first.wait_for("hold")
+        first.connections[-1].end_hold(ConnectionResetError("restarted"))
+        first.wait_for("hold")
+        second.refuse_connections = False  # it is reached for the first time
+        assert subject.wait_registered(PATIENCE_S)
+    assert first.returning == [False, True]
+    assert second.returning == [False]
 
 
 def test_without_name_servers_there_is_nothing_to_wait_for() -> None:

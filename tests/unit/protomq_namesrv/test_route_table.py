@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -11,7 +13,12 @@ from protomq.v1.route_service_pb2 import Broker, GetRouteResponse, Route
 from protomq.v1.topic_pb2 import Permission
 from protomq_namesrv.config import LimitsConfig, LivenessConfig
 from protomq_namesrv.route_snapshot import BrokerKey, Registration, TopicShare, Version
-from protomq_namesrv.route_table import PAUSE_SCANS, Removal, RemovalCause, RouteTable
+from protomq_namesrv.route_table import (
+    PAUSE_SCANS,
+    Removal,
+    RemovalCause,
+    RouteTable,
+)
 from protomq_runtime.errors import ServiceError
 
 READ_WRITE = Permission.PERMISSION_READ_WRITE
@@ -24,6 +31,7 @@ def registration(
     broker_id: int = 0,
     *,
     incarnation: int = 100,
+    store_id: int = 0,
     counter: int = 1,
     topics: dict[str, int] | None = None,
     permission: Permission.ValueType = READ_WRITE,
@@ -36,6 +44,7 @@ def registration(
         broker_id=broker_id,
         grpc_address=f"{name}:{8081 + broker_id}",
         incarnation=incarnation,
+        store_id=store_id,
         permission=permission,
         auto_create_queues=auto_create_queues,
     )
@@ -102,6 +111,71 @@ def test_higher_incarnation_replaces_and_lower_one_is_refused() -> None:
         table.register(registration(incarnation=100, counter=9, topics={"t": 3}), 2)
     assert reason_of(error) == "STALE_REGISTRATION"
     assert queues_of(table, "t") == {"a": 2}
+
+
+def test_a_name_stays_with_its_store_while_that_is_alive() -> None:
+    table = RouteTable()
+    table.register(registration(store_id=1, incarnation=100, topics={"t": 4}), 0)
+    hold = table.open_hold(A, 100, 0, store_id=1)
+    for incarnation in (99, 100, 200):
+        calls: list[Callable[[], object]] = [
+            lambda: table.register(registration(store_id=2, incarnation=incarnation), 10),  # noqa: B023
+            lambda: table.heartbeat(A, incarnation, Version(1, 0), 10, store_id=2),  # noqa: B023
+            lambda: table.open_hold(A, incarnation, 10, store_id=2),  # noqa: B023
+        ]
+        for call in calls:
+            with pytest.raises(ServiceError, match="belongs to the broker at a:8081") as error:
+                call()
+            assert reason_of(error) == "NAME_TAKEN"
+            assert error.value.retry_delay_ms is None  # it holds: nobody knows of an end
+        assert not table.unregister(A, incarnation, 10, store_id=2)
+    assert queues_of(table, "t") == {"a": 4}
+    table.end_hold(A, hold, 20, broken=True)
+    with pytest.raises(ServiceError) as error:
+        table.register(registration(store_id=2), 20)
+    assert error.value.retry_delay_ms == LIVENESS.broken_grace_ms
+    scan_until(table, 20, 20 + LIVENESS.broken_grace_ms)
+    table.register(registration(store_id=2, incarnation=1, topics={"u": 2}), 10_000)
+    assert queues_of(table, "u") == {"a": 2}
+
+
+def test_the_same_store_comes_back_at_once_though_its_old_hold_looks_alive() -> None:
+    table = RouteTable()
+    table.register(registration(store_id=1, incarnation=100), 0)
+    table.open_hold(A, 100, 0, store_id=1)
+    table.register(registration(store_id=1, incarnation=101, topics={"t": 1}), 5)
+    assert queues_of(table, "t") == {"a": 1}
+    with pytest.raises(ServiceError) as error:
+        table.register(registration(store_id=1, incarnation=100), 6)
+    assert reason_of(error) == "STALE_REGISTRATION"
+
+
+def test_a_broker_that_returns_goes_before_one_that_has_just_come() -> None:
+    """As after a restart of the name server, when a second broker of that name asks first."""
+    table = RouteTable()
+    table.register(registration(store_id=2, incarnation=200, topics={"t": 2}), 0)
+    table.open_hold(A, 200, 0, store_id=2)
+    back = registration(store_id=1, incarnation=100, topics={"t": 1})
+    with pytest.raises(ServiceError):
+        table.register(back, 1_000)
+    table.register(back, 1_000, is_returning=True)
+    assert queues_of(table, "t") == {"a": 1}
+    with pytest.raises(ServiceError) as error:
+        table.open_hold(A, 200, 2_000, store_id=2)
+    assert reason_of(error) == "NAME_TAKEN"
+    for other_too in (False, True):  # who had the name before has it for good
+        with pytest.raises(ServiceError):
+            table.register(
+                registration(store_id=2, incarnation=300), 2_000, is_returning=other_too
+            )
+
+
+def test_a_broker_that_was_away_too_long_does_not_get_its_name_back() -> None:
+    table = RouteTable()
+    table.register(registration(store_id=2), 0)
+    with pytest.raises(ServiceError) as error:
+        table.register(registration(store_id=1), LIVENESS.newcomer_ms, is_returning=True)
+    assert reason_of(error) == "NAME_TAKEN"
 
 
 def test_heartbeat_and_hold_of_a_lower_incarnation_are_refused() -> None:
@@ -367,8 +441,10 @@ def test_more_brokers_than_the_limit_are_refused() -> None:
 class NaiveBroker:
     """A broker in the model: every rule written down as plainly as possible."""
 
-    def __init__(self, incarnation: int, now_ms: int) -> None:
+    def __init__(self, incarnation: int, store: int, now_ms: int, newcomer_until_ms: int) -> None:
         self.incarnation = incarnation
+        self.store = store
+        self.newcomer_until_ms = newcomer_until_ms
         self.counter = 0
         self.topics: dict[str, int] = {}
         self.last_heard_ms = now_ms
@@ -383,6 +459,7 @@ class RouteTableMachine(RuleBasedStateMachine):
 
     NAMES = st.sampled_from(["a", "b"])
     INCARNATIONS = st.integers(1, 2)
+    STORES = st.sampled_from([7, 7, 7, 8])
     TOPICS = st.dictionaries(st.sampled_from(["t", "u", "v"]), st.integers(1, 3))
 
     def __init__(self) -> None:
@@ -390,15 +467,20 @@ class RouteTableMachine(RuleBasedStateMachine):
         self.table = RouteTable()
         self.now_ms = 0
         self.alive: dict[str, NaiveBroker] = {}
-        self.stones: dict[str, tuple[int, int]] = {}
+        self.stones: dict[str, tuple[int, int, int]] = {}
         self.holds: list[tuple[str, int]] = []
         self.table.remove_silent(0)
 
-    def lowest_incarnation(self, name: str) -> int:
+    def is_refused(self, name: str, incarnation: int, store: int) -> bool:
         if name in self.alive:
-            return self.alive[name].incarnation
-        incarnation, until_ms = self.stones.get(name, (0, 0))
-        return incarnation if self.now_ms < until_ms else 0
+            broker = self.alive[name]
+            return store != broker.store or incarnation < broker.incarnation
+        lowest, until_ms, removed_store = self.stones.get(name, (0, 0, 0))
+        return self.now_ms < until_ms and store == removed_store and incarnation < lowest
+
+    def remove(self, name: str, lowest: int) -> None:
+        store = self.alive.pop(name).store
+        self.stones[name] = (lowest, self.now_ms + LIVENESS.expiry_ms, store)
 
     def heard(self, name: str) -> None:
         broker = self.alive[name]
@@ -406,57 +488,87 @@ class RouteTableMachine(RuleBasedStateMachine):
         if broker.ever_held and not broker.open_holds:
             broker.hold_deadline_ms = max(broker.hold_deadline_ms, self.now_ms + broker.grace_ms)
 
-    @rule(name=NAMES, incarnation=INCARNATIONS, counter=st.integers(0, 3), topics=TOPICS)
-    def register(self, name: str, incarnation: int, counter: int, topics: dict[str, int]) -> None:
-        item = registration(name, incarnation=incarnation, counter=counter, topics=topics)
-        if incarnation < self.lowest_incarnation(name):
+    @rule(
+        name=NAMES,
+        incarnation=INCARNATIONS,
+        store=STORES,
+        counter=st.integers(0, 3),
+        topics=TOPICS,
+        returning=st.booleans(),
+    )
+    def register(
+        self,
+        name: str,
+        incarnation: int,
+        store: int,
+        counter: int,
+        topics: dict[str, int],
+        returning: bool,
+    ) -> None:
+        item = registration(
+            name, incarnation=incarnation, store_id=store, counter=counter, topics=topics
+        )
+        known = self.alive.get(name)
+        if (
+            returning
+            and known is not None
+            and known.store != store
+            and self.now_ms < known.newcomer_until_ms
+        ):
+            self.remove(name, known.incarnation)
+        if self.is_refused(name, incarnation, store):
             with pytest.raises(ServiceError):
-                self.table.register(item, self.now_ms)
+                self.table.register(item, self.now_ms, is_returning=returning)
             return
-        self.table.register(item, self.now_ms)
+        self.table.register(item, self.now_ms, is_returning=returning)
         if name not in self.alive or self.alive[name].incarnation < incarnation:
-            self.alive[name] = NaiveBroker(incarnation, self.now_ms)
+            newcomer_until_ms = self.now_ms if returning else self.now_ms + LIVENESS.newcomer_ms
+            self.alive[name] = NaiveBroker(incarnation, store, self.now_ms, newcomer_until_ms)
         self.heard(name)
         if counter >= self.alive[name].counter:
             self.alive[name].counter = counter
             self.alive[name].topics = topics
 
-    @rule(name=NAMES, incarnation=INCARNATIONS)
-    def unregister(self, name: str, incarnation: int) -> None:
-        done = self.table.unregister(BrokerKey(name, 0), incarnation, self.now_ms)
-        assert done == (name in self.alive and self.alive[name].incarnation <= incarnation)
-        if done:
-            del self.alive[name]
-            self.stones[name] = (incarnation + 1, self.now_ms + LIVENESS.expiry_ms)
-
-    @rule(name=NAMES, incarnation=INCARNATIONS, counter=st.integers(0, 3))
-    def heartbeat(self, name: str, incarnation: int, counter: int) -> None:
-        if incarnation < self.lowest_incarnation(name):
-            with pytest.raises(ServiceError):
-                self.table.heartbeat(
-                    BrokerKey(name, 0), incarnation, Version(counter, 0), self.now_ms
-                )
-            return
-        again = self.table.heartbeat(
-            BrokerKey(name, 0), incarnation, Version(counter, 0), self.now_ms
+    @rule(name=NAMES, incarnation=INCARNATIONS, store=STORES)
+    def unregister(self, name: str, incarnation: int, store: int) -> None:
+        done = self.table.unregister(BrokerKey(name, 0), incarnation, self.now_ms, store_id=store)
+        known = self.alive.get(name)
+        assert done == (
+            known is not None and known.store == store and known.incarnation <= incarnation
         )
+        if done:
+            self.remove(name, incarnation + 1)
+
+    @rule(name=NAMES, incarnation=INCARNATIONS, store=STORES, counter=st.integers(0, 3))
+    def heartbeat(self, name: str, incarnation: int, store: int, counter: int) -> None:
+        key, version = BrokerKey(name, 0), Version(counter, 0)
+        if self.is_refused(name, incarnation, store):
+            with pytest.raises(ServiceError):
+                self.table.heartbeat(key, incarnation, version, self.now_ms, store_id=store)
+            return
+        again = self.table.heartbeat(key, incarnation, version, self.now_ms, store_id=store)
         known = name in self.alive and self.alive[name].incarnation == incarnation
         assert again == (not known or self.alive[name].counter != counter)
         if known:
             self.heard(name)
 
-    @rule(name=NAMES, incarnation=INCARNATIONS)
-    def open_stray_hold(self, name: str, incarnation: int) -> None:
-        if name not in self.alive or self.alive[name].incarnation != incarnation:
+    @rule(name=NAMES, incarnation=INCARNATIONS, store=STORES)
+    def open_stray_hold(self, name: str, incarnation: int, store: int) -> None:
+        known = self.alive.get(name)
+        if known is None or (known.incarnation, known.store) != (incarnation, store):
             with pytest.raises(ServiceError):
-                self.table.open_hold(BrokerKey(name, 0), incarnation, self.now_ms)
+                self.table.open_hold(
+                    BrokerKey(name, 0), incarnation, self.now_ms, store_id=store
+                )
 
     @precondition(lambda self: self.alive)
     @rule(data=st.data())
     def open_hold(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.alive)))
         broker = self.alive[name]
-        hold = self.table.open_hold(BrokerKey(name, 0), broker.incarnation, self.now_ms)
+        hold = self.table.open_hold(
+            BrokerKey(name, 0), broker.incarnation, self.now_ms, store_id=broker.store
+        )
         self.holds.append((name, hold))
         broker.open_holds.add(hold)
         broker.ever_held = True
@@ -506,8 +618,7 @@ class RouteTableMachine(RuleBasedStateMachine):
                 and self.now_ms >= broker.hold_deadline_ms
             )
             if expired or unheld:
-                del self.alive[name]
-                self.stones[name] = (broker.incarnation, self.now_ms + LIVENESS.expiry_ms)
+                self.remove(name, broker.incarnation)
 
     @invariant()
     def routes_are_those_of_the_model(self) -> None:

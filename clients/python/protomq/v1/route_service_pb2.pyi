@@ -34,6 +34,7 @@ class Broker(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     PERMISSION_FIELD_NUMBER: _builtins.int
     AUTO_CREATE_QUEUES_FIELD_NUMBER: _builtins.int
+    STORE_ID_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     """Cluster to which it belongs."""
     broker_name: _builtins.str
@@ -52,6 +53,8 @@ class Broker(_message.Message):
     """What may be done with the broker as a whole."""
     auto_create_queues: _builtins.int
     """Queues that a topic gets which this broker creates on the first send; 0: it creates none by itself."""
+    store_id: _builtins.int
+    """Random number of the broker's store, the same at each of its starts. A name belongs to one store at a time (NAME_TAKEN)."""
     def __init__(
         self,
         *,
@@ -64,10 +67,11 @@ class Broker(_message.Message):
         incarnation: _builtins.int = ...,
         permission: _topic_pb2.Permission.ValueType = ...,
         auto_create_queues: _builtins.int = ...,
+        store_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_create_queues", b"auto_create_queues", "broker_id", b"broker_id", "broker_name", b"broker_name", "cluster", b"cluster", "grpc_address", b"grpc_address", "ha_address", b"ha_address", "incarnation", b"incarnation", "permission", b"permission", "remoting_address", b"remoting_address"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_create_queues", b"auto_create_queues", "broker_id", b"broker_id", "broker_name", b"broker_name", "cluster", b"cluster", "grpc_address", b"grpc_address", "ha_address", b"ha_address", "incarnation", b"incarnation", "permission", b"permission", "remoting_address", b"remoting_address", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -82,6 +86,9 @@ class RegisterBrokerRequest(_message.Message):
     BROKER_FIELD_NUMBER: _builtins.int
     DATA_VERSION_FIELD_NUMBER: _builtins.int
     TOPICS_FIELD_NUMBER: _builtins.int
+    RETURNING_FIELD_NUMBER: _builtins.int
+    returning: _builtins.bool
+    """This name server has accepted this process under its name before. After a restart of the name server it goes before one that has just come."""
     @_builtins.property
     def broker(self) -> Global___Broker:
         """The broker."""
@@ -100,10 +107,11 @@ class RegisterBrokerRequest(_message.Message):
         broker: Global___Broker | None = ...,
         data_version: _topic_pb2.DataVersion | None = ...,
         topics: _abc.Iterable[_topic_pb2.Topic] | None = ...,
+        returning: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "data_version", b"data_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "data_version", b"data_version", "topics", b"topics"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "data_version", b"data_version", "returning", b"returning", "topics", b"topics"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -141,6 +149,7 @@ class UnregisterBrokerRequest(_message.Message):
     BROKER_NAME_FIELD_NUMBER: _builtins.int
     BROKER_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    STORE_ID_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     """Cluster of the broker."""
     broker_name: _builtins.str
@@ -149,6 +158,8 @@ class UnregisterBrokerRequest(_message.Message):
     """Its id."""
     incarnation: _builtins.int
     """Its incarnation; a newer one stays."""
+    store_id: _builtins.int
+    """Its store; another one's stays."""
     def __init__(
         self,
         *,
@@ -156,10 +167,11 @@ class UnregisterBrokerRequest(_message.Message):
         broker_name: _builtins.str = ...,
         broker_id: _builtins.int = ...,
         incarnation: _builtins.int = ...,
+        store_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "broker_name", b"broker_name", "cluster", b"cluster", "incarnation", b"incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "broker_name", b"broker_name", "cluster", b"cluster", "incarnation", b"incarnation", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -193,6 +205,7 @@ class HeartbeatRequest(_message.Message):
     BROKER_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     DATA_VERSION_FIELD_NUMBER: _builtins.int
+    STORE_ID_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     """Cluster of the broker."""
     broker_name: _builtins.str
@@ -201,6 +214,8 @@ class HeartbeatRequest(_message.Message):
     """Its id."""
     incarnation: _builtins.int
     """Its incarnation."""
+    store_id: _builtins.int
+    """Its store."""
     @_builtins.property
     def data_version(self) -> _topic_pb2.DataVersion:
         """State of its topics."""
@@ -213,10 +228,11 @@ class HeartbeatRequest(_message.Message):
         broker_id: _builtins.int = ...,
         incarnation: _builtins.int = ...,
         data_version: _topic_pb2.DataVersion | None = ...,
+        store_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["data_version", b"data_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "broker_name", b"broker_name", "cluster", b"cluster", "data_version", b"data_version", "incarnation", b"incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "broker_name", b"broker_name", "cluster", b"cluster", "data_version", b"data_version", "incarnation", b"incarnation", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -254,6 +270,7 @@ class HoldRegistrationRequest(_message.Message):
     BROKER_NAME_FIELD_NUMBER: _builtins.int
     BROKER_ID_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    STORE_ID_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     """Cluster of the broker."""
     broker_name: _builtins.str
@@ -262,6 +279,8 @@ class HoldRegistrationRequest(_message.Message):
     """Its id."""
     incarnation: _builtins.int
     """Its incarnation."""
+    store_id: _builtins.int
+    """Its store."""
     def __init__(
         self,
         *,
@@ -269,10 +288,11 @@ class HoldRegistrationRequest(_message.Message):
         broker_name: _builtins.str = ...,
         broker_id: _builtins.int = ...,
         incarnation: _builtins.int = ...,
+        store_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "broker_name", b"broker_name", "cluster", b"cluster", "incarnation", b"incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_id", b"broker_id", "broker_name", b"broker_name", "cluster", b"cluster", "incarnation", b"incarnation", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,196 @@
+"""Two brokers that have one name, as two with the default have on one host: real processes, real name servers."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from protomq import Admin
+from protomq._methods import GET_BROKER_STATUS, SEND
+from protomq._transport import SyncTransport
+from protomq._types import BrokerAddress
+from protomq.errors import NameTakenError, ProtomqError
+from protomq.v1.admin_service_pb2 import GetBrokerStatusResponse
+from protomq.v1.record_pb2 import Record
+from protomq.v1.send_service_pb2 import SendRequest, SendResponse, SendStatus
+from tests.support.namesrv import Namesrv, running_namesrv
+
+NAME = "twice"
+PATIENCE_S = 20.0
+REFUSED = 6
+
+
+class Process(NamedTuple):
+    """A broker that is ready."""
+
+    process: subprocess.Popen[str]
+    address: BrokerAddress
+
+    def send(self) -> SendResponse:
+        request = SendRequest(topic="t", records=[Record(body=b"x")])
+        with SyncTransport() as caller:
+            answer = caller.call(self.address, SEND, [request.SerializeToString()], 5.0)
+        return SendResponse.FromString(answer)
+
+    def takes_sends(self) -> bool:
+        try:
+            return self.send().status == SendStatus.SEND_STATUS_SEND_OK
+        except NameTakenError:
+            return False
+
+
+def start(folder: Path, *namesrv: object) -> subprocess.Popen[str]:
+    config = {
+        "data_dir": str(folder),
+        "broker_name": NAME,
+        "namesrv": [str(address) for address in namesrv],
+        "listen": {"grpc_port": 0, "remoting_port": 0},
+        "register_interval_ms": 200,
+        "store": {
+            "segment_size_bytes": 4 << 20,
+            "disk_delete_ratio": 0.97,
+            "disk_force_ratio": 0.98,
+            "disk_refuse_ratio": 0.99,
+        },
+    }
+    file = folder.with_suffix(".yaml")
+    file.write_text(json.dumps(config))  # which is YAML, too
+    command = [sys.executable, "-m", "protomq_cli.main", "broker", "-c", str(file)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@contextmanager
+def running(folder: Path, *namesrv: object) -> Iterator[Process]:
+    with start(folder, *namesrv) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line.startswith("ready "), process.communicate()[1]
+            words = dict(word.split("=", 1) for word in line.split()[1:])
+            yield Process(process, BrokerAddress(NAME, words["grpc"], words["remoting"]))
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def refusal_of(folder: Path, *namesrv: object) -> str:
+    """The last line of a broker that does not start for its name."""
+    with start(folder, *namesrv) as process:
+        try:
+            out, log = process.communicate(timeout=PATIENCE_S)
+        finally:
+            process.kill()
+    assert (process.returncode, out) == (REFUSED, "")
+    return log.splitlines()[-1]
+
+
+@pytest.fixture
+def namesrv() -> Iterator[Namesrv]:
+    with running_namesrv() as server:
+        yield server
+
+
+def routed_to(namesrv: Namesrv) -> list[str]:
+    """Addresses of the brokers that the name server knows."""
+    with Admin(namesrv=str(namesrv.remoting)) as admin:
+        return [broker.remoting_address for broker in admin.cluster_info()]
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            if condition():
+                return
+        except ProtomqError:
+            pass
+        assert time.monotonic() < end, "it has not come about"
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("port", ["grpc", "remoting"])
+def test_a_second_broker_of_a_name_does_not_start(
+    namesrv: Namesrv, tmp_path: Path, port: str
+) -> None:
+    with running(tmp_path / "first", namesrv.remoting) as first:
+        wait_until(lambda: routed_to(namesrv) == [first.address.remoting_address])
+        told = refusal_of(tmp_path / "second", getattr(namesrv, port))
+        assert f"the name {NAME} (id 0) belongs to the broker at {first.address.grpc_address}" in told
+        assert "give this broker a broker_name of its own, or stop the other one" in told
+        assert routed_to(namesrv) == [first.address.remoting_address]
+        assert first.takes_sends()
+
+
+@pytest.mark.slow
+def test_one_name_server_that_knows_the_first_is_enough(namesrv: Namesrv, tmp_path: Path) -> None:
+    nobody = f"127.0.0.1:{free_port()}"
+    with running_namesrv() as forgetful, running(tmp_path / "first", namesrv.remoting):
+        assert refusal_of(tmp_path / "second", nobody, forgetful.remoting, namesrv.remoting)
+        wait_until(lambda: routed_to(forgetful) == [])  # where it was taken, it has gone again
+
+
+@pytest.mark.slow
+def test_a_killed_broker_comes_back_at_once_to_its_name(namesrv: Namesrv, tmp_path: Path) -> None:
+    with running(tmp_path / "only", namesrv.remoting) as first:
+        first.process.kill()
+        first.process.wait()
+        with running(tmp_path / "only", namesrv.remoting) as again:
+            assert routed_to(namesrv) == [again.address.remoting_address]
+            assert again.takes_sends()
+
+
+@pytest.mark.slow
+def test_who_lost_its_name_while_it_was_away_takes_no_sends_until_it_is_free(
+    tmp_path: Path,
+) -> None:
+    with (
+        running_namesrv(newcomer=0) as namesrv,
+        running(tmp_path / "first", namesrv.remoting) as first,
+    ):
+        assert first.takes_sends()
+        first.process.send_signal(signal.SIGSTOP)
+        wait_until(lambda: routed_to(namesrv) == [])
+        with running(tmp_path / "second", namesrv.remoting) as second:
+            assert routed_to(namesrv) == [second.address.remoting_address]
+            first.process.send_signal(signal.SIGCONT)
+            wait_until(lambda: not first.takes_sends())
+            assert routed_to(namesrv) == [second.address.remoting_address]
+            assert second.takes_sends()
+            with SyncTransport() as caller:
+                answer = caller.call(first.address, GET_BROKER_STATUS, [b""], 5.0)
+            assert "belongs to the broker at" in GetBrokerStatusResponse.FromString(answer).write_refusal
+            second.process.send_signal(signal.SIGTERM)
+            assert second.process.wait(PATIENCE_S) == 0
+        wait_until(first.takes_sends)
+        assert routed_to(namesrv) == [first.address.remoting_address]
+
+
+@pytest.mark.slow
+def test_after_a_restart_of_the_name_server_the_name_is_the_first_ones(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        grpc_port, remoting_port = free_port(), free_port()
+        with running_namesrv(grpc_port, remoting_port) as server:
+            first = stack.enter_context(running(tmp_path / "first", server.remoting))
+        second = stack.enter_context(running(tmp_path / "second", server.remoting))
+        assert second.takes_sends()  # nobody can tell it: only a client that has its address can reach it
+        again = stack.enter_context(running_namesrv(grpc_port, remoting_port))
+        wait_until(lambda: not second.takes_sends())
+        assert first.takes_sends()
+        wait_until(lambda: routed_to(again) == [first.address.remoting_address])

@@ -1,0 +1,42 @@
+"""A store has one number for as long as it lives."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from protomq_broker.store.disk import Disk
+from protomq_broker.store_identity import store_id
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> str:
+    (tmp_path / "config").mkdir()
+    return str(tmp_path)
+
+
+def test_the_number_is_drawn_once(root: str) -> None:
+    numbers = itertools.count(7)
+    drawn = [store_id(Disk(), root, lambda: next(numbers)) for _ in range(3)]
+    assert drawn == [7, 7, 7]
+
+
+def test_the_largest_number_reads_back(root: str) -> None:
+    largest = (1 << 63) - 1
+    assert store_id(Disk(), root, lambda: largest) == largest
+    assert store_id(Disk(), root, lambda: 1) == largest
+
+
+@pytest.mark.parametrize("bit", range(20 * 8))
+def test_a_damaged_number_is_never_used(root: str, bit: int, caplog: pytest.LogCaptureFixture) -> None:
+    store_id(Disk(), root, lambda: 7)
+    path = Path(root) / "config/storeId"
+    content = bytearray(path.read_bytes())
+    assert len(content) == 20
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+    assert store_id(Disk(), root, lambda: 8) == 8
+    assert "does not hold: the store gets a new number" in caplog.text
+    assert store_id(Disk(), root, lambda: 9) == 8
