@@ -19,6 +19,7 @@ from protomq._offset_calls import (
     broker_of,
     by_broker,
     decode_queue_ranges,
+    decode_range_incarnation,
     decode_search_offset,
     encode_commit,
     encode_get_queue_range,
@@ -29,7 +30,7 @@ from protomq._transport import SyncTransport, TransportOptions
 from protomq._types import MessageQueue, MethodInfo, QueueRange, Route
 from protomq.errors import NoRouteError, NotFoundError, ProtomqError, TopicNotFoundError
 
-from .offsets import assigned_queues
+from .offsets import Incarnations, Seen, Share, assigned_queues, share_of
 from .options import ClientOptions, Subscription
 
 _T = TypeVar("_T")
@@ -133,29 +134,48 @@ class Cluster:
             self._need_a_broker("which topics there are")
         return names
 
-    def ranges(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, QueueRange]:
-        """The range of each queue: one call for each topic and broker."""
+    def see(self, queues: Iterable[MessageQueue]) -> Seen:
+        """The range of each queue, and the incarnation of its topic: one call for each topic and broker."""
         found: dict[MessageQueue, QueueRange] = {}
+        incarnations: dict[Share, int] = {}
         for (topic, broker_name), members in by_broker(queues).items():
             request = encode_get_queue_range(topic, [queue.queue_id for queue in members])
             answer = self.call(topic, broker_name, _methods.GET_QUEUE_RANGE, request)
             by_id = decode_queue_ranges(answer)
             found |= {queue: by_id[queue.queue_id] for queue in members if queue.queue_id in by_id}
-        return found
+            if incarnation := decode_range_incarnation(answer):
+                incarnations[topic, broker_name] = incarnation
+        return Seen(found, incarnations)
 
-    def offsets_for_times(self, times_ms: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
-        """The first offset that was stored at the time of each queue or later, its end if there is none."""
+    def offsets_for_times(
+        self, times_ms: Mapping[MessageQueue, int], incarnations: Incarnations
+    ) -> dict[MessageQueue, int]:
+        """The first offset that was stored at the time of each queue or later, its end if there is none.
+
+        Raises TopicRecreatedError where the incarnation is another.
+        """
         found: dict[MessageQueue, int] = {}
         for queue, time_ms in times_ms.items():
-            request = encode_search_offset(queue, _EPOCH + timedelta(milliseconds=time_ms))
+            when = _EPOCH + timedelta(milliseconds=time_ms)
+            request = encode_search_offset(queue, when, incarnations.get(share_of(queue), 0))
             answer = self.call(queue.topic, queue.broker_name, _methods.SEARCH_OFFSET, request)
             found[queue] = decode_search_offset(answer)
         return found
 
-    def commit(self, group: str, offsets: Mapping[MessageQueue, int], timeout_s: float) -> None:
-        """Stores where a group is."""
+    def commit(
+        self,
+        group: str,
+        offsets: Mapping[MessageQueue, int],
+        incarnations: Incarnations,
+        timeout_s: float,
+    ) -> None:
+        """Stores where a group is. Raises TopicRecreatedError where the incarnation is another."""
         for (topic, broker_name), members in by_broker(offsets).items():
-            request = encode_commit(group, {queue: offsets[queue] for queue in members})
+            request = encode_commit(
+                group,
+                {queue: offsets[queue] for queue in members},
+                dict.fromkeys(members, incarnations.get((topic, broker_name), 0)),
+            )
             self.call(topic, broker_name, _methods.COMMIT_OFFSETS, request, timeout_s=timeout_s)
 
     # -- calls -------------------------------------------------------------------------------------------------------------

@@ -7,11 +7,13 @@ Rules:
 - A queue that was not there when the query began is read from its first message.
 - A queue that cannot be seen now (its broker is away) stands still: its end is its start.
 - Limits hand out shares in proportion to lag; nothing starves, and the limit is never passed.
+- Offsets belong to one incarnation of their topic at one broker. A topic that was deleted and made again has another: positions of the
+  old one are no place in it. An incarnation that is not known (0, an old checkpoint) is taken for the one that is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -21,7 +23,11 @@ from .options import EARLIEST, LATEST, Bound, Offsets, OptionError
 
 StreamOffset = dict[str, dict[str, Any]]
 Positions = dict[MessageQueue, int]
+Share = tuple[str, str]
+"""What one broker has of a topic: topic, broker name."""
+Incarnations = Mapping[Share, int]
 
+_NONE_KNOWN: Final[Incarnations] = {}
 _REMEMBERED: Final = "@protomq"
 
 
@@ -30,11 +36,19 @@ class DataLossError(RuntimeError):
 
 
 class OffsetRange(NamedTuple):
-    """A part of a queue: the messages [start, end)."""
+    """A part of a queue: the messages [start, end) of an incarnation of its topic; 0: not known which."""
 
     queue: MessageQueue
     start: int
     end: int
+    incarnation: int = 0
+
+
+class Seen(NamedTuple):
+    """What the brokers said of queues."""
+
+    ranges: Mapping[MessageQueue, QueueRange]
+    incarnations: Incarnations = _NONE_KNOWN
 
 
 class StreamState(NamedTuple):
@@ -43,6 +57,8 @@ class StreamState(NamedTuple):
     positions: Positions
     query: str = ""
     """A random name that the query was given when it began; "" in checkpoints of versions that gave none."""
+    incarnations: Incarnations = _NONE_KNOWN
+    """Those to which the positions belong, as far as they are known."""
 
 
 # -- offsets as Spark keeps them ------------------------------------------------------------------------------------------
@@ -50,14 +66,31 @@ class StreamState(NamedTuple):
 
 def encode_state(state: StreamState) -> StreamOffset:
     """The offset of a stream; equal states are equal as text."""
-    remembered = {"query": state.query} if state.query else {}
+    remembered: dict[str, Any] = {"query": state.query} if state.query else {}
+    if state.incarnations:
+        remembered["incarnations"] = encode_incarnations(state.incarnations)
     offset = to_stream_offset(state.positions)
     return {_REMEMBERED: remembered, **offset} if remembered else offset
 
 
 def decode_state(offset: StreamOffset) -> StreamState:
     """The inverse of `encode_state`; what a later version may remember beside is passed over."""
-    return StreamState(from_stream_offset(offset), offset.get(_REMEMBERED, {}).get("query", ""))
+    remembered = offset.get(_REMEMBERED, {})
+    incarnations = decode_incarnations(remembered.get("incarnations", {}))
+    return StreamState(from_stream_offset(offset), remembered.get("query", ""), incarnations)
+
+
+def encode_incarnations(incarnations: Incarnations) -> dict[str, dict[str, int]]:
+    """{"topic": {"broker": incarnation}}, sorted."""
+    encoded: dict[str, dict[str, int]] = {}
+    for topic, broker_name in sorted(incarnations):
+        encoded.setdefault(topic, {})[broker_name] = incarnations[topic, broker_name]
+    return encoded
+
+
+def decode_incarnations(encoded: Mapping[str, Mapping[str, int]]) -> Incarnations:
+    """The inverse of `encode_incarnations`."""
+    return {(topic, name): n for topic, shares in encoded.items() for name, n in shares.items()}
 
 
 def to_stream_offset(positions: Mapping[MessageQueue, int]) -> StreamOffset:
@@ -187,13 +220,42 @@ def _of_word(value: int, queue_range: QueueRange) -> int:
     return queue_range.end_offset if value == LATEST else value
 
 
+# -- topics that were made again ------------------------------------------------------------------------------------------------
+
+
+def share_of(queue: MessageQueue) -> Share:
+    """Where its incarnation stands."""
+    return queue.topic, queue.broker_name
+
+
+def made_again(before: Incarnations, now: Incarnations) -> list[Share]:
+    """What was deleted and made again between two looks."""
+    return sorted(share for share, known in before.items() if now.get(share, known) != known)
+
+
+def without(positions: Positions, gone: Collection[Share]) -> Positions:
+    """The positions that still mean something."""
+    return {queue: at for queue, at in positions.items() if share_of(queue) not in gone}
+
+
+def say_made_again(share: Share) -> str:
+    """What happened, and what to do."""
+    topic, broker_name = share
+    return (
+        f"topic {topic!r} was deleted and made again at broker {broker_name}: what was not read of the old one is gone, and offsets"
+        " of it are no place in the new one. A query without a past (a stream: with a new checkpoint) reads the new one"
+    )
+
+
 # -- ranges ------------------------------------------------------------------------------------------------------------------
 
 
-def ranges_between(start: Positions, end: Positions) -> list[OffsetRange]:
+def ranges_between(
+    start: Positions, end: Positions, incarnations: Incarnations = _NONE_KNOWN
+) -> list[OffsetRange]:
     """What is to be read: nothing where the end is not above the start. A queue without a start is new: from 0."""
     return [
-        OffsetRange(queue, start.get(queue, 0), end[queue])
+        OffsetRange(queue, start.get(queue, 0), end[queue], incarnations.get(share_of(queue), 0))
         for queue in sorted(end)
         if end[queue] > start.get(queue, 0)
     ]
@@ -204,7 +266,7 @@ def find_data_loss(
 ) -> list[str]:
     """What of the ranges is not there any more, one line for each queue. Queues that cannot be seen are passed over."""
     lost: list[str] = []
-    for queue, start, end in wanted:
+    for queue, start, end, _ in wanted:
         there = available.get(queue)
         if there is None:
             continue
@@ -231,7 +293,7 @@ def clip(
         if there is not None:
             start, end = max(start, there.min_offset), min(end, there.end_offset)
         if end > start:
-            clipped.append(OffsetRange(item.queue, start, end))
+            clipped.append(item._replace(start=start, end=end))
     return clipped
 
 
@@ -247,12 +309,12 @@ def split(
     if records_max is not None:
         target = min(target, records_max)
     parts: list[OffsetRange] = []
-    for queue, start, end in ranges:
-        size = end - start
+    for item in ranges:
+        start, size = item.start, item.end - item.start
         # Rounded up: the target is a size that a part must not pass.
         count = 1 if target >= size else min(size, -int(-size // target))
         bounds = [start + size * index // count for index in range(count + 1)]
-        parts += [OffsetRange(queue, low, high) for low, high in pairwise(bounds)]
+        parts += [item._replace(start=low, end=high) for low, high in pairwise(bounds)]
     return parts
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from protomq._types import MessageQueue, QueueRange
 from protomq.errors import ProtomqError
 
 from .cluster import Cluster
@@ -16,16 +15,22 @@ from .offsets import (
     DataLossError,
     OffsetRange,
     Positions,
+    Seen,
+    StreamState,
     carried,
     clip,
     find_data_loss,
     lag_of,
     limit_ends,
+    made_again,
     queue_name,
     ranges_between,
     resolve,
+    say_made_again,
+    share_of,
     split,
     times_wanted,
+    without,
 )
 from .options import Bound, ReadOptions
 
@@ -48,21 +53,29 @@ class Planner:
     def plan_batch(self) -> list[OffsetRange]:
         """The tasks of a batch query."""
         options = self._options
-        ranges = self._ranges()
-        start = self._resolve("starting", options.start, ranges)
-        end = self._resolve("ending", options.end, ranges)
-        return self._tasks(ranges_between(start, end), ranges)
+        seen = self._see()
+        start = self._resolve("starting", options.start, seen)
+        end = self._resolve("ending", options.end, seen)
+        return self._tasks(ranges_between(start, end, seen.incarnations), seen)
 
     # -- stream ------------------------------------------------------------------------------------------------------------
 
-    def initial(self) -> Positions:
-        """Where a new query starts."""
-        return self._resolve("starting", self._options.start, self._ranges())
+    def initial(self, query: str) -> StreamState:
+        """Where a new query starts; `query` is its name."""
+        seen = self._see()
+        positions = self._resolve("starting", self._options.start, seen)
+        return StreamState(positions, query, seen.incarnations)
 
-    def latest(self, start: Positions) -> Positions:
-        """Where the queues end now. Raises DataLossError if one ends before what was read already."""
+    def latest(self, state: StreamState) -> tuple[StreamState, Positions]:
+        """The state as it counts now, and where the queues end now.
+
+        Raises DataLossError if a topic was made again, or a queue ends before what was read already.
+        """
         self._cluster.refresh()
-        there = {queue: found.end_offset for queue, found in self._ranges().items()}
+        seen = self._see()
+        state = self._current(state, seen)
+        start = state.positions
+        there = {queue: found.end_offset for queue, found in seen.ranges.items()}
         fallen = [queue for queue in there if there[queue] < start.get(queue, 0)]
         if fallen:
             queue = fallen[0]
@@ -71,7 +84,17 @@ class Planner:
                 f" {start[queue]} already: its broker has lost its newest messages"
             )
         self._latest = carried(start, there)
-        return self._latest
+        return state, self._latest
+
+    def _current(self, state: StreamState, seen: Seen) -> StreamState:
+        """What is known of topics that were made again, forgotten; and what was not known, remembered."""
+        gone = made_again(state.incarnations, seen.incarnations)
+        for share in gone:
+            self._lose(say_made_again(share), "goes on at its beginning")
+        return state._replace(
+            positions=without(state.positions, gone),
+            incarnations={**state.incarnations, **seen.incarnations},
+        )
 
     def last_seen(self) -> Positions:
         """What `latest` answered last; for reporting lag."""
@@ -92,28 +115,33 @@ class Planner:
             self._last_batch_s = now_s
         return latest if count_max is None else limit_ends(start, latest, count_max)
 
-    def plan_between(self, start: Positions, end: Positions) -> list[OffsetRange]:
-        """The tasks of a micro-batch."""
-        wanted = ranges_between(start, end)
+    def plan_between(self, start: StreamState, end: StreamState) -> list[OffsetRange]:
+        """The tasks of a micro-batch. Raises DataLossError."""
+        # What was made again between the two begins at its beginning.
+        known = without(start.positions, made_again(start.incarnations, end.incarnations))
+        wanted = ranges_between(known, end.positions, end.incarnations)
         if not wanted:
             return []
-        return self._tasks(wanted, self._cluster.ranges([item.queue for item in wanted]))
+        seen = self._cluster.see([item.queue for item in wanted])
+        gone = made_again(end.incarnations, seen.incarnations)
+        for share in gone:
+            self._lose(say_made_again(share), "goes on at its beginning")
+        return self._tasks([item for item in wanted if share_of(item.queue) not in gone], seen)
 
-    def commit(self, end: Positions, group: str) -> None:
+    def commit(self, state: StreamState, group: str) -> None:
         """Tells the cluster how far the query is; only for those who look at lag: the checkpoint is what counts."""
         try:
-            self._cluster.commit(group, end, COMMIT_TIMEOUT_S)
+            self._cluster.commit(group, state.positions, state.incarnations, COMMIT_TIMEOUT_S)
         except ProtomqError as error:
             logger.warning("offsets of group %s are not committed: %s", group, error)
 
     # ----------------------------------------------------------------------------------------------------------------------
 
-    def _ranges(self) -> dict[MessageQueue, QueueRange]:
-        return self._cluster.ranges(self._cluster.queues(self._options.subscription))
+    def _see(self) -> Seen:
+        return self._cluster.see(self._cluster.queues(self._options.subscription))
 
-    def _resolve(
-        self, which: str, bound: Bound, ranges: dict[MessageQueue, QueueRange]
-    ) -> Positions:
+    def _resolve(self, which: str, bound: Bound, seen: Seen) -> Positions:
+        ranges = seen.ranges
         times_name = (
             f"{which}Timestamp" if bound.time_ms is not None else f"{which}OffsetsByTimestamp"
         )
@@ -121,20 +149,19 @@ class Planner:
         name = times_name if times else f"{which}Offsets"
         if which == "ending" and times:
             # No message of that time or later: all there is.
-            found = self._cluster.offsets_for_times(times)
+            found = self._cluster.offsets_for_times(times, seen.incarnations)
             return {queue: min(found[queue], ranges[queue].end_offset) for queue in ranges}
-        return resolve(name, bound, ranges, self._cluster.offsets_for_times(times))
+        found = self._cluster.offsets_for_times(times, seen.incarnations)
+        return resolve(name, bound, ranges, found)
 
-    def _tasks(
-        self, wanted: Sequence[OffsetRange], ranges: dict[MessageQueue, QueueRange]
-    ) -> list[OffsetRange]:
-        lost = find_data_loss(wanted, ranges)
+    def _tasks(self, wanted: Sequence[OffsetRange], seen: Seen) -> list[OffsetRange]:
+        lost = find_data_loss(wanted, seen.ranges)
         if lost:
             self._lose("; ".join(lost[:5]))
         options = self._options
-        return split(clip(wanted, ranges), options.min_partitions, options.records_max)
+        return split(clip(wanted, seen.ranges), options.min_partitions, options.records_max)
 
-    def _lose(self, text: str) -> None:
+    def _lose(self, text: str, instead: str = "goes on without them") -> None:
         if self._options.fail_on_data_loss:
-            raise DataLossError(f"{text} (failOnDataLoss=false goes on without them)")
+            raise DataLossError(f"{text} (failOnDataLoss=false {instead})")
         logger.warning("messages are lost: %s", text)

@@ -22,10 +22,10 @@ import pyarrow as pa
 from protomq import _methods
 from protomq._pull_answer import PullAnswer, decode_pull_answer
 from protomq._types import MessageQueue, PullStatus
-from protomq.errors import CorruptLogError
+from protomq.errors import CorruptLogError, TopicRecreatedError
 
 from .cluster import Cluster
-from .offsets import DataLossError, OffsetRange
+from .offsets import DataLossError, OffsetRange, say_made_again, share_of
 from .records import Decoding, decode_records
 
 logger = logging.getLogger("protomq_spark")
@@ -73,6 +73,12 @@ def _answers(
     while position < wanted.end:
         try:
             answer = pending.result()
+        except TopicRecreatedError:
+            text = say_made_again(share_of(wanted.queue))
+            if settings.fail_on_data_loss:
+                raise DataLossError(f"{text} (failOnDataLoss=false goes on without it)") from None
+            logger.warning("messages are lost: %s", text)
+            return
         except CorruptLogError as error:
             position = _behind_damage(wanted, position, error, settings)
             if position < wanted.end:
@@ -99,6 +105,7 @@ def _pull(
         record_count_max=min(settings.count_max, wanted.end - position),
         size_max_bytes=settings.size_max_bytes,
         tags=settings.tags,
+        topic_incarnation=wanted.incarnation,
     ).SerializeToString()
     return decode_pull_answer(cluster.call(queue.topic, queue.broker_name, _methods.PULL, request))
 

@@ -164,7 +164,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> StreamOffset:
         """Where a new query starts."""
-        return encode_state(StreamState(self._plan.initial(), self._query_of("")))
+        return encode_state(self._plan.initial(self._query_of("")))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """What Spark hands to `latestOffset`, unless the trigger says otherwise."""
@@ -176,11 +176,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:
         """The end of the next micro-batch."""
-        begin, query = decode_state(start)
-        query = self._query_of(query)
+        state = decode_state(start)
+        state = state._replace(query=self._query_of(state.query))
+        state, latest = self._plan.latest(state)
         # Spark asks for the next micro-batch when the one before is done, and tells `commit` only when there is a next.
-        self._commit(begin, query)
-        latest = self._plan.latest(begin)
+        self._commit(state)
+        begin = state.positions
         if self._final is not None:
             # Nothing beyond what was there when Trigger.AvailableNow began.
             latest = {
@@ -191,7 +192,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         count_max = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         wait = not isinstance(limit, ReadAllAvailable) and self._final is None
         end = self._plan.next_end(begin, latest, count_max, time.monotonic(), wait)
-        return encode_state(StreamState(end, query))
+        return encode_state(state._replace(positions=end))
 
     def _query_of(self, remembered: str) -> str:
         """What the checkpoint remembers, or a new name. Spark tells a Python source neither its query's id nor its checkpoint."""
@@ -201,7 +202,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """From now on there is nothing new."""
-        self._final = dict(self._plan.latest({}))
+        _, latest = self._plan.latest(StreamState({}))
+        self._final = latest
 
     def reportLatestOffset(self) -> StreamOffset | None:
         """Where the queues ended when that was last looked at; Spark shows it in the progress of the query."""
@@ -210,7 +212,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:
         """The tasks of a micro-batch."""
-        parts = self._plan.plan_between(decode_state(start).positions, decode_state(end).positions)
+        parts = self._plan.plan_between(decode_state(start), decode_state(end))
         return [RangePartition(task) for task in pack(parts, self._options.partitions_max)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -219,13 +221,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def commit(self, end: StreamOffset) -> None:
         """A micro-batch is done."""
-        self._commit(*decode_state(end))
+        self._commit(decode_state(end))
 
-    def _commit(self, positions: Positions, query: str) -> None:
+    def _commit(self, state: StreamState) -> None:
         """For lag tools; once for each place."""
-        if positions != self._committed:
-            self._committed = positions
-            self._plan.commit(positions, self._options.group_of(query))
+        if state.positions != self._committed:
+            self._committed = state.positions
+            self._plan.commit(state, self._options.group_of(state.query))
 
     @property
     def _plan(self) -> Planner:

@@ -30,7 +30,7 @@ from protomq_spark.archive_table import (
     merge_groups,
     replaced,
 )
-from protomq_spark.offsets import DataLossError
+from protomq_spark.offsets import DataLossError, Seen
 from protomq_spark.pipelines.archive import parse_partitions, split_sql, starts
 
 
@@ -222,14 +222,26 @@ def test_a_folder_of_sparks_own_sink_and_one_that_was_moved_are_refused(tmp_path
 def test_an_archive_goes_on_behind_its_positions_and_begins_new_queues_at_their_first_message() -> None:
     known, new = MessageQueue("t", "a", 0), MessageQueue("t", "a", 1)
     version = Version(0, (), {"positions": {"t": {"a:0": 7}}})
-    ranges = {known: QueueRange(5, 9), new: QueueRange(3, 4)}
+    ranges = Seen({known: QueueRange(5, 9), new: QueueRange(3, 4)})
     assert starts(version, ranges, "earliest", False) == {known: 7, new: 3}
     assert starts(version, ranges, "latest", False) == {known: 7, new: 3}
     assert starts(Version(), ranges, "latest", False) == {known: 9, new: 4}
     for there, found in ((QueueRange(8, 9), 8), (QueueRange(0, 6), 7)):
         with pytest.raises(DataLossError, match="t/a:0"):
-            starts(version, {known: there}, "earliest", False)
-        assert starts(version, {known: there}, "earliest", True) == {known: found}
+            starts(version, Seen({known: there}), "earliest", False)
+        assert starts(version, Seen({known: there}), "earliest", True) == {known: found}
+
+
+def test_an_archive_of_a_topic_that_was_made_again_says_so_or_begins_with_the_new_one() -> None:
+    queue = MessageQueue("t", "a", 0)
+    state = {"positions": {"t": {"a:0": 7}}, "incarnations": {"t": {"a": 1}}}
+    version = Version(0, (), state)
+    ranges = {queue: QueueRange(0, 9)}
+    assert starts(version, Seen(ranges, {("t", "a"): 1}), "earliest", False) == {queue: 7}
+    again = Seen(ranges, {("t", "a"): 2})
+    with pytest.raises(DataLossError, match=r"topic 't' was deleted and made again .*--skip-lost goes on"):
+        starts(version, again, "earliest", False)
+    assert starts(version, again, "latest", True) == {queue: 0}
 
 
 def test_sql_is_split_at_the_commas_outside() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 pytest.importorskip("pyarrow", reason="protomq-spark needs pyarrow")
@@ -57,6 +59,8 @@ def test_a_query_keeps_its_name_in_the_checkpoint_and_old_checkpoints_have_none(
     assert encode_state(state)["t"] == {"a:0": 7, "b:0": 9}
     assert decode_state({"t": {"a:0": 7}}) == StreamState({A0: 7})
     assert encode_state(StreamState({A0: 7})) == {"t": {"a:0": 7}}
+    both = StreamState({A0: 7}, "3f", {("t", "a"): 2**63 - 1, ("t", "rack:1"): 2})
+    assert decode_state(json.loads(json.dumps(encode_state(both)))) == both
     later: StreamOffset = {"@protomq": {"query": "3f", "of a later version": 1}, "t": {"a:0": 7}}
     assert decode_state(later) == StreamState({A0: 7}, "3f")
 

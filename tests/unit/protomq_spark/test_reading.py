@@ -10,10 +10,18 @@ pytest.importorskip("pyarrow", reason="protomq-spark needs pyarrow")
 pytest.importorskip("protomq_spark", reason="clients/spark is not installed")
 
 from protomq._types import MessageQueue, MethodInfo, QueueRange
-from protomq.errors import CorruptLogError
+from protomq.errors import CorruptLogError, TopicRecreatedError
 from protomq.v1 import pull_service_pb2 as pb
 from protomq.wire.record import RecordTemplate, encode_front
-from protomq_spark.offsets import DataLossError, OffsetRange
+from protomq_spark.offsets import (
+    DataLossError,
+    Incarnations,
+    OffsetRange,
+    Seen,
+    Share,
+    StreamState,
+    share_of,
+)
 from protomq_spark.options import ReadOptions, Subscription, parse_read_options
 from protomq_spark.planning import Planner
 from protomq_spark.pulling import PullSettings, read_range
@@ -37,12 +45,16 @@ class FakeCluster:
         self.quarantine = quarantine
         self.found: dict[MessageQueue, QueueRange] = {}
         self.committed: dict[MessageQueue, int] = {}
+        self.committed_in: dict[Share, int] = {}
+        self.incarnation = 7
         self.pulls: list[int] = []
 
     def call(self, topic: str, broker_name: str, method: MethodInfo, request: bytes) -> bytes:
         asked = pb.PullRequest.FromString(request)
         at = asked.queue_offset
         self.pulls.append(at)
+        if asked.topic_incarnation not in (0, self.incarnation):
+            raise TopicRecreatedError("another")
         if at in self.quarantine:
             raise CorruptLogError("bits", metadata={"next_offset": str(self.quarantine.stop)})
         answer = pb.PullResponse(min_offset=self.first, end_offset=self.end)
@@ -75,14 +87,24 @@ class FakeCluster:
     def queues(self, subscription: Subscription) -> list[MessageQueue]:
         return sorted(self.found)
 
-    def ranges(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, QueueRange]:
-        return {queue: self.found[queue] for queue in queues if queue in self.found}
+    def see(self, queues: Iterable[MessageQueue]) -> Seen:
+        ranges = {queue: self.found[queue] for queue in queues if queue in self.found}
+        return Seen(ranges, {share_of(queue): self.incarnation for queue in ranges})
 
-    def offsets_for_times(self, times: Mapping[MessageQueue, int]) -> dict[MessageQueue, int]:
+    def offsets_for_times(
+        self, times: Mapping[MessageQueue, int], incarnations: Incarnations
+    ) -> dict[MessageQueue, int]:
         return dict(times)
 
-    def commit(self, group: str, offsets: Mapping[MessageQueue, int], timeout_s: float) -> None:
+    def commit(
+        self,
+        group: str,
+        offsets: Mapping[MessageQueue, int],
+        incarnations: Incarnations,
+        timeout_s: float,
+    ) -> None:
         self.committed = dict(offsets)
+        self.committed_in = dict(incarnations)
 
 
 def read(
@@ -149,7 +171,7 @@ def cluster_with(**ends: tuple[int, int]) -> FakeCluster:
 
 def test_a_batch_is_planned_from_first_to_last() -> None:
     plan = planner(cluster_with(a0=(2, 9), a1=(0, 0)), streaming=False).plan_batch()
-    assert plan == [OffsetRange(A0, 2, 9)]
+    assert plan == [OffsetRange(A0, 2, 9, 7)]
 
 
 def test_a_batch_from_a_deleted_offset_fails_or_begins_later() -> None:
@@ -157,18 +179,18 @@ def test_a_batch_from_a_deleted_offset_fails_or_begins_later() -> None:
     with pytest.raises(DataLossError, match="deleted"):
         planner(cluster_with(a0=(2, 9)), streaming=False, **options).plan_batch()
     lenient = planner(cluster_with(a0=(2, 9)), streaming=False, failOnDataLoss="false", **options)
-    assert lenient.plan_batch() == [OffsetRange(A0, 2, 9)]
+    assert lenient.plan_batch() == [OffsetRange(A0, 2, 9, 7)]
 
 
 def test_the_end_by_time_is_all_there_is_where_nothing_is_younger() -> None:
     plan = planner(cluster_with(a0=(0, 9)), streaming=False, endingTimestamp="99").plan_batch()
-    assert plan == [OffsetRange(A0, 0, 9)]
+    assert plan == [OffsetRange(A0, 0, 9, 7)]
 
 
 def test_a_stream_waits_for_enough_messages_or_long_enough() -> None:
     plan = planner(cluster_with(a0=(0, 9)), minOffsetsPerTrigger="10", maxTriggerDelay="60s")
     start = {A0: 0}
-    latest = plan.latest(start)
+    _, latest = plan.latest(StreamState(start))
     assert plan.next_end(start, latest, None, 0.0, True) == start
     assert plan.next_end(start, latest, None, 59.0, True) == start
     assert plan.next_end(start, latest, None, 61.0, True) == {A0: 9}
@@ -182,32 +204,82 @@ def test_a_stream_waits_for_enough_messages_or_long_enough() -> None:
 
 def test_a_stream_takes_no_more_than_it_may() -> None:
     plan = planner(cluster_with(a0=(0, 90), a1=(0, 10)), maxOffsetsPerTrigger="50")
-    assert plan.next_end({A0: 0, A1: 0}, plan.latest({}), 50, 0.0, True) == {A0: 45, A1: 5}
+    assert plan.next_end({A0: 0, A1: 0}, plan.latest(StreamState({}))[1], 50, 0.0, True) == {A0: 45, A1: 5}
 
 
 def test_a_broker_that_is_away_stops_its_queues_only() -> None:
-    assert planner(cluster_with(a1=(0, 10))).latest({A0: 7, A1: 3}) == {A0: 7, A1: 10}
+    state = StreamState({A0: 7, A1: 3})
+    assert planner(cluster_with(a1=(0, 10))).latest(state)[1] == {A0: 7, A1: 10}
 
 
 def test_a_queue_that_fell_behind_what_was_read_is_data_loss() -> None:
     with pytest.raises(DataLossError, match="lost its newest"):
-        planner(cluster_with(a0=(0, 5))).latest({A0: 8})
+        planner(cluster_with(a0=(0, 5))).latest(StreamState({A0: 8}))
     lenient = planner(cluster_with(a0=(0, 5)), failOnDataLoss="false")
-    assert lenient.latest({A0: 8}) == {A0: 8}
+    assert lenient.latest(StreamState({A0: 8}))[1] == {A0: 8}
+
+
+OLD, NEW = {("t", "a"): 6}, {("t", "a"): 7}
+SAID = "topic 't' was deleted and made again at broker a: "
+
+
+def test_a_topic_that_was_made_again_is_data_loss_and_read_from_its_beginning_if_told_so() -> None:
+    # Whatever the offsets look like.
+    state = StreamState({A0: 4, A1: 3}, "q", OLD)
+    with pytest.raises(DataLossError, match=SAID + ".*failOnDataLoss=false goes on at its beginning"):
+        planner(cluster_with(a0=(0, 5))).latest(state)
+    lenient = planner(cluster_with(a0=(0, 5)), failOnDataLoss="false")
+    now, latest = lenient.latest(state)
+    assert now == StreamState({}, "q", NEW)
+    assert latest == {A0: 5}  # A queue that the new one has not is forgotten.
+    assert lenient.plan_between(state, now._replace(positions=latest)) == [OffsetRange(A0, 0, 5, 7)]
+
+
+def test_an_incarnation_that_was_not_known_is_remembered() -> None:
+    plan = planner(cluster_with(a0=(0, 5)))
+    now, latest = plan.latest(StreamState({A0: 4}))
+    assert now == StreamState({A0: 4}, "", NEW)
+    assert plan.plan_between(StreamState({A0: 4}), now._replace(positions=latest)) == [
+        OffsetRange(A0, 4, 5, 7)
+    ]
+    assert plan.initial("q") == StreamState({A0: 5}, "q", NEW)
+
+
+def test_a_micro_batch_of_a_topic_that_was_made_again_since_it_was_planned_is_data_loss() -> None:
+    start, end = StreamState({A0: 0}, "", OLD), StreamState({A0: 4}, "", OLD)
+    with pytest.raises(DataLossError, match=SAID):
+        planner(cluster_with(a0=(0, 5))).plan_between(start, end)
+    lenient = planner(cluster_with(a0=(0, 5)), failOnDataLoss="false")
+    assert lenient.plan_between(start, end) == []
+
+
+def test_a_task_reads_one_incarnation_only() -> None:
+    def rows(incarnation: int, fail: bool) -> int:
+        settings = PullSettings(Decoding(("queue_offset",)), (), fail)
+        wanted = OffsetRange(A0, 0, 9, incarnation)
+        return sum(b.num_rows for b in read_range(FakeCluster(9), wanted, settings))  # type: ignore[arg-type]
+
+    assert rows(7, True) == rows(0, True) == 9
+    assert rows(6, False) == 0
+    with pytest.raises(DataLossError, match=SAID):
+        rows(6, True)
 
 
 def test_a_new_queue_is_part_of_the_next_micro_batch() -> None:
     cluster = cluster_with(a0=(0, 5))
     plan = planner(cluster)
     cluster.found[A1] = QueueRange(0, 4)
-    assert plan.plan_between({A0: 5}, plan.latest({A0: 5})) == [OffsetRange(A1, 0, 4)]
+    state, latest = plan.latest(StreamState({A0: 5}))
+    end = state._replace(positions=latest)
+    assert plan.plan_between(StreamState({A0: 5}), end) == [OffsetRange(A1, 0, 4, 7)]
 
 
 def test_nothing_is_planned_between_equal_offsets() -> None:
-    assert planner(cluster_with(a0=(0, 5))).plan_between({A0: 5}, {A0: 5}) == []
+    state = StreamState({A0: 5})
+    assert planner(cluster_with(a0=(0, 5))).plan_between(state, state) == []
 
 
 def test_a_commit_tells_the_cluster() -> None:
     cluster = cluster_with(a0=(0, 5))
-    planner(cluster).commit({A0: 4}, "g")
-    assert cluster.committed == {A0: 4}
+    planner(cluster).commit(StreamState({A0: 4}, "", NEW), "g")
+    assert (cluster.committed, cluster.committed_in) == ({A0: 4}, NEW)

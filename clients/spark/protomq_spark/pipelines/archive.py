@@ -19,11 +19,10 @@ import argparse
 import json
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from protomq._types import MessageQueue, QueueRange
 from protomq_spark.archive_files import (
     WRITTEN_DDL,
     FileSettings,
@@ -42,12 +41,19 @@ from protomq_spark.archive_table import (
 from protomq_spark.cluster import Cluster, cluster_of
 from protomq_spark.offsets import (
     DataLossError,
+    Incarnations,
     Positions,
+    Seen,
+    decode_incarnations,
+    encode_incarnations,
     from_stream_offset,
     lag_of,
     limit_ends,
+    made_again,
     queue_name,
+    say_made_again,
     to_stream_offset,
+    without,
 )
 from protomq_spark.options import ClientOptions, Subscription
 from protomq_spark.schema import DEFAULT_COLUMNS
@@ -170,9 +176,9 @@ class Archiver:
         while True:
             version = self._table.newest()
             self._check(version)
-            ranges = ranges_now(self._cluster, self._subscription)
-            start = starts(version, ranges, arguments.starting, arguments.skip_lost)
-            latest = {queue: found.end_offset for queue, found in ranges.items()}
+            seen = see_now(self._cluster, self._subscription)
+            start = starts(version, seen, arguments.starting, arguments.skip_lost)
+            latest = {queue: found.end_offset for queue, found in seen.ranges.items()}
             if final is None and not arguments.follow:
                 final = latest
             if final is not None:  # What came since the run began is for the next one.
@@ -184,7 +190,7 @@ class Archiver:
                     break
                 time.sleep(arguments.interval)
                 continue
-            files = self._store(version, start, end)
+            files = self._store(version, start, end, seen.incarnations)
             stored = sum(file.row_count for file in files)
             rows += stored
             self._report.batch(
@@ -206,7 +212,9 @@ class Archiver:
                 f" {', '.join(str(known.get(name)) for name in names)}"
             )
 
-    def _store(self, version: Version, start: Positions, end: Positions) -> list[WrittenFile]:
+    def _store(
+        self, version: Version, start: Positions, end: Positions, incarnations: Incarnations
+    ) -> list[WrittenFile]:
         """One batch: files, then a version that has them and says how far they reach."""
         wanted = {queue for queue in end if end[queue] > start[queue]}
         label = f"{version.number + 1:08d}-{uuid.uuid4().hex[:8]}"
@@ -218,8 +226,11 @@ class Archiver:
             rows = messages.mapInArrow(partial(write_partitions, settings), WRITTEN_DDL).collect()
         files = [WrittenFile(*row) for row in rows]
         before = version.state.get("positions", {})
+        known = decode_incarnations(version.state.get("incarnations", {}))
+        kept = without(from_stream_offset(before), made_again(known, incarnations))
         state = {
-            "positions": to_stream_offset({**from_stream_offset(before), **end}),
+            "positions": to_stream_offset({**kept, **end}),
+            "incarnations": encode_incarnations({**known, **incarnations}),
             "layout": self._layout,
         }
 
@@ -233,7 +244,7 @@ class Archiver:
         if files or version.files:
             self._table.update(change)
         if self._arguments.group:
-            self._cluster.commit(self._arguments.group, end, COMMIT_TIMEOUT_S)
+            self._cluster.commit(self._arguments.group, end, incarnations, COMMIT_TIMEOUT_S)
         return files
 
     def _messages(self, start: Positions, end: Positions) -> DataFrame:
@@ -314,24 +325,23 @@ def compact_with(
 # -- which messages ----------------------------------------------------------------------------------------------------------
 
 
-def ranges_now(cluster: Cluster, subscription: Subscription) -> dict[MessageQueue, QueueRange]:
+def see_now(cluster: Cluster, subscription: Subscription) -> Seen:
     """The queues as they are now, new ones too."""
     cluster.refresh()
-    return cluster.ranges(cluster.queues(subscription))
+    return cluster.see(cluster.queues(subscription))
 
 
-def starts(
-    version: Version,
-    ranges: Mapping[MessageQueue, QueueRange],
-    starting: str,
-    skip_lost: bool,
-) -> Positions:
+def starts(version: Version, seen: Seen, starting: str, skip_lost: bool) -> Positions:
     """Where each queue goes on. Raises DataLossError if messages are gone that were to be stored, unless `skip_lost`."""
-    known = from_stream_offset(version.state.get("positions", {}))
+    archived = from_stream_offset(version.state.get("positions", {}))
+    gone = made_again(decode_incarnations(version.state.get("incarnations", {})), seen.incarnations)
+    for share in gone:
+        _lose(say_made_again(share), skip_lost, "goes on at its beginning")
+    known = without(archived, gone)
     start: Positions = {}
-    for queue, there in ranges.items():
+    for queue, there in seen.ranges.items():
         first = there.min_offset
-        if starting == "latest" and not known:
+        if starting == "latest" and not archived:
             first = there.end_offset
         position = known.get(queue, first)
         where = f"{queue.topic}/{queue_name(queue)}"
@@ -344,9 +354,9 @@ def starts(
     return start
 
 
-def _lose(text: str, skip_lost: bool) -> None:
+def _lose(text: str, skip_lost: bool, instead: str = "goes on without them") -> None:
     if not skip_lost:
-        raise DataLossError(f"{text} (--skip-lost goes on without them)")
+        raise DataLossError(f"{text} (--skip-lost {instead})")
     say(f"messages are lost: {text}")
 
 

@@ -147,7 +147,7 @@ def take_sample(cluster: Cluster, subscription: Subscription, groups: Groups) ->
         for group, topics in groups.items()
         if (found := [queue for queue in queues if topics is None or queue.topic in topics])
     }
-    return Sample(now_s(), cluster.ranges(queues), committed)
+    return Sample(now_s(), cluster.see(queues).ranges, committed)
 
 
 def committed_offsets(
