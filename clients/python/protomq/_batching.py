@@ -5,7 +5,7 @@ numpy variant measured no better, so there is only this one). The bytes are thos
 property test says so, in the order that lets the broker take them over unparsed:
 
     0A len record   ...   0A len record        records, each canonical, trailer complete, stamped fields zero
-    22 len topic    28 queue_id    32 len sizes (u32 each)    [38 00]
+    22 len topic    28 queue_id    32 len sizes (u32 each)    [38 00]    [41 previous sequence:8]
 """
 
 from __future__ import annotations
@@ -73,11 +73,14 @@ class RecordEncoder:
         first_sequence: int,
         queue_id: int,
         wait_store_ok: bool = True,
+        previous_sequence: int | None = None,
     ) -> list[bytes]:
         """The pieces of a SendRequest with these records, numbered from `first_sequence`."""
         parts: list[bytes] = []
         sizes = self.encode_records(parts, records, first_sequence)
         parts.append(self.encode_tail(sizes, queue_id, wait_store_ok))
+        if previous_sequence is not None:
+            parts.append(b"\x41" + previous_sequence.to_bytes(8, "little"))
         return [b"".join(parts)]
 
     def encode_records(

@@ -2,6 +2,10 @@
 
 A send goes: `prepare` (the message checked, compressed, its front written) -> gathered with others in a line -> `make_request` (sequences
 taken, queue chosen, bytes assembled) -> the transport -> `store_result`. A request keeps its sequences for all its attempts.
+
+Each request names the last sequence that its broker has acknowledged to this producer. A broker that does not have that one has forgotten
+the producer, or lost what it had (a power cut). What was sent to it with an unknown outcome stays unknown then; what was never sent to it
+goes there as if for the first time.
 """
 
 from __future__ import annotations
@@ -36,6 +40,8 @@ from .errors import (
     NoRouteError,
     ProtocolError,
     ProtomqError,
+    SendOutOfOrderError,
+    SequenceExpiredError,
     WrongTypeError,
 )
 from .wire.hashing import sharding_hash_of
@@ -46,6 +52,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("protomq.producer")
 
+FIRST_CONTACT_RETRY_MAX_S: Final = 840.0
+"""A broker forgets nobody within 15 minutes; a minute less, since its clock is not ours."""
+
 _STATUSES: Final = {int(status): status for status in SendStatus}
 
 
@@ -53,7 +62,8 @@ class Request:
     """Messages on their way to one queue, with their sequences; the payload is the same in every attempt at a broker."""
 
     __slots__ = (
-        "address", "encoder", "first_sequence", "identity", "payload", "queue", "queue_is_open", "records", "wait_store_ok",
+        "address", "encoder", "first_sequence", "identity", "made_s", "payload", "previous_sequence", "queue", "queue_is_open",
+        "records", "wait_store_ok",
     )  # fmt: skip
 
     def __init__(
@@ -66,24 +76,29 @@ class Request:
         address: BrokerAddress,
         queue_is_open: bool,
         wait_store_ok: bool,
+        previous_sequence: int | None,
+        made_s: float,
     ) -> None:
         self.encoder = encoder
         self.identity = identity
         self.records = records
         self.first_sequence = first_sequence
-        self.queue = queue
         self.address = address
         self.queue_is_open = queue_is_open
         self.wait_store_ok = wait_store_ok
-        self.payload = encoder.encode_request(
-            records, first_sequence, queue.queue_id, wait_store_ok
-        )
+        self.made_s = made_s
+        self.aim(queue, previous_sequence)
 
-    def move_to(self, queue: MessageQueue) -> None:
-        """To another queue: the same records and sequences."""
+    def aim(self, queue: MessageQueue, previous_sequence: int | None) -> None:
+        """At a queue; `previous_sequence`: what its broker must have of this producer, None: nothing. The same records and sequences."""
         self.queue = queue
+        self.previous_sequence = previous_sequence
         self.payload = self.encoder.encode_request(
-            self.records, self.first_sequence, queue.queue_id, self.wait_store_ok
+            self.records,
+            self.first_sequence,
+            queue.queue_id,
+            self.wait_store_ok,
+            previous_sequence,
         )
 
 
@@ -106,18 +121,25 @@ class RequestRetries:
         self._plan = RetryPlan(core.retry_policy)
         self._step = NextStep.GIVE_UP
         self._failed_attempts = 0
+        self._unknown_at: set[str] = set()
 
     def decide(self, error: ProtomqError) -> float | None:
         """Seconds until the next attempt, None: no more. See tenacity_options."""
         self._failed_attempts += 1
         if error.stale_route:
             self._invalidate(self._route.topic)
+        if self._can_begin_anew(error):
+            self._step = NextStep.SAME_BROKER
+            return 0.0 if self._core.clock() < self._deadline_s else None
+        if not error.definite:
+            self._unknown_at.add(self._request.queue.broker_name)
         others = self._request.queue_is_open and len(self._route.writable_brokers) > 1
         self._step = self._plan.next_step(error, has_other_broker=others)
         if self._step is NextStep.GIVE_UP:
             return None
         delay_s = backoff_delay(self._failed_attempts, error, self._step, self._core.rng)
-        if self._core.clock() + delay_s >= self._deadline_s:
+        due_s = self._core.clock() + delay_s
+        if due_s >= self._deadline_s or self._is_too_late(due_s):
             return None
         queue = self._request.queue
         logger.info(
@@ -126,20 +148,46 @@ class RequestRetries:
         )  # fmt: skip
         return delay_s
 
+    def _can_begin_anew(self, error: ProtomqError) -> bool:
+        """The broker does not know what it has acknowledged. Whether this request is surely not stored there: then it goes as the first."""
+        if not isinstance(error, SequenceExpiredError | SendOutOfOrderError):
+            return False
+        request = self._request
+        broker_name = request.queue.broker_name
+        self._core.forget_acknowledged(broker_name)
+        if request.previous_sequence is None or broker_name in self._unknown_at:
+            return False
+        logger.info("broker %s has forgotten this producer: %s", broker_name, error)
+        request.aim(request.queue, None)
+        return True
+
+    def _is_too_late(self, due_s: float) -> bool:
+        """A broker that has acknowledged nothing yet need not know the producer any more; asked again, it would store a second time."""
+        return (
+            bool(self._unknown_at)
+            and self._request.previous_sequence is None
+            and due_s > self._request.made_s + FIRST_CONTACT_RETRY_MAX_S
+        )
+
     def aim(self, route: Route) -> None:
         """Points the request where the next attempt goes, by the route as it is now."""
         self._route = route
         request = self._request
         if self._step is NextStep.ANOTHER_BROKER:
-            request.move_to(self._core.choose_queue(route, avoid_broker=request.queue.broker_name))
+            self._move_to(
+                self._core.choose_queue(route, avoid_broker=request.queue.broker_name)
+            )
         elif (
             request.queue_is_open
             and not self._plan.outcome_unknown
             and request.queue not in route.write_queues
         ):
-            request.move_to(self._core.choose_queue(route))
+            self._move_to(self._core.choose_queue(route))
         # A broker that is no longer in the route may still answer for what it has stored: its last address is kept.
         request.address = route.brokers.get(request.queue.broker_name, request.address)
+
+    def _move_to(self, queue: MessageQueue) -> None:
+        self._request.aim(queue, self._core.acknowledged(queue.broker_name))
 
     def final_error(self, error: ProtomqError) -> ProtomqError:
         """The error to raise in the end."""
@@ -167,6 +215,15 @@ class SendCore:
             else BODY_SIZE_MAX_BYTES
         )
         self._encoders: dict[str, RecordEncoder] = {}
+        self._acknowledged: dict[str, int] = {}
+
+    def acknowledged(self, broker_name: str) -> int | None:
+        """The last sequence that a broker has acknowledged, None if it has none yet."""
+        return self._acknowledged.get(broker_name)
+
+    def forget_acknowledged(self, broker_name: str) -> None:
+        """The broker does not know of it."""
+        self._acknowledged.pop(broker_name, None)
 
     def transport_options(
         self, transport: Literal["auto", "remoting", "grpc"], client_id: str
@@ -387,6 +444,7 @@ class SendCore:
         if address is None:
             raise NoRouteError(f"no route to broker {queue.broker_name!r} of topic {route.topic!r}")
         sequences = self.sequences
+        previous_sequence = self._acknowledged.get(queue.broker_name)
         return Request(
             self.encoder(route.topic),
             (sequences.producer_id, sequences.producer_epoch),
@@ -396,6 +454,8 @@ class SendCore:
             address,
             queue_is_open,
             self.options.wait_store_ok,
+            previous_sequence,
+            self.clock(),
         )
 
     def store_result(self, request: Request, answer: bytes) -> Stored:
@@ -413,6 +473,7 @@ class SendCore:
                 f"{count} messages were sent, the broker answered for {response.record_count}"
             )
         queue = request.queue
+        self._acknowledged[queue.broker_name] = request.first_sequence + count - 1
         if response.queue_id != queue.queue_id:
             queue = queue._replace(
                 queue_id=response.queue_id
@@ -470,6 +531,7 @@ class SendCore:
         """In the child: another producer, with nothing of the parent's."""
         self.sequences.renew()
         self._encoders = {}
+        self._acknowledged = {}
 
 
 def as_message(

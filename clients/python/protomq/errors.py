@@ -35,6 +35,7 @@
         │   └── QueueHealingError       QUEUE_HEALING; `retry_delay_ms` says when
         ├── StoreFailedError            STORE_FAILED
         ├── SequenceExpiredError        SEQUENCE_EXPIRED
+        ├── SendOutOfOrderError         SEND_OUT_OF_ORDER
         ├── ProducerFencedError         PRODUCER_FENCED
         ├── DeadlineExceededError       DEADLINE_EXCEEDED: dropped by the server before it was started
         ├── UnknownMethodError          UNKNOWN_METHOD
@@ -100,6 +101,7 @@ __all__ = [
     "QueueHealingError",
     "StoreFailedError",
     "SequenceExpiredError",
+    "SendOutOfOrderError",
     "ProducerFencedError",
     "DeadlineExceededError",
     "UnknownMethodError",
@@ -423,11 +425,18 @@ class StoreFailedError(ServerError):
 
 
 class SequenceExpiredError(ServerError):
-    """The sequence number is older than what the broker remembers: the message may have been stored before."""
+    """The broker cannot tell whether it has the message: it remembers neither its sequence number nor, maybe, its producer."""
 
     reason = "SEQUENCE_EXPIRED"
     code = _FAILED_PRECONDITION
     definite = False
+
+
+class SendOutOfOrderError(ServerError):
+    """The broker lacks the message that was to stand before this one (`previous_sequence`), and has not stored this one."""
+
+    reason = "SEND_OUT_OF_ORDER"
+    code = _FAILED_PRECONDITION
 
 
 class ProducerFencedError(ServerError):
@@ -495,8 +504,8 @@ _BY_REASON: Final[dict[str, type[ServerError]]] = {
     for cls in (
         InvalidArgumentError, MessageTooLargeError, TopicNotFoundError, QueueNotFoundError, OffsetNotFoundError,
         BrokerNotFoundError, TopicExistsError, TopicRecreatedError, NotPermittedError, SystemBusyError, DiskFullError, TooManyError,
-        ShuttingDownError, QueueHealingError, StoreFailedError, SequenceExpiredError, ProducerFencedError, DeadlineExceededError,
-        UnknownMethodError, UnsupportedError, CorruptLogError, StaleRegistrationError, NameTakenError, InternalError,
+        ShuttingDownError, QueueHealingError, StoreFailedError, SequenceExpiredError, SendOutOfOrderError, ProducerFencedError,
+        DeadlineExceededError, UnknownMethodError, UnsupportedError, CorruptLogError, StaleRegistrationError, NameTakenError, InternalError,
     )
 }  # fmt: skip
 

@@ -49,6 +49,7 @@ class _Pending(NamedTuple):
     wait_store_ok: bool
     new_topic: TopicConfig | None
     """Made when the send is stored: one that is refused leaves no topic behind."""
+    previous_sequence: int | None
 
 
 class _Waiter(NamedTuple):
@@ -93,11 +94,11 @@ class SendService:
             try:
                 order = self._read(call)
                 try:
-                    repeated = self._store.find_repeated(order.request)
+                    repeated = self._store.find_repeated(order.request, order.previous_sequence)
                 except SendInFlightError:  # the same send twice in one turn: the first must be stored for the second to be known
                     self._append(pending)
                     pending, size_bytes = [], 0
-                    repeated = self._store.find_repeated(order.request)
+                    repeated = self._store.find_repeated(order.request, order.previous_sequence)
             except Exception as error:
                 call.fail(to_service_error(error))
                 continue
@@ -160,6 +161,7 @@ class SendService:
             identified_here,
             wait_store_ok,
             None if exists else topic,
+            header.previous_sequence if header.HasField("previous_sequence") else None,
         )
 
     def _turn_of(self, topic: TopicConfig) -> int:

@@ -27,7 +27,12 @@ from .store.errors import (
 )
 from .store.index_runs import IndexDamagedError
 from .store.offsets import GROUPS_MAX, TooManyGroupsError
-from .store.repeated_sends import ProducerFencedError, SequenceExpiredError
+from .store.repeated_sends import (
+    ProducerFencedError,
+    RepeatedSendError,
+    SendOutOfOrderError,
+    TooManyProducersError,
+)
 from .store.topics import IncarnationGivenError, InvalidNameError
 
 log = logging.getLogger("protomq.broker")
@@ -37,6 +42,7 @@ R = TypeVar("R")
 
 RETRY_DISK_FULL_MS = 10_000
 RETRY_HEALING_MS = 100
+RETRY_TOO_MANY_MS = 1_000
 
 
 def tells_store_errors(method: Callable[P, R]) -> Callable[P, R]:
@@ -72,10 +78,8 @@ def to_service_error(error: Exception) -> ServiceError:
                 "limit_bytes": str(error.size_max_bytes),
             },
         )
-    if isinstance(error, SequenceExpiredError):
-        return ServiceError(Code.FAILED_PRECONDITION, "SEQUENCE_EXPIRED", str(error))
-    if isinstance(error, ProducerFencedError):
-        return ServiceError(Code.FAILED_PRECONDITION, "PRODUCER_FENCED", str(error))
+    if isinstance(error, RepeatedSendError):
+        return _of_repeated_send(error)
     if isinstance(error, TooManyGroupsError):
         return too_many("consumer groups", GROUPS_MAX, str(error))
     if isinstance(error, CorruptLogError | CorruptRecordError):
@@ -120,3 +124,13 @@ def to_service_error(error: Exception) -> ServiceError:
         )
     log.error("a defect of the broker", exc_info=error)
     return internal()
+
+
+def _of_repeated_send(error: RepeatedSendError) -> ServiceError:
+    if isinstance(error, TooManyProducersError):
+        return too_many("producers", error.limit, str(error), retry_delay_ms=RETRY_TOO_MANY_MS)
+    reason = {
+        SendOutOfOrderError: "SEND_OUT_OF_ORDER",
+        ProducerFencedError: "PRODUCER_FENCED",
+    }.get(type(error), "SEQUENCE_EXPIRED")
+    return ServiceError(Code.FAILED_PRECONDITION, reason, str(error), metadata=error.metadata)

@@ -81,8 +81,19 @@ RULES: Final[Mapping[str, ReasonRule]] = {
     # The write that failed may be on the disk all the same, and a start finds it there.
     "STORE_FAILED": ReasonRule(Code.FAILED_PRECONDITION, False),
     "SHUTTING_DOWN": ReasonRule(Code.UNAVAILABLE, True),
-    "SEQUENCE_EXPIRED": ReasonRule(Code.FAILED_PRECONDITION, False),
-    "PRODUCER_FENCED": ReasonRule(Code.FAILED_PRECONDITION, True),
+    "SEQUENCE_EXPIRED": ReasonRule(
+        Code.FAILED_PRECONDITION,
+        False,
+        optional=(
+            "producer_id", "producer_epoch", "previous_sequence", "first_sequence", "end_sequence", "floor_sequence", "topic",
+        ),
+    ),
+    "SEND_OUT_OF_ORDER": ReasonRule(
+        Code.FAILED_PRECONDITION, True, ("producer_id", "producer_epoch", "previous_sequence")
+    ),
+    "PRODUCER_FENCED": ReasonRule(
+        Code.FAILED_PRECONDITION, True, ("producer_id", "producer_epoch", "newer_epoch")
+    ),
     "DEADLINE_EXCEEDED": ReasonRule(Code.DEADLINE_EXCEEDED, True),
     "UNKNOWN_METHOD": ReasonRule(Code.UNIMPLEMENTED, True, optional=("method", "lane", "lanes")),
     "UNSUPPORTED": ReasonRule(Code.UNIMPLEMENTED, True, ("field",)),

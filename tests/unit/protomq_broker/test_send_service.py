@@ -150,3 +150,62 @@ def test_messages_to_a_new_topic_in_one_turn_make_it_once():
     outcomes = broker.send(*(request("new") for _ in range(3)))
     assert all(isinstance(outcome, SendResponse) for outcome in outcomes)
     assert broker.store.topics.snapshot().version.counter == 1
+
+
+# What is sent again, and in which order.
+
+
+def numbered(sequence: int, previous: int | None = None, *, producer_id: int = 7) -> SendRequest:
+    """A message of a producer; `previous`: what it says it has sent before."""
+    record = Record(body=b"%d" % sequence, producer_id=producer_id, sequence=sequence)
+    return SendRequest(topic="topic", records=[record], queue_id=0, previous_sequence=previous)
+
+
+def test_a_producer_that_is_not_known_is_told_so_and_nothing_is_stored():
+    broker = make_broker()
+    outcome = broker.send(numbered(5, 4))[0]
+    assert reason(outcome) == "SEQUENCE_EXPIRED"
+    assert outcome.metadata["previous_sequence"] == "4"
+    assert broker.store.appended_position == broker.store.min_position + 53
+
+
+def test_what_is_pipelined_behind_a_refused_send_is_refused_too():
+    broker = make_broker()
+    broker.send(numbered(0))
+    too_large = numbered(1, 0)
+    too_large.records[0].properties["k"] = "v" * 40_000
+    outcomes = broker.send(too_large, numbered(2, 1), numbered(3, 2))
+    assert [reason(outcome) for outcome in outcomes] == [
+        "MESSAGE_TOO_LARGE", "SEND_OUT_OF_ORDER", "SEND_OUT_OF_ORDER",
+    ]  # fmt: skip
+    again = broker.send(numbered(1, 0), numbered(2, 1), numbered(3, 2))
+    assert [outcome.queue_offset for outcome in again] == [1, 2, 3]
+
+
+def test_pipelined_sends_in_one_turn_are_stored_in_order():
+    broker = make_broker()
+    outcomes = broker.send(numbered(0), *(numbered(n, n - 1) for n in range(1, 50)))
+    assert [outcome.queue_offset for outcome in outcomes] == list(range(50))
+
+
+def test_a_repeat_is_known_after_a_day_of_the_log_or_told_to_be_unknown():
+    broker = make_broker()
+    broker.send(numbered(0), numbered(1, 0))
+    broker.clock.time_ms += 48 * 3_600_000
+    assert broker.send(numbered(1, 0))[0].repeated_send  # nothing was stored since
+    broker.send(numbered(0, producer_id=8))
+    assert reason(broker.send(numbered(1, 0))[0]) == "SEQUENCE_EXPIRED"
+    assert len(read_all(broker.store)) == 3
+
+
+def test_when_a_million_have_sent_nobody_new_is_taken():
+    broker = make_broker()
+    broker.store._repeated._producers_max = 3
+    for producer_id in (1, 2, 3):
+        broker.send(numbered(0, producer_id=producer_id))
+    refused = broker.send(numbered(0, producer_id=4))[0]
+    assert reason(refused) == "TOO_MANY"
+    assert refused.metadata == {"limit": "3"}
+    assert broker.send(numbered(1, 0, producer_id=1))[0].queue_offset == 3
+    broker.clock.time_ms += 15 * 60_000 + 1_000
+    assert broker.send(numbered(0, producer_id=4))[0].queue_offset == 4

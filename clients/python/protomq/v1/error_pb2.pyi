@@ -45,7 +45,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_SHUTTING_DOWN: _ErrorReason.ValueType  # 10
     """UNAVAILABLE: the server is stopping; use another broker."""
     ERROR_REASON_SEQUENCE_EXPIRED: _ErrorReason.ValueType  # 11
-    """FAILED_PRECONDITION: the sequence is older than what the table of repeated sends remembers, and may have been stored before."""
+    """FAILED_PRECONDITION: the broker cannot tell any more whether this send is stored: its sequence is older than what the table of repeated
+    sends remembers, or it names a previous one and its producer is forgotten. Not definite.
+    """
     ERROR_REASON_PRODUCER_FENCED: _ErrorReason.ValueType  # 12
     """FAILED_PRECONDITION: a producer with the same id and a higher epoch has written."""
     ERROR_REASON_DEADLINE_EXCEEDED: _ErrorReason.ValueType  # 13
@@ -74,6 +76,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION: the broker's name belongs to another broker that is alive, with another store; this one takes no sends."""
     ERROR_REASON_UNSUPPORTED: _ErrorReason.ValueType  # 25
     """UNIMPLEMENTED: this version cannot do what a field asks for; the metadata name the field. Nothing was stored."""
+    ERROR_REASON_SEND_OUT_OF_ORDER: _ErrorReason.ValueType  # 26
+    """FAILED_PRECONDITION: the message that is to stand before this one (previous_sequence) is not stored here; nor is this one. Send that one
+    first, then this one again.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason lists every value that ErrorInfo.reason takes, there without the prefix: "TOPIC_NOT_FOUND"."""
@@ -101,7 +107,9 @@ ERROR_REASON_STORE_FAILED: ErrorReason.ValueType  # 9
 ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 10
 """UNAVAILABLE: the server is stopping; use another broker."""
 ERROR_REASON_SEQUENCE_EXPIRED: ErrorReason.ValueType  # 11
-"""FAILED_PRECONDITION: the sequence is older than what the table of repeated sends remembers, and may have been stored before."""
+"""FAILED_PRECONDITION: the broker cannot tell any more whether this send is stored: its sequence is older than what the table of repeated
+sends remembers, or it names a previous one and its producer is forgotten. Not definite.
+"""
 ERROR_REASON_PRODUCER_FENCED: ErrorReason.ValueType  # 12
 """FAILED_PRECONDITION: a producer with the same id and a higher epoch has written."""
 ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 13
@@ -130,4 +138,8 @@ ERROR_REASON_NAME_TAKEN: ErrorReason.ValueType  # 24
 """FAILED_PRECONDITION: the broker's name belongs to another broker that is alive, with another store; this one takes no sends."""
 ERROR_REASON_UNSUPPORTED: ErrorReason.ValueType  # 25
 """UNIMPLEMENTED: this version cannot do what a field asks for; the metadata name the field. Nothing was stored."""
+ERROR_REASON_SEND_OUT_OF_ORDER: ErrorReason.ValueType  # 26
+"""FAILED_PRECONDITION: the message that is to stand before this one (previous_sequence) is not stored here; nor is this one. Send that one
+first, then this one again.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -65,12 +65,18 @@ class SendRequest(_message.Message):
     QUEUE_ID_FIELD_NUMBER: _builtins.int
     RECORD_SIZES_FIELD_NUMBER: _builtins.int
     WAIT_STORE_OK_FIELD_NUMBER: _builtins.int
+    PREVIOUS_SEQUENCE_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic of all of them; created on the first send where the broker allows it."""
     queue_id: _builtins.int
     """The queue, from 0; the broker takes the queues in turn where it is absent."""
     wait_store_ok: _builtins.bool
     """Whether to wait until the messages are on stable storage, where the broker flushes synchronously (RocketMQ: WAIT). True where absent."""
+    previous_sequence: _builtins.int
+    """A sequence of this producer (same id and epoch) that this broker must have stored: of the last message that was acknowledged here, or,
+    to pipeline in order, of the last that was sent here. Absent: the first contact of this producer and epoch with this broker.
+    Where the producer is not known, the answer is SEQUENCE_EXPIRED; where it is, but not this sequence, SEND_OUT_OF_ORDER.
+    """
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[_record_pb2.Record]:
         """The messages; the field stands first. At most 4 MiB of body each and 32,768 in number; 4,096 if they come without a trailer."""
@@ -87,15 +93,20 @@ class SendRequest(_message.Message):
         queue_id: _builtins.int | None = ...,
         record_sizes: _abc.Iterable[_builtins.int] | None = ...,
         wait_store_ok: _builtins.bool | None = ...,
+        previous_sequence: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "_wait_store_ok", b"_wait_store_ok", "queue_id", b"queue_id", "wait_store_ok", b"wait_store_ok"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_previous_sequence", b"_previous_sequence", "_queue_id", b"_queue_id", "_wait_store_ok", b"_wait_store_ok", "previous_sequence", b"previous_sequence", "queue_id", b"queue_id", "wait_store_ok", b"wait_store_ok"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id", "_wait_store_ok", b"_wait_store_ok", "queue_id", b"queue_id", "record_sizes", b"record_sizes", "records", b"records", "topic", b"topic", "wait_store_ok", b"wait_store_ok"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_previous_sequence", b"_previous_sequence", "_queue_id", b"_queue_id", "_wait_store_ok", b"_wait_store_ok", "previous_sequence", b"previous_sequence", "queue_id", b"queue_id", "record_sizes", b"record_sizes", "records", b"records", "topic", b"topic", "wait_store_ok", b"wait_store_ok"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__previous_sequence: _TypeAlias = _typing.Literal["previous_sequence"]  # noqa: Y015
+    _WhichOneofArgType__previous_sequence: _TypeAlias = _typing.Literal["_previous_sequence", b"_previous_sequence"]  # noqa: Y015
     _WhichOneofReturnType__queue_id: _TypeAlias = _typing.Literal["queue_id"]  # noqa: Y015
     _WhichOneofArgType__queue_id: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id"]  # noqa: Y015
     _WhichOneofReturnType__wait_store_ok: _TypeAlias = _typing.Literal["wait_store_ok"]  # noqa: Y015
     _WhichOneofArgType__wait_store_ok: _TypeAlias = _typing.Literal["_wait_store_ok", b"_wait_store_ok"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__previous_sequence) -> _WhichOneofReturnType__previous_sequence | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_id) -> _WhichOneofReturnType__queue_id | None: ...
     @_typing.overload

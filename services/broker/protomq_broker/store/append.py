@@ -58,19 +58,21 @@ class RecordRegion:
 
 @dataclass(slots=True)
 class AppendRequest:
-    """One caller's records for one queue. The last two are filled in by `Store.append`: -1 until then.
+    """One caller's records for one queue. The last three are filled in by `Store.append`: -1 until then.
 
     Attributes:
         region: the records.
         queue_id: the queue.
         queue_offset: queue offset of the first record.
         physical_offset: physical offset of the first record.
+        store_time_ms: store time of all records.
     """
 
     region: RecordRegion
     queue_id: int
     queue_offset: int = -1
     physical_offset: int = -1
+    store_time_ms: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -239,13 +239,19 @@ def read_file(disk: Disk, path: str) -> bytes | None:
         disk.close(fd)
 
 
-def write_file_atomically(disk: Disk, path: str, data: bytes) -> None:
-    """Replaces a file: after a crash at any moment it is the old one or the new one, whole, and the new one once this returned."""
+def write_file_atomically(disk: Disk, path: str, *parts: bytes) -> None:
+    """Replaces a file: after a crash at any moment it is the old one or the new one, whole, and the new one once this returned.
+
+    Its content comes in parts, so that a large one need not be put together.
+    """
     temporary = f"{path}.tmp"
     fd = disk.create(temporary)
     try:
         disk.truncate(fd, 0)
-        write_fully(disk, fd, data, 0)
+        position = 0
+        for part in parts:
+            write_fully(disk, fd, part, position)
+            position += len(part)
         disk.fsync(fd)
     finally:
         disk.close(fd)

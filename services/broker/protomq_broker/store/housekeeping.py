@@ -19,7 +19,6 @@ from .config import StoreConfig
 from .disk import Disk, read_json, write_json_atomically
 from .errors import StoreError
 from .opening import Derived
-from .repeated_sends import RepeatedSends
 from .retention import Look, RetentionRules, RetentionState, SegmentAge, decide
 from .seals import decode_seal
 
@@ -27,7 +26,6 @@ log = logging.getLogger(__name__)
 
 RETENTION_INTERVAL_MS: Final = 10_000
 """RocketMQ's cleanResourceInterval."""
-EXPIRE_INTERVAL_MS: Final = 60_000
 STATE_INTERVAL_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 
@@ -77,7 +75,6 @@ class Housekeeper:
         clock: Clock,
         commit_log: CommitLog,
         derived: Sequence[Derived],
-        repeated: RepeatedSends,
         actions: StoreActions,
     ) -> None:
         self._disk = disk
@@ -86,7 +83,6 @@ class Housekeeper:
         self._clock = clock
         self._log = commit_log
         self._derived = derived
-        self._repeated = repeated
         self._actions = actions
         self._rules = RetentionRules(
             config.retention_hours * HOUR_MS,
@@ -102,7 +98,6 @@ class Housekeeper:
         now_ms = clock.monotonic_ms()
         self._checkpoint_due_ms = now_ms + config.checkpoint_interval_ms
         self._retention_due_ms = now_ms
-        self._expire_due_ms = now_ms + EXPIRE_INTERVAL_MS
         self._state_due_ms = now_ms + STATE_INTERVAL_MS
 
     def turn(self) -> None:
@@ -133,9 +128,6 @@ class Housekeeper:
             if now_ms >= self._retention_due_ms:
                 self._retention_due_ms = now_ms + RETENTION_INTERVAL_MS
                 self._retain(now_ms)
-            if now_ms >= self._expire_due_ms:
-                self._expire_due_ms = now_ms + EXPIRE_INTERVAL_MS
-                self._repeated.expire(now_ms)
             self._actions.scrub(now_ms)
         except (OSError, StoreError) as error:
             log.warning("housekeeping failed and will be tried again: %s", error)

@@ -13,6 +13,7 @@ from dataclasses import fields, replace
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protomq.v1.record_pb2 import Record
 from protomq.wire.record import PHYSICAL_OFFSET_AT
@@ -39,6 +40,7 @@ from .recovery import (
     rewrite_unsynced,
     skips_of,
 )
+from .repeated_sends import RepeatedSends
 from .seals import LogWalker, WalkedBlock, find_fields
 from .segment import SegmentFolder
 from .topics import TopicTable, incarnation_of_first
@@ -308,9 +310,13 @@ class _Replay:
                 error.position,
                 f"{error.reason}, though its seal holds",
             ) from error
-        records = _without_deleted(records, self._deleted)
+        kept = _without_deleted(records, self._deleted)
         for structure in self._derived:
-            structure.replay(records)
+            if kept is not records and isinstance(structure, RepeatedSends):
+                # That they were sent is known even if nobody can read them any more.
+                structure.replay(_disowned(records, self._deleted))
+            else:
+                structure.replay(kept)
 
     def finish(self, end_position: int) -> None:
         """There are no more blocks."""
@@ -349,8 +355,7 @@ class _Replay:
 
 def _without_deleted(records: ScannedRecords, deleted: Mapping[str, int]) -> ScannedRecords:
     """The records without those of topics that were deleted after them."""
-    ends = np.array([deleted.get(topic, 0) for topic in records.topics], np.int64)
-    kept = records.positions >= ends[records.topic_indexes]
+    kept = _is_owned(records, deleted)
     if np.count_nonzero(kept) == records.count:
         return records
     columns = {
@@ -359,6 +364,21 @@ def _without_deleted(records: ScannedRecords, deleted: Mapping[str, int]) -> Sca
         if field.name != "topics"
     }
     return replace(records, **columns)
+
+
+def _disowned(records: ScannedRecords, deleted: Mapping[str, int]) -> ScannedRecords:
+    """The records, those of topics that were deleted after them with the topic ""."""
+    indexes = np.where(_is_owned(records, deleted), records.topic_indexes, len(records.topics))
+    return replace(
+        records, topics=(*records.topics, ""), topic_indexes=indexes.astype(np.int32)
+    )
+
+
+def _is_owned(records: ScannedRecords, deleted: Mapping[str, int]) -> NDArray[np.bool_]:
+    """Whether each record belongs to a topic that was not deleted after it."""
+    ends = np.array([deleted.get(topic, 0) for topic in records.topics], np.int64)
+    owned: NDArray[np.bool_] = records.positions >= ends[records.topic_indexes]
+    return owned
 
 
 def _stamped_position(data: bytes, end: int) -> int:

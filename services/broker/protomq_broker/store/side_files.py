@@ -12,7 +12,7 @@ import resource
 import threading
 from typing import Final
 
-from protomq.wire.hashing import crc32c
+from protomq.wire.hashing import crc32c, extend_crc32c
 
 from .disk import Disk, read_file, write_file_atomically
 
@@ -27,12 +27,19 @@ _MAGIC_SIZE_BYTES: Final = 8
 _CRC_SIZE_BYTES: Final = 4
 
 
-def write_state_file(disk: Disk, path: str, magic: bytes, payload: bytes) -> None:
-    """Replaces a state file, atomically and durably."""
+def write_state_file(disk: Disk, path: str, magic: bytes, *payload: bytes) -> None:
+    """Replaces a state file, atomically and durably. A large payload comes in parts of a MiB or so: each costs a write, and no more than
+    a part is ever held on to without letting other threads run.
+    """
     assert len(magic) == _MAGIC_SIZE_BYTES
-    content = magic + payload
-    crc = crc32c(content).to_bytes(_CRC_SIZE_BYTES, "little")
-    write_file_atomically(disk, path, content + crc)
+    crc = crc32c(magic)
+    for part in payload:
+        crc = extend_crc32c(crc, part)
+    end = crc.to_bytes(_CRC_SIZE_BYTES, "little")
+    if len(payload) == 1:
+        write_file_atomically(disk, path, b"".join((magic, *payload, end)))
+    else:
+        write_file_atomically(disk, path, magic, *payload, end)
 
 
 def read_state_file(disk: Disk, path: str, magic: bytes) -> bytes | None:

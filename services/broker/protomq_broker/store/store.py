@@ -38,7 +38,7 @@ from .append import AppendRequest
 from .checked_log import CheckedLog
 from .checked_segment import Stretch
 from .checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from .commit_log import DISK_FULL_ERRNOS, CommitLog
+from .commit_log import DISK_FULL_ERRNOS, CommitLog, LogTail
 from .config import StoreConfig
 from .consume_queue import ConsumeQueueDamagedError, DamagedFile
 from .consume_queue_table import ConsumeQueueTable
@@ -240,7 +240,6 @@ class Store:
             clock,
             self._log,
             self._derived,
-            self._repeated,
             StoreActions(
                 self.checkpoint,
                 lambda: self._tail.position - self._checkpointed_position,
@@ -367,10 +366,14 @@ class Store:
             log.exception("a listener for arrivals failed")
         return tail.position
 
-    def find_repeated(self, request: AppendRequest) -> StoredPlace | None:
+    def find_repeated(
+        self, request: AppendRequest, previous_sequence: int | None = None
+    ) -> StoredPlace | None:
         """The place of the first time if this send is stored already; None if it is new: then the caller appends it next.
 
-        Raises ProducerFencedError, SequenceExpiredError, and SendInFlightError if the same send is part of the group not yet appended.
+        `previous_sequence`: a sequence of the producer that must be stored here.
+
+        Raises what `RepeatedSends.admit` raises: SendInFlightError if the same send is part of the group not yet appended.
         """
         region = request.region
         if not region.producer_id:
@@ -381,6 +384,8 @@ class Store:
             region.first_sequence,
             region.count,
             topic=region.topic,
+            previous_sequence=previous_sequence,
+            now_ms=max(self._clock.now_ms(), self._tail.store_time_ms),
         )
         if found is None:
             return None
@@ -497,7 +502,14 @@ class Store:
         Nothing happens after a sync has failed, of the log or of derived files: then only the old checkpoint can be believed.
         """
         tail = self._tail
-        if self._flusher.flush() < tail.position or self._is_checkpoint_spoilt:
+        frozen_position = self._repeated.freeze()
+        try:
+            self._checkpoint(tail, max(tail.position, frozen_position))
+        finally:
+            self._repeated.thaw()
+
+    def _checkpoint(self, tail: LogTail, durable_position: int) -> None:
+        if self._flusher.flush() < durable_position or self._is_checkpoint_spoilt:
             return
         self.topics.save()
         self.offsets.flush()
@@ -555,6 +567,7 @@ class Store:
             offset = self._queues.queue(region.topic, request.queue_id).end_offset
             stamp_region(region, request.queue_id, store_time_ms, offset, position)
             request.queue_offset, request.physical_offset = offset, position
+            request.store_time_ms = store_time_ms
             return (np.frombuffer(region.data, np.uint8),), region.count
         ends: dict[QueueKey, int] = {}
         count = 0
@@ -565,6 +578,7 @@ class Store:
             offset = self._queues.queue(*key).end_offset if known is None else known
             stamp_region(region, request.queue_id, store_time_ms, offset, position)
             request.queue_offset, request.physical_offset = offset, position
+            request.store_time_ms = store_time_ms
             ends[key] = offset + region.count
             count += region.count
             position += len(region.data)
@@ -595,7 +609,7 @@ class Store:
         checkpoint = read_checkpoint(disk, f"{self.root}/checkpoint")
         self._queues.load(self._folder.first_position)
         self._index.load()
-        self._repeated.load()
+        self._repeated.load(self._folder.first_position)
         cache_id = disk.cache_id(self.root)
         recovered = recover_store(
             disk,

@@ -52,6 +52,7 @@ class LoggedRecord(NamedTuple):
     producer_id: int
     producer_epoch: int
     sequence: int
+    store_time_ms: int
 
 
 def use_small_files(set_: Callable[..., None]) -> None:
@@ -67,12 +68,13 @@ def use_small_files(set_: Callable[..., None]) -> None:
 class ListLog:
     """The log that the derived structures follow.
 
-    Attributes: records: all of them; end: appended position; boundaries: ends of the appends.
+    Attributes: records: all of them; end: appended position; boundaries: ends of the appends; time_ms: the log's time.
     """
 
     records: list[LoggedRecord] = field(default_factory=list)
     end: int = 0
     boundaries: list[int] = field(default_factory=lambda: [0])
+    time_ms: int = 0
     restarted: dict[tuple[str, int], int] = field(default_factory=dict)
     _by_position: dict[int, LoggedRecord] = field(default_factory=dict)
     _by_offset: dict[tuple[str, int, int], LoggedRecord] = field(default_factory=dict)
@@ -83,7 +85,7 @@ class ListLog:
         for send in sends:
             region = make_region(send)
             offset = self.next_offset(send.topic, send.queue_id)
-            requests.append(AppendRequest(region, send.queue_id, offset, self.end))
+            requests.append(AppendRequest(region, send.queue_id, offset, self.end, self.time_ms))
             for index in range(send.records):
                 size = len(region.data) if region.sizes is None else int(region.sizes[index])
                 keys = list(send.key_hashes) or [0] * send.records
@@ -99,6 +101,7 @@ class ListLog:
                         send.producer_id,
                         send.producer_epoch,
                         send.first_sequence + index,
+                        self.time_ms,
                     )
                 )
                 self.end += size
@@ -165,7 +168,7 @@ class ListLog:
             topic_indexes=np.array([topics.index(r.topic) for r in records], np.int32),
             queue_ids=np.array([r.queue_id for r in records], np.int64),
             queue_offsets=np.array([r.queue_offset for r in records], np.int64),
-            store_times_ms=np.array([r.position for r in records], np.int64),
+            store_times_ms=np.array([r.store_time_ms for r in records], np.int64),
             tag_codes=np.array([r.tag_code for r in records], np.int64),
             key_hashes=np.array([r.key_hash for r in records], np.uint64),
             producer_ids=np.array([r.producer_id for r in records], np.uint64),

@@ -1,19 +1,28 @@
 from __future__ import annotations
 
 import random
+import threading
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protomq.testing.simdisk import SimDisk
+from protomq_broker.store import producer_table
+from protomq_broker.store.producer_runs import run_count
+from protomq_broker.store.producer_table import ProducerTable
 from protomq_broker.store.repeated_sends import (
     IDLE_MAX_MS,
+    IDLE_STEP_MS,
+    RETRY_MAX_MS,
+    SWEEP_STEP_MS,
     ProducerFencedError,
     RepeatedSend,
     RepeatedSends,
     SendInFlightError,
+    SendOutOfOrderError,
     SequenceExpiredError,
+    TooManyProducersError,
 )
 from tests.unit.protomq_broker.store.derived_helpers import ListLog, Send
 
@@ -28,14 +37,56 @@ def make_sends(log: ListLog, disk: SimDisk | None = None, **limits: int) -> Repe
 
 def store(table: RepeatedSends, log: ListLog, *sends: Send) -> None:
     for send in sends:
-        assert admit(table, send) is None
+        assert admit(table, send, now_ms=log.time_ms) is None
     table.apply(log.append(*sends))
 
 
-def admit(table: RepeatedSends, send: Send) -> RepeatedSend | None:
+def admit(
+    table: RepeatedSends, send: Send, previous: int | None = None, *, now_ms: int = 0
+) -> RepeatedSend | None:
     return table.admit(
-        send.producer_id, send.producer_epoch, send.first_sequence, send.records, topic=send.topic
+        send.producer_id,
+        send.producer_epoch,
+        send.first_sequence,
+        send.records,
+        topic=send.topic,
+        previous_sequence=previous,
+        now_ms=now_ms,
     )
+
+
+def knows(table: RepeatedSends, producer_id: int) -> bool:
+    return table._table.find(producer_id) >= 0
+
+
+def older_runs(table: RepeatedSends, producer_id: int = P) -> int:
+    runs = table._table.older.get(table._table.find(producer_id))
+    return 0 if runs is None else run_count(runs)
+
+
+def content(table: RepeatedSends) -> dict[int, tuple[int, int, int, list[object]]]:
+    """All that the table knows, whatever its rows and numbers of queues are."""
+    known = table._table
+
+    def name(queue: int) -> tuple[str, int] | None:
+        return table._queue_names[queue]
+
+    found: dict[int, tuple[int, int, int, list[object]]] = {}
+    for row, producer_id in enumerate(known.ids):
+        if known.find(producer_id) != row:
+            continue
+        runs = list(known.older[row]) if known.has_older(row) else []
+        last = (known.firsts[row], known.ends[row], known.queues[row], known.queue_offsets[row])
+        all_runs = [tuple(runs[at : at + 4]) for at in range(0, len(runs), 4)] + [last]
+        found[producer_id] = (
+            known.epochs[row],
+            table._floor(row),
+            known.used_ms[row],
+            [(first, end, name(queue), offset) for first, end, queue, offset in all_runs],
+        )
+    assert known.count == len(found)
+    assert known.older_count == sum(len(runs) - 1 for _, _, _, runs in found.values())
+    return found
 
 
 def send(
@@ -66,7 +117,7 @@ def test_a_producer_that_stays_in_one_queue_has_one_run():
     table = make_sends(log)
     for first in range(0, 1000, 10):
         store(table, log, send(first, 10))
-    assert not table._producers[P].firsts
+    assert older_runs(table) == 0
     assert admit(table, send(730, 10)) == RepeatedSend("topic", 0, 730)
 
 
@@ -163,7 +214,7 @@ def test_an_unknown_sequence_below_the_floor_is_refused():
     table = make_sends(log, runs_per_producer_max=8)
     for first in range(0, 40, 2):  # gaps: every send is a run of its own
         store(table, log, send(first))
-    floor = table._producers[P].floor
+    floor = table._floor(table._table.find(P))
     assert floor > 0
     with pytest.raises(SequenceExpiredError, match="forgotten"):
         admit(table, send(0))
@@ -172,18 +223,8 @@ def test_an_unknown_sequence_below_the_floor_is_refused():
     assert admit(table, send(floor)) is None
     table.drop_claims()
     assert admit(table, send(38)) == RepeatedSend("topic", 0, 19)
-    assert len(table._producers[P].firsts) <= 8
-    assert table._older_run_count == len(table._producers[P].firsts)
-
-
-def test_the_producer_used_least_recently_is_forgotten_first():
-    log = ListLog()
-    table = make_sends(log, producers_max=3)
-    for producer_id in (1, 2, 3):
-        store(table, log, send(0, producer_id=producer_id))
-    store(table, log, send(1, producer_id=1))
-    store(table, log, send(0, producer_id=4))
-    assert set(table._producers) == {3, 1, 4}
+    assert older_runs(table) <= 8
+    assert table._table.older_count == older_runs(table)
 
 
 def test_all_producers_together_have_a_limit():
@@ -193,22 +234,9 @@ def test_all_producers_together_have_a_limit():
         store(table, log, send(first, producer_id=1))
     for first in range(0, 400, 2):
         store(table, log, send(first, producer_id=2))
-    assert table._older_run_count <= 64
-    assert table._older_run_count == sum(
-        len(producer.firsts) for producer in table._producers.values()
-    )
+    assert table._table.older_count <= 64
+    assert table._table.older_count == older_runs(table, 1) + older_runs(table, 2)
     assert admit(table, send(398, producer_id=2)) is not None
-
-
-def test_producers_that_rest_for_a_day_are_forgotten():
-    log = ListLog()
-    table = make_sends(log)
-    table.expire(1_000)
-    store(table, log, send(0, producer_id=1))
-    table.expire(2_000)
-    store(table, log, send(0, producer_id=2))
-    table.expire(1_000 + IDLE_MAX_MS)
-    assert set(table._producers) == {2}
 
 
 def test_what_was_stored_in_a_topic_that_is_gone_is_neither_known_nor_new():
@@ -257,8 +285,7 @@ def test_the_snapshot_brings_everything_back():
     again = make_sends(log, disk, runs_per_producer_max=8)
     again.load()
     assert again.replay_from == log.end
-    assert again._producers[P].floor == table._producers[P].floor
-    assert again._producers[P].older_runs().tolist() == table._producers[P].older_runs().tolist()
+    assert content(again) == content(table)
     assert admit(again, send(58)) == admit(table, send(58))
     with pytest.raises(ProducerFencedError):
         admit(again, send(0, producer_id=9, epoch=1))
@@ -313,6 +340,283 @@ def test_a_cut_while_running_forgets_what_is_cut():
     again.truncate(log.end)
     assert admit(again, send(5, 5)) is None
     assert admit(again, send(0, 5)) == RepeatedSend("topic", 0, 0)
+
+
+# What a producer names as sent before.
+
+
+def test_a_previous_sequence_that_is_stored_lets_a_send_pass():
+    log = ListLog()
+    table = make_sends(log)
+    store(table, log, send(0, 5), send(5, 5, queue_id=1), send(10, 5))
+    for previous in (14, 7, 0, 4):
+        assert admit(table, send(100), previous) is None
+        table.drop_claims()
+
+
+def test_a_producer_that_is_not_known_must_not_name_one():
+    log = ListLog()
+    table = make_sends(log)
+    with pytest.raises(SequenceExpiredError, match="not known"):
+        admit(table, send(5), 4)
+    store(table, log, send(0, 5))
+    with pytest.raises(SequenceExpiredError, match="not known"):
+        admit(table, send(5, epoch=1), 4)
+    assert admit(table, send(5, epoch=1)) is None
+
+
+def test_a_send_that_is_stored_is_answered_whatever_it_names():
+    log = ListLog()
+    table = make_sends(log)
+    store(table, log, send(10, 5))
+    assert admit(table, send(10, 5), 9) == RepeatedSend("topic", 0, 0)
+
+
+def test_behind_a_send_that_is_not_stored_none_passes():
+    log = ListLog()
+    table = make_sends(log)
+    store(table, log, send(0, 5))
+    with pytest.raises(SendOutOfOrderError):  # 5 to 9 was refused
+        admit(table, send(10, 5), 9)
+    with pytest.raises(SendOutOfOrderError):
+        admit(table, send(15, 5), 14)
+    store(table, log, send(5, 5))
+    assert admit(table, send(10, 5), 9) is None
+    assert admit(table, send(15, 5), 14) is None  # one of the same group
+
+
+def test_the_one_before_may_be_in_the_group_of_a_first_contact():
+    log = ListLog()
+    table = make_sends(log)
+    assert admit(table, send(0, 5)) is None
+    assert admit(table, send(5, 5), 4) is None
+    with pytest.raises(SendOutOfOrderError):
+        admit(table, send(20, 5), 19)
+    table.drop_claims()  # the group was refused
+    with pytest.raises(SequenceExpiredError):
+        admit(table, send(5, 5), 4)
+
+
+def test_a_previous_sequence_below_the_floor_is_believed():
+    log = ListLog()
+    table = make_sends(log, runs_per_producer_max=8)
+    for first in range(0, 40, 2):
+        store(table, log, send(first))
+    assert admit(table, send(50), 1) is None
+    with pytest.raises(SendOutOfOrderError):
+        admit(table, send(60), 37)
+
+
+# Whom it forgets, and when.
+
+
+def test_nobody_who_has_sent_within_15_minutes_is_forgotten():
+    log = ListLog(time_ms=10**9)
+    table = make_sends(log, producers_max=10)
+    for producer_id in range(1, 11):
+        store(table, log, send(0, producer_id=producer_id))
+        log.time_ms += 10_000
+    for minutes in (1, 5, 12):
+        log.time_ms = 10**9 + minutes * 60_000
+        with pytest.raises(TooManyProducersError):
+            admit(table, send(0, producer_id=99), now_ms=log.time_ms)
+        assert admit(table, send(0, producer_id=1)) == RepeatedSend("topic", 0, 0)
+        table.drop_claims()
+    store(table, log, send(1, producer_id=1))  # who is known may go on
+
+
+def test_in_a_full_table_all_who_rest_for_15_minutes_are_forgotten_together():
+    log = ListLog(time_ms=10**9)
+    table = make_sends(log, producers_max=10)
+    for producer_id in range(1, 11):
+        store(table, log, send(0, producer_id=producer_id))
+        log.time_ms += 10_000
+    store(table, log, send(1, producer_id=2))
+    log.time_ms = 10**9 + RETRY_MAX_MS + 45_000
+    store(table, log, send(0, producer_id=99))
+    assert [p for p in range(1, 11) if knows(table, p)] == [2, 6, 7, 8, 9, 10]
+    with pytest.raises(SequenceExpiredError):
+        admit(table, send(1, producer_id=1), 0)
+    assert knows(table, 99)
+
+
+def test_in_a_group_no_more_new_ones_are_taken_than_there_is_room_for():
+    log = ListLog(time_ms=10**9)
+    table = make_sends(log, producers_max=4)
+    store(table, log, send(0, producer_id=1), send(0, producer_id=2))
+    log.time_ms += RETRY_MAX_MS + SWEEP_STEP_MS
+    store(table, log, send(0, producer_id=3), send(0, producer_id=4))
+    sends = [send(0, producer_id=5), send(0, producer_id=6), send(0, producer_id=7)]
+    for one in sends[:2]:
+        assert admit(table, one, now_ms=log.time_ms) is None
+    with pytest.raises(TooManyProducersError):
+        admit(table, sends[2], now_ms=log.time_ms)
+    table.apply(log.append(*sends[:2]))
+    assert table.producer_count() == 4
+
+
+def test_more_than_the_limit_of_producers_and_a_repeat_is_still_known():
+    log = ListLog(time_ms=10**9)
+    table = make_sends(log, producers_max=100)
+    store(table, log, send(0, 5))
+    refused = 0
+    for producer_id in range(1_000, 1_200):
+        try:
+            store(table, log, send(0, producer_id=producer_id))
+        except TooManyProducersError:
+            refused += 1
+    assert refused == 101
+    assert admit(table, send(0, 5)) == RepeatedSend("topic", 0, 0)
+
+
+def test_a_producer_that_rests_for_a_day_of_the_log_is_forgotten():
+    log = ListLog(time_ms=100 * IDLE_STEP_MS)
+    table = make_sends(log)
+    store(table, log, send(0, producer_id=1))
+    log.time_ms += IDLE_MAX_MS
+    store(table, log, send(0, producer_id=2))
+    assert not knows(table, 1)
+    assert knows(table, 2)
+    with pytest.raises(SequenceExpiredError):
+        admit(table, send(0, producer_id=1), 0)
+
+
+def test_while_nothing_is_stored_nobody_is_forgotten():
+    log = ListLog(time_ms=10**9)
+    table = make_sends(log)
+    store(table, log, send(0))
+    assert admit(table, send(0), now_ms=10**9 + 10 * IDLE_MAX_MS) == RepeatedSend("topic", 0, 0)
+
+
+def test_older_runs_of_those_who_rest_go_first():
+    log = ListLog(time_ms=10**9)
+    table = make_sends(log, runs_max=10, runs_per_producer_max=1000)
+    for first in range(0, 20, 2):
+        store(table, log, send(first, producer_id=1))
+    log.time_ms += RETRY_MAX_MS + SWEEP_STEP_MS
+    for first in range(0, 10, 2):
+        store(table, log, send(first, producer_id=2))
+    assert older_runs(table, 2) == 4
+    with pytest.raises(SequenceExpiredError, match="forgotten"):
+        admit(table, send(4, producer_id=1))
+    assert admit(table, send(18, producer_id=1)) == RepeatedSend("topic", 0, 9)
+    store(table, log, send(20, producer_id=1))
+    assert content(table)[1][1] == 18
+
+
+def test_a_forgotten_producer_may_come_back():
+    log = ListLog(time_ms=10**9)
+    table = make_sends(log, producers_max=2)
+    store(table, log, send(0, producer_id=1), send(7, producer_id=2))
+    log.time_ms += RETRY_MAX_MS + SWEEP_STEP_MS
+    store(table, log, send(0, producer_id=3))
+    store(table, log, send(9, producer_id=2))
+    assert set(content(table)) == {2, 3}
+    assert admit(table, send(9, producer_id=2)) == RepeatedSend("topic", 0, 3)
+    assert admit(table, send(7, producer_id=2)) is None  # 15 minutes have passed
+
+
+def test_a_table_made_from_a_log_whose_beginning_is_gone_takes_nothing_old_for_new():
+    disk, log = SimDisk(), ListLog()
+    table = make_sends(log, disk)
+    store(table, log, send(0, 5))
+    position = log.end
+    store(table, log, send(5, 5))
+    again = make_sends(log, disk)
+    again.load(position)
+    again.replay(log.scanned(position))
+    again.truncate(log.end)
+    with pytest.raises(SequenceExpiredError):
+        admit(again, send(0, 5))
+    assert admit(again, send(5, 5)) == RepeatedSend("topic", 0, 5)
+    assert admit(again, send(0, 5, producer_id=8)) is None
+
+
+def test_a_snapshot_is_of_the_moment_at_which_it_was_begun(monkeypatch: pytest.MonkeyPatch):
+    disk, log = SimDisk(), ListLog(time_ms=10**9)
+    monkeypatch.setattr(producer_table, "SNAPSHOT_STEP", 8)
+    table = make_sends(log, disk, runs_per_producer_max=8)
+    for producer_id in range(1, 60):
+        store(table, log, send(0, producer_id=producer_id))
+    for first in range(2, 20, 2):
+        store(table, log, send(first, producer_id=5), send(first, producer_id=50))
+    before = content(table)
+    table._lock = threading.RLock()  # type: ignore[assignment]  # the writer's turn comes between two steps, on this thread
+    table.freeze()
+    position = log.end
+    real_take = ProducerTable.take
+
+    def take(self: ProducerTable) -> object:
+        log.time_ms += 1_000
+        for producer_id in (5, 6, 30, 50, 9_000 + log.time_ms):
+            store(table, log, send(log.time_ms, producer_id=producer_id))
+        if log.time_ms > 10**9 + 2_000:
+            log.time_ms += 2 * IDLE_MAX_MS
+            store(table, log, send(log.time_ms, producer_id=8))
+        return real_take(self)
+
+    monkeypatch.setattr(ProducerTable, "take", take)
+    table.checkpoint(position)
+    again = make_sends(log, disk, runs_per_producer_max=8)
+    again.load()
+    assert content(again) == before
+    again.replay(log.scanned(position))
+    assert content(again) == content(table)
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 1 << 32), st.integers(20, 120))
+def test_the_same_log_makes_the_same_table(seed: int, steps: int):
+    """Live, from the log alone, and from a snapshot taken anywhere with what the log has behind it."""
+    rng = random.Random(seed)
+    disk, log = SimDisk(), ListLog(time_ms=10**9)
+    limits = {"producers_max": 6, "runs_per_producer_max": 5, "runs_max": 12}
+    table = make_sends(log, disk, **limits)
+    sequences = dict.fromkeys(range(1, 12), 0)
+    epochs = dict.fromkeys(sequences, 0)
+    for _ in range(steps):
+        action = rng.choice(["append"] * 9 + ["rest", "snapshot"])
+        if action == "append":
+            sends: list[Send] = []
+            for _ in range(rng.randint(1, 3)):
+                producer_id = rng.choice(list(sequences))
+                epochs[producer_id] += rng.random() < 0.03
+                first = sequences[producer_id] + rng.choice((0, 0, 0, 3))
+                count = rng.randint(1, 3)
+                one = send(
+                    first,
+                    count,
+                    queue_id=rng.randrange(2),
+                    producer_id=producer_id,
+                    epoch=epochs[producer_id],
+                )
+                try:
+                    assert admit(table, one, now_ms=log.time_ms) is None
+                except TooManyProducersError:
+                    continue
+                sequences[producer_id] = first + count
+                sends.append(one)
+            log.time_ms += rng.choice((0, 1, 400, 60_000))
+            if sends:
+                table.apply(log.append(*sends))
+            table.drop_claims()
+        elif action == "rest":
+            log.time_ms += rng.choice((RETRY_MAX_MS // 2, RETRY_MAX_MS, IDLE_STEP_MS, IDLE_MAX_MS))
+        else:
+            table.checkpoint(log.end)
+    expected = content(table)
+    from_snapshot = make_sends(log, disk, **limits)
+    from_snapshot.load()
+    from_log = make_sends(log, SimDisk(), **limits)
+    for other in (from_snapshot, from_log):
+        start = other.replay_from
+        while start < log.end:  # in blocks, as a recovery reads it
+            end = rng.choice([b for b in log.boundaries if b > start])
+            other.replay(log.scanned(start, end))
+            start = end
+        other.truncate(log.end)
+        assert content(other) == expected
 
 
 @pytest.mark.slow
@@ -372,19 +676,9 @@ def test_after_any_history_what_is_stored_is_known_and_nothing_else(seed: int, s
         else:
             disk = disk.crash(rng)
             log.cut(rng.choice([b for b in log.boundaries if b >= durable]))
-            table = load_with_queues_as_of(durable, log, disk)
+            table = make_sends(log, disk)
+            table.load()
             assert table.replay_from <= durable
             table.replay(log.scanned(table.replay_from))
             table.truncate(log.end)
-
-
-def load_with_queues_as_of(position: int, log: ListLog, disk: SimDisk) -> RepeatedSends:
-    """Loads when the consume queues know what lies below `position` only: they follow the log first."""
-
-    def end_offset_of(topic: str, queue_id: int) -> int:
-        return sum(r.position < position for r in log.of_queue(topic, queue_id))
-
-    table = RepeatedSends(disk, FOLDER, end_offset_of=end_offset_of)
-    table.load()
-    table._end_offset_of = log.next_offset
-    return table
+            durable = log.end  # a start syncs what it finds
