@@ -78,6 +78,8 @@ def to_service_error(error: Exception) -> ServiceError:
                 "limit_bytes": str(error.size_max_bytes),
             },
         )
+    if isinstance(error, TooManyProducersError):
+        return too_many("producers", error.limit, str(error), retry_delay_ms=RETRY_TOO_MANY_MS)
     if isinstance(error, RepeatedSendError):
         return _of_repeated_send(error)
     if isinstance(error, TooManyGroupsError):
@@ -127,10 +129,35 @@ def to_service_error(error: Exception) -> ServiceError:
 
 
 def _of_repeated_send(error: RepeatedSendError) -> ServiceError:
-    if isinstance(error, TooManyProducersError):
-        return too_many("producers", error.limit, str(error), retry_delay_ms=RETRY_TOO_MANY_MS)
-    reason = {
-        SendOutOfOrderError: "SEND_OUT_OF_ORDER",
-        ProducerFencedError: "PRODUCER_FENCED",
-    }.get(type(error), "SEQUENCE_EXPIRED")
-    return ServiceError(Code.FAILED_PRECONDITION, reason, str(error), metadata=error.metadata)
+    if isinstance(error, SendOutOfOrderError):
+        return ServiceError(
+            Code.FAILED_PRECONDITION,
+            "SEND_OUT_OF_ORDER",
+            str(error),
+            metadata={
+                "producer_id": error.producer_id,
+                "producer_epoch": str(error.producer_epoch),
+                "previous_sequence": str(error.sequence),
+            },
+        )
+    if isinstance(error, ProducerFencedError):
+        return ServiceError(
+            Code.FAILED_PRECONDITION,
+            "PRODUCER_FENCED",
+            str(error),
+            metadata={
+                "producer_id": error.producer_id,
+                "producer_epoch": str(error.producer_epoch),
+                "newer_epoch": str(error.newer_epoch),
+            },
+        )
+    return ServiceError(
+        Code.FAILED_PRECONDITION,
+        "SEQUENCE_EXPIRED",
+        str(error),
+        metadata={
+            "producer_id": error.producer_id,
+            "producer_epoch": str(error.producer_epoch),
+            "sequence": str(error.sequence),
+        },
+    )

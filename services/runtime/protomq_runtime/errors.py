@@ -82,11 +82,7 @@ RULES: Final[Mapping[str, ReasonRule]] = {
     "STORE_FAILED": ReasonRule(Code.FAILED_PRECONDITION, False),
     "SHUTTING_DOWN": ReasonRule(Code.UNAVAILABLE, True),
     "SEQUENCE_EXPIRED": ReasonRule(
-        Code.FAILED_PRECONDITION,
-        False,
-        optional=(
-            "producer_id", "producer_epoch", "previous_sequence", "first_sequence", "end_sequence", "floor_sequence", "topic",
-        ),
+        Code.FAILED_PRECONDITION, False, ("producer_id", "producer_epoch", "sequence")
     ),
     "SEND_OUT_OF_ORDER": ReasonRule(
         Code.FAILED_PRECONDITION, True, ("producer_id", "producer_epoch", "previous_sequence")

@@ -165,7 +165,7 @@ def test_a_producer_that_is_not_known_is_told_so_and_nothing_is_stored():
     broker = make_broker()
     outcome = broker.send(numbered(5, 4))[0]
     assert reason(outcome) == "SEQUENCE_EXPIRED"
-    assert outcome.metadata["previous_sequence"] == "4"
+    assert outcome.metadata["sequence"] == "4"
     assert broker.store.appended_position == broker.store.min_position + 53
 
 

@@ -75,19 +75,30 @@ _Claim = tuple[int, int, list[tuple[int, int]]]
 
 
 class RepeatedSendError(StoreError):
-    """A send that is refused for what is known of its producer. `metadata`: the values that the text uses."""
+    """A send that is refused for what is known of its producer."""
 
-    def __init__(self, text: str, **metadata: object) -> None:
+    def __init__(self, text: str, producer_id: int, producer_epoch: int, sequence: int = 0) -> None:
         super().__init__(text)
-        self.metadata = {name: str(value) for name, value in metadata.items()}
+        self.producer_id = f"{producer_id:016X}"
+        self.producer_epoch = producer_epoch
+        self.sequence = sequence
 
 
 class ProducerFencedError(RepeatedSendError):
-    """A producer with the same id and a higher epoch has written."""
+    """A producer with the same id and a higher epoch, `newer_epoch`, has written."""
+
+    def __init__(self, producer_id: int, producer_epoch: int, newer_epoch: int) -> None:
+        super().__init__(
+            f"producer {producer_id:016X} has started anew with epoch {newer_epoch}: this one, of epoch {producer_epoch}, is fenced off and"
+            " must stop",
+            producer_id,
+            producer_epoch,
+        )
+        self.newer_epoch = newer_epoch
 
 
 class SequenceExpiredError(RepeatedSendError):
-    """It cannot be told any more whether this send is stored."""
+    """It cannot be told any more whether this send is stored. `sequence`: what is not known, its first or the one that it names."""
 
 
 class SendInFlightError(SequenceExpiredError):
@@ -95,10 +106,10 @@ class SendInFlightError(SequenceExpiredError):
 
 
 class SendOutOfOrderError(RepeatedSendError):
-    """The message that is to stand before this one is not stored. Nor is this one."""
+    """The message that is to stand before this one, `sequence`, is not stored. Nor is this one."""
 
 
-class TooManyProducersError(RepeatedSendError):
+class TooManyProducersError(StoreError):
     """A million producers have sent within 15 minutes: nobody new is taken. `limit`: how many are."""
 
     def __init__(self, limit: int) -> None:
@@ -201,7 +212,7 @@ class RepeatedSends:
         if row >= 0:
             known_epoch = table.epochs[row]
             if producer_epoch < known_epoch:
-                raise _fenced(producer_id, producer_epoch, known_epoch)
+                raise ProducerFencedError(producer_id, producer_epoch, known_epoch)
             is_known = producer_epoch == known_epoch
             if is_known and first_sequence < table.ends[row]:
                 found = self._look_up(row, first_sequence, end, topic)
@@ -222,14 +233,17 @@ class RepeatedSends:
             return None
         epoch, claimed_end, ranges = claim
         if producer_epoch < epoch:
-            raise _fenced(producer_id, producer_epoch, epoch)
+            raise ProducerFencedError(producer_id, producer_epoch, epoch)
         if producer_epoch > epoch:
             ranges = []
         elif first_sequence < claimed_end:
             for first, stop in ranges:
                 if first < end and first_sequence < stop:
                     raise SendInFlightError(
-                        f"sequences {first_sequence} to {end - 1}: another attempt of this send is being stored, try again"
+                        f"sequences {first_sequence} to {end - 1}: another attempt of this send is being stored, try again",
+                        producer_id,
+                        producer_epoch,
+                        first_sequence,
                     )
             end = claimed_end
         if previous_sequence is not None and not (
@@ -457,34 +471,32 @@ class RepeatedSends:
 
     def _look_up(self, row: int, first: int, end: int, topic: str) -> RepeatedSend | None:
         run = self._overlapping(row, first, end)
-        asked: dict[str, object] = {"first_sequence": first, "end_sequence": end}
+        asked = self._table.ids[row], self._table.epochs[row], first
         if run is None:
             floor = self._floor(row)
             if first < floor:
                 raise SequenceExpiredError(
                     f"sequences {first} to {end - 1}: too old to tell whether they are stored, all below {floor} are forgotten",
-                    **asked,
-                    floor_sequence=floor,
+                    *asked,
                 )
             return None
         run_first, run_end, queue, queue_offset = run
         if not (run_first <= first and end <= run_end):
             raise SequenceExpiredError(
                 f"sequences {first} to {end - 1}: some of them are stored and some are not: repeat a send as it was, or take new sequences",
-                **asked,
+                *asked,
             )
         name = self._queue_names[queue]
         found_offset = queue_offset + first - run_first
         if name is None or found_offset >= self._end_offset_of(*name):
             raise SequenceExpiredError(
                 f"sequences {first} to {end - 1}: they were stored in a topic that was deleted since",
-                **asked,
+                *asked,
             )
         if name[0] != topic:
             raise SequenceExpiredError(
                 f"sequences {first} to {end - 1}: they were used for topic {name[0]}, take new ones",
-                **asked,
-                topic=name[0],
+                *asked,
             )
         return RepeatedSend(name[0], name[1], found_offset)
 
@@ -500,11 +512,6 @@ class RepeatedSends:
         for first, stop in reversed(claimed):
             if first <= previous < stop:
                 return
-        values = {
-            "producer_id": f"{producer_id:016X}",
-            "producer_epoch": epoch,
-            "previous_sequence": previous,
-        }
         if row >= 0:
             table = self._table
             if table.firsts[row] <= previous < table.ends[row] or previous < self._floor(row):
@@ -516,12 +523,16 @@ class RepeatedSends:
                 f"producer {producer_id:016X} with epoch {epoch} is not known here, though it names sequence {previous} as sent before:"
                 " it was forgotten, or that was never stored. What was sent with an unknown outcome may be stored or not; send what is new"
                 " without previous_sequence",
-                **values,
+                producer_id,
+                epoch,
+                previous,
             )
         raise SendOutOfOrderError(
             f"sequence {previous} of producer {producer_id:016X}, which is to stand before this message, is not stored here: send it"
             " first, or name another",
-            **values,
+            producer_id,
+            epoch,
+            previous,
         )
 
     def _require_room(self, now_ms: int) -> None:
@@ -667,12 +678,3 @@ def _gathered(parts: Sequence[bytes]) -> list[bytes]:
             pieces.append(b"".join(piece))
             piece, size = [], 0
     return [*pieces, b"".join(piece)]
-
-
-def _fenced(producer_id: int, epoch: int, newer: int) -> ProducerFencedError:
-    return ProducerFencedError(
-        f"producer {producer_id:016X} has started anew with epoch {newer}: this one, of epoch {epoch}, is fenced off and must stop",
-        producer_id=f"{producer_id:016X}",
-        producer_epoch=epoch,
-        newer_epoch=newer,
-    )
