@@ -22,6 +22,7 @@ _LANE_COLUMNS = (
     "broker", "lane", "threads", "depth", "depth_max", "queue_time_us", "calls", "rejections", "connections",
     "holds",
 )  # fmt: skip
+_LANE_EXPENDABLE = ("depth_max", "threads", "queue_time_us")
 _DAMAGED_QUEUE_COLUMNS = ("broker", "topic", "queue_id", "queue_offset", "reason", "obstacle")
 _LOG_DAMAGE_COLUMNS = ("broker", "start_position", "end_position", "reason")
 
@@ -47,7 +48,7 @@ def list_brokers(
             }
             for broker in admin.cluster_info()
         ]
-    print_rows(rows, _COLUMNS, output)
+    print_rows(rows, _COLUMNS, output, expendable=("start_time", "cluster", "broker_id"))
 
 
 def status(
@@ -65,7 +66,7 @@ def status(
     missing = Missing()
     with open_admin(namesrv, timeout) as admin:
         states = [_status_row(one) for one in missing.take(lambda: admin.broker_status(broker))]
-    if output is not OutputFormat.TABLE:
+    if not output.is_table:
         print_rows(states, (), output)
         missing.check()
         return
@@ -76,7 +77,8 @@ def status(
         state["resident_memory"] = format_size(state.pop("resident_memory_bytes"))
         state["disk_used"] = f"{state.pop('disk_used_ratio'):.1%}"
         print_object(state, output)
-        print_rows([{"broker": state["broker"], **lane} for lane in lanes], _LANE_COLUMNS, output)
+        rows = [{"broker": state["broker"], **lane} for lane in lanes]
+        print_rows(rows, _LANE_COLUMNS, output, expendable=_LANE_EXPENDABLE)
         for rows, columns in (
             (damaged_queues, _DAMAGED_QUEUE_COLUMNS),
             (log_damages, _LOG_DAMAGE_COLUMNS),

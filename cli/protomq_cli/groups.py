@@ -91,7 +91,7 @@ def offsets(
             "GROUP_NOT_FOUND",
             f"group {group!r} has committed nothing in topic {topic!r}; `protomq group list` shows the groups",
         )
-    print_rows(rows, _COLUMNS, output)
+    print_rows(rows, _COLUMNS, output, expendable=("min_offset", "group", "topic"))
     missing.check()
 
 
@@ -132,7 +132,7 @@ def commit(
         if places:
             consumer.commit(places)
         rows = [_offset_row(consumer, found) for found in queues]
-    print_rows(rows, _COLUMNS, output)
+    print_rows(rows, _COLUMNS, output, expendable=("min_offset", "group", "topic"))
 
 
 def _offset_rows(

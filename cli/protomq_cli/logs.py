@@ -88,7 +88,7 @@ def verify(store: StoreArgument, output: Output = OutputFormat.TABLE) -> None:
 
         findings = verify_store(store)
     rows = [_finding_row(finding) for finding in findings]
-    if rows or output is not OutputFormat.TABLE:
+    if rows or not output.is_table:
         print_rows(rows, _FINDING_COLUMNS, output)
     wrong = [finding for finding in findings if finding.kind is not FindingKind.TORN_TAIL]
     if wrong:

@@ -171,7 +171,9 @@ def send(
         chosen = itertools.cycle(_choose_queues(namesrv, timeout, topic, queue, broker))
     with (
         open_producer(namesrv, send_timeout_s=timeout, compression=compression.value) as producer,
-        RowStream(_SENT_COLUMNS, output, io.StringIO() if quiet else None) as stream,
+        RowStream(
+            _SENT_COLUMNS, output, io.StringIO() if quiet else None, expendable=("topic", "broker")
+        ) as stream,
     ):
         if producer.compression != compression:
             raise CliError(

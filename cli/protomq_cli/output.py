@@ -1,32 +1,43 @@
 """What commands print: one place for table, json, jsonl and yaml.
 
 Lists and single objects are printed whole; a stream (pulled messages, say) is printed item by item and flushed,
-so that `protomq consume ... | head` shows each message when it arrives. A table is drawn by rich on a terminal; into a
-pipe go plain columns, which cut and awk understand. Times are ISO 8601 in UTC.
+so that `protomq consume ... | head` shows each message when it arrives. A table is drawn by rich on a terminal, as wide as that
+is (see table_fit.py); into a pipe go plain columns, which cut and awk understand, all of them. Times are ISO 8601 in UTC.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from types import TracebackType
 from typing import Any, Final, Self, TextIO
 
+from protomq_cli.table_fit import TEXT_WIDTH_MIN, cut, fit, is_whole
+
 Row = Mapping[str, Any]
 
 _INDENT: Final = 2
+_GAP: Final = 3
+"""Between two columns of a table that rich draws."""
 
 
 class OutputFormat(StrEnum):
-    """The values of `--output`."""
+    """The values of `--output`; WIDE is a table with all its columns, however wide the terminal is."""
 
     TABLE = "table"
+    WIDE = "wide"
     JSON = "json"
     JSONL = "jsonl"
     YAML = "yaml"
+
+    @property
+    def is_table(self) -> bool:
+        """Whether people read it."""
+        return self in (OutputFormat.TABLE, OutputFormat.WIDE)
 
 
 def colour_wanted(stream: TextIO) -> bool:
@@ -35,14 +46,23 @@ def colour_wanted(stream: TextIO) -> bool:
 
 
 def print_rows(
-    rows: Iterable[Row], columns: Sequence[str], output: OutputFormat, stream: TextIO | None = None
+    rows: Iterable[Row],
+    columns: Sequence[str],
+    output: OutputFormat,
+    stream: TextIO | None = None,
+    *,
+    expendable: Sequence[str] = (),
 ) -> None:
-    """A list of objects. A table shows `columns` only, the other formats show all that a row has."""
+    """A list of objects. A table shows `columns` only, the other formats show all that a row has.
+
+    `expendable`: the columns that a narrow terminal goes without first; after them the last ones.
+    """
     out = stream or sys.stdout
     rows = list(rows)
     match output:
-        case OutputFormat.TABLE:
-            _print_table(rows, columns, out)
+        case OutputFormat.TABLE | OutputFormat.WIDE:
+            width = _width(out) if output is OutputFormat.TABLE else None
+            _print_table(rows, columns, expendable, width, out)
         case OutputFormat.JSON:
             _write(out, json.dumps(rows, indent=_INDENT, ensure_ascii=False, default=_plain))
         case OutputFormat.JSONL:
@@ -56,7 +76,7 @@ def print_object(row: Row, output: OutputFormat, stream: TextIO | None = None) -
     """One object; as a table: a line for each of its values."""
     out = stream or sys.stdout
     match output:
-        case OutputFormat.TABLE:
+        case OutputFormat.TABLE | OutputFormat.WIDE:
             width = max((len(name) for name in row), default=0)
             for name, value in row.items():
                 _write(out, f"{_title(name):<{width}}  {_cell(value)}")
@@ -72,18 +92,37 @@ class RowStream:
     """Objects that are printed as they come; use it with `with`, so that a JSON array is closed."""
 
     def __init__(
-        self, columns: Mapping[str, int], output: OutputFormat, stream: TextIO | None = None
+        self,
+        columns: Mapping[str, int],
+        output: OutputFormat,
+        stream: TextIO | None = None,
+        *,
+        expendable: Sequence[str] = (),
     ) -> None:
-        """`columns` are those of a table, with their widths: nobody knows yet what will come."""
-        self._columns = columns
+        """`columns` are those of a table, with their widths: nobody knows yet what will come. The last takes what is left.
+
+        `expendable`: see print_rows.
+        """
         self._output = output
         self._out = stream or sys.stdout
+        self._columns = dict(columns)
+        width = _width(self._out) if output is OutputFormat.TABLE else None
+        self._cut_to = 0
+        if width is not None and columns:
+            needed = {name: max(size, len(name)) + 2 for name, size in columns.items()}
+            self._columns = {
+                name: needed[name] - 2 for name in fit(needed, needed, expendable, width + 2)
+            }
+            *others, last = self._columns
+            if last == list(columns)[-1] and columns[last] == 0:
+                self._cut_to = width - sum(self._columns[name] + 2 for name in others)
+                self._columns[last] = 0
         self._count = 0
 
     def print(self, row: Row) -> None:
         """One more object."""
         match self._output:
-            case OutputFormat.TABLE:
+            case OutputFormat.TABLE | OutputFormat.WIDE:
                 if self._count == 0:
                     self._print_cells({name: _title(name) for name in self._columns})
                 self._print_cells(row)
@@ -119,35 +158,88 @@ class RowStream:
 
     def _print_cells(self, row: Row) -> None:
         cells = [f"{_cell(row.get(name)):<{width}}" for name, width in self._columns.items()]
+        if self._cut_to:
+            cells[-1] = cut(cells[-1], self._cut_to)
         _write(self._out, "  ".join(cells).rstrip())
 
 
-def _print_table(rows: Sequence[Row], columns: Sequence[str], out: TextIO) -> None:
-    cells = [[_cell(row.get(name)) for name in columns] for row in rows]
-    numeric = [
-        bool(rows) and all(isinstance(row.get(name), int | float) for row in rows)
-        for name in columns
-    ]
-    if out.isatty():
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
+def _width(out: TextIO) -> int | None:
+    """How wide the terminal is; None: it is none."""
+    return shutil.get_terminal_size().columns if out.isatty() else None
 
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-        for name, right in zip(columns, numeric, strict=True):
-            table.add_column(_title(name), justify="right" if right else "left", overflow="fold")
-        for line in cells:
-            table.add_row(*line)
-        Console(file=out, no_color=not colour_wanted(out), markup=False).print(table)
+
+def _print_table(
+    rows: Sequence[Row],
+    columns: Sequence[str],
+    expendable: Sequence[str],
+    terminal_width: int | None,
+    out: TextIO,
+) -> None:
+    cells = {name: [_cell(row.get(name)) for row in rows] for name in columns}
+    numeric = {
+        name: bool(rows) and all(isinstance(row.get(name), int | float) for row in rows)
+        for name in columns
+    }
+    widths = {name: max(map(len, (_title(name), *cells[name]))) for name in columns}
+    if out.isatty():
+        if terminal_width is not None:
+            widths = _fit_columns(rows, widths, expendable, terminal_width)
+        _draw_table(cells, numeric, widths, out)
+        left_out = [_title(name) for name in columns if name not in widths]
+        if left_out:
+            _write(out, f"({', '.join(left_out)}: -o wide)")
         return
-    lines = [[_title(name) for name in columns], *cells]
-    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
-    for line in lines:
+    for line in (map(_title, columns), *zip(*cells.values(), strict=True)):
         padded = [
-            text.rjust(width) if right else text.ljust(width)
-            for text, width, right in zip(line, widths, numeric, strict=True)
+            text.rjust(widths[name]) if numeric[name] else text.ljust(widths[name])
+            for name, text in zip(columns, line, strict=True)
         ]
         _write(out, "  ".join(padded).rstrip())
+
+
+def _fit_columns(
+    rows: Sequence[Row], widths: Mapping[str, int], expendable: Sequence[str], terminal_width: int
+) -> dict[str, int]:
+    """The columns that the terminal has room for, with their widths."""
+    needed = {name: width + _GAP for name, width in widths.items()}
+    minimums = {
+        name: width + _GAP
+        if is_whole(name, (row.get(name) for row in rows))
+        else min(width, max(TEXT_WIDTH_MIN, len(name))) + _GAP
+        for name, width in widths.items()
+    }
+    fitted = fit(needed, minimums, expendable, terminal_width + _GAP)
+    return {name: width - _GAP for name, width in fitted.items()}
+
+
+def _draw_table(
+    cells: Mapping[str, Sequence[str]],
+    numeric: Mapping[str, bool],
+    widths: Mapping[str, int],
+    out: TextIO,
+) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    for name, width in widths.items():
+        table.add_column(
+            _title(name),
+            justify="right" if numeric[name] else "left",
+            width=width,
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+    for line in zip(*(cells[name] for name in widths), strict=True):
+        table.add_row(*line)
+    # What has been fitted is not to be fitted again: -o wide is as wide as it must be.
+    width = max(sum(widths.values()) + _GAP * (len(widths) - 1), 1)
+    # With a height, for else rich takes a dumb terminal to be 80 wide.
+    console = Console(
+        file=out, no_color=not colour_wanted(out), markup=False, width=width, height=25
+    )
+    console.print("", table, "", sep="\n")
 
 
 def _title(name: str) -> str:

@@ -127,8 +127,8 @@ def describe(
     with open_admin(namesrv, timeout) as admin:
         found = missing.take(lambda: admin.describe_topic(topic))
     queues = [_queue_row(status) for status in found.queues]
-    if output is OutputFormat.TABLE:
-        print_rows(queues, _QUEUE_COLUMNS, output)
+    if output.is_table:
+        print_rows(queues, _QUEUE_COLUMNS, output, expendable=("topic", "min_offset"))
         missing.check()
         return
     rows = [_topic_row(config, name) for name, config in found.configs.items()]

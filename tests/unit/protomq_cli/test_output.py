@@ -53,7 +53,7 @@ def test_no_rows_are_still_a_valid_document(output: OutputFormat) -> None:
     print_rows([], COLUMNS, output, stream)
     text = stream.getvalue()
     match output:
-        case OutputFormat.TABLE:
+        case OutputFormat.TABLE | OutputFormat.WIDE:
             assert text == "TOPIC  QUEUES  PERMISSION\n"
         case OutputFormat.JSONL:
             assert text == ""
