@@ -135,7 +135,7 @@ def _offline(store: Path) -> Iterator[None]:
     try:
         from protomq_broker.store.errors import StoreSettingsError
     except ModuleNotFoundError as error:
-        message = 'the tools of the store are not installed; run: pip install "protomq[server]"'
+        message = "the tools of the store are not installed; run `pip install .` in a checkout of protomq"
         raise CliError(ExitCode.USAGE, "NOT_INSTALLED", message) from error
     if not store.is_dir():
         raise CliError(

@@ -186,7 +186,7 @@ def _starting(log_level: LogLevel) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name not in ("protomq_broker", "protomq_namesrv", "protomq_runtime"):
             raise
-        message = 'the server is not installed; run: pip install "protomq[server]"'
+        message = "the server is not installed; run `pip install .` in a checkout of protomq"
         raise CliError(ExitCode.USAGE, "NOT_INSTALLED", message) from error
     except OSError as error:
         if error.errno is not None:

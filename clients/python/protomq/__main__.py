@@ -9,7 +9,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name != "protomq_cli":
             raise  # It is installed, and something in it is broken: that is for the trace to tell.
-        sys.stderr.write('protomq: the server is not installed; run: pip install "protomq[server]"\n')
+        sys.stderr.write("protomq: the server is not installed; run `pip install .` in a checkout of protomq\n")
         sys.exit(2)
     arguments = sys.argv[1:]
     if not arguments or arguments[0].startswith("-"):
