@@ -79,8 +79,9 @@ def verify(store: StoreArgument, output: Output = OutputFormat.TABLE) -> None:
 
     Every byte of the log, the stamp of every record, and the consume
     queues. Nothing is changed. Under a running broker only what its last
-    checkpoint covers is judged. Prints what is wrong; exit code 1 if there
-    is anything but a torn tail, which the next start cuts.
+    checkpoint covers is judged. Prints what it finds; exit code 1 if that is
+    more than a torn tail, which the next start cuts, and what a repair has
+    taken out.
     """
     with _offline(store):
         from protomq_broker.store.verify import FindingKind
@@ -90,14 +91,20 @@ def verify(store: StoreArgument, output: Output = OutputFormat.TABLE) -> None:
     rows = [_finding_row(finding) for finding in findings]
     if rows or not output.is_table:
         print_rows(rows, _FINDING_COLUMNS, output)
-    wrong = [finding for finding in findings if finding.kind is not FindingKind.TORN_TAIL]
-    if wrong:
-        raise CliError(
-            ExitCode.FAILURE,
-            "DAMAGED",
-            f"{store}: {len(wrong)} findings; damage of the log is taken out by `protomq log repair {store} --keep DIR`",
-        )
-    sys.stderr.write(f"{store}: all is well\n" if not findings else f"{store}: a torn tail only\n")
+    kinds = {finding.kind for finding in findings}
+    if kinds & {FindingKind.CORRUPTION, FindingKind.QUARANTINE}:
+        advice = f"damage of the log is taken out by `protomq log repair {store} --keep DIR`"
+    elif kinds & {FindingKind.WRONG_STAMP, FindingKind.WRONG_ENTRY}:
+        advice = "the log holds; what is derived from it does not agree, see above"
+    else:
+        notes = {
+            FindingKind.TORN_TAIL: "a torn tail, which the next start cuts",
+            FindingKind.REPAIRED: "what a repair has taken out",
+        }
+        found = " and ".join(note for kind, note in notes.items() if kind in kinds)
+        sys.stderr.write(f"{store}: {found} only\n" if found else f"{store}: all is well\n")
+        return
+    raise CliError(ExitCode.FAILURE, "DAMAGED", f"{store}: {len(findings)} findings; {advice}")
 
 
 def repair(
@@ -109,7 +116,7 @@ def repair(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:  # fmt: skip
-    """Take damage out of a log.
+    """Take damage out of a log, also what a broker has set aside.
 
     First fetch what is damaged from a replica, if there is one: what is
     taken out is lost to consumers, who get an error for it. The bytes are
@@ -117,15 +124,18 @@ def repair(
     """
     with _offline(store):
         from protomq_broker.store.repair import repair as repair_store
+        from protomq_broker.store.verify import FindingKind
         from protomq_broker.store.verify import verify as verify_store
 
         if not yes:
-            findings = verify_store(store)
-            if not findings:
-                sys.stderr.write(f"{store}: all is well, nothing to repair\n")
-                return
-            _confirm(findings)
+            kinds = (FindingKind.CORRUPTION, FindingKind.QUARANTINE, FindingKind.TORN_TAIL)
+            findings = [finding for finding in verify_store(store) if finding.kind in kinds]
+            if findings:
+                _confirm(findings)
         done = repair_store(store, keep)
+    if not done:
+        sys.stderr.write(f"{store}: the log holds, nothing to repair\n")
+        return
     print_rows([asdict(repaired) for repaired in done], _REPAIR_COLUMNS, output)
 
 

@@ -524,6 +524,11 @@ def test_log_verify_finds_a_flipped_bit_and_log_repair_takes_it_out(
     assert all(Path(path).exists() for path in done[0]["kept"])
     left = jsonl(run("log", "dump", str(store), "--topic", "t"))
     assert [row["body"] for row in left] == [str(n) for n in range(10) if n != 4]
+    after = run("log", "verify", str(store))
+    assert "what a repair has taken out only" in after.stderr
+    assert "REPAIRED" in after.stdout
+    again = run("log", "repair", str(store), "--keep", str(tmp_path / "kept"), "-y")
+    assert "nothing to repair" in again.stderr
 
 
 def test_a_folder_that_is_no_store_is_exit_code_4(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Final, Literal, NamedTuple
 
 from protomq.wire.hashing import crc32c
@@ -202,6 +203,7 @@ def recover_log(
         on_damage(damage)
         position, chain_crc32c = damage.end_position, damage.previous_crc32c
     if len(damaged) > known:
+        damaged = merged_ranges(damaged)
         write_quarantine(disk, quarantine_path, damaged)
     torn_size_bytes = _cut_torn_tail(disk, folder, position, walker.problem)
     tail = LogTail(position, chain_crc32c or 0, store_time_ms)
@@ -248,7 +250,7 @@ def check_before(
         position = at.position if walker.position == end.position else walker.position
         found = find_resync(disk, folder, min(walker.position, end.position - 1))
         if found is None or found.position >= end.position:
-            found = _resync_at(disk, folder, end, found)
+            found = resync_at(disk, folder, end, found)
         damage = DamagedRange(position, found.position, found.crc32c, problem)
         if mode == "refuse":
             raise CorruptLogError(
@@ -264,13 +266,13 @@ def check_before(
         damaged.append(damage)
         at = StartPoint(found.position, found.crc32c)
     if len(damaged) > len(known):
-        write_quarantine(disk, quarantine_path, damaged)
+        write_quarantine(disk, quarantine_path, merged_ranges(damaged))
 
 
-def _resync_at(
+def resync_at(
     disk: Disk, folder: SegmentFolder, checkpoint: StartPoint, found: Resync | None
 ) -> Resync:
-    """Where the log goes on behind damage that reaches the checkpoint: there, if it does or ends there; else behind it."""
+    """Where the log goes on behind damage that reaches the checkpoint: there, if it holds or ends there; else behind it (`found`)."""
     assert checkpoint.crc32c is not None
     probe = LogWalker(disk, folder, checkpoint.position, checkpoint.crc32c)
     if next(iter(probe), None) is not None or probe.ended_cleanly:
@@ -371,6 +373,37 @@ def read_quarantine(disk: Disk, path: str) -> list[DamagedRange]:
         ]
     except (AttributeError, KeyError, TypeError, ValueError):
         return []
+
+
+def merged_ranges(damaged: Sequence[DamagedRange]) -> list[DamagedRange]:
+    """The ranges in order; those that overlap are one, which ends as the one that goes furthest."""
+    merged: list[DamagedRange] = []
+    for damage in sorted(damaged, key=attrgetter("start_position")):
+        if not merged or damage.start_position >= merged[-1].end_position:
+            merged.append(damage)
+        elif damage.end_position > merged[-1].end_position:
+            last = merged[-1]
+            merged[-1] = replace(damage, start_position=last.start_position, reason=last.reason)
+    return merged
+
+
+def is_filled(
+    disk: Disk, folder: SegmentFolder, damage: DamagedRange, previous_crc32c: int | None
+) -> bool:
+    """Whether a damaged range was repaired: it holds padding, chained to what stands before it and behind it.
+
+    `previous_crc32c`: with which the chain comes to the range; None if nobody knows it.
+    """
+    walker = LogWalker(
+        disk,
+        folder,
+        damage.start_position,
+        previous_crc32c,
+        end_position=damage.end_position,
+    )
+    if any(block.record_starts for block in walker):
+        return False
+    return (walker.position, walker.crc32c) == (damage.end_position, damage.previous_crc32c)
 
 
 def write_quarantine(disk: Disk, path: str, damaged: Sequence[DamagedRange]) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from .disk import Disk, read_fully, sync_names_above, write_file_atomically, wri
 from .errors import StoreError
 from .lock import StoreLock
 from .offline import OfflineStore, open_offline
-from .recovery import DamagedRange, has_bytes_behind, write_quarantine
+from .recovery import DamagedRange, has_bytes_behind, is_filled, merged_ranges, write_quarantine
 from .seals import APPEND_SIZE_MAX_BYTES, encode_head, encode_padding
 from .segment import SegmentFile
 from .verify import find_damage
@@ -50,7 +51,7 @@ class Repair:
 
 
 def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) -> list[Repair]:
-    """Takes all damage out of a log; what was done, nothing if there was no damage. No broker may have the store open.
+    """Takes all damage out of a log, also what was set aside; what was done, nothing if there was none. No broker may have the store open.
 
     Raises StoreLockedError, StoreSettingsError, StoreError, OSError.
     """
@@ -59,6 +60,7 @@ def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) 
     lock = StoreLock(disk, str(root).rstrip("/"))
     try:
         store = open_offline(root, disk, writable=True)
+        store.damaged = merged_ranges(store.damaged)
         disk.make_folder(str(keep_dir))
         sync_names_above(disk, os.path.abspath(keep_dir))
         checkpoint = store.checkpoint
@@ -66,13 +68,26 @@ def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) 
         start = store.start()
         position, crc, store_time_ms = start.position, start.crc32c or 0, 0
         found: list[tuple[DamagedRange, int, int]] = []
+        set_aside = deque(store.damaged)
         for item in find_damage(store, start, synced=flushed):
+            base = item.start_position if isinstance(item, DamagedRange) else item.base_position
+            while set_aside and set_aside[0].start_position < base:
+                # A walk passes over what was set aside while the store was open.
+                damage = set_aside.popleft()
+                if damage.start_position == position:  # else it is part of what was found here
+                    found.append((damage, crc, store_time_ms))
+                    position, crc = damage.end_position, damage.previous_crc32c
             if isinstance(item, DamagedRange):
                 found.append((item, crc, store_time_ms))
                 position, crc = item.end_position, item.previous_crc32c
             else:
                 position, crc = item.base_position + item.size_bytes, item.seals[-1].crc32c
                 store_time_ms = item.seals[-1].store_time_ms
+        for damage in set_aside:
+            if damage.start_position == position:
+                found.append((damage, crc, store_time_ms))
+                position, crc = damage.end_position, damage.previous_crc32c
+        found = [each for each in found if not is_filled(disk, store.folder, each[0], each[1])]
         done = []
         for damage, previous_crc32c, time_ms in found:
             done.append(_take_out(store, damage, previous_crc32c, time_ms, str(keep_dir)))

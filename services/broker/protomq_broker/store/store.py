@@ -26,7 +26,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
@@ -62,7 +61,14 @@ from .opening import (
 )
 from .reading import ReadResult, StoredPlace, TopicCounters
 from .record_region import stamp_region
-from .recovery import DamagedRange, RecoveredLog, StartPoint, chain_at_end, write_quarantine
+from .recovery import (
+    DamagedRange,
+    RecoveredLog,
+    StartPoint,
+    chain_at_end,
+    merged_ranges,
+    write_quarantine,
+)
 from .repeated_sends import RepeatedSends
 from .scrub import Scrubber
 from .segment import SegmentFolder
@@ -680,7 +686,7 @@ class Store:
                 damage.end_position,
                 damage.reason,
             )
-            damaged = sorted([*known, damage], key=attrgetter("start_position"))
+            damaged = merged_ranges([*known, damage])
             self._reader.damaged = damaged
             write_quarantine(self._disk, f"{self.root}/config/quarantine.json", damaged)
 

@@ -32,10 +32,13 @@ from .record_scan import read_trailers
 from .recovery import (
     DamagedRange,
     StartPoint,
+    find_misplaced,
     find_resync,
     first_free_base,
     has_bytes_behind,
+    is_filled,
     max_synced_behind,
+    resync_at,
     skips_of,
 )
 from .seals import WalkedBlock
@@ -49,7 +52,9 @@ class FindingKind(Enum):
     CORRUPTION = "CORRUPTION"
     """Bytes that had been stored safely do not hold: `repair`, or fetch them from a replica."""
     QUARANTINE = "QUARANTINE"
-    """Corruption that a start has set aside already: it is not served."""
+    """Corruption that a broker has set aside already: it is not served. `repair` takes it out."""
+    REPAIRED = "REPAIRED"
+    """Corruption that was taken out: the log holds again, the offsets of the lost messages are answered with an error."""
     TORN_TAIL = "TORN_TAIL"
     """What a crash left of the last appends: the next start cuts it."""
     WRONG_STAMP = "WRONG_STAMP"
@@ -110,15 +115,21 @@ def find_damage(
             synced = max(synced, *(seal.synced_position for seal in block.seals))
         position, crc = walker.position, walker.crc32c
         found = find_resync(store.disk, store.folder, position)
+        checkpoint = store.checkpoint
+        if checkpoint is not None and position < checkpoint.replay_position:
+            end = StartPoint(checkpoint.replay_position, checkpoint.replay_crc32c)
+            if found is None or found.position > end.position:
+                found = resync_at(store.disk, store.folder, end, found)
         if position >= synced and found is not None:
             synced = max(
                 synced, max_synced_behind(store.disk, store.folder, found, skips_of(store.damaged))
             )
-        if position >= synced and not (store.same_cache and found is not None):
+        is_proved = store.same_cache and found is not None
+        if position >= synced and not is_proved and find_misplaced(store.folder, position) is None:
             return
         if found is None:
-            end = first_free_base(store.disk, store.folder, max(position + 1, synced))
-            yield DamagedRange(position, end, crc or 0, walker.problem)
+            free = first_free_base(store.disk, store.folder, max(position + 1, synced))
+            yield DamagedRange(position, free, crc or 0, walker.problem)
             return
         yield DamagedRange(position, found.position, found.crc32c, walker.problem)
         position, crc = found.position, found.crc32c
@@ -135,6 +146,7 @@ class _Verification:
         self._quarantine = deque(sorted(store.damaged, key=lambda damage: damage.start_position))
         self._expected: dict[tuple[str, int], int] = {}
         self._store_time_ms = 0
+        self._chain: tuple[int, int | None] = (0, None)  # where the walk is, and the CRC there
         self._has_queues = has_table(store.disk, f"{store.root}/consumequeue")
         self._damage: list[tuple[DamagedRange, FindingKind, list[LostMessages]]] = []
         self._findings: list[Finding] = []
@@ -143,14 +155,17 @@ class _Verification:
         store = self._store
         start = store.start()
         position = start.position
+        self._chain = start.position, start.crc32c
         for found in find_damage(store, start, synced=self._flushed):
             if isinstance(found, DamagedRange):
                 if found.start_position < self._limit:
                     self._damage.append((found, FindingKind.CORRUPTION, []))
                 position = found.end_position
+                self._chain = position, found.previous_crc32c
                 continue
             position = found.base_position + found.size_bytes
-            self._note_quarantine(position)
+            self._note_quarantine(position, found.base_position)
+            self._chain = position, found.seals[-1].crc32c
             self._check_block(found)
         self._note_quarantine(1 << 63)
         for damage, kind, lost in self._damage:
@@ -164,10 +179,19 @@ class _Verification:
                 FindingKind.TORN_TAIL, position, position, self._explain_tail(position)
             )
 
-    def _note_quarantine(self, end_position: int) -> None:
-        """Enters the ranges in quarantine that begin below `end_position`."""
+    def _note_quarantine(self, end_position: int, walked_from: int = 1 << 63) -> None:
+        """Enters the ranges in quarantine that begin below `end_position`; [walked_from, end_position) was walked, and holds."""
+        store = self._store
         while self._quarantine and self._quarantine[0].start_position < end_position:
-            self._damage.append((self._quarantine.popleft(), FindingKind.QUARANTINE, []))
+            damage = self._quarantine.popleft()
+            position, crc = self._chain
+            is_repaired = damage.end_position > walked_from or (
+                damage.start_position == position
+                and is_filled(store.disk, store.folder, damage, crc)
+            )
+            self._chain = damage.end_position, damage.previous_crc32c
+            kind = FindingKind.REPAIRED if is_repaired else FindingKind.QUARANTINE
+            self._damage.append((damage, kind, []))
 
     def _explain_tail(self, position: int) -> str:
         if find_resync(self._store.disk, self._store.folder, position) is None:

@@ -160,7 +160,8 @@ def test_repair_takes_damage_out_keeps_it_and_leaves_what_follows_untouched() ->
     assert after[: done.start_position] == damaged_bytes[: done.start_position]
     assert after[done.end_position :] == damaged_bytes[done.end_position :]
     RecordBatch.FromString(after[: done.end_position])
-    assert [found.kind for found in verify("/s", disk=disk)] == [FindingKind.QUARANTINE]
+    assert [found.kind for found in verify("/s", disk=disk)] == [FindingKind.REPAIRED]
+    assert repair("/s", "/keep", disk=disk) == [], "once"
     store = open_store(disk)
     assert bodies(store, 0) == expected[0]
     assert bodies(store, 1) == {offset: body for offset, body in expected[1].items() if offset != 4}
@@ -172,6 +173,52 @@ def test_repair_takes_damage_out_keeps_it_and_leaves_what_follows_untouched() ->
     assert 4 not in bodies(store, 1)
     with pytest.raises(CorruptLogError):
         store.read("topic", 1, 4, 1, 1)
+
+
+@pytest.mark.parametrize("how", ["first", "middle", "the end"])
+def test_repair_takes_out_what_an_open_store_has_set_aside(how: str) -> None:
+    disk = SimDisk()
+    store = filled_store(disk)
+    expected = {queue: bodies(store, queue) for queue in (0, 1)}
+    offset = {"first": 0, "middle": 9, "the end": 20}[how]
+    region = store.read("topic", 0, offset, 1, 1).regions[0]
+    position = region.file.base_position + region.offset
+    flip(disk, position + 60)
+    lost = {queue: set(expected[queue]) - set(bodies(store, queue)) for queue in (0, 1)}
+    assert offset in lost[0]
+    store.close()
+    (finding,) = verify("/s", disk=disk)
+    assert finding.kind is FindingKind.QUARANTINE
+    (done,) = repair("/s", "/keep", disk=disk)
+    assert (done.start_position, done.end_position) == (
+        finding.start_position,
+        finding.end_position,
+    )
+    assert [found.kind for found in verify("/s", disk=disk)] == [FindingKind.REPAIRED]
+    assert repair("/s", "/keep", disk=disk) == []
+    store = open_store(disk)
+    assert {queue: set(expected[queue]) - set(bodies(store, queue)) for queue in (0, 1)} == lost
+    store.append([make_request([b"new"], queue_id=0)])
+    assert bodies(store, 0)[len(expected[0])] == b"new"
+    RecordBatch.FromString(disk.content("/s/commitlog/00000000000000000000").rstrip(b"\0"))
+
+
+def test_zeros_at_the_end_after_a_clean_stop_are_found_and_repaired() -> None:
+    disk = SimDisk()
+    store = filled_store(disk)
+    end = store.appended_position
+    store.close()
+    disk.overwrite(f"/s/commitlog/{end - end % SEGMENT:020d}", end % SEGMENT - 700, bytes(700))
+    (finding,) = verify("/s", disk=disk)
+    assert (finding.kind, finding.end_position) == (FindingKind.CORRUPTION, end)
+    assert repair("/s", "/keep", disk=disk)
+    assert [found.kind for found in verify("/s", disk=disk)] == [FindingKind.REPAIRED]
+    store = open_store(disk)
+    assert store.appended_position >= end
+    assert len(bodies(store, 0)) < 21
+    request = make_request([b"new"], queue_id=0)
+    store.append([request])
+    assert request.queue_offset == 21
 
 
 def test_repair_of_a_torn_tail_keeps_what_it_cuts() -> None:
@@ -221,7 +268,7 @@ def test_any_damage_can_be_repaired_and_costs_only_what_it_touches(seed: int) ->
     found = verify("/s", disk=disk)
     assert found
     assert repair("/s", "/keep", disk=disk)
-    assert {finding.kind for finding in verify("/s", disk=disk)} == {FindingKind.QUARANTINE}
+    assert {finding.kind for finding in verify("/s", disk=disk)} == {FindingKind.REPAIRED}
     assert repair("/s", "/keep", disk=disk) == []
     lost = [(finding.start_position, finding.end_position) for finding in found]
     store = open_store(disk)
@@ -262,7 +309,7 @@ def test_repair_that_is_interrupted_can_be_run_again() -> None:
         after = attempt.crash(rng)
         repair("/s", "/keep", disk=after)
         assert after.files("/s/commitlog").keys() == expected.keys()
-        assert [found.kind for found in verify("/s", disk=after)] == [FindingKind.QUARANTINE] * 2
+        assert [found.kind for found in verify("/s", disk=after)] == [FindingKind.REPAIRED] * 2
     assert number > 10
 
 
