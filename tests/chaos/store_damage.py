@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -155,8 +156,13 @@ def harm_segments(world: StoreWorld, seed: int, report: DamageReport) -> list[Vi
         if not _harm_segment(image.disk, files, log, harm, rng):
             continue
         report.images += 1
-        # Only what a clean stop left is known in full.
-        proved = 0 if f"{ROOT}/abort" in files else log.end
+        # Messages that nothing but the log knows of go with it; but for these no queue ends early without a word.
+        proved = int.from_bytes(files.get(f"{ROOT}/checkpoint", b"")[16:24], "little")
+        told = {
+            place
+            for place, (_, position) in baseline.items()
+            if position < proved or place[2] < _entries_in_files(files, place)
+        }
         image.promise = replace(image.promise, holes=True)
         refusing = image.fork("kill", rng)
         try:
@@ -167,20 +173,25 @@ def harm_segments(world: StoreWorld, seed: int, report: DamageReport) -> list[Vi
                 found.append(Violation("D8", f"({harm}) a start that was refused changed the log"))
         else:
             report.outcomes["segments: readers are told"] += 1
-            if proved and _has_cut(image.log_bytes(), refusing.log_bytes()):
+            if f"{ROOT}/abort" not in files and _has_cut(image.log_bytes(), refusing.log_bytes()):
                 found.append(Violation("D8", f"({harm}) a start cut what was no torn tail"))
-            found += _check_told(refusing, baseline, proved, harm)
+            found += _check_told(refusing, baseline, told, harm)
         image.config = replace(image.config, corruption="quarantine")
         image.open()
-        found += _check_told(image, baseline, proved, f"{harm}, quarantine")
-        known = _places(image)
+        found += _check_told(image, baseline, told, f"{harm}, quarantine")
         image.send_some(3)
         image.flush()
-        found += _check_told(image, known, log.end, f"{harm}, sent to")
+        known = _places_then(image)
+        found += _check_told(image, {p: baseline[p] for p in told}, told, f"{harm}, sent to")
         again = image.fork("power", rng)
         again.open()
-        found += _check_told(again, known, proved, f"{harm}, started again")
+        found += _check_told(again, known, known, f"{harm}, started again")
+        found += _check_told(again, {p: baseline[p] for p in told}, told, f"{harm}, and then")
     return found
+
+
+def _entries_in_files(files: dict[str, bytes], place: tuple[str, int, int]) -> int:
+    return len(files.get(f"{ROOT}/consumequeue/{place[0]}/{place[1]}/{0:020d}", b"")) // 20
 
 
 def _has_cut(before: dict[str, bytes], after: dict[str, bytes]) -> bool:
@@ -214,8 +225,10 @@ def _harm_segment(
     return True
 
 
-def _check_told(world: StoreWorld, baseline: Baseline, proved: int, name: str) -> list[Violation]:
-    """Every message that was there is served as it was, or its reader is told; none is missing without a word below `proved`."""
+def _check_told(
+    world: StoreWorld, baseline: Baseline, told: Container[tuple[str, int, int]], name: str
+) -> list[Violation]:
+    """Every message that was there is served as it was, or its reader is told: for those of `told` there must be a word."""
     world.scan()
     served = _places(world)
     queues = {(q["topic"], q["queue"]): q for q in last_scan(world.history.events)["queues"]}
@@ -225,7 +238,7 @@ def _check_told(world: StoreWorld, baseline: Baseline, proved: int, name: str) -
         if place in served:
             if served[place] != (id_, position):
                 found.append(Violation("D8", f"({name}) {place} is {served[place]}, it was {id_}"))
-        elif place[2] not in queue["holes"] and position < proved:
+        elif place[2] not in queue["holes"] and place in told:
             found.append(
                 Violation("D8", f"({name}) {id_} at {place}, position {position}: no word of it")
             )
@@ -262,16 +275,16 @@ def damage_log_while_open(world: StoreWorld, seed: int, report: DamageReport) ->
         else:
             image.disk.overwrite(path, at, bytes(size) if kind == "zero" else rng.randbytes(size))
         report.images += 1
-        found += _check_told(image, baseline, store.appended_position, f"{kind} while open")
+        found += _check_told(image, baseline, baseline, f"{kind} while open")
         report.outcomes["log damaged while open"] += 1
         if found:
             return found
-    again = image.fork(rng.choice(("kill", "power")), rng)
+    again = image.fork("kill", rng)
     # What stands in no message nobody has met: the start does.
     again.config = replace(again.config, corruption="quarantine")
     again.open()
-    found += _check_told(again, _places(image), store.flushed_position, "started again")
-    return found
+    kept = _places(image)
+    return found + _check_told(again, kept, kept, "started again")
 
 
 def damage_while_open(world: StoreWorld, seed: int, report: DamageReport) -> list[Violation]:

@@ -38,9 +38,11 @@ from .consume_queue import (
     QueueFiles,
 )
 from .disk import Disk, read_file, remove_file
+from .queue_ends import QueueEnd, end_in_file, ends_below
 from .queue_flush import flush_together
-from .queue_replay import replay_queue, restart, sound_end
+from .queue_replay import fill_lost, replay_queue, restart, sound_end
 from .queue_rows import QueueRows, decode_rows
+from .recovery import DamagedRange
 from .selection import ENTRY_SIZE_BYTES
 from .side_files import (
     OpenFile,
@@ -76,12 +78,14 @@ class ConsumeQueueTable:
         replay_from: after `load`: what the log has below this position is in the queues already.
         needs_rebuild: files turned out not to hold after all; call `start_rebuild`, then replay from the log's start.
         log_start: first position that the log still has.
+        known_ends: after `load`: how far queues went where that is more than they have now.
     """
 
     def __init__(self, disk: Disk, folder: str, *, files_max: int | None = None) -> None:
         self.replay_from = 0
         self.needs_rebuild = False
         self.log_start = 0
+        self.known_ends: list[QueueEnd] = []
         self._disk = disk
         self._folder = folder
         self._files = OpenFiles(disk, open_files_max() if files_max is None else files_max)
@@ -281,6 +285,7 @@ class ConsumeQueueTable:
         payload = read_state_file(self._disk, self._table_path, _MAGIC)
         if payload is None:
             self._say_why_not()
+            self.known_ends += ends_below(self._disk, self._folder, self._folder)
             self.start_rebuild()
             return
         position, rows = decode_rows(payload)
@@ -295,6 +300,11 @@ class ConsumeQueueTable:
 
     def start_rebuild(self) -> None:
         """Removes everything; a replay from the log's start makes it anew."""
+        self.known_ends += [
+            QueueEnd(queue.topic, queue.queue_id, queue.known_min_offset, queue.end_offset)
+            for queues in self._queues.values()
+            for queue in queues.values()
+        ]
         self._files.forget_below("")
         self._clear()
         remove_file(self._disk, self._table_path)
@@ -328,6 +338,60 @@ class ConsumeQueueTable:
         if self._replayed_count >= _REPLAYED_ENTRIES_MAX:
             self._replayed_count = 0
             self.flush()
+
+    def keep_ends(
+        self, damaged: Sequence[DamagedRange], deleted: Mapping[str, int], end_position: int
+    ) -> None:
+        """Gives queues entries for messages that the log has lost and that only `known_ends` tell of: no offset is given twice, and
+        readers are told. The log ends at `end_position`, and is synced.
+        """
+        kept = self._keep_beginnings(damaged, deleted)
+        for end in self.known_ends if damaged else ():
+            queue = self.find(end.topic, end.queue_id)
+            known = queue.end_offset if queue is not None else end.min_offset
+            if end.end_offset <= known or end.position < deleted.get(end.topic, -1):
+                continue
+            last = 0
+            if queue is not None and known > queue.known_min_offset:
+                position, size, _ = queue.entry(known - 1)
+                last = position + size
+            damage = next((d for d in damaged if d.end_position > max(last, end.position)), None)
+            if damage is None or -1 < end.position < damage.start_position:
+                continue  # it was never synced: a torn tail is no loss
+            queue = self.queue(end.topic, end.queue_id)
+            if not queue.end_offset:
+                queue.reset(end.min_offset, end.min_offset)
+            fill_lost(queue, end.end_offset, max(last, damage.start_position))
+            log.error(
+                "queue %d of topic %s: messages %d to %d are lost with positions %d to %d of the log",
+                end.queue_id, end.topic, known, end.end_offset - 1, damage.start_position, damage.end_position,
+            )  # fmt: skip
+            self._dirty.add(queue)
+            kept = True
+        self.known_ends = []
+        if kept:  # for good: the files that told of them are cut
+            self.checkpoint(end_position)
+
+    def _keep_beginnings(self, damaged: Sequence[DamagedRange], deleted: Mapping[str, int]) -> bool:
+        """Queues that begin late, though the log begins at 0: what stood in front of their first entry is lost. Whether there are any."""
+        if not damaged or self.log_start:
+            return False
+        kept = False
+        for queues in self._queues.values():
+            for queue in queues.values():
+                first, end = queue.known_min_offset, queue.end_offset
+                if not first or first == end or queue.topic in deleted:
+                    continue
+                entries = queue.entries(first, end - first).copy()
+                position = int(entries["position"][0])
+                before = [d for d in damaged if d.end_position <= position]
+                if before and len(entries) == end - first:
+                    restart(queue)
+                    fill_lost(queue, first, before[-1].start_position)
+                    queue.append_many(entries["position"], entries["size"], entries["tag_code"])
+                    self._dirty.add(queue)
+                    kept = True
+        return kept
 
     def forget_deleted(self, positions: Mapping[str, int]) -> None:
         """Topics that were deleted when the log ended at a position: the queues that came back from before it go again."""
@@ -487,6 +551,7 @@ class ConsumeQueueTable:
         queue.synced_offset = good_end if good_end > min_offset else NO_FOLDER
         if good_end == end_offset and not damaged:
             return
+        self.known_ends.append(QueueEnd(queue.topic, queue.queue_id, min_offset, end_offset))
         self._touched.add(queue)
         good_end = sound_end(queue)
         self._rows.set(queue.row, min_offset, good_end, damaged=True)
@@ -510,6 +575,7 @@ class ConsumeQueueTable:
             if size < wanted * ENTRY_SIZE_BYTES:
                 return max(min_offset, file_start + size // ENTRY_SIZE_BYTES)
             if size > wanted * ENTRY_SIZE_BYTES:
+                self._note_end(queue, path)
                 cut_file(self._disk, path, wanted * ENTRY_SIZE_BYTES)
             if size >= FILE_SIZE_BYTES and file_start + wanted == end_offset:
                 self._remove_files_behind(queue, path)
@@ -525,6 +591,7 @@ class ConsumeQueueTable:
             queues = self._queues.get(topic)
             if queues is None:
                 if self._disk.is_folder(path):
+                    self.known_ends += ends_below(self._disk, self._folder, path)
                     self._remove_folder(path)
                 else:
                     self._unlink(path)
@@ -536,12 +603,20 @@ class ConsumeQueueTable:
             }
             for name in self._disk.list(path):
                 if name not in known:
+                    self.known_ends += ends_below(self._disk, self._folder, f"{path}/{name}")
                     self._remove_folder(f"{path}/{name}")
+
+    def _note_end(self, queue: ConsumeQueue, path: str) -> None:
+        """A file goes on behind what the table says."""
+        end = end_in_file(self._disk, path, queue.topic, queue.queue_id, queue.known_min_offset)
+        if end is not None:
+            self.known_ends.append(end)
 
     def _remove_files_behind(self, queue: ConsumeQueue, last_path: str) -> None:
         for name in self._disk.list(queue.folder):
             path = f"{queue.folder}/{name}"
             if path > last_path:
+                self._note_end(queue, path)
                 self._unlink(path)
 
     def _remove_folder(self, folder: str) -> None:

@@ -28,6 +28,7 @@ from .disk import Disk, read_fully, read_json, sync_names_above, write_json_atom
 from .errors import CorruptLogError, StoreSettingsError
 from .log_reader import LogReader
 from .offsets import OFFSETS_TOPIC, ConsumerOffsets
+from .queue_ends import forget_saved_ends, read_saved_ends, save_ends
 from .record_scan import read_trailers
 from .recovery import (
     RecoveredLog,
@@ -125,8 +126,51 @@ def recover_store(
 
     `deleted`: topics that were deleted, and where the log ended then. `on_walked` is told what was walked.
     """
-    quarantine_path = f"{root}/config/quarantine.json"
+    config_folder = f"{root}/config"
+    queues.known_ends += read_saved_ends(disk, config_folder)
     positions = [structure.replay_from for structure in derived]
+    try:
+        recovered, replay = _recover(
+            disk, folder, config_folder, config, checkpoint, queues, derived, same_cache, deleted, positions, on_walked
+        )  # fmt: skip
+    except CorruptLogError:
+        if queues.known_ends:  # the files that told of them are cut
+            save_ends(disk, config_folder, queues.known_ends)
+        raise
+    replay.finish(recovered.tail.position)
+    if recovered.synced_position < recovered.tail.position:
+        log.info(
+            "%d bytes from position %d on, which nothing says had been synced, are written anew: an fsync had failed, for all we know",
+            recovered.tail.position - recovered.synced_position, recovered.synced_position,
+        )  # fmt: skip
+        rewrite_unsynced(disk, folder, recovered.synced_position, recovered.tail.position)
+        recovered.synced_position = recovered.tail.position
+    broken = [structure for structure in derived if structure.needs_rebuild]
+    if broken:
+        _rebuild(disk, folder, checkpoint, recovered, queues, broken, deleted)
+    for structure in derived:
+        structure.truncate(recovered.tail.position)
+    queues.keep_ends(recovered.damaged, deleted, recovered.tail.position)
+    queues.forget_deleted(deleted)
+    forget_saved_ends(disk, config_folder)
+    return recovered
+
+
+def _recover(
+    disk: Disk,
+    folder: SegmentFolder,
+    config_folder: str,
+    config: StoreConfig,
+    checkpoint: Checkpoint | None,
+    queues: ConsumeQueueTable,
+    derived: Sequence[Derived],
+    same_cache: bool,
+    deleted: Mapping[str, int],
+    positions: Sequence[int],
+    on_walked: Callable[[Stretch], None],
+) -> tuple[RecoveredLog, _Replay]:
+    """Walks the log: what was found, and what has handed it to the derived structures, which were complete up to `positions`."""
+    quarantine_path = f"{config_folder}/quarantine.json"
     start = choose_start(folder, checkpoint, min(positions))
     absent = find_absent(folder, start.position, read_quarantine(disk, quarantine_path))
     if absent is not None:
@@ -147,6 +191,7 @@ def recover_store(
         on_walked(stretch_of(block))
         replay.take(block)
 
+    written = max((end.end_position for end in queues.known_ends), default=0)
     recovered = recover_log(
         disk,
         folder,
@@ -156,23 +201,10 @@ def recover_store(
         mode=config.corruption,
         quarantine_path=quarantine_path,
         derived_position=max(positions),
+        written_position=written if same_cache else 0,
         on_block=take,
     )
-    replay.finish(recovered.tail.position)
-    if recovered.synced_position < recovered.tail.position:
-        log.info(
-            "%d bytes from position %d on, which nothing says had been synced, are written anew: an fsync had failed, for all we know",
-            recovered.tail.position - recovered.synced_position, recovered.synced_position,
-        )  # fmt: skip
-        rewrite_unsynced(disk, folder, recovered.synced_position, recovered.tail.position)
-        recovered.synced_position = recovered.tail.position
-    broken = [structure for structure in derived if structure.needs_rebuild]
-    if broken:
-        _rebuild(disk, folder, checkpoint, recovered, queues, broken, deleted)
-    for structure in derived:
-        structure.truncate(recovered.tail.position)
-    queues.forget_deleted(deleted)
-    return recovered
+    return recovered, replay
 
 
 def _start_before(folder: SegmentFolder, checkpoint: Checkpoint) -> StartPoint:
@@ -192,6 +224,7 @@ def rebuild_queues(
 ) -> None:
     """Makes all consume queues anew from the recovered log: one that the start itself reads turned out not to hold."""
     _rebuild(disk, folder, checkpoint, recovered, queues, [queues], deleted)
+    queues.keep_ends(recovered.damaged, deleted, recovered.tail.position)
     queues.forget_deleted(deleted)
 
 

@@ -53,13 +53,18 @@ def restart(queue: ConsumeQueue) -> None:
 
 def _fill(queue: ConsumeQueue, offset: int, position: int) -> None:
     """Entries up to `offset` are missing: before the log's start, or lost by it."""
-    missing = offset - queue.end_offset
     if queue.end_offset == 0:
         queue.reset(offset, offset)
         return
     last_position, last_size, _ = queue.entry(queue.end_offset - 1)
+    fill_lost(queue, offset, last_position + last_size)
+
+
+def fill_lost(queue: ConsumeQueue, end_offset: int, position: int) -> None:
+    """Adds entries of lost records up to `end_offset`: `position` is where in the log they are missed."""
+    missing = end_offset - queue.end_offset
     queue.append_many(
-        np.full(missing, last_position + last_size, np.int64),
+        np.full(missing, position, np.int64),
         np.zeros(missing, np.int64),
         np.full(missing, LOST_TAG_CODE, np.int64),
     )

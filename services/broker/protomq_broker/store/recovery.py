@@ -5,7 +5,8 @@ The log is walked from the checkpoint (or from its first segment) to the first a
     nothing is written behind P                                     the end of the log
     P >= synced, and nothing proves otherwise                       a torn tail: cut at P, the rest zeroed durably, said in the log
     P <  synced                                                     corruption: never cut, never served
-    same page cache as before, and an append behind P that holds    corruption too: the process wrote P before it wrote that
+    same page cache as before, and an append behind P that holds,   corruption too: the process wrote P before it wrote that
+    or an entry of a consume queue for a record behind P
     a segment at or behind P begins with the head of another one    corruption too: files have changed places
 
 In front of the checkpoint the log is walked too, for a bit (`check_before`): the chain must come to the CRC that the checkpoint has.
@@ -139,12 +140,14 @@ def recover_log(
     mode: CorruptionMode,
     quarantine_path: str,
     derived_position: int = 0,
+    written_position: int = 0,
     on_block: Callable[[WalkedBlock], None],
     on_damage: Callable[[DamagedRange], None] = lambda _: None,
 ) -> RecoveredLog:
     """Walks the log, hands each verified block to `on_block`, and settles its end (the module's docstring).
 
-    `derived_position` is up to where a durable derived structure had covered the log, which is never beyond what was synced.
+    `derived_position` is up to where a durable derived structure had covered the log, which is never beyond what was synced;
+    `written_position` up to where the log was written for sure, synced or not, and must be there: 0 if the page cache is another one.
 
     Raises CorruptLogError if there is corruption and the mode is "refuse"; then nothing on disk has changed.
     """
@@ -174,19 +177,19 @@ def recover_log(
         synced_behind = synced
         if position >= synced and found is not None:
             synced_behind = max_synced_behind(disk, folder, found, skips_of(damaged))
-        is_proved = same_cache and found is not None
+        is_proved = (same_cache and found is not None) or position < written_position
         misplaced = find_misplaced(folder, position)
         if position >= max(synced, synced_behind) and not is_proved and misplaced is None:
             break
         reason = (
-            "the log ends here, though more of it was synced"
+            "the log ends here, though more of it was written"
             if walker.problem == EMPTY
             else walker.problem
         )
         if found is not None:
             damage = DamagedRange(position, found.position, found.crc32c, reason)
         else:
-            end = first_free_base(disk, folder, max(position + 1, synced))
+            end = first_free_base(disk, folder, max(position + 1, synced, written_position))
             damage = DamagedRange(position, end, chain_crc32c or 0, reason)
         if mode == "refuse":
             raise CorruptLogError(
@@ -505,7 +508,7 @@ def _explain(damage: DamagedRange, synced: int, synced_behind: int, misplaced: i
     elif misplaced is not None:
         proof = f"the file of the segment at {misplaced} has the content of another one"
     else:
-        proof = "appends that were written later hold"
+        proof = "what was written later holds"
     return (
         f"{damage.reason}; this is no torn tail, since {proof}. Run `protomq log verify`, then fetch the range from a replica, or "
         "repair it with `protomq log repair`, or start with corruption: quarantine"

@@ -169,6 +169,41 @@ def test_after_a_kill_harm_to_the_last_segments_is_never_taken_for_the_end_of_th
     send_more(store)
 
 
+@pytest.mark.parametrize("is_refused_first", [False, True])
+@pytest.mark.parametrize("harm", HARMS)
+def test_no_queue_ends_early_where_only_its_files_tell_of_lost_messages(
+    harm: Callable[[SimDisk, int], None], is_refused_first: bool
+) -> None:
+    disk = SimDisk()
+    store = filled_store(disk)
+    for derived in store._derived:
+        derived.flush()
+    end = store.appended_position
+    disk = disk.killed()
+    harm(disk, end)
+    if is_refused_first:
+        with pytest.raises(CorruptLogError):
+            open_store(disk)
+        disk = disk.killed()
+    store = open_store(disk, corruption="quarantine")
+    check_nothing_wrong(store)
+    disk = disk.killed()
+    store = open_store(disk)
+    check_nothing_wrong(store)
+    send_more(store)
+    assert "/s/config/queue_ends.json" not in disk.files()
+
+
+def test_a_queue_whose_first_messages_are_lost_does_not_begin_late() -> None:
+    disk = SimDisk()
+    filled_store(disk).close()
+    disk.overwrite(segment_path(0), 0, random.Random(1).randbytes(SEGMENT))
+    disk.remove("/s/consumequeue")
+    store = open_store(disk, corruption="quarantine")
+    check_nothing_wrong(store)
+    assert [store.queue_range("topic", queue_id)[0] for queue_id in QUEUES] == [0, 0]
+
+
 def test_swapped_segments_behind_the_checkpoint_are_not_a_torn_tail() -> None:
     disk = SimDisk()
     filled_store(disk)
