@@ -14,6 +14,7 @@ import typer
 
 from protomq_cli import bench, clusters, completion, groups, logs, messages, servers, topics
 from protomq_cli.connection import translate
+from protomq_cli.environment import check_environment
 from protomq_cli.exits import EXIT_CODES_HELP, CliError, ExitCode, error_line, wants_json_errors
 
 SERVERS = "Run a server"
@@ -65,6 +66,7 @@ def build_app() -> typer.Typer:
         PROTOMQ_NAMESRV_ADDR, else of the line `namesrv = "HOST:PORT"` in
         ~/.config/protomq/config.toml, else one on this machine.
         """
+        check_environment()
 
     app.command("standalone", rich_help_panel=SERVERS)(servers.standalone)
     app.command("namesrv", rich_help_panel=SERVERS)(servers.namesrv)

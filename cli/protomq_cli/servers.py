@@ -66,7 +66,7 @@ def standalone(
         int | None,
         typer.Option(
             "--remoting-port", min=0, max=_PORT_MAX,
-            show_default=f"{DEFAULT_REMOTING_PORT}; with --port a free one",
+            show_default=f"{DEFAULT_REMOTING_PORT}; with --port a free one, whatever the file says",
             help="Remoting port of all services; 0: a free one.",
         ),
     ] = None,
@@ -88,7 +88,7 @@ def standalone(
     themselves.
     """
     # A second server, started with --port alone, must not collide with the first on the other port.
-    if remoting_port is None and port is not None and config is None:
+    if remoting_port is None and port is not None:
         remoting_port = 0
     with _starting(log_level):
         from protomq_cli.standalone import run_standalone
@@ -128,7 +128,7 @@ def namesrv(
     Prints one line when it is ready: `ready grpc=HOST:PORT
     remoting=HOST:PORT`.
     """
-    if remoting_port is None and port is not None and config is None:
+    if remoting_port is None and port is not None:
         remoting_port = port + 1 if 0 < port < _PORT_MAX else 0
     with _starting(log_level):
         from protomq_namesrv.main import run

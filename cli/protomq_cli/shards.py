@@ -21,10 +21,8 @@ from types import FrameType
 
 from protomq_broker.config import BrokerConfig
 from protomq_broker.main import run_broker
+from protomq_cli.environment import SHARD_VARIABLE
 from protomq_runtime.config import load_config
-
-SHARD_VARIABLE = "PROTOMQ_SHARD"
-"""Number of the shard, in the environment of a child."""
 
 
 def run_shards(config_file: Path, shard_count: int, arguments: Sequence[str] = ()) -> int:

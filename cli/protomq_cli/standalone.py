@@ -73,4 +73,6 @@ def run_standalone(
             "data": str(config.data_dir),
         }
 
-    return run_until_signal(process, ready, ports_file=config.listen.ports_file)
+    return run_until_signal(
+        process, ready, ports_file=config.listen.ports_file, service_name="protomq-standalone"
+    )

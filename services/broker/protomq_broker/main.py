@@ -79,7 +79,10 @@ def run_broker(config_file: Path | None, flags: Mapping[str, object] | None = No
     config = load_config(BrokerConfig, config_file, flags=flags)
     process = BrokerProcess(config)
     return run_until_signal(
-        process, lambda: ready_words(process, config), ports_file=config.listen.ports_file
+        process,
+        lambda: ready_words(process, config),
+        ports_file=config.listen.ports_file,
+        service_name="protomq-broker",
     )
 
 

@@ -38,4 +38,6 @@ def main(config: NamesrvConfig) -> int:
             "remoting": str(Address(host, server.remoting_port)),
         }
 
-    return run_until_signal(server, ready, ports_file=config.listen.ports_file)
+    return run_until_signal(
+        server, ready, ports_file=config.listen.ports_file, service_name="protomq-namesrv"
+    )

@@ -58,6 +58,15 @@ def load_config(
     return _build_from(config_class, path, text, environment, flags)
 
 
+def variables_of(config_class: type[Any]) -> list[str]:
+    """The environment variables that `load_config` reads."""
+    return [_variable(key) for key in _leaves(config_class, "")]
+
+
+def _variable(key: str) -> str:
+    return f"{ENVIRONMENT_PREFIX}_{key.replace('.', '_').upper()}"
+
+
 def parse_size_bytes(text: str) -> int:
     """Bytes for `65536`, `64KiB`, `1.5 GiB`. Raises ValueError."""
     number, unit = _number_and_unit(text)
@@ -102,7 +111,7 @@ def _build_from(
         _note_origins(tree, _Origin(str(path), ""), "", origins)
     variables = os.environ if environment is None else environment
     for key in _leaves(config_class, ""):
-        name = f"{ENVIRONMENT_PREFIX}_{key.replace('.', '_').upper()}"
+        name = _variable(key)
         if name in variables:
             _put(tree, key, variables[name], _Origin("environment", name), origins)
     for key, value in (flags or {}).items():

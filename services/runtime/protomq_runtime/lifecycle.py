@@ -23,6 +23,8 @@ import aiofiles
 import aiofiles.os
 from google.protobuf.internal import api_implementation
 
+from . import telemetry_setup
+
 logger = logging.getLogger(__name__)
 
 EXIT_OK: Final = 0
@@ -60,13 +62,16 @@ def run_until_signal(
     *,
     ports_file: Path | None = None,
     grace_s: float = GRACE_S,
+    service_name: str = "protomq",
 ) -> int:
     """Runs the process on a new event loop until a signal comes. The exit code: 0 after a graceful stop, 70 after a failure.
 
+    `service_name` is what telemetry calls it unless OTEL_SERVICE_NAME does.
     `ready` is called after the start, when ports are known: names and values for the ready line. `ports_file` gets them as a JSON
     object, with the process id, and is removed at a graceful stop. Errors of the start are raised.
     """
     prepare_process()
+    telemetry_setup.set_up(service_name)
     return asyncio.run(_run(process, ready, ports_file, grace_s))
 
 

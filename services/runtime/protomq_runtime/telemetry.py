@@ -1,8 +1,8 @@
 """OpenTelemetry, behind the one place where both transports dispatch.
 
 Off by default, and then nothing is in the way of a call: `instrument` wraps the functions of the dispatch table once, at start-up,
-and is not called otherwise. On when a provider of the SDK is set, by the application or by `opentelemetry-instrument protomq broker`, which
-makes one from the OTEL_* variables.
+and is not called otherwise. On when a provider of the SDK is set: by the OTEL_* variables (`telemetry_setup.py`), by the application, or by
+`opentelemetry-instrument protomq broker`.
 
     spans     one for each call, kind SERVER, named by the rpc; from its start on the lane to its answer, holds included
     metrics   read from the lanes' and services' own counters when the exporter asks: nothing is counted twice

@@ -1,0 +1,114 @@
+"""OpenTelemetry's SDK from the OTEL_* variables, as its specification has them, for a server that nobody has set it up for.
+
+    signals    traces, metrics: on where OTEL_<SIGNAL>_EXPORTER names exporters, or an endpoint for OTLP is named. Else off, unlike the
+               specification's default: a server that nobody asked to must not call a collector on this machine.
+    off        OTEL_SDK_DISABLED=true, or `none` as the exporter
+    exporters  by name, as installed packages give them; `otlp` is what OTEL_EXPORTER_OTLP_PROTOCOL says, HTTP unless told otherwise
+
+All other variables (headers, intervals, samplers, resources) are read by the SDK and by the exporters themselves.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from importlib.metadata import entry_points
+from typing import Any, Final
+
+from .config import ConfigError
+
+SIGNALS: Final = ("traces", "metrics")
+OTLP_BY_PROTOCOL: Final = {
+    "http/protobuf": "otlp_proto_http",
+    "grpc": "otlp_proto_grpc",
+}
+PACKAGES: Final = {
+    "otlp_proto_http": "opentelemetry-exporter-otlp-proto-http",
+    "otlp_proto_grpc": "opentelemetry-exporter-otlp-proto-grpc",
+    "prometheus": "opentelemetry-exporter-prometheus",
+}
+
+
+def wanted_exporters(environment: Mapping[str, str]) -> dict[str, list[str]]:
+    """Names of exporters by signal; signals that are off are left out. Raises ConfigError."""
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return {}
+    wanted = {}
+    for signal in SIGNALS:
+        variable = f"OTEL_{signal.upper()}_EXPORTER"
+        named = environment.get(variable, "").strip()
+        has_endpoint = environment.get("OTEL_EXPORTER_OTLP_ENDPOINT") or environment.get(
+            f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT"
+        )
+        if not named and has_endpoint:
+            named = "otlp"
+        names = [name.strip() for name in named.split(",") if name.strip() not in ("", "none")]
+        if names:
+            wanted[signal] = [
+                _otlp_by_protocol(signal, environment) if name == "otlp" else name for name in names
+            ]
+    return wanted
+
+
+def set_up(service_name: str, environment: Mapping[str, str] | None = None) -> None:
+    """Sets the global providers that the variables ask for, unless the application has set its own. Raises ConfigError."""
+    variables = os.environ if environment is None else environment
+    wanted = wanted_exporters(variables)
+    if not wanted:
+        return  # and nothing of OpenTelemetry is imported
+    from opentelemetry import metrics, trace
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    named = "service.name=" in variables.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    resource = Resource.create(
+        {} if named or variables.get("OTEL_SERVICE_NAME") else {"service.name": service_name}
+    )
+    if "traces" in wanted and not isinstance(trace.get_tracer_provider(), TracerProvider):
+        tracers = TracerProvider(resource=resource)
+        for exporter in _load("traces", wanted["traces"]):
+            tracers.add_span_processor(BatchSpanProcessor(exporter))
+        trace.set_tracer_provider(tracers)
+    if "metrics" in wanted and not isinstance(metrics.get_meter_provider(), MeterProvider):
+        readers = [
+            exporter
+            if isinstance(exporter, MetricReader)
+            else PeriodicExportingMetricReader(exporter)
+            for exporter in _load("metrics", wanted["metrics"])
+        ]
+        metrics.set_meter_provider(MeterProvider(readers, resource=resource))
+
+
+def _otlp_by_protocol(signal: str, environment: Mapping[str, str]) -> str:
+    protocol = (
+        environment.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_PROTOCOL")
+        or environment.get("OTEL_EXPORTER_OTLP_PROTOCOL")
+        or "http/protobuf"
+    )
+    name = OTLP_BY_PROTOCOL.get(protocol)
+    if name is None:
+        known = ", ".join(OTLP_BY_PROTOCOL)
+        raise ConfigError(
+            f"environment: OTEL_EXPORTER_OTLP_PROTOCOL: one of {known} is expected, this is {protocol!r}"
+        )
+    return name
+
+
+def _load(signal: str, names: Iterable[str]) -> list[Any]:
+    exporters = []
+    for name in names:
+        found = tuple(entry_points(group=f"opentelemetry_{signal}_exporter", name=name))
+        if not found:
+            package = PACKAGES.get(name)
+            remedy = f"run: pip install {package}" if package else "no installed package has it"
+            raise ConfigError(
+                f"environment: the exporter {name!r} for {signal} is not there; {remedy}"
+            )
+        # The standard output belongs to the ready line.
+        options = {"out": sys.stderr} if name == "console" else {}
+        exporters.append(found[0].load()(**options))
+    return exporters
