@@ -54,6 +54,7 @@ from .store_damage import (
     stopped_world,
 )
 from .store_loops import STEPS, LoopReport, Plan, run_loops
+from .store_repeats import check_repeats
 from .store_world import ROOT, StoreWorld
 
 Patch = Callable[[], Iterator[None]]
@@ -370,6 +371,23 @@ def _forgets_repeats_at_a_start() -> Any:
     return _patch(RepeatedSends, "replay", lambda self, records: None)
 
 
+def _forgets_producers_to_make_room() -> Any:
+    """Whoever comes is taken: in a full table the others are forgotten for it, however lately they have sent."""
+    return _both(
+        _patch(RepeatedSends, "_require_room", lambda self, now_ms: None),
+        _patch(
+            RepeatedSends,
+            "_make_room",
+            lambda self, time_ms: self._table.forget_until(time_ms - 1),
+        ),
+    )
+
+
+def _takes_the_forgotten_for_new() -> Any:
+    """What a producer names as sent before is not looked at."""
+    return _patch(RepeatedSends, "_require", lambda self, *args: None)
+
+
 def _answers_repeats_with_another_place() -> Any:
     """A repeated send is answered with the place behind the right one."""
     real = RepeatedSends.admit
@@ -562,11 +580,11 @@ def _wrong_tag_code() -> Any:
 def _file_without_a_sync() -> Any:
     """Files are replaced without a sync before the rename."""
 
-    def write(disk: Disk, path: str, data: bytes) -> None:
+    def write(disk: Disk, path: str, *parts: bytes) -> None:
         temporary = f"{path}.tmp"
         fd = disk.create(temporary)
         disk.truncate(fd, 0)
-        disk_module.write_fully(disk, fd, data, 0)
+        disk_module.write_fully(disk, fd, b"".join(parts), 0)
         disk.close(fd)
         disk.rename(temporary, path)
         disk.fsync_dir(path.rpartition("/")[0])
@@ -745,6 +763,8 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted("stores repeats again", _stores_repeats_again, retries),
     Planted("forgets repeats at a start", _forgets_repeats_at_a_start, retries),
     Planted("answers a repeat with another place", _answers_repeats_with_another_place, retries),
+    Planted("forgets producers to make room", _forgets_producers_to_make_room, check_repeats),
+    Planted("takes the forgotten for new", _takes_the_forgotten_for_new, check_repeats),
     Planted("cuts corruption", _cuts_corruption, damage),
     Planted("leaves a torn tail", _does_not_zero_the_tail, torn_tail_twice),
     Planted("zeroes a torn tail without a sync", _zeroes_without_a_sync, torn_tail_twice),

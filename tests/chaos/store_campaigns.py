@@ -20,6 +20,7 @@ from .store_clock import check_clock
 from .store_damage import DamageReport, run_damage
 from .store_loops import PLANS, STEPS, LoopReport, run_loops
 from .store_machine import StoreMachine
+from .store_repeats import check_repeats
 from .store_topics import check_topics
 from .store_world import watch_log
 
@@ -135,6 +136,20 @@ def store_topics(seeds: Iterable[int]) -> Tally:
                 raise CampaignFailed(
                     "store-topics", seed, "topics are deleted and made anew", violations
                 )
+            tally.seeds += 1
+        tally.fired += fired
+    return tally
+
+
+def store_repeats(seeds: Iterable[int]) -> Tally:
+    """Sends that are tried again behind crowds of producers, long rests and kills."""
+    tally = Tally()
+    with watch_log() as fired:
+        for seed in seeds:
+            with names_its_seed("store-repeats", seed):
+                violations = check_repeats(seed)
+            if violations:
+                raise CampaignFailed("store-repeats", seed, "producers come and go", violations)
             tally.seeds += 1
         tally.fired += fired
     return tally

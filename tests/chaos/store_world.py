@@ -11,7 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from google.protobuf.message import DecodeError
@@ -32,9 +32,15 @@ from protomq_broker.store.errors import (
     StoreError,
     StoreFailedError,
 )
-from protomq_broker.store.reading import ReadResult, ReadStatus
+from protomq_broker.store.reading import ReadResult, ReadStatus, StoredPlace
 from protomq_broker.store.record_region import prove_region
-from protomq_broker.store.repeated_sends import SendInFlightError, SequenceExpiredError
+from protomq_broker.store.repeated_sends import (
+    RETRY_MAX_MS,
+    SendInFlightError,
+    SendOutOfOrderError,
+    SequenceExpiredError,
+    TooManyProducersError,
+)
 from protomq_broker.store.selection import NO_TAGS
 from protomq_broker.store.store import Store
 from protomq_broker.store.topics import TopicConfig
@@ -75,11 +81,12 @@ class WorldClock:
 
 @dataclass(slots=True)
 class _Sender:
-    """A producer: its id on the wire and its next sequence."""
+    """A producer: its id on the wire, its next sequence, and the last one that was acknowledged to it."""
 
     name: str
     producer_id: int
     next_sequence: int = 0
+    acknowledged: int | None = None
     uncertain: list[_Order] = field(default_factory=list)
 
 
@@ -93,6 +100,9 @@ class _Order:
     ids: list[str]
     first_sequence: int
     tag: str
+    previous: int | None
+    made_ms: int
+    attempts: int = 0
 
 
 class _Waiting:
@@ -143,6 +153,8 @@ class StoreWorld:
         self.commits: dict[tuple[str, int], int] = {}  # the latest
         self.store: Store | None = None
         self.promise = Promise(suffix_loss=not sync_flush)
+        self.lost_answers = 0.0
+        """Share of the answers that do not arrive."""
 
     def _tick(self) -> int:
         self._ticks += 1
@@ -178,26 +190,19 @@ class StoreWorld:
         other.history.now_ns = other._tick
         other.history._calls = self.history._calls
         senders = {
-            id(sender): _Sender(sender.name, sender.producer_id, sender.next_sequence)
+            id(sender): replace(sender, uncertain=[])
             for sender in (*self.senders, self.anonymous)
         }
         other.senders = [senders[id(sender)] for sender in self.senders]
         other.anonymous = senders[id(self.anonymous)]
         for sender in self.senders:
             copy = senders[id(sender)]
-            copy.uncertain = [
-                _Order(copy, o.topic, o.queue, o.ids, o.first_sequence, o.tag)
-                for o in sender.uncertain
-            ]
+            copy.uncertain = [replace(order, sender=copy) for order in sender.uncertain]
         for waiting in self.waiting:
             order = waiting.order
             owner = senders[id(order.sender)]
             if owner.producer_id:
-                owner.uncertain.append(
-                    _Order(
-                        owner, order.topic, order.queue, order.ids, order.first_sequence, order.tag
-                    )
-                )
+                owner.uncertain.append(replace(order, sender=owner))
         other.waiting = []
         other.created = set(self.created)
         other.committed, other.commits = dict(self.committed), dict(self.commits)
@@ -243,6 +248,8 @@ class StoreWorld:
             ids,
             sequence,
             rng.choice(TAGS),
+            sender.acknowledged,
+            self.clock.passed_ms,
         )
 
     def send(self, orders: Sequence[_Order]) -> None:
@@ -256,9 +263,12 @@ class StoreWorld:
             )
             request = self._request(order)
             try:
-                found = store.find_repeated(request)
-            except (SendInFlightError, SequenceExpiredError) as error:
+                found = self._find_repeated(order, request)
+            except (SequenceExpiredError, SendOutOfOrderError) as error:
                 call.info("SEQUENCE_EXPIRED", str(error))
+                continue
+            except TooManyProducersError as error:
+                (call.fail if order.attempts == 1 else call.info)("TOO_MANY", str(error))
                 continue
             if found is None:
                 group.append((order, request, call))
@@ -294,10 +304,36 @@ class StoreWorld:
             }
             self._acknowledge(_Waiting(end, call, order, result))
 
+    def _find_repeated(self, order: _Order, request: AppendRequest) -> StoredPlace | None:
+        """As the SDK asks: what was never sent is sent as the first if the broker does not know what it has acknowledged."""
+        assert self.store is not None
+        order.attempts += 1
+        try:
+            return self.store.find_repeated(request, order.previous)
+        except SendInFlightError:
+            raise
+        except (SequenceExpiredError, SendOutOfOrderError):
+            order.sender.acknowledged = None
+            if order.attempts > 1 or order.previous is None:
+                raise
+        order.previous = None
+        return self.store.find_repeated(request)
+
+    def _tell(self, waiting: _Waiting) -> None:
+        """The answer goes out, and arrives or does not."""
+        sender = waiting.order.sender
+        if self.lost_answers and sender.producer_id and self.rng.random() < self.lost_answers:
+            waiting.call.info("CONNECTION_LOST")
+            sender.uncertain.append(waiting.order)
+            return
+        waiting.call.ok(**waiting.result)
+        if sender.producer_id:
+            sender.acknowledged = waiting.order.first_sequence + len(waiting.order.ids) - 1
+
     def _acknowledge(self, waiting: _Waiting) -> None:
         assert self.store is not None
         if not self.sync_flush or waiting.position <= self.store.flushed_position:
-            waiting.call.ok(**waiting.result)
+            self._tell(waiting)
         else:
             self.waiting.append(waiting)
 
@@ -308,7 +344,7 @@ class StoreWorld:
         failed = bool(self.store.write_refusal)
         for waiting in self.waiting:
             if waiting.position <= position:
-                waiting.call.ok(**waiting.result)
+                self._tell(waiting)
             elif failed:
                 waiting.call.info("STORE_FAILED")
                 waiting.order.sender.uncertain.append(waiting.order)
@@ -326,11 +362,15 @@ class StoreWorld:
             self.send(orders)
 
     def retry_uncertain(self) -> None:
-        """Sends again what nobody knows about, with the same sequences, as producers do."""
+        """Sends again what nobody knows about, with the same sequences, as producers do: a first contact for 15 minutes."""
         for sender in self.senders:
             orders, sender.uncertain = sender.uncertain, []
             for order in orders:
-                self.send([order])
+                if (
+                    order.previous is not None
+                    or self.clock.passed_ms - order.made_ms < RETRY_MAX_MS
+                ):
+                    self.send([order])
 
     def flush(self) -> None:
         """Syncs the log."""

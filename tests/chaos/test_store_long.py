@@ -36,6 +36,12 @@ def test_store_topics() -> None:
     assert tally.fired["unsynced tail written anew"]
 
 
+def test_store_repeats() -> None:
+    tally = store_campaigns.store_repeats(range(first_seed(), first_seed() + 1_000))
+    print(tally)
+    assert tally.fired["unsynced tail written anew"]
+
+
 def test_store_machine() -> None:
     tally = store_campaigns.store_machine(range(first_seed(), first_seed() + 15))
     print(tally)

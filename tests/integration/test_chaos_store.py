@@ -62,6 +62,11 @@ def test_nothing_of_a_deleted_topic_comes_back() -> None:
     assert tally.fired["unsynced tail written anew"], f"no power cut lost anything; {tally}"
 
 
+def test_a_send_tried_again_behind_a_crowd_and_a_rest_is_stored_once_or_refused() -> None:
+    tally = store_campaigns.store_repeats(range(100))
+    assert tally.fired["unsynced tail written anew"], f"no power cut lost anything; {tally}"
+
+
 def test_no_script_of_operations_faults_and_restarts_breaks_a_promise() -> None:
     tally = store_campaigns.store_machine((1,))
     for sign in ("torn tail cut", "unsynced tail written anew"):

@@ -19,7 +19,12 @@ from protomq import _methods
 from protomq._async_transport import AsyncTransport
 from protomq._transport import SyncTransport
 from protomq._types import BrokerAddress, MethodInfo
-from protomq.errors import ProtomqError, TopicNotFoundError
+from protomq.errors import (
+    ProtomqError,
+    SendOutOfOrderError,
+    SequenceExpiredError,
+    TopicNotFoundError,
+)
 from protomq.v1.record_pb2 import Record
 from protomq.v1.route_service_pb2 import (
     Broker,
@@ -60,13 +65,35 @@ class FakeBroker:
     name: str
     queues: dict[tuple[str, int], list[Record]] = field(default_factory=lambda: defaultdict(list))
     repeated: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
+    sequences: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     script: deque[ProtomqError | AfterStoring] = field(default_factory=deque)
+
+    def forget(self, *sequences: int) -> None:
+        """The producers, or of them what a power cut took back."""
+        self.repeated = {
+            identity: place
+            for identity, place in self.repeated.items()
+            if sequences and identity[2] not in sequences
+        }
+        self.sequences = {
+            producer: known - set(sequences)
+            for producer, known in self.sequences.items()
+            if sequences
+        }
 
     def store(self, request: SendRequest) -> SendResponse:
         first = request.records[0]
         identity = (first.producer_id, first.producer_epoch, first.sequence)
         known = self.repeated.get(identity)
         if known is None:
+            stored = self.sequences.get(identity[:2])
+            if request.HasField("previous_sequence"):
+                if stored is None:
+                    raise SequenceExpiredError("not known")
+                if request.previous_sequence not in stored:
+                    raise SendOutOfOrderError("not stored")
+            stored = self.sequences.setdefault(identity[:2], set())
+            stored.update(record.sequence for record in request.records)
             queue = self.queues[request.topic, request.queue_id]
             self.repeated[identity] = known = (request.queue_id, len(queue))
             queue.extend(request.records)

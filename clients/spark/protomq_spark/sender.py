@@ -16,7 +16,7 @@ What that rests on:
   a request is stored already, what it has stored is read back and compared (`_verify`). A difference is an error, never
   silently lost rows.
 - The queue of a window follows from its number and the list of queues, which the driver looks up once for all tasks.
-- The broker remembers a producer for 24 h after its last send.
+- The broker remembers a producer for 24 h of the log's time after its last send; among more than a million producers for 15 minutes.
 
 Memory is bounded by the window (1 MiB) times the requests in flight.
 """

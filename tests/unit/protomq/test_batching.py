@@ -46,6 +46,7 @@ def by_protobuf(
     first_sequence: int,
     queue_id: int,
     wait_store_ok: bool,
+    previous_sequence: int | None = None,
 ) -> bytes:
     messages = [
         Record(
@@ -64,6 +65,8 @@ def by_protobuf(
     )
     if not wait_store_ok:
         request.wait_store_ok = False
+    if previous_sequence is not None:
+        request.previous_sequence = previous_sequence
     return request.SerializeToString(deterministic=True)
 
 
@@ -75,6 +78,7 @@ def by_protobuf(
     st.integers(0, 2**62),
     st.integers(0, 1023),
     st.booleans(),
+    st.none() | st.integers(0, 2**64 - 1),
 )
 def test_a_request_has_the_bytes_that_protobuf_writes(
     prepared: list[PreparedRecord],
@@ -84,10 +88,12 @@ def test_a_request_has_the_bytes_that_protobuf_writes(
     first: int,
     queue_id: int,
     wait: bool,
+    previous: int | None,
 ) -> None:
     encoder = RecordEncoder(topic, producer_id, epoch)
-    fast = b"".join(encoder.encode_request(prepared, first, queue_id, wait))
-    assert fast == by_protobuf(topic, (producer_id, epoch), prepared, first, queue_id, wait)
+    fast = b"".join(encoder.encode_request(prepared, first, queue_id, wait, previous))
+    identity = (producer_id, epoch)
+    assert fast == by_protobuf(topic, identity, prepared, first, queue_id, wait, previous)
 
 
 @given(
