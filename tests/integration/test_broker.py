@@ -630,3 +630,44 @@ async def test_a_topic_made_by_its_first_message_keeps_its_incarnation_though_it
     (tmp_path / "config" / "topics.json").unlink()
     client = await start()
     assert await incarnation_of(client, "sent") == made
+
+
+# Repeats and order.
+
+
+def numbered(sequence: int) -> Record:
+    return Record(body=b"%d" % sequence, producer_id=77, sequence=sequence)
+
+
+async def test_a_previous_sequence_that_is_not_stored_keeps_a_send_out(client: Client) -> None:
+    assert await failure(client.send(numbered(3), queue_id=0, previous_sequence=2)) == (9, "SEQUENCE_EXPIRED")
+    await client.send(numbered(0), queue_id=0)
+    assert await failure(client.send(numbered(2), queue_id=0, previous_sequence=1)) == (9, "SEND_OUT_OF_ORDER")
+    await client.send(numbered(1), queue_id=0, previous_sequence=0)
+    assert (await client.send(numbered(2), queue_id=0, previous_sequence=1)).queue_offset == 2
+    again = await client.send(numbered(1), queue_id=0, previous_sequence=0)
+    assert (again.queue_offset, again.repeated_send) == (1, True)
+
+
+async def test_after_a_refused_send_what_is_pipelined_behind_it_lands_in_order(client: Client) -> None:
+    await client.send(numbered(0), queue_id=0)
+    orders = [(numbered(n), n - 1) for n in range(1, 20)]
+    orders[4][0].properties["k"] = "v" * 40_000  # refused: too large
+    outcomes = await asyncio.gather(
+        *(client.send(record, queue_id=0, previous_sequence=previous) for record, previous in orders),
+        return_exceptions=True,
+    )
+    # Calls over gRPC may overtake each other: then one more is refused, and nothing is out of order all the same.
+    assert not any(isinstance(outcome, send.SendResponse) for outcome in outcomes[4:])
+    orders[4][0].properties.clear()
+    for record, previous in orders:
+        await client.send(record, queue_id=0, previous_sequence=previous)
+    stored = (await client.pull(record_count_max=100)).records
+    assert [record.sequence for record in stored] == list(range(20))
+
+
+async def test_a_refused_send_makes_no_topic(client: Client) -> None:
+    assert (await failure(client.send(Record(body=b"x", flags=1 << 9), topic="new")))[1] == "INVALID_ARGUMENT"
+    assert await failure(client.pull(topic="new")) == (5, "TOPIC_NOT_FOUND")
+    await client.send(Record(body=b"x"), topic="new", queue_id=0)
+    assert len((await client.pull(topic="new")).records) == 1

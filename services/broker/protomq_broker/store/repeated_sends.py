@@ -74,6 +74,10 @@ EndOffsetOf = Callable[[str, int], int]
 _Claim = tuple[int, int, list[tuple[int, int]]]
 
 
+def _no_time() -> int:
+    return 0
+
+
 class RepeatedSendError(StoreError):
     """A send that is refused for what is known of its producer."""
 
@@ -172,7 +176,8 @@ class RepeatedSends:
         self._table = ProducerTable()
         self._claims: dict[int, _Claim] = {}
         self._new_claims = 0
-        self._free_places: int | None = None  # for new producers, of those that were forgotten now
+        self._free_places: int | None = None  # those whom this group may take the places of
+        self._looked_for_room_ms = NEVER_MS
         self._queue_numbers: dict[tuple[str, int], int] = {}
         self._queue_names: list[tuple[str, int] | None] = []
         self._next_look_ms = NEVER_MS  # for those that have rested for a day
@@ -192,12 +197,12 @@ class RepeatedSends:
         *,
         topic: str,
         previous_sequence: int | None = None,
-        now_ms: int = 0,
+        now_ms: Callable[[], int] = _no_time,
     ) -> RepeatedSend | None:
         """Where this send is stored already; None if it is new: then it is to be part of the next `apply`, or of `drop_claims`.
 
-        `previous_sequence`: a sequence of this producer that must be stored here; None: its first send here. `now_ms`: the store time
-        that it would have.
+        `previous_sequence`: a sequence of this producer that must be stored here; None: its first send here. `now_ms` tells the
+        store time that it would have.
 
         Raises ProducerFencedError, SequenceExpiredError, SendInFlightError, SendOutOfOrderError, TooManyProducersError.
         """
@@ -535,16 +540,20 @@ class RepeatedSends:
             previous,
         )
 
-    def _require_room(self, now_ms: int) -> None:
+    def _require_room(self, now_ms: Callable[[], int]) -> None:
         """Raises unless one more producer will have a place."""
         table = self._table
         known = table.count + self._new_claims
         if known < self._producers_max:
             return
         if self._free_places is None:
-            limit = now_ms - RETRY_MAX_MS
-            is_due = limit >= table.forgotten_ms + SWEEP_STEP_MS
-            self._free_places = table.count_used_until(limit) if is_due else 0
+            # A look costs 1 ms, and a group of refused sends changes nothing: one look for each sweep that there could be.
+            limit = now_ms() - RETRY_MAX_MS
+            last = max(table.forgotten_ms, self._looked_for_room_ms)
+            self._free_places = 0
+            if limit >= last + SWEEP_STEP_MS:
+                self._looked_for_room_ms = limit
+                self._free_places = table.count_used_until(limit)
         if known - self._free_places >= self._producers_max:
             raise TooManyProducersError(self._producers_max)
 

@@ -391,7 +391,7 @@ class Store:
             region.count,
             topic=region.topic,
             previous_sequence=previous_sequence,
-            now_ms=max(self._clock.now_ms(), self._tail.store_time_ms),
+            now_ms=self._next_store_time_ms,
         )
         if found is None:
             return None
@@ -400,6 +400,9 @@ class Store:
         if queue is not None and queue.known_min_offset <= found.queue_offset < queue.end_offset:
             position = queue.entry(found.queue_offset)[0]
         return StoredPlace(found.topic, found.queue_id, found.queue_offset, position)
+
+    def _next_store_time_ms(self) -> int:
+        return max(self._clock.now_ms(), self._tail.store_time_ms)
 
     def request_flush(self) -> None:
         """Wakes the flusher; any thread. What is appended while it syncs is covered by its next sync."""

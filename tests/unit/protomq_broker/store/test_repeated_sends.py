@@ -51,7 +51,7 @@ def admit(
         send.records,
         topic=send.topic,
         previous_sequence=previous,
-        now_ms=now_ms,
+        now_ms=lambda: now_ms,
     )
 
 
@@ -682,3 +682,20 @@ def test_after_any_history_what_is_stored_is_known_and_nothing_else(seed: int, s
             table.replay(log.scanned(table.replay_from))
             table.truncate(log.end)
             durable = log.end  # a start syncs what it finds
+
+
+def test_who_is_refused_for_want_of_room_costs_no_look_at_all_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    log = ListLog(time_ms=10**9)
+    table = make_sends(log, producers_max=2)
+    store(table, log, send(0, producer_id=1), send(0, producer_id=2))
+    looks: list[int] = []
+    monkeypatch.setattr(
+        ProducerTable, "count_used_until", lambda self, time_ms: looks.append(time_ms) or 0
+    )
+    for later_ms in (0, 1, 10, 999, 1_000, 1_500):
+        with pytest.raises(TooManyProducersError):
+            admit(table, send(0, producer_id=9), now_ms=10**9 + later_ms)
+        table.drop_claims()
+    assert len(looks) == 2
