@@ -691,9 +691,12 @@ def test_who_is_refused_for_want_of_room_costs_no_look_at_all_the_others(
     table = make_sends(log, producers_max=2)
     store(table, log, send(0, producer_id=1), send(0, producer_id=2))
     looks: list[int] = []
-    monkeypatch.setattr(
-        ProducerTable, "count_used_until", lambda self, time_ms: looks.append(time_ms) or 0
-    )
+
+    def look(self: ProducerTable, time_ms: int) -> int:
+        looks.append(time_ms)
+        return 0
+
+    monkeypatch.setattr(ProducerTable, "count_used_until", look)
     for later_ms in (0, 1, 10, 999, 1_000, 1_500):
         with pytest.raises(TooManyProducersError):
             admit(table, send(0, producer_id=9), now_ms=10**9 + later_ms)
