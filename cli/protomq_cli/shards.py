@@ -22,6 +22,7 @@ from types import FrameType
 from protomq_broker.config import BrokerConfig
 from protomq_broker.main import run_broker
 from protomq_cli.environment import SHARD_VARIABLE
+from protomq_runtime.addresses import parse_listen_address
 from protomq_runtime.config import load_config
 
 
@@ -44,7 +45,7 @@ def run_shards(config_file: Path, shard_count: int, arguments: Sequence[str] = (
 def shard_flags(config: BrokerConfig, shard: int) -> dict[str, object]:
     """What differs in a shard."""
     listen = config.listen
-    ports = {
+    ports: dict[str, object] = {
         f"listen.{name}": getattr(listen, name) + shard
         for name in (
             "grpc_port",
@@ -54,6 +55,10 @@ def shard_flags(config: BrokerConfig, shard: int) -> dict[str, object]:
         )
         if getattr(listen, name)
     }
+    if config.metrics.listen:
+        page = parse_listen_address(config.metrics.listen)
+        if page.port:
+            ports["metrics.listen"] = str(page._replace(port=page.port + shard))
     name = config.broker_name or os.uname().nodename
     return {
         **ports,

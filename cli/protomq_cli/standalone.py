@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from protomq_broker.config import BrokerConfig
-from protomq_broker.main import BrokerProcess
+from protomq_broker.main import BrokerProcess, metrics_words
 from protomq_broker.name_server_connections import NameServer
 from protomq_namesrv.config import NamesrvConfig
 from protomq_namesrv.direct_connection import DirectConnection
@@ -70,6 +70,7 @@ def run_standalone(
             "grpc": str(Address(host, process.server.grpc_port)),
             "remoting": remoting_address,
             "namesrv": remoting_address,
+            **metrics_words(process),
             "data": str(config.data_dir),
         }
 

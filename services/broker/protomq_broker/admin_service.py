@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -42,6 +41,7 @@ from protomq.wire.record import decode_message_id, encode_record_field
 from protomq_runtime.dispatch import drained, raw
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
 
+from .metrics import resident_memory_bytes
 from .store.topics import QUEUES_MAX, IncarnationGivenError, TopicConfig
 from .store_errors import tells_store_errors, to_service_error
 from .topic_access import check_topic_name, existing_topic, readable_topic
@@ -203,7 +203,7 @@ class AdminService:
             disk_used_ratio=store.disk_used_ratio(),
             lanes=self._lane_status(),
             topics=len(store.topics.all()),
-            resident_memory_bytes=_resident_memory_bytes(),
+            resident_memory_bytes=resident_memory_bytes(),
             damaged_queues=[
                 DamagedQueue(
                     topic=met.queue.topic,
@@ -364,8 +364,3 @@ def _timestamp(time_ms: int) -> Timestamp:
     timestamp = Timestamp()
     timestamp.FromMilliseconds(time_ms)
     return timestamp
-
-
-def _resident_memory_bytes() -> int:
-    with open("/proc/self/statm", "rb") as statm:
-        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

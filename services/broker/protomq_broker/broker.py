@@ -36,6 +36,7 @@ from protomq_runtime.server import LaneConfig, Server
 
 from .admin_service import AdminService, topic_to_message
 from .consumer_service import ConsumerService
+from .metrics import BrokerMetrics
 from .name_server_connections import NameServer, remote_name_server
 from .offset_journal import OffsetJournal
 from .pull_service import PullService
@@ -106,6 +107,7 @@ class Broker:
             write_refusal=self._write_refusal,
         )
         self._server: Server | None = None
+        self._start_time_ms = clock.now_ms()
         self._journal: OffsetJournal | None = None
         self._registration: BrokerRegistration | None = None
         self._announced_topics: tuple[TopicsSnapshot, BrokerTopics] | None = None
@@ -216,6 +218,23 @@ class Broker:
         listen: ListenConfig = self.config.listen
         peer = parse_address(self.config.namesrv[0]) if self.config.namesrv else None
         return advertised_addresses(listen, server.grpc_port, server.remoting_port, peer)
+
+    def metrics(self) -> BrokerMetrics:
+        """What its metrics page shows."""
+        return BrokerMetrics(
+            self.store,
+            start_time_ms=self._start_time_ms,
+            series_max=self.config.metrics.series_max,
+            lane_statuses=lambda: self._server.lane_statuses() if self._server else (),
+            name_servers=self._name_server_counts,
+            write_refusal=self._write_refusal,
+        )
+
+    def _name_server_counts(self) -> tuple[int, int]:
+        registration = self._registration
+        if registration is None:
+            return 0, 0
+        return registration.name_server_count, registration.registered_count()
 
     def _note_name_refusal(self, refusal: ServiceError | None) -> None:
         """On a thread of the registration. Who has lost the name takes no sends: consumers look for them in the other broker."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from protomq_runtime.addresses import ListenConfig
+from protomq_runtime.addresses import ListenConfig, parse_listen_address
 from protomq_runtime.connection_limits import ConnectionLimits
 
 from .store.config import StoreConfig
@@ -39,6 +39,25 @@ class LaneSizes:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricsConfig:
+    """The metrics page: plain HTTP, for people at / and for Prometheus at /metrics.
+
+    Attributes:
+        listen: host:port, the port 0 for a free one; "": there is no page. Whoever reaches it sees names of topics and groups.
+        series_max: at most so many series of topics, groups and queues, at some 5 us of Python each when they are read. 0 to 10,000,000.
+    """
+
+    listen: str = ""
+    series_max: int = 20_000
+
+    def __post_init__(self) -> None:
+        if self.listen:
+            parse_listen_address(self.listen)
+        if not 0 <= self.series_max <= 10_000_000:
+            raise ValueError(f"series_max is {self.series_max}; it must be 0 to 10000000")
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerConfig:
     """One broker process. Nothing here changes at run time.
 
@@ -57,6 +76,7 @@ class BrokerConfig:
         hold_max_ms: longest hold that a pull may ask for.
         register_interval_ms: between two heartbeats to a name server (RocketMQ: 30 s).
         offsets_interval_ms: between two appends of changed consumer offsets to the log (RocketMQ: flushConsumerOffsetInterval 5 s).
+        metrics: the metrics page.
         lanes: sizes of the lanes.
         store: configuration of the store.
     """
@@ -74,6 +94,7 @@ class BrokerConfig:
     hold_max_ms: int = 60_000
     register_interval_ms: int = 30_000
     offsets_interval_ms: int = 5_000
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
     lanes: LaneSizes = field(default_factory=LaneSizes)
     store: StoreConfig = field(default_factory=StoreConfig)
 

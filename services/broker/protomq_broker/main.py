@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from protomq_runtime.addresses import Address
+from protomq_runtime.addresses import Address, parse_listen_address
 from protomq_runtime.clock import Clock, SystemClock
 from protomq_runtime.config import load_config
 from protomq_runtime.dispatch import DispatchTable
 from protomq_runtime.lifecycle import run_until_signal
+from protomq_runtime.metrics_page import MetricsPage
 from protomq_runtime.server import LaneConfig, Server
 
 from .broker import REGISTER_TIMEOUT_S, Broker
@@ -25,7 +26,7 @@ log = logging.getLogger("protomq.broker")
 class BrokerProcess:
     """A broker and its server; a standalone process puts a name server's service into the same table.
 
-    Attributes: broker; server, made by `__init__`, has its ports after `start`.
+    Attributes: broker; server, made by `__init__`, has its ports after `start`; metrics_address: of the metrics page, "" without one.
     """
 
     def __init__(
@@ -38,6 +39,8 @@ class BrokerProcess:
         name_servers: Iterable[NameServer] = (),
     ) -> None:
         """Opens the store. `table`, `lanes` and `name_servers` are those of other services in this process."""
+        self.metrics_address = ""
+        self._metrics_page: MetricsPage | None = None
         self.broker = Broker(config, clock or SystemClock(), package_version(), name_servers)
         table = table or DispatchTable()
         self.broker.add_services(table)
@@ -60,8 +63,10 @@ class BrokerProcess:
     async def start(self) -> None:
         """Registers, serves, and returns when the name servers know the broker or are not to be reached."""
         try:
+            self._open_metrics_page()
             await self.server.start()
         except BaseException:
+            self._close_metrics_page()
             await asyncio.to_thread(self.broker.unregister)
             self.broker.close()
             raise
@@ -70,8 +75,24 @@ class BrokerProcess:
     async def stop(self, grace_s: float) -> None:
         """Unregisters, refuses and finishes what is under way, then closes the store."""
         await asyncio.to_thread(self.broker.unregister)
+        await asyncio.to_thread(self._close_metrics_page)
         await self.server.stop(grace_s)
         await asyncio.to_thread(self.broker.close)
+
+
+    def _open_metrics_page(self) -> None:
+        listen = self.broker.config.metrics.listen
+        if listen:
+            title = f"protomq broker {self.broker.name}"
+            read = self.broker.metrics().tables
+            page = MetricsPage(parse_listen_address(listen), title, read)
+            self._metrics_page, self.metrics_address = page, str(page.address)
+            page.start()
+
+    def _close_metrics_page(self) -> None:
+        page, self._metrics_page = self._metrics_page, None
+        if page is not None:
+            page.stop()
 
 
 def run_broker(config_file: Path | None, flags: Mapping[str, object] | None = None) -> int:
@@ -92,9 +113,15 @@ def ready_words(process: BrokerProcess, config: BrokerConfig) -> dict[str, str]:
     return {
         "grpc": str(Address(host, server.grpc_port)),
         "remoting": str(Address(host, server.remoting_port)),
+        **metrics_words(process),
         "broker": process.broker.name,
         "data": str(config.data_dir),
     }
+
+
+def metrics_words(process: BrokerProcess) -> dict[str, str]:
+    """Where the metrics page is, if there is one."""
+    return {"metrics": process.metrics_address} if process.metrics_address else {}
 
 
 def package_version() -> str:

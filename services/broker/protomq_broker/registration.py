@@ -142,6 +142,11 @@ class BrokerRegistration:
         for session in self._sessions:
             session.wake()
 
+    @property
+    def name_server_count(self) -> int:
+        """All of them."""
+        return len(self._sessions)
+
     def registered_count(self) -> int:
         """Name servers that know this broker right now."""
         return sum(session.known_version is not None for session in self._sessions)

@@ -61,6 +61,14 @@ def parse_address(text: str, default_port: int | None = None) -> Address:
     return Address(host, int(port_text))
 
 
+def parse_listen_address(text: str) -> Address:
+    """The same for a listener of one's own, where the port 0 stands for a free one. Raises ValueError."""
+    host, colon, port = text.strip().rpartition(":")
+    if colon and port == "0":
+        return parse_address(f"{host}:1")._replace(port=0)
+    return parse_address(text)
+
+
 def parse_address_list(text: str, default_port: int | None = None) -> Sequence[Address]:
     """Addresses separated by `;` (RocketMQ's way), commas or white space; repetitions are dropped, the order is kept."""
     parts = (part for part in re.split(r"[;,\s]+", text) if part)

@@ -1,0 +1,209 @@
+"""A page of numbers over plain HTTP, for people at `/` and for Prometheus at `/metrics`.
+
+Values are read when somebody looks, and at no other time. One thread serves one request after the other: two that look at once wait for
+each other, and a caller that sends nothing is cut off after REQUEST_TIMEOUT_S. The numbers come as tables, from which both pages are
+written:
+
+    table    title, names of labels, columns; each column is a metric, each row has the labels' values and a number for each column
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from .addresses import Address
+from .wake_up import WakeUp
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+logger = logging.getLogger(__name__)
+
+REQUEST_TIMEOUT_S: Final = 5.0
+END_S: Final = 1.0
+ROWS_SHOWN_MAX: Final = 500
+"""Of a table, at `/`; those with the largest first number. /metrics has all."""
+
+_STYLE: Final = (
+    "body{font:15px/1.4 system-ui,sans-serif;margin:2em;color:#222;background:#fff}"
+    "table{border-collapse:collapse;margin-bottom:1.5em}"
+    "th,td{padding:.15em .9em .15em 0;text-align:left;border-bottom:1px solid #ddd}"
+    "td.number{text-align:right;font-variant-numeric:tabular-nums}h2{font-size:1.1em}"
+)
+
+
+class Column(NamedTuple):
+    """A metric. `is_total`: it only grows, from 0 at the start; its name in Prometheus ends in `_total` then."""
+
+    metric: str
+    heading: str
+    description: str
+    is_total: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Numbers that have the same labels. Rows: the labels' values, and the numbers."""
+
+    title: str
+    labels: Sequence[str]
+    columns: Sequence[Column]
+    rows: Sequence[tuple[Sequence[str], Sequence[float]]]
+
+
+class MetricsPage(threading.Thread):
+    """The server of the page; takes its port when it is made, answers once it is started. Raises OSError."""
+
+    def __init__(self, address: Address, title: str, read: Callable[[], Iterable[Table]]) -> None:
+        super().__init__(name="metrics-page", daemon=True)
+        handler = type("Handler", (_Handler,), {"title": title, "read": staticmethod(read)})
+        family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        server_class = type("Server", (_Server,), {"address_family": family})
+        try:
+            self._server = server_class((address.host, address.port), handler)
+        except OSError as error:
+            raise OSError(
+                error.errno, f"cannot listen on {address} for the metrics page: {error.strerror}"
+            ) from None
+        self.address = Address(address.host, self._server.server_port)
+        """Where it listens; the port is a free one if 0 was asked for."""
+        self._stopping = False
+        self._wake_up = WakeUp()
+
+    def run(self) -> None:
+        with select.epoll() as poll:
+            for descriptor in (self._server.fileno(), self._wake_up.descriptor):
+                poll.register(descriptor, select.EPOLLIN)
+            while not self._stopping:
+                poll.poll()
+                if not self._stopping:
+                    self._server.handle_request()
+
+    def stop(self) -> None:
+        """Ends it; any thread. A request under way is not waited for longer than a second."""
+        self._stopping = True
+        self._wake_up.set()
+        if self.ident is not None:
+            self.join(END_S)
+        self._server.server_close()
+
+
+def prometheus_text(tables: Iterable[Table]) -> bytes:
+    """The numbers in Prometheus' text format."""
+    from prometheus_client import CollectorRegistry, generate_latest
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Collector(tuple(tables)))
+    return generate_latest(registry)
+
+
+def html_page(title: str, tables: Iterable[Table]) -> bytes:
+    """The numbers for people."""
+    parts = [
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title>",
+        f"<style>{_STYLE}</style><h1>{escape(title)}</h1>",
+        "<p>Read when the page was asked for. Prometheus finds the same at <a href=/metrics>/metrics</a>.</p>",
+    ]
+    for table in tables:
+        if table.rows:
+            parts += _html_table(table)
+    return "".join(parts).encode()
+
+
+class _Server(HTTPServer):
+    # http.server asks the DNS for the host's name otherwise, which may take seconds.
+    def server_bind(self) -> None:
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        host, port = self.socket.getsockname()[:2]
+        self.server_address = (host, port)
+        self.server_name, self.server_port = host, port
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        logger.info("the metrics page was not read by %s", client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = REQUEST_TIMEOUT_S
+    title: str
+    read: Callable[[], Iterable[Table]]
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        status, kind = HTTPStatus.OK, "text/html; charset=utf-8"
+        try:
+            if path == "/":
+                body = html_page(self.title, self.read())
+            elif path == "/metrics":
+                body, kind = prometheus_text(self.read()), "text/plain; version=0.0.4; charset=utf-8"
+            else:
+                status, kind = HTTPStatus.NOT_FOUND, "text/plain; charset=utf-8"
+                body = b"there are / for people and /metrics for Prometheus\n"
+        except Exception:
+            logger.exception("the metrics page failed")
+            status, kind = HTTPStatus.INTERNAL_SERVER_ERROR, "text/plain; charset=utf-8"
+            body = b"a defect of the server; its log has the trace\n"
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        logger.debug(format, *args)
+
+    def version_string(self) -> str:
+        return "protomq"
+
+
+class _Collector:
+    """As prometheus_client wants it."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self._tables = tables
+
+    def collect(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        for table in self._tables:
+            for index, column in enumerate(table.columns):
+                kind = CounterMetricFamily if column.is_total else GaugeMetricFamily
+                family = kind(column.metric, column.description, labels=table.labels)
+                for labels, numbers in table.rows:
+                    family.add_metric(labels, numbers[index])
+                yield family
+
+
+def _html_table(table: Table) -> Iterator[str]:
+    yield f"<h2>{escape(table.title)}</h2><table>"
+    if not table.labels:  # One row: better read from top to bottom.
+        for column, number in zip(table.columns, table.rows[0][1], strict=True):
+            yield f"<tr title='{escape(column.description, quote=True)}'><td>{escape(column.heading)}"
+            yield f"<td class=number>{_number_text(number)}"
+        yield "</table>"
+        return
+    yield "<tr>" + "".join(f"<th>{escape(name)}" for name in table.labels)
+    for column in table.columns:
+        yield f"<th title='{escape(column.description, quote=True)}'>{escape(column.heading)}"
+    rows = table.rows
+    if len(rows) > ROWS_SHOWN_MAX:
+        rows = sorted(rows, key=lambda row: row[1][0], reverse=True)[:ROWS_SHOWN_MAX]
+    for labels, numbers in rows:
+        yield "<tr>" + "".join(f"<td>{escape(label)}" for label in labels)
+        yield "".join(f"<td class=number>{_number_text(number)}" for number in numbers)
+    yield "</table>"
+    if len(table.rows) > len(rows):
+        yield f"<p>{len(table.rows) - len(rows)} more stand at /metrics.</p>"
+
+
+def _number_text(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else f"{number:,.4g}"
