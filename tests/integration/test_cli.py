@@ -279,7 +279,7 @@ def test_a_large_body_is_compressed_so_that_every_client_can_read_it(
             pulled = PullServiceStub(channel).Pull(PullRequest(topic=protomq_topic), timeout=10)
         assert pulled.records[-1].flags & 7 == flag
     assert cli("pull", protomq_topic, "-f", "%v").stdout == "x" * 15_000
-    with mock.patch("protomq._compression.lz4_module", return_value=None):
+    with mock.patch("protomq.wire.codecs.lz4_module", return_value=None):
         refused = cli("send", protomq_topic, "x", "--compression", "lz4", code=2)
     assert "lz4 is not installed here" in refused.stderr
 

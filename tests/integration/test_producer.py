@@ -18,9 +18,13 @@ from protomq import (
     Producer,
     PullConsumer,
     SendStatus,
+    _methods,
 )
+from protomq._transport import SyncTransport, TransportOptions
+from protomq._types import BrokerAddress
 from protomq.errors import ConnectFailedError, ProtomqError, RequestTimeoutError
 from protomq.testing import Broker, FaultProxy
+from protomq.v1.pull_service_pb2 import PullRequest, PullResponse
 
 
 def read_all(namesrv: str, topic: str, queues: int = 8) -> list[Message]:
@@ -108,6 +112,36 @@ def test_a_compressed_body_arrives_as_it_was(
     with Producer(namesrv=protomq_server.namesrv, compression=codec) as producer:  # type: ignore[arg-type]
         producer.send(protomq_topic, body)
     assert [message.body for message in read_all(protomq_server.namesrv, protomq_topic)] == [body]
+
+
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+def test_a_client_without_codecs_asks_for_plain_bodies(
+    protomq_server: Broker, protomq_topic: str, transport: str
+) -> None:
+    body = b"text " * 400_000  # 2 MB: two do not fit into one answer.
+    (name,) = broker_names(protomq_server.namesrv, protomq_topic)
+    queue = MessageQueue(protomq_topic, name, 0)
+    for codec in ("zstd", "lz4", "zlib", "none"):
+        with Producer(namesrv=protomq_server.namesrv, compression=codec) as producer:
+            producer.send(protomq_topic, body, key="k", tag="t", queue=queue)
+    with SyncTransport(TransportOptions(transport=transport)) as client:  # type: ignore[arg-type]
+        server = BrokerAddress("", protomq_server.grpc_address, protomq_server.remoting_address)
+
+        def pull(queue_offset: int) -> PullResponse:
+            request = PullRequest(
+                topic=protomq_topic, queue_offset=queue_offset, plain_bodies=True
+            ).SerializeToString()
+            return PullResponse.FromString(client.call(server, _methods.PULL, (request,), 30.0))
+
+        at = 0
+        for expected in range(4):
+            answer = pull(at)
+            assert answer.end_offset == 4
+            (record,) = answer.records
+            assert (record.body, record.flags, list(record.keys)) == (body, 0, ["k"])
+            assert record.queue_offset == answer.first_offset == expected
+            at = answer.next_offset
+        assert at == 4
 
 
 def test_batches_one_way_and_sharding(

@@ -14,17 +14,17 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from .errors import CompressionError, ConfigurationError
+from .wire import codecs
+from .wire.codecs import CodecError, unpack_body
 from .wire.record import (
     BODY_SIZE_MAX_BYTES,
     COMPRESSION_LZ4,
     COMPRESSION_NONE,
     COMPRESSION_ZLIB,
     COMPRESSION_ZSTD,
-    FLAG_COMPRESSION_MASK,
 )
 
 logger = logging.getLogger("protomq.compression")
@@ -59,13 +59,13 @@ class Compressor(NamedTuple):
 def make_compressor(name: str = "auto", level: int | None = None) -> Compressor:
     """The compressor for an option `compression`. "auto": zstd where it is installed, else zlib."""
     if name == "auto":
-        name = "zstd" if zstd_module() is not None else "zlib"
-    elif name == "zstd" and zstd_module() is None:
+        name = "zstd" if codecs.zstd_module() is not None else "zlib"
+    elif name == "zstd" and codecs.zstd_module() is None:
         logger.warning(
             'zstd is not installed, bodies are compressed with zlib; pip install "protomq[compression]"'
         )
         name, level = "zlib", None  # The level was meant for another codec.
-    elif name == "lz4" and lz4_module() is None:
+    elif name == "lz4" and codecs.lz4_module() is None:
         logger.warning(
             'lz4 is not installed, bodies are compressed with zlib; pip install "protomq[compression]"'
         )
@@ -94,66 +94,10 @@ def decompress(data: bytes, flags: int, size_max_bytes: int = DECOMPRESSED_SIZE_
     Raises CompressionError if it is damaged, cut off, larger than `size_max_bytes`, of an unknown codec, or of one whose
     library is not installed.
     """
-    codec = flags & FLAG_COMPRESSION_MASK
-    if codec == COMPRESSION_NONE:
-        return data
-    if codec == COMPRESSION_ZLIB:
-        name, decompressor = "zlib", zlib.decompressobj()
-    elif codec == COMPRESSION_LZ4:
-        name, decompressor = "lz4", _installed(lz4_module(), "lz4").LZ4FrameDecompressor()
-    elif codec == COMPRESSION_ZSTD:
-        name, decompressor = "zstd", _installed(zstd_module(), "zstd").ZstdDecompressor()
-    else:
-        raise CompressionError(
-            f"unknown compression {codec} in a message; a newer protomq may know it"
-        )
     try:
-        # One byte more than allowed tells "exactly the limit" from "more than the limit".
-        body = decompressor.decompress(data, size_max_bytes + 1)
-    except (
-        Exception
-    ) as error:  # Each library has its own class (zlib.error, RuntimeError, ZstdError).
-        raise CompressionError(
-            f"the {name} body of a message cannot be unpacked: {error}"
-        ) from error
-    if len(body) > size_max_bytes:
-        raise CompressionError(
-            f"the {name} body of a message unpacks to more than the allowed {size_max_bytes} bytes"
-        )
-    if not decompressor.eof:
-        raise CompressionError(f"the {name} body of a message is cut off")
-    return bytes(body)
-
-
-@lru_cache(maxsize=1)
-def zstd_module() -> Any:
-    """compression.zstd (Python 3.14), backports.zstd, or None."""
-    try:
-        from compression import zstd  # type: ignore[import-not-found,unused-ignore]
-    except ImportError:
-        try:
-            from backports import zstd
-        except ImportError:
-            return None
-    return zstd
-
-
-@lru_cache(maxsize=1)
-def lz4_module() -> Any:
-    """lz4.frame, or None."""
-    try:
-        import lz4.frame
-    except ImportError:
-        return None
-    return lz4.frame
-
-
-def _installed(module: Any, name: str) -> Any:
-    if module is None:
-        raise CompressionError(
-            f'a message is compressed with {name}, which is not installed; pip install "protomq[compression]"'
-        )
-    return module
+        return unpack_body(data, flags, size_max_bytes)
+    except CodecError as error:
+        raise CompressionError(str(error)) from error
 
 
 def _compress_function(name: str, level: int) -> Callable[[bytes], bytes] | None:
@@ -162,7 +106,7 @@ def _compress_function(name: str, level: int) -> Callable[[bytes], bytes] | None
     if name == "zlib":
         return lambda body: zlib.compress(body, level)
     if name == "lz4":
-        module = lz4_module()
+        module = codecs.lz4_module()
         return lambda body: bytes(module.compress(body, compression_level=level))
-    module = zstd_module()
+    module = codecs.zstd_module()
     return lambda body: bytes(module.compress(body, level=level))

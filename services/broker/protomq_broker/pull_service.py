@@ -18,8 +18,10 @@ from protomq.wire.hashing import tag_code_of
 from protomq.wire.record import encode_varint
 from protomq_runtime.dispatch import raw
 from protomq_runtime.errors import invalid_argument, too_many, unparsable
+from protomq_runtime.regions import ShortFileError, read_regions
 
 from .holds import Hold, LaneHolds, QueueKey
+from .plain_bodies import with_plain_bodies
 from .store.reading import ReadResult, ReadStatus
 from .store.topics import QUEUES_MAX
 from .store_errors import to_service_error
@@ -89,7 +91,7 @@ class PullService:
         if request.hold_ms > 0 and not self._stopping and _nothing_yet(found.result):
             self._hold(call, request, tag_codes, found)
         else:
-            _answer(call, found)
+            _answer(call, request, found)
 
     def signal(self, keys: Iterable[QueueKey]) -> None:
         """Messages of these queues have become readable."""
@@ -135,7 +137,7 @@ class PullService:
             check_group_name(request.consumer_group)
             if request.commit_offset < 0:
                 raise invalid_argument("commit_offset", "must be 0 or above")
-        if call.transport == "grpc":
+        if call.transport == "grpc" or request.plain_bodies:
             wanted = request.size_max_bytes or SIZE_DEFAULT_BYTES
             request.size_max_bytes = min(wanted, GRPC_SIZE_MAX_BYTES)
         return request, frozenset(map(tag_code_of, request.tags))
@@ -226,13 +228,13 @@ class PullService:
             hold.queue_offset = found.result.next_offset
             return
         self._drop(hold)
-        _answer(hold.call, found)
+        _answer(hold.call, hold.request, found)
 
     def _expire(self, hold: Hold) -> None:
         found = self._look_for(hold)
         if found is not None:
             self._drop(hold)
-            _answer(hold.call, found)
+            _answer(hold.call, hold.request, found)
 
     def _drop(self, hold: Hold) -> None:
         self._holds[hold.call.lane].remove(hold)
@@ -267,10 +269,21 @@ def _append_packed(parts: list[bytes], tag: bytes, values: NDArray[Any]) -> None
     parts += (tag, encode_varint(len(data)), data)
 
 
-def _answer(call: Call, found: _Found) -> None:
+def _answer(call: Call, request: PullRequest, found: _Found) -> None:
     result = found.result
     # The store's regions have the same three fields as the runtime's: the store cannot import that one.
     regions = cast("list[Region]", result.regions)
+    if request.plain_bodies and regions:
+        try:
+            stored = b"".join(read_regions(regions))
+        except (OSError, ShortFileError) as error:
+            call.fail(to_service_error(error))
+            return
+        plain = with_plain_bodies(result, stored, request.size_max_bytes or SIZE_DEFAULT_BYTES)
+        if plain is not None:
+            result, data = plain
+            call.answer(encode_header(result, found.incarnation) + data)
+            return
     call.answer(encode_header(result, found.incarnation), regions, result.regions_size_bytes)
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from protomq import _compression
 from protomq._compression import compress_body, decompress, make_compressor
 from protomq.errors import CompressionError, ConfigurationError
+from protomq.wire import codecs
 
 CODECS = ["zlib", "lz4", "zstd"]
 
@@ -71,7 +72,7 @@ def test_a_codec_that_is_not_installed_is_replaced_by_zlib_and_that_is_logged(
     codec: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     packed, flag = compress_body(make_compressor(codec), bytes(5000))
-    monkeypatch.setattr(_compression, f"{codec}_module", lambda: None)
+    monkeypatch.setattr(codecs, f"{codec}_module", lambda: None)
     with caplog.at_level(logging.WARNING, "protomq"):
         compressor = make_compressor(codec, 19)
     assert compressor.name == "zlib"
@@ -83,5 +84,5 @@ def test_a_codec_that_is_not_installed_is_replaced_by_zlib_and_that_is_logged(
 
 def test_auto_is_zstd_where_installed_else_zlib(monkeypatch: pytest.MonkeyPatch) -> None:
     assert make_compressor("auto").name == "zstd"
-    monkeypatch.setattr(_compression, "zstd_module", lambda: None)
+    monkeypatch.setattr(codecs, "zstd_module", lambda: None)
     assert make_compressor("auto").name == "zlib"

@@ -68,6 +68,7 @@ class PullRequest(_message.Message):
     CONSUMER_GROUP_FIELD_NUMBER: _builtins.int
     COMMIT_OFFSET_FIELD_NUMBER: _builtins.int
     TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
+    PLAIN_BODIES_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic."""
     queue_id: _builtins.int
@@ -90,6 +91,11 @@ class PullRequest(_message.Message):
     """Incarnation of the topic to which the offsets belong; another than the current one is refused with TOPIC_RECREATED, now or while the
     pull is held. 0: not checked. Take it from the first answer.
     """
+    plain_bodies: _builtins.bool
+    """Asks the broker to unpack compressed bodies, for a client that cannot. Records come with the plain body, flags without compression and
+    the CRC of that; an answer has at most 3.5 MiB of them, though one message is always given. What the broker cannot unpack, or what
+    would be larger than 4 MiB, stays as it is, and its flags say so. It costs the broker CPU time and the copying that pulls avoid.
+    """
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only messages with one of these tags; none: all. The broker compares hashes: compare the tags again."""
@@ -107,10 +113,11 @@ class PullRequest(_message.Message):
         consumer_group: _builtins.str = ...,
         commit_offset: _builtins.int | None = ...,
         topic_incarnation: _builtins.int = ...,
+        plain_bodies: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset", "commit_offset", b"commit_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset", "commit_offset", b"commit_offset", "consumer_group", b"consumer_group", "hold_ms", b"hold_ms", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "record_count_max", b"record_count_max", "size_max_bytes", b"size_max_bytes", "tags", b"tags", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset", "commit_offset", b"commit_offset", "consumer_group", b"consumer_group", "hold_ms", b"hold_ms", "plain_bodies", b"plain_bodies", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "record_count_max", b"record_count_max", "size_max_bytes", b"size_max_bytes", "tags", b"tags", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__commit_offset: _TypeAlias = _typing.Literal["commit_offset"]  # noqa: Y015
     _WhichOneofArgType__commit_offset: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset"]  # noqa: Y015

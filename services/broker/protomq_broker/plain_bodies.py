@@ -1,0 +1,123 @@
+"""Pulls that ask for plain bodies: records whose body was compressed are written anew, with the body as it was.
+
+    stored    0A len [ 0A len packed | rest of the front ][ transit, topic, trailer: flags 1, crc32c of the stored front ]
+    answered  0A len [ 0A len body   | rest of the front ][ the same, but     flags 0, crc32c of this front              ]
+
+Rules:
+- A body may unpack to what could have been sent plain, 4 MiB; one that would be larger, that is damaged, or of a codec that is not
+  installed here, stays as it is, and so do its flags: whoever reads them knows.
+- An answer stays within its size in plain bytes; what does not fit comes with the next pull. One record is always given.
+- An answer without a compressed body is not touched.
+
+Pure functions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from struct import Struct
+
+import numpy as np
+
+from protomq.wire.codecs import CodecError, unpack_body
+from protomq.wire.hashing import crc32c
+from protomq.wire.record import (
+    BODY_SIZE_MAX_BYTES,
+    BODY_TAG,
+    CRC32C_AT,
+    FLAG_COMPRESSION_MASK,
+    FLAGS_AT,
+    encode_record_field,
+    encode_varint,
+    front_end,
+)
+
+from .store.reading import ReadResult
+
+_U32 = Struct("<I")
+
+
+def with_plain_bodies(
+    result: ReadResult, data: bytes, size_max_bytes: int
+) -> tuple[ReadResult, bytes] | None:
+    """What is answered instead of a result and the bytes of its regions; None: that is plain already.
+
+    The new result has no regions: its records stand in the bytes, one behind the other.
+    """
+    starts, sizes = result.starts.tolist(), result.sizes.tolist()
+    fields = [data[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    if not any(_flags(field) & FLAG_COMPRESSION_MASK for field in fields):
+        return None
+    plain: list[bytes] = []
+    total = 0
+    for field in fields:
+        made = plain_field(field)
+        if plain and total + len(made) > size_max_bytes:
+            break
+        plain.append(made)
+        total += len(made)
+    count = len(plain)
+    new_sizes = np.array([len(field) for field in plain], np.uint32)
+    next_offset = result.next_offset
+    queue_offsets = result.queue_offsets
+    if count < len(fields):
+        next_offset = (
+            result.first_offset + count if queue_offsets is None else int(queue_offsets[count])
+        )
+    answered = replace(
+        result,
+        next_offset=next_offset,
+        starts=(np.cumsum(new_sizes, dtype=np.uint32) - new_sizes).astype(np.uint32),
+        sizes=new_sizes,
+        queue_offsets=None if queue_offsets is None else queue_offsets[:count],
+        regions=[],
+        regions_size_bytes=total,
+    )
+    return answered, b"".join(plain)
+
+
+def plain_field(field: bytes) -> bytes:
+    """A record field with its body plain; the field itself if it is, or cannot be unpacked."""
+    flags = _flags(field)
+    if not flags & FLAG_COMPRESSION_MASK:
+        return field
+    start = _behind_length(field, 0)
+    if field[start] != BODY_TAG:
+        return field  # A compressed body is never empty.
+    body_start = _behind_length(field, start)
+    body_end = body_start + _length(field, start)
+    end = front_end(field, start, len(field))
+    try:
+        body = unpack_body(field[body_start:body_end], flags, BODY_SIZE_MAX_BYTES)
+    except CodecError:
+        return field
+    front = b"".join(
+        (bytes((BODY_TAG,)), encode_varint(len(body)), body, field[body_end:end])
+    )
+    rest = bytearray(field[end:])
+    _U32.pack_into(rest, len(rest) + FLAGS_AT, flags & ~FLAG_COMPRESSION_MASK)
+    _U32.pack_into(rest, len(rest) + CRC32C_AT, crc32c(front))
+    return encode_record_field(front + bytes(rest))
+
+
+def _flags(field: bytes) -> int:
+    flags: int = _U32.unpack_from(field, len(field) + FLAGS_AT)[0]
+    return flags
+
+
+def _length(field: bytes, tag_position: int) -> int:
+    """The length that stands behind a tag."""
+    value = shift = 0
+    for octet in field[tag_position + 1 : tag_position + 6]:
+        value |= (octet & 0x7F) << shift
+        if octet < 0x80:
+            break
+        shift += 7
+    return value
+
+
+def _behind_length(field: bytes, tag_position: int) -> int:
+    position = tag_position + 1
+    while field[position] >= 0x80:
+        position += 1
+    return position + 1
