@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,11 @@ def _turn(path: str) -> int:
     """
     name = Path(path).name
     return (1 if name in SPARK_PROGRAMS else 0) if name.startswith("test_spark_") else 2
+
+
+# A shell has what it starts in the background ignore Ctrl-C, and so do the processes that this one starts: tests would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class SparkOnOneWorker(LoadFileScheduling):

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,10 +39,10 @@ sys.exit(run_until_signal(server, ready, ports_file=ports_file))
 
 
 @contextmanager
-def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+def process(*arguments: str, prefix: Sequence[str] = ()) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     child = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, *arguments],
+        [*prefix, sys.executable, "-c", PROGRAM, *arguments],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -62,8 +62,18 @@ async def test_a_signal_stops_the_process_gracefully(number):
         line = child.stdout.readline()
         assert line.startswith("ready remoting=127.0.0.1:")
         child.send_signal(number)
-        out, err = child.communicate(timeout=10)
+        out, err = child.communicate(timeout=30)
         assert (child.returncode, out, err) == (0, "", "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_server_that_a_shell_started_in_the_background_stops_on_both_signals(number):
+    # Such a process begins with SIGINT ignored.
+    with process(prefix=["bash", "-c", 'trap "" INT; exec "$0" "$@"']) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline().startswith("ready ")
+        child.send_signal(number)
+        assert child.wait(30) == 0
 
 
 def test_a_ports_file_says_where_it_listens_and_goes_with_the_process(tmp_path: Path):
@@ -78,7 +88,7 @@ def test_a_ports_file_says_where_it_listens_and_goes_with_the_process(tmp_path: 
             "data": "a b",
         }
         child.send_signal(signal.SIGTERM)
-        child.communicate(timeout=10)
+        child.communicate(timeout=30)
     assert not list(tmp_path.iterdir())
 
 
@@ -99,7 +109,7 @@ def test_a_second_signal_ends_it_at_once():
 
 def test_a_failed_thread_ends_the_process():
     with process("failing") as child:
-        _, err = child.communicate(timeout=10)
+        _, err = child.communicate(timeout=30)
         assert child.returncode == lifecycle.EXIT_FATAL
         assert "the event loop failed" in err
 
