@@ -30,6 +30,7 @@ CAMPAIGNS: dict[str, Callable[..., Any]] = {
     "damage": process_campaigns.damage,
     "queue-damage": process_campaigns.queue_damage,
     "lock": process_campaigns.lock,
+    "names": process_campaigns.names,
     "hostile": process_campaigns.hostile,
 }
 

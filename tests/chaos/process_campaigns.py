@@ -10,6 +10,7 @@ from pathlib import Path
 
 from . import process_rounds as rounds
 from .checker import Violation
+from .names_world import name_rounds
 from .spark_world import spark_rounds
 from .store_campaigns import CampaignFailed, names_its_seed
 
@@ -105,6 +106,16 @@ def queue_damage(seeds: Iterable[int], *, rounds_each: int = 2) -> Counter[str]:
 def lock(seeds: Iterable[int]) -> Counter[str]:
     """A second broker."""
     return _run("lock", seeds, rounds.second_broker)
+
+
+def names(seeds: Iterable[int], *, rounds_each: int = 8) -> Counter[str]:
+    """Two brokers with one name."""
+    return _run(
+        "names",
+        seeds,
+        lambda seed, counts: name_rounds(seed, rounds_each, counts),
+        rounds_each=rounds_each,
+    )
 
 
 def hostile(seeds: Iterable[int]) -> Counter[str]:

@@ -59,5 +59,11 @@ def test_lock() -> None:
     print(process_campaigns.lock(seeds(1)))
 
 
+def test_names() -> None:
+    counts = process_campaigns.names(seeds(6), rounds_each=12)
+    print(counts)
+    assert counts["refused starts"] >= 6
+
+
 def test_hostile() -> None:
     print(process_campaigns.hostile(seeds(3)))

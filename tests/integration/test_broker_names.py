@@ -2,85 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from protomq import Admin
-from protomq._methods import GET_BROKER_STATUS, SEND
+from protomq._methods import GET_BROKER_STATUS
 from protomq._transport import SyncTransport
-from protomq._types import BrokerAddress
-from protomq.errors import NameTakenError, ProtomqError
+from protomq.errors import ProtomqError
 from protomq.v1.admin_service_pb2 import GetBrokerStatusResponse
-from protomq.v1.record_pb2 import Record
-from protomq.v1.send_service_pb2 import SendRequest, SendResponse, SendStatus
+from tests.support.named_brokers import NAME, REFUSED, routed_to, running, start
 from tests.support.namesrv import Namesrv, running_namesrv
 
-NAME = "twice"
 PATIENCE_S = 20.0
-REFUSED = 6
-
-
-class Process(NamedTuple):
-    """A broker that is ready."""
-
-    process: subprocess.Popen[str]
-    address: BrokerAddress
-
-    def send(self) -> SendResponse:
-        request = SendRequest(topic="t", records=[Record(body=b"x")])
-        with SyncTransport() as caller:
-            answer = caller.call(self.address, SEND, [request.SerializeToString()], 5.0)
-        return SendResponse.FromString(answer)
-
-    def takes_sends(self) -> bool:
-        try:
-            return self.send().status == SendStatus.SEND_STATUS_SEND_OK
-        except NameTakenError:
-            return False
-
-
-def start(folder: Path, *namesrv: object) -> subprocess.Popen[str]:
-    config = {
-        "data_dir": str(folder),
-        "broker_name": NAME,
-        "namesrv": [str(address) for address in namesrv],
-        "listen": {"grpc_port": 0, "remoting_port": 0},
-        "register_interval_ms": 200,
-        "store": {
-            "segment_size_bytes": 4 << 20,
-            "disk_delete_ratio": 0.97,
-            "disk_force_ratio": 0.98,
-            "disk_refuse_ratio": 0.99,
-        },
-    }
-    file = folder.with_suffix(".yaml")
-    file.write_text(json.dumps(config))  # which is YAML, too
-    command = [sys.executable, "-m", "protomq_cli.main", "broker", "-c", str(file)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-@contextmanager
-def running(folder: Path, *namesrv: object) -> Iterator[Process]:
-    with start(folder, *namesrv) as process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line.startswith("ready "), process.communicate()[1]
-            words = dict(word.split("=", 1) for word in line.split()[1:])
-            yield Process(process, BrokerAddress(NAME, words["grpc"], words["remoting"]))
-        finally:
-            process.kill()
-            process.communicate()
 
 
 def refusal_of(folder: Path, *namesrv: object) -> str:
@@ -98,12 +36,6 @@ def refusal_of(folder: Path, *namesrv: object) -> str:
 def namesrv() -> Iterator[Namesrv]:
     with running_namesrv() as server:
         yield server
-
-
-def routed_to(namesrv: Namesrv) -> list[str]:
-    """Addresses of the brokers that the name server knows."""
-    with Admin(namesrv=str(namesrv.remoting)) as admin:
-        return [broker.remoting_address for broker in admin.cluster_info()]
 
 
 def wait_until(condition: Callable[[], object]) -> None:

@@ -58,5 +58,9 @@ def test_a_second_broker_on_the_same_store_is_refused() -> None:
     assert process_campaigns.lock((1,))["second brokers refused"] == 2
 
 
+def test_two_brokers_with_one_name_never_both_take_sends() -> None:
+    assert process_campaigns.names((3,), rounds_each=5)["refused starts"]
+
+
 def test_a_hostile_client_harms_nobody() -> None:
     process_campaigns.hostile((1,))
