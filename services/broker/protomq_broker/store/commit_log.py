@@ -157,6 +157,12 @@ class CommitLog:
             return False
         return True
 
+    @property
+    def has_next_segment(self) -> bool:
+        """Whether the segment behind the current one is there; any thread."""
+        segment = self._segment
+        return segment is not None and segment.end_position in self.folder.files
+
     def is_next_segment_due(self) -> bool:
         """Whether the current segment is more than half full and has no successor."""
         segment, position = self._segment, self.tail.position

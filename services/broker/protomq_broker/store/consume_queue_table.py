@@ -37,7 +37,7 @@ from .consume_queue import (
     DamagedFile,
     QueueFiles,
 )
-from .disk import Disk, read_file, remove_file
+from .disk import Disk, remove_file
 from .queue_ends import QueueEnd, end_in_file, ends_below
 from .queue_flush import flush_together
 from .queue_replay import fill_lost, replay_queue, restart, sound_end
@@ -53,6 +53,7 @@ from .side_files import (
     read_state_file,
     remove_tree,
     size_of_file,
+    why_not,
     write_state_file,
 )
 
@@ -78,6 +79,7 @@ class ConsumeQueueTable:
         replay_from: after `load`: what the log has below this position is in the queues already.
         needs_rebuild: files turned out not to hold after all; call `start_rebuild`, then replay from the log's start.
         log_start: first position that the log still has.
+        damage: after `load`: why its files were not taken over; "" if they were.
         known_ends: after `load`: how far queues went where that is more than they have now.
     """
 
@@ -85,6 +87,7 @@ class ConsumeQueueTable:
         self.replay_from = 0
         self.needs_rebuild = False
         self.log_start = 0
+        self.damage = ""
         self.known_ends: list[QueueEnd] = []
         self._disk = disk
         self._folder = folder
@@ -284,7 +287,7 @@ class ConsumeQueueTable:
         self._folder_file = OpenFile(self._disk, self._disk.open_folder(self._folder))
         payload = read_state_file(self._disk, self._table_path, _MAGIC)
         if payload is None:
-            self._say_why_not()
+            self.damage = why_not(self._disk, self._table_path, _MAGIC)
             self.known_ends += ends_below(self._disk, self._folder, self._folder)
             self.start_rebuild()
             return
@@ -433,20 +436,6 @@ class ConsumeQueueTable:
         if behind_table:  # else other records, at the same queue offsets, would pass for those that the table knows
             self.checkpoint(end_position)
 
-    def _say_why_not(self) -> None:
-        """There is no table to go by: why, unless the store is new."""
-        content = read_file(self._disk, self._table_path)
-        reason = "does not hold"
-        if content is None:
-            if not self._disk.list(self._folder):
-                return
-            reason = "is gone"
-        elif not content.startswith(_MAGIC):
-            reason = f"begins with {content[: len(_MAGIC)]!r}, not {_MAGIC!r}: it is damaged, or of another version"
-        log.warning(
-            "%s %s: all consume queues are made anew from the log", self._table_path, reason
-        )
-
     @property
     def _table_path(self) -> str:
         return f"{self._folder}/{TABLE_FILE_NAME}"
@@ -554,6 +543,10 @@ class ConsumeQueueTable:
         self.known_ends.append(QueueEnd(queue.topic, queue.queue_id, min_offset, end_offset))
         self._touched.add(queue)
         good_end = sound_end(queue)
+        log.warning(
+            "%s: of entries %d to %d those from %d on do not hold: they are made anew from the log",
+            queue.folder, min_offset, end_offset - 1, good_end,
+        )  # fmt: skip
         self._rows.set(queue.row, min_offset, good_end, damaged=True)
         if good_end > min_offset:
             position, size, _ = queue.entry(good_end - 1)

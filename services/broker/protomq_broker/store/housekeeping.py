@@ -53,6 +53,7 @@ class StoreActions(NamedTuple):
         set_refusal: refuses writes with a reason, "" takes them again.
         scrub: reads some of the old segments again, given the monotonic clock.
         heal: makes damaged consume queue files anew, some at a time, given the monotonic clock.
+        look_for_space: sees whether a disk that was full has space again.
     """
 
     checkpoint: Callable[[], None]
@@ -62,6 +63,7 @@ class StoreActions(NamedTuple):
     set_refusal: Callable[[str], None]
     scrub: Callable[[int], None]
     heal: Callable[[int], None]
+    look_for_space: Callable[[], None]
 
 
 class Housekeeper:
@@ -112,6 +114,7 @@ class Housekeeper:
 
     def _write(self, now_ms: int) -> None:
         try:
+            self._actions.look_for_space()
             if self._log.is_next_segment_due():
                 self._log.prepare_next_segment()
             grown = self._actions.uncheckpointed_bytes()

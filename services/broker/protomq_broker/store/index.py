@@ -42,7 +42,14 @@ from .index_rows import (
     rows_of_scan,
 )
 from .index_runs import ROWS_PER_RUN, IndexDamagedError, Run, RunFiles
-from .side_files import OpenFiles, cut_file, empty_folder, read_state_file, write_state_file
+from .side_files import (
+    OpenFiles,
+    cut_file,
+    empty_folder,
+    read_state_file,
+    why_not,
+    write_state_file,
+)
 
 CANDIDATES_MAX: Final = 1_024
 
@@ -59,11 +66,13 @@ class MessageIndex:
     Attributes:
         replay_from: after `load`: what the log has below this position is in the index already.
         needs_rebuild: always False: a damaged index is empty after `load`.
+        damage: after `load`: why its files were not taken over; "" if they were.
     """
 
     def __init__(self, disk: Disk, folder: str) -> None:
         self.replay_from = 0
         self.needs_rebuild = False
+        self.damage = ""
         self._disk = disk
         self._folder = folder
         self._files = OpenFiles(disk, 1)
@@ -253,7 +262,8 @@ class MessageIndex:
         """Takes over what the files hold; nothing if one of them does not hold. `log_start` is not needed."""
         self._clear()
         self._disk.make_folder(self._folder)
-        if not self._load():
+        self.damage = self._load()
+        if self.damage:
             self.start_rebuild()
             return
         known = {
@@ -365,21 +375,23 @@ class MessageIndex:
         write_state_file(self._disk, self._state_path, _MAGIC, head + bounds)
         self._checkpoint_position = position
 
-    def _load(self) -> bool:
+    def _load(self) -> str:
+        """Takes over the files; why they do not hold, or ""."""
         payload = read_state_file(self._disk, self._state_path, _MAGIC)
         if payload is None:
-            return False
+            return why_not(self._disk, self._state_path, _MAGIC)
         position, self._generation, tail_rows, tail_crc = _HEAD.unpack_from(payload)
         for first, end in np.frombuffer(payload[_HEAD.size :], "<u8").reshape(-1, 2).tolist():
-            self._runs.append(Run(first, end))
-            if not self._run_files.holds(self._runs[-1]):
-                return False
+            run = Run(first, end)
+            self._runs.append(run)
+            if not self._run_files.holds(run):
+                return f"{self._folder}/{run.name} is gone or does not hold"
         data = (read_file(self._disk, self._tail_path) or b"")[: tail_rows * ROW.itemsize]
         if len(data) < tail_rows * ROW.itemsize or crc32c(data) != tail_crc:
-            return False
+            return f"{self._tail_path} is cut short or does not hold"
         cut_file(self._disk, self._tail_path, len(data))
         self._tail = np.frombuffer(data, ROW).copy()
         self._tail_count = self._tail_flushed = tail_rows
         self._tail_file_is_new = tail_rows == 0
         self._checkpoint_position = self.replay_from = position
-        return True
+        return ""

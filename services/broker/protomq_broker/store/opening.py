@@ -55,10 +55,12 @@ class Derived(Protocol):
     Attributes:
         replay_from: after `load`: what the log has below this position is in it already.
         needs_rebuild: its files turned out not to hold: `start_rebuild`, then a replay from the log's start.
+        damage: after `load`: why its files were not taken over, with a path; "" if they were.
     """
 
     replay_from: int
     needs_rebuild: bool
+    damage: str
 
     def start_rebuild(self) -> None:
         """Forgets everything."""
@@ -138,6 +140,12 @@ def recover_store(
             save_ends(disk, config_folder, queues.known_ends)
         raise
     replay.finish(recovered.tail.position)
+    for structure in derived:
+        # Before the first checkpoint there are no such files yet.
+        if structure.damage and (
+            checkpoint is not None or not structure.damage.endswith("is gone")
+        ):
+            log.warning("%s: it is made anew from the log", structure.damage)
     if recovered.synced_position < recovered.tail.position:
         log.info(
             "%d bytes from position %d on, which nothing says had been synced, are written anew: an fsync had failed, for all we know",
@@ -402,9 +410,7 @@ def _without_deleted(records: ScannedRecords, deleted: Mapping[str, int]) -> Sca
 def _disowned(records: ScannedRecords, deleted: Mapping[str, int]) -> ScannedRecords:
     """The records, those of topics that were deleted after them with the topic ""."""
     indexes = np.where(_is_owned(records, deleted), records.topic_indexes, len(records.topics))
-    return replace(
-        records, topics=(*records.topics, ""), topic_indexes=indexes.astype(np.int32)
-    )
+    return replace(records, topics=(*records.topics, ""), topic_indexes=indexes.astype(np.int32))
 
 
 def _is_owned(records: ScannedRecords, deleted: Mapping[str, int]) -> NDArray[np.bool_]:

@@ -245,9 +245,7 @@ def _due_time_ms(payload: bytes | bytearray, end: int) -> int:
     return int.from_bytes(payload[at : at + 8], "little")
 
 
-def _only_some_have_due_times(
-    payload: bytes | bytearray, record_sizes: NDArray[np.int64]
-) -> bool:
+def _only_some_have_due_times(payload: bytes | bytearray, record_sizes: NDArray[np.int64]) -> bool:
     """Then trailers do not all have one size, and the records are proved one by one. For sizes that are not proved."""
     if int(record_sizes.min()) < layout.FIXED_TRAILER_SIZE_BYTES:
         return False

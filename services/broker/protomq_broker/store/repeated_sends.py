@@ -45,7 +45,7 @@ from .errors import StoreError
 from .producer_runs import RUN_FIELDS, Run, forget_oldest_runs, insert_run, overlapping_run
 from .producer_table import NEVER_MS, ROW, ProducerTable
 from .record_runs import run_continues
-from .side_files import read_state_file, write_state_file
+from .side_files import read_state_file, why_not, write_state_file
 
 PRODUCERS_MAX: Final = 1_000_000
 """190 MB."""
@@ -147,6 +147,7 @@ class RepeatedSends:
     Attributes:
         replay_from: after `load`: what the log has below this position is in the table already.
         needs_rebuild: always False: a damaged table is empty after `load`.
+        damage: after `load`: why its file was not taken over; "" if it was.
     """
 
     def __init__(
@@ -163,6 +164,7 @@ class RepeatedSends:
         assert runs_per_producer_max > 1
         self.replay_from = 0
         self.needs_rebuild = False
+        self.damage = ""
         self._disk = disk
         self._folder = folder
         self._end_offset_of = end_offset_of
@@ -379,12 +381,20 @@ class RepeatedSends:
         self._clear()
         payload = read_state_file(self._disk, self._path, _MAGIC)
         if payload is None:
+            self.damage = why_not(self._disk, self._path, _MAGIC)
             self.start_rebuild()
             self._is_partial = log_start > 0
             return
-        position, covered, forgotten_ms, runs_forgotten_ms, row_count, queue_count, _, names_size = (
-            _HEAD.unpack_from(payload)
-        )
+        (
+            position,
+            covered,
+            forgotten_ms,
+            runs_forgotten_ms,
+            row_count,
+            queue_count,
+            _,
+            names_size,
+        ) = _HEAD.unpack_from(payload)
         at = _HEAD.size
         names = payload[at : at + names_size].decode().split("\n")[:queue_count]
         at += names_size

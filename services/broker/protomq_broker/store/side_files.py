@@ -53,6 +53,16 @@ def read_state_file(disk: Disk, path: str, magic: bytes) -> bytes | None:
     return covered[_MAGIC_SIZE_BYTES:]
 
 
+def why_not(disk: Disk, path: str, magic: bytes) -> str:
+    """What is wrong with a state file that does not hold, with its path."""
+    content = read_file(disk, path)
+    if content is None:
+        return f"{path} is gone"
+    if not content.startswith(magic):
+        return f"{path} begins with {content[: len(magic)]!r}, not {magic!r}: it is damaged, or of another version"
+    return f"{path} does not hold: its CRC-32C is another one"
+
+
 def size_of_file(disk: Disk, path: str) -> int | None:
     """Size of a file in bytes, None if there is none."""
     try:

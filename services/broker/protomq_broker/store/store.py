@@ -83,6 +83,8 @@ _PART_SIZE_MIN_BYTES: Final = 16 << 10
 _PARTS_MAX: Final = 512
 """Requests this large on average, and no more of them than a vectored write takes (IOV_MAX is 1,024), are not copied together: views
 of their bytes do for CRC and write."""
+_SPACE_MIN_BYTES: Final = 1 << 20
+"""A disk that is not full: where segments are not truly preallocated, a write into one may find no space."""
 NO_POSITION: Final = (1 << 64) - 1
 QueueKey = tuple[str, int]
 
@@ -146,6 +148,7 @@ class Store:
         self._disk = disk
         self._lock = lock
         self._refusal = ""
+        self._disk_full = ""  # why the last append was refused; the next one may be taken
         self._is_checkpoint_spoilt = False
         self._counters: dict[str, TopicCounters] = {}
         self._arrivals: deque[tuple[int, list[QueueKey]]] = deque()
@@ -177,7 +180,7 @@ class Store:
         try:
             self._log.position_for(0)
         except DiskFullError as error:  # what is there can be read, and deleted
-            log.warning("the disk is full: %s", error)
+            self._set_disk_full(str(error))
         self._tail = self._log.tail
         self._checked = CheckedLog(
             disk,
@@ -254,6 +257,7 @@ class Store:
                 self._set_refusal,
                 self._scrub,
                 self._healer.step,
+                self._look_for_space,
             ),
         )
         self._flush_thread = BackgroundThread(
@@ -302,7 +306,7 @@ class Store:
     @property
     def write_refusal(self) -> str:
         """Why no writes are taken; "" if they are."""
-        return self._log.failure or self._refusal
+        return self._log.failure or self._refusal or self._disk_full
 
     @property
     def damaged_ranges(self) -> Sequence[DamagedRange]:
@@ -355,9 +359,13 @@ class Store:
                 log.exception("%s", reason)
                 commit_log.take_back(before, reason)
                 raise StoreFailedError(reason) from error
-        except Exception:
+        except Exception as error:
             self._repeated.drop_claims()
+            if isinstance(error, DiskFullError):
+                self._set_disk_full(str(error))
             raise
+        if self._disk_full:
+            self._set_disk_full("")
         keys = self._count(requests)
         if (
             self.config.sync_flush
@@ -615,7 +623,12 @@ class Store:
 
     def _recover(self, on_walked: Callable[[Stretch], None]) -> RecoveredLog:
         disk = self._disk
-        checkpoint = read_checkpoint(disk, f"{self.root}/checkpoint")
+        checkpoint_path = f"{self.root}/checkpoint"
+        checkpoint = read_checkpoint(disk, checkpoint_path)
+        if checkpoint is None and disk.exists(checkpoint_path):
+            log.warning(
+                "%s does not hold: the log is walked from its first segment on", checkpoint_path
+            )
         self._queues.load(self._folder.first_position)
         self._index.load()
         self._repeated.load(self._folder.first_position)
@@ -658,6 +671,24 @@ class Store:
             self.on_flushed(position)
         except Exception:  # a listener must not end the flusher
             log.exception("a listener for the flushed position failed")
+
+    def _set_disk_full(self, reason: str) -> None:
+        if bool(reason) != bool(self._disk_full):
+            log.warning(
+                "writes: %s", f"refused, {reason}" if reason else "are taken again, there is space"
+            )
+        self._disk_full = reason
+
+    def _look_for_space(self) -> None:
+        """After an append was refused for a full disk: whether the next one would be, which somebody may wait for."""
+        if not self._disk_full:
+            return
+        if self._log.has_next_segment:
+            has_space = self._disk.usage(self.root).free_bytes >= _SPACE_MIN_BYTES
+        else:
+            has_space = self._log.prepare_next_segment()
+        if has_space:
+            self._set_disk_full("")
 
     def _set_refusal(self, reason: str) -> None:
         self._refusal = reason

@@ -233,8 +233,7 @@ def test_queues_of_another_version_are_made_anew_and_the_log_says_why(
     assert not has_table(disk, FOLDER)
     with caplog.at_level("WARNING"):
         again = make_table(disk, log)
-    assert "another version" in caplog.text
-    assert "made anew from the log" in caplog.text
+    assert "another version" in again.damage
     assert again.replay_from == 0
     expect_all(again, log)
     again.checkpoint(log.end)

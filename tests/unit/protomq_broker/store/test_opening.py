@@ -357,3 +357,45 @@ def test_deletions_are_forgotten_with_the_segments() -> None:
     assert not store.topics.deleted
     store.topics.create(TopicConfig("another"))
     assert b"deleted" not in disk.content("/s/config/topics.json")
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/s/consumequeue/table.bin",
+        "/s/consumequeue/topic/0/00000000000000000000",
+        "/s/index/index.bin",
+        "/s/index/tail.0",
+        "/s/repeatedsends/table.bin",
+        "/s/checkpoint",
+    ],
+)
+@pytest.mark.parametrize("how", ["damaged", "cut short", "gone"])
+def test_derived_files_that_are_made_anew_are_named_in_the_log(
+    path: str, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = SimDisk()
+    filled_store(disk)
+    store = open_store(disk)
+    store.append([make_request([b"with a key"], key="key")])
+    expected = read_all(store)
+    store.close()
+    caplog.clear()
+    with caplog.at_level("WARNING", "protomq_broker"):
+        open_store(disk).close()
+    assert [r.getMessage() for r in caplog.records if "topics.json" not in r.getMessage()] == []
+    if how == "gone":
+        disk.remove(path)
+    elif how == "cut short":
+        disk.cut(path, len(disk.content(path)) - 1)
+    else:
+        disk.flip_bit(path, 8 * 10)
+    with caplog.at_level("WARNING", "protomq_broker"):
+        store = open_store(disk)
+    if path != "/s/checkpoint" or how != "gone":
+        name = path.removesuffix("/00000000000000000000")
+        is_left_to_readers = "/topic/" in path and how == "damaged"  # check bits: see heal.py
+        assert any(name in r.getMessage() for r in caplog.records) != is_left_to_readers
+    if "/topic/" not in path:
+        assert read_all(store) == expected
+    store.close()

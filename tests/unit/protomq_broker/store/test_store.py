@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -616,3 +617,40 @@ def test_a_process_that_ends_at_any_operation_leaves_a_store_that_opens_with_all
         bodies = [body for _, body in read_all(open_store(after))]
         assert synced <= len(bodies) <= appended + 1
         assert bodies == [index.to_bytes(2, "little") * 200 for index in range(len(bodies))]
+
+
+def test_a_full_disk_is_said_once_and_seen_until_there_is_space(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    while not store.write_refusal:
+        disk.capacity_bytes = 1 if store.appended_position > 2 * SEGMENT - 1000 else 1 << 40
+        with caplog.at_level("WARNING", "protomq_broker"), suppress(DiskFullError):
+            store.append([make_request([bytes(300)])])
+    for _ in range(3):
+        with pytest.raises(DiskFullError):
+            store.append([make_request([bytes(300)])])
+        store._keeper.turn()
+    assert "space" in store.write_refusal
+    assert [r.getMessage() for r in caplog.records if "writes: refused" in r.getMessage()]
+    assert len([r for r in caplog.records if r.getMessage().startswith("writes: ")]) == 1
+    disk.capacity_bytes = 1 << 40
+    with caplog.at_level("WARNING", "protomq_broker"):
+        store._keeper.turn()
+    assert store.write_refusal == ""
+    assert "are taken again" in caplog.records[-1].getMessage()
+    store.append([make_request([bytes(300)])])
+
+
+def test_a_send_that_finds_space_ends_the_refusal() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    store.append([make_request([b"a"])])
+    disk.fail_at(1, Fault.ENOSPC)
+    with pytest.raises(DiskFullError):
+        store.append([make_request([b"b"])])
+    assert store.write_refusal
+    disk.plan = None
+    store.append([make_request([b"c"])])
+    assert store.write_refusal == ""
