@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from .boundaries import BoundaryFiles
 from .checked_segment import CheckedSegment, Stretch, stretch_of
 from .commit_log import LogTail
 from .disk import Disk
@@ -30,6 +31,8 @@ from .segment import SegmentFile, SegmentFolder
 
 PIECE_SIZE_BYTES: Final = 1 << 20
 """Of a piece, about: so much is walked in 0.6 ms for a reader of one message."""
+SAVED_COUNT_MIN: Final = 16
+"""Boundaries that are new before a segment's file is written again, and that it must have at all."""
 CLOCK_SLACK_NS: Final = 2_000_000_000
 """Between the time that an append was stamped with and the time that its file has: a slow write, a clock that is corrected."""
 
@@ -44,6 +47,7 @@ class CheckedLog:
         tail: Callable[[], LogTail],
         log_start: Callable[[], StartPoint],
         damaged: Callable[[], Sequence[DamagedRange]],
+        files: BoundaryFiles,
     ) -> None:
         """`log_start`: where a walk of the whole log begins; `damaged`: what is set aside already, and is given to nobody."""
         self._disk = disk
@@ -51,6 +55,7 @@ class CheckedLog:
         self._tail = tail
         self._log_start = log_start
         self._damaged = damaged
+        self._files = files
         self._segments: dict[int, CheckedSegment] = {}
         self._lock = threading.Lock()
         self._appended: deque[tuple[int, int]] = deque()
@@ -61,15 +66,16 @@ class CheckedLog:
 
     def begin(self, walked: Iterable[Stretch]) -> None:
         """At the start: recovery has walked these. What follows the end of the log is this process's own."""
+        tail = self._tail()
+        self._own_from = tail.position
         for stretch in walked:
             self._segment_of(stretch.start_position).note(stretch)
-        tail = self._tail()
         segment = self._folder.at(tail.position)
         if segment is not None:
             checked = self._segment_of(tail.position)
             checked.add(tail.position, tail.crc32c)
             checked.trust(tail.position, segment.end_position)
-        self._next_note = self._own_from = tail.position
+        self._next_note = tail.position
 
     def note_append(self, tail: LogTail) -> None:
         """The writer goes on at `tail`, in front of an append."""
@@ -84,6 +90,20 @@ class CheckedLog:
         """Somebody has walked these appends: they hold."""
         with self._lock:
             self._segment_of(walked.start_position).note(walked)
+
+    def save(self, flushed_position: int, *, is_last: bool = False) -> None:
+        """Writes the boundaries of segments of which many are new, or, with `is_last`, of all, as far as the log is flushed."""
+        with self._lock:
+            self._take_notes()
+            segments = list(self._segments.values())
+        for checked in segments:
+            new = len(checked.pieces.positions) - checked.saved_count
+            if new <= 0 or new < (1 if is_last else SAVED_COUNT_MIN):
+                continue
+            boundaries = checked.boundaries(flushed_position)
+            if len(boundaries) >= SAVED_COUNT_MIN:
+                self._files.write(checked.base_position, boundaries)
+                checked.saved_count = len(checked.pieces.positions)
 
     # Any thread.
 
@@ -166,16 +186,18 @@ class CheckedLog:
             at = self._skip(StartPoint(first, crc))
             if at.position >= (end if piece_end is None else piece_end):
                 checked.trust(first, first + 1)  # all of it is set aside
-            elif piece_end is None:
+                continue
+            if piece_end is None:
                 damage = self._walk_open(checked, at, end)
-                if damage is not None:
-                    return damage
             else:
                 damage = self._walk_piece(
                     checked, at, end, StartPoint(piece_end, pieces.crcs[index + 1])
                 )
-                if damage is not None:
-                    return damage
+            if damage is None:
+                continue
+            if not checked.is_hinted:
+                return damage
+            checked.forget_hints()  # and again, from the head of the segment
         return None
 
     def _walk_open(self, checked: CheckedSegment, at: StartPoint, end: int) -> DamagedRange | None:
@@ -253,6 +275,10 @@ class CheckedLog:
             checked.is_growing = base <= self._tail().position < base + size
             if base >= self._own_from:
                 checked.trust(base, base + size)
+            else:
+                checked.take_hints(
+                    [b for b in self._files.read(base) if base < b[0] <= self._own_from]
+                )
             known = self._folder.files
             kept = {b: c for b, c in self._segments.items() if b in known}
             self._segments = {**kept, base: checked}

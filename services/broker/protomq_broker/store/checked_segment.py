@@ -10,6 +10,7 @@ stands in front of it.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .seals import WalkedBlock
@@ -67,9 +68,19 @@ class CheckedSegment:
         pieces: what is known.
         written_ns: when the file had last been written to, as of the last look.
         is_growing: this process may have appended to it since.
+        is_hinted: some of the boundaries were read from a file.
+        saved_count: how many boundaries the file has.
     """
 
-    __slots__ = ("base_position", "end_position", "is_growing", "pieces", "written_ns")
+    __slots__ = (
+        "base_position",
+        "end_position",
+        "is_growing",
+        "is_hinted",
+        "pieces",
+        "saved_count",
+        "written_ns",
+    )
 
     def __init__(self, base_position: int, end_position: int, written_ns: int) -> None:
         self.base_position = base_position
@@ -77,6 +88,29 @@ class CheckedSegment:
         self.pieces = Pieces([base_position], [None], [False])
         self.written_ns = written_ns
         self.is_growing = False
+        self.is_hinted = False
+        self.saved_count = 0
+
+    def take_hints(self, boundaries: Sequence[tuple[int, int]]) -> None:
+        """Boundaries of an earlier process, rising; whether the pieces hold is not known."""
+        for position, crc in boundaries:
+            self.add(position, crc)
+        self.is_hinted = bool(boundaries)
+        self.saved_count = len(self.pieces.positions)
+
+    def forget_hints(self) -> None:
+        """One of them may be wrong: all boundaries go."""
+        self.pieces = Pieces([self.base_position], [None], [False])
+        self.is_hinted = False
+
+    def boundaries(self, end_position: int) -> list[tuple[int, int]]:
+        """Those below a position, where the CRC is known."""
+        positions, crcs, _ = self.pieces
+        return [
+            (position, crc)
+            for position, crc in zip(positions, crcs, strict=True)
+            if crc is not None and position <= end_position
+        ]
 
     def add(self, position: int, crc32c: int | None) -> None:
         """Makes a boundary, if it is none. Both parts of a piece that is split are as good as it was."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from protomq.v1.record_pb2 import Record
 from protomq.wire.record import PHYSICAL_OFFSET_AT
 
 from .append import AppendRequest, CorruptRecordError, ScannedRecords
+from .boundaries import BoundaryFiles
 from .checked_segment import Stretch, stretch_of
 from .checkpoint import Checkpoint
 from .config import FORMAT_VERSION, StoreConfig, check_format
@@ -31,6 +32,7 @@ from .offsets import OFFSETS_TOPIC, ConsumerOffsets
 from .queue_ends import forget_saved_ends, read_saved_ends, save_ends
 from .record_scan import read_trailers
 from .recovery import (
+    CorruptionMode,
     RecoveredLog,
     StartPoint,
     check_before,
@@ -47,6 +49,9 @@ from .segment import SegmentFolder
 from .topics import TopicTable, incarnation_of_first
 
 log = logging.getLogger(__name__)
+
+START_CHECK_SIZE_BYTES: Final = 64 << 20
+"""Of the log in front of the checkpoint, checked before a start is done: 40 ms where it is in the page cache."""
 
 
 class Derived(Protocol):
@@ -89,7 +94,7 @@ class Derived(Protocol):
 
 def make_folders(disk: Disk, root: str) -> None:
     """Makes the store's folders, durably. Those above the root are synced too: a start that was killed may have made any of them."""
-    for folder in ("config", "commitlog", "consumequeue", "index", "repeatedsends"):
+    for folder in ("config", "commitlog", "boundaries", "consumequeue", "index", "repeatedsends"):
         disk.make_folder(f"{root}/{folder}")
     disk.fsync_dir(root)
     sync_names_above(disk, root)
@@ -122,18 +127,20 @@ def recover_store(
     *,
     same_cache: bool,
     deleted: Mapping[str, int],
+    boundaries: BoundaryFiles,
     on_walked: Callable[[Stretch], None],
 ) -> RecoveredLog:
     """Recovers the log and brings what is derived (loaded already, the consume queues first) to its end. Raises CorruptLogError.
 
-    `deleted`: topics that were deleted, and where the log ended then. `on_walked` is told what was walked.
+    `deleted`: topics that were deleted, and where the log ended then. `boundaries`: from where a walk may begin, besides the heads of
+    segments. `on_walked` is told what was walked.
     """
     config_folder = f"{root}/config"
     queues.known_ends += read_saved_ends(disk, config_folder)
     positions = [structure.replay_from for structure in derived]
     try:
         recovered, replay = _recover(
-            disk, folder, config_folder, config, checkpoint, queues, derived, same_cache, deleted, positions, on_walked
+            disk, folder, config_folder, config, checkpoint, queues, derived, same_cache, deleted, positions, boundaries, on_walked,
         )  # fmt: skip
     except CorruptLogError:
         if queues.known_ends:  # the files that told of them are cut
@@ -175,6 +182,7 @@ def _recover(
     same_cache: bool,
     deleted: Mapping[str, int],
     positions: Sequence[int],
+    boundaries: BoundaryFiles,
     on_walked: Callable[[Stretch], None],
 ) -> tuple[RecoveredLog, _Replay]:
     """Walks the log: what was found, and what has handed it to the derived structures, which were complete up to `positions`."""
@@ -184,15 +192,26 @@ def _recover(
     if absent is not None:
         start = choose_start(folder, checkpoint, absent)  # so that the walk comes upon it
     if checkpoint is not None and start.position == checkpoint.replay_position > 0:
-        check_before(
-            disk,
-            folder,
-            _start_before(folder, checkpoint),
-            checkpoint,
-            mode=config.corruption,
-            quarantine_path=quarantine_path,
-            on_block=lambda block: on_walked(stretch_of(block)),
-        )
+        head = _start_before(folder, checkpoint)
+        nearer = _boundary_before(checkpoint, boundaries.read(head.position))
+        modes: list[tuple[StartPoint, CorruptionMode]] = [(head, config.corruption)]
+        if nearer is not None:  # a boundary is only a hint
+            modes.insert(0, (nearer, "refuse"))
+        for first, mode in modes:
+            try:
+                check_before(
+                    disk,
+                    folder,
+                    first,
+                    checkpoint,
+                    mode=mode,
+                    quarantine_path=quarantine_path,
+                    on_block=lambda block: on_walked(stretch_of(block)),
+                )
+                break
+            except CorruptLogError:
+                if first is head:
+                    raise
     replay = _Replay(folder, disk, queues, derived, start.position, deleted)
 
     def take(block: WalkedBlock) -> None:
@@ -213,6 +232,15 @@ def _recover(
         on_block=take,
     )
     return recovered, replay
+
+
+def _boundary_before(
+    checkpoint: Checkpoint, boundaries: Sequence[tuple[int, int]]
+) -> StartPoint | None:
+    """The last boundary that leaves START_CHECK_SIZE_BYTES in front of the checkpoint; None if there is none."""
+    end = checkpoint.replay_position - START_CHECK_SIZE_BYTES
+    found = [StartPoint(position, crc) for position, crc in boundaries if position <= end]
+    return found[-1] if found else None
 
 
 def _start_before(folder: SegmentFolder, checkpoint: Checkpoint) -> StartPoint:

@@ -34,6 +34,7 @@ import numpy as np
 from protomq.wire.hashing import Octets
 
 from .append import AppendRequest
+from .boundaries import BoundaryFiles
 from .checked_log import CheckedLog
 from .checked_segment import Stretch
 from .checkpoint import Checkpoint, read_checkpoint, write_checkpoint
@@ -167,6 +168,7 @@ class Store:
         self._replayed_from = 0
         self.topics = TopicTable(disk, f"{root}/config/topics.json", clock.now_ms, draw_incarnation)
         self.topics.forget_deleted(self._folder.first_position)
+        self._boundaries = BoundaryFiles(disk, f"{root}/boundaries")
         walked: list[Stretch] = []
         recovered = self._recover(walked.append)
 
@@ -188,6 +190,7 @@ class Store:
             lambda: self._log.tail,
             self._log_start,
             lambda: self._reader.damaged,
+            self._boundaries,
         )
         self._damage_lock = threading.Lock()
         self._reader = LogReader(
@@ -511,6 +514,7 @@ class Store:
                 ]
             for derived in self._derived:
                 derived.delete_below(first)
+            self._boundaries.remove_below(first)
         return first
 
     def checkpoint(self) -> None:
@@ -551,6 +555,7 @@ class Store:
             ),
         )
         self._checkpointed_position = tail.position
+        self._checked.save(tail.position)
 
     def close(self) -> None:
         """Stops the threads, makes everything durable, and gives the lock back. The writer has stopped before."""
@@ -558,6 +563,7 @@ class Store:
         self._keep_thread.stop()
         try:
             self.checkpoint()
+            self._checked.save(self._log.flushed_position, is_last=True)
             self._keeper.save()
             if not self._log.failure and not self._is_checkpoint_spoilt:
                 self._abort.remove()
@@ -643,6 +649,7 @@ class Store:
             self._derived,
             same_cache=bool(cache_id) and cache_id == self._lock.previous_cache_id,
             deleted=self.topics.deleted,
+            boundaries=self._boundaries,
             on_walked=on_walked,
         )
         self._first = _first_of(self._folder, checkpoint)

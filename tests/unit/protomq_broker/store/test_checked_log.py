@@ -11,6 +11,9 @@ import pytest
 from protomq.testing.simdisk import SimDisk
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire.hashing import key_hash_of
+from protomq_broker.store import checked_log, opening
+from protomq_broker.store.boundaries import BoundaryFiles
+from protomq_broker.store.disk import write_file_atomically
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.reading import ReadStatus
 from protomq_broker.store.store import Store
@@ -337,3 +340,91 @@ def test_what_is_known_to_hold_is_not_read_again(monkeypatch: pytest.MonkeyPatch
     assert 0 < logs_read() < 40, "once"
     assert logs_read() == 0
     assert read_all(store)
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many boundaries in a segment of 8 KiB as there are in one of a gigabyte."""
+    monkeypatch.setattr(checked_log, "PIECE_SIZE_BYTES", 512)
+    monkeypatch.setattr(checked_log, "SAVED_COUNT_MIN", 2)
+    monkeypatch.setattr(opening, "START_CHECK_SIZE_BYTES", 1000)
+
+
+class ReadCounter(SimDisk):
+    """A disk that counts what is read of the log."""
+
+    log_bytes = 0
+
+    def pread(self, fd: int, size_bytes: int, position: int) -> bytes:
+        data = super().pread(fd, size_bytes, position)
+        if "/commitlog/" in self._descriptors[fd][1]:
+            self.log_bytes += len(data)
+        return data
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_boundaries_save_the_walk_from_the_head_of_a_segment() -> None:
+    disk = ReadCounter()
+    filled_store(disk).close()
+    assert len(disk.files("/s/boundaries")) == 6
+    with_boundaries, read = disk.files("/s/boundaries"), []
+    for _ in range(2):
+        disk.log_bytes = 0
+        open_store(disk).close()
+        read.append(disk.log_bytes)
+        disk.remove("/s/boundaries")
+    assert read[0] < read[1] - 2000, "a start reads a part of the newest segment only"
+    open_store(disk).close()
+    for path, data in with_boundaries.items():
+        write_file_atomically(disk, path, data)
+    store = open_store(disk)
+    position = store._queues.queue("topic", 0).entry(16)[0]
+    assert position % SEGMENT > 6000, "deep inside a segment"
+    disk.log_bytes = 0
+    assert store.read("topic", 0, 16, 1, 1).record_count == 1
+    assert disk.log_bytes < 3000
+    check_nothing_wrong(store, lost_some=False)
+    store.delete_segments_below(2 * SEGMENT)
+    assert len(disk.files("/s/boundaries")) == 4
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("seed", range(20))
+def test_wrong_boundaries_cost_time_and_nothing_else(seed: int) -> None:
+    rng = random.Random(seed)
+    disk = SimDisk()
+    filled_store(disk).close()
+    files = BoundaryFiles(disk, "/s/boundaries")
+    for path in disk.files("/s/boundaries"):
+        base = int(path.rpartition("/")[2])
+        rows = files.read(base)
+        at = rng.randrange(len(rows))
+        position, crc = rows[at]
+        rows[at] = rng.choice(((position + 1, crc), (position, crc ^ 1), (position + 600, crc)))
+        files.write(base, sorted(rows))
+    store = open_store(disk)
+    check_nothing_wrong(store, lost_some=False)
+    send_more(store)
+    store.close()
+    disk.flip_bit(segment_path(SEGMENT), 4000 * 8)
+    store = open_store(disk)
+    assert check_nothing_wrong(store) == 1
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("seed", range(20))
+def test_damage_is_found_with_boundaries_as_without_them(seed: int) -> None:
+    rng = random.Random(seed)
+    disk = SimDisk()
+    store = filled_store(disk)
+    end = store.appended_position
+    store.close()
+    position = rng.randrange(53, end - 700)
+    disk.overwrite(
+        segment_path(position),
+        min(position % SEGMENT, SEGMENT - 700),
+        rng.randbytes(rng.choice((1, 60, 700))),
+    )
+    store = open_store(disk, corruption="quarantine")
+    check_nothing_wrong(store)
+    send_more(store)
