@@ -5,7 +5,8 @@
 
 What is checked at the end, by the letters of docs/reliability.md: each acknowledged id is in the target (B3) once (A3), nothing else is
 (A6). Only retention may take ids away before they are read, and only those that the source has not any more. The query may fail only where
-a worker was killed (I1), and comes to its end when no fault is left (I2).
+a worker was killed (I1), and comes to its end when no fault is left (I2). In some rounds the source topic is deleted when all of it is
+copied, and made again: ids of the new one count as all others do. In some the rows are shuffled, and written by `send_batch`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
 
-from protomq import MessageQueue, OutgoingMessage, Producer, PullConsumer
+from protomq import Admin, MessageQueue, OutgoingMessage, Producer, PullConsumer
 from protomq.errors import ProtomqError
 from protomq.testing import Broker, FaultProxy
 from tests.support.small_segments import (
@@ -33,7 +34,7 @@ from tests.support.small_segments import (
     let_retention_pass,
     small_segments_broker,
 )
-from tests.support.spark_driver import SparkDriver
+from tests.support.spark_driver import SHUFFLED, SparkDriver
 from tests.support.topics import drain, make_topic
 from tests.support.waiting import wait_for
 
@@ -65,6 +66,12 @@ class _End:
         self.proxy.close()
 
 
+def _stored_count(end: _End, topic: str) -> int:
+    """Asked past the proxy, by gRPC."""
+    with PullConsumer(namesrv=end.broker.namesrv, transport="grpc") as consumer:
+        return sum(consumer.end_offset(queue) for queue in consumer.queues(topic))
+
+
 class SparkWorld:
     """Context. `harm` as often as you like, then `finish`, then `check`."""
 
@@ -81,6 +88,12 @@ class SparkWorld:
         self._idle = threading.Event()
         self._sender = threading.Thread(target=self._send, name="sender")
         self._passes_retention = self.rng.random() < 0.4
+        chance = random.Random(f"spark, what else {seed}")
+        self._makes_again = not bug and not self._passes_retention and chance.random() < 0.5
+        self._shuffles = not bug and chance.random() < 0.4
+        self._gone: set[int] = set()
+        """Ids of topics that were deleted, which were in the copy by then."""
+        self._deleted_count = 0
         self._slow_s = self.rng.choice((0.0, 0.02, 0.05))
         """How much longer an answer of the target takes, always: so long do writes stay open to harm."""
         self._heal()
@@ -95,13 +108,14 @@ class SparkWorld:
             "protomq.namesrv": self._source.broker.namesrv, "subscribe": TOPIC, "startingOffsets": "earliest",
             "columns": "body", "protomq.transport": transport, "protomq.pullCountMax": str(rng.choice((50, 200, 1000))),
             "maxOffsetsPerTrigger": str(rng.choice((300, 800, 2000))), "minPartitions": str(rng.choice((1, 4))),
-            "failOnDataLoss": str(not self._passes_retention).lower(),
+            "failOnDataLoss": str(not (self._passes_retention or self._makes_again)).lower(),
         }  # fmt: skip
         write = {
             "protomq.namesrv": self._target.broker.namesrv, "topic": COPY,
             "protomq.transport": transport, "batchRows": str(rng.choice((20, 50, 500))),
         }  # fmt: skip
-        write_format = "protomq"
+        write_format = SHUFFLED if self._shuffles else "protomq"
+        self.counts["shuffled"] += self._shuffles
         if bug:
             write_format = "protomq-recorded"
             write |= {"record.folder": str(self._folder / "records"), "record.bug": bug}
@@ -200,6 +214,8 @@ class SparkWorld:
         }
         if self._passes_retention:
             found["retention"] = self._retention
+        if self._makes_again:
+            found["topic made again"] = self._make_again
         for name, end in (("source", self._source), ("target", self._target)):
             disturb = partial(self._disturb, end)
             found |= {
@@ -257,6 +273,17 @@ class SparkWorld:
         keep_all_again(self._source.broker)
         self._may_send.set()
 
+    def _make_again(self) -> None:
+        self._hold_sender()
+        sent = self._deleted_count + _stored_count(self._source, TOPIC)
+        wait_for(lambda: _stored_count(self._target, COPY) >= sent, END_TIMEOUT_S)
+        self._deleted_count = sent
+        self._gone |= set(self._acknowledged)
+        with Admin(namesrv=self._source.broker.namesrv) as admin:
+            admin.delete_topic(TOPIC)
+        make_topic(self._source.broker, TOPIC, QUEUES)
+        self._may_send.set()
+
     def _wait_for_growth(self) -> None:
         """Until Spark writes: the target grows."""
         # By gRPC it is asked past the proxy.
@@ -298,7 +325,7 @@ class SparkWorld:
             if number in stored:
                 continue
             passed_over += offset < first[queue]
-            if not self._passes_retention or offset >= first[queue]:
+            if not self._passes_retention or number in self._gone or offset >= first[queue]:
                 found.append(Violation("B3", f"id {number} of {queue}@{offset} is not in the copy"))
         for number, times in sorted(stored.items()):
             if times > 1:

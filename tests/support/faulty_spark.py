@@ -30,9 +30,11 @@ from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
+from protomq_spark.batches import send_batch
 from protomq_spark.offsets import StreamOffset
 from protomq_spark.sinks import BATCH_ID_PROPERTY, BatchSink, StreamSink
 from protomq_spark.source import BatchReader, ProtomqDataSource, StreamReader
+from tests.support.spark_driver import SHUFFLED
 
 STAGES = ("latest", "plan", "read", "write", "written", "commit")
 
@@ -203,7 +205,12 @@ class CopyOptions(TypedDict):
 def copy_writer(spark: SparkSession, options: CopyOptions, checkpoint: Path) -> Any:
     """The stream with these options, not started yet."""
     frame = spark.readStream.format(options["read_format"]).options(**options["read"]).load()
-    writer = frame.writeStream.format(options["write_format"]).options(**options["write"])
+    if options["write_format"] == SHUFFLED:
+        given = dict(options["write"])
+        send = send_batch(given.pop("topic"), namesrv=given.pop("protomq.namesrv"), options=given)
+        writer: Any = frame.repartition(3).writeStream.foreachBatch(send)
+    else:
+        writer = frame.writeStream.format(options["write_format"]).options(**options["write"])
     return writer.option("checkpointLocation", str(checkpoint))
 
 

@@ -22,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+SHUFFLED = "shuffled"
+"""As the format of a sink: the rows are shuffled, and written by `send_batch`."""
 
 
 class SparkDriver:
