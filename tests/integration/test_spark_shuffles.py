@@ -29,7 +29,7 @@ ROWS = 600
 @pytest.fixture(scope="module")
 def source(protomq_server: Broker) -> str:
     topic = make_topic(protomq_server, "shuffles", 2)
-    with Producer(protomq_server.namesrv) as producer:
+    with Producer(namesrv=protomq_server.namesrv) as producer:
         fill(producer, topic, ROWS)
     return topic
 
@@ -113,9 +113,9 @@ def test_a_mistake_is_named_before_anything_is_sent(
 ) -> None:
     namesrv = protomq_server.namesrv
     with pytest.raises(OptionError, match="'colour'"):
-        send_batch("t", namesrv=namesrv, colour="red")
+        send_batch("t", namesrv=namesrv, options={"colour": "red"})
     with pytest.raises(OptionError, match="sets the option 'writeId' itself"):
-        send_batch("t", namesrv=namesrv, writeId="x")
+        send_batch("t", namesrv=namesrv, options={"writeId": "x"})
     rows = spark.range(1).selectExpr("CAST(id AS STRING) AS body")
     with pytest.raises(OptionError, match="order_by: there is no column 'time'"):
         send_batch("t", namesrv=namesrv, order_by="time")(rows, 0)

@@ -19,7 +19,7 @@ fails with ReplayMismatchError; nothing is stored twice or lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,7 +42,7 @@ def send_batch(
     order_by: str | Sequence[str] = (),
     partitions: int = PARTITIONS,
     query_id: str = "",
-    **options: str,
+    options: Mapping[str, str] | None = None,
 ) -> Callable[[DataFrame, int], None]:
     """A function for `foreachBatch` of DataFrames with the columns of the sink; without `topic` they need a column of that name.
 
@@ -50,8 +50,10 @@ def send_batch(
     messages. `partitions` (1 or more) must not change between the attempts at a micro-batch. `query_id`: only where Spark does
     not tell it (Spark Connect): a name that this query alone has, and keeps. `options`: those of the sink. Raises OptionError.
     """
-    given = {"protomq.namesrv": namesrv, **options} | ({"topic": topic} if topic else {})
-    for name in options:
+    given = dict(options or {}) | {"protomq.namesrv": namesrv}
+    if topic:
+        given["topic"] = topic
+    for name in given:
         if name.lower() in _OURS:
             raise OptionError(f"send_batch sets the option {name!r} itself")
     if partitions < 1:
