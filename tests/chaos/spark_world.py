@@ -49,6 +49,8 @@ PACE_S: Final = 0.05
 END_TIMEOUT_S: Final = 180.0
 RAISED_BY_US: Final = re.compile(r"protomq_spark[./]|protomq\.errors")
 """In the text of a failed query: a traceback of ours. All else that may fail it is a worker that was killed."""
+PASSED_THROUGH: Final = re.compile(r'File "[^"]*/protomq_spark/batches\.py"')
+"""`send_batch` on the driver stands in the traceback of whatever fails the write that it waits for."""
 
 
 class _End:
@@ -346,7 +348,7 @@ class SparkWorld:
         found = [
             Violation("I1", f"the query failed with {text[:3000]}")
             for text in texts
-            if RAISED_BY_US.search(text)
+            if RAISED_BY_US.search(PASSED_THROUGH.sub("", text))
         ]
         if len(texts) > self._workers_killed:
             found.append(
