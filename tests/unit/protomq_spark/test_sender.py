@@ -1,0 +1,98 @@
+"""Where the rows of a task go, against a cluster without sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("pyarrow", reason="protomq-spark needs pyarrow")
+pytest.importorskip("protomq_spark", reason="clients/spark is not installed")
+
+import pyarrow as pa
+
+from protomq import _routes
+from protomq._routes import Routes
+from protomq._selectors import sharded_index
+from protomq_spark.cluster import Cluster
+from protomq_spark.options import ClientOptions, parse_write_options
+from protomq_spark.sender import SEQUENCES_PER_BATCH, Identity, RowSender, write_queues
+from tests.support.fake_cluster import FakeCluster, FakeSyncTransport
+
+COUNT = 100
+FIRST = Identity("q", 0)
+
+
+@pytest.fixture
+def fake() -> FakeCluster:
+    return FakeCluster({"T": {"a": 3, "b": 2}})
+
+
+@pytest.fixture
+def cluster(fake: FakeCluster) -> Iterator[Cluster]:
+    made = Cluster(ClientOptions("h:1"))
+    made.transport.close()
+    made.transport = FakeSyncTransport(fake)
+    made.routes = Routes(made.transport, "h:1")
+    yield made
+    made.close()
+
+
+def rows(*columns: str) -> pa.RecordBatch:
+    keys = [f"k{n % 7}" if n % 10 else "" for n in range(COUNT)]
+    return pa.RecordBatch.from_pydict(
+        {"body": [b"%d" % n for n in range(COUNT)], **dict.fromkeys(columns, keys)}
+    )
+
+
+def send(
+    cluster: Cluster, batch: pa.RecordBatch, identity: Identity = FIRST, shard_by: str = ""
+) -> None:
+    given = {"protomq.namesrv": "h:1", "topic": "T", "batchRows": "20"}
+    if shard_by:
+        given["shardBy"] = shard_by
+    RowSender(cluster, parse_write_options(given), identity).send([batch])
+
+
+@pytest.mark.parametrize(("column", "shard_by"), [("key", ""), ("key", "key"), ("sharding_key", "")])
+def test_the_rows_of_one_key_are_in_one_queue_in_their_order(
+    fake: FakeCluster, cluster: Cluster, column: str, shard_by: str
+) -> None:
+    send(cluster, rows(column), shard_by=shard_by)
+    queues = sorted(("a", n) for n in range(3)) + sorted(("b", n) for n in range(2))
+    stored = fake.stored()
+    for k in range(7):
+        wanted = [b"%d" % n for n in range(COUNT) if n % 7 == k and n % 10]
+        found = stored[queues[sharded_index(f"k{k}", 5)]]
+        assert [body for body in found if body in wanted] == wanted
+    in_turn = {b"%d" % n for n in range(0, COUNT, 10)}
+    assert len([queue for queue, found in stored.items() if in_turn & set(found)]) == 5
+    assert sum(map(len, stored.values())) == COUNT
+
+
+def test_without_a_shard_windows_go_to_the_queues_in_turn(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    send(cluster, rows("key"), shard_by="none")
+    assert sorted(map(len, fake.stored().values())) == [20] * 5
+
+
+def test_writes_of_one_name_that_follow_each_other_are_one_producer(
+    fake: FakeCluster, cluster: Cluster
+) -> None:
+    for batch_id in (0, 1):
+        send(cluster, rows(), Identity("write\0T\0name", 0, batch_id))
+    records = [record for call in fake.calls for record in call.request.records]
+    assert len({record.producer_id for record in records}) == 1
+    assert sorted(record.sequence for record in records) == [
+        first + n for first in (0, SEQUENCES_PER_BATCH) for n in range(COUNT)
+    ]
+
+
+def test_the_queues_to_write_are_those_of_now(
+    fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_routes, "INVALIDATE_INTERVAL_S", 0.0)
+    assert len(write_queues(cluster, "T")) == 5
+    fake.topics["T"] = {"a": 1, "b": 1}
+    assert len(write_queues(cluster, "T")) == 2
