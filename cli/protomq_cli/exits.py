@@ -64,6 +64,7 @@ _BY_STATUS_CODE: Final = {
 _HINTS: Final = {
     "TOPIC_NOT_FOUND": "`protomq topic list` shows the topics, `protomq topic create NAME` makes one",
     "TOPIC_EXISTS": "add --update to change it",
+    "OFFSET_OUT_OF_RANGE": "`protomq topic describe` shows the range",
     "TOPIC_RECREATED": "start again, to read the topic as it is now",
     "QUEUE_NOT_FOUND": "`protomq topic describe NAME` shows its queues",
     "NOT_PERMITTED": "`protomq topic describe NAME` shows its permission",

@@ -21,11 +21,10 @@ from protomq_broker.store import (
     commit_log,
     consume_queue,
     entry_check,
-    offsets,
     opening,
     queue_patch,
     recovery,
-    topics,
+    side_files,
 )
 from protomq_broker.store import disk as disk_module
 from protomq_broker.store.append import AppendRequest
@@ -191,6 +190,24 @@ def settings(seed: int) -> list[Violation]:
     world.create_topic()
     world.commit_offsets()
     return world.fork("power", world.rng).verify()
+
+
+def idle_group(seed: int) -> list[Violation]:
+    """A group commits no more, the segments in which it did go, and no cache is left."""
+    world = StoreWorld(seed, sync_flush=True)
+    world.open()
+    for _ in range(3):
+        world.commit_offsets()
+    for _ in range(30):
+        world.send([world.new_order(size=400)])
+    world.flush()
+    world.checkpoint()
+    world.delete_old(3)
+    world.flush()
+    after = world.fork("kill", world.rng)
+    for name in ("config/consumerOffsets.json", "checkpoint"):
+        after.disk.remove(f"{ROOT}/{name}")
+    return after.verify()
 
 
 # Bugs.
@@ -589,10 +606,27 @@ def _file_without_a_sync() -> Any:
         disk.rename(temporary, path)
         disk.fsync_dir(path.rpartition("/")[0])
 
-    return _both(
-        _patch(topics, "write_file_atomically", write),
-        _patch(offsets, "write_file_atomically", write),
-    )
+    return _patch(side_files, "write_file_atomically", write)
+
+
+def _idle_groups_are_forgotten() -> Any:
+    """Retention deletes a segment without saying again what is alive in it."""
+
+    def carry_forward(self: Store, cut: int) -> None:
+        pass
+
+    return _patch(Store, "_carry_forward", carry_forward)
+
+
+def _commits_are_answered_before_they_are_appended() -> Any:
+    """A commit is in memory when it is answered, and in the log some time later."""
+
+    def append_state(self: Store, topic: str, bodies: Sequence[bytes], *_: Any) -> int:
+        for body in bodies:
+            self._machines[topic].apply(body, self.appended_position)
+        return self.appended_position
+
+    return _patch(Store, "append_state", append_state)
 
 
 def _segments_deleted_in_one_go() -> Any:
@@ -790,6 +824,8 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted("flips a bit of a key before it is written", _flips_a_bit_of_a_key, life),
     Planted("flips a bit of a key, seen in the log", _flips_a_bit_of_a_key, _keys_in_the_log),
     Planted("renames before the sync", _file_without_a_sync, settings),
+    Planted("forgets idle groups", _idle_groups_are_forgotten, idle_group),
+    Planted("answers commits before the append", _commits_are_answered_before_they_are_appended, settings),
     Planted("deletes segments in one go", _segments_deleted_in_one_go, retention),
     Planted("believes a flipped entry", _believes_every_entry, _flipped_entries),
     Planted("heals without the log", _heals_without_the_log, _damaged_while_open),

@@ -123,6 +123,9 @@ def _without_derived(world: StoreWorld) -> StoreWorld:
     world.send_some(2)
     world.checkpoint()
     after = world.fork("kill", world.rng)
+    for name in ("config/consumerOffsets.json", "checkpoint"):
+        if world.rng.random() < 0.5:
+            after.disk.remove(f"{ROOT}/{name}")
     for name in ("consumequeue", "index", "repeatedsends"):
         if world.rng.random() < 0.5:
             after.disk.remove(f"{ROOT}/{name}")

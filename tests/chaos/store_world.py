@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -21,6 +21,7 @@ from protomq._types import MessageQueue
 from protomq.errors import ProtomqError
 from protomq.testing.simdisk import SimDisk
 from protomq.v1.record_pb2 import Record, RecordBatch
+from protomq.v1.state_pb2 import OffsetsRecord
 from protomq.wire.hashing import key_hash_of, tag_code_of
 from protomq.wire.record import RecordTemplate, encode_front, encode_record_field
 from protomq_broker.store.append import AppendRequest
@@ -32,6 +33,7 @@ from protomq_broker.store.errors import (
     StoreError,
     StoreFailedError,
 )
+from protomq_broker.store.offsets import OFFSETS_TOPIC
 from protomq_broker.store.reading import ReadResult, ReadStatus, StoredPlace
 from protomq_broker.store.record_region import prove_region
 from protomq_broker.store.repeated_sends import (
@@ -52,6 +54,7 @@ from .history import Call, Event, History
 ROOT: Final = "/s"
 SEGMENT_SIZE_BYTES: Final = 4096
 TOPICS: Final = ("orders", "payments")
+GROUP: Final = "group"
 QUEUES: Final = 2
 ALL_QUEUES: Final = tuple((topic, queue) for topic in TOPICS for queue in range(QUEUES))
 DETECTED: Final = "detected"
@@ -117,6 +120,14 @@ class _Waiting:
         self.result = result
 
 
+class _Commit(NamedTuple):
+    """A commit of an offset: where it ends in the log; None: it was refused, and may be there all the same."""
+
+    offset: int | None
+    end_position: int | None
+
+
+NOTHING_COMMITTED: Final = _Commit(None, 0)
 StoreOpener = Callable[..., Store]
 
 
@@ -149,8 +160,11 @@ class StoreWorld:
         self.anonymous = _Sender("anon", 0)
         self.waiting: list[_Waiting] = []
         self.created: set[str] = set()
-        self.committed: dict[tuple[str, int], int] = {}  # in the file for sure
-        self.commits: dict[tuple[str, int], int] = {}  # the latest
+        self.commits: dict[tuple[str, int], list[_Commit]] = {}
+        """By queue: what the last start found, and the commits since."""
+        self.kept_below: int | None = None
+        """Up to where the last crash left the log for sure; None: all of it."""
+        self.fallen_back: list[Violation] = []
         self.store: Store | None = None
         self.promise = Promise(suffix_loss=not sync_flush)
         self.lost_answers = 0.0
@@ -169,6 +183,7 @@ class StoreWorld:
         )
         self.history.epoch += 1
         self.store.on_flushed = self._resolve
+        self._settle_commits(self.store)
         return self.store
 
     def close(self) -> None:
@@ -205,10 +220,13 @@ class StoreWorld:
                 owner.uncertain.append(replace(order, sender=owner))
         other.waiting = []
         other.created = set(self.created)
-        other.committed, other.commits = dict(self.committed), dict(self.commits)
         flushed = self.store.flushed_position if self.store is not None else None
         if flushed is None and self._last_flushed is not None:
             flushed = self._last_flushed
+        other.fallen_back = list(self.fallen_back)
+        other.commits = {key: list(commits) for key, commits in self.commits.items()}
+        if kind == "power":
+            other.kept_below = flushed or 0
         other.store = None
         other.history.fact("crash", kind=kind, flushed=flushed)
         return other
@@ -419,21 +437,52 @@ class StoreWorld:
         self.created.add(name)
 
     def commit_offsets(self) -> None:
-        """A consumer group commits, and the file is written."""
+        """A consumer group commits."""
+        topic, queue = self.rng.choice(TOPICS), self.rng.randrange(QUEUES)
+        self.commit_offset(topic, queue, self.rng.randrange(50))
+
+    def commit_offset(self, topic: str, queue: int, offset: int) -> None:
+        """A consumer group commits in a queue; the topic is made if it is not there."""
         assert self.store is not None
-        topic, queue, offset = (
-            self.rng.choice(TOPICS),
-            self.rng.randrange(QUEUES),
-            self.rng.randrange(50),
-        )
-        self.store.offsets.commit("group", topic, queue, offset)
-        self.commits[topic, queue] = offset
+        end_position = None
         try:
-            self.store.offsets.flush()
-        except OSError:
-            return
-        found = {key: self.store.offsets.find("group", *key) for key in self.commits}
-        self.committed = {key: value for key, value in found.items() if value is not None}
+            config = self.store.topics.find(topic) or self.store.topics.create(
+                self.topic_config(topic)
+            )
+            record = OffsetsRecord()
+            record.commits.add(consumer_group=GROUP).offsets.add(
+                topic=topic,
+                queue_id=queue,
+                queue_offset=offset,
+                topic_incarnation=config.incarnation,
+            )
+            end_position = self.store.append_state(OFFSETS_TOPIC, [record.SerializeToString()])
+        except (StoreError, OSError):
+            pass
+        commits = self.commits.setdefault((topic, queue), [NOTHING_COMMITTED])
+        commits.append(_Commit(offset, end_position))
+
+    def committed(self, topic: str, queue: int) -> int | None:
+        """What the group is told."""
+        assert self.store is not None
+        config = self.store.topics.find(topic)
+        incarnation = config.incarnation if config is not None else 0
+        return self.store.offsets.find(GROUP, topic, incarnation, queue)
+
+    def _settle_commits(self, store: Store) -> None:
+        """After a start: a commit that was there for sure has not fallen back (C3). From here on what is there counts."""
+        for (topic, queue), commits in self.commits.items():
+            found = self.committed(topic, queue)
+            sure, *later = (commit.offset for commit in _surviving(commits, self.kept_below))
+            if found not in (sure, *later):
+                self.fallen_back.append(
+                    Violation(
+                        "C3",
+                        f"the offset of {topic}/{queue} is {found}; {sure} was committed, then perhaps {later}",
+                    )
+                )
+            self.commits[topic, queue] = [_Commit(found, 0)]
+        self.kept_below = None
 
     # Reading.
 
@@ -593,22 +642,21 @@ class StoreWorld:
         return records
 
     def check_settings(self) -> list[Violation]:
-        """Topics that were created and offsets that were flushed are there."""
+        """Topics that were created and offsets that were committed are there."""
         assert self.store is not None
         found = [
             Violation("C3", f"topic {name} is gone")
             for name in sorted(self.created)
             if self.store.topics.find(name) is None
         ]
-        for (topic, queue), offset in self.committed.items():
-            actual = self.store.offsets.find("group", topic, queue)
-            if actual not in (offset, self.commits[topic, queue]):
+        for (topic, queue), commits in self.commits.items():
+            actual = self.committed(topic, queue)
+            latest = next(c.offset for c in reversed(commits) if c.end_position is not None)
+            if actual != latest:
                 found.append(
-                    Violation(
-                        "C3", f"the offset of {topic}/{queue} is {actual}, {offset} was committed"
-                    )
+                    Violation("C3", f"the offset of {topic}/{queue} is {actual}, not {latest}")
                 )
-        return found
+        return found + self.fallen_back
 
     def verify(
         self, *, files: bool = True, skips: dict[int, tuple[int, int]] | None = None
@@ -725,3 +773,13 @@ def last_scan(events: Sequence[Event]) -> dict[str, Any]:
         if event.op == "scan" and event.type == "ok":
             return event.result
     return {"queues": []}
+
+
+def _surviving(commits: list[_Commit], flushed: int | None) -> list[_Commit]:
+    """The last one that is there for sure, in front of the flushed position (None: all that was acknowledged is), and those after it."""
+    sure = max(
+        index
+        for index, (_, end_position) in enumerate(commits)
+        if end_position is not None and (flushed is None or end_position <= flushed)
+    )
+    return commits[sure:]

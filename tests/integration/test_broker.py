@@ -19,9 +19,11 @@ from protomq.v1 import send_service_pb2 as send
 from protomq.v1.record_pb2 import Record
 from protomq.v1.topic_pb2 import Permission, Topic
 from protomq.wire import record as layout
+from protomq_broker import offset_commits
 from protomq_broker.config import BrokerConfig
 from protomq_broker.main import BrokerProcess
 from protomq_broker.store.config import StoreConfig
+from protomq_broker.store.errors import DiskFullError
 from protomq_runtime import grpc_server
 from protomq_runtime.addresses import ListenConfig
 from protomq_runtime.grpc_server import GrpcServer
@@ -95,9 +97,22 @@ Start = Callable[..., Any]
 
 
 @pytest.fixture
-async def start(tmp_path: Path, transport: str) -> AsyncIterator[Start]:
+def running() -> list[tuple[BrokerProcess, Client]]:
+    """The broker that `start` has started last, and its client."""
+    return []
+
+
+@pytest.fixture
+def broker_of(running: list[tuple[BrokerProcess, Client]]) -> Callable[[], BrokerProcess]:
+    """Gives the broker that runs now."""
+    return lambda: running[-1][0]
+
+
+@pytest.fixture
+async def start(
+    tmp_path: Path, transport: str, running: list[tuple[BrokerProcess, Client]]
+) -> AsyncIterator[Start]:
     """Starts brokers on one store, one after the other; all are stopped at the end."""
-    running: list[tuple[BrokerProcess, Client]] = []
 
     async def stop() -> None:
         while running:
@@ -671,3 +686,109 @@ async def test_a_refused_send_makes_no_topic(client: Client) -> None:
     assert await failure(client.pull(topic="new")) == (5, "TOPIC_NOT_FOUND")
     await client.send(Record(body=b"x"), topic="new", queue_id=0)
     assert len((await client.pull(topic="new")).records) == 1
+
+
+# Committed offsets.
+
+
+def commit_request(offset: int, *, group: str = "g", queue_id: int = 0) -> consumer.CommitOffsetsRequest:
+    entry = consumer.QueueOffset(topic="t", queue_id=queue_id, queue_offset=offset)
+    return consumer.CommitOffsetsRequest(consumer_group=group, offsets=[entry])
+
+
+async def committed(client: Client, group: str = "g") -> list[int]:
+    answer = await client.call(consumer.GetOffsetsRequest(consumer_group=group, topic="t"), consumer.GetOffsetsResponse)
+    return [entry.queue_offset for entry in answer.offsets]
+
+
+async def test_an_offset_outside_the_queue_is_refused_with_the_range(client: Client) -> None:
+    await client.send(*(Record(body=b"x") for _ in range(3)))
+    await client.call(commit_request(3), consumer.CommitOffsetsResponse)
+    for offset in (-1, 4, 1 << 62):
+        attempts = [
+            client.call(commit_request(offset), consumer.CommitOffsetsResponse),
+            client.pull(consumer_group="g", commit_offset=offset),
+        ]
+        for attempt in attempts:
+            with pytest.raises(CallFailed) as caught:
+                await attempt
+            status = caught.value.status
+            assert (status.code, status.reason) == (11, "OFFSET_OUT_OF_RANGE")
+            assert (status.metadata["min_offset"], status.metadata["end_offset"]) == ("0", "3")
+            assert "from 0 to 3" in status.message
+    assert await committed(client) == [3]
+    await client.call(commit_request(0), consumer.CommitOffsetsResponse)
+    assert await committed(client) == [0]
+
+
+async def test_one_bad_offset_of_many_commits_none(client: Client) -> None:
+    await client.send(Record(body=b"x"))
+    request = commit_request(1)
+    request.offsets.add(topic="t", queue_id=0, queue_offset=9)
+    assert await failure(client.call(request, consumer.CommitOffsetsResponse)) == (11, "OFFSET_OUT_OF_RANGE")
+    assert await committed(client) == []
+
+
+async def test_under_sync_flush_a_commit_waits_for_the_disk_and_what_is_appended_counts(start: Start) -> None:
+    client = await start(store={"sync_flush": True})
+    await client.call(admin.CreateTopicRequest(topic=Topic(name="t", write_queues=1)), admin.CreateTopicResponse)
+    await client.send(*(Record(body=b"x") for _ in range(3)))
+    await asyncio.gather(
+        *(client.call(commit_request(i % 4, group=f"g{i}"), consumer.CommitOffsetsResponse) for i in range(40))
+    )
+    status = await client.call(admin.GetBrokerStatusRequest(), admin.GetBrokerStatusResponse)
+    assert status.flushed_position == status.appended_position
+    assert [await committed(client, f"g{i}") for i in range(8)] == [[i % 4] for i in range(8)]
+
+
+async def test_commits_of_one_group_count_in_their_order(client: Client, start: Start) -> None:
+    await client.send(*(Record(body=b"x") for _ in range(9)))
+    for offset in (5, 9, 2):
+        await client.call(commit_request(offset), consumer.CommitOffsetsResponse)
+    await client.pull(consumer_group="g", commit_offset=7)
+    await client.call(commit_request(4), consumer.CommitOffsetsResponse)
+    assert await committed(client) == [4]
+    client = await start()
+    assert await committed(client) == [4]
+
+
+async def test_what_a_pull_commits_is_in_the_log_soon(client: Client, start: Start) -> None:
+    await client.send(*(Record(body=b"x") for _ in range(9)))
+    await client.pull(consumer_group="g", commit_offset=7)
+    while await committed(client) != [7]:
+        pass  # each look is a call
+    client = await start()
+    assert await committed(client) == [7]
+
+
+async def test_there_is_a_limit_to_groups(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offset_commits, "GROUPS_MAX", 2)
+    for group in ("a", "b", "a"):
+        await client.call(commit_request(0, group=group), consumer.CommitOffsetsResponse)
+    assert await failure(client.call(commit_request(0, group="c"), consumer.CommitOffsetsResponse)) == (8, "TOO_MANY")
+
+
+async def test_a_commit_that_cannot_be_appended_is_an_error_and_the_next_one_is_taken(
+    client: Client, broker_of: Callable[[], BrokerProcess], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.send(*(Record(body=b"x") for _ in range(3)))
+    store = broker_of().broker.store
+    real = store.append_state
+    failures = [OSError(5, "no"), RuntimeError("a defect"), DiskFullError("full")]
+
+    def fail(*_: Any) -> int:
+        raise failures.pop()
+
+    monkeypatch.setattr(store, "append_state", fail)
+    for expected in ((8, "DISK_FULL"), (13, "INTERNAL"), (9, "STORE_FAILED")):
+        assert await failure(client.call(commit_request(2), consumer.CommitOffsetsResponse)) == expected
+    failures.append(DiskFullError("full"))
+    await client.pull(consumer_group="p", commit_offset=1)
+    while failures:
+        await committed(client, "p")
+    assert (await committed(client), await committed(client, "p")) == ([], [])
+    monkeypatch.setattr(store, "append_state", real)
+    await client.call(commit_request(2), consumer.CommitOffsetsResponse)
+    while await committed(client, "p") != [1]:
+        pass  # it is tried again
+    assert await committed(client) == [2]

@@ -25,6 +25,7 @@
         │   ├── OffsetNotFoundError     OFFSET_NOT_FOUND
         │   └── BrokerNotFoundError     BROKER_NOT_FOUND
         ├── TopicExistsError            TOPIC_EXISTS
+        ├── OffsetOutOfRangeError       OFFSET_OUT_OF_RANGE: an offset to be committed; `metadata` holds the range of its queue
         ├── TopicRecreatedError         TOPIC_RECREATED: the topic was deleted and made again; `metadata` holds both incarnations
         ├── NotPermittedError           NOT_PERMITTED
         ├── BusyError                   the server is there, but cannot now
@@ -91,6 +92,7 @@ __all__ = [
     "OffsetNotFoundError",
     "BrokerNotFoundError",
     "TopicExistsError",
+    "OffsetOutOfRangeError",
     "TopicRecreatedError",
     "NotPermittedError",
     "BusyError",
@@ -353,6 +355,13 @@ class TopicExistsError(ServerError):
     code = _ALREADY_EXISTS
 
 
+class OffsetOutOfRangeError(ServerError):
+    """An offset was to be committed that is below 0 or beyond the end of its queue: nothing was committed. `metadata` holds the range."""
+
+    reason = "OFFSET_OUT_OF_RANGE"
+    code = 11  # OUT_OF_RANGE
+
+
 class TopicRecreatedError(ServerError):
     """The topic was deleted and made again: offsets of the old one mean nothing in the new one.
 
@@ -503,7 +512,8 @@ _BY_REASON: Final[dict[str, type[ServerError]]] = {
     cls.reason: cls
     for cls in (
         InvalidArgumentError, MessageTooLargeError, TopicNotFoundError, QueueNotFoundError, OffsetNotFoundError,
-        BrokerNotFoundError, TopicExistsError, TopicRecreatedError, NotPermittedError, SystemBusyError, DiskFullError, TooManyError,
+        BrokerNotFoundError, TopicExistsError, OffsetOutOfRangeError,
+        TopicRecreatedError, NotPermittedError, SystemBusyError, DiskFullError, TooManyError,
         ShuttingDownError, QueueHealingError, StoreFailedError, SequenceExpiredError, SendOutOfOrderError, ProducerFencedError,
         DeadlineExceededError, UnknownMethodError, UnsupportedError, CorruptLogError, StaleRegistrationError, NameTakenError, InternalError,
     )

@@ -38,13 +38,14 @@ from .admin_service import AdminService, topic_to_message
 from .consumer_service import ConsumerService
 from .metrics import BrokerMetrics
 from .name_server_connections import NameServer, remote_name_server
-from .offset_journal import OffsetJournal
+from .offset_commits import OffsetCommits
 from .pull_service import PullService
 from .registration import BrokerRegistration, BrokerTopics
 from .send_service import SendService
 from .store.disk import Disk
 from .store.store import Store
 from .store_identity import store_id
+from .system_writer import SystemWriter
 
 if TYPE_CHECKING:
     from protomq_runtime.clock import Clock
@@ -80,22 +81,25 @@ class Broker:
         self.name = config.broker_name or socket.gethostname()
         self._clock = clock
         self._name_servers = tuple(name_servers)
+        self._writer = SystemWriter()
         self.store = Store.open(
             Path(config.data_dir),
             config.store,
             clock=clock,
             queues_default=config.default_queues,
             draw_incarnation=lambda: secrets.randbits(63) or 1,
+            on_writer=self._writer.run,
         )
         try:
             self._store_id = store_id(Disk(), self.store.root, lambda: secrets.randbits(63) | 1)
         except BaseException:
             self.store.close()
             raise
+        self._commits = OffsetCommits(self.store, self._writer)
         self._send = SendService(self.store, config, clock)
-        self._pull = PullService(self.store, config)
+        self._pull = PullService(self.store, config, self._commits)
         self.store.on_topic_deleted = self._pull.signal_deleted
-        self._consumer = ConsumerService(self.store)
+        self._consumer = ConsumerService(self.store, self._commits)
         self._admin = AdminService(
             self.store,
             config,
@@ -108,7 +112,6 @@ class Broker:
         )
         self._server: Server | None = None
         self._start_time_ms = clock.now_ms()
-        self._journal: OffsetJournal | None = None
         self._registration: BrokerRegistration | None = None
         self._announced_topics: tuple[TopicsSnapshot, BrokerTopics] | None = None
 
@@ -156,11 +159,13 @@ class Broker:
         telemetry.publish(self._numbers())
         send_lane = server.pools["send"].lanes[0]
         self.store.on_arrival = self._on_arrival
-        self.store.on_flushed = lambda position: send_lane.post(self._send.resolve_flushed)
-        self._journal = OffsetJournal(
-            self.store, self._clock, send_lane, self.config.offsets_interval_ms
-        )
-        send_lane.post(self._journal.start)
+        self._writer.start(self.store, send_lane)
+
+        def resolve_flushed() -> None:
+            self._send.resolve_flushed()
+            self._writer.resolve_flushed()
+
+        self.store.on_flushed = lambda position: send_lane.post(resolve_flushed)
         registration = self._make_registration(server)
         self._registration = registration
         self.store.topics.on_change = registration.notify_changed
@@ -209,8 +214,9 @@ class Broker:
 
     def close(self) -> None:
         """Writes the last offsets and closes the store. The last step of a stop, when no lane runs any more."""
-        if self._journal is not None:
-            self._journal.write()
+        self._writer.close()
+        if self._server is not None:
+            self._commits.write()
         self.store.close()
 
     def advertised_addresses(self, server: Server) -> AdvertisedAddresses:

@@ -75,7 +75,6 @@ class BrokerConfig:
         sync_flush_timeout_ms: how long a send waits for the disk before it is answered FLUSH_DISK_TIMEOUT (RocketMQ: 5 s).
         hold_max_ms: longest hold that a pull may ask for.
         register_interval_ms: between two heartbeats to a name server (RocketMQ: 30 s).
-        offsets_interval_ms: between two appends of changed consumer offsets to the log (RocketMQ: flushConsumerOffsetInterval 5 s).
         metrics: the metrics page.
         lanes: sizes of the lanes.
         store: configuration of the store.
@@ -93,7 +92,6 @@ class BrokerConfig:
     sync_flush_timeout_ms: int = 5_000
     hold_max_ms: int = 60_000
     register_interval_ms: int = 30_000
-    offsets_interval_ms: int = 5_000
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     lanes: LaneSizes = field(default_factory=LaneSizes)
     store: StoreConfig = field(default_factory=StoreConfig)
@@ -110,7 +108,6 @@ class BrokerConfig:
             "sync_flush_timeout_ms",
             "hold_max_ms",
             "register_interval_ms",
-            "offsets_interval_ms",
         ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")

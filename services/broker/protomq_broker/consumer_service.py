@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
+from google.protobuf.message import DecodeError
+
 from protomq.v1.consumer_service_pb2 import (
     CommitOffsetsRequest,
-    CommitOffsetsResponse,
     GetOffsetsRequest,
     GetOffsetsResponse,
     GetQueueRangeRequest,
@@ -17,10 +18,12 @@ from protomq.v1.consumer_service_pb2 import (
     SearchOffsetRequest,
     SearchOffsetResponse,
 )
-from protomq_runtime.errors import invalid_argument
+from protomq_runtime.dispatch import raw
+from protomq_runtime.errors import invalid_argument, unparsable
 
-from .store_errors import tells_store_errors
+from .store_errors import tells_store_errors, to_service_error
 from .topic_access import (
+    check_committed_offset,
     check_group_name,
     check_incarnation,
     check_read_queue,
@@ -30,8 +33,9 @@ from .topic_access import (
 )
 
 if TYPE_CHECKING:
-    from protomq_runtime.call import CallContext
+    from protomq_runtime.call import Call, CallContext
 
+    from .offset_commits import OffsetCommits
     from .store.store import Store
     from .store.topics import TopicConfig
 
@@ -43,28 +47,22 @@ OFFSETS_PER_COMMIT_MAX = 5_000
 class ConsumerService:
     """Implements protomq.v1.ConsumerService, on the consumer lane."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, commits: OffsetCommits) -> None:
         self._store = store
+        self._commits = commits
 
-    @tells_store_errors
-    def commit_offsets(
-        self, request: CommitOffsetsRequest, context: CallContext
-    ) -> CommitOffsetsResponse:
-        """Checks all offsets, then takes all of them."""
-        check_group_name(request.consumer_group)
-        if len(request.offsets) > OFFSETS_PER_COMMIT_MAX:
-            raise invalid_argument("offsets", f"at most {OFFSETS_PER_COMMIT_MAX} at once")
-        for index, offset in enumerate(request.offsets):
-            topic = existing_topic(self._store, offset.topic)
-            check_incarnation(topic, offset.topic_incarnation)
-            check_read_queue(topic, offset.queue_id)
-            if offset.queue_offset < 0:
-                raise invalid_argument(f"offsets[{index}].queue_offset", "must be 0 or above")
-        for offset in request.offsets:
-            self._store.offsets.commit(
-                request.consumer_group, offset.topic, offset.queue_id, offset.queue_offset
-            )
-        return CommitOffsetsResponse()
+    @raw
+    def commit_offsets(self, call: Call) -> None:
+        """Checks all offsets, then has all of them appended; answered when they are stored."""
+        try:
+            request = CommitOffsetsRequest.FromString(bytes(call.payload))
+            self._check_commit(request)
+        except DecodeError:
+            call.fail(unparsable("protomq.v1.CommitOffsetsRequest"))
+        except Exception as error:
+            call.fail(to_service_error(error))
+        else:
+            self._commits.commit(request, call)
 
     @tells_store_errors
     def get_offsets(self, request: GetOffsetsRequest, context: CallContext) -> GetOffsetsResponse:
@@ -74,7 +72,9 @@ class ConsumerService:
         def read(topic: TopicConfig) -> Mapping[int, int]:
             for queue_id in request.queue_ids:
                 check_read_queue(topic, queue_id)
-            return self._store.offsets.of_topic(request.consumer_group, topic.name)
+            return self._store.offsets.of_topic(
+                request.consumer_group, topic.name, topic.incarnation
+            )
 
         committed, topic = self._read(request.topic, request.topic_incarnation, read)
         wanted = request.queue_ids or sorted(committed)
@@ -128,6 +128,17 @@ class ConsumerService:
             lambda topic: self._store.offset_at_time(topic.name, request.queue_id, time_ms),
         )
         return SearchOffsetResponse(queue_offset=found, topic_incarnation=topic.incarnation)
+
+    def _check_commit(self, request: CommitOffsetsRequest) -> None:
+        """Raises ServiceError; fills in the incarnations of the topics."""
+        check_group_name(request.consumer_group)
+        if len(request.offsets) > OFFSETS_PER_COMMIT_MAX:
+            raise invalid_argument("offsets", f"at most {OFFSETS_PER_COMMIT_MAX} at once")
+        for offset in request.offsets:
+            topic = existing_topic(self._store, offset.topic)
+            check_incarnation(topic, offset.topic_incarnation)
+            check_committed_offset(self._store, topic, offset.queue_id, offset.queue_offset)
+            offset.topic_incarnation = topic.incarnation
 
     def _read(
         self, name: str, incarnation: int, read: Callable[[TopicConfig], T]

@@ -143,7 +143,11 @@ class BrokerMetrics:
         offsets = self._store.offsets
         for group, topics in sorted(offsets.groups().items()):
             for topic in sorted(topics):
-                for queue_id, committed in sorted(offsets.of_topic(group, topic).items()):
+                config = self._store.topics.find(topic)
+                if config is None:
+                    continue
+                known_offsets = offsets.of_topic(group, topic, config.incarnation)
+                for queue_id, committed in sorted(known_offsets.items()):
                     if not self._take(len(_LAGS)):
                         continue
                     known = self._range(topic, queue_id)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
+from protomq.v1.consumer_service_pb2 import QueueOffset
 from protomq.v1.pull_service_pb2 import PullRequest, PullResponse, PullStatus
 from protomq.wire.hashing import tag_code_of
 from protomq.wire.record import encode_varint
@@ -26,6 +27,7 @@ from .store.reading import ReadResult, ReadStatus
 from .store.topics import QUEUES_MAX
 from .store_errors import to_service_error
 from .topic_access import (
+    check_committed_offset,
     check_group_name,
     check_incarnation,
     check_read_queue,
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from protomq_runtime.regions import Region
 
     from .config import BrokerConfig
+    from .offset_commits import OffsetCommits
     from .store.store import Store
     from .store.topics import TopicConfig
 
@@ -69,8 +72,9 @@ class _Found(NamedTuple):
 class PullService:
     """Implements protomq.v1.PullService. `signal` may be called by any thread, the rest by the pull lanes."""
 
-    def __init__(self, store: Store, config: BrokerConfig) -> None:
+    def __init__(self, store: Store, config: BrokerConfig, commits: OffsetCommits) -> None:
         self._store = store
+        self._commits = commits
         self._config = config
         self._holds: dict[Lane, LaneHolds] = {}
         self._stopping = False
@@ -82,9 +86,7 @@ class PullService:
             request, tag_codes = self._read_request(call)
             found = self._look(request, request.queue_offset, tag_codes)
             if request.HasField("commit_offset"):
-                self._store.offsets.commit(
-                    request.consumer_group, request.topic, request.queue_id, request.commit_offset
-                )
+                self._commit(request, found.incarnation)
         except Exception as error:
             call.fail(to_service_error(error))
             return
@@ -135,8 +137,8 @@ class PullService:
             raise invalid_argument("tags", f"at most {TAGS_MAX}")
         if request.HasField("commit_offset"):
             check_group_name(request.consumer_group)
-            if request.commit_offset < 0:
-                raise invalid_argument("commit_offset", "must be 0 or above")
+            topic = self._topic_of(request)
+            check_committed_offset(self._store, topic, request.queue_id, request.commit_offset)
         if call.transport == "grpc" or request.plain_bodies:
             wanted = request.size_max_bytes or SIZE_DEFAULT_BYTES
             request.size_max_bytes = min(wanted, GRPC_SIZE_MAX_BYTES)
@@ -162,6 +164,16 @@ class PullService:
             ),
         )
         return _Found(result, topic.incarnation)
+
+    def _commit(self, request: PullRequest, incarnation: int) -> None:
+        """Has the offset appended that the pull commits, and does not wait for it."""
+        offset = QueueOffset(
+            topic=request.topic,
+            queue_id=request.queue_id,
+            queue_offset=request.commit_offset,
+            topic_incarnation=incarnation,
+        )
+        self._commits.commit_in_passing(request.consumer_group, offset)
 
     def _hold(
         self, call: Call, request: PullRequest, tag_codes: frozenset[int], found: _Found

@@ -112,6 +112,33 @@ def check_read_queue(topic: TopicConfig, queue_id: int) -> None:
         )
 
 
+def check_committed_offset(
+    store: Store, topic: TopicConfig, queue_id: int, queue_offset: int
+) -> None:
+    """Raises ServiceError unless a group may go on there: at a message that is or was in the queue, or behind the last one.
+
+    A slow group may stand below the first message that is still stored. What is appended counts, readable or not.
+    """
+    check_read_queue(topic, queue_id)
+    end_offset = store.appended_end_offset(topic.name, queue_id)
+    if 0 <= queue_offset <= end_offset:
+        return
+    min_offset, _ = store.queue_range(topic.name, queue_id)
+    raise ServiceError(
+        Code.OUT_OF_RANGE,
+        "OFFSET_OUT_OF_RANGE",
+        f"offset {queue_offset} cannot be committed in queue {queue_id} of {topic.name!r}: "
+        f"its messages are {min_offset} to {end_offset}; commit an offset from 0 to {end_offset}",
+        metadata={
+            "topic": topic.name,
+            "queue_id": str(queue_id),
+            "queue_offset": str(queue_offset),
+            "min_offset": str(min_offset),
+            "end_offset": str(end_offset),
+        },
+    )
+
+
 def topic_not_found(name: str) -> ServiceError:
     """NOT_FOUND for a topic."""
     return ServiceError(

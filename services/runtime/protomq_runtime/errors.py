@@ -96,6 +96,11 @@ RULES: Final[Mapping[str, ReasonRule]] = {
     "CORRUPT_LOG": ReasonRule(
         Code.DATA_LOSS, True, optional=("position", "next_offset", "queue_offset")
     ),
+    "OFFSET_OUT_OF_RANGE": ReasonRule(
+        Code.OUT_OF_RANGE,
+        True,
+        ("topic", "queue_id", "queue_offset", "min_offset", "end_offset"),
+    ),
     # No server answers it: a queue without a committed offset is left out of GetOffsets.
     "OFFSET_NOT_FOUND": ReasonRule(Code.NOT_FOUND, True),
     "INTERNAL": ReasonRule(Code.INTERNAL, False),

@@ -34,7 +34,7 @@ class QueueOffset(_message.Message):
     queue_id: _builtins.int
     """The queue, from 0."""
     queue_offset: _builtins.int
-    """The offset: the next message to consume."""
+    """The offset: the next message to consume. A commit takes 0 to the end of what is appended; beyond that: OFFSET_OUT_OF_RANGE."""
     topic_incarnation: _builtins.int
     """Incarnation of the topic to which the offset belongs. In a commit 0 is not checked; any other must be the current one, else
     TOPIC_RECREATED. Answers carry the current one.

@@ -72,6 +72,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION: the topic was deleted and made again since the client learned its incarnation: offsets of the old one mean nothing in
     the new one. The metadata hold topic, wanted and current. Begin anew with the current one, or stop.
     """
+    ERROR_REASON_OFFSET_OUT_OF_RANGE: _ErrorReason.ValueType  # 23
+    """OUT_OF_RANGE: an offset was to be committed that is below 0 or beyond the end of its queue; the metadata hold its range. Nothing was committed."""
     ERROR_REASON_NAME_TAKEN: _ErrorReason.ValueType  # 24
     """FAILED_PRECONDITION: the broker's name belongs to another broker that is alive, with another store; this one takes no sends."""
     ERROR_REASON_UNSUPPORTED: _ErrorReason.ValueType  # 25
@@ -134,6 +136,8 @@ ERROR_REASON_TOPIC_RECREATED: ErrorReason.ValueType  # 22
 """FAILED_PRECONDITION: the topic was deleted and made again since the client learned its incarnation: offsets of the old one mean nothing in
 the new one. The metadata hold topic, wanted and current. Begin anew with the current one, or stop.
 """
+ERROR_REASON_OFFSET_OUT_OF_RANGE: ErrorReason.ValueType  # 23
+"""OUT_OF_RANGE: an offset was to be committed that is below 0 or beyond the end of its queue; the metadata hold its range. Nothing was committed."""
 ERROR_REASON_NAME_TAKEN: ErrorReason.ValueType  # 24
 """FAILED_PRECONDITION: the broker's name belongs to another broker that is alive, with another store; this one takes no sends."""
 ERROR_REASON_UNSUPPORTED: ErrorReason.ValueType  # 25

@@ -107,6 +107,7 @@ PRODUCER_FLAGS_MASK: Final = FLAG_COMPRESSION_MASK | FLAG_MANY_KEYS | FLAG_DUE_T
 """The bits of `flags` that a producer may set."""
 FLAG_KIND_MASK: Final = 0x0700
 """The broker's: 0 plain, 1 half message, 2 copy of a message that stands elsewhere, 3 state of the broker."""
+FLAG_KIND_STATE: Final = 0x0300
 FLAG_TRANSIT: Final = 0x0800
 """The broker's: `transit` stands in front of the topic."""
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Sequence
+from enum import IntEnum
 from typing import Final, NamedTuple, cast
 
 from protomq.wire.hashing import Octets
@@ -46,6 +47,20 @@ class LogTail(NamedTuple):
     store_time_ms: int
 
 
+class Reserve(IntEnum):
+    """Who may use the last part of the space that the log has when the disk gives no more: so many quarters of it are kept from them."""
+
+    CARRIED = 0
+    """What must be appended before segments can be deleted: without it a full disk could never be freed."""
+    STATE = 2
+    """Other records of the broker's own."""
+    MESSAGES = 4
+    """What clients send."""
+
+
+RESERVE_SIZE_MAX_BYTES: Final = 4 << 20
+
+
 class CommitLog:
     """See the module's docstring."""
 
@@ -71,14 +86,16 @@ class CommitLog:
             folder.segment_size_bytes - 2 * SEAL_SIZE_BYTES - CLOSING_SIZE_BYTES,
         )
         """The most that one append takes, without its seal."""
+        self._reserve_bytes = min(RESERVE_SIZE_MAX_BYTES, folder.segment_size_bytes // 8)
         self._disk = disk
         self._pwritev = disk.pwritev
         self._segment: SegmentFile | None = folder.at(tail.position)
         self._create_lock = threading.Lock()
 
-    def position_for(self, size_bytes: int) -> int:
+    def position_for(self, size_bytes: int, reserve: Reserve = Reserve.MESSAGES) -> int:
         """Where an append of `size_bytes` will start; goes on to the next segment when it does not fit into this one.
 
+        The last part of the last segment is a reserve: entered only by whom `reserve` allows it, or when the next segment is there.
         Raises DiskFullError, StoreFailedError, AppendTooLargeError.
         """
         if size_bytes > self.append_size_max_bytes:
@@ -89,6 +106,9 @@ class CommitLog:
             and position != segment.base_position
             and position + size_bytes + SEAL_SIZE_BYTES + CLOSING_SIZE_BYTES <= segment.end_position
         ):
+            kept_bytes = self._reserve_bytes * reserve // Reserve.MESSAGES
+            if position + size_bytes > segment.end_position - kept_bytes:
+                self._make_next(segment)
             return position
         self._roll(size_bytes)
         return self.tail.position
@@ -170,6 +190,16 @@ class CommitLog:
             return False
         return segment.end_position not in self.folder.files
 
+    def start_without(self, position: int) -> int:
+        """Where the log would begin if the segments that end at or below `position` were removed; any thread."""
+        position = min(position, self.tail.position, self.flushed_position)
+        first = self.folder.first_position
+        while (
+            segment := self.folder.files.get(first)
+        ) is not None and segment.end_position <= position:
+            first = segment.end_position
+        return first
+
     def remove_segments_below(self, position: int) -> list[SegmentFile]:
         """Removes the segments that end at or below `position`, but never the one being written; any thread. Returns them."""
         with self._create_lock:
@@ -217,6 +247,17 @@ class CommitLog:
             self.tail.position + size_bytes + SEAL_SIZE_BYTES + CLOSING_SIZE_BYTES
             <= following.end_position
         )
+
+    def _make_next(self, segment: SegmentFile) -> None:
+        """Makes sure that there is a segment behind this one, or raises DiskFullError."""
+        if segment.end_position in self.folder.files:
+            return
+        try:
+            self._segment_at(segment.end_position)
+        except OSError as error:
+            if error.errno not in DISK_FULL_ERRNOS:
+                raise
+            raise DiskFullError(f"no space for the next segment: {error}") from error
 
     def _append_empty(self, data: bytes) -> None:
         """Padding, or the head of a segment."""

@@ -290,11 +290,6 @@ def read_json(disk: Disk, path: str) -> Any:
         return None
 
 
-def write_json_atomically(disk: Disk, path: str, value: Any) -> None:
-    """Replaces a JSON file (`write_file_atomically`)."""
-    write_file_atomically(disk, path, json.dumps(value, indent=2, sort_keys=True).encode() + b"\n")
-
-
 def _libc_syncfs(fd: int) -> int:
     return int(ctypes.CDLL(None, use_errno=True).syncfs(fd))
 

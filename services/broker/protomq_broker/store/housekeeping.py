@@ -16,11 +16,12 @@ from protomq.wire.record import SEAL_SIZE_BYTES
 
 from .commit_log import CommitLog
 from .config import StoreConfig
-from .disk import Disk, read_json, write_json_atomically
+from .disk import Disk
 from .errors import StoreError
 from .opening import Derived
 from .retention import Look, RetentionRules, RetentionState, SegmentAge, decide
 from .seals import decode_seal
+from .side_files import SideFileDamagedError, read_json_file, write_json_file
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +139,7 @@ class Housekeeper:
     def save(self) -> None:
         """Writes down what the next start wants to know about the clock."""
         if self._state is not None:
-            write_json_atomically(
+            write_json_file(
                 self._disk, self._state_path, {**asdict(self._state), "monotonic_ms": None}
             )
 
@@ -204,8 +205,10 @@ class Housekeeper:
 
 
 def _read_state(disk: Disk, path: str) -> RetentionState | None:
-    value = read_json(disk, path)
     try:
-        return RetentionState(**value)
+        return RetentionState(**(read_json_file(disk, path) or {}))
+    except SideFileDamagedError as error:
+        log.warning("%s: what was known of the clock is forgotten", error)
+        return None
     except TypeError:
         return None

@@ -21,6 +21,7 @@ from .record_scan import record_field_at
 from .recovery import DamagedRange, StartPoint, choose_start, read_quarantine, skips_of
 from .seals import LogWalker, Seal
 from .segment import SegmentFolder
+from .side_files import SideFileDamagedError, read_json_file
 
 
 @dataclass(slots=True)
@@ -74,8 +75,17 @@ def open_offline(
     """Raises StoreSettingsError if this is no store."""
     disk = disk or Disk()
     root = str(root).rstrip("/")
-    settings = read_json(disk, f"{root}/config/store.json")
-    size = settings.get("segment_size_bytes") if isinstance(settings, dict) else None
+    try:
+        settings = read_json_file(disk, f"{root}/config/store.json")
+    except SideFileDamagedError as error:
+        plain = read_json(disk, f"{root}/config/store.json")
+        if isinstance(plain, dict) and "format_version" in plain:
+            check_format(f"{root}/config/store.json", plain)
+        raise StoreSettingsError(
+            f"{error}: a start of the broker makes it anew from the segments"
+        ) from error
+    settings = settings if isinstance(settings, dict) else {}
+    size = settings.get("segment_size_bytes")
     if not isinstance(size, int) or size <= 0 or not disk.is_folder(f"{root}/commitlog"):
         raise StoreSettingsError(
             f"{root}: this is no store: config/store.json or commitlog is missing"

@@ -1,33 +1,40 @@
-"""Where consumer groups go on: committed offsets.
+"""Where consumer groups go on: the committed offsets, a state machine over the log.
 
-    config/consumerOffsets.json   {"<group>": {"<topic>": {"<queue>": offset}}}
+    record of %SYS%OFFSETS        its body is an OffsetsRecord (state.proto): commits, in their order
+    config/consumerOffsets.json   {"position": n, "groups": {"<group>": {"<topic>": {"incarnation": i,
+                                   "offsets": {"<queue>": [offset, position]}}}}}
 
 Rules:
-- Memory is what is asked. What has changed goes, every few seconds, into the log as records of a system topic (what must survive a
-  fail-over is a record) and into the file, which is a cache of those records.
+- The records are the truth. `apply` takes them in the order of the log: those just appended, and at a start those read back. The same
+  records make the same offsets.
+- The file is a cache (with a checksum, `side_files.py`). Every record in front of its `position` is in it. One that is lost, damaged or
+  ahead of the log is left aside, and the log is read from its beginning.
+- An offset belongs to one incarnation of its topic, and is not found with another one.
+- Before a segment goes, what is alive in it is appended again: so the log has the offsets of a group that commits no more, however old. An
+  offset's `position` is where its newest record stands.
 - A commit may go back: an explicit seek does.
-- A lost or damaged file costs what the log does not have; `replay` brings back what it has.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 import threading
-from collections.abc import Container, Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, QueueOffset
+from protomq.v1.state_pb2 import OffsetsRecord
 
-from .disk import Disk, read_json, write_file_atomically
+from .disk import Disk
 from .errors import StoreError
+from .side_files import SideFileDamagedError, read_json_file, write_json_file
+
+log = logging.getLogger(__name__)
 
 OFFSETS_TOPIC: Final = "%SYS%OFFSETS"
 """The system topic of the records that hold committed offsets."""
-
-OFFSETS_PER_RECORD_MAX: Final = 10_000
-"""At the longest names 1.5 MB: well below the limit of a body."""
 
 GROUPS_MAX: Final = 10_000
 """Group names are whatever clients say: somebody must say stop."""
@@ -36,146 +43,208 @@ GROUPS_MAX: Final = 10_000
 class TooManyGroupsError(StoreError):
     """Another group would be one too many."""
 
+    def __init__(self) -> None:
+        super().__init__(
+            f"{GROUPS_MAX} consumer groups have committed offsets here: no more are taken"
+        )
+        self.groups_max = GROUPS_MAX
 
-_Group = dict[str, dict[int, int]]
+
+class OffsetKey(NamedTuple):
+    """Whose offset where."""
+
+    group: str
+    topic: str
+    queue_id: int
+
+
+class OffsetsCache(NamedTuple):
+    """The content of the file, and the number of changes up to which it is complete."""
+
+    change_count: int
+    groups: Mapping[str, Any]
+
+
+class _TopicOffsets:
+    """A group's offsets in one incarnation of a topic, by queue, and where the newest record of each stands."""
+
+    __slots__ = ("incarnation", "offsets", "positions")
+
+    def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
+        self.offsets: dict[int, int] = {}
+        self.positions: dict[int, int] = {}
 
 
 class ConsumerOffsets:
-    """The committed offsets of all groups. Any thread may call."""
+    """The committed offsets of all groups. `apply` and `record_of`: the writer thread; everything else: any thread.
 
-    def __init__(self, disk: Disk, path: str) -> None:
+    Attributes:
+        replay_from: after the construction: the records in front of this position are in it already.
+    """
+
+    def __init__(self, disk: Disk, path: str, end_position: int) -> None:
+        """Reads the cache; one that knows more than the log, which ends at `end_position`, is not believed."""
         self._disk = disk
         self._path = path
         self._lock = threading.Lock()
-        self._changed: dict[
-            tuple[str, str, int], None
-        ] = {}  # since the last `changed_since_last`, in order
-        self._is_unsaved = False
-        self._groups = _decode(read_json(disk, path))
+        self._groups: dict[str, dict[str, _TopicOffsets]] = {}
+        self._change_count = 0
+        self._saved_count = 0
+        self.replay_from = 0
+        try:
+            content = read_json_file(disk, path)
+            if content is not None:
+                self._load(content, end_position)
+        except SideFileDamagedError as error:
+            self._groups = {}
+            log.warning("%s: committed offsets are read from the log", error)
 
-    def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
-        """The group goes on in that queue at `queue_offset`. Raises TooManyGroupsError."""
+    # The machine: the writer thread, and a start.
+
+    def apply(self, body: bytes, position: int) -> None:
+        """Takes the body of the record at `position`; one that is no OffsetsRecord changes nothing, and is said."""
+        try:
+            record = OffsetsRecord.FromString(body)
+        except DecodeError:
+            log.error("the record of %s at position %d does not parse", OFFSETS_TOPIC, position)
+            return
         with self._lock:
-            topics = self._groups.get(group)
-            if topics is None:
-                if len(self._groups) >= GROUPS_MAX:
-                    raise TooManyGroupsError(
-                        f"{GROUPS_MAX} consumer groups have committed offsets here: no more are taken"
-                    )
-                topics = self._groups[group] = {}
-            queues = topics.setdefault(topic, {})
-            if queues.get(queue_id) == queue_offset:
-                return
-            queues[queue_id] = queue_offset
-            self._changed[group, topic, queue_id] = None
-            self._is_unsaved = True
+            for commit in record.commits:
+                topics = self._groups.setdefault(commit.consumer_group, {})
+                for offset in commit.offsets:
+                    known = topics.get(offset.topic)
+                    if known is None or known.incarnation != offset.topic_incarnation:
+                        known = topics[offset.topic] = _TopicOffsets(offset.topic_incarnation)
+                    known.offsets[offset.queue_id] = offset.queue_offset
+                    known.positions[offset.queue_id] = position
+            self._change_count += 1
 
-    def find(self, group: str, topic: str, queue_id: int) -> int | None:
+    def keys_below(self, position: int) -> list[OffsetKey]:
+        """The offsets whose newest record stands in front of `position`."""
+        with self._lock:
+            return [
+                OffsetKey(group, topic, queue_id)
+                for group, topics in self._groups.items()
+                for topic, known in topics.items()
+                for queue_id, at in known.positions.items()
+                if at < position
+            ]
+
+    def record_of(self, keys: Iterable[OffsetKey], position: int) -> bytes:
+        """The body of a record that says again those of `keys` whose newest record still stands in front of `position`; b"": none does."""
+        commits: dict[str, CommitOffsetsRequest] = {}
+        for group, topic, queue_id in keys:
+            known = self._groups.get(group, _NO_TOPICS).get(topic)
+            if known is None or known.positions.get(queue_id, position) >= position:
+                continue
+            commit = commits.get(group)
+            if commit is None:
+                commit = commits[group] = CommitOffsetsRequest(consumer_group=group)
+            commit.offsets.append(
+                QueueOffset(
+                    topic=topic,
+                    queue_id=queue_id,
+                    queue_offset=known.offsets[queue_id],
+                    topic_incarnation=known.incarnation,
+                )
+            )
+        return OffsetsRecord(commits=commits.values()).SerializeToString()
+
+    # Questions.
+
+    def find(self, group: str, topic: str, incarnation: int, queue_id: int) -> int | None:
         """The committed offset, None if there is none."""
-        return self._groups.get(group, _NO_TOPICS).get(topic, _NO_QUEUES).get(queue_id)
+        known = self._groups.get(group, _NO_TOPICS).get(topic)
+        if known is None or known.incarnation != incarnation:
+            return None
+        return known.offsets.get(queue_id)
 
-    def of_topic(self, group: str, topic: str) -> dict[int, int]:
-        """The group's committed offsets in a topic, by queue."""
-        return dict(self._groups.get(group, _NO_TOPICS).get(topic, _NO_QUEUES))
+    def of_topic(self, group: str, topic: str, incarnation: int) -> dict[int, int]:
+        """The group's committed offsets in this incarnation of a topic, by queue."""
+        known = self._groups.get(group, _NO_TOPICS).get(topic)
+        return dict(known.offsets) if known is not None and known.incarnation == incarnation else {}
 
     def groups(self) -> dict[str, list[str]]:
         """All groups that have committed, each with the topics in which it has."""
         with self._lock:
             return {group: list(topics) for group, topics in self._groups.items()}
 
-    def remove_topic(self, topic: str) -> None:
-        """Forgets what groups have committed in a topic."""
+    def has_group(self, group: str) -> bool:
+        """Whether the group has committed anything."""
+        return group in self._groups
+
+    @property
+    def group_count(self) -> int:
+        """Number of groups that have committed."""
+        return len(self._groups)
+
+    def incarnations(self) -> dict[str, int]:
+        """The incarnation of each topic that the newest commit in it names."""
+        newest: dict[str, tuple[int, int]] = {}
         with self._lock:
-            for group in [group for group, topics in self._groups.items() if topic in topics]:
-                topics = {
-                    name: queues for name, queues in self._groups[group].items() if name != topic
-                }
-                if topics:
-                    self._groups[group] = topics
-                else:
+            for topics in self._groups.values():
+                for topic, known in topics.items():
+                    found = (max(known.positions.values()), known.incarnation)
+                    newest[topic] = max(newest.get(topic, found), found)
+        return {topic: incarnation for topic, (_, incarnation) in newest.items()}
+
+    def keep(self, incarnation_of: Callable[[str], int | None]) -> None:
+        """Forgets the offsets of topics that are not there, or in another incarnation."""
+        with self._lock:
+            for group, topics in list(self._groups.items()):
+                for topic, known in list(topics.items()):
+                    if incarnation_of(topic) != known.incarnation:
+                        del topics[topic]
+                        self._change_count += 1
+                if not topics:
                     del self._groups[group]
-                self._is_unsaved = True
-            for key in [key for key in self._changed if key[1] == topic]:
-                del self._changed[key]
 
-    # The log.
+    # The cache.
 
-    def changed_since_last(self) -> list[bytes]:
-        """What has changed since the last call, as bodies of records: each a CommitOffsetsRequest of one group."""
+    def cache(self) -> OffsetsCache | None:
+        """What the file is to say; None if that is what it says already."""
         with self._lock:
-            changed, self._changed = self._changed, {}
-            requests: dict[str, list[CommitOffsetsRequest]] = {}
-            for group, topic, queue_id in changed:
-                pages = requests.setdefault(group, [])
-                if not pages or len(pages[-1].offsets) == OFFSETS_PER_RECORD_MAX:
-                    pages.append(CommitOffsetsRequest(consumer_group=group))
-                pages[-1].offsets.append(
-                    QueueOffset(
-                        topic=topic,
-                        queue_id=queue_id,
-                        queue_offset=self._groups[group][topic][queue_id],
-                    )
-                )
-        return [request.SerializeToString() for pages in requests.values() for request in pages]
+            change_count, names = self._change_count, list(self._groups)
+        if change_count == self._saved_count:
+            return None
+        groups: dict[str, dict[str, Any]] = {}
+        for name in names:
+            with self._lock:  # for one group at a time: the writer must not wait for all of them
+                groups[name] = {
+                    topic: {
+                        "incarnation": known.incarnation,
+                        "offsets": {
+                            str(queue_id): [offset, known.positions[queue_id]]
+                            for queue_id, offset in known.offsets.items()
+                        },
+                    }
+                    for topic, known in self._groups.get(name, _NO_TOPICS).items()
+                }
+        return OffsetsCache(change_count, groups)
 
-    def mark_changed(self, bodies: Iterable[bytes]) -> None:
-        """These bodies of `changed_since_last` did not get into the log: they come again. What was changed since stays as it is."""
-        for body in bodies:
-            request = CommitOffsetsRequest.FromString(body)
-            group = request.consumer_group
-            with self._lock:
-                for offset in request.offsets:
-                    if offset.queue_id in self._groups.get(group, _NO_TOPICS).get(
-                        offset.topic, _NO_QUEUES
-                    ):
-                        self._changed[group, offset.topic, offset.queue_id] = None
+    def save(self, cache: OffsetsCache, position: int) -> None:
+        """Writes the file. All records in front of `position` are in the cache, and all that is in it is on the disk as a record."""
+        write_json_file(self._disk, self._path, {"position": position, "groups": cache.groups})
+        self._saved_count = cache.change_count
 
-    def replay(self, body: bytes, passed_over: Container[str] = ()) -> bool:
-        """Applies the body of a record of `OFFSETS_TOPIC`, but for some topics; False, and nothing is changed, if it is none."""
+    def _load(self, content: Any, end_position: int) -> None:
         try:
-            request = CommitOffsetsRequest.FromString(body)
-        except DecodeError:
-            return False
-        with self._lock:
-            topics = self._groups.setdefault(request.consumer_group, {})
-            for offset in request.offsets:
-                if offset.topic in passed_over:
-                    continue
-                queues = topics.setdefault(offset.topic, {})
-                if queues.get(offset.queue_id) != offset.queue_offset:
-                    queues[offset.queue_id] = offset.queue_offset
-                    self._is_unsaved = True
-        return True
-
-    # The file.
-
-    def flush(self) -> bool:
-        """Writes the file if anything has changed since it was written; whether it did. OSError: it is tried again the next time."""
-        with self._lock:
-            if not self._is_unsaved:
-                return False
-            encoded = json.dumps(self._groups, indent=1).encode()
-            self._is_unsaved = False
-        try:
-            write_file_atomically(self._disk, self._path, encoded)
-        except OSError:
-            self._is_unsaved = True
-            raise
-        return True
+            position = int(content["position"])
+            for group, topics in content["groups"].items():
+                loaded = self._groups[group] = {}
+                for topic, entry in topics.items():
+                    known = loaded[topic] = _TopicOffsets(int(entry["incarnation"]))
+                    for queue_id, (offset, at) in entry["offsets"].items():
+                        known.offsets[int(queue_id)] = int(offset)
+                        known.positions[int(queue_id)] = int(at)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise SideFileDamagedError(self._path, f"it is of another form ({error!r})") from error
+        if position > end_position:
+            raise SideFileDamagedError(
+                self._path, f"it is ahead of the log: {position}, the log ends at {end_position}"
+            )
+        self.replay_from = position
 
 
-_NO_TOPICS: Final[_Group] = {}
-_NO_QUEUES: Final[dict[int, int]] = {}
-
-
-def _decode(value: Any) -> dict[str, _Group]:
-    """The offsets in the parsed file; what is not of the right form is left out."""
-    groups: dict[str, _Group] = {}
-    if not isinstance(value, dict):
-        return groups
-    for group, topics in value.items():
-        for topic, queues in topics.items() if isinstance(topics, dict) else ():
-            for queue_id, offset in queues.items() if isinstance(queues, dict) else ():
-                if queue_id.isdecimal() and type(offset) is int and offset >= 0:
-                    groups.setdefault(group, {}).setdefault(topic, {})[int(queue_id)] = offset
-    return groups
+_NO_TOPICS: Final[dict[str, _TopicOffsets]] = {}

@@ -15,7 +15,6 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from protomq.v1.record_pb2 import Record
 from protomq.wire.record import PHYSICAL_OFFSET_AT
 
 from .append import AppendRequest, CorruptRecordError, ScannedRecords
@@ -25,10 +24,8 @@ from .checkpoint import Checkpoint
 from .config import FORMAT_VERSION, StoreConfig, check_format
 from .consume_queue import ConsumeQueueDamagedError
 from .consume_queue_table import ConsumeQueueTable
-from .disk import Disk, read_fully, read_json, sync_names_above, write_json_atomically
+from .disk import Disk, read_fully, read_json, sync_names_above
 from .errors import CorruptLogError, StoreSettingsError
-from .log_reader import LogReader
-from .offsets import OFFSETS_TOPIC, ConsumerOffsets
 from .queue_ends import forget_saved_ends, read_saved_ends, save_ends
 from .record_scan import read_trailers
 from .recovery import (
@@ -45,7 +42,8 @@ from .recovery import (
 )
 from .repeated_sends import RepeatedSends
 from .seals import LogWalker, WalkedBlock, find_fields
-from .segment import SegmentFolder
+from .segment import SEGMENT_NAME, SegmentFolder
+from .side_files import SideFileDamagedError, read_json_file, size_of_file, write_json_file
 from .topics import TopicTable, incarnation_of_first
 
 log = logging.getLogger(__name__)
@@ -104,9 +102,18 @@ def check_settings(disk: Disk, root: str, config: StoreConfig) -> None:
     """Compares what shapes the data on disk with what the store was made with; a new store remembers it. Raises StoreSettingsError."""
     path = f"{root}/config/store.json"
     ours = {"format_version": FORMAT_VERSION, "segment_size_bytes": config.segment_size_bytes}
-    stored = read_json(disk, path)
-    if not isinstance(stored, dict):
-        write_json_atomically(disk, path, ours)
+    try:
+        stored = read_json_file(disk, path)
+    except SideFileDamagedError as error:
+        plain = read_json(disk, path)
+        if isinstance(plain, dict) and "format_version" in plain:
+            check_format(path, plain)  # of an earlier version, which wrote no checksum
+        stored = _settings_of_segments(disk, root, error)
+        log.error("%s: its segments say what it was made with: %s", error, stored)
+        if stored == ours:
+            write_json_file(disk, path, ours)
+    if stored is None:
+        write_json_file(disk, path, ours)
         return
     check_format(path, stored)
     for name, value in ours.items():
@@ -114,6 +121,24 @@ def check_settings(disk: Disk, root: str, config: StoreConfig) -> None:
             raise StoreSettingsError(
                 f"{path}: the store was made with {name} = {stored.get(name)}, not {value}"
             )
+
+
+def _settings_of_segments(
+    disk: Disk, root: str, error: SideFileDamagedError
+) -> dict[str, int] | None:
+    """What a store was made with, by its segments, which are all of one size; None if it has none. Raises StoreSettingsError."""
+    sizes: set[int | None] = set()
+    names = [name for name in disk.list(f"{root}/commitlog") if SEGMENT_NAME.fullmatch(name)]
+    for name in names:
+        sizes.add(size_of_file(disk, f"{root}/commitlog/{name}"))
+    if not names:
+        return None
+    size_bytes = sizes.pop()
+    if sizes or not size_bytes or any(int(name) % size_bytes for name in names):
+        raise StoreSettingsError(
+            f"{error}, and the segments do not tell the settings of the store: put the file back from a copy, or restore the store"
+        )
+    return {"format_version": FORMAT_VERSION, "segment_size_bytes": size_bytes}
 
 
 def recover_store(
@@ -264,9 +289,16 @@ def rebuild_queues(
     queues.forget_deleted(deleted)
 
 
-def restore_topics(topics: TopicTable, queues: ConsumeQueueTable, queues_default: int) -> None:
+def restore_topics(
+    topics: TopicTable,
+    queues: ConsumeQueueTable,
+    queues_default: int,
+    known_incarnations: Mapping[str, int],
+) -> None:
     """Topics that the log has and the file has not come back from their queues: all if the file was lost, else those whose first
     message had come just before the process or the power went.
+
+    Their incarnation is the one that the newest committed offset tells (`known_incarnations`), or what the first message makes it.
     """
     was_lost = topics.was_lost
     counts = {
@@ -279,7 +311,7 @@ def restore_topics(topics: TopicTable, queues: ConsumeQueueTable, queues_default
         for topic in counts
         if (position := _first_position_of(topic, queues)) is not None
     }
-    found = topics.restore(counts, queues_default, incarnations)
+    found = topics.restore(counts, queues_default, {**incarnations, **known_incarnations})
     if found:
         log.warning(
             "config/topics.json %s: %d topics are restored from their queues",
@@ -300,27 +332,6 @@ def _first_position_of(topic: str, queues: ConsumeQueueTable) -> int | None:
             if size_bytes:
                 positions.append(position)
     return min(positions, default=None)
-
-
-def restore_offsets(
-    offsets: ConsumerOffsets,
-    queues: ConsumeQueueTable,
-    reader: LogReader,
-    position: int,
-    topics: TopicTable,
-) -> None:
-    """Takes over the committed offsets that the log has from `position` on, but for topics that were deleted after them."""
-    deleted = topics.deleted
-    for topic in deleted:
-        if topics.find(topic) is None:
-            offsets.remove_topic(topic)
-    for queue in queues.queues_of(OFFSETS_TOPIC).values():
-        for queue_offset in range(queue.first_at_or_beyond(position), queue.end_offset):
-            at = queue.entry(queue_offset)[0]
-            record = reader.record_at(at)
-            if record is not None:
-                gone = {topic for topic, end in deleted.items() if at < end}
-                offsets.replay(Record.FromString(record).body, gone)
 
 
 def _rebuild(

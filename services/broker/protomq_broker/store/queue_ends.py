@@ -11,9 +11,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from .disk import Disk, read_fully, read_json, remove_file, write_json_atomically
+from .disk import Disk, read_fully, remove_file
 from .entry_check import salt_of, which_hold
 from .selection import ENTRY_SIZE_BYTES
+from .side_files import SideFileDamagedError, read_json_file, write_json_file
 
 LOOK_COUNT: Final = 3_200
 """Entries at the end of a file that are looked at: the last ones may be torn."""
@@ -80,15 +81,15 @@ def ends_below(disk: Disk, folder: str, path: str) -> Iterator[QueueEnd]:
 
 def save_ends(disk: Disk, config_folder: str, ends: Iterable[QueueEnd]) -> None:
     """Keeps the ends for the next start: this one ends here, and the files have been cut."""
-    write_json_atomically(disk, f"{config_folder}/{FILE_NAME}", {"ends": list(ends)})
+    write_json_file(disk, f"{config_folder}/{FILE_NAME}", {"ends": list(ends)})
 
 
 def read_saved_ends(disk: Disk, config_folder: str) -> list[QueueEnd]:
     """What `save_ends` has kept; nothing if that does not hold."""
-    content = read_json(disk, f"{config_folder}/{FILE_NAME}")
     try:
+        content = read_json_file(disk, f"{config_folder}/{FILE_NAME}") or {}
         return [QueueEnd(str(end[0]), *map(int, end[1:])) for end in content["ends"]]
-    except (KeyError, TypeError, ValueError, IndexError):
+    except (SideFileDamagedError, KeyError, TypeError, ValueError, IndexError):
         return []
 
 

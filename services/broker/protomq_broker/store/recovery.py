@@ -35,10 +35,11 @@ from protomq.wire.record import SEAL_COVERED_BYTES, SEAL_SIZE_BYTES
 from .checkpoint import Checkpoint
 from .commit_log import LogTail
 from .crc_forge import crc32c_before
-from .disk import Disk, read_fully, read_json, write_fully, write_json_atomically
+from .disk import Disk, read_fully, write_fully
 from .errors import CorruptLogError
 from .seals import EMPTY, SEAL_HEAD, LogWalker, Seal, Skip, WalkedBlock, decode_seal
 from .segment import SegmentFile, SegmentFolder
+from .side_files import SideFileDamagedError, read_json_file, write_json_file
 
 log = logging.getLogger(__name__)
 
@@ -362,8 +363,12 @@ def skips_of(damaged: Sequence[DamagedRange]) -> dict[int, Skip]:
 
 
 def read_quarantine(disk: Disk, path: str) -> list[DamagedRange]:
-    """The ranges of earlier starts; none if the file is missing or broken: then they are found again."""
-    content = read_json(disk, path)
+    """The ranges of earlier starts; none if the file is missing or damaged: then they are found again."""
+    try:
+        content = read_json_file(disk, path)
+    except SideFileDamagedError as error:
+        log.error("%s: what is in quarantine is to be found again. Run `protomq log verify`", error)
+        return []
     try:
         return [
             DamagedRange(
@@ -420,7 +425,7 @@ def write_quarantine(disk: Disk, path: str, damaged: Sequence[DamagedRange]) -> 
         }
         for found in damaged
     ]
-    write_json_atomically(disk, path, {"ranges": ranges})
+    write_json_file(disk, path, {"ranges": ranges})
 
 
 def _resync_in(disk: Disk, folder: SegmentFolder, data: bytes, base_position: int) -> Resync | None:

@@ -4,17 +4,27 @@ Everything that is derived can be made anew from the log. So a state file that i
 is simply not there (None), and its owner starts from nothing.
 
     state file   magic (8 bytes), payload, CRC-32C of both (u32, little-endian)
+
+The JSON files under config/ are for people to read too. Their checksum covers the octets of the content, from its first one to the line
+feed behind it. A file that does not hold is never believed in part: `SideFileDamagedError`, and its reader decides what to do.
+
+    JSON file    {"crc32c": "<8 hex digits>",
+                 "content":
+                 <JSON>
+                 }
 """
 
 from __future__ import annotations
 
+import json
 import resource
 import threading
-from typing import Final
+from typing import Any, Final
 
 from protomq.wire.hashing import crc32c, extend_crc32c
 
 from .disk import Disk, read_file, write_file_atomically
+from .errors import StoreError
 
 OPEN_FILES_MIN: Final = 256
 """Descriptors that one set keeps open whatever the limit of the process: the usual one is 1,024."""
@@ -61,6 +71,45 @@ def why_not(disk: Disk, path: str, magic: bytes) -> str:
     if not content.startswith(magic):
         return f"{path} begins with {content[: len(magic)]!r}, not {magic!r}: it is damaged, or of another version"
     return f"{path} does not hold: its CRC-32C is another one"
+
+
+class SideFileDamagedError(StoreError):
+    """A JSON file of the store is not what was written to it.
+
+    Attributes: path: the file; reason: what does not hold.
+    """
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path} is damaged: {reason}")
+        self.path = path
+        self.reason = reason
+
+
+_JSON_HEAD: Final = b'{"crc32c": "%08x",\n"content":\n'
+_JSON_HEAD_SIZE_BYTES: Final = len(_JSON_HEAD % 0)
+_JSON_TAIL: Final = b"}\n"
+
+
+def write_json_file(disk: Disk, path: str, value: Any) -> None:
+    """Replaces a JSON file with a checksum, atomically and durably."""
+    write_json_text(disk, path, json.dumps(value, indent=1, sort_keys=True))
+
+
+def write_json_text(disk: Disk, path: str, text: str) -> None:
+    """The same for a value that is encoded already."""
+    content = text.encode() + b"\n"
+    write_file_atomically(disk, path, _JSON_HEAD % crc32c(content) + content + _JSON_TAIL)
+
+
+def read_json_file(disk: Disk, path: str) -> Any | None:
+    """The value in a JSON file with a checksum; None if there is no file. Raises SideFileDamagedError if it does not hold."""
+    data = read_file(disk, path)
+    if data is None:
+        return None
+    content = data[_JSON_HEAD_SIZE_BYTES : -len(_JSON_TAIL)]
+    if data != _JSON_HEAD % crc32c(content) + content + _JSON_TAIL:
+        raise SideFileDamagedError(path, "its checksum does not hold")
+    return json.loads(content)
 
 
 def size_of_file(disk: Disk, path: str) -> int | None:

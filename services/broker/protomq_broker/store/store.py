@@ -38,26 +38,25 @@ from .boundaries import BoundaryFiles
 from .checked_log import CheckedLog
 from .checked_segment import Stretch
 from .checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from .commit_log import DISK_FULL_ERRNOS, CommitLog, LogTail
+from .commit_log import DISK_FULL_ERRNOS, CommitLog, LogTail, Reserve
 from .config import StoreConfig
 from .consume_queue import ConsumeQueueDamagedError, DamagedFile
 from .consume_queue_table import ConsumeQueueTable
-from .disk import Disk, read_json
-from .errors import DiskFullError, StoreFailedError
+from .disk import Disk
+from .errors import DiskFullError, StoreError, StoreFailedError
 from .flusher import BackgroundThread, LogFlusher
 from .heal import LogState, QueueHealer
 from .housekeeping import Clock, Housekeeper, StoreActions
 from .index import MessageIndex
 from .lock import AbortFile, StoreLock
 from .log_reader import LogReader
-from .offsets import ConsumerOffsets
+from .offsets import OFFSETS_TOPIC, ConsumerOffsets, OffsetKey
 from .opening import (
     Derived,
     check_settings,
     make_folders,
     rebuild_queues,
     recover_store,
-    restore_offsets,
     restore_topics,
 )
 from .reading import ReadResult, StoredPlace, TopicCounters
@@ -74,6 +73,7 @@ from .repeated_sends import RepeatedSends
 from .scrub import Scrubber
 from .segment import SegmentFolder
 from .selection import NO_TAGS
+from .states import StateMachine, positions_of, replay_states, state_region
 from .topics import QUEUES_DEFAULT, TopicTable
 
 __all__ = ["QueueKey", "Store", "StoredPlace", "TopicCounters"]
@@ -87,7 +87,13 @@ of their bytes do for CRC and write."""
 _SPACE_MIN_BYTES: Final = 1 << 20
 """A disk that is not full: where segments are not truly preallocated, a write into one may find no space."""
 NO_POSITION: Final = (1 << 64) - 1
+CARRIED_COUNT: Final = 500
+"""Offsets that are appended again at a time: the writer is not kept from its callers for longer than that takes."""
 QueueKey = tuple[str, int]
+
+
+def _call(function: Callable[[], None]) -> None:
+    function()
 
 
 class Store:
@@ -104,10 +110,12 @@ class Store:
         background: bool = True,
         queues_default: int = QUEUES_DEFAULT,
         draw_incarnation: Callable[[], int] | None = None,
+        on_writer: Callable[[Callable[[], None]], None] = _call,
     ) -> Store:
         """Takes the lock, recovers, and starts the background threads (`background`: without them the caller flushes).
 
-        `queues_default`: queues of a topic of which only the log tells, at least. `draw_incarnation`: as in TopicTable.
+        `queues_default`: queues of a topic of which only the log tells, at least. `draw_incarnation`: as in TopicTable. `on_writer`
+        has a function called on the writer thread, and returns when it is done; it may raise StoreError. Without it, who deletes writes.
 
         Raises StoreLockedError, StoreSettingsError, CorruptLogError, OSError; then everything is closed again.
         """
@@ -118,8 +126,9 @@ class Store:
         lock = StoreLock(disk, root)
         try:
             return cls(
-                root, config, clock, disk, lock, background, queues_default, draw_incarnation
-            )
+                root, config, clock, disk, lock, background, queues_default, draw_incarnation,
+                on_writer,
+            )  # fmt: skip
         except BaseException:
             lock.release()
             raise
@@ -134,6 +143,7 @@ class Store:
         background: bool,
         queues_default: int,
         draw_incarnation: Callable[[], int] | None,
+        on_writer: Callable[[Callable[[], None]], None],
     ) -> None:
         self.root = root
         self.config = config
@@ -146,6 +156,7 @@ class Store:
         self.keep_from_position: Callable[[], int | None] = _nothing
         """Asked before segments are deleted: what the log has from there on is needed (by a replica, a timer, an open transaction)."""
         self._clock = clock
+        self._on_writer = on_writer
         self._disk = disk
         self._lock = lock
         self._refusal = ""
@@ -203,11 +214,13 @@ class Store:
             self._set_aside,
         )
         self._checked.begin(walked)
-        restore_topics(self.topics, self._queues, queues_default)
-        offsets_path = f"{root}/config/consumerOffsets.json"
-        self.offsets = ConsumerOffsets(disk, offsets_path)
-        restored_from = 0 if read_json(disk, offsets_path) is None else self._replayed_from
-        self._restore_offsets(recovered, max(restored_from, self.min_position))
+        self.offsets = ConsumerOffsets(
+            disk, f"{root}/config/consumerOffsets.json", self._tail.position
+        )
+        self._machines: dict[str, StateMachine] = {OFFSETS_TOPIC: self.offsets}
+        self._replay_states(recovered)
+        restore_topics(self.topics, self._queues, queues_default, self.offsets.incarnations())
+        self._keep_offsets()
         self._flusher = LogFlusher(
             disk,
             self._log,
@@ -333,8 +346,33 @@ class Store:
 
         Raises DiskFullError, StoreFailedError or AppendTooLargeError: then nothing of it is stored.
         """
+        return self._append(requests, Reserve.MESSAGES, None)
+
+    def append_state(
+        self, topic: str, bodies: Sequence[bytes], reserve: Reserve = Reserve.STATE
+    ) -> int:
+        """Appends the broker's own records, one for each body, and applies them to the state that the system topic holds; where they end.
+
+        Taken as long as the disk takes them, however full it is: a disk is freed by deleting segments, which needs such appends.
+        Raises what `append` raises.
+        """
+        machine = self._machines[topic]
+        request = AppendRequest(state_region(topic, bodies, self._clock.now_ms()), 0)
+
+        def apply() -> None:
+            for body, position in zip(bodies, positions_of(request), strict=True):
+                machine.apply(body, position)
+
+        return self._append([request], reserve, apply)
+
+    def _append(
+        self,
+        requests: Sequence[AppendRequest],
+        reserve: Reserve,
+        apply_state: Callable[[], None] | None,
+    ) -> int:
         assert requests, "an append has records"
-        if self._refusal or self._log.failure:
+        if self._log.failure or (self._refusal and apply_state is None):
             self._repeated.drop_claims()
             raise (
                 StoreFailedError(self._log.failure)
@@ -346,7 +384,8 @@ class Store:
             position = commit_log.position_for(
                 len(requests[0].region.data)
                 if len(requests) == 1
-                else sum(len(r.region.data) for r in requests)
+                else sum(len(r.region.data) for r in requests),
+                reserve,
             )
             before = commit_log.tail
             self._checked.note_append(before)
@@ -357,6 +396,8 @@ class Store:
                 self._queues.apply(requests)
                 self._index.apply(requests)
                 self._repeated.apply(requests)
+                if apply_state is not None:
+                    apply_state()
             except Exception as error:
                 reason = f"what is derived from the log could not follow it: {error!r}"
                 log.exception("%s", reason)
@@ -447,6 +488,10 @@ class Store:
             counters.bytes_out += result.regions_size_bytes
         return result
 
+    def appended_end_offset(self, topic: str, queue_id: int) -> int:
+        """One past the last offset that a message of the queue has, readable or not."""
+        return self._queues.end_offset(topic, queue_id)
+
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """(first queue offset that is there, one past the last that may be read)."""
         return self._reader.queue_range(topic, queue_id)
@@ -488,9 +533,8 @@ class Store:
         def clean_up() -> None:
             self._queues.remove_topic(topic)
             self._repeated.remove_topic(topic)
-            self.offsets.remove_topic(topic)
+            self._keep_offsets()
             self._counters.pop(topic, None)
-            self.offsets.flush()  # what the file has would pass for offsets of the next topic of that name
 
         self.topics.delete(topic, self._tail.position, clean_up)
         self.topics.move_deleted(topic, self._tail.position)  # sends that were under way
@@ -498,11 +542,14 @@ class Store:
 
     def delete_segments_below(self, position: int) -> int:
         """Deletes the segments that end at or below `position`, except those that a recovery would
-        need; where the log starts now.
+        need; where the log starts now. What is alive in them is appended again before. Not the writer thread, unless `on_writer` says so.
 
         A pull that is sending from one of them goes on: its file is open until the last reference goes.
         """
-        removed = self._log.remove_segments_below(min(position, self._checkpointed_position))
+        cut = self._log.start_without(min(position, self._checkpointed_position))
+        if cut > self._folder.first_position:
+            self._carry_forward(cut)
+        removed = self._log.remove_segments_below(cut)
         first = self._folder.first_position
         if removed:
             log.info("%d segments below position %d are deleted", len(removed), first)
@@ -530,10 +577,12 @@ class Store:
             self._repeated.thaw()
 
     def _checkpoint(self, tail: LogTail, durable_position: int) -> None:
+        offsets = self.offsets.cache()  # before the sync: what is in it must be on the disk first
         if self._flusher.flush() < durable_position or self._is_checkpoint_spoilt:
             return
         self.topics.save()
-        self.offsets.flush()
+        if offsets is not None:
+            self.offsets.save(offsets, tail.position)
         try:
             for derived in self._derived:
                 derived.checkpoint(tail.position)
@@ -656,15 +705,39 @@ class Store:
         self._replayed_from = checkpoint.replay_position if checkpoint else 0
         return recovered
 
-    def _restore_offsets(self, recovered: RecoveredLog, position: int) -> None:
-        """Takes over the committed offsets that the log has from `position` on."""
+    def _replay_states(self, recovered: RecoveredLog) -> None:
+        """Brings the states to the end of the log by the records that it has of them."""
         try:
-            restore_offsets(self.offsets, self._queues, self._reader, position, self.topics)
+            replay_states(self._machines, self._queues, self._reader)
         except ConsumeQueueDamagedError:
             checkpoint = read_checkpoint(self._disk, f"{self.root}/checkpoint")
             deleted = self.topics.deleted
             rebuild_queues(self._disk, self._folder, checkpoint, recovered, self._queues, deleted)
-            restore_offsets(self.offsets, self._queues, self._reader, position, self.topics)
+            replay_states(self._machines, self._queues, self._reader)
+
+    def _keep_offsets(self) -> None:
+        """Forgets the offsets of topics that are gone."""
+
+        def incarnation_of(name: str) -> int | None:
+            topic = self.topics.find(name)
+            return topic.incarnation if topic is not None else None
+
+        self.offsets.keep(incarnation_of)
+
+    def _carry_forward(self, cut: int) -> None:
+        """Appends again what is alive in front of `cut`, which is about to go, and syncs it. Raises StoreError if that cannot be done."""
+        keys = self.offsets.keys_below(cut)
+        for start in range(0, len(keys), CARRIED_COUNT):
+            part = keys[start : start + CARRIED_COUNT]
+            self._on_writer(lambda part=part: self._carry(part, cut))  # type: ignore[misc]
+        if keys and self.flush() < (position := self._tail.position):
+            raise StoreError(f"what was appended up to position {position} could not be synced")
+
+    def _carry(self, keys: Sequence[OffsetKey], cut: int) -> None:
+        """One slice of it, on the writer thread, with the values of this moment."""
+        body = self.offsets.record_of(keys, cut)
+        if body:
+            self.append_state(OFFSETS_TOPIC, [body], Reserve.CARRIED)
 
     def _flushed(self, position: int) -> None:
         """On whatever thread has flushed, before the next flush may begin."""

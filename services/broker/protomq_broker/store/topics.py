@@ -1,7 +1,7 @@
 """The topics of a broker: names, configuration, and the file that keeps them.
 
     config/topics.json   {"version": {"counter": n, "time_ms": t}, "topics": [{"name": …, "write_queues": …, …}, …],
-                          "deleted": {"<name>": position, …}}
+                          "deleted": {"<name>": position, …}}      with a checksum: side_files.py
 
 Rules:
 - A change is on the disk before it is visible; if the disk refuses it, nothing has changed. But a topic that is made by its first message
@@ -17,6 +17,7 @@ Rules:
 from __future__ import annotations
 
 import json
+import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,8 +26,11 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from .disk import Disk, read_json, write_file_atomically
+from .disk import Disk
 from .errors import StoreError
+from .side_files import SideFileDamagedError, read_json_file, write_json_text
+
+log = logging.getLogger(__name__)
 
 TOPIC_NAME_LENGTH_MAX: Final = 127
 GROUP_NAME_LENGTH_MAX: Final = 120
@@ -171,9 +175,9 @@ class TopicTable:
         self._lines: dict[
             str, str
         ] = {}  # each topic as it stands in the file, so that a change encodes one topic only
-        content = read_json(disk, path)
+        content = _read(disk, path)
         loaded = _decode(content)
-        self._deleted = decode_deleted(content)
+        self._deleted = _decode_deleted(content)
         self.was_lost = loaded is None
         self._snapshot = loaded or TopicsSnapshot(TopicsVersion(0, 0), MappingProxyType({}))
         self._by_name = self._snapshot.by_name
@@ -345,9 +349,12 @@ class TopicTable:
         head = json.dumps(version._asdict(), sort_keys=True)
         body = ",\n".join(map(lines.__getitem__, sorted(lines)))
         gone = f',\n"deleted": {json.dumps(deleted, sort_keys=True)}' if deleted else ""
-        content = f'{{"version": {head},\n"topics": [\n{body}\n]{gone}}}\n'
         try:
-            write_file_atomically(self._disk, self._path, content.encode())
+            write_json_text(
+                self._disk,
+                self._path,
+                f'{{"version": {head},\n"topics": [\n{body}\n]{gone}}}',
+            )
         except BaseException:
             self._is_behind |= was_behind
             raise
@@ -367,6 +374,14 @@ class TopicTable:
 
     def _next_version(self, old: TopicsVersion) -> TopicsVersion:
         return TopicsVersion(max(self._now_ms(), old.time_ms), old.counter + 1)
+
+
+def _read(disk: Disk, path: str) -> Any | None:
+    try:
+        return read_json_file(disk, path)
+    except SideFileDamagedError as error:
+        log.error("%s: the topics are restored from the log, with default settings", error)
+        return None
 
 
 def _encode(topic: TopicConfig) -> str:
@@ -391,8 +406,12 @@ def _decode(value: Any) -> TopicsSnapshot | None:
     return TopicsSnapshot(version, MappingProxyType({topic.name: topic for topic in topics}))
 
 
-def decode_deleted(value: Any) -> dict[str, int]:
-    """`TopicTable.deleted` as the parsed file has it, as far as it tells."""
+def read_deleted(disk: Disk, path: str) -> dict[str, int]:
+    """`TopicTable.deleted` as the file has it; nothing if it is lost or damaged."""
+    return _decode_deleted(_read(disk, path))
+
+
+def _decode_deleted(value: Any) -> dict[str, int]:
     found = value.get("deleted") if isinstance(value, dict) else None
     if not isinstance(found, dict):
         return {}

@@ -24,7 +24,7 @@ from protomq.wire.record import PHYSICAL_OFFSET_AT
 from .append import CorruptRecordError, ScannedRecords
 from .consume_queue import ENTRIES_PER_FILE, FILE_SIZE_BYTES
 from .consume_queue_table import has_table
-from .disk import Disk, read_fully, read_json
+from .disk import Disk, read_fully
 from .entry_check import opened, salt_of
 from .lock import is_locked
 from .offline import OfflineStore, open_offline
@@ -43,7 +43,7 @@ from .recovery import (
 )
 from .seals import WalkedBlock
 from .selection import ENTRY, ENTRY_SIZE_BYTES
-from .topics import decode_deleted
+from .topics import read_deleted
 
 
 class FindingKind(Enum):
@@ -140,7 +140,7 @@ class _Verification:
 
     def __init__(self, store: OfflineStore, *, is_live: bool) -> None:
         self._store = store
-        self._deleted = decode_deleted(read_json(store.disk, f"{store.root}/config/topics.json"))
+        self._deleted = read_deleted(store.disk, f"{store.root}/config/topics.json")
         self._flushed = store.checkpoint.flushed_position if store.checkpoint else 0
         self._limit = self._flushed if is_live else 1 << 63
         self._quarantine = deque(sorted(store.damaged, key=lambda damage: damage.start_position))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from protomq.testing.simdisk import SimDisk
 from protomq.v1.record_pb2 import RecordBatch
+from protomq.v1.state_pb2 import OffsetsRecord
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import CorruptLogError
+from protomq_broker.store.offsets import OFFSETS_TOPIC
 from protomq_broker.store.reading import ReadStatus
 from protomq_broker.store.store import Store
+from protomq_broker.store.topics import TopicConfig
 
 from .log_helpers import ManualClock
 
@@ -24,6 +27,26 @@ def open_store(
 ) -> Store:
     config = StoreConfig(segment_size_bytes=segment, sync_flush=sync_flush, corruption=corruption)  # type: ignore[arg-type]
     return Store.open("/s", config, clock=clock or ManualClock(), disk=disk, background=False)
+
+
+def commit(store: Store, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
+    """What the broker does for a commit: the offset is appended, and applied."""
+    config = store.topics.find(topic) or store.topics.create(TopicConfig(topic))
+    record = OffsetsRecord()
+    record.commits.add(consumer_group=group).offsets.add(
+        topic=topic,
+        queue_id=queue_id,
+        queue_offset=queue_offset,
+        topic_incarnation=config.incarnation,
+    )
+    store.append_state(OFFSETS_TOPIC, [record.SerializeToString()])
+
+
+def committed(store: Store, group: str, topic: str, queue_id: int) -> int | None:
+    """The offset that the group is told."""
+    config = store.topics.find(topic)
+    incarnation = config.incarnation if config is not None else 0
+    return store.offsets.find(group, topic, incarnation, queue_id)
 
 
 def read_all(

@@ -17,7 +17,6 @@ from protomq_broker.store.disk import (
     remove_file,
     write_file_atomically,
     write_fully,
-    write_json_atomically,
 )
 
 
@@ -45,7 +44,7 @@ def test_folders_and_names(tmp_path: Path) -> None:
     disk.make_folder(folder)
     disk.make_folder(folder)
     assert disk.is_folder(folder)
-    write_json_atomically(disk, f"{folder}/x.json", {"a": 1})
+    write_file_atomically(disk, f"{folder}/x.json", b'{"a": 1}')
     assert read_json(disk, f"{folder}/x.json") == {"a": 1}
     assert disk.list(folder) == ["x.json"]
     remove_file(disk, f"{folder}/x.json")

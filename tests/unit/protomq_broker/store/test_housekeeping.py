@@ -7,8 +7,9 @@ import pytest
 from protomq.testing.simdisk import Fault, SimDisk
 from protomq_broker.store.checkpoint import read_checkpoint
 from protomq_broker.store.config import StoreConfig
-from protomq_broker.store.disk import DiskUsage, read_json
+from protomq_broker.store.disk import DiskUsage
 from protomq_broker.store.errors import DiskFullError
+from protomq_broker.store.side_files import read_json_file
 from protomq_broker.store.store import Store
 
 from .log_helpers import ManualClock, make_request
@@ -145,7 +146,8 @@ def test_what_is_known_of_the_clock_is_kept_over_a_restart() -> None:
     store = open_store(disk, clock)
     turn(store)
     store.close()
-    state = read_json(disk, "/s/config/retention.json")
+    state = read_json_file(disk, "/s/config/retention.json")
+    assert state is not None
     assert state["wall_ms"] == clock.time_ms
     assert state["monotonic_ms"] is None
     open_store(disk, clock).close()

@@ -1,146 +1,350 @@
+"""Committed offsets: the records of the log make them, the file beside it is a cache that is never believed against the log."""
+
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Callable
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from protomq.testing.simdisk import SimDisk
-from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest
-from protomq_broker.store import offsets as offsets_module
-from protomq_broker.store.offsets import ConsumerOffsets, TooManyGroupsError
+from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, QueueOffset
+from protomq.v1.state_pb2 import OffsetsRecord
+from protomq_broker.store import store as store_module
+from protomq_broker.store.errors import DiskFullError, StoreFailedError
+from protomq_broker.store.offsets import ConsumerOffsets, OffsetKey
+from protomq_broker.store.store import Store
+from protomq_broker.store.topics import TopicConfig
+
+from .log_helpers import make_request
+from .store_helpers import SEGMENT, commit, committed, open_store
 
 PATH = "/s/config/consumerOffsets.json"
 
 
-def make_offsets(disk: SimDisk | None = None) -> ConsumerOffsets:
+def make_offsets(disk: SimDisk | None = None, end_position: int = 1 << 40) -> ConsumerOffsets:
     disk = disk or SimDisk()
     disk.make_folder("/s/config")
-    return ConsumerOffsets(disk, PATH)
+    return ConsumerOffsets(disk, PATH, end_position)
 
 
-def test_what_was_committed_is_found():
+def record(*commits: tuple[str, str, int, int], incarnation: int = 1) -> bytes:
+    """A record of (group, topic, queue, offset)."""
+    return OffsetsRecord(
+        commits=[
+            CommitOffsetsRequest(
+                consumer_group=group,
+                offsets=[
+                    QueueOffset(
+                        topic=topic,
+                        queue_id=queue_id,
+                        queue_offset=offset,
+                        topic_incarnation=incarnation,
+                    )
+                ],
+            )
+            for group, topic, queue_id, offset in commits
+        ]
+    ).SerializeToString()
+
+
+def save(offsets: ConsumerOffsets, position: int) -> bool:
+    cache = offsets.cache()
+    if cache is not None:
+        offsets.save(cache, position)
+    return cache is not None
+
+
+def test_the_last_record_of_a_queue_counts() -> None:
     offsets = make_offsets()
-    offsets.commit("g", "t", 0, 5)
-    offsets.commit("g", "t", 3, 7)
-    offsets.commit("g", "t", 0, 4)
-    assert offsets.find("g", "t", 0) == 4
-    assert offsets.of_topic("g", "t") == {0: 4, 3: 7}
-    assert (
-        offsets.find("g", "t", 1) is offsets.find("g", "u", 0) is offsets.find("h", "t", 0) is None
-    )
-    assert offsets.of_topic("h", "t") == {}
+    offsets.apply(record(("g", "t", 0, 5), ("g", "t", 3, 7), ("g", "t", 0, 6)), 10)
+    offsets.apply(record(("g", "t", 0, 4)), 20)
+    assert offsets.of_topic("g", "t", 1) == {0: 4, 3: 7}
+    assert offsets.find("g", "t", 1, 0) == 4
+    assert offsets.find("g", "t", 1, 1) is offsets.find("g", "u", 1, 0) is None
+    assert offsets.of_topic("h", "t", 1) == {}
     assert offsets.groups() == {"g": ["t"]}
 
 
-def test_the_file_is_written_when_something_has_changed():
-    disk = SimDisk()
-    offsets = make_offsets(disk)
-    assert not offsets.flush()
-    offsets.commit("g", "t", 1, 5)
-    assert offsets.flush()
-    offsets.commit("g", "t", 1, 5)
-    assert not offsets.flush()
-    assert json.loads(disk.content(PATH)) == {"g": {"t": {"1": 5}}}
-    assert make_offsets(disk).of_topic("g", "t") == {1: 5}
+def test_offsets_belong_to_one_incarnation() -> None:
+    offsets = make_offsets()
+    offsets.apply(record(("g", "t", 0, 5), ("g", "t", 1, 5)), 10)
+    assert offsets.of_topic("g", "t", 2) == {}
+    offsets.apply(record(("g", "t", 0, 1), incarnation=2), 20)
+    assert offsets.of_topic("g", "t", 2) == {0: 1}
+    assert offsets.of_topic("g", "t", 1) == {}
+    offsets.apply(record(("g", "u", 0, 1), ("h", "u", 0, 1)), 30)
+    offsets.keep({"t": 2}.get)
+    assert offsets.groups() == {"g": ["t"]}
 
 
-def test_a_file_that_could_not_be_written_is_written_later():
+def test_a_record_that_is_none_changes_nothing_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    offsets = make_offsets()
+    offsets.apply(record(("g", "t", 0, 5)), 10)
+    offsets.apply(b"\x0a\x05abc", 20)
+    assert offsets.of_topic("g", "t", 1) == {0: 5}
+    assert "position 20" in caplog.text
+
+
+def test_the_cache_is_written_when_something_has_changed_and_read_back() -> None:
     disk = SimDisk()
     offsets = make_offsets(disk)
-    offsets.commit("g", "t", 1, 5)
+    assert not save(offsets, 0)
+    offsets.apply(record(("g", "t", 1, 5)), 10)
+    assert save(offsets, 90)
+    assert not save(offsets, 95)
+    again = make_offsets(disk)
+    assert again.replay_from == 90
+    assert again.of_topic("g", "t", 1) == {1: 5}
+    assert again.keys_below(11) == [OffsetKey("g", "t", 1)]
+    assert json.loads(disk.content(PATH))["content"]["groups"]["g"]["t"]["offsets"] == {"1": [5, 10]}
+
+
+def test_a_cache_that_could_not_be_written_is_written_later() -> None:
+    disk = SimDisk()
+    offsets = make_offsets(disk)
+    offsets.apply(record(("g", "t", 1, 5)), 10)
     disk.capacity_bytes = 0
     with pytest.raises(OSError):
-        offsets.flush()
+        save(offsets, 20)
     disk.capacity_bytes = 1 << 20
-    assert offsets.flush()
+    assert save(offsets, 20)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        [],
-        {"g": 5},
-        {"g": {"t": 3}},
-        {"g": {"t": {"x": 1}}},
-        {"g": {"t": {"1": -1}}},
-        {"g": {"t": {"1": True}}},
-    ],
-)
-def test_what_is_wrong_in_the_file_is_left_out(value: object):
-    disk = SimDisk()
-    disk.make_folder("/s/config")
-    fd = disk.create(PATH)
-    disk.pwrite(fd, json.dumps(value).encode(), 0)
-    assert make_offsets(disk).groups() == {}
-
-
-def test_changes_go_into_the_log_once_and_come_back_from_it():
-    offsets = make_offsets()
-    offsets.commit("g", "t", 1, 5)
-    offsets.commit("h", "t", 1, 6)
-    offsets.commit("g", "u", 2, 7)
-    offsets.commit("g", "t", 1, 8)
-    bodies = offsets.changed_since_last()
-    assert [CommitOffsetsRequest.FromString(body).consumer_group for body in bodies] == ["g", "h"]
-    assert offsets.changed_since_last() == []
-    other = make_offsets()
-    for body in bodies:
-        assert other.replay(body)
-    assert other.of_topic("g", "t") == {1: 8}
-    assert other.of_topic("g", "u") == {2: 7}
-    assert other.of_topic("h", "t") == {1: 6}
-    assert other.changed_since_last() == []
-    assert other.flush()
-
-
-def test_what_did_not_get_into_the_log_comes_again_as_it_is_by_then():
-    offsets = make_offsets()
-    offsets.commit("g", "t", 1, 5)
-    offsets.commit("g", "gone", 1, 5)
-    bodies = offsets.changed_since_last()
-    offsets.commit("g", "t", 1, 9)
-    offsets.remove_topic("gone")
-    offsets.mark_changed(bodies)
-    (body,) = offsets.changed_since_last()
-    request = CommitOffsetsRequest.FromString(body)
-    assert [(o.topic, o.queue_id, o.queue_offset) for o in request.offsets] == [("t", 1, 9)]
-
-
-def test_a_record_that_is_none_changes_nothing():
-    offsets = make_offsets()
-    assert not offsets.replay(b"\xff\xff\xff")
-    assert not offsets.flush()
-
-
-def test_many_offsets_make_several_records(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(offsets_module, "OFFSETS_PER_RECORD_MAX", 3)
-    offsets = make_offsets()
-    for queue_id in range(8):
-        offsets.commit("g", "t", queue_id, 1)
-    bodies = offsets.changed_since_last()
-    assert [len(CommitOffsetsRequest.FromString(body).offsets) for body in bodies] == [3, 3, 2]
-
-
-def test_a_topic_that_is_removed_takes_its_offsets_with_it():
+def test_a_cache_that_knows_more_than_the_log_is_left_aside(caplog: pytest.LogCaptureFixture) -> None:
     disk = SimDisk()
     offsets = make_offsets(disk)
-    offsets.commit("g", "t", 1, 5)
-    offsets.commit("g", "u", 1, 5)
-    offsets.commit("h", "t", 1, 5)
-    offsets.remove_topic("t")
-    assert offsets.groups() == {"g": ["u"]}
-    assert offsets.of_topic("g", "t") == {}
-    assert len(offsets.changed_since_last()) == 1
-    offsets.flush()
-    assert make_offsets(disk).groups() == {"g": ["u"]}
+    offsets.apply(record(("g", "t", 1, 5)), 10)
+    save(offsets, 90)
+    again = make_offsets(disk, end_position=89)
+    assert (again.replay_from, again.groups()) == (0, {})
+    assert "ahead of the log" in caplog.text
 
 
-def test_there_is_a_limit_to_groups(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(offsets_module, "GROUPS_MAX", 2)
+def test_every_flipped_bit_of_the_cache_is_noticed() -> None:
+    disk = SimDisk()
+    offsets = make_offsets(disk)
+    offsets.apply(record(("g", "t", 1, 5)), 10)
+    save(offsets, 90)
+    for bit in range(len(disk.content(PATH)) * 8):
+        disk.flip_bit(PATH, bit)
+        again = make_offsets(disk)
+        assert (again.replay_from, again.groups()) == (0, {}), bit
+        disk.flip_bit(PATH, bit)
+    assert make_offsets(disk).replay_from == 90
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("gh"), st.sampled_from("tu"), st.integers(0, 2), st.integers(0, 9), st.integers(1, 2)
+        ),
+        max_size=30,
+    ),
+    st.data(),
+)
+def test_a_cache_at_any_point_and_the_records_behind_it_make_the_same_offsets(
+    commits: list[tuple[str, str, int, int, int]], data: st.DataObject
+) -> None:
+    disk = SimDisk()
+    offsets = make_offsets(disk)
+    bodies = [record(commit[:4], incarnation=commit[4]) for commit in commits]
+    saved_at = data.draw(st.integers(0, len(bodies)))
+    for position, body in enumerate(bodies):
+        if position == saved_at:
+            save(offsets, position)
+        offsets.apply(body, position)
+    again = make_offsets(disk)
+    for position, body in enumerate(bodies):
+        if position >= again.replay_from:
+            again.apply(body, position)
+    for incarnation in (1, 2):
+        for group in "gh":
+            for topic in "tu":
+                assert again.of_topic(group, topic, incarnation) == offsets.of_topic(group, topic, incarnation)
+    assert sorted(again.keys_below(99)) == sorted(offsets.keys_below(99))
+    assert again.incarnations() == offsets.incarnations()
+
+
+# With a store.
+
+
+CACHES = {
+    "nothing": (),
+    "cache": ("config/consumerOffsets.json",),
+    "checkpoint": ("checkpoint",),
+    "cache and checkpoint": ("config/consumerOffsets.json", "checkpoint"),
+    "all": ("config/consumerOffsets.json", "config/topics.json", "checkpoint", "consumequeue", "index", "repeatedsends"),
+}
+
+
+@pytest.mark.parametrize("lost", CACHES)
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_offsets_survive_the_loss_of_every_cache(lost: str, checkpoints: bool) -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    incarnation = store.topics.create(TopicConfig("topic")).incarnation
+    store.append([make_request(queue_id=1)])
+    commit(store, "idle", "topic", 0, 90)
+    for offset in (10, 90, 40):
+        commit(store, "group", "topic", 1, offset)
+        if checkpoints:
+            store.checkpoint()
+    if checkpoints:
+        store.close()
+    else:
+        disk = disk.killed()
+    for name in CACHES[lost]:
+        if disk.exists(f"/s/{name}"):
+            disk.remove(f"/s/{name}")
+    store = open_store(disk)
+    assert committed(store, "group", "topic", 1) == 40
+    assert committed(store, "idle", "topic", 0) == 90
+    topic = store.topics.find("topic")
+    assert topic is not None
+    assert topic.incarnation == incarnation
+
+
+@pytest.mark.parametrize("digit", range(3))
+def test_a_changed_digit_in_the_cache_changes_no_offset(digit: int, caplog: pytest.LogCaptureFixture) -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    commit(store, "group", "topic", 0, 777)
+    store.close()
+    at = disk.content(PATH).index(b"777") + digit
+    disk.overwrite(PATH, at, b"1")
+    caplog.clear()
+    store = open_store(disk)
+    assert committed(store, "group", "topic", 0) == 777
+    assert "consumerOffsets.json is damaged" in caplog.text
+
+
+def fill_segments(store: Store, count: int) -> None:
+    while store.appended_position < count * SEGMENT:
+        store.append([make_request([b"x" * 400])])
+
+
+def test_an_idle_groups_offsets_outlive_the_segment_in_which_they_stand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(store_module, "CARRIED_COUNT", 2)
+    disk = SimDisk()
+    store = open_store(disk)
+    store.topics.create(TopicConfig("gone"))
+    for number in range(5):
+        commit(store, f"idle{number}", "topic", number, number)
+    commit(store, "idle0", "gone", 0, 5)
+    commit(store, "busy", "topic", 0, 1)
+    for round_ in range(1, 4):
+        fill_segments(store, 3 * round_)
+        commit(store, "busy", "topic", 0, round_)
+        if round_ == 2:
+            store.delete_topic("gone")
+        store.checkpoint()
+        before = store.min_position
+        after = store.delete_segments_below(store.appended_position)
+        assert after > before
+        assert store.offsets.keys_below(after) == []
+    disk = disk.killed()
+    disk.remove(PATH)
+    store = open_store(disk)
+    for number in range(5):
+        assert committed(store, f"idle{number}", "topic", number) == number
+    assert committed(store, "busy", "topic", 0) == 3
+    assert "gone" not in {topic for topics in store.offsets.groups().values() for topic in topics}
+
+
+def test_nothing_is_deleted_if_what_is_alive_in_it_cannot_be_carried_forward() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    commit(store, "idle", "topic", 0, 5)
+    fill_segments(store, 3)
+    store.checkpoint()
+
+    def refuse(function: object) -> None:
+        raise StoreFailedError("there is no writer")
+
+    store._on_writer = refuse
+    with pytest.raises(StoreFailedError):
+        store.delete_segments_below(2 * SEGMENT)
+    assert store.min_position == 0
+
+
+def test_a_disk_that_is_too_full_for_messages_takes_commits_and_can_be_freed() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    commit(store, "idle", "topic", 0, 5)
+    fill_segments(store, 3)
+    store.checkpoint()
+    store._set_refusal("the disk is 95 % full")
+    with pytest.raises(DiskFullError):
+        store.append([make_request([b"x"])])
+    commit(store, "group", "topic", 0, 9)
+    store.delete_segments_below(2 * SEGMENT)
+    assert store.min_position == 2 * SEGMENT
+    assert (committed(store, "idle", "topic", 0), committed(store, "group", "topic", 0)) == (5, 9)
+
+
+def until_refused(append: Callable[[], object]) -> int:
+    """How often it was taken."""
+    for count in range(SEGMENT):
+        try:
+            append()
+        except DiskFullError:
+            return count
+    raise AssertionError("it is never refused")
+
+
+def test_messages_do_not_take_the_last_room_of_a_disk_that_gives_no_more() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    commit(store, "idle", "topic", 0, 5)
+    fill_segments(store, 2)
+    store.checkpoint()
+    disk.capacity_bytes = 0
+    until_refused(lambda: store.append([make_request([b"x" * 100])]))
+    taken = until_refused(lambda: commit(store, "group", "topic", 0, 1))
+    assert taken, "commits are taken for longer than messages"
+    disk.capacity_bytes = 1 << 12  # a start of a file: nothing for a segment
+    store.delete_segments_below(SEGMENT)
+    assert store.min_position == SEGMENT, "and what must be carried forward for longer than commits"
+    assert committed(store, "idle", "topic", 0) == 5
+
+
+def test_a_power_cut_takes_no_more_of_the_offsets_than_of_the_log() -> None:
+    for seed in range(20):
+        disk = SimDisk()
+        store = open_store(disk)
+        for offset in range(5):
+            commit(store, "group", "topic", 0, offset)
+        store.checkpoint()
+        commit(store, "group", "topic", 0, 7)
+        cache = store.offsets.cache()
+        assert cache is not None
+        store = open_store(disk.crash(random.Random(seed)))
+        assert committed(store, "group", "topic", 0) in (4, 7)
+
+
+def test_a_commit_that_the_log_does_not_take_is_not_there() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    commit(store, "group", "topic", 0, 3)
+    store._log.fail("an fsync failed")
+    with pytest.raises(StoreFailedError):
+        commit(store, "group", "topic", 0, 5)
+    assert committed(store, "group", "topic", 0) == 3
+
+
+def test_only_the_newest_records_of_offsets_are_carried() -> None:
     offsets = make_offsets()
-    offsets.commit("a", "t", 0, 1)
-    offsets.commit("b", "t", 0, 1)
-    offsets.commit("a", "u", 0, 1)
-    with pytest.raises(TooManyGroupsError):
-        offsets.commit("c", "t", 0, 1)
+    offsets.apply(record(("g", "t", 0, 5), ("g", "t", 1, 6), ("h", "t", 0, 7)), 10)
+    keys = offsets.keys_below(50)
+    offsets.apply(record(("g", "t", 0, 8)), 60)
+    carried = OffsetsRecord.FromString(offsets.record_of(keys, 50))
+    found = [(c.consumer_group, o.queue_id, o.queue_offset, o.topic_incarnation) for c in carried.commits for o in c.offsets]
+    assert found == [("g", 1, 6, 1), ("h", 0, 7, 1)]
+    assert offsets.record_of(keys, 5) == b""

@@ -10,14 +10,20 @@ import pytest
 
 from protomq.testing.simdisk import Fault, Operation, SimDisk, SimulatedCrash
 from protomq_broker.store.errors import CorruptLogError
-from protomq_broker.store.offsets import OFFSETS_TOPIC
 from protomq_broker.store.opening import make_folders
 from protomq_broker.store.store import Store
 from protomq_broker.store.topics import TopicConfig
 from protomq_broker.store.verify import verify
 
 from .log_helpers import make_request
-from .store_helpers import SEGMENT, open_store, read_all, read_all_until_damage
+from .store_helpers import (
+    SEGMENT,
+    commit,
+    committed,
+    open_store,
+    read_all,
+    read_all_until_damage,
+)
 
 
 def path_of(number: int) -> str:
@@ -293,9 +299,7 @@ def test_a_deleted_topic_stays_deleted_whatever_happens_next(
     for index in range(5):
         store.append([make_request([b"old"], queue_id=index % 2, producer_id=9, sequence=index)])
     store.append([make_request([b"other"], topic="other")])
-    store.offsets.commit("group", "topic", 0, 3)
-    bodies = store.offsets.changed_since_last()
-    store.append([make_request(bodies, topic=OFFSETS_TOPIC)])
+    commit(store, "group", "topic", 0, 3)
     store.flush()
     if checkpoint:
         store.checkpoint()
@@ -315,7 +319,8 @@ def test_a_deleted_topic_stays_deleted_whatever_happens_next(
             assert read_all(store, queue_id=queue_id) == expected[queue_id]
             end = store.queue_range("topic", queue_id)[1]
             assert end == len(expected[queue_id])
-        assert store.offsets.find("group", "topic", 0) is None
+        assert committed(store, "group", "topic", 0) is None
+        assert not store.offsets.groups()
         assert read_all(store, "other") == [(0, b"other")]
     store.close()
     assert verify("/s", disk=disk) == []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import random
 import resource
 
@@ -10,10 +11,13 @@ from protomq_broker.store import side_files
 from protomq_broker.store.disk import sync_names_above
 from protomq_broker.store.side_files import (
     OpenFiles,
+    SideFileDamagedError,
     cut_file,
+    read_json_file,
     read_state_file,
     remove_tree,
     size_of_file,
+    write_json_file,
     write_state_file,
 )
 
@@ -150,3 +154,28 @@ def test_sizes_cuts_and_removal_do_not_mind_what_is_missing():
     remove_tree(disk, "/s/a")
     remove_tree(disk, "/s/none")
     assert disk.list("/s") == []
+
+
+def test_a_json_file_is_for_people_to_read_and_holds_or_is_damaged():
+    disk = SimDisk()
+    disk.make_folder("/s")
+    path = "/s/a.json"
+    assert read_json_file(disk, path) is None
+    value = {"b": [1, "ü"], "a": {}}
+    write_json_file(disk, path, value)
+    assert json.loads(disk.content(path))["content"] == value
+    assert read_json_file(disk, path) == value
+    whole = disk.content(path)
+    for size in range(len(whole)):
+        disk.cut(path, size)
+        with pytest.raises(SideFileDamagedError):
+            read_json_file(disk, path)
+        write_json_file(disk, path, value)
+    for bit in range(len(whole) * 8):
+        disk.flip_bit(path, bit)
+        with pytest.raises(SideFileDamagedError, match=path):
+            read_json_file(disk, path)
+        disk.flip_bit(path, bit)
+    disk.overwrite(path, len(whole), b" ")
+    with pytest.raises(SideFileDamagedError):
+        read_json_file(disk, path)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 import pytest
@@ -11,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
-from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire.hashing import key_hash_of, tag_code_of
 from protomq_broker.store.consume_queue import ConsumeQueueDamagedError
+from protomq_broker.store.disk import write_file_atomically
 from protomq_broker.store.errors import (
     AppendTooLargeError,
     CorruptLogError,
@@ -26,10 +28,18 @@ from protomq_broker.store.errors import (
 from protomq_broker.store.offline import open_offline
 from protomq_broker.store.offsets import OFFSETS_TOPIC
 from protomq_broker.store.reading import ReadStatus
+from protomq_broker.store.side_files import write_json_file
 from protomq_broker.store.topics import TopicConfig
 
 from .log_helpers import ManualClock, make_request
-from .store_helpers import SEGMENT, open_store, read_all, read_all_until_damage
+from .store_helpers import (
+    SEGMENT,
+    commit,
+    committed,
+    open_store,
+    read_all,
+    read_all_until_damage,
+)
 
 
 def test_what_is_appended_is_read_back_with_its_stamps() -> None:
@@ -130,19 +140,55 @@ def test_another_segment_size_is_refused() -> None:
         open_store(disk, segment=SEGMENT // 2)
 
 
-def test_a_store_of_another_format_is_refused_and_left_as_it_is() -> None:
+def write_plain(disk: SimDisk, path: str, value: object) -> None:
+    """As versions before checksums did."""
+    write_file_atomically(disk, path, json.dumps(value).encode())
+
+
+@pytest.mark.parametrize("write", [write_json_file, write_plain])
+def test_a_store_of_another_format_is_refused_and_left_as_it_is(
+    write: Callable[[SimDisk, str, object], None],
+) -> None:
     disk = SimDisk()
     open_store(disk).close()
     path = "/s/config/store.json"
-    old = disk.content(path).replace(b'"format_version": 2', b'"format_version": 1')
-    assert old != disk.content(path)
-    disk.overwrite(path, 0, old)
+    write(disk, path, {"format_version": 1, "segment_size_bytes": SEGMENT})
     before = disk.files("/s")
     with pytest.raises(StoreSettingsError, match="format_version = 1"):
         open_store(disk)
     with pytest.raises(StoreSettingsError, match="format_version = 1"):
         open_offline("/s", disk)
     assert {**disk.files("/s"), "/s/lock": b""} == {**before, "/s/lock": b""}
+
+
+def test_settings_that_are_damaged_come_back_from_the_segments(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = "/s/config/store.json"
+    disk = SimDisk()
+    store = open_store(disk)
+    store.append([make_request()])
+    store.close()
+    whole = disk.content(path)
+    for bit in range(len(whole) * 8):
+        disk.flip_bit(path, bit)
+        if bit % 50 == 0:
+            with pytest.raises(StoreSettingsError, match=re.escape(path)):
+                open_offline("/s", disk)
+        caplog.clear()
+        store = open_store(disk)
+        assert read_all(store) == [(0, b"body")]
+        store.close()
+        assert disk.content(path) == whole
+        assert f"{path} is damaged" in caplog.text
+
+
+def test_damaged_settings_do_not_open_a_store_with_another_segment_size() -> None:
+    disk = SimDisk()
+    open_store(disk).close()
+    disk.flip_bit("/s/config/store.json", 5)
+    with pytest.raises(StoreSettingsError, match=f"segment_size_bytes = {SEGMENT}, not {2 * SEGMENT}"):
+        open_store(disk, segment=2 * SEGMENT)
 
 
 def test_store_time_never_falls_when_the_clock_jumps_back() -> None:
@@ -451,17 +497,17 @@ def test_lost_lists_of_topics_and_offsets_come_back_from_the_log() -> None:
     store = open_store(disk)
     store.topics.create(TopicConfig("topic"))
     store.append([make_request(queue_id=2)])
-    store.offsets.commit("group", "topic", 2, 1)
-    for body in store.offsets.changed_since_last():
-        assert CommitOffsetsRequest.FromString(body).consumer_group == "group"
-        store.append([make_request([body], topic=OFFSETS_TOPIC)])
+    incarnation = store.topics.create(TopicConfig("topic")).incarnation
+    commit(store, "group", "topic", 2, 1)
     store.close()
     disk.remove("/s/config/topics.json")
     disk.remove("/s/config/consumerOffsets.json")
     store = open_store(disk)
-    assert store.topics.find("topic") is not None
+    restored = store.topics.find("topic")
+    assert restored is not None
+    assert restored.incarnation == incarnation
     assert store.topics.find(OFFSETS_TOPIC) is None
-    assert store.offsets.find("group", "topic", 2) == 1
+    assert committed(store, "group", "topic", 2) == 1
 
 
 def test_a_start_that_comes_upon_a_damaged_queue_of_offsets_makes_it_anew() -> None:
@@ -469,16 +515,14 @@ def test_a_start_that_comes_upon_a_damaged_queue_of_offsets_makes_it_anew() -> N
     store = open_store(disk)
     store.append([make_request(queue_id=2)])
     for offset in (1, 2, 3):
-        store.offsets.commit("group", "topic", 2, offset)
-        for body in store.offsets.changed_since_last():
-            store.append([make_request([body], topic=OFFSETS_TOPIC)])
+        commit(store, "group", "topic", 2, offset)
     store.close()
     path = f"/s/consumequeue/{OFFSETS_TOPIC}/0/{0:020d}"
     whole = disk.content(path)
     disk.remove("/s/config/consumerOffsets.json")
     disk.flip_bit(path, 160 + 3)
     store = open_store(disk)
-    assert store.offsets.find("group", "topic", 2) == 3
+    assert committed(store, "group", "topic", 2) == 3
     assert len(read_all(store, queue_id=2)) == 1
     store.close()
     assert disk.content(path) == whole

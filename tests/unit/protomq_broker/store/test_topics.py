@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from protomq.testing.simdisk import Fault, Operation, SimDisk
+from protomq_broker.store.side_files import write_json_file
 from protomq_broker.store.topics import (
     IncarnationGivenError,
     InvalidNameError,
@@ -189,12 +190,26 @@ def disk_file(disk: SimDisk, content: bytes) -> str:
 def test_settings_of_a_later_version_are_passed_over():
     disk = SimDisk()
     disk.make_folder("/s/config")
-    disk_file(
-        disk,
-        b'{"topics": [{"name": "a", "write_queues": 1, "read_queues": 2, "incarnation": 7, "later": 5}],'
-        b' "version": {"time_ms": 1, "counter": 9}}',
-    )
+    topic = {"name": "a", "write_queues": 1, "read_queues": 2, "incarnation": 7, "later": 5}
+    write_json_file(disk, PATH, {"topics": [topic], "version": {"time_ms": 1, "counter": 9}})
     assert make_table(disk).all() == [TopicConfig("a", 1, 2)]
+
+
+def test_no_flipped_bit_of_the_file_gives_other_topics(caplog: pytest.LogCaptureFixture):
+    disk = SimDisk()
+    table = make_table(disk)
+    table.put([TopicConfig("a", 3, 4), TopicConfig("b", incarnation=9)])
+    table.delete("b", 77)
+    whole = disk.content(PATH)
+    for bit in range(len(whole) * 8):
+        disk.flip_bit(PATH, bit)
+        caplog.clear()
+        read = make_table(disk)
+        assert (read.was_lost, read.all(), dict(read.deleted)) == (True, [], {}), bit
+        assert f"{PATH} is damaged" in caplog.text
+        disk.flip_bit(PATH, bit)
+    assert make_table(disk).all() == [TopicConfig("a", 3, 4)]
+    assert make_table(disk).deleted == {"b": 77}
 
 
 def test_many_topics_are_one_change() -> None:

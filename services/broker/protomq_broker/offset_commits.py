@@ -1,0 +1,207 @@
+"""Commits of consumer offsets on their way into the log: a commit is an append like any other.
+
+Commits come from the consumer lane (CommitOffsets) and the pull lanes (the offset that a pull commits), and are appended by the send
+lane: all that are there by then in one record, if they fit. A caller of CommitOffsets is answered when a SEND_OK would be given. A pull
+does not wait: what it commits is kept until it is in the log, and tried again as long as that fails.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, CommitOffsetsResponse, QueueOffset
+from protomq.v1.state_pb2 import OffsetsRecord
+from protomq.wire.record import encode_varint
+
+from .store.offsets import GROUPS_MAX, OFFSETS_TOPIC, OffsetKey, TooManyGroupsError
+from .store_errors import to_service_error
+from .topic_access import check_incarnation, existing_topic
+
+if TYPE_CHECKING:
+    from protomq_runtime.call import Call
+    from protomq_runtime.errors import ServiceError
+    from protomq_runtime.lane import Lane, Timer
+
+    from .store.store import Store
+    from .system_writer import SystemWriter
+
+log = logging.getLogger("protomq.broker")
+
+RECORD_SIZE_BYTES = 256 << 10
+"""Of the commits in one record: what is more goes into the next one. The send lane shall not be busy with one append for long."""
+RETRY_INTERVAL_MS = 1_000
+PASSING_MAX = 100_000
+"""Offsets that pulls committed while the log takes no appends; more are dropped, since pulls wait for nothing."""
+
+_COMMITS_TAG = bytes((OffsetsRecord.COMMITS_FIELD_NUMBER << 3 | 2,))
+_ANSWER = CommitOffsetsResponse().SerializeToString()
+
+
+class _Commit(NamedTuple):
+    """A commit that is to be appended; every offset names the incarnation of its topic. `call` waits for it; None: nobody does."""
+
+    request: CommitOffsetsRequest
+    call: Call | None
+
+
+class OffsetCommits:
+    """`commit` and `commit_in_passing`: any thread. All else: the send lane."""
+
+    def __init__(self, store: Store, writer: SystemWriter) -> None:
+        self._store = store
+        self._writer = writer
+        self._arrived: deque[_Commit] = deque()
+        self._is_posted = False
+        self._passing: dict[OffsetKey, QueueOffset] = {}  # what pulls committed, newest only
+        self._retry: Timer | None = None
+
+    def commit(self, request: CommitOffsetsRequest, call: Call) -> None:
+        """Appends the offsets and answers the call."""
+        self._submit(_Commit(request, call))
+
+    def commit_in_passing(self, group: str, offset: QueueOffset) -> None:
+        """Appends one offset; nobody waits for it."""
+        request = CommitOffsetsRequest(consumer_group=group, offsets=[offset])
+        self._submit(_Commit(request, None))
+
+    def write(self) -> None:
+        """Appends what has arrived by now; whatever goes wrong, nothing is lost without a word."""
+        self._is_posted = (
+            False  # before the queue is drained: what arrives from here on posts again
+        )
+        arrived, waiting = self._arrived, deque[_Commit]()
+        for _ in range(len(arrived)):
+            commit = arrived.popleft()
+            group = commit.request.consumer_group
+            if commit.call is not None:
+                waiting.append(commit)
+            for offset in commit.request.offsets:
+                key = OffsetKey(group, offset.topic, offset.queue_id)
+                if commit.call is not None:
+                    self._passing.pop(key, None)  # that one was earlier
+                elif len(self._passing) < PASSING_MAX or key in self._passing:
+                    self._passing[key] = offset
+        while waiting:
+            self._append_waiting(waiting)
+        while self._passing and self._append_passing():
+            pass
+
+    def _submit(self, commit: _Commit) -> None:
+        self._arrived.append(commit)
+        if not self._is_posted:
+            self._is_posted = True
+            self._writer.post(self.write)
+
+    def _append_waiting(self, waiting: deque[_Commit]) -> None:
+        """Appends as many of these commits as fit into one record, and answers them; at least one is taken from `waiting`."""
+        record = _Record(self._store)
+        while waiting and record.size_bytes < RECORD_SIZE_BYTES:
+            commit = waiting.popleft()
+            try:
+                record.add(commit)
+            except Exception as error:
+                _answer([commit], error)
+        try:
+            position = record.append(self._writer)
+        except Exception as error:
+            _answer(record.commits, error)
+            return
+        self._writer.when_stored(position, lambda error: _answer(record.commits, error))
+
+    def _append_passing(self) -> bool:
+        """Appends what pulls committed, as much as fits into one record; whether it is in the log. What is not is tried again."""
+        record = _Record(self._store)
+        taken: list[OffsetKey] = []
+        for key, offset in self._passing.items():
+            request = CommitOffsetsRequest(consumer_group=key.group, offsets=[offset])
+            try:
+                record.add(_Commit(request, None))
+            except Exception as error:  # its topic has gone since, say
+                log.info("the offset that %s committed by a pull is not taken: %s", key, error)
+            taken.append(key)
+            if record.size_bytes >= RECORD_SIZE_BYTES:
+                break
+        try:
+            record.append(self._writer)
+        except Exception as error:
+            log.warning("offsets that pulls committed are not in the log yet: %s", error)
+            self._retry_later()
+            return False
+        for key in taken:
+            del self._passing[key]
+        return True
+
+    def _retry_later(self) -> None:
+        if self._retry is not None:
+            return
+
+        def retry() -> None:
+            self._retry = None
+            self.write()
+
+        self._retry = self._writer.lane.call_later(RETRY_INTERVAL_MS, retry)
+
+
+class _Record:
+    """The commits of one record."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._parts: list[bytes] = []
+        self._groups: set[str] = set()
+        self.commits: list[_Commit] = []
+        self.size_bytes = 0
+
+    def add(self, commit: _Commit) -> None:
+        """Adds a commit, unless it changes nothing; all of it or none. Raises ServiceError, TooManyGroupsError: then it is not added."""
+        store, request = self._store, commit.request
+        group = request.consumer_group
+        offsets = store.offsets
+        is_known = group not in self._groups
+        for offset in request.offsets:
+            topic = existing_topic(store, offset.topic)
+            check_incarnation(topic, offset.topic_incarnation)
+            is_known = is_known and offset.queue_offset == offsets.find(
+                group, offset.topic, offset.topic_incarnation, offset.queue_id
+            )
+        self.commits.append(commit)
+        if is_known:
+            return  # as it is: the answer waits for the record that said so, if that is not stored yet
+        if not offsets.has_group(group) and group not in self._groups:
+            new = sum(1 for other in self._groups if not offsets.has_group(other))
+            if offsets.group_count + new >= GROUPS_MAX:
+                self.commits.pop()
+                raise TooManyGroupsError
+        data = request.SerializeToString()
+        self._groups.add(group)
+        self._parts.append(_COMMITS_TAG + encode_varint(len(data)) + data)
+        self.size_bytes += len(data)
+
+    def append(self, writer: SystemWriter) -> int:
+        """Appends the record, if there is anything to say; the position up to which the log must be stored for its callers."""
+        if self._parts:
+            writer.append(OFFSETS_TOPIC, [b"".join(self._parts)])
+        return self._store.appended_position
+
+
+def _answer(commits: Sequence[_Commit], error: Exception | None) -> None:
+    """Answers the calls, each on its lane; one hand-over for all of a lane."""
+    by_lane: dict[Lane, list[Call]] = {}
+    for commit in commits:
+        if commit.call is not None:
+            by_lane.setdefault(commit.call.lane, []).append(commit.call)
+    failure = None if error is None else to_service_error(error)
+    for lane, calls in by_lane.items():
+        lane.post(partial(_answer_here, calls, failure))
+
+
+def _answer_here(calls: Sequence[Call], failure: ServiceError | None) -> None:
+    for call in calls:
+        if failure is None:
+            call.answer(_ANSWER)
+        else:
+            call.fail(failure)

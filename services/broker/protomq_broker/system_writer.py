@@ -1,0 +1,108 @@
+"""The broker's own appends: they are made on the send lane, like all others, since it is the only writer.
+
+What another thread has to append it hands over with `post` or `run`. An answer that claims what was appended waits for the disk as the
+answer to a send does: `when_stored`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from .store.errors import StoreError, StoreFailedError
+
+if TYPE_CHECKING:
+    from protomq_runtime.lane import Lane
+
+    from .store.store import Store
+
+log = logging.getLogger("protomq.broker")
+
+Done = Callable[[Exception | None], None]
+"""Told that what was appended is stored, or why it is not."""
+
+
+class NoWriterError(StoreError):
+    """The broker is not started yet, or is stopping: nothing is appended."""
+
+
+class _Waiter(NamedTuple):
+    position: int
+    done: Done
+
+
+class SystemWriter:
+    """`post` and `run`: any thread. `append`, `when_stored`, `resolve_flushed`: the send lane. `start`, `close`: the broker."""
+
+    def __init__(self) -> None:
+        self._store: Store | None = None
+        self._lane: Lane | None = None
+        self._closed = threading.Event()
+        self._waiters: deque[_Waiter] = deque()
+
+    def start(self, store: Store, lane: Lane) -> None:
+        """From now on there is a lane that writes."""
+        self._store, self._lane = store, lane
+
+    def close(self) -> None:
+        """The lane has ended: who waits for it in `run` is told so."""
+        self._closed.set()
+
+    @property
+    def lane(self) -> Lane:
+        """The send lane."""
+        assert self._lane is not None, "start comes first"
+        return self._lane
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Has the function called on the send lane."""
+        self.lane.post(function)
+
+    def run(self, function: Callable[[], None]) -> None:
+        """Has the function called on the send lane, and waits for it; raises what it raises, and NoWriterError."""
+        if self._lane is None or self._closed.is_set():
+            raise NoWriterError("the broker does not write now")
+        ended = threading.Event()
+        failures: list[BaseException] = []
+
+        def call() -> None:
+            try:
+                function()
+            except Exception as error:
+                failures.append(error)
+            finally:
+                ended.set()
+
+        self._lane.post(call)
+        while not ended.wait(0.1):
+            if self._closed.is_set():
+                raise NoWriterError("the broker is stopping")
+        if failures:
+            raise failures[0]
+
+    def append(self, topic: str, bodies: Sequence[bytes]) -> int:
+        """Appends one record of a system topic for each body, together; where they end. Raises what `Store.append` raises."""
+        assert self._store is not None
+        return self._store.append_state(topic, bodies)
+
+    def when_stored(self, position: int, done: Done) -> None:
+        """Calls `done` when what is appended up to `position` is stored as a SEND_OK promises: under SYNC_FLUSH when it is synced."""
+        store = self._store
+        assert store is not None
+        if not store.config.sync_flush or position <= store.flushed_position:
+            done(None)
+            return
+        self._waiters.append(_Waiter(position, done))
+        store.request_flush()
+
+    def resolve_flushed(self) -> None:
+        """The flushed position has moved, or never will again."""
+        store = self._store
+        assert store is not None
+        waiters, flushed, failure = self._waiters, store.flushed_position, store.log_failure
+        while waiters and (waiters[0].position <= flushed or failure):
+            position, done = waiters.popleft()
+            done(None if position <= flushed else StoreFailedError(failure))
