@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -184,7 +184,8 @@ class RepeatedSends:
         self._queue_names: list[tuple[str, int] | None] = []
         self._next_look_ms = NEVER_MS  # for those that have rested for a day
         self._covered_position = 0
-        self._snapshot_position = 0  # the snapshot on the disk tells of nothing behind it
+        self._claimed_position = 0  # by the snapshot on the disk: the log is durable up to there
+        self._snapshot_end = 0  # it tells of nothing behind
         self._is_partial = False  # made from a log whose beginning is deleted
         self._frozen: _Frozen | None = None
 
@@ -366,7 +367,8 @@ class RepeatedSends:
         )
         self._disk.make_folder(self._folder)
         write_state_file(self._disk, self._path, _MAGIC, *_gathered((head, names, *rows, *older)))
-        self._snapshot_position = max(position, frozen.covered_position)
+        self._claimed_position = position
+        self._snapshot_end = max(position, frozen.covered_position)
 
     def delete_below(self, log_start: int) -> None:
         """Nothing to do: a send is recognised for as long as the table has room, whether or not its message is still there."""
@@ -409,8 +411,14 @@ class RepeatedSends:
         table.forgotten_ms, table.runs_forgotten_ms = forgotten_ms, runs_forgotten_ms
         table.load(rows, memoryview(payload)[at + rows.nbytes :])
         self._covered_position = covered
-        self._snapshot_position = max(position, covered)
-        self.replay_from = position
+        self._snapshot_end = max(position, covered)
+        self.replay_from = self._claimed_position = position
+
+    def forget_deleted(self, positions: Mapping[str, int]) -> None:
+        """Topics that were deleted, and where the log ended then: the snapshot may be of a time before that."""
+        for topic, position in positions.items():
+            if position > self._covered_position:
+                self.remove_topic(topic)
 
     def start_rebuild(self) -> None:
         """Forgets everything; a replay from the log's start brings it back."""
@@ -457,8 +465,8 @@ class RepeatedSends:
         with self._lock:
             self._table.clip(self._ends())
         self._covered_position = end_position
-        if end_position < self._snapshot_position:
-            self.checkpoint(end_position)
+        if end_position < self._snapshot_end:
+            self.checkpoint(min(end_position, self._claimed_position))
 
     # Parts.
 

@@ -687,6 +687,7 @@ class Store:
         self._queues.load(self._folder.first_position)
         self._index.load()
         self._repeated.load(self._folder.first_position)
+        self._repeated.forget_deleted(self.topics.deleted)
         cache_id = disk.cache_id(self.root)
         recovered = recover_store(
             disk,

@@ -23,6 +23,7 @@ from protomq_broker.store.consume_queue import (
     ConsumeQueue,
     ConsumeQueueDamagedError,
 )
+from protomq_broker.store.repeated_sends import RepeatedSends
 
 
 class Send(NamedTuple):
@@ -204,3 +205,28 @@ def verify_queue(queue: ConsumeQueue, log_start: int = 0) -> Iterable[ConsumeQue
         except ConsumeQueueDamagedError as error:
             yield error
             offset = end
+
+
+def table_content(table: RepeatedSends) -> dict[int, tuple[int, int, int, list[tuple[int, int, tuple[str, int] | None, int]]]]:
+    """All that the table knows, whatever its rows and numbers of queues are."""
+    known = table._table
+
+    def name(queue: int) -> tuple[str, int] | None:
+        return table._queue_names[queue]
+
+    found: dict[int, tuple[int, int, int, list[tuple[int, int, tuple[str, int] | None, int]]]] = {}
+    for row, producer_id in enumerate(known.ids):
+        if known.find(producer_id) != row:
+            continue
+        runs = list(known.older[row]) if known.has_older(row) else []
+        last = (known.firsts[row], known.ends[row], known.queues[row], known.queue_offsets[row])
+        all_runs = [tuple(runs[at : at + 4]) for at in range(0, len(runs), 4)] + [last]
+        found[producer_id] = (
+            known.epochs[row],
+            table._floor(row),
+            known.used_ms[row],
+            [(first, end, name(queue), offset) for first, end, queue, offset in all_runs],
+        )
+    assert known.count == len(found)
+    assert known.older_count == sum(len(runs) - 1 for _, _, _, runs in found.values())
+    return found

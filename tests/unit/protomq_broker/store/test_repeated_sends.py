@@ -24,7 +24,7 @@ from protomq_broker.store.repeated_sends import (
     SequenceExpiredError,
     TooManyProducersError,
 )
-from tests.unit.protomq_broker.store.derived_helpers import ListLog, Send
+from tests.unit.protomq_broker.store.derived_helpers import ListLog, Send, table_content
 
 FOLDER = "/s/repeatedsends"
 P = 7
@@ -62,31 +62,6 @@ def knows(table: RepeatedSends, producer_id: int) -> bool:
 def older_runs(table: RepeatedSends, producer_id: int = P) -> int:
     runs = table._table.older.get(table._table.find(producer_id))
     return 0 if runs is None else run_count(runs)
-
-
-def content(table: RepeatedSends) -> dict[int, tuple[int, int, int, list[object]]]:
-    """All that the table knows, whatever its rows and numbers of queues are."""
-    known = table._table
-
-    def name(queue: int) -> tuple[str, int] | None:
-        return table._queue_names[queue]
-
-    found: dict[int, tuple[int, int, int, list[object]]] = {}
-    for row, producer_id in enumerate(known.ids):
-        if known.find(producer_id) != row:
-            continue
-        runs = list(known.older[row]) if known.has_older(row) else []
-        last = (known.firsts[row], known.ends[row], known.queues[row], known.queue_offsets[row])
-        all_runs = [tuple(runs[at : at + 4]) for at in range(0, len(runs), 4)] + [last]
-        found[producer_id] = (
-            known.epochs[row],
-            table._floor(row),
-            known.used_ms[row],
-            [(first, end, name(queue), offset) for first, end, queue, offset in all_runs],
-        )
-    assert known.count == len(found)
-    assert known.older_count == sum(len(runs) - 1 for _, _, _, runs in found.values())
-    return found
 
 
 def send(
@@ -285,7 +260,7 @@ def test_the_snapshot_brings_everything_back():
     again = make_sends(log, disk, runs_per_producer_max=8)
     again.load()
     assert again.replay_from == log.end
-    assert content(again) == content(table)
+    assert table_content(again) == table_content(table)
     assert admit(again, send(58)) == admit(table, send(58))
     with pytest.raises(ProducerFencedError):
         admit(again, send(0, producer_id=9, epoch=1))
@@ -501,7 +476,7 @@ def test_older_runs_of_those_who_rest_go_first():
         admit(table, send(4, producer_id=1))
     assert admit(table, send(18, producer_id=1)) == RepeatedSend("topic", 0, 9)
     store(table, log, send(20, producer_id=1))
-    assert content(table)[1][1] == 18
+    assert table_content(table)[1][1] == 18
 
 
 def test_a_forgotten_producer_may_come_back():
@@ -511,7 +486,7 @@ def test_a_forgotten_producer_may_come_back():
     log.time_ms += RETRY_MAX_MS + SWEEP_STEP_MS
     store(table, log, send(0, producer_id=3))
     store(table, log, send(9, producer_id=2))
-    assert set(content(table)) == {2, 3}
+    assert set(table_content(table)) == {2, 3}
     assert admit(table, send(9, producer_id=2)) == RepeatedSend("topic", 0, 3)
     assert admit(table, send(7, producer_id=2)) is None  # 15 minutes have passed
 
@@ -540,7 +515,7 @@ def test_a_snapshot_is_of_the_moment_at_which_it_was_begun(monkeypatch: pytest.M
         store(table, log, send(0, producer_id=producer_id))
     for first in range(2, 20, 2):
         store(table, log, send(first, producer_id=5), send(first, producer_id=50))
-    before = content(table)
+    before = table_content(table)
     table._lock = threading.RLock()  # type: ignore[assignment]  # the writer's turn comes between two steps, on this thread
     table.freeze()
     position = log.end
@@ -559,9 +534,9 @@ def test_a_snapshot_is_of_the_moment_at_which_it_was_begun(monkeypatch: pytest.M
     table.checkpoint(position)
     again = make_sends(log, disk, runs_per_producer_max=8)
     again.load()
-    assert content(again) == before
+    assert table_content(again) == before
     again.replay(log.scanned(position))
-    assert content(again) == content(table)
+    assert table_content(again) == table_content(table)
 
 
 @pytest.mark.slow
@@ -605,7 +580,7 @@ def test_the_same_log_makes_the_same_table(seed: int, steps: int):
             log.time_ms += rng.choice((RETRY_MAX_MS // 2, RETRY_MAX_MS, IDLE_STEP_MS, IDLE_MAX_MS))
         else:
             table.checkpoint(log.end)
-    expected = content(table)
+    expected = table_content(table)
     from_snapshot = make_sends(log, disk, **limits)
     from_snapshot.load()
     from_log = make_sends(log, SimDisk(), **limits)
@@ -616,7 +591,7 @@ def test_the_same_log_makes_the_same_table(seed: int, steps: int):
             other.replay(log.scanned(start, end))
             start = end
         other.truncate(log.end)
-        assert content(other) == expected
+        assert table_content(other) == expected
 
 
 @pytest.mark.slow
