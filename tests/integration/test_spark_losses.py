@@ -16,7 +16,7 @@ pytest.importorskip("tests.support.spark")  # Skips where there is no JDK or no 
 from pyspark.sql import DataFrame, SparkSession
 
 from protomq import Admin, OutgoingMessage, Producer, PullConsumer, _methods
-from protomq._batching import RecordEncoder
+from protomq._batching import RecordEncoder, make_front
 from protomq.testing import Broker
 from protomq_spark.cluster import Cluster
 from protomq_spark.options import ClientOptions
@@ -183,30 +183,41 @@ def damage(server: Broker, body: bytes) -> None:
     raise AssertionError("no such body")
 
 
-def send_damaged(server: Broker, topic: str, count: int, damaged: int) -> None:
-    """Ids as bodies; in one of them a bit flips on its way to the broker, which takes records as they are."""
-    records = [(b"%0500d" % n, "", "", b"", 0, 1_700_000_000_000, 0) for n in range(count)]
+POISONED = {123, 200}
+
+
+def send_damaged(server: Broker, topic: str, count: int) -> None:
+    """As `send_large`, with keys; bits flip between the producer's encoding and the broker, which takes whole records as they are."""
+    records = [
+        (b"%0500d" % n, f"k{n}", "", make_front(f"k{n}", (), "", None, None, "")[1], 0, 1, 0)
+        for n in range(count)
+    ]
     request = bytearray(b"".join(RecordEncoder(topic, 77, 0).encode_request(records, 0, 0)))
-    request[request.index(b"%0500d" % damaged) + 250] ^= 1
+    request[request.index(b"%0500d" % 123) + 250] ^= 1  # in a body
+    request[request.index(b"k200")] ^= 1  # in a key
     cluster = Cluster(ClientOptions(server.namesrv))
     (queue,) = end_offsets(server, topic)
     cluster.call(topic, queue.broker_name, _methods.SEND, bytes(request))
     cluster.close()
 
 
-def test_a_body_damaged_on_its_way_is_an_error_null_or_left_out(
+def test_a_message_damaged_on_its_way_is_an_error_null_or_left_out(
     spark: SparkSession, protomq_server: Broker, tmp_path: Path
 ) -> None:
     topic = make_topic(protomq_server, "poison", 1)
-    send_damaged(protomq_server, topic, 300, 123)
-    columns = {"columns": "queue_offset,body"}
+    send_damaged(protomq_server, topic, 300)
+    sound = [n for n in range(300) if n not in POISONED]
+    columns = {"columns": "queue_offset,body,key"}
     with pytest.raises(Exception, match=r"poison/\S+/0@123: its CRC-32C does not hold"):
         reader(spark, protomq_server, topic, **columns).count()
+    with pytest.raises(Exception, match=r"poison/\S+/0@123: its CRC-32C does not hold"):
+        reader(spark, protomq_server, topic, columns="key").count()
     rows = reader(spark, protomq_server, topic, corruptRecords="null", **columns).collect()
-    assert [row.queue_offset for row in rows if row.body is None] == [123]
-    assert ids_of([row for row in rows if row.body]) == [n for n in range(300) if n != 123]
+    assert {row.queue_offset for row in rows if row.body is None} == POISONED
+    assert {row.queue_offset for row in rows if row.key is None} == POISONED
+    assert ids_of([row for row in rows if row.body]) == sound
     kept = reader(spark, protomq_server, topic, corruptRecords="skip", **columns).collect()
-    assert ids_of(kept) == [n for n in range(300) if n != 123]
+    assert ids_of(kept) == sound
     assert reader(spark, protomq_server, topic, columns="queue_offset").count() == 300
 
     target = make_topic(protomq_server, "poison-copy", 2)
@@ -214,7 +225,7 @@ def test_a_body_damaged_on_its_way_is_an_error_null_or_left_out(
     with pytest.raises(Exception, match="@123"):
         run(copy_stream(spark, protomq_server, given, target, tmp_path / "ck"))
     run(copy_stream(spark, protomq_server, given, target, tmp_path / "ck", corruptRecords="skip"))
-    assert ids_of(drain(protomq_server, target)) == [n for n in range(300) if n != 123]
+    assert ids_of(drain(protomq_server, target)) == sound
 
 
 def test_a_range_in_quarantine_is_an_error_or_passed_over(

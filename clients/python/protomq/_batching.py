@@ -15,9 +15,10 @@ import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
+from zlib import crc32 as zip_crc32
 
 from .errors import ConfigurationError, MessageTooLargeError, WrongTypeError
-from .wire.hashing import crc32c, extend_crc32c, hash63, tag_code_of
+from .wire.hashing import crc32c, extend_crc32c, tag_code_of
 from .wire.record import (
     BODY_SIZE_MAX_BYTES,
     FIXED_TRAILER_SIZE_BYTES,
@@ -38,9 +39,9 @@ PreparedRecord = tuple[bytes, str, str, bytes, int, int, int]
 REQUEST_SIZE_MAX_BYTES: Final = 4 << 20
 """Default size at which a batch is split. RocketMQ: maxMessageSize holds for a whole batch."""
 
-# key_hash, tag; sharding_hash; tag, producer_id, tag, epoch, tag of sequence; sequence; tag; crc32c; tag; born_time_ms; tag; flags
-_MIDDLE: Final = struct.Struct("<QBI15sQBI2sQ2sI")
-_IDENTITY: Final = struct.Struct("<BQBIB")
+# key_hash; sharding_hash, producer_id, epoch, with tags around; sequence, tag; crc32c, tag; born_time_ms
+_MIDDLE: Final = struct.Struct("<Q20sQBIHQ")
+_IDENTITY: Final = struct.Struct("<BIBQBIB")
 _STAMP_ZEROS: Final = STAMP.pack(*(value for tag in STAMP_TAGS for value in (tag, 0)))
 
 _PREFIXES_MAX: Final = 4096
@@ -61,7 +62,7 @@ class RecordEncoder:
             )
         self.topic = topic
         self._topic_field = bytes((TOPIC_TAG, len(encoded))) + encoded
-        self._identity = _IDENTITY.pack(0x61, producer_id, 0x6D, producer_epoch, 0x71)
+        self._identity = _IDENTITY.pack(0x5D, 0, 0x61, producer_id, 0x6D, producer_epoch, 0x71)
         self._prefixes: dict[str, bytes] = {}
         self._tails: dict[int, bytes] = {}
         self.fixed_size_bytes = len(self._topic_field) + FIXED_TRAILER_SIZE_BYTES
@@ -94,22 +95,22 @@ class RecordEncoder:
         sizes: list[int] = []
         sequence = first_sequence
         for body, key, tag, front, flags, born_time_ms, sharding_hash in records:
-            head, size, crc = _head(len(body), len(front) + fixed_size)
-            crc = extend(crc, body)
+            prefix = prefixes.get(tag) or self._prefix(tag)
+            owner = _sharded(identity, sharding_hash) if sharding_hash else identity
+            end = _end(flags) if flags else _PLAIN_END
             if front:
-                crc = extend(crc, front)
-            middle = pack(
-                hash63(key.encode()) if key else 0, 0x5D, sharding_hash, identity, sequence, 0x7D, crc,
-                b"\x81\x01", born_time_ms, b"\x8d\x01", flags,
-            )  # fmt: skip
-            parts += (
-                head,
-                body,
-                front,
-                prefixes.get(tag) or self._prefix(tag),
-                middle,
-                _STAMP_ZEROS,
-            )
+                head, size, crc = _head(len(body), len(front) + fixed_size)
+                crc = extend(extend(crc, body), front)
+                key_hash = 0
+                if key:  # hash63, without a call of it
+                    encoded = key.encode()
+                    key_hash = crc32c(encoded) | (zip_crc32(encoded) & 0x7FFFFFFF) << 32
+                middle = pack(key_hash, owner, sequence, 0x7D, crc, 0x0181, born_time_ms)
+                parts += (head, body, front, prefix, middle, end)
+            else:
+                head, size, crc = _head(len(body), fixed_size)
+                middle = pack(0, owner, sequence, 0x7D, extend(crc, body), 0x0181, born_time_ms)
+                parts += (head, body, prefix, middle, end)
             sizes.append(size)
             sequence += 1
         return sizes
@@ -138,6 +139,19 @@ class RecordEncoder:
         if len(self._prefixes) < _PREFIXES_MAX:
             self._prefixes[tag] = prefix
         return prefix
+
+
+def _sharded(identity: bytes, sharding_hash: int) -> bytes:
+    return identity[:1] + sharding_hash.to_bytes(4, "little") + identity[5:]
+
+
+@lru_cache(maxsize=32)
+def _end(flags: int) -> bytes:
+    """Flags, and zeros for what the broker stamps."""
+    return b"\x8d\x01" + flags.to_bytes(4, "little") + _STAMP_ZEROS
+
+
+_PLAIN_END: Final = _end(0)
 
 
 @lru_cache(maxsize=8192)

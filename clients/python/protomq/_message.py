@@ -60,6 +60,8 @@ _U32: Final = struct.Struct("<I").unpack_from
 _U64: Final = struct.Struct("<Q").unpack_from
 _I64: Final = struct.Struct("<q").unpack_from
 
+CONTIGUOUS_MAX_BYTES: Final = 4096
+"""Up to this size the octets under the CRC are cut out once more, for one call over them; beyond it that would cost more than calls do."""
 TRAILER_SIZE_MIN_BYTES: Final = FIXED_TRAILER_SIZE_BYTES + 3
 _KEY_TAG: Final = 0x12
 _TAG_TAG: Final = 0x1A

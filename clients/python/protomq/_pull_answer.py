@@ -20,6 +20,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ._message import (
+    CONTIGUOUS_MAX_BYTES,
     TRAILER_SIZE_MIN_BYTES,
     DamagedMessage,
     Message,
@@ -32,12 +33,9 @@ from .errors import ProtocolError
 from .wire.hashing import crc32c, extend_crc32c
 from .wire.record import (
     CRC32C_AT,
-    DUE_TIME_SIZE_BYTES,
     FIXED_TRAILER_SIZE_BYTES,
     FIXED_TRAILER_TAGS,
     FLAG_COMPRESSION_MASK,
-    FLAG_DUE_TIME,
-    FLAG_TRANSIT,
     FLAGS_AT,
     RECORD_TAG,
     TAG_CODE_AT,
@@ -208,7 +206,7 @@ class AnswerMessages:
             from ._record_columns import locate_records
 
             self._columns = locate_records(
-                answer.raw, answer.base, answer.starts, answer.sizes, len(queue.topic.encode())
+                answer.raw, answer.base, answer.starts, answer.sizes, len(queue.topic)
             )
 
     def part(self, start: int, stop: int) -> list[Message]:
@@ -225,7 +223,7 @@ class AnswerMessages:
         columns, answer = self._columns, self._answer
         assert columns is not None
         bodies, rests = columns.cut(answer.raw, start, stop)
-        if columns.check(bodies, rests, start) != columns.crc32cs[start:stop]:
+        if columns.check(answer.raw, start, stop, bodies) != columns.crc32cs[start:stop]:
             return None
         offsets = answer.queue_offsets[start:stop]
         return list(map(Message, bodies, rests, offsets, repeat(self._queue)))
@@ -246,7 +244,9 @@ def decode_records(
 ) -> list[Message]:
     """One message for each record field of `raw`. Raises ProtocolError if one does not have the layout of a stored record."""
     messages: list[Message] = []
-    topic_size = len(queue.topic.encode())
+    # A topic is ASCII on every broker; records of one that is not are walked.
+    topic_size = len(queue.topic)
+    trailer_size = FIXED_TRAILER_SIZE_BYTES + 2 + topic_size
     try:
         for start, size, queue_offset in zip(starts, sizes, queue_offsets, strict=True):
             start += base
@@ -257,51 +257,48 @@ def decode_records(
                 or position + record_size != end
                 or record_size < TRAILER_SIZE_MIN_BYTES
                 or end > len(raw)
-                or raw[end + TAG_CODE_AT - 1] != FIXED_TRAILER_TAGS[0]
             ):
-                raise ProtocolError(
-                    f"{queue}: the record at offset {queue_offset} does not have the layout of a stored record"
-                )
-            limit = _front_limit(raw, position, end, topic_size)
-            body_start = position
+                raise _not_stored(queue, queue_offset)
+            limit, body_start = end - trailer_size, position
+            # The high octet of the flags is the broker's: 0 for a record that was not moved.
+            if raw[limit] != TOPIC_TAG or raw[limit + 1] != topic_size or raw[end + FLAGS_AT + 1]:
+                limit = _front_limit(raw, position, end)
             try:
                 length, body_start = read_varint(raw, position + 1)
             except ProtocolError:
                 length = -1
             front = body_start + length
-            if raw[position] != RECORD_TAG or not body_start <= front <= limit:
+            if length < 0 or front > limit or raw[position] != RECORD_TAG:
                 # Damage has many shapes: the length of the body may be what was hit.
                 body_start = front = position
             body, rest = raw[body_start:front], raw[front:end]
-            crc = extend_crc32c(crc32c(raw[position:body_start]), body)
-            if front < limit:
-                crc = extend_crc32c(crc, raw[front:limit])
-            if crc != _U32(rest, CRC32C_AT)[0]:
+            if front - position <= CONTIGUOUS_MAX_BYTES:
+                crc = crc32c(raw[position:limit])
+            else:
+                head_crc = crc32c(raw[position:body_start])
+                crc = extend_crc32c(extend_crc32c(head_crc, body), raw[front:limit])
+            if crc == _U32(rest, CRC32C_AT)[0]:
+                kind = StoredMessage if rest[FLAGS_AT] & FLAG_COMPRESSION_MASK else Message
+                messages.append(kind(body, rest, queue_offset, queue))
+            elif raw[end + TAG_CODE_AT - 1] == FIXED_TRAILER_TAGS[0]:
                 record = raw[position:end]
                 messages.append(DamagedMessage(body, rest, queue_offset, queue, record))
             else:
-                kind = StoredMessage if rest[FLAGS_AT] & FLAG_COMPRESSION_MASK else Message
-                messages.append(kind(body, rest, queue_offset, queue))
+                raise _not_stored(queue, queue_offset)
     except (IndexError, struct.error) as error:
         raise ProtocolError(f"{queue}: a pull answer ends in the middle of a record") from error
     return messages
 
 
-def _front_limit(raw: bytes, position: int, end: int, topic_size: int) -> int:
-    """Where fields 1 to 5 of the record [position, end) end."""
-    flags = raw[end + FLAGS_AT] | raw[end + FLAGS_AT + 1] << 8
-    limit = end - FIXED_TRAILER_SIZE_BYTES - 2 - topic_size
-    if flags & FLAG_DUE_TIME:
-        limit -= DUE_TIME_SIZE_BYTES
-    if (
-        not flags & FLAG_TRANSIT
-        and position < limit
-        and raw[limit] == TOPIC_TAG
-        and raw[limit + 1] == topic_size
-    ):
-        return limit
-    # A copy that the broker moved, or the topic is not the one that was asked for: from the front, field by field.
+def _front_limit(raw: bytes, position: int, end: int) -> int:
+    """Where fields 1 to 5 of the record [position, end) end, by walking them: for one that the broker moved, or that has a due time."""
     try:
         return front_end(raw, position, end - FIXED_TRAILER_SIZE_BYTES)
     except ValueError:
         return end - FIXED_TRAILER_SIZE_BYTES
+
+
+def _not_stored(queue: MessageQueue, queue_offset: int) -> ProtocolError:
+    return ProtocolError(
+        f"{queue}: the record at offset {queue_offset} does not have the layout of a stored record"
+    )

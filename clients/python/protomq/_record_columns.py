@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import repeat
 from typing import Any, NamedTuple, TypeAlias
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from ._message import read_varint
+from ._message import CONTIGUOUS_MAX_BYTES, read_varint
 from .errors import ProtocolError
 from .wire.hashing import crc32c, extend_crc32c
 from .wire.record import (
@@ -27,21 +27,26 @@ from .wire.record import (
     FLAG_TRANSIT,
     FLAGS_AT,
     RECORD_TAG,
-    TOPIC_TAG,
-    encode_varint,
 )
 
 _UNUSUAL_FLAGS = FLAG_COMPRESSION_MASK | FLAG_DUE_TIME | FLAG_TRANSIT
 _VARINT_SIZE_MAX_BYTES = 5
-_VARINT_LIMITS = 1 << 7 * np.arange(1, _VARINT_SIZE_MAX_BYTES, dtype=np.int64)
-_HEAD_CRCS_MAX = 65_536
-_U16 = np.dtype("<u2")
-_U32 = np.dtype("<u4")
+_CRC_TO_FLAGS = np.dtype(
+    {
+        "names": ["crc32c", "flags"],
+        "formats": ["<u4", "<u4"],
+        "offsets": [0, FLAGS_AT - CRC32C_AT],
+        "itemsize": FLAGS_AT - CRC32C_AT + 4,
+    }
+)
+"""What stands between these two in a trailer, as one item."""
+_OPAQUE_CRC_TO_FLAGS = np.dtype(f"V{_CRC_TO_FLAGS.itemsize}")
 
 _RUN_COUNT_MIN = 8
 """Runs have to be so long on average for it to pay to cut them as such."""
 _LAYOUT_COUNT_MAX = 64
 
+_Layout: TypeAlias = Callable[[int, int, int, int], struct.Struct]
 Cut: TypeAlias = tuple[Sequence[bytes], Sequence[bytes]]
 """The bodies, and what stands behind each."""
 
@@ -53,39 +58,58 @@ class RecordsOfOneSize(NamedTuple):
     """Of head, body and rest."""
     starts: NDArray[np.int64]
     """Positions in the buffer, record by record."""
+    record_at: int
+    """Where in its field a record begins: behind tag and length."""
     run_ends: list[int]
     """Indices: a run ends before each, the last one is the number of records."""
     head_crc32c: int
-    """CRC-32C of tag and length of a body."""
+    """CRC-32C of tag and length of a body; without fronts it is in `crc32cs` already."""
     front_size: int
     """How much of a rest is the producer's, and so under its CRC."""
     crc32cs: list[int]
-    """What the CRC-32C of each record should be."""
+    """What `check` should find."""
 
     def cut(self, raw: bytes, start: int, stop: int) -> Cut:
-        """Records start to stop. A slice of `bytes` costs twice as much as what `struct` cuts out."""
+        """Records start to stop."""
+        cut = self._cut(raw, start, stop, self.sizes, _layout)
+        return cut[::2], cut[1::2]
+
+    def _cut(
+        self, raw: bytes, start: int, stop: int, sizes: tuple[int, int, int], layout: _Layout
+    ) -> list[bytes]:
+        """Parts of records start to stop. A slice of `bytes` costs twice as much as what `struct` cuts out."""
         cut: list[bytes] = []
         run = bisect_right(self.run_ends, start)
         while start < stop:
             end = min(self.run_ends[run], stop, start + _LAYOUT_COUNT_MAX)
-            cut += _layout(*self.sizes, end - start).unpack_from(raw, int(self.starts[start]))
+            cut += layout(*sizes, end - start).unpack_from(raw, int(self.starts[start]))
             if end == self.run_ends[run]:
                 run += 1
             start = end
-        return cut[::2], cut[1::2]
+        return cut
 
-    def check(self, bodies: Sequence[bytes], rests: Sequence[bytes], start: int) -> list[int]:
-        """The CRC-32C of records from `start` on, as they are."""
-        crcs = map(extend_crc32c, repeat(self.head_crc32c), bodies)
+    def check(self, raw: bytes, start: int, stop: int, bodies: Sequence[bytes]) -> list[int]:
+        """The CRC-32C of records start to stop, which have these bodies; of the bodies alone where nothing stands behind them."""
         if not self.front_size:
-            return list(crcs)
-        front = slice(self.front_size)
-        return list(map(extend_crc32c, crcs, [rest[front] for rest in rests]))
+            return list(map(crc32c, bodies))
+        head, body, rest = self.sizes
+        # What is contiguous, and then the trailer.
+        sizes = (self.record_at, head + body + self.front_size - self.record_at, rest - self.front_size)
+        if sizes[1] <= CONTIGUOUS_MAX_BYTES:
+            return list(map(crc32c, self._cut(raw, start, stop, sizes, _covered)))
+        fronts = self._cut(raw, start, stop, (head + body, self.front_size, sizes[2]), _covered)
+        crcs = map(extend_crc32c, repeat(self.head_crc32c), bodies)
+        return list(map(extend_crc32c, crcs, fronts))
 
 
 @lru_cache(maxsize=4 * _LAYOUT_COUNT_MAX)
 def _layout(head_size: int, body_size: int, rest_size: int, count: int) -> struct.Struct:
     return struct.Struct(f"{head_size}x{body_size}s{rest_size}s" * count)
+
+
+@lru_cache(maxsize=4 * _LAYOUT_COUNT_MAX)
+def _covered(head_size: int, size: int, rest_size: int, count: int) -> struct.Struct:
+    return struct.Struct(f"{head_size}x{size}s{rest_size}x" * count)
 
 
 class RecordsOfAnySize(NamedTuple):
@@ -95,10 +119,12 @@ class RecordsOfAnySize(NamedTuple):
     fronts: list[int]
     """Where the rest begins."""
     ends: list[int]
-    head_crc32cs: list[int]
-    """CRC-32C of tag and length of each body."""
-    front_sizes: list[int] | None
-    """How much of each rest is the producer's; None: nothing of any."""
+    records: list[int]
+    """Where the record begins: behind tag and length of its field."""
+    limits: list[int]
+    """Where its front ends."""
+    is_small: bool
+    """Whether all fronts are so small that they are cut out for one call over each."""
     crc32cs: list[int]
     """What the CRC-32C of each record should be."""
 
@@ -108,15 +134,18 @@ class RecordsOfAnySize(NamedTuple):
         bodies = [raw[a:b] for a, b in zip(self.body_starts[start:stop], fronts, strict=True)]
         return bodies, [raw[a:b] for a, b in zip(fronts, ends, strict=True)]
 
-    def check(self, bodies: Sequence[bytes], rests: Sequence[bytes], start: int) -> list[int]:
-        """The CRC-32C of records from `start` on, as they are."""
-        part = slice(start, start + len(bodies))
-        crcs = map(extend_crc32c, self.head_crc32cs[part], bodies)
-        if self.front_sizes is None:
-            return list(crcs)
-        sizes = self.front_sizes[part]
-        fronts = [rest[:size] for rest, size in zip(rests, sizes, strict=True)]
-        return list(map(extend_crc32c, crcs, fronts))
+    def check(self, raw: bytes, start: int, stop: int, bodies: Sequence[bytes]) -> list[int]:
+        """The CRC-32C of records start to stop, which have these bodies."""
+        bounds = zip(self.records[start:stop], self.limits[start:stop], strict=True)
+        if self.is_small:
+            return [crc32c(raw[a:b]) for a, b in bounds]
+        fronts = zip(bounds, self.body_starts[start:stop], bodies, strict=True)
+        return [
+            extend_crc32c(
+                extend_crc32c(crc32c(raw[a:body_start]), body), raw[body_start + len(body) : b]
+            )
+            for (a, b), body_start, body in fronts
+        ]
 
 
 RecordColumns: TypeAlias = RecordsOfOneSize | RecordsOfAnySize
@@ -151,43 +180,31 @@ def locate_records(
         & (data[records] == RECORD_TAG)
         & (records + record_sizes == ends)
         & (fronts <= limits)
-        & (body_starts - records == 1 + _varint_sizes(body_sizes))
     )
-    if not holds.all() or not _are_plain(raw, ends, limits, topic_size):
+    crcs = _crcs_of_plain(raw, ends)
+    if crcs is None or not holds.all():
         return None
-    crcs = _gather(raw, _U32, ends + CRC32C_AT)
-    front_sizes = limits - fronts
     return RecordsOfAnySize(
         body_starts.tolist(),
         fronts.tolist(),
         ends.tolist(),
-        list(map(_head_crcs.__getitem__, body_sizes.tolist())),
-        front_sizes.tolist() if front_sizes.any() else None,
+        records.tolist(),
+        limits.tolist(),
+        bool((limits - records).max() <= CONTIGUOUS_MAX_BYTES),
         crcs.tolist(),
     )
 
 
-def _are_plain(
-    raw: bytes, ends: NDArray[np.int64], limits: NDArray[np.int64], topic_size: int
-) -> bool:
-    """Whether all records have their topic where `limits` say, and nothing that moves it or is packed."""
-    topic_heads = _gather(raw, _U16, limits)
-    if (topic_heads != (TOPIC_TAG | topic_size << 8)).any():
-        return False
-    return not (_gather(raw, _U16, ends + FLAGS_AT) & _UNUSUAL_FLAGS).any()
-
-
-class _HeadCrcs(dict[int, int]):
-    """From the size of a body to the CRC-32C of its tag and length."""
-
-    def __missing__(self, size: int) -> int:
-        crc = crc32c(b"\x0a" + encode_varint(size))
-        if len(self) < _HEAD_CRCS_MAX:
-            self[size] = crc
-        return crc
-
-
-_head_crcs = _HeadCrcs()
+def _crcs_of_plain(raw: bytes, ends: NDArray[np.int64]) -> NDArray[np.uint32] | None:
+    """What the CRC-32C of each record should be; None if one has something that moves or packs it. Where the topic stands is not looked
+    at: in another place the CRC does not hold, and then the records are looked at one by one.
+    """
+    # Gathered as opaque items: numpy copies a structure field by field.
+    part = _gather(raw, _OPAQUE_CRC_TO_FLAGS, ends + CRC32C_AT).view(_CRC_TO_FLAGS)
+    if (part["flags"] & _UNUSUAL_FLAGS).any():
+        return None
+    crcs: NDArray[np.uint32] = part["crc32c"]
+    return crcs
 
 
 def _locate_equal(
@@ -214,25 +231,35 @@ def _locate_equal(
     ):
         return None
     heads = _gather(raw, np.dtype(f"V{head_size}"), field_starts).tobytes()
-    limits = field_starts + (limit - start)
-    if heads != raw[start:body_start] * len(ends) or not _are_plain(
-        raw, ends, limits, topic_size
-    ):
+    crcs = _crcs_of_plain(raw, ends)
+    if crcs is None or heads != raw[start:body_start] * len(ends):
         return None
-    crcs = _gather(raw, _U32, ends + CRC32C_AT).tolist()
-    head_crc = crc32c(raw[record:body_start])
     breaks = np.flatnonzero(field_starts[1:] != ends[:-1]) + 1
     if (len(breaks) + 1) * _RUN_COUNT_MIN <= len(ends):
         sizes = (head_size, body_size, end - front)
-        run_ends = [*breaks.tolist(), len(ends)]
-        return RecordsOfOneSize(sizes, field_starts, run_ends, head_crc, limit - front, crcs)
+        head_crc = crc32c(raw[record:body_start])
+        if limit == front:
+            # A CRC is linear: what the same octets in front of a body do to its CRC is the same for all bodies of one size.
+            zeros = bytes(body_size)
+            of_head = extend_crc32c(head_crc, zeros) ^ crc32c(zeros)
+            crcs = crcs ^ np.uint32(of_head)
+        return RecordsOfOneSize(
+            sizes,
+            field_starts,
+            record - start,
+            [*breaks.tolist(), len(ends)],
+            head_crc,
+            limit - front,
+            crcs.tolist(),
+        )
     return RecordsOfAnySize(
         (field_starts + head_size).tolist(),
         (field_starts + (front - start)).tolist(),
         ends.tolist(),
-        [head_crc] * len(ends),
-        [limit - front] * len(ends) if limit > front else None,
-        crcs,
+        (field_starts + (record - start)).tolist(),
+        (field_starts + (limit - start)).tolist(),
+        limit - record <= CONTIGUOUS_MAX_BYTES,
+        crcs.tolist(),
     )
 
 
@@ -240,10 +267,6 @@ def _gather(raw: bytes, dtype: np.dtype[Any], positions: NDArray[np.int64]) -> N
     """What stands at each of the positions. Raises IndexError if one is outside."""
     count = len(raw) - dtype.itemsize + 1
     return np.ndarray((count,), dtype, raw, 0, (1,))[positions]
-
-
-def _varint_sizes(values: NDArray[np.int64]) -> NDArray[Any]:
-    return np.searchsorted(_VARINT_LIMITS, values, "right") + 1
 
 
 def _read_varints(

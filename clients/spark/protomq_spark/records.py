@@ -36,6 +36,9 @@ _FRONT_COLUMNS: Final = frozenset(
     ("key", "tags", "properties", "headers", "born_host", "sharding_key")
 )
 
+_OF_PRODUCER: Final = _FRONT_COLUMNS | {"body"}
+"""What the CRC covers."""
+
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
@@ -62,9 +65,8 @@ def decode_records(
     """
     columns = decoding.columns
     located = locate(raw, starts, ends, len(queue.topic.encode()))
-    needs_front = not _FRONT_COLUMNS.isdisjoint(columns) or bool(decoding.tags)
     damaged = np.empty(0, np.int64)
-    if needs_front or "body" in columns:
+    if decoding.tags or not _OF_PRODUCER.isdisjoint(columns):
         damaged = _damaged_rows(raw, located, decoding.check_crc)
     if len(damaged):
         if decoding.corrupt_records == "fail":
@@ -73,16 +75,13 @@ def decode_records(
             kept = np.setdiff1d(np.arange(len(ends)), damaged)
             located, queue_offsets, damaged = located.rows(kept), queue_offsets[kept], damaged[:0]
     count = len(located.ends)
-    sound = np.setdiff1d(np.arange(count), damaged)
-    of_producer = located.rows(sound) if len(damaged) else located
-    made: dict[str, pa.Array] = {}
-    if needs_front:
-        made = _texts(raw, of_producer, columns, bool(decoding.tags))
-    unpackable: list[int] = []
-    if "body" in columns:
-        offsets = queue_offsets[sound] if len(damaged) else queue_offsets
-        made["body"], unpackable = _bodies(raw, of_producer, offsets, queue, decoding)
-    if len(damaged):
+    if not len(damaged):
+        made, unpackable = _of_producer(raw, located, queue_offsets, queue, decoding)
+    else:
+        sound = np.setdiff1d(np.arange(count), damaged)
+        made, unpackable = _of_producer(
+            raw, located.rows(sound), queue_offsets[sound], queue, decoding
+        )
         made = {name: _spread(array, sound, count) for name, array in made.items()}
         unpackable = sound[unpackable].tolist()
     trailers = located.trailers
@@ -101,6 +100,24 @@ def decode_records(
     batch = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(columns))
     keep = _kept_rows(count, made.get("tags"), decoding, damaged, unpackable)
     return batch if keep is None else batch.filter(keep)
+
+
+def _of_producer(
+    raw: bytes,
+    located: Located,
+    queue_offsets: Positions,
+    queue: MessageQueue,
+    decoding: Decoding,
+) -> tuple[dict[str, pa.Array], list[int]]:
+    """The columns of what producers write, as far as they are asked for; and the rows whose body cannot be unpacked."""
+    columns = decoding.columns
+    made: dict[str, pa.Array] = {}
+    unpackable: list[int] = []
+    if decoding.tags or not _FRONT_COLUMNS.isdisjoint(columns):
+        made = _texts(raw, located, columns, bool(decoding.tags))
+    if "body" in columns:
+        made["body"], unpackable = _bodies(raw, located, queue_offsets, queue, decoding)
+    return made, unpackable
 
 
 def _kept_rows(

@@ -287,7 +287,8 @@ def test_a_damaged_request_is_refused_or_reads_as_valid_records(
             assert {record.topic for record in records_of(read(bytes(payload))[0])} == {topic}
     except ServiceError as error:
         code = error.code
-    assert code in (None, Code.INVALID_ARGUMENT)
+    # Damage may look like a due time, which there is not yet.
+    assert code in (None, Code.INVALID_ARGUMENT, Code.UNIMPLEMENTED)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 5])
