@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections import Counter
@@ -203,3 +204,30 @@ async def test_an_async_reader_of_a_topic_that_was_made_again_is_told_and_can_be
         await source.subscribe(protomq_topic)
         await read_until(b"new")
         assert got == [b"old", b"new"]
+
+
+@TRANSPORTS
+def test_two_members_of_a_group_are_told_that_both_get_everything(
+    protomq_server: Broker,
+    protomq_topic: str,
+    protomq_producer: Producer,
+    transport: Transport,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    namesrv = address_of(protomq_server, transport)
+    made = [
+        PullConsumer("pair", namesrv=namesrv, transport=transport, hold_ms=20) for _ in range(2)
+    ]
+    alone = PullConsumer("alone", namesrv=namesrv, transport=transport, hold_ms=20)
+    with caplog.at_level(logging.WARNING, "protomq"), made[0], made[1], alone:
+        for source in (*made, alone):
+            source.subscribe(protomq_topic)
+        for _ in range(200):
+            for source in (*made, alone):
+                source.poll(0.05)
+            if len(caplog.messages) >= 2:
+                break
+    # One line for each of the two, which names the other; none for who is alone.
+    assert len(caplog.messages) == 2
+    named = {message.split("another member, ")[1].split(", that")[0] for message in caplog.messages}
+    assert named == {source._state._member for source in made}

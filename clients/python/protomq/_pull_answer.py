@@ -69,6 +69,7 @@ class PullAnswer(NamedTuple):
     sizes: Sequence[int]
     queue_offsets: Sequence[int]
     topic_incarnation: int = 0
+    other_member: str = ""
 
 
 def decode_pull_answer(payload: bytes) -> PullAnswer:
@@ -89,7 +90,7 @@ def decode_pull_answer(payload: bytes) -> PullAnswer:
 
 def _scan_pull_answer(payload: bytes) -> PullAnswer | None:
     numbers = {4: 0, 5: 0, 6: 0, 7: 0, 8: 0, 12: 0, 13: 0}
-    arrays = {9: b"", 10: b"", 11: b""}
+    arrays = {9: b"", 10: b"", 11: b"", 20: b""}
     position, header_end = 0, len(payload)
     while position < header_end:
         field_tag, position = read_varint(payload, position)
@@ -129,6 +130,7 @@ def _scan_pull_answer(payload: bytes) -> PullAnswer | None:
         sizes,
         offsets,
         numbers[13],
+        arrays[20].decode("utf-8", "replace"),
     )
 
 
@@ -165,6 +167,7 @@ def _parse_pull_answer(payload: bytes) -> PullAnswer:
         [len(field) for field in fields],
         [record.queue_offset for record in answer.records],
         answer.topic_incarnation,
+        answer.other_member,
     )
 
 

@@ -25,12 +25,16 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import random
+import secrets
+import socket
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
+from . import _forks
 from ._checks import check_count
 from ._message import DamagedMessage, Message
 from ._pull_answer import AnswerMessages, PullAnswer, decode_pull_answer
@@ -129,6 +133,9 @@ class PullState:
         self._waiting_bytes = 0
         self._answered_at_s = 0.0
         self._rng = rng or random.Random()
+        self._member = ""
+        self._member_fork_count = -1
+        self._warned_of_other = False
 
     # -- assignment and positions ----------------------------------------------------------------------------------------
 
@@ -284,7 +291,15 @@ class PullState:
             tags=state.tags,
             consumer_group=options.consumer_group,
             topic_incarnation=state.incarnation,
+            member=self._member_name() if options.consumer_group else "",
         ).SerializeToString()
+
+    def _member_name(self) -> str:
+        """Another one in each consumer, and in a forked child."""
+        if self._member_fork_count != _forks.fork_count:
+            self._member_fork_count = _forks.fork_count
+            self._member = f"{socket.gethostname()}@{os.getpid()}@{secrets.token_hex(4)}"
+        return self._member
 
     def answered(self, ticket: Ticket, payload: bytes, now_s: float) -> None:
         """Takes an encoded PullResponse. Raises ProtocolError, or OffsetIllegalError where the policy is "error"."""
@@ -295,6 +310,15 @@ class PullState:
         answer = decode_pull_answer(payload)
         state.failures = 0
         state.incarnation = answer.topic_incarnation or state.incarnation
+        if answer.other_member and not self._warned_of_other:
+            self._warned_of_other = True
+            logger.warning(
+                "group %s has another member, %s, that consumes %s too: both get every message, until groups share queues out; "
+                "assign() each its own queues, or stop one",
+                self.options.consumer_group,
+                answer.other_member,
+                ticket.queue,
+            )
         if answer.status is PullStatus.FOUND and len(answer.starts):
             if answer.next_offset <= ticket.queue_offset:
                 state.paused_until_s = now_s + BACKOFF_MAX_S

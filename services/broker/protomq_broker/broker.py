@@ -97,7 +97,7 @@ class Broker:
             raise
         self._commits = OffsetCommits(self.store, self._writer)
         self._send = SendService(self.store, config, clock)
-        self._pull = PullService(self.store, config, self._commits)
+        self._pull = PullService(self.store, config, self._commits, clock)
         self.store.on_topic_deleted = self._pull.signal_deleted
         self._consumer = ConsumerService(self.store, self._commits)
         self._admin = AdminService(

@@ -21,6 +21,7 @@ from protomq_runtime.dispatch import raw
 from protomq_runtime.errors import invalid_argument, too_many, unparsable
 from protomq_runtime.regions import ShortFileError, read_regions
 
+from .group_members import GroupMembers
 from .holds import Hold, LaneHolds, QueueKey
 from .plain_bodies import with_plain_bodies
 from .store.reading import ReadResult, ReadStatus
@@ -37,6 +38,7 @@ from .topic_access import (
 
 if TYPE_CHECKING:
     from protomq_runtime.call import Call
+    from protomq_runtime.clock import Clock
     from protomq_runtime.lane import Lane
     from protomq_runtime.regions import Region
 
@@ -53,6 +55,7 @@ GRPC_SIZE_MAX_BYTES = SIZE_DEFAULT_BYTES - (512 << 10)
 """Of the messages in an answer over gRPC, whatever was asked for (one message is always given): with the index of up to 32,768 of them
 it is what a gRPC client accepts by default, 4 MiB, and an answer is in memory as long as nobody reads it."""
 TAGS_MAX = 256
+MEMBER_SIZE_MAX = 255
 
 _STATUS = {
     ReadStatus.FOUND: PullStatus.PULL_STATUS_FOUND,
@@ -72,10 +75,13 @@ class _Found(NamedTuple):
 class PullService:
     """Implements protomq.v1.PullService. `signal` may be called by any thread, the rest by the pull lanes."""
 
-    def __init__(self, store: Store, config: BrokerConfig, commits: OffsetCommits) -> None:
+    def __init__(
+        self, store: Store, config: BrokerConfig, commits: OffsetCommits, clock: Clock
+    ) -> None:
         self._store = store
         self._commits = commits
         self._config = config
+        self._members = GroupMembers(clock)
         self._holds: dict[Lane, LaneHolds] = {}
         self._stopping = False
 
@@ -90,10 +96,12 @@ class PullService:
         except Exception as error:
             call.fail(to_service_error(error))
             return
+        if request.member and request.consumer_group:
+            self._members.pulled(_queue_of_group(request), request.member)
         if request.hold_ms > 0 and not self._stopping and _nothing_yet(found.result):
             self._hold(call, request, tag_codes, found)
         else:
-            _answer(call, request, found)
+            self._answer(call, request, found)
 
     def signal(self, keys: Iterable[QueueKey]) -> None:
         """Messages of these queues have become readable."""
@@ -133,6 +141,8 @@ class PullService:
             )
         if not 0 <= request.hold_ms <= self._config.hold_max_ms:
             raise invalid_argument("hold_ms", f"must be 0 to {self._config.hold_max_ms}")
+        if len(request.member) > MEMBER_SIZE_MAX:
+            raise invalid_argument("member", f"has at most {MEMBER_SIZE_MAX} characters")
         if len(request.tags) > TAGS_MAX:
             raise invalid_argument("tags", f"at most {TAGS_MAX}")
         if request.HasField("commit_offset"):
@@ -240,13 +250,13 @@ class PullService:
             hold.queue_offset = found.result.next_offset
             return
         self._drop(hold)
-        _answer(hold.call, hold.request, found)
+        self._answer(hold.call, hold.request, found)
 
     def _expire(self, hold: Hold) -> None:
         found = self._look_for(hold)
         if found is not None:
             self._drop(hold)
-            _answer(hold.call, hold.request, found)
+            self._answer(hold.call, hold.request, found)
 
     def _drop(self, hold: Hold) -> None:
         self._holds[hold.call.lane].remove(hold)
@@ -254,8 +264,33 @@ class PullService:
             hold.timer.cancel()
             hold.timer = None
 
+    def _answer(self, call: Call, request: PullRequest, found: _Found) -> None:
+        result = found.result
+        other = ""
+        if request.member and request.consumer_group:
+            other = self._members.other(_queue_of_group(request), request.member)
+        # The store's regions have the same three fields as the runtime's: the store cannot import that one.
+        regions = cast("list[Region]", result.regions)
+        if request.plain_bodies and regions:
+            try:
+                stored = b"".join(read_regions(regions))
+            except (OSError, ShortFileError) as error:
+                call.fail(to_service_error(error))
+                return
+            plain = with_plain_bodies(result, stored, request.size_max_bytes or SIZE_DEFAULT_BYTES)
+            if plain is not None:
+                result, data = plain
+                call.answer(encode_header(result, found.incarnation, other) + data)
+                return
+        header = encode_header(result, found.incarnation, other)
+        call.answer(header, regions, result.regions_size_bytes)
 
-def encode_header(result: ReadResult, topic_incarnation: int) -> bytes:
+
+def _queue_of_group(request: PullRequest) -> tuple[str, str, int]:
+    return request.consumer_group, request.topic, request.queue_id
+
+
+def encode_header(result: ReadResult, topic_incarnation: int, other_member: str = "") -> bytes:
     """The fields of a PullResponse that stand in front of the regions; the packed arrays are copied, not walked."""
     response = PullResponse(
         status=_STATUS[result.status],
@@ -263,6 +298,7 @@ def encode_header(result: ReadResult, topic_incarnation: int) -> bytes:
         min_offset=result.min_offset,
         end_offset=result.end_offset,
         topic_incarnation=topic_incarnation,
+        other_member=other_member,
     )
     if not result.regions_size_bytes:
         return response.SerializeToString()
@@ -279,24 +315,6 @@ def encode_header(result: ReadResult, topic_incarnation: int) -> bytes:
 def _append_packed(parts: list[bytes], tag: bytes, values: NDArray[Any]) -> None:
     data = values.tobytes()
     parts += (tag, encode_varint(len(data)), data)
-
-
-def _answer(call: Call, request: PullRequest, found: _Found) -> None:
-    result = found.result
-    # The store's regions have the same three fields as the runtime's: the store cannot import that one.
-    regions = cast("list[Region]", result.regions)
-    if request.plain_bodies and regions:
-        try:
-            stored = b"".join(read_regions(regions))
-        except (OSError, ShortFileError) as error:
-            call.fail(to_service_error(error))
-            return
-        plain = with_plain_bodies(result, stored, request.size_max_bytes or SIZE_DEFAULT_BYTES)
-        if plain is not None:
-            result, data = plain
-            call.answer(encode_header(result, found.incarnation) + data)
-            return
-    call.answer(encode_header(result, found.incarnation), regions, result.regions_size_bytes)
 
 
 def _nothing_yet(result: ReadResult) -> bool:

@@ -69,6 +69,7 @@ class PullRequest(_message.Message):
     COMMIT_OFFSET_FIELD_NUMBER: _builtins.int
     TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
     PLAIN_BODIES_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic."""
     queue_id: _builtins.int
@@ -98,6 +99,10 @@ class PullRequest(_message.Message):
     the CRC of that; an answer has at most 3.5 MiB of them, though one message is always given. What the broker cannot unpack, or what
     would be larger than 4 MiB, stays as it is, and its flags say so. It costs the broker CPU time and the copying that pulls avoid.
     """
+    member: _builtins.str
+    """Name of this member of the consumer group, 255 bytes at most, such as host@process@number: another in each process and in each
+    consumer of a process. With it the broker can tell two members that they both get everything.
+    """
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only messages with one of these tags; none: all. The broker compares hashes: compare the tags again."""
@@ -116,10 +121,11 @@ class PullRequest(_message.Message):
         commit_offset: _builtins.int | None = ...,
         topic_incarnation: _builtins.int = ...,
         plain_bodies: _builtins.bool = ...,
+        member: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset", "commit_offset", b"commit_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset", "commit_offset", b"commit_offset", "consumer_group", b"consumer_group", "hold_ms", b"hold_ms", "plain_bodies", b"plain_bodies", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "record_count_max", b"record_count_max", "size_max_bytes", b"size_max_bytes", "tags", b"tags", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset", "commit_offset", b"commit_offset", "consumer_group", b"consumer_group", "hold_ms", b"hold_ms", "member", b"member", "plain_bodies", b"plain_bodies", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "record_count_max", b"record_count_max", "size_max_bytes", b"size_max_bytes", "tags", b"tags", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__commit_offset: _TypeAlias = _typing.Literal["commit_offset"]  # noqa: Y015
     _WhichOneofArgType__commit_offset: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset"]  # noqa: Y015
@@ -146,6 +152,7 @@ class PullResponse(_message.Message):
     QUEUE_OFFSETS_FIELD_NUMBER: _builtins.int
     FIRST_OFFSET_FIELD_NUMBER: _builtins.int
     TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
+    OTHER_MEMBER_FIELD_NUMBER: _builtins.int
     padding: _builtins.bytes
     """Never filled; reserved for what else a region may hold."""
     status: Global___PullStatus.ValueType
@@ -162,6 +169,10 @@ class PullResponse(_message.Message):
     """Queue offset of the first record."""
     topic_incarnation: _builtins.int
     """Current incarnation of the topic, to which messages and offsets belong."""
+    other_member: _builtins.str
+    """Name of another member of the consumer group that pulls the same queue at the same time; empty if there is none. Both get every
+    message, and the offset that is committed is the one of who commits last.
+    """
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[_record_pb2.Record]:
         """The messages."""
@@ -198,10 +209,11 @@ class PullResponse(_message.Message):
         queue_offsets: _abc.Iterable[_builtins.int] | None = ...,
         first_offset: _builtins.int = ...,
         topic_incarnation: _builtins.int = ...,
+        other_member: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "first_offset", b"first_offset", "min_offset", b"min_offset", "next_offset", b"next_offset", "padding", b"padding", "queue_offsets", b"queue_offsets", "record_sizes", b"record_sizes", "record_starts", b"record_starts", "records", b"records", "regions_size_bytes", b"regions_size_bytes", "seals", b"seals", "status", b"status", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "first_offset", b"first_offset", "min_offset", b"min_offset", "next_offset", b"next_offset", "other_member", b"other_member", "padding", b"padding", "queue_offsets", b"queue_offsets", "record_sizes", b"record_sizes", "record_starts", b"record_starts", "records", b"records", "regions_size_bytes", b"regions_size_bytes", "seals", b"seals", "status", b"status", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,75 @@
+"""Who pulls which queue for a group: so that two members that both get everything are told so.
+
+Until a group shares its queues out, each member that subscribes to a topic gets all of it. Here nobody is a member by registration; what
+counts is what is done: two names take turns at one queue, one of them after the other had pulled in between.
+
+Rules:
+- A restart is no second member: the old name does not pull again. Nor are members with queues of their own.
+- It is known for a minute after the last turn, and forgotten with a restart. No more than 100,000 queues of groups are remembered.
+
+Any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from protomq_runtime.clock import Clock
+
+REMEMBERED_MS: Final = 60_000
+"""Four holds of the usual length: a member that waits for messages pulls that often."""
+QUEUES_MAX: Final = 100_000
+MEMBERS_MAX: Final = 8
+"""Of one queue that are remembered."""
+
+Key = tuple[str, str, int]
+"""Group, topic, queue id."""
+
+
+class _Queue:
+    __slots__ = ("latest", "pulled_ms", "shared_until_ms")
+
+    def __init__(self) -> None:
+        self.latest = ""
+        self.pulled_ms: dict[str, int] = {}
+        """When each member pulled last, the latest at the end."""
+        self.shared_until_ms = 0
+
+
+class GroupMembers:
+    """The members that have pulled lately, by group and queue."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._queues: dict[Key, _Queue] = {}
+        self._lock = threading.Lock()
+
+    def pulled(self, key: Key, member: str) -> None:
+        """A member pulls a queue."""
+        now_ms = self._clock.monotonic_ms()
+        with self._lock:
+            queue = self._queues.get(key)
+            if queue is None:
+                if len(self._queues) >= QUEUES_MAX:
+                    del self._queues[next(iter(self._queues))]
+                queue = self._queues[key] = _Queue()
+            before_ms = queue.pulled_ms.pop(member, None)
+            if queue.latest != member:
+                if before_ms is not None and now_ms - before_ms <= REMEMBERED_MS:
+                    queue.shared_until_ms = now_ms + REMEMBERED_MS
+                queue.latest = member
+            queue.pulled_ms[member] = now_ms
+            if len(queue.pulled_ms) > MEMBERS_MAX:
+                del queue.pulled_ms[next(iter(queue.pulled_ms))]
+
+    def other(self, key: Key, member: str) -> str:
+        """The name of another member that pulls the queue at the same time; empty if there is none."""
+        queue = self._queues.get(key)
+        if queue is None or not queue.shared_until_ms:
+            return ""
+        with self._lock:
+            if self._clock.monotonic_ms() >= queue.shared_until_ms:
+                return ""
+            return next((name for name in reversed(queue.pulled_ms) if name != member), "")

@@ -1,0 +1,64 @@
+"""Two members at one queue are told; a restart, a hand-over and members with queues of their own are not."""
+
+from __future__ import annotations
+
+from protomq.testing.fakes import FakeClock
+from protomq_broker import group_members
+from protomq_broker.group_members import MEMBERS_MAX, REMEMBERED_MS, GroupMembers
+
+Q0, Q1 = ("g", "t", 0), ("g", "t", 1)
+
+
+def test_two_that_take_turns_are_told_of_each_other() -> None:
+    members = GroupMembers(FakeClock())
+    for name in ("a", "b"):
+        members.pulled(Q0, name)
+        assert members.other(Q0, name) == ""
+    members.pulled(Q0, "a")
+    assert members.other(Q0, "a") == "b"
+    assert members.other(Q0, "b") == "a"
+    assert members.other(Q1, "a") == members.other(("h", "t", 0), "a") == ""
+
+
+def test_three_are_told_too() -> None:
+    members = GroupMembers(FakeClock())
+    for name in "abca":
+        members.pulled(Q0, name)
+    assert members.other(Q0, "a") == "c"
+    assert members.other(Q0, "b") == "a"
+
+
+def test_a_restart_and_members_with_queues_of_their_own_are_no_conflict() -> None:
+    members = GroupMembers(FakeClock())
+    for name in ("before", "before", "after", "after", "after"):
+        members.pulled(Q0, name)
+        members.pulled(Q1, "another")
+        assert members.other(Q0, name) == members.other(Q1, "another") == ""
+
+
+def test_it_is_forgotten_when_one_is_gone_for_a_minute() -> None:
+    clock = FakeClock()
+    members = GroupMembers(clock)
+    for name in "aba":
+        members.pulled(Q0, name)
+    clock.advance(REMEMBERED_MS - 1)
+    assert members.other(Q0, "a") == "b"
+    clock.advance(1)
+    assert members.other(Q0, "a") == ""
+    # And who comes back after more than a minute takes no turns.
+    members.pulled(Q1, "a")
+    members.pulled(Q1, "b")
+    clock.advance(REMEMBERED_MS + 1)
+    members.pulled(Q1, "a")
+    assert members.other(Q1, "a") == ""
+
+
+def test_what_is_remembered_is_bounded(monkeypatch) -> None:
+    monkeypatch.setattr(group_members, "QUEUES_MAX", 3)
+    members = GroupMembers(FakeClock())
+    for queue_id in range(10):
+        members.pulled(("g", "t", queue_id), "a")
+    assert len(members._queues) == 3
+    for number in range(100):
+        members.pulled(Q0, f"m{number}")
+    assert len(members._queues[Q0].pulled_ms) == MEMBERS_MAX
