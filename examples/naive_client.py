@@ -36,7 +36,10 @@ def main() -> None:
 
         puller = pull_service_pb2_grpc.PullServiceStub(channel)
         request = pull_service_pb2.PullRequest(
-            topic=TOPIC, queue_id=0, queue_offset=sent.queue_offset
+            topic=TOPIC,
+            queue_id=0,
+            queue_offset=sent.queue_offset,
+            plain_bodies=True,  # What others compressed, the broker unpacks: this client has no codecs.
         )
         for record in puller.Pull(request, timeout=5).records:
             print(f"offset {record.queue_offset}: {record.body.decode()} (key {record.keys[0]})")
