@@ -602,3 +602,30 @@ async def test_async_closed(server: FakeServer) -> None:
     await source.close()
     with pytest.raises(ClosedError):
         await source.poll(0)
+
+
+async def test_a_broker_that_is_down_is_two_lines_in_the_log_of_coroutines_too(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(server)
+    async with AsyncPullConsumer(
+        "g", namesrv=server.address, auto_commit_interval_s=0.05
+    ) as source:
+        await source.subscribe("t")
+        while not await source.poll(1.0):
+            pass
+        with caplog.at_level(logging.INFO, "protomq"):
+            server.stop()
+            for _ in range(20):
+                await source.poll(0.05)
+            server.start()
+            server.append("t", 1, [b"back"])
+            ends_s = time.monotonic() + 20
+            while not any("answers again" in line for line in caplog.messages):
+                await source.poll(0.2)
+                assert time.monotonic() < ends_s
+    about = [line for line in caplog.messages if "name server" not in line]
+    assert [line.split(",")[0] for line in about] == [
+        "broker broker-a does not answer",
+        "broker broker-a answers again",
+    ]
