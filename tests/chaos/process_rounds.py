@@ -4,7 +4,7 @@ kill_rounds         kill -9 under load; clients wait it out and retry, or the fi
 power_cut_rounds    the power of the disk is cut under load
 proxy_rounds        retried sends through a proxy that loses answers and cuts connections: stored once
 full_disk           a file system without space: refused, read, and taken again when there is space
-damaged_files       torn, zeroed, flipped and rolled-back files between two runs
+damaged_files       torn, zeroed, flipped, rolled-back, swapped and overwritten files between two runs; the log under a running broker
 damaged_queues      files of consume queues are damaged under a running broker: they heal, without a restart
 second_broker       the lock
 hostile_round       a hostile client beside honest ones
@@ -267,11 +267,12 @@ def _count(world: RealWorld, counts: Counter[str]) -> None:
 
 
 def damaged_files(seed: int, counts: Counter[str]) -> list[Violation]:
-    """Files are damaged between two runs: in the log below the synced position, in its tail, in what is derived."""
+    """Files are damaged between two runs: in the log below the synced position, in its tail, in whole segments, in what is derived; or
+    the log is damaged under the broker, where its pages have left the cache."""
     found: list[Violation] = []
     rng = random.Random(f"damage {seed}")
     kind = rng.choice(("flip", "zero", "truncate", "roll back"))
-    where = rng.choice(("log", "log", "tail", "derived"))
+    where = rng.choice(("log", "log", "tail", "derived", "segments", "segments", "running"))
     with real_world(seed, sync_flush=True, segment_size_bytes=256 << 10) as world:
         world.start()
         with world.load():
@@ -280,16 +281,28 @@ def damaged_files(seed: int, counts: Counter[str]) -> list[Violation]:
         with world.load():
             time.sleep(0.4)
         world.scan()
-        if rng.random() < 0.5:
+        if where == "running":
+            log = parse_log(read_files(world.store_folder))
+            path, at = _victim(read_files(world.store_folder), log, "log", rng)
+            _harm_and_evict(world.store_folder / path, at, rng)
+            counts["under the broker"] += 1
+            world.promise = replace(world.promise, holes=True)
+            world.scan(holes=True)  # at once: no restart, no scrub
+            found += world.check()
+            world.environment["PROTOMQ_STORE_CORRUPTION"] = "quarantine"
+        if where != "segments" and rng.random() < 0.5:
             world.history.fact("crash", kind="kill", flushed=None)
             world.broker.kill()
         else:
             world.stop()
         files = read_files(world.store_folder)
-        log = parse_log(files)
-        path, at = _victim(files, log, where, rng)
-        _harm(world.store_folder / path, files[path], old.get(path, b""), kind, at)
-        counts[f"{kind} in {where}"] += 1
+        if where == "segments":
+            counts[_harm_segments(world.store_folder, files, parse_log(files), rng)] += 1
+        elif where != "running":
+            log = parse_log(files)
+            path, at = _victim(files, log, where, rng)
+            _harm(world.store_folder / path, files[path], old.get(path, b""), kind, at)
+            counts[f"{kind} in {where}"] += 1
         in_log = where != "derived"
         if in_log:
             world.promise = replace(world.promise, holes=True)
@@ -451,6 +464,45 @@ def _harm(path: Path, data: bytes, old: bytes, kind: str, at: int) -> None:
     elif old:
         content[:] = old
     path.write_bytes(content)
+
+
+def _harm_and_evict(path: Path, at: int, rng: random.Random) -> None:
+    """As if the disk had: other bytes, and the page cache does not have the page any more."""
+    with path.open("r+b") as file:
+        size = min(rng.choice((1, 100, 3000)), path.stat().st_size - at)
+        file.seek(at)
+        file.write(rng.randbytes(size))
+        file.flush()
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _harm_segments(
+    folder: Path, files: dict[str, bytes], log: LogReport, rng: random.Random
+) -> str:
+    """What befalls whole segments between two runs; its name."""
+    paths = sorted(path for path in files if path.startswith("commitlog/"))
+    paths = [path for path in paths if int(path.rpartition("/")[2]) < log.end]
+    harm = rng.choice(("zero the end", "swap segments", "overwrite a segment"))
+    last = folder / paths[-1]
+    if harm == "zero the end" or len(paths) < 2:
+        end = log.end - int(paths[-1].rpartition("/")[2])
+        size = min(3000, end)
+        _overwrite(last, end - size, bytes(size))
+        return "zero the end"
+    if harm == "swap segments":
+        _overwrite(last, 0, files[paths[-2]])
+        _overwrite(folder / paths[-2], 0, files[paths[-1]])
+    else:
+        victim = rng.choice(paths)
+        _overwrite(folder / victim, 0, rng.randbytes(len(files[victim])))
+    return harm
+
+
+def _overwrite(path: Path, at: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(data)
 
 
 def second_broker(seed: int, counts: Counter[str]) -> list[Violation]:

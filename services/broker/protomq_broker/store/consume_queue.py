@@ -48,6 +48,7 @@ NEW_FOLDER: Final = -1
 _CAPACITY_MIN: Final = 4
 _NO_BUFFER: Final = (0, bytearray())
 _NO_LAST: Final = (-1, 0)
+_NOT_COMPARED: Final = (0, 0)
 _NO_ENTRIES: Final = np.empty(0, ENTRY)
 
 
@@ -80,9 +81,10 @@ class DamagedFile:
         queue_offset: the first entry that was met.
         reason: what does not hold.
         obstacle: why it cannot be healed, as of the last try; "" before that.
+        is_misleading: an entry that holds leads to another record than its own: nothing that the file says is believed.
     """
 
-    __slots__ = ("obstacle", "queue", "queue_offset", "reason", "start_offset")
+    __slots__ = ("is_misleading", "obstacle", "queue", "queue_offset", "reason", "start_offset")
 
     def __init__(
         self, queue: ConsumeQueue, start_offset: int, queue_offset: int, reason: str
@@ -92,6 +94,7 @@ class DamagedFile:
         self.queue_offset = queue_offset
         self.reason = reason
         self.obstacle = ""
+        self.is_misleading = False
 
 
 class QueueFiles:
@@ -165,6 +168,8 @@ class ConsumeQueue:
         end_offset: queue offset of the next message. Moved by the writer.
         flushed_offset: entries below stand in files. Moved by the flusher; <= end_offset.
         synced_offset: entries below are on stable storage; or NO_FOLDER, NEW_FOLDER. The table's own.
+        loaded_offset: entries below stood in files at the start.
+        compared: of these, the offsets [start, end) that were compared with the records they lead to. The readers' own.
     """
 
     __slots__ = (
@@ -174,8 +179,10 @@ class ConsumeQueue:
         "_log_start",
         "_min_offset",
         "_salt",
+        "compared",
         "end_offset",
         "flushed_offset",
+        "loaded_offset",
         "queue_id",
         "row",
         "synced_offset",
@@ -189,6 +196,8 @@ class ConsumeQueue:
         self.end_offset = 0
         self.flushed_offset = 0
         self.synced_offset = NO_FOLDER
+        self.loaded_offset = 0
+        self.compared = _NOT_COMPARED
         self._min_offset = 0
         self._log_start = -1  # for which `_min_offset` holds
         self._last = _NO_LAST  # an end offset, and the position in the entry before it
@@ -222,6 +231,8 @@ class ConsumeQueue:
         self._log_start = -1
         self._last = _NO_LAST
         self._home.forget_damage(self)
+        self.loaded_offset = end_offset
+        self.compared = _NOT_COMPARED
         self.flushed_offset = end_offset
         self.end_offset = end_offset
 
@@ -480,6 +491,30 @@ class ConsumeQueue:
             else:
                 high = middle
         return low
+
+    def is_compared(self, queue_offset: int, end_offset: int) -> bool:
+        """Whether what stood in files at the start of [queue_offset, end_offset) was compared with its records."""
+        start, end = self.compared
+        return start <= queue_offset and min(end_offset, self.loaded_offset) <= max(
+            end, queue_offset
+        )
+
+    def note_compared(self, queue_offset: int, end_offset: int) -> None:
+        """These were. One range is remembered: the one that readers go on from."""
+        start, end = self.compared
+        if start <= queue_offset <= end:
+            self.compared = (start, max(end, end_offset))
+        else:
+            self.compared = (queue_offset, end_offset)
+
+    def misled(self, queue_offset: int) -> ConsumeQueueDamagedError:
+        """The entry leads to a record that is not its own: the error for the reader. The file is noted to be healed."""
+        path = self.path_of(queue_offset)
+        error = self._damage(path, queue_offset, "an entry leads to another message")
+        met = self._home.met.get((self, queue_offset // ENTRIES_PER_FILE * ENTRIES_PER_FILE))
+        if met is not None:
+            met.is_misleading = True
+        return error
 
     def _read(self, queue_offset: int, end: int) -> NDArray[Any]:
         """Entries from files: up to `end`, or up to the first that does not hold; ConsumeQueueDamagedError if that is the first."""

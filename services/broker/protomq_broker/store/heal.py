@@ -145,7 +145,10 @@ class QueueHealer:
         except ConsumeQueueDamagedError:
             pass
         salt = salt_of(queue.topic, queue.queue_id)
-        return QueuePatch(data, end - first, first, salt, Bounds(before, after))
+        patch = QueuePatch(data, end - first, first, salt, Bounds(before, after))
+        if met.is_misleading:
+            patch.widen()
+        return patch
 
     def _begin_walk(self) -> None:
         ends = [span.end for _, patch in self._patches() for span in patch.spans()]

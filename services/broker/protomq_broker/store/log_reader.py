@@ -2,7 +2,8 @@
 
 Rules:
 - Nothing at or beyond the readable position is given to anybody; it is taken once, first.
-- Nothing is given that is not known to hold (`checked_log.py`). Where a read finds damage, that range is set aside, and it looks again.
+- Nothing is given that is not known to hold (`checked_log.py`), nor for another message than it says it is (`stamp_check.py`).
+  Where a read finds damage, that range is set aside, and it looks again.
 - Nothing of a damaged range is given: a read that would begin there raises CorruptLogError with the offset to go on at; one that
   begins before it ends there.
 - Any thread may call. A segment that is deleted meanwhile stays open through the result.
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
+
+import numpy as np
 
 from protomq.v1.record_pb2 import Record
 from protomq.wire.record import STORE_TIME_MS_AT
@@ -26,6 +29,7 @@ from .record_scan import record_field_at
 from .recovery import DamagedRange
 from .segment import SegmentFile, SegmentFolder
 from .selection import NO_TAGS, Selection, select
+from .stamp_check import first_stranger
 
 SCAN_CHUNK_COUNT: Final = 4096
 SCAN_COUNT_MAX: Final = 65_536
@@ -114,6 +118,8 @@ class LogReader:
                     topic, queue_id, queue_offset, record_count_max, size_max_bytes, tag_codes
                 )
             regions.append(LogRegion(segment, position - segment.base_position, size_bytes))
+        if not queue.is_compared(selection.first_offset, selection.next_offset):
+            self._compare(queue, selection, regions)
         return ReadResult(
             ReadStatus.FOUND,
             selection.next_offset,
@@ -229,6 +235,26 @@ class LogReader:
             ):
                 return selection
             queue_offset = selection.next_offset
+
+    def _compare(
+        self, queue: ConsumeQueue, selection: Selection, regions: Sequence[LogRegion]
+    ) -> None:
+        """Compares what entries say that were read from files with what the records say; ConsumeQueueDamagedError if they do not agree."""
+        data = b"".join(region.file.read(region.offset, region.size_bytes) for region in regions)
+        starts, sizes = selection.starts.astype(np.int64), selection.sizes.astype(np.int64)
+        bases = np.array([position for position, _ in selection.regions], np.int64)
+        ends = np.cumsum([size for _, size in selection.regions])
+        index = np.searchsorted(ends, starts, "right")
+        positions = starts + (bases - np.concatenate(([0], ends[:-1])))[index]
+        first, count = selection.first_offset, selection.record_count
+        offsets = np.arange(first, first + count)
+        if selection.queue_offsets is not None:
+            offsets = selection.queue_offsets.astype(np.int64)
+        wrong = first_stranger(data, starts, sizes, positions, queue.topic, queue.queue_id, offsets)
+        if wrong is not None:
+            raise queue.misled(int(offsets[wrong]))
+        if selection.queue_offsets is None:
+            queue.note_compared(first, first + count)
 
     def _stop_before_damage(self, queue: ConsumeQueue, queue_offset: int, end_offset: int) -> int:
         """Up to which queue offset a read from `queue_offset` may go; CorruptLogError if that one is lost already."""

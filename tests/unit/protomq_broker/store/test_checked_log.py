@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+import struct
 from collections.abc import Callable
 
 import pytest
@@ -13,7 +14,9 @@ from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire.hashing import key_hash_of
 from protomq_broker.store import checked_log, opening
 from protomq_broker.store.boundaries import BoundaryFiles
+from protomq_broker.store.consume_queue import ConsumeQueueDamagedError
 from protomq_broker.store.disk import write_file_atomically
+from protomq_broker.store.entry_check import salt_of, sealed
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.reading import ReadStatus
 from protomq_broker.store.store import Store
@@ -337,7 +340,7 @@ def test_what_is_known_to_hold_is_not_read_again(monkeypatch: pytest.MonkeyPatch
     assert logs_read() == 0, "what this process wrote"
     store.close()
     store = open_store(disk)
-    assert 0 < logs_read() < 40, "once"
+    assert 0 < logs_read() < 3 * COUNT, "once"
     assert logs_read() == 0
     assert read_all(store)
 
@@ -428,3 +431,32 @@ def test_damage_is_found_with_boundaries_as_without_them(seed: int) -> None:
     store = open_store(disk, corruption="quarantine")
     check_nothing_wrong(store)
     send_more(store)
+
+
+@pytest.mark.parametrize("how", ["another message", "another queue", "no message"])
+def test_an_entry_that_holds_and_leads_to_another_message_is_not_believed(how: str) -> None:
+    """One in 65,536 of wilder damage passes the check bits of an entry: then the record says that it is another one."""
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    queues = store._queues
+    position, size, code = queues.queue("topic", 0).entry(10)
+    if how == "another message":
+        position, size, code = queues.queue("topic", 0).entry(9)
+        position += 1
+    elif how == "another queue":
+        position, size, code = queues.queue("topic", 1).entry(10)
+    else:
+        position += 8
+        size -= 8
+    store.close()
+    entry = bytearray(struct.pack("<QIq", position, size, code))
+    sealed_entry = sealed(memoryview(entry), 10, salt_of("topic", 0))
+    disk.overwrite(f"/s/consumequeue/topic/0/{0:020d}", 20 * 10, bytes(sealed_entry))
+    store = open_store(disk, clock=clock)
+    with pytest.raises(ConsumeQueueDamagedError):
+        store.read("topic", 0, 10, 1, 1 << 20)
+    for _ in range(3):
+        clock.time_ms += 1000
+        store._keeper.turn()
+    check_nothing_wrong(store, lost_some=False)
+    assert store.healed_file_count == 1
