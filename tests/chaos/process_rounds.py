@@ -282,8 +282,8 @@ def damaged_files(seed: int, counts: Counter[str]) -> list[Violation]:
             time.sleep(0.4)
         world.scan()
         if where == "running":
-            log = parse_log(read_files(world.store_folder))
-            path, at = _victim(read_files(world.store_folder), log, "log", rng)
+            files = read_files(world.store_folder)
+            path, at = _victim(files, parse_log(files), "log", rng)
             _harm_and_evict(world.store_folder / path, at, rng)
             counts["under the broker"] += 1
             world.promise = replace(world.promise, holes=True)
@@ -296,10 +296,10 @@ def damaged_files(seed: int, counts: Counter[str]) -> list[Violation]:
         else:
             world.stop()
         files = read_files(world.store_folder)
+        log = parse_log(files) if where != "running" else LogReport()
         if where == "segments":
-            counts[_harm_segments(world.store_folder, files, parse_log(files), rng)] += 1
+            counts[_harm_segments(world.store_folder, files, log, rng)] += 1
         elif where != "running":
-            log = parse_log(files)
             path, at = _victim(files, log, where, rng)
             _harm(world.store_folder / path, files[path], old.get(path, b""), kind, at)
             counts[f"{kind} in {where}"] += 1
