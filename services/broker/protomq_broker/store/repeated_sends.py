@@ -48,7 +48,7 @@ from .record_runs import run_continues
 from .side_files import read_state_file, why_not, write_state_file
 
 PRODUCERS_MAX: Final = 1_000_000
-"""190 MB."""
+"""170 MiB."""
 RUNS_PER_PRODUCER_MAX: Final = 262_144
 """A producer that sends 65,000 single messages a second, round robin, makes a run of each: 4 s, longer than a send takes with all its
 retries (3 s). 8 MB."""
@@ -60,7 +60,7 @@ IDLE_MAX_MS: Final = 24 * 3_600_000
 IDLE_STEP_MS: Final = 3_600_000
 """Who has sent nothing for a day is forgotten when an hour of the log's time is full: all at once, for one look at the times."""
 SWEEP_STEP_MS: Final = 1_000
-"""In a full table room is looked for once in so much of the log's time: a look at a million producers takes 5 ms."""
+"""In a full table room is looked for once in so much of the log's time: a look at a million producers takes 3 ms."""
 
 _SEQUENCE_END_MAX: Final = 1 << 63
 _MAGIC: Final = b"PMQRPS02"
