@@ -47,8 +47,9 @@ def send_batch(
     """A function for `foreachBatch` of DataFrames with the columns of the sink; without `topic` they need a column of that name.
 
     `order_by` names columns by which rows that share a queue are sorted; those that the sink does not know are left out of the
-    messages. `partitions` (1 or more) must not change between the attempts at a micro-batch. `query_id`: only where Spark does
-    not tell it (Spark Connect): a name that this query alone has, and keeps. `options`: those of the sink. Raises OptionError.
+    messages. `partitions` (1 or more) must not change between the attempts at a micro-batch. `query_id`: a name that this one alone
+    has, and keeps; only where two of a query send to one topic, and where Spark does not tell the query's id (Spark Connect).
+    `options`: those of the sink. Raises OptionError.
     """
     given = dict(options or {}) | {"protomq.namesrv": namesrv}
     if topic:
