@@ -192,7 +192,7 @@ def send_damaged(server: Broker, topic: str, count: int) -> None:
         (b"%0500d" % n, f"k{n}", "", make_front(f"k{n}", (), "", None, None, "")[1], 0, 1, 0)
         for n in range(count)
     ]
-    request = bytearray(b"".join(RecordEncoder(topic, 77, 0).encode_request(records, 0, 0)))
+    request = bytearray(b"".join(RecordEncoder(topic, 78, 0).encode_request(records, 0, 0)))
     request[request.index(b"%0500d" % 123) + 250] ^= 1  # in a body
     request[request.index(b"k200")] ^= 1  # in a key
     cluster = Cluster(ClientOptions(server.namesrv))
