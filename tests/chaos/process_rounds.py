@@ -287,7 +287,8 @@ def damaged_files(seed: int, counts: Counter[str]) -> list[Violation]:
             _harm_and_evict(world.store_folder / path, at, rng)
             counts["under the broker"] += 1
             world.promise = replace(world.promise, holes=True)
-            world.scan(holes=True)  # at once: no restart, no scrub
+            time.sleep(1.1)  # so often the kernel is asked what has left the cache
+            world.scan(holes=True)  # no restart, no scrub
             found += world.check()
             world.environment["PROTOMQ_STORE_CORRUPTION"] = "quarantine"
         if where != "segments" and rng.random() < 0.5:

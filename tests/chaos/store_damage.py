@@ -276,6 +276,7 @@ def damage_log_while_open(world: StoreWorld, seed: int, report: DamageReport) ->
         else:
             image.disk.overwrite(path, at, bytes(size) if kind == "zero" else rng.randbytes(size))
         report.images += 1
+        image.clock.advance(1000)  # so often the kernel is asked what has left the cache
         found += _check_told(image, baseline, baseline, f"{kind} while open")
         report.outcomes["log damaged while open"] += 1
         if found:

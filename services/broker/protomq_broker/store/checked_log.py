@@ -8,7 +8,8 @@
 Rules:
 - A reader names the parts of the log that it is about to give, and is told of damage in them. What is not known to hold is walked
   first: the piece in which it stands, from the boundary in front of it, not the whole segment (`checked_segment.py`).
-- What is known costs a reader two calls to the kernel, a microsecond each; no byte of it is read.
+- What is known costs a reader nothing: no byte of it is read. The kernel is asked once a second for each segment that is being read; at
+  each read it would be 10 microseconds, or half a millisecond where it first brings statistics of the machine's groups up to date.
 - What does not hold is looked at twice before anybody is told.
 - Any thread may call. Walks are done one at a time; who asks for what is known waits for nobody.
 """
@@ -33,6 +34,8 @@ PIECE_SIZE_BYTES: Final = 1 << 20
 """Of a piece, about: so much is walked in 0.6 ms for a reader of one message."""
 SAVED_COUNT_MIN: Final = 16
 """Boundaries that are new before a segment's file is written again, and that it must have at all."""
+LOOK_INTERVAL_MS: Final = 1_000
+"""Between two questions to the kernel about one segment. After a pause the first read asks: what left the cache meanwhile is noticed."""
 CLOCK_SLACK_NS: Final = 2_000_000_000
 """Between the time that an append was stamped with and the time that its file has: a slow write, a clock that is corrected."""
 
@@ -48,6 +51,7 @@ class CheckedLog:
         log_start: Callable[[], StartPoint],
         damaged: Callable[[], Sequence[DamagedRange]],
         files: BoundaryFiles,
+        monotonic_ms: Callable[[], int],
     ) -> None:
         """`log_start`: where a walk of the whole log begins; `damaged`: what is set aside already, and is given to nobody."""
         self._disk = disk
@@ -56,6 +60,7 @@ class CheckedLog:
         self._log_start = log_start
         self._damaged = damaged
         self._files = files
+        self._monotonic_ms = monotonic_ms
         self._segments: dict[int, CheckedSegment] = {}
         self._lock = threading.Lock()
         self._appended: deque[tuple[int, int]] = deque()
@@ -143,36 +148,39 @@ class CheckedLog:
             with self._lock:
                 self._take_notes()
                 checked = self._segment_of(file.base_position)
-        if self._is_untouched(checked, file):
-            pieces = checked.pieces
-            if pieces.first_unknown(start, end) is None:
-                whole_start = pieces.positions[pieces.at(start)]
-                whole_end = pieces.end_of(pieces.at(end - 1))
-                if whole_end is None:
-                    whole_end = max(end, min(self._tail().position, file.end_position))
-                if file.is_cached(whole_start - file.base_position, whole_end - whole_start):
-                    return whole_start, whole_end
+        now_ms = self._monotonic_ms()
+        if now_ms - checked.looked_ms >= LOOK_INTERVAL_MS:
+            checked.looked_ms = now_ms
+            if not (self._is_untouched(checked, file) and self._is_cached(checked, file)):
                 with self._lock:
                     checked.distrust()
+        pieces = checked.pieces
+        if pieces.first_unknown(start, end) is None:
+            whole_end = pieces.end_of(pieces.at(end - 1))
+            return pieces.positions[pieces.at(start)], end if whole_end is None else whole_end
         with self._lock:
             damage = self._walk(checked, start, end)
         return (start, end) if damage is None else damage
 
     def _is_untouched(self, checked: CheckedSegment, file: SegmentFile) -> bool:
-        """Whether nobody but this process has written to the file; else nothing of it is known any more."""
-        written_ns = file.written_ns()
-        if written_ns == checked.written_ns:
+        """Whether nobody but this process has written to the file."""
+        written_ns, before_ns = file.written_ns(), checked.written_ns
+        checked.written_ns = written_ns
+        if written_ns == before_ns:
             return True
-        if checked.is_growing:
-            tail = self._tail()
-            checked.is_growing = tail.position < file.end_position
-            if written_ns <= tail.store_time_ms * 1_000_000 + CLOCK_SLACK_NS:
-                checked.written_ns = written_ns
-                return True
-        with self._lock:
-            checked.written_ns = written_ns
-            checked.distrust()
-        return False
+        if not checked.is_growing:
+            return False
+        tail = self._tail()
+        checked.is_growing = tail.position < file.end_position
+        return written_ns <= tail.store_time_ms * 1_000_000 + CLOCK_SLACK_NS
+
+    def _is_cached(self, checked: CheckedSegment, file: SegmentFile) -> bool:
+        """Whether all that is known to hold is in the page cache still."""
+        end = min(self._tail().position, file.end_position)
+        return all(
+            file.is_cached(start - file.base_position, stop - start)
+            for start, stop in checked.pieces.known(end)
+        )
 
     def _walk(self, checked: CheckedSegment, start: int, end: int) -> DamagedRange | None:
         """Walks what of [start, end) is not known to hold; the first damage in it."""

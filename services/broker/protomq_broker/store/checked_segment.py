@@ -50,6 +50,19 @@ class Pieces(NamedTuple):
         """Where a piece ends; None for the last one."""
         return self.positions[index + 1] if index + 1 < len(self.positions) else None
 
+    def known(self, end_position: int) -> list[tuple[int, int]]:
+        """The ranges that are known to hold, below `end_position`."""
+        ranges: list[tuple[int, int]] = []
+        ends = [*self.positions[1:], end_position]
+        for start, end, good in zip(self.positions, ends, self.good, strict=True):
+            end = min(end, end_position)
+            if not good or start >= end:
+                continue
+            if ranges and ranges[-1][1] == start:
+                start = ranges.pop()[0]
+            ranges.append((start, end))
+        return ranges
+
     def first_unknown(self, start: int, end: int) -> int | None:
         """Index of the first piece with a part of [start, end) that is not known to hold; None if all are."""
         for index in range(self.at(start), len(self.positions)):
@@ -68,6 +81,7 @@ class CheckedSegment:
         pieces: what is known.
         written_ns: when the file had last been written to, as of the last look.
         is_growing: this process may have appended to it since.
+        looked_ms: when the kernel was asked about it last, by the monotonic clock.
         is_hinted: some of the boundaries were read from a file.
         saved_count: how many boundaries the file has.
     """
@@ -77,6 +91,7 @@ class CheckedSegment:
         "end_position",
         "is_growing",
         "is_hinted",
+        "looked_ms",
         "pieces",
         "saved_count",
         "written_ns",
@@ -89,6 +104,7 @@ class CheckedSegment:
         self.written_ns = written_ns
         self.is_growing = False
         self.is_hinted = False
+        self.looked_ms = -(1 << 62)
         self.saved_count = 0
 
     def take_hints(self, boundaries: Sequence[tuple[int, int]]) -> None:

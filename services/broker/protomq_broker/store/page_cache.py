@@ -16,8 +16,7 @@ _RANGE: Final = struct.Struct("=QQ")
 _RESULT: Final = struct.Struct("=QQQQQ")
 _PAGE_SIZE: Final = mmap.PAGESIZE
 
-# As PyDLL it keeps the interpreter: the call takes a microsecond, to get the interpreter back may take milliseconds.
-_syscall = ctypes.PyDLL(None, use_errno=True).syscall
+_syscall = ctypes.CDLL(None, use_errno=True).syscall
 _syscall.restype = ctypes.c_long
 _syscall.argtypes = (ctypes.c_long, ctypes.c_int, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_uint)
 

@@ -202,6 +202,7 @@ class Store:
             self._log_start,
             lambda: self._reader.damaged,
             self._boundaries,
+            clock.monotonic_ms,
         )
         self._damage_lock = threading.Lock()
         self._reader = LogReader(

@@ -207,7 +207,9 @@ def verify_queue(queue: ConsumeQueue, log_start: int = 0) -> Iterable[ConsumeQue
             offset = end
 
 
-def table_content(table: RepeatedSends) -> dict[int, tuple[int, int, int, list[tuple[int, int, tuple[str, int] | None, int]]]]:
+def table_content(
+    table: RepeatedSends,
+) -> dict[int, tuple[int, int, int, list[tuple[int, int, tuple[str, int] | None, int]]]]:
     """All that the table knows, whatever its rows and numbers of queues are."""
     known = table._table
 

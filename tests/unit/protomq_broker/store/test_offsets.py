@@ -81,7 +81,9 @@ def test_offsets_belong_to_one_incarnation() -> None:
     assert offsets.groups() == {"g": ["t"]}
 
 
-def test_a_record_that_is_none_changes_nothing_and_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_record_that_is_none_changes_nothing_and_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     offsets = make_offsets()
     offsets.apply(record(("g", "t", 0, 5)), 10)
     offsets.apply(b"\x0a\x05abc", 20)
@@ -100,7 +102,9 @@ def test_the_cache_is_written_when_something_has_changed_and_read_back() -> None
     assert again.replay_from == 90
     assert again.of_topic("g", "t", 1) == {1: 5}
     assert again.keys_below(11) == [OffsetKey("g", "t", 1)]
-    assert json.loads(disk.content(PATH))["content"]["groups"]["g"]["t"]["offsets"] == {"1": [5, 10]}
+    assert json.loads(disk.content(PATH))["content"]["groups"]["g"]["t"]["offsets"] == {
+        "1": [5, 10]
+    }
 
 
 def test_a_cache_that_could_not_be_written_is_written_later() -> None:
@@ -114,7 +118,9 @@ def test_a_cache_that_could_not_be_written_is_written_later() -> None:
     assert save(offsets, 20)
 
 
-def test_a_cache_that_knows_more_than_the_log_is_left_aside(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_cache_that_knows_more_than_the_log_is_left_aside(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     disk = SimDisk()
     offsets = make_offsets(disk)
     offsets.apply(record(("g", "t", 1, 5)), 10)
@@ -141,7 +147,11 @@ def test_every_flipped_bit_of_the_cache_is_noticed() -> None:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from("gh"), st.sampled_from("tu"), st.integers(0, 2), st.integers(0, 9), st.integers(1, 2)
+            st.sampled_from("gh"),
+            st.sampled_from("tu"),
+            st.integers(0, 2),
+            st.integers(0, 9),
+            st.integers(1, 2),
         ),
         max_size=30,
     ),
@@ -165,7 +175,9 @@ def test_a_cache_at_any_point_and_the_records_behind_it_make_the_same_offsets(
     for incarnation in (1, 2):
         for group in "gh":
             for topic in "tu":
-                assert again.of_topic(group, topic, incarnation) == offsets.of_topic(group, topic, incarnation)
+                assert again.of_topic(group, topic, incarnation) == offsets.of_topic(
+                    group, topic, incarnation
+                )
     assert sorted(again.keys_below(99)) == sorted(offsets.keys_below(99))
     assert again.incarnations() == offsets.incarnations()
 
@@ -178,7 +190,14 @@ CACHES = {
     "cache": ("config/consumerOffsets.json",),
     "checkpoint": ("checkpoint",),
     "cache and checkpoint": ("config/consumerOffsets.json", "checkpoint"),
-    "all": ("config/consumerOffsets.json", "config/topics.json", "checkpoint", "consumequeue", "index", "repeatedsends"),
+    "all": (
+        "config/consumerOffsets.json",
+        "config/topics.json",
+        "checkpoint",
+        "consumequeue",
+        "index",
+        "repeatedsends",
+    ),
 }
 
 
@@ -210,7 +229,9 @@ def test_offsets_survive_the_loss_of_every_cache(lost: str, checkpoints: bool) -
 
 
 @pytest.mark.parametrize("digit", range(3))
-def test_a_changed_digit_in_the_cache_changes_no_offset(digit: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_changed_digit_in_the_cache_changes_no_offset(
+    digit: int, caplog: pytest.LogCaptureFixture
+) -> None:
     disk = SimDisk()
     store = open_store(disk)
     commit(store, "group", "topic", 0, 777)
@@ -345,6 +366,10 @@ def test_only_the_newest_records_of_offsets_are_carried() -> None:
     keys = offsets.keys_below(50)
     offsets.apply(record(("g", "t", 0, 8)), 60)
     carried = OffsetsRecord.FromString(offsets.record_of(keys, 50))
-    found = [(c.consumer_group, o.queue_id, o.queue_offset, o.topic_incarnation) for c in carried.commits for o in c.offsets]
+    found = [
+        (c.consumer_group, o.queue_id, o.queue_offset, o.topic_incarnation)
+        for c in carried.commits
+        for o in c.offsets
+    ]
     assert found == [("g", 1, 6, 1), ("h", 0, 7, 1)]
     assert offsets.record_of(keys, 5) == b""

@@ -16,6 +16,16 @@ from protomq_runtime.clock import SystemClock
 
 from .log_helpers import make_request
 
+
+class LaterClock(SystemClock):
+    """A clock that may be put forward."""
+
+    later_ms = 0
+
+    def monotonic_ms(self) -> int:
+        return super().monotonic_ms() + self.later_ms
+
+
 needs_kernel = pytest.mark.skipif(not kernel_tells(), reason="the kernel has no cachestat(2)")
 
 
@@ -41,7 +51,8 @@ def test_what_somebody_else_writes_into_a_segment_is_never_served(
 ) -> None:
     size = 1 << 20
     config = StoreConfig(segment_size_bytes=size)
-    store = Store.open(tmp_path, config, clock=SystemClock(), background=False)
+    clock = LaterClock()
+    store = Store.open(tmp_path, config, clock=clock, background=False)
     for index in range(150):
         store.append([make_request([bytes([index]) * 10_000])])
     store.flush()
@@ -55,6 +66,7 @@ def test_what_somebody_else_writes_into_a_segment_is_never_served(
         file.write(b"not what was sent")
     later_ns = os.stat(region.file.path).st_mtime_ns + 60_000_000_000
     os.utime(region.file.path, ns=(later_ns, later_ns))
+    clock.later_ms = 1000
     with pytest.raises(CorruptLogError) as caught:
         store.read("topic", 0, offset, 1, 1)
     assert caught.value.next_offset == offset + 1

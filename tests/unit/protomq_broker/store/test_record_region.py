@@ -198,9 +198,7 @@ def test_what_is_no_front_is_refused_in_front_of_the_topic(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(
-        st.tuples(messages, st.none() | st.integers(0, 2**64 - 1)), min_size=1, max_size=40
-    ),
+    st.lists(st.tuples(messages, st.none() | st.integers(0, 2**64 - 1)), min_size=1, max_size=40),
     st.booleans(),
 )
 def test_due_times_stand_where_they_are_expected(items: list, of_one_size: bool) -> None:
@@ -218,7 +216,9 @@ def test_due_times_stand_where_they_are_expected(items: list, of_one_size: bool)
     assert region is not None
     assert bytes(region.data) == join(records)
     if any(due_time is not None for due_time in due_times):
-        assert np.atleast_1d(cast(Any, region.due_times_ms)).tolist() == [due or 0 for due in due_times]
+        assert np.atleast_1d(cast(Any, region.due_times_ms)).tolist() == [
+            due or 0 for due in due_times
+        ]
     else:
         assert region.due_times_ms is None
     stamp_region(region, queue_id=6, store_time_ms=99, queue_offset=1_000, physical_offset=5_000)
@@ -243,7 +243,9 @@ def test_due_times_of_all_records_are_proved_by_arrays(count: int) -> None:
         ]
         region = prove(records)
         assert region is not None
-        assert np.atleast_1d(cast(Any, region.due_times_ms)).tolist() == [5_000 + i for i in range(count)]
+        assert np.atleast_1d(cast(Any, region.due_times_ms)).tolist() == [
+            5_000 + i for i in range(count)
+        ]
         at = len(records[-1]) + layout.DUE_TIME_MS_AT - 1
         broken = [*records[:-1], records[-1][:at] + b"\x39" + records[-1][at + 1 :]]
         assert prove(broken) is None

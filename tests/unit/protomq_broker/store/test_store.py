@@ -187,7 +187,9 @@ def test_damaged_settings_do_not_open_a_store_with_another_segment_size() -> Non
     disk = SimDisk()
     open_store(disk).close()
     disk.flip_bit("/s/config/store.json", 5)
-    with pytest.raises(StoreSettingsError, match=f"segment_size_bytes = {SEGMENT}, not {2 * SEGMENT}"):
+    with pytest.raises(
+        StoreSettingsError, match=f"segment_size_bytes = {SEGMENT}, not {2 * SEGMENT}"
+    ):
         open_store(disk, segment=2 * SEGMENT)
 
 

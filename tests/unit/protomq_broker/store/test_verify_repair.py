@@ -184,6 +184,7 @@ def test_repair_takes_out_what_an_open_store_has_set_aside(how: str) -> None:
     region = store.read("topic", 0, offset, 1, 1).regions[0]
     position = region.file.base_position + region.offset
     flip(disk, position + 60)
+    store._clock.time_ms += 1000  # type: ignore[attr-defined]
     lost = {queue: set(expected[queue]) - set(bodies(store, queue)) for queue in (0, 1)}
     assert offset in lost[0]
     store.close()
