@@ -685,15 +685,12 @@ def test_one_stopped_broker_of_two_does_not_hide_the_other(started: Start, tmp_p
         partial = {
             "cluster status": ["cluster", "status"],
             "topic describe": ["topic", "describe", "t"],
-            "topic list": ["topic", "list"],
             "group list": ["group", "list"],
-            "group offsets": ["group", "offsets", "g", "t"],
-            "message query": ["message", "query", "t", "--key", "k"],
             "pull": ["pull", "t", "-c", "0"],
             "consume": ["consume", "t", "--exit", "-O", "start"],
         }
         for what, command in partial.items():
-            shown = run(*command, "--timeout", "1s", "-o", "jsonl", namesrv=namesrv, code=7)
+            shown = run(*command, "--timeout", "2s", "-o", "jsonl", namesrv=namesrv, code=7)
             error = json.loads(shown.stderr.splitlines()[-1])["error"]
             assert (error["code"], error["reason"]) == (7, "PARTIAL_RESULT"), what
             assert "no answer from b (" in error["message"], what
@@ -701,10 +698,10 @@ def test_one_stopped_broker_of_two_does_not_hide_the_other(started: Start, tmp_p
             assert jsonl(shown)[0].get("broker", "a") == "a", what
         # What asks only the one that answers is whole.
         for command in (["cluster", "status", "-b", "a"], ["pull", "t", "-b", "a"]):
-            run(*command, "--timeout", "5s", namesrv=namesrv)
+            run(*command, "--timeout", "30s", namesrv=namesrv)
         # What asks only the one that does not is what it was: no answer in time.
         for command in (["cluster", "status", "-b", "b"], ["pull", "t", "-b", "b"]):
-            run(*command, "--timeout", "1s", namesrv=namesrv, code=3)
+            run(*command, "--timeout", "2s", namesrv=namesrv, code=3)
     finally:
         brokers["b"].send_signal(signal.SIGCONT)
 
