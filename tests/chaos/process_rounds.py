@@ -77,7 +77,11 @@ def kill_rounds(
                 counts["kills"] += 1
             world.end_load()
             found += _check_files(world, counts, rebuild=number % 4 == 0)
+            if rng.random() < 0.3:
+                world.forget_caches()
+                counts["starts without caches"] += 1
             world.start()
+            world.look_at_commits()
             if number % 5 == 4 or number == rounds - 1:
                 world.scan()
                 found += world.check()

@@ -21,13 +21,26 @@ from typing import Any, Final, Literal
 from google.protobuf.message import DecodeError
 
 from protomq import Producer
-from protomq._methods import CREATE_TOPIC, GET_BROKER_STATUS, GET_QUEUE_RANGE, PULL
+from protomq._methods import (
+    COMMIT_OFFSETS,
+    CREATE_TOPIC,
+    GET_BROKER_STATUS,
+    GET_OFFSETS,
+    GET_QUEUE_RANGE,
+    PULL,
+)
 from protomq._transport import SyncTransport, TransportOptions
 from protomq._types import BrokerAddress, MessageQueue, MethodInfo
 from protomq.errors import BatchIncompleteError, ProtomqError, QueueHealingError
 from protomq.testing import Broker
 from protomq.v1.admin_service_pb2 import CreateTopicRequest, GetBrokerStatusResponse
-from protomq.v1.consumer_service_pb2 import GetQueueRangeRequest, GetQueueRangeResponse
+from protomq.v1.consumer_service_pb2 import (
+    CommitOffsetsRequest,
+    GetOffsetsRequest,
+    GetOffsetsResponse,
+    GetQueueRangeRequest,
+    GetQueueRangeResponse,
+)
 from protomq.v1.pull_service_pb2 import PullRequest, PullResponse, PullStatus
 from protomq.v1.topic_pb2 import Topic
 from protomq_broker.store.config import StoreConfig
@@ -38,6 +51,7 @@ from .bodies import body_of, is_body_of, message_id
 from .checker import (
     Promise,
     Violation,
+    check_commits,
     check_history,
     check_store_files,
     is_whole,
@@ -50,6 +64,7 @@ from .history import History
 
 BROKER_NAME: Final = "chaos"
 TOPIC: Final = "chaos-topic"
+GROUP: Final = "chaos-group"
 QUEUES: Final = 4
 SEGMENT_SIZE_BYTES: Final = 1 << 20
 DETECTED: Final = "detected"
@@ -191,6 +206,8 @@ class RealWorld:
             self._threads.append(
                 threading.Thread(target=self._follow, args=arguments_, daemon=True)
             )
+        arguments_ = (f"c{self.history.epoch}", random.Random(self.rng.getrandbits(32)))
+        self._threads.append(threading.Thread(target=self._commit, args=arguments_, daemon=True))
         for thread in self._threads:
             thread.start()
 
@@ -271,6 +288,60 @@ class RealWorld:
             repeated=result.repeated_send,
         )
         return "ok"
+
+    def _commit(self, process: str, rng: random.Random) -> None:
+        """A consumer that commits, forward and back, anywhere in the queues."""
+        with SyncTransport() as transport:
+            while not self._stopping.is_set():
+                queue = rng.randrange(QUEUES)
+                try:
+                    self._commit_once(process, queue, rng, transport)
+                except (ProtomqError, KeyError):
+                    if self._stopping.wait(0.02):
+                        return
+                time.sleep(0.004 * rng.random())
+
+    def _commit_once(
+        self, process: str, queue: int, rng: random.Random, transport: SyncTransport
+    ) -> None:
+        ranges = GetQueueRangeRequest(topic=TOPIC, queue_ids=[queue])
+        answer = transport.call(self.address, GET_QUEUE_RANGE, [ranges.SerializeToString()], 2.0)
+        end_offset = GetQueueRangeResponse.FromString(answer).ranges[0].end_offset
+        request = CommitOffsetsRequest(consumer_group=GROUP)
+        offset = rng.randint(0, end_offset)
+        request.offsets.add(topic=TOPIC, queue_id=queue, queue_offset=offset)
+        call = self.history.invoke(
+            process, "commit", group=GROUP, topic=TOPIC, queue=queue, offset=offset
+        )
+        try:
+            transport.call(self.address, COMMIT_OFFSETS, [request.SerializeToString()], 2.0)
+        except ProtomqError as error:
+            end = call.fail if error.definite else call.info
+            end(error.reason, error.message, error.code)
+            raise
+        except KeyError:
+            call.fail("CONNECT_FAILED")
+            raise
+        call.ok()
+
+    def look_at_commits(self) -> None:
+        """Reads what the group has committed; nobody commits meanwhile."""
+        call = self.history.invoke("checker", "committed")
+        request = GetOffsetsRequest(consumer_group=GROUP, topic=TOPIC)
+        answer = self._transport.call(self.address, GET_OFFSETS, [request.SerializeToString()], 10)
+        offsets = GetOffsetsResponse.FromString(answer).offsets
+        call.ok(
+            group=GROUP,
+            topic=TOPIC,
+            offsets=[[offset.queue_id, offset.queue_offset] for offset in offsets],
+        )
+
+    def forget_caches(self) -> None:
+        """The broker is dead: files that only repeat what the log says go."""
+        for name in ("config/consumerOffsets.json", "checkpoint"):
+            (self.store_folder / name).unlink(missing_ok=True)
+        for name in ("consumequeue", "index"):
+            shutil.rmtree(self.store_folder / name, ignore_errors=True)
 
     def status(self) -> GetBrokerStatusResponse:
         """What the broker says of itself."""
@@ -421,7 +492,8 @@ class RealWorld:
 
     def check(self) -> list[Violation]:
         """The history so far."""
-        return check_history(self.history.events, self.promise)
+        events = self.history.events
+        return check_history(events, self.promise) + check_commits(events, self.promise)
 
     def check_files(self, *, rebuild: bool = False) -> tuple[list[Violation], bool]:
         """Recovers a copy of the store (the broker is dead) and checks its files; `rebuild`: again without what is derived.

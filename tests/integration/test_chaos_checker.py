@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.chaos.checker import Promise, check_history, parse_log
+from tests.chaos.checker import Promise, check_commits, check_history, parse_log
 from tests.chaos.history import Event, History, load_history
 
 pytestmark = pytest.mark.chaos
@@ -204,3 +204,53 @@ def test_a_history_goes_to_a_file_and_back(tmp_path_factory: pytest.TempPathFact
 def test_garbage_behind_the_end_of_a_log_is_seen() -> None:
     report = parse_log({"commitlog/00000000000000000000": bytes(100) + b"x" + bytes(100)})
     assert [violation.invariant for violation in report.violations] == ["D5"]
+
+
+def commit(history: History, offset: int, end: str = "ok") -> None:
+    call = history.invoke("c", "commit", group="g", topic="t", queue=0, offset=offset)
+    if end == "ok":
+        call.ok()
+    elif end == "fail":
+        call.fail("DISK_FULL")
+    else:
+        call.info("CONNECTION_LOST")
+
+
+def look(history: History, offset: int | None) -> None:
+    offsets = [] if offset is None else [[0, offset]]
+    history.invoke("checker", "committed").ok(group="g", topic="t", offsets=offsets)
+
+
+@pytest.mark.parametrize(
+    ("ends", "allowed"),
+    [
+        (("ok", "ok", "ok"), {3}),
+        (("ok", "ok", "info"), {2, 3}),
+        (("ok", "info", "info"), {1, 2, 3}),
+        (("ok", "info", "ok"), {3}),
+        (("ok", "fail", "fail"), {1}),
+        (("info", "fail", "fail"), {None, 1}),
+    ],
+)
+def test_an_acknowledged_commit_never_falls_back(
+    ends: tuple[str, ...], allowed: set[int | None]
+) -> None:
+    for offset in (None, 1, 2, 3, 4):
+        history = History()
+        for number, end in enumerate(ends):
+            commit(history, number + 1, end)
+        history.fact("crash", kind="kill", flushed=None)
+        look(history, offset)
+        assert bool(check_commits(history.events, ASYNC)) == (offset not in allowed)
+
+
+def test_a_power_cut_may_take_commits_back_only_where_that_is_allowed_and_once() -> None:
+    for promise, wrong in ((SYNC, 1), (ASYNC, 0)):
+        history = History()
+        commit(history, 1)
+        commit(history, 2)
+        history.fact("crash", kind="power", flushed=None)
+        look(history, 1)
+        assert len(check_commits(history.events, promise)) == wrong
+        look(history, 2)
+        assert len(check_commits(history.events, promise)) == wrong + 1
