@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -146,8 +147,13 @@ def _offset_rows(
 
 
 def _offset_row(consumer: PullConsumer, queue: MessageQueue) -> dict[str, Any]:
+    committed = consumer.committed(queue)  # first: read later, it could be ahead of the end
     min_offset, end_offset = consumer.queue_range(queue)
-    committed = consumer.committed(queue)
+    if committed is not None and committed > end_offset:
+        sys.stderr.write(
+            f"protomq: {consumer.group} stands at {committed} in queue {queue.queue_id} of {queue.topic} at {queue.broker_name}, "
+            f"beyond its end {end_offset}: set it with `protomq group commit`, or messages are skipped\n"
+        )
     return {
         "group": consumer.group,
         "topic": queue.topic,
@@ -156,5 +162,5 @@ def _offset_row(consumer: PullConsumer, queue: MessageQueue) -> dict[str, Any]:
         "min_offset": min_offset,
         "committed_offset": committed,
         "end_offset": end_offset,
-        "lag": end_offset - max(committed or 0, min_offset),
+        "lag": max(end_offset - max(committed or 0, min_offset), 0),
     }

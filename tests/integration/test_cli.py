@@ -221,6 +221,10 @@ def test_group_commits_and_shows_offsets(cli: Cli, protomq_topic: str) -> None:
     }
     cli("group", "list", "-t", "no-such-topic", code=4)
     cli("group", "commit", "g", protomq_topic, "-O", "end", "-q", "99", code=4)
+    refused = cli("group", "commit", "g", protomq_topic, "-O", "11", "-q", "0", code=2)
+    assert "commit an offset from 0 to 10" in refused.stderr
+    assert "protomq topic describe" in refused.stderr
+    assert jsonl(cli("group", "offsets", "g", protomq_topic, "-o", "jsonl"))[0]["lag"] == 3
 
 
 # -- messages --------------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Literal
 import pytest
 
 from protomq import Admin, AsyncPullConsumer, Message, OutgoingMessage, Producer, PullConsumer
-from protomq.errors import TopicRecreatedError
+from protomq.errors import OffsetOutOfRangeError, TopicRecreatedError
 from protomq.testing import Broker, FaultProxy
 
 Transport = Literal["remoting", "grpc"]
@@ -231,3 +231,22 @@ def test_two_members_of_a_group_are_told_that_both_get_everything(
     assert len(caplog.messages) == 2
     named = {message.split("another member, ")[1].split(", that")[0] for message in caplog.messages}
     assert named == {source._state._member for source in made}
+
+
+@TRANSPORTS
+def test_an_offset_beyond_the_end_is_refused_with_the_range(
+    protomq_server: Broker, protomq_topic: str, protomq_producer: Producer, transport: Transport
+) -> None:
+    sent = protomq_producer.send(protomq_topic, b"x")
+    address = address_of(protomq_server, transport)
+    with PullConsumer("beyond", namesrv=address, transport=transport) as source:
+        with pytest.raises(OffsetOutOfRangeError, match="from 0 to 1") as caught:
+            source.commit({sent.queue: 2})
+        assert (caught.value.metadata["min_offset"], caught.value.metadata["end_offset"]) == ("0", "1")
+        assert caught.value.definite
+        assert not caught.value.retriable
+        with pytest.raises(OffsetOutOfRangeError):
+            source.commit({sent.queue: -1})
+        assert source.committed(sent.queue) is None
+        source.commit({sent.queue: 1})
+        assert source.committed(sent.queue) == 1
