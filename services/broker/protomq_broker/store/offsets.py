@@ -179,14 +179,18 @@ class ConsumerOffsets:
         """Number of groups that have committed."""
         return len(self._groups)
 
-    def incarnations(self) -> dict[str, int]:
-        """The incarnation of each topic that the newest commit in it names."""
+    def incarnations(self, deleted: Mapping[str, int]) -> dict[str, int]:
+        """The incarnation of each topic that the newest commit in it names.
+
+        `deleted`: topics that were deleted, and where the log ended then; a commit in front of that tells nothing of the topic of today.
+        """
         newest: dict[str, tuple[int, int]] = {}
         with self._lock:
             for topics in self._groups.values():
                 for topic, known in topics.items():
                     found = (max(known.positions.values()), known.incarnation)
-                    newest[topic] = max(newest.get(topic, found), found)
+                    if found[0] >= deleted.get(topic, 0):
+                        newest[topic] = max(newest.get(topic, found), found)
         return {topic: incarnation for topic, (_, incarnation) in newest.items()}
 
     def keep(self, incarnation_of: Callable[[str], int | None]) -> None:

@@ -220,7 +220,8 @@ class Store:
         )
         self._machines: dict[str, StateMachine] = {OFFSETS_TOPIC: self.offsets}
         self._replay_states(recovered)
-        restore_topics(self.topics, self._queues, queues_default, self.offsets.incarnations())
+        known_incarnations = self.offsets.incarnations(self.topics.deleted)
+        restore_topics(self.topics, self._queues, queues_default, known_incarnations)
         self._keep_offsets()
         self._flusher = LogFlusher(
             disk,

@@ -202,10 +202,10 @@ class TopicTable:
             existing = self._by_name.get(topic.name)
             if existing is not None:
                 return existing
-            topic = self._with_incarnation(topic)
-            self._change([topic], ())
+            self._change([self._with_incarnation(topic)], ())
+            made = self._by_name[topic.name]
         self.on_change()
-        return topic
+        return made
 
     def add(self, topic: TopicConfig) -> None:
         """Adds a topic, if there is none of that name, without waiting for the disk; the log has a message that names it."""
@@ -236,8 +236,9 @@ class TopicTable:
             if not changed:
                 return wanted
             self._change(changed, ())
+            made = [self._by_name[topic.name] for topic in topics]
         self.on_change()
-        return wanted
+        return made
 
     def delete(
         self, name: str, position: int = 0, clean_up: Callable[[], None] = lambda: None
@@ -360,9 +361,16 @@ class TopicTable:
             raise
 
     def _publish(self, put: Iterable[TopicConfig], removed: Iterable[str]) -> None:
-        """Makes a change visible. The caller holds `_publishing`."""
+        """Makes a change visible. The caller holds `_publishing`.
+
+        A topic that `add` made while the file was written keeps its incarnation: messages and offsets belong to that one already.
+        """
         by_name, lines = dict(self._by_name), dict(self._lines)
         for topic in put:
+            existing = by_name.get(topic.name)
+            if existing is not None and existing.incarnation != topic.incarnation:
+                topic = replace(topic, incarnation=existing.incarnation)
+                self._is_behind = True
             by_name[topic.name] = topic
             lines[topic.name] = _encode(topic)
         for name in removed:

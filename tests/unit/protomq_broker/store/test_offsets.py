@@ -17,7 +17,7 @@ from protomq_broker.store import store as store_module
 from protomq_broker.store.errors import DiskFullError, StoreFailedError
 from protomq_broker.store.offsets import ConsumerOffsets, OffsetKey
 from protomq_broker.store.store import Store
-from protomq_broker.store.topics import TopicConfig
+from protomq_broker.store.topics import TopicConfig, incarnation_of_first
 
 from .log_helpers import make_request
 from .store_helpers import SEGMENT, commit, committed, open_store
@@ -179,7 +179,7 @@ def test_a_cache_at_any_point_and_the_records_behind_it_make_the_same_offsets(
                     group, topic, incarnation
                 )
     assert sorted(again.keys_below(99)) == sorted(offsets.keys_below(99))
-    assert again.incarnations() == offsets.incarnations()
+    assert again.incarnations({}) == offsets.incarnations({})
 
 
 # With a store.
@@ -373,3 +373,23 @@ def test_only_the_newest_records_of_offsets_are_carried() -> None:
     ]
     assert found == [("g", 1, 6, 1), ("h", 0, 7, 1)]
     assert offsets.record_of(keys, 5) == b""
+
+
+def test_a_topic_made_anew_does_not_come_back_as_the_one_that_was_deleted() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    old = store.topics.create(TopicConfig("topic"))
+    store.append([make_request([b"a", b"b", b"c"])])
+    commit(store, "g", "topic", 0, 3)
+    store.delete_topic("topic")
+    first = make_request([b"d"])
+    store.append([first])
+    made = incarnation_of_first("topic", first.physical_offset)
+    store.topics.add(TopicConfig("topic", incarnation=made))
+
+    store = open_store(disk.killed())  # before config/topics.json had the new one
+
+    found = store.topics.find("topic")
+    assert found is not None
+    assert found.incarnation == made != old.incarnation
+    assert committed(store, "g", "topic", 0) is None

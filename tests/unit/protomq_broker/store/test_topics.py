@@ -301,3 +301,26 @@ def test_what_goes_with_a_topic_is_gone_before_another_one_can_be_made():
     seen: list[object] = []
     table.delete("a", 0, lambda: seen.append((table.find("a"), table._lock.locked())))
     assert seen == [(None, True)]
+
+
+@pytest.mark.parametrize("change", ["create", "put"])
+def test_a_topic_that_its_first_message_makes_meanwhile_keeps_its_incarnation(change: str):
+    disk = SimDisk()
+    table = make_table(disk)
+    by_first_message = TopicConfig("a", 1, 1, incarnation=77)
+    draw = table._next_incarnation
+
+    def draw_while_a_message_comes() -> int:
+        table.add(by_first_message)
+        return draw()
+
+    table._draw_incarnation = draw_while_a_message_comes
+    wanted = TopicConfig("a", 2, 2)
+    made = table.create(wanted) if change == "create" else table.put([wanted])[0]
+
+    assert made.incarnation == 77
+    table.save()
+    for seen in (table, make_table(disk)):
+        found = seen.find("a")
+        assert found is not None
+        assert (found, found.incarnation) == (wanted, 77)
