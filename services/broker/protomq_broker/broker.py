@@ -216,7 +216,7 @@ class Broker:
         """Writes the last offsets and closes the store. The last step of a stop, when no lane runs any more."""
         self._writer.close()
         if self._server is not None:
-            self._commits.write()
+            self._commits.close()
         self.store.close()
 
     def advertised_addresses(self, server: Server) -> AdvertisedAddresses:

@@ -49,7 +49,7 @@ class _Commit(NamedTuple):
 
 
 class OffsetCommits:
-    """`commit` and `commit_in_passing`: any thread. All else: the send lane."""
+    """`commit` and `commit_in_passing`: any thread. `close`: the broker. All else: the send lane."""
 
     def __init__(self, store: Store, writer: SystemWriter) -> None:
         self._store = store
@@ -69,7 +69,10 @@ class OffsetCommits:
         self._submit(_Commit(request, None))
 
     def write(self) -> None:
-        """Appends what has arrived by now; whatever goes wrong, nothing is lost without a word."""
+        """Appends what has arrived by now; whatever goes wrong, nothing is lost without a word.
+
+        What pulls committed waits while the log takes nothing: it is tried again each second, however many pulls come.
+        """
         self._is_posted = (
             False  # before the queue is drained: what arrives from here on posts again
         )
@@ -87,8 +90,13 @@ class OffsetCommits:
                     self._passing[key] = offset
         while waiting:
             self._append_waiting(waiting)
-        while self._passing and self._append_passing():
+        while self._passing and self._retry is None and self._append_passing():
             pass
+
+    def close(self) -> None:
+        """No lane runs any more: appends what is left."""
+        self._retry = None
+        self.write()
 
     def _submit(self, commit: _Commit) -> None:
         self._arrived.append(commit)
@@ -136,9 +144,6 @@ class OffsetCommits:
         return True
 
     def _retry_later(self) -> None:
-        if self._retry is not None:
-            return
-
         def retry() -> None:
             self._retry = None
             self.write()

@@ -11,7 +11,8 @@ Rules:
 - What is known costs a reader nothing: no byte of it is read. The kernel is asked once a second for each segment that is being read; at
   each read it would be 10 microseconds, or half a millisecond where it first brings statistics of the machine's groups up to date.
 - What does not hold is looked at twice before anybody is told.
-- Any thread may call. Walks are done one at a time; who asks for what is known waits for nobody.
+- Any thread may call. Walks are done one at a time; who asks for what is known waits for none of them, but for the first read of a
+  segment that is new.
 """
 
 from __future__ import annotations
@@ -144,10 +145,15 @@ class CheckedLog:
         if file is None:
             return start, end  # deleted, or missing: there is nothing to be given
         checked = self._segments.get(file.base_position)
-        if checked is None or self._appended:
+        if checked is None:
             with self._lock:
                 self._take_notes()
                 checked = self._segment_of(file.base_position)
+        elif self._appended and self._lock.acquire(blocking=False):  # else somebody walks: later will do
+            try:
+                self._take_notes()
+            finally:
+                self._lock.release()
         now_ms = self._monotonic_ms()
         if now_ms - checked.looked_ms >= LOOK_INTERVAL_MS:
             checked.looked_ms = now_ms

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import struct
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -344,6 +345,27 @@ def test_what_is_known_to_hold_is_not_read_again(monkeypatch: pytest.MonkeyPatch
     assert 0 < logs_read() < 3 * COUNT, "once"
     assert logs_read() == 0
     assert read_all(store)
+
+
+def test_what_is_known_to_hold_is_given_while_somebody_walks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checked_log, "PIECE_SIZE_BYTES", 256)
+    store = filled_store(SimDisk())
+    store.read("topic", 0, 0, 1, 1 << 20)
+    end = store.queue_range("topic", 0)[1]
+    found: list[ReadStatus] = []
+
+    def read_the_end() -> None:
+        found.append(store.read("topic", 0, end, 1, 1 << 20).status)
+
+    read_the_end()  # the segment is known
+    store.append([make_request([body_of(0)])])
+    with store._checked._lock:
+        reader = threading.Thread(target=read_the_end, daemon=True)
+        reader.start()
+        reader.join(10)
+    assert found[1:] == [ReadStatus.FOUND]
 
 
 @pytest.fixture
