@@ -101,13 +101,17 @@ def call_by_grpc(channel: grpc.Channel, method: str, message: Message) -> Any:
 
 
 def call_by_remoting(client: RemotingClient, method: str, message: Message) -> Any:
-    method_id = (
-        SERVICE.methods_by_name[method].GetOptions().Extensions[options_pb2.remoting].method_id
-    )
     response_class = getattr(route_service_pb2, f"{method}Response")
     return response_class.FromString(
-        client.call(method_id, message.SerializeToString(), PATIENCE_S)
+        client.call(method_id_of(method), message.SerializeToString(), PATIENCE_S)
     )
+
+
+def method_id_of(method: str) -> int:
+    method_id: int = (
+        SERVICE.methods_by_name[method].GetOptions().Extensions[options_pb2.remoting].method_id
+    )
+    return method_id
 
 
 def to_error(status: RpcStatus) -> ServiceError:
@@ -355,12 +359,7 @@ def test_broker_that_comes_back_within_the_grace_was_never_away(
     )
     stream = watch(channel, "blip")
     assert not next(stream).route.queues
-    hold_id = (
-        SERVICE.methods_by_name["HoldRegistration"]
-        .GetOptions()
-        .Extensions[options_pb2.remoting]
-        .method_id
-    )
+    hold_id = method_id_of("HoldRegistration")
     hold = HoldRegistrationRequest(**identity("blip")).SerializeToString()
     with RemotingClient(namesrv.remoting, options_pb2.LANE_ROUTE, "test") as client:
         call_by_remoting(client, "RegisterBroker", register)
@@ -376,6 +375,31 @@ def test_broker_that_comes_back_within_the_grace_was_never_away(
         call_by_remoting(client, "UnregisterBroker", UnregisterBrokerRequest(**identity("blip")))
     assert not next(stream).route.queues
     stream.cancel()
+
+
+@pytest.mark.slow
+def test_who_loses_its_name_to_the_one_that_had_it_before_hears_of_it_at_once() -> None:
+    def registration(store_id: int, **fields: Any) -> RegisterBrokerRequest:
+        return RegisterBrokerRequest(
+            broker=broker_named("twice", store_id=store_id),
+            data_version=DataVersion(counter=1),
+            **fields,
+        )
+
+    hold = HoldRegistrationRequest(**identity("twice"), store_id=2).SerializeToString()
+    with (
+        running_namesrv(hold=60_000) as server,
+        RemotingClient(server.remoting, options_pb2.LANE_ROUTE, "first") as first,
+        RemotingClient(server.remoting, options_pb2.LANE_ROUTE, "second") as second,
+    ):
+        call_by_remoting(second, "RegisterBroker", registration(2))
+        held = second.start(method_id_of("HoldRegistration"), hold, 60.0)
+        call_by_remoting(first, "RegisterBroker", registration(1, returning=True))
+        answer = second.wait([held], PATIENCE_S)
+        assert answer is not None
+        with pytest.raises(ServiceError) as caught:
+            second.call(method_id_of("HoldRegistration"), hold, PATIENCE_S)
+    assert caught.value.reason == "NAME_TAKEN"
 
 
 def watch(channel: grpc.Channel, topic: str) -> Any:

@@ -85,8 +85,7 @@ class RouteService:
     def stop(self) -> None:
         """The server refuses new calls: answer the holds and end the streams. Any thread."""
         self._stopping = True
-        for hold in tuple(self._holds):
-            hold.call.lane.post(hold.answer)
+        self._answer_holds()
         self._watchers.wake()
 
     def register_broker(
@@ -94,9 +93,10 @@ class RouteService:
     ) -> RegisterBrokerResponse:
         registration = to_registration(request, self._topic_count_max)
         known = registration.key in self._table.snapshot.registrations
-        self._table.register(
+        if self._table.register(
             registration, self._clock.monotonic_ms(), is_returning=request.returning
-        )
+        ):
+            self._answer_holds(registration.key)
         if not known:
             broker = registration.broker
             logger.info(
@@ -201,6 +201,12 @@ class RouteService:
                 "the connection of broker %s (id %d) broke; it has %d ms to come back",
                 hold.key.broker_name, hold.key.broker_id, self._liveness.broken_grace_ms,
             )  # fmt: skip
+
+    def _answer_holds(self, key: BrokerKey | None = None) -> None:
+        """Answers the holds of a broker, or all: who has lost its name hears of it when it holds again, and takes no more sends."""
+        for hold in tuple(self._holds):
+            if key in (None, hold.key):
+                hold.call.lane.post(hold.answer)
 
     def _route_of_unknown(self, topic: str) -> bytes:
         check_topic(topic)

@@ -98,21 +98,22 @@ class RouteTable:
 
     def register(
         self, registration: Registration, now_ms: int, *, is_returning: bool = False
-    ) -> None:
-        """Make a broker and its topics known, or replace what was known. Raises NAME_TAKEN, STALE_REGISTRATION or TOO_MANY.
+    ) -> bool:
+        """Make a broker and its topics known, or replace what was known; whether the name was taken from another store for it.
 
-        `is_returning`: this process had its name here before, as far as it knows.
+        `is_returning`: this process had its name here before, as far as it knows. Raises NAME_TAKEN, STALE_REGISTRATION or TOO_MANY.
         """
         key = registration.key
         incarnation, store_id = registration.broker.incarnation, registration.broker.store_id
         with self._lock:
             liveness = self._liveness.get(key)
-            if (
+            takes_over = (
                 is_returning
                 and liveness is not None
                 and liveness.store_id != store_id
                 and now_ms < liveness.newcomer_until_ms
-            ):
+            )
+            if takes_over and liveness is not None:
                 self._remove(key, liveness.incarnation, now_ms)
                 liveness = None
             self._check_start(key, incarnation, store_id, now_ms)
@@ -138,13 +139,14 @@ class RouteTable:
                 self._heard(liveness, now_ms)
                 assert known is not None
                 if known.version > registration.version:
-                    return
+                    return False
             changed = known != registration
             if changed:
                 self._registrations[key] = registration
                 self._publish()
         if changed:
             self._notify()
+        return takes_over
 
     def unregister(
         self, key: BrokerKey, incarnation: int, now_ms: int, *, store_id: int = 0
