@@ -1,10 +1,14 @@
-"""How pytest-xdist shares the tests out: by file, but all that need the Spark session on one worker, and from the start."""
+"""How pytest-xdist shares the tests out: by file, but all that need the Spark session on one worker, and from the start.
+
+And what holds for all tests on a busy machine: Hypothesis gives no example a deadline.
+"""
 
 from __future__ import annotations
 
 import signal
 from pathlib import Path
 
+import hypothesis
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
@@ -31,6 +35,10 @@ def _turn(path: str) -> int:
 # A shell has what it starts in the background ignore Ctrl-C, and so do the processes that this one starts: tests would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+hypothesis.settings.register_profile("busy machine", deadline=None)
+hypothesis.settings.load_profile("busy machine")
 
 
 class SparkOnOneWorker(LoadFileScheduling):

@@ -104,7 +104,8 @@ def verify(store: StoreArgument, output: Output = OutputFormat.TABLE) -> None:
         found = " and ".join(note for kind, note in notes.items() if kind in kinds)
         sys.stderr.write(f"{store}: {found} only\n" if found else f"{store}: all is well\n")
         return
-    raise CliError(ExitCode.FAILURE, "DAMAGED", f"{store}: {len(findings)} findings; {advice}")
+    number = "1 finding" if len(findings) == 1 else f"{len(findings)} findings"
+    raise CliError(ExitCode.FAILURE, "DAMAGED", f"{store}: {number}; {advice}")
 
 
 def repair(

@@ -61,7 +61,7 @@ def check_texts(
 ) -> None:
     """What a message has beside its body: texts, or None where one may be left out."""
     if key is not None and not isinstance(key, str):
-        raise WrongTypeError(f"key is a str or None, not {key!r}; write key={str(key)!r}")
+        raise WrongTypeError(f"key is a str or None, not {key!r}; write key={_as_text(key)}")
     if isinstance(keys, str | bytes):
         raise WrongTypeError(f"keys is a list of further keys, not {keys!r}; write key={keys!r}")
     if not isinstance(keys, Sequence):
@@ -73,7 +73,7 @@ def check_texts(
         raise WrongTypeError(f'tag is a str, not {tag!r}; without one it is ""')
     if sharding_key is not None and not isinstance(sharding_key, str):
         raise WrongTypeError(
-            f"sharding_key is a str or None, not {sharding_key!r}; write sharding_key={str(sharding_key)!r}"
+            f"sharding_key is a str or None, not {sharding_key!r}; write sharding_key={_as_text(sharding_key)}"
         )
     if properties is None:
         return
@@ -82,8 +82,13 @@ def check_texts(
     for name, value in properties.items():
         if not isinstance(name, str) or not isinstance(value, str):
             raise WrongTypeError(
-                f"properties is a dict of str to str, {name!r}: {value!r} is not; write {str(name)!r}: {str(value)!r}"
+                f"properties is a dict of str to str, {name!r}: {value!r} is not; write {_as_text(name)}: {_as_text(value)}"
             )
+
+
+def _as_text(value: object) -> str:
+    """How a value is written that is to be a str."""
+    return f"{value!r}.decode()" if isinstance(value, bytes) else repr(str(value))
 
 
 def check_topic(topic: object) -> str:

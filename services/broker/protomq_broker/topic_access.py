@@ -128,7 +128,7 @@ def check_committed_offset(
         Code.OUT_OF_RANGE,
         "OFFSET_OUT_OF_RANGE",
         f"offset {queue_offset} cannot be committed in queue {queue_id} of {topic.name!r}: "
-        f"its messages are {min_offset} to {end_offset}; commit an offset from 0 to {end_offset}",
+        f"it begins at {min_offset} and ends at {end_offset}; commit an offset from 0 to {end_offset}",
         metadata={
             "topic": topic.name,
             "queue_id": str(queue_id),
