@@ -140,7 +140,7 @@ def trailers_of(data: NDArray[np.uint8], ends: Positions) -> NDArray[Any]:
     opaque = np.dtype(f"V{FIXED_TRAILER_SIZE_BYTES}")
     if not len(ends):
         return np.empty(0, TRAILER)
-    # Item i of the view is the 95 bytes from i on; opaque, since numpy copies a structure field by field.
+    # Item i of the view is the 103 bytes from i on; opaque, since numpy copies a structure field by field.
     windows: NDArray[Any] = np.ndarray(
         (len(data) - FIXED_TRAILER_SIZE_BYTES + 1,), opaque, buffer=data, strides=(1,)
     )

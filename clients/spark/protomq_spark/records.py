@@ -342,9 +342,4 @@ def _hex_digits(nibbles: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return nibbles + letters + np.uint8(ord("0"))
 
 
-def empty_batch(columns: Sequence[str]) -> pa.RecordBatch:
-    """No rows: for a partition in which there is nothing."""
-    return pa.RecordBatch.from_pylist([], schema=arrow_schema(columns))
-
-
 assert FIXED_TRAILER_SIZE_BYTES == 103  # What `layout.TRAILER` is made for.

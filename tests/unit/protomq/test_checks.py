@@ -73,9 +73,8 @@ def test_admin_takes_nothing_by_position() -> None:
 
 WRONG_MESSAGES: list[tuple[dict[str, object], str]] = [
     ({"key": 5}, "key is a str or None, not 5; write key='5'"),
-    ({"key": b"k"}, "key is a str or None, not b'k'; write key=b'k'.decode()"),
+    ({"key": b"k"}, r"key is a str or None, not b'k'; write key=b'k'\.decode\(\)"),
     ({"key": 0}, "key is a str or None, not 0"),
-    ({"key": b"k"}, "key is a str or None"),
     ({"keys": "abc"}, "keys is a list of further keys, not 'abc'"),
     ({"keys": ["a", 5]}, "keys is a list of str, 5 is none"),
     ({"keys": 5}, "keys is a list of str, not 5"),

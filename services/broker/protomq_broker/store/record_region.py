@@ -10,7 +10,7 @@ holds what it says costs a few array operations and one run of the C parser, wha
    padding field: then one parse proves all fronts at once (front.py). (Lengths keep their width: protobuf takes padded varints.)
 
 Then the last fields of each record, in protobuf the ones that win, are the broker's: stamped in place. A layout that does not hold
-gives None, and the caller writes the records anew (`rewrite.py`), which is slow and always right.
+gives None, and the caller writes the records anew (`send_request.py`), which is slow and always right.
 """
 
 from __future__ import annotations
@@ -442,7 +442,3 @@ def _bodies_are_bounded(words: NDArray[np.int64], front_sizes: NDArray[np.int64]
     wrong = ((words & 0xFF) != layout.BODY_TAG) | ((third & words >> 31) != 0)
     wrong |= (rest < 0) | (rest > layout.FRONT_SIZE_MAX_BYTES)
     return not np.count_nonzero(wrong)
-
-
-def _varint_size(value: int) -> int:
-    return 1 if value < 1 << 7 else 2 if value < 1 << 14 else 3 if value < 1 << 21 else 4
