@@ -75,7 +75,7 @@ class CheckedLog:
         tail = self._tail()
         self._own_from = tail.position
         for stretch in walked:
-            self._segment_of(stretch.start_position).note(stretch)
+            self._segment_of(stretch.start_position).note(stretch, PIECE_SIZE_BYTES)
         segment = self._folder.at(tail.position)
         if segment is not None:
             checked = self._segment_of(tail.position)
@@ -95,7 +95,7 @@ class CheckedLog:
     def note_walked(self, walked: Stretch) -> None:
         """Somebody has walked these appends: they hold."""
         with self._lock:
-            self._segment_of(walked.start_position).note(walked)
+            self._segment_of(walked.start_position).note(walked, PIECE_SIZE_BYTES)
 
     def save(self, flushed_position: int, *, is_last: bool = False) -> None:
         """Writes the boundaries of segments of which many are new, or, with `is_last`, of all, as far as the log is flushed."""
@@ -255,7 +255,7 @@ class CheckedLog:
                 end_position=end_position,
             )
             for block in walker:
-                checked.note(stretch_of(block))
+                checked.note(stretch_of(block), PIECE_SIZE_BYTES)
                 if walker.position >= wanted_end:
                     break
             tries -= 1

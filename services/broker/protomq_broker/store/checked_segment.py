@@ -142,12 +142,26 @@ class CheckedSegment:
         good.insert(index, good[index - 1])
         self.pieces = Pieces(positions, crcs, good)
 
-    def note(self, walked: Stretch) -> None:
-        """Appends were walked, and hold."""
+    def note(self, walked: Stretch, piece_size_bytes: int) -> None:
+        """Appends were walked, and hold. Neighbours that hold become one piece, of this size at most: a walk may come in small steps."""
         self.add(walked.start_position, walked.previous_crc32c)
         if walked.end_position < self.end_position:
             self.add(walked.end_position, walked.crc32c)
         self.trust(walked.start_position, walked.end_position)
+        positions, crcs, good = self.pieces
+        index = bisect_left(positions, walked.start_position)
+        end = self.pieces.end_of(index)
+        if (
+            index
+            and good[index - 1]
+            and end is not None
+            and end - positions[index - 1] <= piece_size_bytes
+        ):
+            self.pieces = Pieces(
+                positions[:index] + positions[index + 1 :],
+                crcs[:index] + crcs[index + 1 :],
+                good[:index] + good[index + 1 :],
+            )
 
     def trust(self, start: int, end: int) -> None:
         """The pieces within [start, end), two boundaries or the segment's end, hold."""
