@@ -38,7 +38,7 @@
         ├── SequenceExpiredError        SEQUENCE_EXPIRED
         ├── SendOutOfOrderError         SEND_OUT_OF_ORDER
         ├── ProducerFencedError         PRODUCER_FENCED
-        ├── DeadlineExceededError       DEADLINE_EXCEEDED: dropped by the server before it was started
+        ├── DeadlineExceededError       DEADLINE_EXCEEDED: dropped before it was started; not definite: not on disk in time
         ├── UnknownMethodError          UNKNOWN_METHOD
         ├── UnsupportedError            UNSUPPORTED
         ├── CorruptLogError             CORRUPT_LOG; `metadata` holds position and queue offset
@@ -456,7 +456,7 @@ class ProducerFencedError(ServerError):
 
 
 class DeadlineExceededError(ServerError):
-    """The deadline had passed before the server started the request: it was dropped."""
+    """The deadline had passed before the server started the request: it was dropped. Not `definite`: it is done, but may not be on disk."""
 
     reason = "DEADLINE_EXCEEDED"
     code = _DEADLINE_EXCEEDED

@@ -81,7 +81,7 @@ class Broker:
         self.name = config.broker_name or socket.gethostname()
         self._clock = clock
         self._name_servers = tuple(name_servers)
-        self._writer = SystemWriter()
+        self._writer = SystemWriter(clock)
         self.store = Store.open(
             Path(config.data_dir),
             config.store,
@@ -95,7 +95,7 @@ class Broker:
         except BaseException:
             self.store.close()
             raise
-        self._commits = OffsetCommits(self.store, self._writer)
+        self._commits = OffsetCommits(self.store, self._writer, config)
         self._send = SendService(self.store, config, clock)
         self._pull = PullService(self.store, config, self._commits, clock)
         self.store.on_topic_deleted = self._pull.signal_deleted

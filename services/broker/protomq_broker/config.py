@@ -72,7 +72,8 @@ class BrokerConfig:
         connections: how many connections the ports take, and when a silent peer is gone.
         auto_create_topics: create a topic on the first send to it (RocketMQ: autoCreateTopicEnable, on).
         default_queues: queues of a topic that is created without saying how many (RocketMQ: 8).
-        sync_flush_timeout_ms: how long a send waits for the disk before it is answered FLUSH_DISK_TIMEOUT (RocketMQ: 5 s).
+        sync_flush_timeout_ms: how long a send waits for the disk before it is answered FLUSH_DISK_TIMEOUT, and a commit of offsets before
+            it is answered DEADLINE_EXCEEDED (RocketMQ: 5 s).
         hold_max_ms: longest hold that a pull may ask for.
         register_interval_ms: between two heartbeats to a name server (RocketMQ: 30 s).
         metrics: the metrics page.

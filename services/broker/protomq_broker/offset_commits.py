@@ -1,7 +1,8 @@
 """Commits of consumer offsets on their way into the log: a commit is an append like any other.
 
 Commits come from the consumer lane (CommitOffsets) and the pull lanes (the offset that a pull commits), and are appended by the send
-lane: all that are there by then in one record, if they fit. A caller of CommitOffsets is answered when a SEND_OK would be given. A pull
+lane: all that are there by then in one record, if they fit. A caller of CommitOffsets is answered when a SEND_OK would be given, and
+waits for the disk no longer than a send (DEADLINE_EXCEEDED then, not definite). A pull
 does not wait: what it commits is kept until it is in the log, and tried again as long as that fails.
 """
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from protomq_runtime.errors import ServiceError
     from protomq_runtime.lane import Lane, Timer
 
+    from .config import BrokerConfig
     from .store.store import Store
     from .system_writer import SystemWriter
 
@@ -51,8 +53,9 @@ class _Commit(NamedTuple):
 class OffsetCommits:
     """`commit` and `commit_in_passing`: any thread. `close`: the broker. All else: the send lane."""
 
-    def __init__(self, store: Store, writer: SystemWriter) -> None:
+    def __init__(self, store: Store, writer: SystemWriter, config: BrokerConfig) -> None:
         self._store = store
+        self._config = config
         self._writer = writer
         self._arrived: deque[_Commit] = deque()
         self._is_posted = False
@@ -118,7 +121,13 @@ class OffsetCommits:
         except Exception as error:
             _answer(record.commits, error)
             return
-        self._writer.when_stored(position, lambda error: _answer(record.commits, error))
+        if self._writer.is_stored(position):
+            _answer(record.commits, None)
+            return
+        for commit in record.commits:
+            assert commit.call is not None
+            wait_ms = commit.call.hold_time_ms(self._config.sync_flush_timeout_ms)
+            self._writer.when_stored(position, wait_ms, partial(_answer, [commit]))
 
     def _append_passing(self) -> bool:
         """Appends what pulls committed, as much as fits into one record; whether it is in the log. What is not is tried again."""

@@ -51,7 +51,7 @@ class ReasonRule:
     Attributes:
         code: its status code, always the same.
         definite: what was asked has not happened and will not; False: it may have happened, or may yet. It is about this request: an
-            earlier attempt of the same send may have been stored.
+            earlier attempt of the same send may have been stored. A single error may say otherwise.
         metadata: keys that always stand in the metadata, besides `definite`.
         optional: keys that stand there where they apply.
     """
@@ -123,7 +123,8 @@ RULES: Final[Mapping[str, ReasonRule]] = {
 class ServiceError(Exception):
     """A refusal that the caller is told of. Never holds a trace or anything else that is not meant for the caller.
 
-    The metadata say whether it is definite: as RULES has it, or, where a peer's answer is passed on, as the peer said.
+    The metadata say whether it is definite: as RULES has it, unless `definite` is given, or, where a peer's answer is passed on, as the
+    peer said.
     """
 
     def __init__(
@@ -135,6 +136,7 @@ class ServiceError(Exception):
         metadata: Mapping[str, str] | None = None,
         retry_delay_ms: int | None = None,
         field_violations: Sequence[tuple[str, str]] = (),
+        definite: bool | None = None,
     ) -> None:
         assert code != Code.OK, "an error is not OK"
         super().__init__(message)
@@ -142,8 +144,12 @@ class ServiceError(Exception):
         self.reason = reason
         self.message = message
         rule = RULES.get(reason)
-        definite = "true" if rule is not None and rule.definite else "false"
-        self.metadata: Mapping[str, str] = {DEFINITE_KEY: definite, **(metadata or {})}
+        if definite is None:
+            definite = rule is not None and rule.definite
+        self.metadata: Mapping[str, str] = {
+            DEFINITE_KEY: "true" if definite else "false",
+            **(metadata or {}),
+        }
         self.retry_delay_ms = retry_delay_ms
         self.field_violations = tuple(field_violations)
         self._encoded: bytes | None = None

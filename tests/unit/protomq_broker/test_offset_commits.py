@@ -3,19 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 
 from protomq.testing.simdisk import SimDisk
-from protomq.v1.consumer_service_pb2 import QueueOffset
+from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, QueueOffset
+from protomq_broker.config import BrokerConfig
 from protomq_broker.offset_commits import OffsetCommits
 from protomq_broker.store.errors import DiskFullError
 from protomq_broker.store.store import Store
 from protomq_broker.store.topics import TopicConfig
-from protomq_broker.system_writer import SystemWriter
+from protomq_broker.system_writer import NOT_STORED_IN_TIME, SystemWriter
+from protomq_runtime.errors import Code, ServiceError
 
+from .store.log_helpers import ManualClock
 from .store.store_helpers import committed, open_store
+
+
+class StubTimer(NamedTuple):
+    """Leads to a function that is due later."""
+
+    due: list[Callable[[], None]]
+    function: Callable[[], None]
+
+    def cancel(self) -> None:
+        self.due.remove(self.function)
+
+
+class StubCall:
+    """A call of CommitOffsets, and how it ended."""
+
+    def __init__(self, lane: StubLane, left_ms: float) -> None:
+        self.lane = lane
+        self.outcome: bytes | ServiceError | None = None
+        self._left_ms = left_ms
+
+    def hold_time_ms(self, wanted_ms: float) -> float:
+        return min(wanted_ms, self._left_ms)
+
+    def answer(self, payload: bytes) -> None:
+        assert self.outcome is None
+        self.outcome = payload
+
+    def fail(self, error: ServiceError) -> None:
+        assert self.outcome is None
+        self.outcome = error
 
 
 class StubLane:
@@ -28,9 +61,9 @@ class StubLane:
     def post(self, function: Callable[[], None]) -> None:
         self.posted.append(function)
 
-    def call_later(self, delay_ms: float, function: Callable[[], None]) -> object:
+    def call_later(self, delay_ms: float, function: Callable[[], None]) -> StubTimer:
         self.due.append(function)
-        return function
+        return StubTimer(self.due, function)
 
     def run(self, functions: list[Callable[[], None]]) -> None:
         while functions:
@@ -38,9 +71,10 @@ class StubLane:
 
 
 def make_commits() -> tuple[OffsetCommits, StubLane, Store, int]:
-    store, lane, writer = open_store(SimDisk()), StubLane(), SystemWriter()
+    store, lane, writer = open_store(SimDisk()), StubLane(), SystemWriter(ManualClock())
     writer.start(store, cast("Any", lane))
-    return OffsetCommits(store, writer), lane, store, store.topics.create(TopicConfig("topic")).incarnation
+    incarnation = store.topics.create(TopicConfig("topic")).incarnation
+    return OffsetCommits(store, writer, BrokerConfig()), lane, store, incarnation
 
 
 def refuse(*_: object) -> int:
@@ -73,3 +107,50 @@ def test_what_pulls_commit_while_the_log_takes_nothing_is_said_once_and_appended
         commits.close()
 
     assert committed(store, "group", "topic", 0) == 4
+
+
+def test_a_commit_waits_for_the_disk_no_longer_than_a_send() -> None:
+    clock, lane = ManualClock(), StubLane()
+    store, writer = open_store(SimDisk(), sync_flush=True), SystemWriter(clock)
+    writer.start(store, cast("Any", lane))
+    incarnation = store.topics.create(TopicConfig("topic")).incarnation
+    commits = OffsetCommits(store, writer, BrokerConfig(sync_flush_timeout_ms=5_000))
+    patient, hurried, late = (StubCall(lane, left_ms) for left_ms in (60_000, 1_000, 9_000))
+
+    def commit(queue_id: int, call: StubCall) -> None:
+        offset = QueueOffset(topic="topic", queue_id=queue_id, topic_incarnation=incarnation)
+        request = CommitOffsetsRequest(consumer_group="group", offsets=[offset])
+        commits.commit(request, cast("Any", call))
+
+    def pass_time(passed_ms: int) -> None:
+        """Nothing is flushed meanwhile: the fsync hangs."""
+        clock.time_ms += passed_ms
+        due, lane.due[:] = list(lane.due), []
+        assert len(due) == 1, "one timer for all"
+        lane.run(due)
+        lane.run(lane.posted)
+
+    commit(0, patient)
+    commit(1, hurried)
+    lane.run(lane.posted)
+    pass_time(999)
+    assert (patient.outcome, hurried.outcome) == (None, None)
+    pass_time(1)
+    assert (patient.outcome, hurried.outcome) == (None, NOT_STORED_IN_TIME)
+    pass_time(3_999)
+    commit(2, late)
+    lane.run(lane.posted)
+    pass_time(1)
+    assert (patient.outcome, late.outcome) == (NOT_STORED_IN_TIME, None)
+
+    store.flush()
+    writer.resolve_flushed()
+    lane.run(lane.posted)
+    assert late.outcome == b""
+    assert not lane.due, "nobody waits any more"
+
+
+def test_a_commit_that_is_not_on_disk_in_time_is_not_definite() -> None:
+    assert NOT_STORED_IN_TIME.code is Code.DEADLINE_EXCEEDED
+    assert NOT_STORED_IN_TIME.metadata["definite"] == "false"
+    assert "ask again" in NOT_STORED_IN_TIME.message

@@ -51,7 +51,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_PRODUCER_FENCED: _ErrorReason.ValueType  # 12
     """FAILED_PRECONDITION: a producer with the same id and a higher epoch has written."""
     ERROR_REASON_DEADLINE_EXCEEDED: _ErrorReason.ValueType  # 13
-    """DEADLINE_EXCEEDED: the deadline had passed before the request was started; it was dropped."""
+    """DEADLINE_EXCEEDED: the deadline had passed before the request was started; it was dropped. Not definite: it is appended, and the disk did
+    not confirm it in time.
+    """
     ERROR_REASON_UNKNOWN_METHOD: _ErrorReason.ValueType  # 14
     """UNIMPLEMENTED: no such method, or not by this transport."""
     ERROR_REASON_CORRUPT_LOG: _ErrorReason.ValueType  # 15
@@ -115,7 +117,9 @@ sends remembers, or it names a previous one and its producer is forgotten. Not d
 ERROR_REASON_PRODUCER_FENCED: ErrorReason.ValueType  # 12
 """FAILED_PRECONDITION: a producer with the same id and a higher epoch has written."""
 ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 13
-"""DEADLINE_EXCEEDED: the deadline had passed before the request was started; it was dropped."""
+"""DEADLINE_EXCEEDED: the deadline had passed before the request was started; it was dropped. Not definite: it is appended, and the disk did
+not confirm it in time.
+"""
 ERROR_REASON_UNKNOWN_METHOD: ErrorReason.ValueType  # 14
 """UNIMPLEMENTED: no such method, or not by this transport."""
 ERROR_REASON_CORRUPT_LOG: ErrorReason.ValueType  # 15
