@@ -4,6 +4,7 @@
     answered  0A len [ 0A len body   | rest of the front ][ the same, but     flags 0, crc32c of this front              ]
 
 Rules:
+- A record whose CRC does not hold goes out as it is stored, CRC and all: its reader is to see the damage, not a right CRC over it.
 - A body may unpack to what could have been sent plain, 4 MiB; one that would be larger, that is damaged, or of a codec that is not
   installed here, stays as it is, and so do its flags: whoever reads them knows.
 - An answer stays within its size in plain bytes; what does not fit comes with the next pull. One record is always given.
@@ -77,7 +78,7 @@ def with_plain_bodies(
 
 
 def plain_field(field: bytes) -> bytes:
-    """A record field with its body plain; the field itself if it is, or cannot be unpacked."""
+    """A record field with its body plain; the field itself if it is, if its CRC does not hold, or if it cannot be unpacked."""
     flags = _flags(field)
     if not flags & FLAG_COMPRESSION_MASK:
         return field
@@ -87,6 +88,8 @@ def plain_field(field: bytes) -> bytes:
     body_start = _behind_length(field, start)
     body_end = body_start + _length(field, start)
     end = front_end(field, start, len(field))
+    if crc32c(field[start:end]) != _crc32c(field):
+        return field
     try:
         body = unpack_body(field[body_start:body_end], flags, BODY_SIZE_MAX_BYTES)
     except CodecError:
@@ -103,6 +106,12 @@ def plain_field(field: bytes) -> bytes:
 def _flags(field: bytes) -> int:
     flags: int = _U32.unpack_from(field, len(field) + FLAGS_AT)[0]
     return flags
+
+
+def _crc32c(field: bytes) -> int:
+    """What the producer made, as it stands in the trailer."""
+    value: int = _U32.unpack_from(field, len(field) + CRC32C_AT)[0]
+    return value
 
 
 def _length(field: bytes, tag_position: int) -> int:

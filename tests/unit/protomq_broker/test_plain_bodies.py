@@ -15,6 +15,7 @@ from protomq.wire import codecs
 from protomq.wire.hashing import crc32c
 from protomq.wire.record import (
     BODY_SIZE_MAX_BYTES,
+    CRC32C_AT,
     RecordTemplate,
     encode_front,
     encode_record_field,
@@ -92,6 +93,18 @@ def test_what_cannot_be_unpacked_stays_as_it_is() -> None:
     lz4 = stored(bytes(5000), "lz4")
     with mock.patch.object(codecs, "lz4_module", return_value=None):
         assert plain_field(lz4) == lz4
+
+
+def test_a_record_whose_crc_does_not_hold_goes_out_as_it_is_stored() -> None:
+    front = encode_front(["account-1"], "t", {"to": "bob"})
+    good = stored(bytes(5000), "zlib", key="account-1", tag="t", front=front)
+    assert plain_field(good) != good
+    for changed in (b"account-2", b"account-1"[::-1]):
+        harmed = good.replace(b"account-1", changed)
+        assert plain_field(harmed) == harmed
+    wrong_crc = bytearray(good)
+    wrong_crc[len(good) + CRC32C_AT] ^= 1
+    assert plain_field(bytes(wrong_crc)) == wrong_crc
 
 
 def test_the_largest_body_that_could_have_been_sent_plain_is_unpacked() -> None:
