@@ -91,8 +91,8 @@ def compress_body(compressor: Compressor, body: bytes) -> tuple[bytes, int]:
 def decompress(data: bytes, flags: int, size_max_bytes: int = DECOMPRESSED_SIZE_MAX_BYTES) -> bytes:
     """The body that `data` was before compression, as bits 0-2 of `flags` say.
 
-    Raises CompressionError if it is damaged, cut off, larger than `size_max_bytes`, of an unknown codec, or of one whose
-    library is not installed.
+    Raises CompressionError if it is damaged, cut off, followed by more, larger than `size_max_bytes`, of an unknown codec, or of
+    one whose library is not installed.
     """
     try:
         return unpack_body(data, flags, size_max_bytes)

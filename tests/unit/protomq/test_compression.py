@@ -60,6 +60,17 @@ def test_damage_is_an_error(codec: str) -> None:
         decompress(b"", flag)
 
 
+@pytest.mark.parametrize("codec", CODECS)
+def test_what_stands_behind_the_end_is_an_error_and_not_cut(codec: str) -> None:
+    packed, flag = compress_body(make_compressor(codec), b"abcdefgh" * 1000)
+    for tail in (packed, b"junk", b"\x00"):
+        with pytest.raises(CompressionError, match=f"{len(tail)} bytes behind its end"):
+            decompress(packed + tail, flag)
+    # The output stays bounded: the first of two that would be too large is not unpacked, whatever follows it.
+    with pytest.raises(CompressionError, match="more than the allowed"):
+        decompress(packed + packed, flag, 7_999)
+
+
 def test_an_unknown_codec_is_an_error() -> None:
     with pytest.raises(CompressionError, match="unknown compression 7"):
         decompress(b"x", 7)

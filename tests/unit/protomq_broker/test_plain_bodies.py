@@ -95,6 +95,14 @@ def test_what_cannot_be_unpacked_stays_as_it_is() -> None:
         assert plain_field(lz4) == lz4
 
 
+@pytest.mark.parametrize("codec", ["zlib", "lz4", "zstd"])
+def test_a_body_that_goes_on_behind_its_end_stays_as_it_is(codec: str) -> None:
+    packed, flag = compress_body(make_compressor(codec), bytes(5000))
+    for tail in (packed, b"junk"):
+        field = encode_record_field(TEMPLATE.encode(packed + tail, 5, 6, flags=flag))
+        assert plain_field(field) == field
+
+
 def test_a_record_whose_crc_does_not_hold_goes_out_as_it_is_stored() -> None:
     front = encode_front(["account-1"], "t", {"to": "bob"})
     good = stored(bytes(5000), "zlib", key="account-1", tag="t", front=front)

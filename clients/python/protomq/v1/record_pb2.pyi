@@ -106,7 +106,9 @@ class Record(_message.Message):
     QUEUE_OFFSET_FIELD_NUMBER: _builtins.int
     PHYSICAL_OFFSET_FIELD_NUMBER: _builtins.int
     body: _builtins.bytes
-    """The payload, at most 4 MiB, compressed as `flags` say. Stands first; always written by the broker and the SDKs, even if empty."""
+    """The payload, at most 4 MiB, compressed as `flags` say: one zlib stream or one frame, nothing behind it. Stands first;
+    always written by the broker and the SDKs, even if empty.
+    """
     tag: _builtins.str
     """The tag, at most one, by which consumers filter."""
     topic: _builtins.str

@@ -25,8 +25,10 @@ class CodecError(ValueError):
 def unpack_body(data: bytes, flags: int, size_max_bytes: int) -> bytes:
     """The body that `data` was before compression, as bits 0-2 of `flags` say.
 
-    Raises CodecError if it is damaged, cut off, larger than `size_max_bytes`, of an unknown codec, or of one whose library is
-    not installed. It never makes more than it may: 1 MiB of zeros fits in 1 KiB, and the sender chooses what is unpacked.
+    The data is exactly one zlib stream, or one frame: what stands behind it is an error, since without it the body would be cut short.
+
+    Raises CodecError if it is damaged, cut off, followed by more, larger than `size_max_bytes`, of an unknown codec, or of one whose
+    library is not installed. It never makes more than it may: 1 MiB of zeros fits in 1 KiB, and the sender chooses what is unpacked.
     """
     codec = flags & FLAG_COMPRESSION_MASK
     if codec == COMPRESSION_NONE:
@@ -50,6 +52,11 @@ def unpack_body(data: bytes, flags: int, size_max_bytes: int) -> bytes:
         )
     if not decompressor.eof:
         raise CodecError(f"the {name} body of a message is cut off")
+    if decompressor.unused_data:
+        raise CodecError(
+            f"the {name} body of a message goes on for {len(decompressor.unused_data)} bytes behind its end; "
+            "a body is one zlib stream, or one frame"
+        )
     return bytes(body)
 
 
