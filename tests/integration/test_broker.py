@@ -504,6 +504,19 @@ async def test_messages_are_found_by_key_and_by_id(client: Client) -> None:
     assert not none.records
 
 
+@pytest.mark.parametrize(
+    ("body_size_bytes", "given"),
+    [(900_000, {"grpc": 4, "remoting": 5}), (4 << 20, {"grpc": 1, "remoting": 3})],
+)
+async def test_what_a_look_up_finds_is_bounded_in_bytes(
+    client: Client, transport: str, body_size_bytes: int, given: dict[str, int]
+) -> None:
+    for number in range(5):
+        await client.send(Record(body=bytes((number,)) * body_size_bytes, keys=["k"]))
+    found = await client.call(admin.QueryMessagesRequest(topic="t", key="k"), admin.QueryMessagesResponse)
+    assert [record.body[0] for record in found.records] == [4, 3, 2, 1, 0][: given[transport]]
+
+
 async def test_status_and_statistics_count(client: Client) -> None:
     await client.send(*(Record(body=b"x") for _ in range(7)))
     await client.pull()

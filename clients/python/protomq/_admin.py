@@ -477,7 +477,10 @@ class Admin:
         end: datetime | None = None,
         count_max: int = 32,
     ) -> list[Message]:
-        """Messages with that key, newest first; stored at `begin` or later and before `end`. `count_max`: 1 to 256."""
+        """Messages with that key, newest first; stored at `begin` or later and before `end`. `count_max`: 1 to 256.
+
+        A broker answers with at most 16 MiB of them, 3.5 MiB over gRPC, though with one: ask for older ones with `end`.
+        """
         from .v1 import admin_service_pb2 as pb
 
         request = pb.QueryMessagesRequest(topic=topic, key=key, record_count_max=count_max)

@@ -42,6 +42,7 @@ from protomq_runtime.dispatch import drained, raw
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
 
 from .metrics import resident_memory_bytes
+from .pull_service import GRPC_SIZE_MAX_BYTES, SIZE_MAX_BYTES
 from .store.topics import QUEUES_MAX, IncarnationGivenError, TopicConfig
 from .store_errors import tells_store_errors, to_service_error
 from .topic_access import check_topic_name, existing_topic, readable_topic
@@ -256,9 +257,11 @@ class AdminService:
             request = QueryMessagesRequest.FromString(bytes(call.payload))
         except DecodeError as error:
             raise unparsable("protomq.v1.QueryMessagesRequest") from error
-        call.answer(b"".join(map(encode_record_field, self._find_messages(request))))
+        size_max_bytes = GRPC_SIZE_MAX_BYTES if call.transport == "grpc" else SIZE_MAX_BYTES
+        call.answer(b"".join(self._find_messages(request, size_max_bytes)))
 
-    def _find_messages(self, request: QueryMessagesRequest) -> list[bytes]:
+    def _find_messages(self, request: QueryMessagesRequest, size_max_bytes: int) -> list[bytes]:
+        """Record fields, newest first, of so many bytes together; one is always given. The first that does not fit ends it."""
         readable_topic(self._store, request.topic)
         if bool(request.key) == bool(request.message_id):
             raise invalid_argument("key", "give a key or a message_id, one of the two")
@@ -284,12 +287,17 @@ class AdminService:
         begin_ms = request.begin_time.ToMilliseconds() if request.HasField("begin_time") else 0
         end_ms = request.end_time.ToMilliseconds() if request.HasField("end_time") else 1 << 62
         found: list[bytes] = []
+        total_bytes = 0
         for data in candidates:
             record = Record.FromString(data)
             if record.topic != request.topic or not begin_ms <= record.store_time_ms < end_ms:
                 continue
             if matches(record):
-                found.append(data)
+                field = encode_record_field(data)
+                total_bytes += len(field)
+                if found and total_bytes > size_max_bytes:
+                    break
+                found.append(field)
                 if len(found) == (request.record_count_max or QUERY_COUNT_DEFAULT):
                     break
         return found

@@ -592,7 +592,9 @@ class QueryMessagesRequest(_message.Message):
     message_id: _builtins.str
     """Or the message with this id."""
     record_count_max: _builtins.int
-    """At most so many, 1 to 256; 32 where 0 is given."""
+    """At most so many, 1 to 256; 32 where 0 is given. Fewer come where those would have more than 3.5 MiB together over gRPC, 16 MiB over the
+    remoting port; one is always given. For the older ones, ask again with `end_time`.
+    """
     @_builtins.property
     def begin_time(self) -> _timestamp_pb2.Timestamp:
         """Stored at this time or later."""
