@@ -52,8 +52,9 @@ RECORD_COUNT_MAX = 32_768
 SIZE_DEFAULT_BYTES = 4 << 20
 SIZE_MAX_BYTES = 16 << 20
 GRPC_SIZE_MAX_BYTES = SIZE_DEFAULT_BYTES - (512 << 10)
-"""Of the messages in an answer over gRPC, whatever was asked for (one message is always given): with the index of up to 32,768 of them
-it is what a gRPC client accepts by default, 4 MiB, and an answer is in memory as long as nobody reads it."""
+"""Of the messages in an answer over gRPC, whatever was asked for: with the index of up to 32,768 of them it is what a gRPC client accepts
+by default, 4 MiB, and an answer is in memory as long as nobody reads it. One message is always given, also one that makes the answer
+larger than 4 MiB."""
 TAGS_MAX = 256
 MEMBER_SIZE_MAX = 255
 

@@ -80,7 +80,9 @@ class PullRequest(_message.Message):
     """At most so many messages, 1 to 32,768; 32 where absent or 0 (RocketMQ: maxNums)."""
     size_max_bytes: _builtins.int
     """Stop after so many bytes, though one message is always given; 4 MiB where absent or 0; 16 MiB at most. An answer over gRPC
-    has at most 3.5 MiB of messages, so that with its index it is what gRPC clients accept by default.
+    has at most 3.5 MiB of messages, so that with its index it is within the 4 MiB that gRPC clients accept by default. But a single message
+    of more than about 3.99 MiB (body, keys, tag and properties together) makes an answer beyond that, as the one message that is always
+    given: its reader cannot go past it without a larger limit (grpc.max_receive_message_length; 8 MiB is enough) or the remoting port.
     """
     hold_ms: _builtins.int
     """How long to be held if there is nothing, in milliseconds; 0: answer at once; at most 60,000. RocketMQ's clients ask for 15,000."""
@@ -96,8 +98,9 @@ class PullRequest(_message.Message):
     """
     plain_bodies: _builtins.bool
     """Asks the broker to unpack compressed bodies, for a client that cannot. Records come with the plain body, flags without compression and
-    the CRC of that; an answer has at most 3.5 MiB of them, though one message is always given. What the broker cannot unpack, or what
-    would be larger than 4 MiB, stays as it is, and its flags say so. It costs the broker CPU time and the copying that pulls avoid.
+    the CRC of that; an answer has at most 3.5 MiB of them, though one message is always given; as above, one that unpacks to
+    more than about 3.99 MiB needs a gRPC client with a larger limit. What the broker cannot unpack, what would be larger than 4 MiB, or
+    what has a CRC that does not hold, stays as it is stored, and its flags say so. It costs the broker CPU time and the copying that pulls avoid.
     """
     member: _builtins.str
     """Name of this member of the consumer group, 255 bytes at most, such as host@process@number: another in each process and in each
