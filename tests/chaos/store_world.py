@@ -585,7 +585,8 @@ class StoreWorld:
         ]
         for topic, queue, offset, id_, *_ in self.rng.sample(records, min(6, len(records))):
             by_key = [
-                Record.FromString(data) for data in self.store.find_by_key_hash(key_hash_of(id_))
+                Record.FromString(data)
+                for data in self.store.find_by_key_hash(topic, key_hash_of(id_))
             ]
             if not any(
                 (r.topic, r.queue_id, r.queue_offset) == (topic, queue, offset) for r in by_key

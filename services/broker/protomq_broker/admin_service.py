@@ -270,7 +270,7 @@ class AdminService:
                 "record_count_max", f"must be 0 (for {QUERY_COUNT_DEFAULT}) to {QUERY_COUNT_MAX}"
             )
         if request.key:
-            candidates = self._store.find_by_key_hash(key_hash_of(request.key))
+            candidates = self._store.find_by_key_hash(request.topic, key_hash_of(request.key))
 
             def matches(record: Record) -> bool:
                 return request.key in record.keys
@@ -279,7 +279,7 @@ class AdminService:
                 identity = decode_message_id(request.message_id)
             except ValueError as error:
                 raise invalid_argument("message_id", str(error)) from error
-            candidates = self._store.find_by_message_id(*identity)
+            candidates = self._store.find_by_message_id(request.topic, *identity)
 
             def matches(record: Record) -> bool:
                 return (record.producer_id, record.producer_epoch, record.sequence) == identity
@@ -290,7 +290,7 @@ class AdminService:
         total_bytes = 0
         for data in candidates:
             record = Record.FromString(data)
-            if record.topic != request.topic or not begin_ms <= record.store_time_ms < end_ms:
+            if not begin_ms <= record.store_time_ms < end_ms:
                 continue
             if matches(record):
                 field = encode_record_field(data)

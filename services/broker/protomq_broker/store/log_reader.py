@@ -161,22 +161,27 @@ class LogReader:
         position, size, _ = queue.entry(queue_offset)
         return self._store_time(position, size)
 
-    def find_by_key_hash(self, key_hash: int, *, count_max: int = 64) -> Iterator[bytes]:
-        """Records (without tag and length) that may have a key of this hash, newest first: the caller compares the keys."""
+    def find_by_key_hash(
+        self, topic: str, key_hash: int, *, count_max: int = 64
+    ) -> Iterator[bytes]:
+        """Records (without tag and length) of a topic that may have a key of this hash, newest first: the caller compares the keys.
+
+        Raises ConsumeQueueDamagedError where the topic's queues cannot tell whether a record is theirs.
+        """
         for position in self._index.find_key(
             key_hash,
             count_max=count_max,
             start_position=self._folder.first_position,
             end_position=self._readable_position(),
         ):
-            record = self.record_at(position)
-            if record is not None:
-                yield record
+            data = self.record_at(position)
+            if data is not None and self._is_listed(topic, Record.FromString(data), position):
+                yield data
 
     def find_by_message_id(
-        self, producer_id: int, producer_epoch: int, sequence: int
+        self, topic: str, producer_id: int, producer_epoch: int, sequence: int
     ) -> Iterator[bytes]:
-        """Records (without tag and length) that may have this id: the caller compares."""
+        """Records (without tag and length) of a topic that may have this id: the caller compares. Raises as `find_by_key_hash`."""
         readable = self._readable_position()
         for position in self._index.find_message_id(
             producer_id,
@@ -190,21 +195,32 @@ class LogReader:
                 continue
             first = Record.FromString(data)
             ahead = sequence - first.sequence
-            if ahead < 0 or (first.producer_id, first.producer_epoch) != (
-                producer_id,
-                producer_epoch,
+            if (
+                ahead < 0
+                or (first.producer_id, first.producer_epoch) != (producer_id, producer_epoch)
+                or not self._is_listed(topic, first, position)
             ):
                 continue
             if not ahead:
                 yield data
                 continue
-            queue = self._queues.find(first.topic, first.queue_id)
+            queue = self._queues.find(topic, first.queue_id)
             wanted = first.queue_offset + ahead
-            if queue is None or not 0 < wanted < queue.first_at_or_beyond(readable):
+            if queue is None or wanted >= queue.first_at_or_beyond(readable):
                 continue
             data = self.record_at(queue.entry(wanted)[0])
             if data is not None:
                 yield data
+
+    def _is_listed(self, topic: str, record: Record, position: int) -> bool:
+        """Whether the record at `position` is a message of the topic, not of a deleted one of its name: its queue leads there."""
+        queue = self._queues.find(topic, record.queue_id)
+        return (
+            record.topic == topic
+            and queue is not None
+            and queue.known_min_offset <= record.queue_offset < queue.end_offset
+            and queue.entry(record.queue_offset)[0] == position
+        )
 
     def _select(
         self,

@@ -506,15 +506,17 @@ class Store:
         """Store time of a message that is there; KeyError if it is not, or may not be read."""
         return self._reader.store_time_of(topic, queue_id, queue_offset)
 
-    def find_by_key_hash(self, key_hash: int, *, count_max: int = 64) -> Iterator[bytes]:
-        """Records (without tag and length) that may have a key of this hash, newest first: the caller compares the keys."""
-        return self._reader.find_by_key_hash(key_hash, count_max=count_max)
+    def find_by_key_hash(
+        self, topic: str, key_hash: int, *, count_max: int = 64
+    ) -> Iterator[bytes]:
+        """As `LogReader.find_by_key_hash`."""
+        return self._reader.find_by_key_hash(topic, key_hash, count_max=count_max)
 
     def find_by_message_id(
-        self, producer_id: int, producer_epoch: int, sequence: int
+        self, topic: str, producer_id: int, producer_epoch: int, sequence: int
     ) -> Iterator[bytes]:
-        """Records (without tag and length) that may have this id: the caller compares."""
-        return self._reader.find_by_message_id(producer_id, producer_epoch, sequence)
+        """As `LogReader.find_by_message_id`."""
+        return self._reader.find_by_message_id(topic, producer_id, producer_epoch, sequence)
 
     def counters_of(self, topic: str) -> TopicCounters:
         """Counters of a topic since the start."""

@@ -110,7 +110,7 @@ def test_a_clean_restart_finds_everything_and_leaves_no_abort_file() -> None:
     files = disk.files()
     store = open_store(disk)
     assert [read_all(store, queue_id=queue) for queue in range(3)] == expected
-    (record,) = map(Record.FromString, store.find_by_key_hash(key_hash_of("k7")))
+    (record,) = map(Record.FromString, store.find_by_key_hash("topic", key_hash_of("k7")))
     assert record.body == bytes([7]) * 200
     store.close()
     assert {
@@ -227,7 +227,7 @@ def test_under_sync_flush_nothing_is_readable_before_it_is_synced() -> None:
     position = store.append([make_request([b"a"], key="k")])
     assert store.queue_range("topic", 0) == (0, 0)
     assert store.read("topic", 0, 0, 1, 1).status is ReadStatus.NO_NEW_MSG
-    assert list(store.find_by_key_hash(key_hash_of("k"))) == []
+    assert list(store.find_by_key_hash("topic", key_hash_of("k"))) == []
     assert arrived == []
     assert store.flush() == position
     assert (arrived, flushed) == ([("topic", 0)], [position])
@@ -416,7 +416,7 @@ def test_everything_derived_can_be_lost_even_when_old_segments_are_gone() -> Non
     store = open_store(disk)
     assert read_all(store) == expected
     assert [
-        Record.FromString(data).body for data in store.find_by_key_hash(key_hash_of("k39"))
+        Record.FromString(data).body for data in store.find_by_key_hash("topic", key_hash_of("k39"))
     ] == [bytes([39]) * 700]
 
 
@@ -455,10 +455,10 @@ def test_a_message_id_inside_a_batch_is_found() -> None:
     store.append(
         [make_request([bytes([index]) for index in range(20)], producer_id=5, sequence=100)]
     )
-    (data,) = store.find_by_message_id(5, 0, 113)
+    (data,) = store.find_by_message_id("topic", 5, 0, 113)
     assert Record.FromString(data).body == b"\x0d"
-    assert list(store.find_by_message_id(5, 0, 99)) == []
-    assert list(store.find_by_message_id(6, 0, 113)) == []
+    assert list(store.find_by_message_id("topic", 5, 0, 99)) == []
+    assert list(store.find_by_message_id("topic", 6, 0, 113)) == []
 
 
 def test_damage_in_quarantine_is_answered_with_an_error_that_says_where_to_go_on() -> None:
@@ -700,3 +700,23 @@ def test_a_send_that_finds_space_ends_the_refusal() -> None:
     disk.plan = None
     store.append([make_request([b"c"])])
     assert store.write_refusal == ""
+
+
+def test_look_ups_find_nothing_of_a_deleted_topic_in_one_of_the_same_name() -> None:
+    store = open_store(SimDisk())
+    store.topics.create(TopicConfig("topic"))
+    for producer_id in (1, 2):
+        store.append([make_request([b"old", b"older"], key="k", producer_id=producer_id)])
+    store.delete_topic("topic")
+    store.topics.create(TopicConfig("topic"))
+
+    def bodies_found() -> list[list[bytes]]:
+        look_ups = [
+            store.find_by_key_hash("topic", key_hash_of("k")),
+            *(store.find_by_message_id("topic", n, 0, s) for n in (1, 3) for s in (0, 1)),
+        ]
+        return [[Record.FromString(data).body for data in found] for found in look_ups]
+
+    assert bodies_found() == [[], [], [], [], []]
+    store.append([make_request([b"new", b"newer"], key="k", producer_id=3)])
+    assert bodies_found() == [[b"newer", b"new"], [], [], [b"new"], [b"newer"]]
