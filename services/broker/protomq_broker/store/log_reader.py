@@ -183,6 +183,7 @@ class LogReader:
     ) -> Iterator[bytes]:
         """Records (without tag and length) of a topic that may have this id: the caller compares. Raises as `find_by_key_hash`."""
         readable = self._readable_position()
+        given: set[int] = set()  # a request seems to reach the one behind it in its queue too
         for position in self._index.find_message_id(
             producer_id,
             producer_epoch,
@@ -201,15 +202,15 @@ class LogReader:
                 or not self._is_listed(topic, first, position)
             ):
                 continue
-            if not ahead:
-                yield data
-                continue
-            queue = self._queues.find(topic, first.queue_id)
-            wanted = first.queue_offset + ahead
-            if queue is None or wanted >= queue.first_at_or_beyond(readable):
-                continue
-            data = self.record_at(queue.entry(wanted)[0])
-            if data is not None:
+            if ahead:
+                queue = self._queues.find(topic, first.queue_id)
+                wanted = first.queue_offset + ahead
+                if queue is None or wanted >= queue.first_at_or_beyond(readable):
+                    continue
+                position = queue.entry(wanted)[0]
+                data = self.record_at(position)
+            if data is not None and position not in given:
+                given.add(position)
                 yield data
 
     def _is_listed(self, topic: str, record: Record, position: int) -> bool:

@@ -720,3 +720,12 @@ def test_look_ups_find_nothing_of_a_deleted_topic_in_one_of_the_same_name() -> N
     assert bodies_found() == [[], [], [], [], []]
     store.append([make_request([b"new", b"newer"], key="k", producer_id=3)])
     assert bodies_found() == [[b"newer", b"new"], [], [], [b"new"], [b"newer"]]
+
+
+def test_a_message_id_is_found_once_where_the_request_before_seems_to_reach_it_too() -> None:
+    store = open_store(SimDisk())
+    for sequence in range(0, 40, 10):
+        store.append([make_request([b"x"] * 10, producer_id=5, sequence=sequence)])
+    for sequence in range(40):
+        (data,) = store.find_by_message_id("topic", 5, 0, sequence)
+        assert Record.FromString(data).sequence == sequence
