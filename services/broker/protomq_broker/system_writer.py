@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from protomq_runtime.errors import Code, ServiceError
 
-from .store.errors import StoreError, StoreFailedError
+from .store.errors import NoWriterError, StoreFailedError
 
 if TYPE_CHECKING:
     from protomq_runtime.clock import Clock
@@ -34,10 +34,6 @@ NOT_STORED_IN_TIME: Final = ServiceError(
     "it is appended, but the disk has not confirmed it in time: a power cut may take it back; ask again until it is confirmed",
     definite=False,
 )
-
-
-class NoWriterError(StoreError):
-    """The broker is not started yet, or is stopping: nothing is appended."""
 
 
 class _Waiter(NamedTuple):

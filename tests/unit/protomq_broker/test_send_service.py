@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pytest
 
 from protomq.testing.simdisk import Fault, SimDisk
 from protomq.v1.record_pb2 import Record
-from protomq.v1.send_service_pb2 import SendRequest, SendResponse
+from protomq.v1.send_service_pb2 import SendRequest, SendResponse, SendStatus
 from protomq_broker.config import BrokerConfig
 from protomq_broker.send_service import SendService
+from protomq_broker.store.append import AppendRequest
 from protomq_broker.store.store import Store
+from protomq_broker.store.topics import TopicConfig
 from protomq_runtime.errors import ServiceError
 
 from .store.log_helpers import ManualClock
@@ -143,6 +148,58 @@ def test_a_deleted_topic_does_not_come_back_at_a_start():
     again = open_store(broker.disk.killed(), segment=1 << 16)
     assert [topic.name for topic in again.topics.all()] == ["kept"]
     again.close()
+
+
+@pytest.mark.parametrize("auto_create", [False, True])
+def test_a_topic_is_deleted_between_two_appends(
+    auto_create: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A send that has found it is answered while it is there; no later one gets into what is left of it, nor is one lost with it."""
+    broker = make_broker(auto_create_topics=auto_create)
+    store, posted = broker.store, queue.SimpleQueue[Any]()
+    store.topics.create(TopicConfig("topic", 1, 1))
+
+    def on_writer(function: Callable[[], None]) -> None:
+        done = threading.Event()
+
+        def call() -> None:
+            function()
+            done.set()
+
+        posted.put(call)
+        assert done.wait(60)
+
+    def delete() -> None:
+        store.delete_topic("topic")
+        posted.put(lambda: None)
+
+    deletion = threading.Thread(target=delete)
+    real = store.append
+
+    def append(requests: Sequence[AppendRequest]) -> int:
+        deletion.start()  # now, that the topic was looked up
+        posted.put(posted.get(timeout=60))  # the deletion is as far as it gets
+        return real(requests)
+
+    monkeypatch.setattr(store, "_on_writer", on_writer)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "append", append)
+        stored = broker.send(request(queue_id=0))[0]
+    assert (stored.status, stored.queue_offset) == (SendStatus.SEND_STATUS_SEND_OK, 0)
+    assert store.topics.find("topic") is not None, "the send was stored in a topic that is gone"
+
+    posted.get(timeout=60)()  # the lane's next turn, and then the next send in it
+    after = broker.send(request(body=b"new", queue_id=0))[0]
+    deletion.join()
+    if auto_create:
+        assert (after.status, after.queue_offset) == (SendStatus.SEND_STATUS_SEND_OK, 0)
+    else:
+        assert reason(after) == "TOPIC_NOT_FOUND"
+        assert after.metadata["definite"] == "true"
+    left = [(0, b"new")] if auto_create else []
+    for found in (store, open_store(broker.disk.killed(), segment=1 << 16)):
+        assert (found.topics.find("topic") is not None) == auto_create
+        assert read_all(found) == left
 
 
 def test_messages_to_a_new_topic_in_one_turn_make_it_once():

@@ -7,6 +7,7 @@ StoreError
     DiskFullError           no space: passes by itself when space is free again
     StoreFailedError        a write or fsync failed: only a restart, which recovers, takes writes again
   AppendTooLargeError       the group does not fit into one append
+  NoWriterError             nothing is appended, since the writer thread does not run
   CorruptLogError           bytes of the log that were stored safely do not hold any more
 """
 
@@ -46,6 +47,10 @@ class DiskFullError(WritesRefusedError):
 
 class StoreFailedError(WritesRefusedError):
     """A write or an fsync of the log failed. Nothing is appended any more until the broker is started anew and has recovered."""
+
+
+class NoWriterError(StoreError):
+    """The writer is not started yet, or has ended: nothing is appended."""
 
 
 class AppendTooLargeError(StoreError):

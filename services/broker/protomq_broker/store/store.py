@@ -43,7 +43,7 @@ from .config import StoreConfig
 from .consume_queue import ConsumeQueueDamagedError, DamagedFile
 from .consume_queue_table import ConsumeQueueTable
 from .disk import Disk
-from .errors import DiskFullError, StoreError, StoreFailedError
+from .errors import DiskFullError, NoWriterError, StoreError, StoreFailedError
 from .flusher import BackgroundThread, LogFlusher
 from .heal import LogState, QueueHealer
 from .housekeeping import Clock, Housekeeper, StoreActions
@@ -532,16 +532,32 @@ class Store:
     # Administration: any thread.
 
     def delete_topic(self, topic: str) -> None:
-        """Deletes a topic with its queues and committed offsets. Its records stay in the log until their segments go."""
+        """Deletes a topic with its queues and committed offsets. Its records stay in the log until their segments go.
+
+        It goes between two appends: a send that found it is appended before, and gone with it. Not the writer thread, unless `on_writer`
+        says so.
+        """
+        end_position = self._tail.position
+
+        def remove(publish: Callable[[], None]) -> None:
+            def remove_here() -> None:
+                nonlocal end_position
+                publish()
+                self._queues.remove_topic(topic)
+                self._repeated.remove_topic(topic)
+                end_position = self._tail.position
+
+            try:
+                self._on_writer(remove_here)
+            except NoWriterError:  # nobody appends: any thread may do it
+                remove_here()
 
         def clean_up() -> None:
-            self._queues.remove_topic(topic)
-            self._repeated.remove_topic(topic)
             self._keep_offsets()
             self._counters.pop(topic, None)
 
-        self.topics.delete(topic, self._tail.position, clean_up)
-        self.topics.move_deleted(topic, self._tail.position)  # sends that were under way
+        self.topics.delete(topic, end_position, clean_up, remove)
+        self.topics.move_deleted(topic, end_position)  # sends that were under way
         self.on_topic_deleted(topic)
 
     def delete_segments_below(self, position: int) -> int:

@@ -241,16 +241,30 @@ class TopicTable:
         return made
 
     def delete(
-        self, name: str, position: int = 0, clean_up: Callable[[], None] = lambda: None
+        self,
+        name: str,
+        position: int = 0,
+        clean_up: Callable[[], None] = lambda: None,
+        remove: Callable[[Callable[[], None]], None] = lambda publish: publish(),
     ) -> bool:
         """Removes a topic; whether there was one. What the log has of it in front of `position` is gone with it. Raises OSError.
 
-        `clean_up` is called when the topic is gone and before one of that name can be made.
+        `remove` is given the function that takes the topic out of sight, when the file has it no more. `clean_up` is called
+        when the topic is gone and before `put` or `create` can make one of that name.
         """
         with self._lock:
             if name not in self._by_name:
                 return False
-            self._change([], [name], {**self._deleted, name: position})
+            deleted = {**self._deleted, name: position}
+            self._write([], [name], deleted)
+            self._deleted = deleted
+
+            def publish() -> None:
+                with self._publishing:
+                    if name in self._by_name:
+                        self._publish([], [name])
+
+            remove(publish)
             clean_up()
         self.on_change()
         return True

@@ -326,6 +326,9 @@ def test_a_deleted_topic_stays_deleted_whatever_happens_next(
     assert verify("/s", disk=disk) == []
 
 
+Remove = Callable[[Callable[[], None]], None]
+
+
 def test_a_send_under_way_while_its_topic_is_deleted_does_not_bring_the_others_back() -> None:
     disk = SimDisk()
     store = open_store(disk, sync_flush=True)
@@ -333,12 +336,12 @@ def test_a_send_under_way_while_its_topic_is_deleted_does_not_bring_the_others_b
     store.append([make_request([b"old"])])
     real = store.topics.delete
 
-    def delete(name: str, position: int, clean_up: Callable[[], None]) -> bool:
-        def late() -> None:
+    def delete(name: str, position: int, clean_up: Callable[[], None], remove: Remove) -> bool:
+        def late(publish: Callable[[], None]) -> None:
             store.append([make_request([b"under way"])])
-            clean_up()
+            remove(publish)
 
-        return real(name, position, late)
+        return real(name, position, clean_up, late)
 
     store.topics.delete = delete  # type: ignore[method-assign,assignment]
     store.delete_topic("topic")
