@@ -629,3 +629,9 @@ def _in_order(queues: Iterable[ConsumeQueue]) -> list[ConsumeQueue]:
 def has_table(disk: Disk, folder: str) -> bool:
     """Whether a start would go by the files in `folder`: else it makes them anew, and what they hold is nothing to anybody."""
     return read_state_file(disk, f"{folder}/{TABLE_FILE_NAME}", _MAGIC) is not None
+
+
+def stored_position(disk: Disk, folder: str) -> int:
+    """Up to where the files in `folder` say that they had covered the log durably; 0 if they do not say."""
+    payload = read_state_file(disk, f"{folder}/{TABLE_FILE_NAME}", _MAGIC)
+    return int(decode_rows(payload)[0]) if payload is not None else 0

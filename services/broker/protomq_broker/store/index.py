@@ -395,3 +395,9 @@ class MessageIndex:
         self._tail_file_is_new = tail_rows == 0
         self._checkpoint_position = self.replay_from = position
         return ""
+
+
+def stored_position(disk: Disk, folder: str) -> int:
+    """Up to where the files in `folder` say that they had covered the log durably; 0 if they do not say."""
+    payload = read_state_file(disk, f"{folder}/{_STATE_FILE_NAME}", _MAGIC)
+    return int(_HEAD.unpack_from(payload)[0]) if payload is not None else 0

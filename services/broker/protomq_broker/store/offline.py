@@ -17,6 +17,7 @@ from .config import check_format
 from .disk import Disk, read_json
 from .errors import StoreSettingsError
 from .lock import is_locked, previous_cache_id
+from .log_proof import derived_position, forget_unused_segments, written_position
 from .record_scan import record_field_at
 from .recovery import DamagedRange, StartPoint, choose_start, read_quarantine, skips_of
 from .seals import LogWalker, Seal
@@ -35,6 +36,8 @@ class OfflineStore:
         checkpoint: None if there is none that holds.
         damaged: the ranges in quarantine.
         same_cache: the page cache is the one that the store was written under; see recovery.py.
+        synced_position: up to where the log had been synced, by what stands beside it.
+        written_position: up to where the log was written for sure; 0 if the page cache is another one.
     """
 
     root: str
@@ -43,6 +46,8 @@ class OfflineStore:
     checkpoint: Checkpoint | None
     damaged: list[DamagedRange]
     same_cache: bool
+    synced_position: int
+    written_position: int
 
     @property
     def quarantine_path(self) -> str:
@@ -93,14 +98,21 @@ def open_offline(
     check_format(f"{root}/config/store.json", settings)
     folder = SegmentFolder(disk, f"{root}/commitlog", size)
     folder.open(read_only=not writable)
+    forget_unused_segments(disk, root, folder)
     cache_id = disk.cache_id(root)
+    same_cache = bool(cache_id) and cache_id == previous_cache_id(disk, root)
+    checkpoint = read_checkpoint(disk, f"{root}/checkpoint")
+    # A broker moves its files; the lock of a caller who is to write is his own.
+    may_ask_queues = same_cache and (writable or not is_locked(disk, root))
     return OfflineStore(
         root,
         disk,
         folder,
-        read_checkpoint(disk, f"{root}/checkpoint"),
+        checkpoint,
         read_quarantine(disk, f"{root}/config/quarantine.json"),
-        bool(cache_id) and cache_id == previous_cache_id(disk, root),
+        same_cache,
+        max(checkpoint.flushed_position if checkpoint else 0, derived_position(disk, root)),
+        written_position(disk, root) if may_ask_queues else 0,
     )
 
 

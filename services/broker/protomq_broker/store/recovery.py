@@ -182,11 +182,7 @@ def recover_log(
         misplaced = find_misplaced(folder, position)
         if position >= max(synced, synced_behind) and not is_proved and misplaced is None:
             break
-        reason = (
-            "the log ends here, though more of it was written"
-            if walker.problem == EMPTY
-            else walker.problem
-        )
+        reason = explain_problem(walker.problem)
         if found is not None:
             damage = DamagedRange(position, found.position, found.crc32c, reason)
         else:
@@ -196,7 +192,7 @@ def recover_log(
             raise CorruptLogError(
                 folder.path_at(position),
                 position,
-                _explain(damage, synced, synced_behind, misplaced),
+                _explain(damage, synced, synced_behind, misplaced, written_position),
                 damage.end_position,
             )
         log.error(
@@ -260,7 +256,7 @@ def check_before(
             raise CorruptLogError(
                 folder.path_at(position),
                 position,
-                _explain(damage, checkpoint.flushed_position, 0, None),
+                _explain(damage, checkpoint.flushed_position, 0, None, 0),
                 damage.end_position,
             )
         log.error(
@@ -505,13 +501,22 @@ def chain_at_end(segment: SegmentFile | None) -> int | None:
     return seal.crc32c if seal is not None and seal.end_position == segment.end_position else None
 
 
-def _explain(damage: DamagedRange, synced: int, synced_behind: int, misplaced: int | None) -> str:
+def explain_problem(problem: str) -> str:
+    """Why a walk ended, as the reason of damage."""
+    return "the log ends here, though more of it was written" if problem == EMPTY else problem
+
+
+def _explain(
+    damage: DamagedRange, synced: int, synced_behind: int, misplaced: int | None, written: int
+) -> str:
     if damage.start_position < synced:
         proof = f"the log had been synced up to {synced}"
     elif damage.start_position < synced_behind:
         proof = f"a later seal says that the log had been synced up to {synced_behind}"
     elif misplaced is not None:
         proof = f"the file of the segment at {misplaced} has the content of another one"
+    elif damage.start_position < written:
+        proof = f"consume queues say that the log had been written up to {written}"
     else:
         proof = "what was written later holds"
     return (

@@ -64,12 +64,11 @@ def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) 
         disk.make_folder(str(keep_dir))
         sync_names_above(disk, os.path.abspath(keep_dir))
         checkpoint = store.checkpoint
-        flushed = checkpoint.flushed_position if checkpoint else 0
         start = store.start()
         position, crc, store_time_ms = start.position, start.crc32c or 0, 0
         found: list[tuple[DamagedRange, int, int]] = []
         set_aside = deque(store.damaged)
-        for item in find_damage(store, start, synced=flushed):
+        for item in find_damage(store, start):
             base = item.start_position if isinstance(item, DamagedRange) else item.base_position
             while set_aside and set_aside[0].start_position < base:
                 # A walk passes over what was set aside while the store was open.
@@ -88,7 +87,7 @@ def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) 
                 found.append((damage, crc, store_time_ms))
                 position, crc = damage.end_position, damage.previous_crc32c
         found = [each for each in found if not is_filled(disk, store.folder, each[0], each[1])]
-        done = []
+        done = _forget_below(store, start.position)
         for damage, previous_crc32c, time_ms in found:
             done.append(_take_out(store, damage, previous_crc32c, time_ms, str(keep_dir)))
         if has_bytes_behind(disk, store.folder, position):
@@ -125,6 +124,24 @@ def _take_out(
         kept,
         f"{damage.reason}: filled with padding; the offsets of the lost messages are answered with an error",
     )
+
+
+def _forget_below(store: OfflineStore, first_position: int) -> list[Repair]:
+    """Takes ranges in front of the log's first segment off the list: there is nothing left of them that could be filled."""
+    gone = [damage for damage in store.damaged if damage.end_position <= first_position]
+    if gone:
+        store.damaged = [damage for damage in store.damaged if damage not in gone]
+        write_quarantine(store.disk, store.quarantine_path, store.damaged)
+    return [
+        Repair(
+            store.folder.path_at(damage.start_position),
+            damage.start_position,
+            damage.end_position,
+            (),
+            f"{damage.reason}: the log begins behind it now; it is taken off the list",
+        )
+        for damage in gone
+    ]
 
 
 def _cut_tail(store: OfflineStore, position: int, keep_dir: str) -> Repair:

@@ -705,3 +705,9 @@ def _gathered(parts: Sequence[bytes]) -> list[bytes]:
             pieces.append(b"".join(piece))
             piece, size = [], 0
     return [*pieces, b"".join(piece)]
+
+
+def stored_position(disk: Disk, folder: str) -> int:
+    """Up to where the files in `folder` say that they had covered the log durably; 0 if they do not say."""
+    payload = read_state_file(disk, f"{folder}/{_FILE_NAME}", _MAGIC)
+    return int(_HEAD.unpack_from(payload)[0]) if payload is not None else 0

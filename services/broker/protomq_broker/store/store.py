@@ -49,6 +49,7 @@ from .heal import LogState, QueueHealer
 from .housekeeping import Clock, Housekeeper, StoreActions
 from .index import MessageIndex
 from .lock import AbortFile, StoreLock
+from .log_proof import forget_unused_segments
 from .log_reader import LogReader
 from .offsets import OFFSETS_TOPIC, ConsumerOffsets, OffsetKey
 from .opening import (
@@ -169,6 +170,7 @@ class Store:
         self._abort = AbortFile(disk, root)
         self._folder = SegmentFolder(disk, f"{root}/commitlog", config.segment_size_bytes)
         self._folder.open()
+        forget_unused_segments(disk, root, self._folder)
         self._queues = ConsumeQueueTable(disk, f"{root}/consumequeue")
         self._index = MessageIndex(disk, f"{root}/index")
         self._repeated = RepeatedSends(

@@ -32,6 +32,7 @@ from .record_scan import read_trailers
 from .recovery import (
     DamagedRange,
     StartPoint,
+    explain_problem,
     find_misplaced,
     find_resync,
     first_free_base,
@@ -100,14 +101,9 @@ def verify(root: Path | str, *, disk: Disk | None = None) -> list[Finding]:
     return list(_Verification(store, is_live=is_locked(store.disk, store.root)).run())
 
 
-def find_damage(
-    store: OfflineStore, start: StartPoint, *, synced: int
-) -> Iterator[WalkedBlock | DamagedRange]:
-    """Walks a log from end to end: the blocks that hold, and the damage between them, in order. A torn tail is not damage.
-
-    `synced` is up to where the log is known to have been synced, seals not counted.
-    """
-    position, crc = start.position, start.crc32c
+def find_damage(store: OfflineStore, start: StartPoint) -> Iterator[WalkedBlock | DamagedRange]:
+    """Walks a log from end to end: the blocks that hold, and the damage between them, in order. A torn tail is not damage."""
+    position, crc, synced = start.position, start.crc32c, store.synced_position
     while True:
         walker = store.walk(StartPoint(position, crc))
         for block in walker:
@@ -124,14 +120,15 @@ def find_damage(
             synced = max(
                 synced, max_synced_behind(store.disk, store.folder, found, skips_of(store.damaged))
             )
-        is_proved = store.same_cache and found is not None
+        is_proved = (store.same_cache and found is not None) or position < store.written_position
         if position >= synced and not is_proved and find_misplaced(store.folder, position) is None:
             return
         if found is None:
-            free = first_free_base(store.disk, store.folder, max(position + 1, synced))
-            yield DamagedRange(position, free, crc or 0, walker.problem)
+            proved = max(position + 1, synced, store.written_position)
+            free = first_free_base(store.disk, store.folder, proved)
+            yield DamagedRange(position, free, crc or 0, explain_problem(walker.problem))
             return
-        yield DamagedRange(position, found.position, found.crc32c, walker.problem)
+        yield DamagedRange(position, found.position, found.crc32c, explain_problem(walker.problem))
         position, crc = found.position, found.crc32c
 
 
@@ -156,7 +153,7 @@ class _Verification:
         start = store.start()
         position = start.position
         self._chain = start.position, start.crc32c
-        for found in find_damage(store, start, synced=self._flushed):
+        for found in find_damage(store, start):
             if isinstance(found, DamagedRange):
                 if found.start_position < self._limit:
                     self._damage.append((found, FindingKind.CORRUPTION, []))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -18,6 +19,7 @@ from protomq_broker.store.repair import repair
 from protomq_broker.store.store import Store
 from protomq_broker.store.verify import FindingKind, verify
 
+from . import store_helpers
 from .log_helpers import ManualClock, make_request
 from .store_helpers import read_all
 
@@ -357,3 +359,95 @@ def test_damage_in_front_of_good_appends_is_no_torn_tail_as_long_as_the_page_cac
     assert read_all(store, offset=first.queue_offset + 1) == [
         (request.queue_offset, b"more") for request in requests[1:]
     ]
+
+
+def last_path(disk: SimDisk, end: int) -> str:
+    """The newest segment that has anything in it."""
+    return f"/s/commitlog/{end - end % SEGMENT:020d}"
+
+
+def killed_without_its_newest_segment() -> tuple[SimDisk, int]:
+    """A store that was killed before its first checkpoint; how many messages its queue 0 had."""
+    disk = SimDisk()
+    store = open_store(disk)
+    for index in range(60):
+        store.append([make_request([bytes([index]) * 150], queue_id=index % 2)])
+    for structure in store._derived:
+        structure.flush()
+    after = disk.killed()
+    assert not after.exists("/s/checkpoint")
+    after.remove(last_path(after, store.appended_position))
+    return after, store.queue_range("topic", 0)[1]
+
+
+def older_segment_and_checkpoint() -> tuple[SimDisk, int]:
+    """A store whose newest segment and checkpoint were put back as they were earlier."""
+    disk = SimDisk()
+    store = filled_store(disk)
+    path = last_path(disk, store.appended_position)
+    store.close()
+    old, checkpoint = disk.content(path), disk.content("/s/checkpoint")
+    store = open_store(disk)
+    for _ in range(4):
+        store.append([make_request([b"more"])])
+    assert last_path(disk, store.appended_position) == path
+    end_offset = store.queue_range("topic", 0)[1]
+    store.close()
+    disk.overwrite(path, 0, old)
+    disk.overwrite("/s/checkpoint", 0, checkpoint)
+    return disk, end_offset
+
+
+def without_used_segments() -> tuple[SimDisk, int]:
+    """A store of which only the segment is left that was made in advance."""
+    disk = SimDisk()
+    store = filled_store(disk)
+    end_offset, end = store.queue_range("topic", 0)[1], store.appended_position
+    store._log.prepare_next_segment()
+    store.close()
+    for base in range(0, end, SEGMENT):
+        disk.remove(f"/s/commitlog/{base:020d}")
+    assert len(disk.list("/s/commitlog")) == 1
+    return disk, end_offset
+
+
+@pytest.mark.parametrize(
+    "damaged_store",
+    [killed_without_its_newest_segment, older_segment_and_checkpoint, without_used_segments],
+)
+@pytest.mark.parametrize("was_started", [False, True])
+def test_what_a_start_refuses_is_found_and_a_repair_makes_it_start(
+    damaged_store: Callable[[], tuple[SimDisk, int]], was_started: bool
+) -> None:
+    disk, end_offset = damaged_store()
+    if was_started:
+        with pytest.raises(CorruptLogError):
+            open_store(disk)
+    else:
+        with pytest.raises(CorruptLogError):
+            open_store(disk.killed())
+    found = verify("/s", disk=disk)
+    assert FindingKind.CORRUPTION in {finding.kind for finding in found}
+    assert repair("/s", "/keep", disk=disk)
+    assert {finding.kind for finding in verify("/s", disk=disk)} == {FindingKind.REPAIRED}
+    assert repair("/s", "/keep", disk=disk) == [], "once"
+    store = open_store(disk)
+    request = make_request([b"new"])
+    store.append([request])
+    assert request.queue_offset == end_offset, "no offset is given twice"
+    assert bodies(store, 0)[end_offset] == b"new"
+    with pytest.raises(CorruptLogError):
+        store.read("topic", 0, end_offset - 1, 1, 1)
+
+
+def test_a_range_in_front_of_the_first_segment_is_taken_off_the_list() -> None:
+    disk, end_offset = without_used_segments()
+    store = store_helpers.open_store(disk, corruption="quarantine")
+    request = make_request([b"new"])
+    store.append([request])
+    assert request.queue_offset == end_offset, "no offset is given twice"
+    store.close()
+    assert [found.kind for found in verify("/s", disk=disk)] == [FindingKind.QUARANTINE]
+    assert len(repair("/s", "/keep", disk=disk)) == 1
+    assert verify("/s", disk=disk) == []
+    assert bodies(open_store(disk), 0) == {end_offset: b"new"}

@@ -1,0 +1,46 @@
+"""What the files beside the log say about how far it went. Nothing is changed: a start and the offline commands judge the log by the same.
+
+A start takes the same from the derived structures that it loads, which cuts their files.
+"""
+
+from __future__ import annotations
+
+from . import consume_queue_table, index, repeated_sends
+from .checkpoint import read_checkpoint
+from .disk import Disk
+from .queue_ends import ends_below, read_saved_ends
+from .recovery import has_bytes_behind
+from .segment import SegmentFolder
+
+
+def derived_position(disk: Disk, root: str) -> int:
+    """Up to where the derived structures had covered the log durably, which is never beyond what was synced; 0 if none says."""
+    return max(
+        consume_queue_table.stored_position(disk, f"{root}/consumequeue"),
+        index.stored_position(disk, f"{root}/index"),
+        repeated_sends.stored_position(disk, f"{root}/repeatedsends"),
+    )
+
+
+def written_position(disk: Disk, root: str) -> int:
+    """Up to where consume queues have entries for the log: it was written that far, synced or not."""
+    folder = f"{root}/consumequeue"
+    ends = read_saved_ends(disk, f"{root}/config")
+    if disk.is_folder(folder):
+        ends += ends_below(disk, folder, folder)
+    return max((end.end_position for end in ends), default=0)
+
+
+def forget_unused_segments(disk: Disk, root: str, folder: SegmentFolder) -> None:
+    """Takes segments in which nothing was ever written for none, where something says that those in front of them were there.
+
+    Retention deletes nothing behind the checkpoint, and never the segment being written. So a log of which only the segment made in
+    advance is left has not been shortened: it is gone.
+    """
+    first = folder.first_position
+    if not first or has_bytes_behind(disk, folder, first):
+        return
+    checkpoint = read_checkpoint(disk, f"{root}/checkpoint")
+    known = max(checkpoint.replay_position if checkpoint else 0, derived_position(disk, root))
+    if 0 < (known or written_position(disk, root)) < first:
+        folder.files = {}
