@@ -89,6 +89,10 @@ def open_offline(
         raise StoreSettingsError(
             f"{error}: a start of the broker makes it anew from the segments"
         ) from error
+    if settings is None and disk.is_folder(f"{root}/commitlog"):
+        raise StoreSettingsError(
+            f"{root}/config/store.json is missing: a start of the broker makes it anew, if its segment_size_bytes is that of the store"
+        )
     settings = settings if isinstance(settings, dict) else {}
     size = settings.get("segment_size_bytes")
     if not isinstance(size, int) or size <= 0 or not disk.is_folder(f"{root}/commitlog"):

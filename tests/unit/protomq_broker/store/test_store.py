@@ -183,6 +183,19 @@ def test_settings_that_are_damaged_come_back_from_the_segments(
         assert f"{path} is damaged" in caplog.text
 
 
+def test_settings_that_are_missing_are_made_anew_by_a_start_and_the_offline_commands_say_so() -> None:
+    disk = SimDisk()
+    open_store(disk).close()
+    path = "/s/config/store.json"
+    whole = disk.content(path)
+    disk.remove(path)
+    with pytest.raises(StoreSettingsError, match=f"{path} is missing: a start of the broker"):
+        open_offline("/s", disk)
+    open_store(disk).close()
+    assert disk.content(path) == whole
+    assert open_offline("/s", disk).folder.segment_size_bytes == SEGMENT
+
+
 def test_damaged_settings_do_not_open_a_store_with_another_segment_size() -> None:
     disk = SimDisk()
     open_store(disk).close()
