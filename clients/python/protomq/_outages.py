@@ -1,4 +1,4 @@
-"""Who does not answer: one warning when one goes, one when it is back, nothing in between. Any thread.
+"""Who does not answer, or refuses: one warning when one goes, one when it is back, nothing in between. Any thread.
 
 A consumer asks each broker for each queue again and again; without this a broker that is down for a night fills the log.
 """
@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from .errors import NoRouteError, ProtomqError, TransportError
+from .errors import NoRouteError, ProtomqError, ServerError, TransportError
 
 logger = logging.getLogger("protomq")
 
@@ -30,7 +30,11 @@ class Outages:
             peer = _about(peer, topic)
         if peer not in self._since_s:
             self._since_s[peer] = self._clock()
-            logger.warning("%s does not answer, trying again: %s", peer, error)
+            if isinstance(error, ServerError):
+                what = f"answers {error.reason}"
+            else:
+                what = "does not answer"
+            logger.warning("%s %s, trying again: %s", peer, what, error)
 
     def answered(self, peer: str, topic: str) -> None:
         """A call went well."""

@@ -36,6 +36,6 @@ def test_what_one_topic_suffers_from_does_not_take_turns_with_the_others(
         outages.answered("broker a", "u")
     outages.answered("broker a", "t")
     assert caplog.messages == [
-        "broker a, asked about topic t, does not answer, trying again: later",
+        "broker a, asked about topic t, answers SYSTEM_BUSY, trying again: later",
         "broker a, asked about topic t, answers again, after 0.0 s",
     ]
