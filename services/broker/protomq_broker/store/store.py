@@ -81,6 +81,11 @@ __all__ = ["QueueKey", "Store", "StoredPlace", "TopicCounters"]
 
 log = logging.getLogger(__name__)
 
+_OFFSETS_FALL_BACK: Final = (
+    ". Records of committed offsets stand there: where config/consumerOffsets.json does not have them, offsets fall back to the "
+    "newest record that holds, and messages are delivered again"
+)
+
 _PART_SIZE_MIN_BYTES: Final = 16 << 10
 _PARTS_MAX: Final = 512
 """Requests this large on average, and no more of them than a vectored write takes (IOV_MAX is 1,024), are not copied together: views
@@ -724,6 +729,12 @@ class Store:
             boundaries=self._boundaries,
             on_walked=on_walked,
         )
+        for damage in recovered.damaged:
+            if self._may_hold_offsets(damage):
+                log.warning(
+                    "positions %d to %d of the log are set aside%s",
+                    damage.start_position, damage.end_position, _OFFSETS_FALL_BACK,
+                )  # fmt: skip
         self._first = _first_of(self._folder, checkpoint)
         self._replayed_from = checkpoint.replay_position if checkpoint else 0
         return recovered
@@ -817,15 +828,27 @@ class Store:
             if any(k.start_position <= damage.start_position < k.end_position for k in known):
                 return  # somebody else came upon it at the same time
             log.error(
-                "corrupt log: %s: positions %d to %d are set aside: %s. Run `protomq log verify`",
+                "corrupt log: %s: positions %d to %d are set aside: %s. Run `protomq log verify`%s",
                 self._folder.path_at(damage.start_position),
                 damage.start_position,
                 damage.end_position,
                 damage.reason,
+                _OFFSETS_FALL_BACK if self._may_hold_offsets(damage) else "",
             )
             damaged = merged_ranges([*known, damage])
             self._reader.damaged = damaged
             write_quarantine(self._disk, f"{self.root}/config/quarantine.json", damaged)
+
+    def _may_hold_offsets(self, damage: DamagedRange) -> bool:
+        """Whether records of committed offsets stand in a damaged range, as far as their queue tells."""
+        queue = self._queues.find(OFFSETS_TOPIC, 0)
+        if queue is None:
+            return False
+        try:
+            first = queue.first_at_or_beyond(damage.start_position)
+            return first < queue.first_at_or_beyond(damage.end_position)
+        except ConsumeQueueDamagedError:
+            return True
 
     def _flush_turn(self) -> None:
         self._flusher.flush()

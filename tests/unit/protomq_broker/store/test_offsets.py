@@ -393,3 +393,23 @@ def test_a_topic_made_anew_does_not_come_back_as_the_one_that_was_deleted() -> N
     assert found is not None
     assert found.incarnation == made != old.incarnation
     assert committed(store, "g", "topic", 0) is None
+
+
+@pytest.mark.parametrize("how", ["at the start", "by a reader"])
+def test_a_damaged_record_makes_the_offset_fall_back_and_that_is_said(
+    how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    commit(store, "g", "t", 0, 10)
+    first = store.appended_position
+    commit(store, "g", "t", 0, 40)
+    fill_segments(store, 1 if how == "at the start" else 4)
+    store.close()
+    disk.flip_bit(f"/s/commitlog/{0:020d}", first * 8 + 100)
+    disk.remove("/s/config/consumerOffsets.json")
+    if how == "at the start":  # the whole log is walked
+        disk.remove("/s/checkpoint")
+    store = open_store(disk, corruption="quarantine")
+    assert committed(store, "g", "t", 0) == 10
+    assert "offsets fall back to the newest record that holds" in caplog.text
