@@ -255,10 +255,6 @@ class Message:
         stored = self.stored_body
         return b"".join((b"\x0a", encode_varint(len(stored)), stored, self._rest))
 
-    def detached(self) -> Message:
-        """The message itself: it keeps nothing else in memory."""
-        return self
-
     def __reduce__(self) -> tuple[object, ...]:
         return Message.from_record, (self.record, self.queue, self.queue_offset)
 
