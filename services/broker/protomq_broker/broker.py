@@ -42,9 +42,7 @@ from .offset_commits import OffsetCommits
 from .pull_service import PullService
 from .registration import BrokerRegistration, BrokerTopics
 from .send_service import SendService
-from .store.disk import Disk
 from .store.store import Store
-from .store_identity import store_id
 from .system_writer import SystemWriter
 
 if TYPE_CHECKING:
@@ -87,14 +85,9 @@ class Broker:
             config.store,
             clock=clock,
             queues_default=config.default_queues,
-            draw_incarnation=lambda: secrets.randbits(63) or 1,
+            draw=lambda: secrets.randbits(63) or 1,
             on_writer=self._writer.run,
         )
-        try:
-            self._store_id = store_id(Disk(), self.store.root, lambda: secrets.randbits(63) | 1)
-        except BaseException:
-            self.store.close()
-            raise
         self._commits = OffsetCommits(self.store, self._writer, config)
         self._send = SendService(self.store, config, clock)
         self._pull = PullService(self.store, config, self._commits, clock)
@@ -188,7 +181,7 @@ class Broker:
                 grpc_address=str(advertised.grpc),
                 remoting_address=str(advertised.remoting),
                 incarnation=self._clock.now_ms(),
-                store_id=self._store_id,
+                store_id=self.store.id,
                 permission=Permission.PERMISSION_READ_WRITE,
                 auto_create_queues=self.config.default_queues
                 if self.config.auto_create_topics

@@ -201,7 +201,9 @@ class SendService:
         for order in pending:
             if order.new_topic is not None:
                 topic = order.new_topic
-                incarnation = incarnation_of_first(topic.name, order.request.physical_offset)
+                incarnation = incarnation_of_first(
+                    self._store.id, topic.name, order.request.physical_offset
+                )
                 self._store.topics.add(replace(topic, incarnation=incarnation))
                 self._next_queue.setdefault(order.new_topic.name, itertools.count(1))
             request = order.request

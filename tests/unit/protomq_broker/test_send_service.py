@@ -15,6 +15,7 @@ from protomq.v1.send_service_pb2 import SendRequest, SendResponse, SendStatus
 from protomq_broker.config import BrokerConfig
 from protomq_broker.send_service import SendService
 from protomq_broker.store.append import AppendRequest
+from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.topics import TopicConfig
 from protomq_runtime.errors import ServiceError
@@ -75,6 +76,37 @@ def reason(outcome: SendResponse | ServiceError) -> str:
 
 
 # Topics that are made by their first message.
+
+
+def test_a_topic_of_a_first_send_has_an_incarnation_of_its_store() -> None:
+    def send_first(number: int) -> tuple[SimDisk, int]:
+        disk, clock = SimDisk(), ManualClock()
+        config = StoreConfig(segment_size_bytes=1 << 16)
+        store = Store.open(
+            "/s", config, clock=clock, disk=disk, background=False, draw=lambda: number
+        )
+        broker = Broker(SendService(store, BrokerConfig(), clock), store, disk, clock)
+        broker.send(request("new"))
+        return disk, incarnation_in(store)
+
+    def incarnation_in(store: Store) -> int:
+        topic = store.topics.find("new")
+        assert topic is not None
+        return topic.incarnation
+
+    disk, first = send_first(1000)
+    _, other = send_first(1001)
+    assert other != first
+    killed = disk.killed()  # before config/topics.json had the topic
+    store = open_store(killed, segment=1 << 16)
+    assert (store.id, incarnation_in(store)) == (1000, first)
+    store.close()
+    killed.remove("/s/config/storeId")  # topics.json keeps the number
+    store = open_store(killed, segment=1 << 16)
+    assert (store.id, incarnation_in(store)) == (1, first)
+    store.close()
+    killed.remove("/s/config/topics.json")  # both are lost: it is another topic to readers
+    assert incarnation_in(open_store(killed, segment=1 << 16)) not in (first, other)
 
 
 @pytest.mark.parametrize(

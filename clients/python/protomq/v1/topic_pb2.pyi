@@ -69,8 +69,8 @@ class Topic(_message.Message):
     permission: Global___Permission.ValueType
     """What clients may do with it."""
     incarnation: _builtins.int
-    """Incarnation of the topic on this broker: 1 to 2^63 - 1, random, chosen when the topic is made and kept until it is deleted. A topic of the
-    same name that is made later has another one. CreateTopic may give it, so that several brokers have the same; 0 there: the broker chooses.
+    """Incarnation of the topic on this broker: 1 to 2^63 - 1, chosen when the topic is made and kept until it is deleted: random, or a hash with
+    the store's random number in it. A topic of the same name that is made later, or in another store, has another one. CreateTopic may give it, so that several brokers have the same; 0 there: the broker chooses.
     """
     def __init__(
         self,

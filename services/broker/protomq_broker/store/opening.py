@@ -294,11 +294,13 @@ def restore_topics(
     queues: ConsumeQueueTable,
     queues_default: int,
     known_incarnations: Mapping[str, int],
+    store_id: int,
 ) -> None:
     """Topics that the log has and the file has not come back from their queues: all if the file was lost, else those whose first
     message had come just before the process or the power went.
 
-    Their incarnation is the one that the newest committed offset tells (`known_incarnations`), or what the first message makes it.
+    Their incarnation is the one that the newest committed offset tells (`known_incarnations`), or what the first message makes it. That
+    is another one if the store's number was lost too: then readers are told TOPIC_RECREATED, and begin anew.
     """
     was_lost = topics.was_lost
     counts = {
@@ -307,7 +309,7 @@ def restore_topics(
         if topics.find(topic) is None
     }
     incarnations = {
-        topic: incarnation_of_first(topic, position)
+        topic: incarnation_of_first(store_id, topic, position)
         for topic in counts
         if (position := _first_position_of(topic, queues)) is not None
     }

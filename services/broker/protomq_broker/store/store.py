@@ -47,6 +47,7 @@ from .errors import DiskFullError, NoWriterError, StoreError, StoreFailedError
 from .flusher import BackgroundThread, LogFlusher
 from .heal import LogState, QueueHealer
 from .housekeeping import Clock, Housekeeper, StoreActions
+from .identity import store_id
 from .index import MessageIndex
 from .lock import AbortFile, StoreLock
 from .log_proof import forget_unused_segments
@@ -115,13 +116,14 @@ class Store:
         disk: Disk | None = None,
         background: bool = True,
         queues_default: int = QUEUES_DEFAULT,
-        draw_incarnation: Callable[[], int] | None = None,
+        draw: Callable[[], int] | None = None,
         on_writer: Callable[[Callable[[], None]], None] = _call,
     ) -> Store:
         """Takes the lock, recovers, and starts the background threads (`background`: without them the caller flushes).
 
-        `queues_default`: queues of a topic of which only the log tells, at least. `draw_incarnation`: as in TopicTable. `on_writer`
-        has a function called on the writer thread, and returns when it is done; it may raise StoreError. Without it, who deletes writes.
+        `queues_default`: queues of a topic of which only the log tells, at least. `draw` gives random numbers of 63 bits, never 0: the
+        store's own, and incarnations of topics; without it they are not random, which tests want. `on_writer` has a function called on
+        the writer thread, and returns when it is done; it may raise StoreError. Without it, who deletes writes.
 
         Raises StoreLockedError, StoreSettingsError, CorruptLogError, OSError; then everything is closed again.
         """
@@ -132,7 +134,7 @@ class Store:
         lock = StoreLock(disk, root)
         try:
             return cls(
-                root, config, clock, disk, lock, background, queues_default, draw_incarnation,
+                root, config, clock, disk, lock, background, queues_default, draw,
                 on_writer,
             )  # fmt: skip
         except BaseException:
@@ -148,7 +150,7 @@ class Store:
         lock: StoreLock,
         background: bool,
         queues_default: int,
-        draw_incarnation: Callable[[], int] | None,
+        draw: Callable[[], int] | None,
         on_writer: Callable[[Callable[[], None]], None],
     ) -> None:
         self.root = root
@@ -172,6 +174,8 @@ class Store:
         self._arrivals: deque[tuple[int, list[QueueKey]]] = deque()
 
         check_settings(disk, root, config)
+        self.id = store_id(disk, root, draw or (lambda: 1))
+        """The store's random number, 1 to 2^63 - 1."""
         self._abort = AbortFile(disk, root)
         self._folder = SegmentFolder(disk, f"{root}/commitlog", config.segment_size_bytes)
         self._folder.open()
@@ -184,7 +188,7 @@ class Store:
         self._derived: tuple[Derived, ...] = (self._queues, self._index, self._repeated)
         self._first = (NO_POSITION, 0)
         self._replayed_from = 0
-        self.topics = TopicTable(disk, f"{root}/config/topics.json", clock.now_ms, draw_incarnation)
+        self.topics = TopicTable(disk, f"{root}/config/topics.json", clock.now_ms, draw)
         self.topics.forget_deleted(self._folder.first_position)
         self._boundaries = BoundaryFiles(disk, f"{root}/boundaries")
         walked: list[Stretch] = []
@@ -228,7 +232,7 @@ class Store:
         self._machines: dict[str, StateMachine] = {OFFSETS_TOPIC: self.offsets}
         self._replay_states(recovered)
         known_incarnations = self.offsets.incarnations(self.topics.deleted)
-        restore_topics(self.topics, self._queues, queues_default, known_incarnations)
+        restore_topics(self.topics, self._queues, queues_default, known_incarnations, self.id)
         self._keep_offsets()
         self._flusher = LogFlusher(
             disk,

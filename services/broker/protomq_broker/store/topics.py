@@ -6,7 +6,8 @@
 Rules:
 - A change is on the disk before it is visible; if the disk refuses it, nothing has changed. But a topic that is made by its first message
   (`add`) is visible at once and in the file half a second later (`save`): its message names it, so that a start finds it in the log.
-- A topic has an incarnation: a random number that it gets when it is made and keeps until it is deleted. What clients remember of a topic,
+- A topic has an incarnation: a number that it gets when it is made and keeps until it is deleted; random, or for one that its first message
+  makes, a hash with the store's random number in it. What clients remember of a topic,
   offsets above all, belongs to one incarnation and means nothing in the next one of the same name.
 - Readers see an immutable snapshot and take no lock.
 - Of a deleted topic the file keeps where the log ended then: what the log has of that name in front of it belongs to nobody, not even to
@@ -122,9 +123,12 @@ class IncarnationGivenError(StoreError):
         self.current = current
 
 
-def incarnation_of_first(name: str, position: int) -> int:
-    """Incarnation of a topic that was made by its first message: by where that stands in the log, so that a start finds the same."""
-    digest = blake2b(f"{name} {position}".encode(), digest_size=8).digest()
+def incarnation_of_first(store_id: int, name: str, position: int) -> int:
+    """Incarnation of a topic that was made by its first message: by the store and by where that message stands in its log.
+
+    So a start finds the same, and another store of the broker's name, with the same messages even, has another.
+    """
+    digest = blake2b(f"{store_id} {name} {position}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1 or 1
 
 
@@ -331,7 +335,7 @@ class TopicTable:
         return replace(topic, incarnation=existing.incarnation)
 
     def _next_incarnation(self) -> int:
-        return incarnation_of_first(str(self._now_ms()), self._snapshot.version.counter)
+        return incarnation_of_first(0, str(self._now_ms()), self._snapshot.version.counter)
 
     def _change(
         self,

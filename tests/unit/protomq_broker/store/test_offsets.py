@@ -384,7 +384,7 @@ def test_a_topic_made_anew_does_not_come_back_as_the_one_that_was_deleted() -> N
     store.delete_topic("topic")
     first = make_request([b"d"])
     store.append([first])
-    made = incarnation_of_first("topic", first.physical_offset)
+    made = incarnation_of_first(store.id, "topic", first.physical_offset)
     store.topics.add(TopicConfig("topic", incarnation=made))
 
     store = open_store(disk.killed())  # before config/topics.json had the new one

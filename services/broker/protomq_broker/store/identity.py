@@ -1,7 +1,8 @@
-"""The random number that tells one store from another of the same broker name.
+"""The random number that tells one store from another.
 
 A broker's name can be given twice by mistake; its store cannot: it is this number that a name server compares (NAME_TAKEN). It is drawn
-once, and kept in `config/storeId`. A folder that is copied takes it along: remove the file from a copy that becomes a broker of its own.
+once, and kept in `config/storeId`. Incarnations of topics that their first message makes are mixed with it (`topics.py`). A folder that is
+copied takes it along: remove the file from a copy that becomes a broker of its own.
 
     storeId   magic (8 octets), the number (i64, little-endian, 1 and above), CRC-32C of both
 """
@@ -12,8 +13,8 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from .store.disk import Disk
-from .store.side_files import read_state_file, size_of_file, write_state_file
+from .disk import Disk
+from .side_files import read_state_file, size_of_file, write_state_file
 
 log = logging.getLogger("protomq.broker")
 
