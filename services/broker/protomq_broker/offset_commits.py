@@ -37,7 +37,7 @@ RECORD_SIZE_BYTES = 256 << 10
 """Of the commits in one record: what is more goes into the next one. The send lane shall not be busy with one append for long."""
 RETRY_INTERVAL_MS = 1_000
 PASSING_MAX = 100_000
-"""Offsets that pulls committed while the log takes no appends; more are dropped, since pulls wait for nothing."""
+"""Offsets that pulls committed while the log takes no appends. More are dropped, since pulls wait for nothing; the log says how many."""
 
 _COMMITS_TAG = bytes((OffsetsRecord.COMMITS_FIELD_NUMBER << 3 | 2,))
 _ANSWER = CommitOffsetsResponse().SerializeToString()
@@ -60,6 +60,7 @@ class OffsetCommits:
         self._arrived: deque[_Commit] = deque()
         self._is_posted = False
         self._passing: dict[OffsetKey, QueueOffset] = {}  # what pulls committed, newest only
+        self._dropped_count = 0  # since the last warning
         self._retry: Timer | None = None
 
     def commit(self, request: CommitOffsetsRequest, call: Call) -> None:
@@ -91,6 +92,8 @@ class OffsetCommits:
                     self._passing.pop(key, None)  # that one was earlier
                 elif len(self._passing) < PASSING_MAX or key in self._passing:
                     self._passing[key] = offset
+                else:
+                    self._dropped_count += 1
         while waiting:
             self._append_waiting(waiting)
         while self._passing and self._retry is None and self._append_passing():
@@ -145,7 +148,11 @@ class OffsetCommits:
         try:
             record.append(self._writer)
         except Exception as error:
-            log.warning("offsets that pulls committed are not in the log yet: %s", error)
+            log.warning(
+                "offsets that pulls committed are not in the log yet, %d of them, and %d were dropped since the last attempt: %s",
+                len(self._passing), self._dropped_count, error,
+            )  # fmt: skip
+            self._dropped_count = 0
             self._retry_later()
             return False
         for key in taken:

@@ -9,6 +9,7 @@ import pytest
 
 from protomq.testing.simdisk import SimDisk
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, QueueOffset
+from protomq_broker import offset_commits
 from protomq_broker.config import BrokerConfig
 from protomq_broker.offset_commits import OffsetCommits
 from protomq_broker.store.errors import DiskFullError
@@ -107,6 +108,24 @@ def test_what_pulls_commit_while_the_log_takes_nothing_is_said_once_and_appended
         commits.close()
 
     assert committed(store, "group", "topic", 0) == 4
+
+
+def test_what_pulls_commit_beyond_the_limit_is_counted_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    commits, lane, store, incarnation = make_commits()
+    monkeypatch.setattr(offset_commits, "PASSING_MAX", 2)
+    monkeypatch.setattr(store, "append_state", refuse)
+    for queue_id in range(5):
+        offset = QueueOffset(topic="topic", queue_id=queue_id, topic_incarnation=incarnation)
+        commits.commit_in_passing("group", offset)
+    lane.run(lane.posted)
+    assert "2 of them, and 3 were dropped" in caplog.text
+    caplog.clear()
+
+    lane.run(lane.due[:])
+
+    assert "2 of them, and 0 were dropped" in caplog.text
 
 
 def test_a_commit_waits_for_the_disk_no_longer_than_a_send() -> None:
