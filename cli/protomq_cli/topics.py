@@ -78,7 +78,7 @@ def create(
         int | None,
         typer.Option(
             "--read-queues", min=1, max=1024, show_default="as --queues",
-            help="Queues that can be read; more than --queues while a topic shrinks.",
+            help="Queues that can be read; more than --queues while a topic shrinks, never fewer.",
         ),
     ] = None,
     permission: Annotated[
@@ -93,6 +93,10 @@ def create(
     """Create a topic, or change one.
 
     To create what exists already with the same settings is no error.
+
+    To grow it, raise --queues (read queues follow). To shrink it, lower
+    --queues first and give --read-queues as before; wait until consumers
+    have read the queues that go; then lower --read-queues.
     """
     from protomq import Permission
 

@@ -432,6 +432,39 @@ async def test_topics_are_created_changed_listed_and_deleted(client: Client, sta
     assert [(topic.name, topic.write_queues) for topic in listed.topics] == [("a", 8), ("c", 8), ("t", 4)]
 
 
+async def test_no_queue_is_written_that_cannot_be_read(client: Client) -> None:
+    async def put(name: str, write_queues: int, read_queues: int, *, update: bool = True) -> Topic:
+        wanted = Topic(name=name, write_queues=write_queues, read_queues=read_queues)
+        request = admin.CreateTopicRequest(topic=wanted, update=update)
+        return (await client.call(request, admin.CreateTopicResponse)).topic
+
+    async def refused(name: str, write_queues: int, read_queues: int, *, least: int, update: bool = True) -> str:
+        with pytest.raises(CallFailed) as caught:
+            await put(name, write_queues, read_queues, update=update)
+        status = caught.value.status
+        assert (status.code, status.reason) == (3, "INVALID_ARGUMENT")
+        assert status.metadata == {
+            "definite": "true",
+            "topic": name,
+            "write_queues": str(write_queues),
+            "read_queues": str(read_queues),
+            "read_queues_min": str(least),
+        }
+        assert [field for field, _ in status.field_violations] == ["topic.read_queues"]
+        return status.message
+
+    assert "raise the read queues" in await refused("new", 4, 2, least=4, update=False)
+    assert await failure(client.call(admin.DescribeTopicRequest(topic="new"), Message)) == (5, "TOPIC_NOT_FOUND")
+    await put("s", 4, 4)
+    assert "raise the read queues" in await refused("s", 8, 4, least=8)
+    assert "lower those first" in await refused("s", 2, 2, least=4)
+    described = await client.call(admin.DescribeTopicRequest(topic="s"), admin.DescribeTopicResponse)
+    assert (described.topic.write_queues, described.topic.read_queues) == (4, 4)
+    for write_queues, read_queues in ((4, 8), (8, 8), (2, 8), (2, 2)):  # growing, then shrinking
+        made = await put("s", write_queues, read_queues)
+        assert (made.write_queues, made.read_queues) == (write_queues, read_queues)
+
+
 async def test_a_deleted_topic_begins_anew(client: Client) -> None:
     await client.send(Record(body=b"old"))
     await client.call(admin.DeleteTopicRequest(topic="t"), admin.DeleteTopicResponse)

@@ -35,8 +35,13 @@ def raised() -> Iterator[Raised]:
         if path.name in RELAYS:
             continue
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "ServiceError":
-                yield read_call(node, str(path.relative_to(ROOT)))
+            name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+            place = str(path.relative_to(ROOT))
+            if name == "ServiceError":
+                yield read_call(node, place)
+            elif name == "invalid_argument":
+                keys = read_keys(node, place)
+                yield Raised(f"{place}:{node.lineno}", "INVALID_ARGUMENT", "INVALID_ARGUMENT", keys)
 
 
 def read_call(node: ast.Call, path: str) -> Raised:
@@ -44,16 +49,21 @@ def read_call(node: ast.Call, path: str) -> Raised:
     code, reason = node.args[:2]
     assert isinstance(code, ast.Attribute), f"{place}: the code is not written as Code.NAME"
     assert isinstance(reason, ast.Constant), f"{place}: the reason is not written out"
+    return Raised(place, code.attr, str(reason.value), read_keys(node, path))
+
+
+def read_keys(node: ast.Call, path: str) -> frozenset[str]:
+    place = f"{path}:{node.lineno}"
     keys: frozenset[str] = frozenset()
     for keyword in node.keywords:
         if keyword.arg != "metadata":
             continue
-        if isinstance(keyword.value, ast.DictComp) and path == CONSTRUCTORS:
-            continue  # `corrupt_log`: its arguments are its keys, see below
+        if isinstance(keyword.value, ast.DictComp | ast.Name) and path == CONSTRUCTORS:
+            continue  # `corrupt_log`: its arguments are its keys; `invalid_argument`: its callers are looked at
         assert isinstance(keyword.value, ast.Dict), f"{place}: the metadata are no literal"
         keys = frozenset(ast.literal_eval(key) for key in keyword.value.keys if key is not None)
         assert len(keys) == len(keyword.value.keys), f"{place}: the keys are not all written out"
-    return Raised(place, code.attr, str(reason.value), keys)
+    return keys
 
 
 ALL_RAISED = list(raised())

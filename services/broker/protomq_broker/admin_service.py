@@ -317,6 +317,7 @@ class AdminService:
                 f"topic {topic.name!r} exists with another configuration; set update to change it",
                 metadata={"topic": topic.name},
             )
+        check_read_queues(topic, existing)
         known = existing.incarnation if existing is not None else 0
         if known and topic.incarnation not in (0, known):
             raise to_service_error(IncarnationGivenError(topic.name, topic.incarnation, known))
@@ -346,6 +347,31 @@ def topic_from_message(message: Topic, default_queues: int) -> TopicConfig:
         readable=readable,
         writable=writable,
         incarnation=message.incarnation,
+    )
+
+
+def check_read_queues(topic: TopicConfig, existing: TopicConfig | None) -> None:
+    """Raises ServiceError if a queue that is or was written until now could not be read: nobody would get what is acknowledged there."""
+    written = max(topic.write_queues, existing.write_queues if existing is not None else 0)
+    if topic.read_queues >= written:
+        return
+    if written > topic.write_queues:
+        remedy = (
+            f"it has {written} write queues now: lower those first and leave {written} read queues, wait until consumers have read "
+            "the queues that go, then lower the read queues"
+        )
+    else:
+        remedy = "raise the read queues first or together with the write queues"
+    raise invalid_argument(
+        "topic.read_queues",
+        f"{topic.read_queues} read queues for {topic.write_queues} write queues of {topic.name!r}: nobody could read what is sent "
+        f"to the others; {remedy}",
+        metadata={
+            "topic": topic.name,
+            "write_queues": str(topic.write_queues),
+            "read_queues": str(topic.read_queues),
+            "read_queues_min": str(written),
+        },
     )
 
 

@@ -63,7 +63,9 @@ class ReasonRule:
 
 
 RULES: Final[Mapping[str, ReasonRule]] = {
-    "INVALID_ARGUMENT": ReasonRule(Code.INVALID_ARGUMENT, True),
+    "INVALID_ARGUMENT": ReasonRule(
+        Code.INVALID_ARGUMENT, True, optional=("topic", "write_queues", "read_queues", "read_queues_min")
+    ),
     "MESSAGE_TOO_LARGE": ReasonRule(
         Code.INVALID_ARGUMENT, True, optional=("field", "size_bytes", "limit_bytes", "count", "limit")
     ),
@@ -175,12 +177,15 @@ class ServiceError(Exception):
         return f"{self.code.name}/{self.reason}: {self.message}"
 
 
-def invalid_argument(field: str, description: str) -> ServiceError:
-    """INVALID_ARGUMENT that names the field, by its name in the .proto file."""
+def invalid_argument(
+    field: str, description: str, *, metadata: Mapping[str, str] | None = None
+) -> ServiceError:
+    """INVALID_ARGUMENT that names the field, by its name in the .proto file; `metadata`: the values that the description uses."""
     return ServiceError(
         Code.INVALID_ARGUMENT,
         "INVALID_ARGUMENT",
         f"{field}: {description}",
+        metadata=metadata,
         field_violations=((field, description),),
     )
 

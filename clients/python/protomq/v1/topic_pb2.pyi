@@ -65,7 +65,9 @@ class Topic(_message.Message):
     write_queues: _builtins.int
     """Queues that can be written, 1 to 1024 (RocketMQ: writeQueueNums). 8 where 0 is given."""
     read_queues: _builtins.int
-    """Queues that can be read (RocketMQ: readQueueNums); while shrinking a topic more can be read than written. As write_queues where 0 is given."""
+    """Queues that can be read (RocketMQ: readQueueNums); while shrinking a topic more can be read than written, never fewer:
+    CreateTopic refuses fewer than write_queues, and fewer than the write_queues of until now. As write_queues where 0 is given.
+    """
     permission: Global___Permission.ValueType
     """What clients may do with it."""
     incarnation: _builtins.int

@@ -184,6 +184,7 @@ class TopicTable:
         self._deleted = _decode_deleted(content)
         self.was_lost = loaded is None
         self._snapshot = loaded or TopicsSnapshot(TopicsVersion(0, 0), MappingProxyType({}))
+        _warn_of_unreadable_queues(self._snapshot.topics)
         self._by_name = self._snapshot.by_name
         self._lines = {topic.name: _encode(topic) for topic in self._by_name.values()}
 
@@ -408,6 +409,16 @@ def _read(disk: Disk, path: str) -> Any | None:
     except SideFileDamagedError as error:
         log.error("%s: the topics are restored from the log, with default settings", error)
         return None
+
+
+def _warn_of_unreadable_queues(topics: Iterable[TopicConfig]) -> None:
+    """Earlier versions took fewer read than write queues: what is sent to the others is stored, and nobody can read it."""
+    for topic in topics:
+        if topic.read_queues < topic.write_queues:
+            log.warning(
+                "topic %r has %d write queues and %d read queues: what is sent to the others cannot be read; raise its read queues to %d",
+                topic.name, topic.write_queues, topic.read_queues, topic.write_queues,
+            )  # fmt: skip
 
 
 def _encode(topic: TopicConfig) -> str:

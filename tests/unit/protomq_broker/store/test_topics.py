@@ -195,6 +195,17 @@ def test_settings_of_a_later_version_are_passed_over():
     assert make_table(disk).all() == [TopicConfig("a", 1, 2)]
 
 
+def test_a_stored_topic_with_fewer_read_than_write_queues_is_loaded_and_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk = SimDisk()
+    make_table(disk).put([TopicConfig("bad", 4, 2), TopicConfig("good", 2, 4)])
+    assert make_table(disk).find("bad") == TopicConfig("bad", 4, 2)
+    (said,) = {record.getMessage() for record in caplog.records}
+    assert "'bad' has 4 write queues and 2 read queues" in said
+    assert "raise its read queues to 4" in said
+
+
 def test_no_flipped_bit_of_the_file_gives_other_topics(caplog: pytest.LogCaptureFixture):
     disk = SimDisk()
     table = make_table(disk)
