@@ -35,8 +35,9 @@ def raised() -> Iterator[Raised]:
         if path.name in RELAYS:
             continue
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
-            place = str(path.relative_to(ROOT))
+            if not isinstance(node, ast.Call):
+                continue
+            name, place = getattr(node.func, "id", ""), str(path.relative_to(ROOT))
             if name == "ServiceError":
                 yield read_call(node, place)
             elif name == "invalid_argument":

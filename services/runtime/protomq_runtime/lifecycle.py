@@ -71,8 +71,12 @@ def run_until_signal(
     object, with the process id, and is removed at a graceful stop. Errors of the start are raised.
     """
     prepare_process()
-    telemetry_setup.set_up(service_name)
-    return asyncio.run(_run(process, ready, ports_file, grace_s))
+    telemetry = telemetry_setup.set_up(service_name)
+    try:
+        return asyncio.run(_run(process, ready, ports_file, grace_s))
+    finally:
+        if telemetry is not None:
+            telemetry.shut_down()
 
 
 def prepare_process() -> None:

@@ -14,9 +14,12 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from .config import ConfigError
+
+if TYPE_CHECKING:
+    from .telemetry_flush import Telemetry
 
 SIGNALS: Final = ("traces", "metrics")
 OTLP_BY_PROTOCOL: Final = {
@@ -51,36 +54,51 @@ def wanted_exporters(environment: Mapping[str, str]) -> dict[str, list[str]]:
     return wanted
 
 
-def set_up(service_name: str, environment: Mapping[str, str] | None = None) -> None:
-    """Sets the global providers that the variables ask for, unless the application has set its own. Raises ConfigError."""
+def set_up(
+    service_name: str, environment: Mapping[str, str] | None = None
+) -> Telemetry | None:
+    """Sets the global providers that the variables ask for, unless the application has set its own. Raises ConfigError.
+
+    The result is to be shut down at the end, which sends what is left; None: nothing was asked for.
+    """
     variables = os.environ if environment is None else environment
     wanted = wanted_exporters(variables)
     if not wanted:
-        return  # and nothing of OpenTelemetry is imported
+        return None  # and nothing of OpenTelemetry is imported
     from opentelemetry import metrics, trace
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+    from .telemetry_flush import CountingSpanProcessor, LastMetrics, Telemetry
+
+    telemetry = Telemetry()
     named = "service.name=" in variables.get("OTEL_RESOURCE_ATTRIBUTES", "")
     resource = Resource.create(
         {} if named or variables.get("OTEL_SERVICE_NAME") else {"service.name": service_name}
     )
     if "traces" in wanted and not isinstance(trace.get_tracer_provider(), TracerProvider):
-        tracers = TracerProvider(resource=resource)
-        for exporter in _load("traces", wanted["traces"]):
-            tracers.add_span_processor(BatchSpanProcessor(exporter))
+        # Not shut down by the SDK at the exit: that takes as long as its exporters try.
+        tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
+        spans = [CountingSpanProcessor(exporter) for exporter in _load("traces", wanted["traces"])]
+        for processor in spans:
+            tracers.add_span_processor(processor)
         trace.set_tracer_provider(tracers)
+        telemetry.add_tracers(tracers, spans)
     if "metrics" in wanted and not isinstance(metrics.get_meter_provider(), MeterProvider):
-        readers = [
-            exporter
-            if isinstance(exporter, MetricReader)
-            else PeriodicExportingMetricReader(exporter)
-            for exporter in _load("metrics", wanted["metrics"])
-        ]
-        metrics.set_meter_provider(MeterProvider(readers, resource=resource))
+        readers: list[MetricReader] = []
+        pushed: list[LastMetrics] = []
+        for exporter in _load("metrics", wanted["metrics"]):
+            if isinstance(exporter, MetricReader):
+                readers.append(exporter)
+            else:
+                pushed.append(LastMetrics(exporter))
+                readers.append(PeriodicExportingMetricReader(exporter))
+        meters = MeterProvider(readers, resource=resource, shutdown_on_exit=False)
+        metrics.set_meter_provider(meters)
+        telemetry.add_meters(meters, pushed)
+    return telemetry
 
 
 def _otlp_by_protocol(signal: str, environment: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -100,10 +101,11 @@ def collector() -> Iterator[tuple[str, dict[str, bytes]]]:
 @pytest.mark.slow
 def test_an_endpoint_alone_sends_both_signals_there() -> None:
     code = (
-        "from protomq_runtime.telemetry_setup import set_up; set_up('protomq-broker')\n"
+        "from protomq_runtime.telemetry_setup import set_up; telemetry = set_up('protomq-broker')\n"
         "from opentelemetry import metrics, trace\n"
         "trace.get_tracer('t').start_span('a span').end()\n"
-        "metrics.get_meter('t').create_counter('a.counter').add(1)"
+        "metrics.get_meter('t').create_counter('a.counter').add(1)\n"
+        "telemetry.shut_down(60)"
     )
     with collector() as (address, bodies):
         inherited = {name: v for name, v in os.environ.items() if not name.startswith("OTEL_")}
@@ -118,9 +120,10 @@ def test_an_endpoint_alone_sends_both_signals_there() -> None:
 @pytest.mark.slow
 def test_the_console_exporter_leaves_the_standard_output_to_the_ready_line() -> None:
     code = (
-        "from protomq_runtime.telemetry_setup import set_up; set_up('s')\n"
+        "from protomq_runtime.telemetry_setup import set_up; telemetry = set_up('s')\n"
         "from opentelemetry import metrics\n"
-        "metrics.get_meter('t').create_counter('a.counter').add(1)"
+        "metrics.get_meter('t').create_counter('a.counter').add(1)\n"
+        "telemetry.shut_down(60)"
     )
     environment = {**os.environ, "OTEL_METRICS_EXPORTER": "console", "OTEL_SERVICE_NAME": "mine"}
     done = subprocess.run(
@@ -129,3 +132,31 @@ def test_the_console_exporter_leaves_the_standard_output_to_the_ready_line() -> 
     assert done.stdout == ""
     (resource,) = json.loads(done.stderr)["resource_metrics"]
     assert resource["resource"]["attributes"]["service.name"] == "mine"
+
+
+@contextmanager
+def silent_collector() -> Iterator[str]:
+    """Takes connections and never answers: its address."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_listening", [True, False])
+def test_the_end_does_not_wait_for_a_collector_that_is_gone(is_listening: bool) -> None:
+    # One retry of OTLP's exporter is allowed 10 s: shorter than that is by our limit.
+    code = (
+        "import time; from protomq_runtime.telemetry_setup import set_up; telemetry = set_up('s')\n"
+        "from opentelemetry import metrics, trace\n"
+        "for _ in range(3): trace.get_tracer('t').start_span('a span').end()\n"
+        "metrics.get_meter('t').create_counter('a.counter').add(1)\n"
+        "began = time.monotonic(); telemetry.shut_down(0.2); print(time.monotonic() - began < 5)"
+    )
+    with silent_collector() as address:
+        endpoint = address if is_listening else "http://127.0.0.1:1"
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, ENDPOINT: endpoint}, capture_output=True, text=True, check=True, timeout=60,
+        )  # fmt: skip
+    assert done.stdout == "True\n"
+    assert "did not take it within 0.2 s: 3 spans, the last values of the metrics" in done.stderr
