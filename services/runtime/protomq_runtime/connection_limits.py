@@ -18,7 +18,9 @@ class ConnectionLimits:
     Attributes:
         total_max: connections that each of the two ports takes; further ones are closed at once. 1 to 1,000,000.
         per_address_max: connections of one address at the remoting port; 0: no limit of its own. (gRPC's library has none.)
-        grpc_streams_max: calls under way on one gRPC connection; a client keeps further ones back. 1 to 1,000,000.
+        grpc_streams_max: calls under way on one gRPC connection; a client keeps further ones back. 1 to 1,000,000. The library counts a
+            call until the server has let go of it, a client until it has the answer: one that stands at the limit may have its
+            next call refused with UNAVAILABLE. Nothing was done then. (That count is the guard against calls opened and reset at speed.)
         peer_timeout_ms: a peer that answers nothing for so long, probes neither, is gone: its connection is closed, and what was held
             for it is released. 3,000 to 3,600,000.
     """
