@@ -10,7 +10,7 @@ stands in front of it.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from .seals import WalkedBlock
@@ -50,18 +50,30 @@ class Pieces(NamedTuple):
         """Where a piece ends; None for the last one."""
         return self.positions[index + 1] if index + 1 < len(self.positions) else None
 
-    def known(self, end_position: int) -> list[tuple[int, int]]:
-        """The ranges that are known to hold, below `end_position`."""
-        ranges: list[tuple[int, int]] = []
-        ends = [*self.positions[1:], end_position]
-        for start, end, good in zip(self.positions, ends, self.good, strict=True):
-            end = min(end, end_position)
-            if not good or start >= end:
+    def around(self, start: int, end: int) -> tuple[int, int]:
+        """The pieces in which [start, end) lies; up to `end` only where nobody knows yet where the last one ends."""
+        piece_end = self.end_of(self.at(end - 1))
+        return self.positions[self.at(start)], end if piece_end is None else piece_end
+
+    def lost(self, start: int, end: int, is_cached: Callable[[int, int], bool]) -> list[int]:
+        """Where the pieces begin that are known to hold and of whose part in [start, end) `is_cached(from, to)` says no.
+
+        Halves what is not cached until it is one piece: few questions where much is cached, or little is known.
+        """
+        lost: list[int] = []
+        stack = [(self.at(start), bisect_left(self.positions, end))]
+        while stack:
+            low, high = stack.pop()
+            first = max(start, self.positions[low])
+            behind = min(end, self.positions[high]) if high < len(self.positions) else end
+            if first >= behind or True not in self.good[low:high] or is_cached(first, behind):
                 continue
-            if ranges and ranges[-1][1] == start:
-                start = ranges.pop()[0]
-            ranges.append((start, end))
-        return ranges
+            if high - low == 1:
+                lost.append(self.positions[low])
+            else:
+                middle = (low + high) // 2
+                stack += [(middle, high), (low, middle)]
+        return lost
 
     def first_unknown(self, start: int, end: int) -> int | None:
         """Index of the first piece with a part of [start, end) that is not known to hold; None if all are."""
@@ -81,7 +93,8 @@ class CheckedSegment:
         pieces: what is known.
         written_ns: when the file had last been written to, as of the last look.
         is_growing: this process may have appended to it since.
-        looked_ms: when the kernel was asked about it last, by the monotonic clock.
+        looked_ms: when the kernel was asked about all of it last, by the monotonic clock.
+        looked_position: where the log ended then.
         is_hinted: some of the boundaries were read from a file.
         saved_count: how many boundaries the file has.
     """
@@ -92,6 +105,7 @@ class CheckedSegment:
         "is_growing",
         "is_hinted",
         "looked_ms",
+        "looked_position",
         "pieces",
         "saved_count",
         "written_ns",
@@ -105,6 +119,7 @@ class CheckedSegment:
         self.is_growing = False
         self.is_hinted = False
         self.looked_ms = -(1 << 62)
+        self.looked_position = 0
         self.saved_count = 0
 
     def take_hints(self, boundaries: Sequence[tuple[int, int]]) -> None:
@@ -171,7 +186,10 @@ class CheckedSegment:
         good[first:last] = [True] * (last - first)
         self.pieces = Pieces(positions, crcs, good)
 
-    def distrust(self) -> None:
-        """Nothing of it is known to hold any more; the boundaries stay."""
-        positions, crcs, _ = self.pieces
-        self.pieces = Pieces(positions, crcs, [False] * len(positions))
+    def distrust(self, lost: Sequence[int] | None = None) -> None:
+        """The pieces that begin at `lost`, or all, are not known to hold any more; the boundaries stay."""
+        positions, crcs, good = self.pieces
+        good = [False] * len(positions) if lost is None else good.copy()
+        for position in lost or ():
+            good[self.pieces.at(position)] = False
+        self.pieces = Pieces(positions, crcs, good)

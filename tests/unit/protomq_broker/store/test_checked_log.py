@@ -7,6 +7,7 @@ import random
 import struct
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from protomq_broker.store.disk import write_file_atomically
 from protomq_broker.store.entry_check import salt_of, sealed
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.reading import ReadStatus
+from protomq_broker.store.seals import LogWalker
 from protomq_broker.store.store import Store
 
 from .log_helpers import ManualClock, make_request
@@ -262,6 +264,49 @@ def test_damage_anywhere_under_an_open_store_is_told_at_once(seed: int) -> None:
     store.close()
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_damage_between_two_looks_is_told_at_once_where_the_writer_is_gone(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No second has passed since the kernel was asked for the whole segment: a read asks for its own part."""
+    monkeypatch.setattr(checked_log, "PIECE_SIZE_BYTES", 1_024)
+    rng = random.Random(seed)
+    disk = SimDisk()
+    store = filled_store(disk)
+    check_nothing_wrong(store, lost_some=False)
+    position = rng.randrange(53, store.appended_position - SEGMENT - 700)
+    position = min(position, position - position % SEGMENT + SEGMENT - 700)
+    disk.overwrite(segment_path(position), position % SEGMENT, rng.randbytes(700))
+    before_ms = store._clock.time_ms  # type: ignore[attr-defined]
+    lost = [offset for queue_id in QUEUES for offset in scan(store, queue_id)[1]]
+    assert 1 <= len(lost) <= 8, "an append or two and what stands up to the next one that holds"
+    assert store._clock.time_ms == before_ms  # type: ignore[attr-defined]
+    check_nothing_wrong(store)
+
+
+def test_what_stands_beside_a_piece_that_left_the_cache_is_not_walked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(checked_log, "PIECE_SIZE_BYTES", 1_024)
+    disk = SimDisk()
+    store = filled_store(disk)
+    check_nothing_wrong(store, lost_some=False)
+    walked: list[tuple[int, int]] = []
+    real = LogWalker
+
+    def noted(*args: Any, **options: Any) -> Any:
+        walked.append((args[2], options["end_position"]))
+        return real(*args, **options)
+
+    monkeypatch.setattr(checked_log, "LogWalker", noted)
+    path = segment_path(SEGMENT)
+    disk.overwrite(path, 2_000, disk.files("/s/commitlog")[path][2_000:2_001])
+    check_nothing_wrong(store, lost_some=False)
+    [(start, end)] = walked
+    assert start <= SEGMENT + 2_000 < end
+    assert end - start < SEGMENT // 2
+
+
 def test_the_last_append_under_an_open_store_too() -> None:
     disk = SimDisk()
     store = filled_store(disk)
@@ -283,9 +328,9 @@ def test_look_ups_by_key_by_id_and_by_time_give_nothing_of_a_damaged_part() -> N
     disk.flip_bit(segment_path(position), (position % SEGMENT + 40) * 8)
     store = open_store(disk, clock=clock)
     assert list(store.find_by_key_hash("topic", key_hash_of("k20"))) == []
-    assert [Record.FromString(r).body for r in store.find_by_key_hash("topic", key_hash_of("k21"))] == [
-        body_of(21)
-    ]
+    assert [
+        Record.FromString(r).body for r in store.find_by_key_hash("topic", key_hash_of("k21"))
+    ] == [body_of(21)]
     (damage,) = store.damaged_ranges
     assert damage.start_position == position
     for how in ("id", "time", "store time"):
