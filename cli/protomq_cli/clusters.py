@@ -1,4 +1,4 @@
-"""`cluster list|status`: the brokers that a name server knows, and what each of them does."""
+"""`cluster list|status|forget`: the brokers that a name server knows, what each of them does, and those that are gone for good."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from protomq_cli.partial import Missing
 from protomq_cli.units import format_size
 
 if TYPE_CHECKING:
-    from protomq import BrokerStatus
+    from protomq import BrokerInfo, BrokerStatus
 
 _COLUMNS = ("cluster", "broker", "broker_id", "grpc_address", "remoting_address", "start_time")
 _LANE_COLUMNS = (
@@ -34,21 +34,37 @@ def list_brokers(
 ) -> None:
     """List the brokers that the name server knows.
 
-    Shown are the addresses that they advertise.
+    Shown are the addresses that they advertise. One that the name server
+    has lost is listed too, with the time, until it is back or forgotten.
     """
     with open_admin(namesrv, timeout) as admin:
-        rows = [
-            {
-                "cluster": broker.cluster,
-                "broker": broker.broker_name,
-                "broker_id": broker.broker_id,
-                "grpc_address": broker.grpc_address,
-                "remoting_address": broker.remoting_address,
-                "start_time": time_text(broker.incarnation),
-            }
-            for broker in admin.cluster_info()
-        ]
-    print_rows(rows, _COLUMNS, output, expendable=("start_time", "cluster", "broker_id"))
+        there, gone = admin.cluster_info(), admin.missing_brokers()
+    rows = [_broker_row(broker) for broker in there]
+    rows += [
+        _broker_row(one.broker)
+        | {"missing_since": time_text(round(one.removed_time.timestamp() * 1000)), "cause": one.cause}
+        for one in gone
+    ]
+    columns = (*_COLUMNS, "missing_since") if gone else _COLUMNS
+    print_rows(rows, columns, output, expendable=("start_time", "cluster", "broker_id"))
+
+
+def forget(
+    broker: Annotated[
+        str, typer.Argument(metavar="BROKER", show_default=False, help="Name of the broker.")
+    ],
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Miss a broker no more that will not come back.
+
+    Until then commands that ask all brokers end with exit code 7 and name
+    it. All name servers that are given are told. What it stores stays.
+    """
+    with open_admin(namesrv, timeout) as admin:
+        admin.forget_broker(broker)
+    print_rows([{"broker": broker, "forgotten": True}], ("broker", "forgotten"), output)
 
 
 def status(
@@ -86,6 +102,18 @@ def status(
             if rows:
                 print_rows([{"broker": state["broker"], **row} for row in rows], columns, output)
     missing.check()
+
+
+def _broker_row(broker: BrokerInfo) -> dict[str, Any]:
+    return {
+        "cluster": broker.cluster,
+        "broker": broker.broker_name,
+        "broker_id": broker.broker_id,
+        "grpc_address": broker.grpc_address,
+        "remoting_address": broker.remoting_address,
+        "start_time": time_text(broker.incarnation),
+        "missing_since": None,
+    }
 
 
 def _status_row(state: BrokerStatus) -> dict[str, Any]:

@@ -62,6 +62,7 @@ _BY_STATUS_CODE: Final = {
 """gRPC status codes."""
 
 _HINTS: Final = {
+    "BROKER_MISSING": "start it again, or `protomq cluster forget NAME` if it will not come back",
     "TOPIC_NOT_FOUND": "`protomq topic list` shows the topics, `protomq topic create NAME` makes one",
     "TOPIC_EXISTS": "add --update to change it",
     "OFFSET_OUT_OF_RANGE": "`protomq topic describe` shows the range",

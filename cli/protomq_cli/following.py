@@ -6,13 +6,14 @@ What was printed is committed, nothing else: offsets are counted here and commit
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from protomq_cli.connection import open_consumer
+from protomq_cli.connection import open_admin, open_consumer
 from protomq_cli.offsets import OffsetRange
 from protomq_cli.partial import Missing
 from protomq_cli.places import resolve_in_queue
@@ -50,6 +51,11 @@ class Follower:
         self._ends = self._seek(wanted, exit_at_end)
         # Where an end is to be seen, positions have to be looked at often.
         self._poll_s = _HOLD_TO_END_MS / 1000 if self._ends else 1.0
+
+    @property
+    def has_end(self) -> bool:
+        """Whether it ends by itself, where the queues end."""
+        return bool(self._ends)
 
     def run(self, count_max: int) -> None:
         """Until `count_max` messages (0: no limit) were shown, or all queues are at their ends, if there are any."""
@@ -151,7 +157,10 @@ def follow(
     ):
         # The route of a topic that is not there yet has queues, too. One broker that has it is enough to begin.
         missing = Missing()
-        queues = consumer.queues(topic)
+        with open_admin(namesrv, timeout_s) as admin:
+            gone = admin.missing_brokers(topic)
+        missing.note(gone)
+        queues = missing.queues(consumer, topic)
         if queues and not any(
             missing.ask(queue.broker_name, partial(consumer.queue_range, queue)) for queue in queues
         ):
@@ -159,6 +168,11 @@ def follow(
         follower = Follower(
             consumer, topic, show, flush, wanted=wanted, tags=tags, exit_at_end=exit_at_end
         )
+        if follower.has_end:
+            follower.missing.note(gone)
+        else:
+            for one in gone:
+                sys.stderr.write(f"protomq: {one.error}; what it has comes when it is back\n")
         follower.run(count_max)
         follower.missing.check()
 

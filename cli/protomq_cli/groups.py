@@ -80,9 +80,9 @@ def offsets(
 
     A queue without a committed offset lags by all that is stored.
     """
-    missing = Missing()
+    missing = _missing(namesrv, timeout, topic)
     with open_consumer(namesrv, group, auto_commit=False, request_timeout_s=timeout) as consumer:
-        rows = _offset_rows(consumer, consumer.queues(topic), missing)
+        rows = _offset_rows(consumer, missing.queues(consumer, topic), missing)
     if not rows:
         missing.raise_first()
     if all(row["committed_offset"] is None for row in rows):
@@ -121,19 +121,39 @@ def commit(
     """
     if offset.end is not None:
         raise typer.BadParameter("one place is wanted, not a range", param_hint="--offset")
+    missing = _missing(namesrv, timeout, topic)
     with open_consumer(namesrv, group, auto_commit=False, request_timeout_s=timeout) as consumer:
-        queues = [found for found in consumer.queues(topic) if not queue or found.queue_id in queue]
-        if not queues:
+        known = missing.queues(consumer, topic)
+        unknown = sorted(set(queue or ()) - {found.queue_id for found in known})
+        if unknown or not known:
+            missing.raise_first()
             raise CliError(
                 ExitCode.NOT_FOUND,
                 "QUEUE_NOT_FOUND",
-                f"topic {topic!r} has no such queue; `protomq topic describe {topic}` shows them",
+                f"topic {topic!r} has no queue {', '.join(map(str, unknown))}, nothing was changed; "
+                f"`protomq topic describe {topic}` shows them",
             )
-        places = {found: resolve_in_queue(consumer, found, offset)[0] for found in queues}
-        if places:
-            consumer.commit(places)
-        rows = [_offset_row(consumer, found) for found in queues]
+        places = {}
+        for found in known:
+            if not queue or found.queue_id in queue:
+                look_up = partial(resolve_in_queue, consumer, found, offset)
+                place = missing.ask(found.broker_name, look_up)
+                if place is not None:
+                    places[found] = place[0]
+        if not places:
+            missing.raise_first()
+        consumer.commit(places)
+        rows = _offset_rows(consumer, places, missing)
     print_rows(rows, _COLUMNS, output, expendable=("min_offset", "group", "topic"))
+    missing.check()
+
+
+def _missing(namesrv: str | None, timeout_s: float, topic: str) -> Missing:
+    """With the brokers that had the topic and are gone."""
+    missing = Missing()
+    with open_admin(namesrv, timeout_s) as admin:
+        missing.note(admin.missing_brokers(topic))
+    return missing
 
 
 def _offset_rows(

@@ -92,7 +92,7 @@ def build_app() -> typer.Typer:
     group("message", "Find single messages.", ADMINISTRATION, query=messages.query)
     group(
         "cluster", "Brokers: who there is and what they do.", ADMINISTRATION,
-        list=clusters.list_brokers, status=clusters.status,
+        list=clusters.list_brokers, status=clusters.status, forget=clusters.forget,
     )  # fmt: skip
     group(
         "log", "The commit log on disk: dump, verify, repair.", TOOLS,

@@ -432,6 +432,10 @@ def _choose_queues(
     with open_consumer(namesrv, request_timeout_s=timeout_s) as consumer:
         known = consumer.queues(topic)
     if broker is not None and broker not in {queue.broker_name for queue in known}:
+        with open_admin(namesrv, timeout_s) as admin:
+            for gone in admin.missing_brokers(topic):
+                if gone.broker.broker_name == broker:
+                    raise gone.error
         raise unknown_broker(broker, topic, known)
     queues = [
         queue

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 from protomq_cli.exits import CliError, ExitCode
 
 if TYPE_CHECKING:
+    from protomq import MessageQueue, MissingBroker, PullConsumer
     from protomq.errors import ProtomqError
 
 T = TypeVar("T")
@@ -22,6 +23,10 @@ class Missing:
     def __contains__(self, broker_name: object) -> bool:
         return broker_name in self._failures
 
+    def note(self, brokers: Iterable[MissingBroker]) -> None:
+        """Brokers that cannot even be asked: the name server has them no more."""
+        self._failures |= {gone.broker.broker_name: gone.error for gone in brokers}
+
     def take(self, call: Callable[[], T]) -> T:
         """What a call says, even if it is a part of the whole."""
         from protomq.errors import PartialResultError
@@ -35,15 +40,28 @@ class Missing:
 
     def ask(self, broker_name: str, call: Callable[[], T]) -> T | None:
         """What a broker says, None if it does not; one that did not once is not asked again."""
-        from protomq.errors import BusyError, NoRouteError, TransportError
+        from protomq.errors import BusyError, NoRouteError, TopicNotFoundError, TransportError
 
         if broker_name in self._failures:
             return None
         try:
             return call()
+        except TopicNotFoundError:
+            self.raise_first()
+            raise
         except (BusyError, NoRouteError, TransportError) as error:
             self._failures[broker_name] = error
             return None
+
+    def queues(self, consumer: PullConsumer, topic: str) -> tuple[MessageQueue, ...]:
+        """The queues of a topic. Where nobody knows it, one that does not answer may: then its error is raised."""
+        from protomq.errors import TopicNotFoundError
+
+        try:
+            return consumer.queues(topic)
+        except TopicNotFoundError:
+            self.raise_first()
+            raise
 
     def raise_first(self) -> None:
         """Where nobody answered: the first error as it is."""
@@ -52,10 +70,13 @@ class Missing:
 
     def check(self) -> None:
         """To be called when all is printed: raises CliError if something is missing."""
-        if self._failures:
-            why = "; ".join(f"{name} ({error})" for name, error in self._failures.items())
-            raise CliError(
-                ExitCode.PARTIAL,
-                "PARTIAL_RESULT",
-                f"what is printed is not all, no answer from {why}; `protomq cluster list` shows the addresses",
-            )
+        if not self._failures:
+            return
+        why = "; ".join(f"{name} ({error})" for name, error in self._failures.items())
+        gone = [name for name, error in self._failures.items() if error.reason == "BROKER_MISSING"]
+        hint = "`protomq cluster list` shows the addresses"
+        if gone:
+            hint = f"start {gone[0]} again, or `protomq cluster forget {gone[0]}` if it will not come back"
+        raise CliError(
+            ExitCode.PARTIAL, "PARTIAL_RESULT", f"what is printed is not all, no answer from {why}; {hint}"
+        )

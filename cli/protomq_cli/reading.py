@@ -56,17 +56,23 @@ class TopicReader:
         self._tags = tuple(tags)
         self._deadline_s = time.monotonic() + timeout_s
         self._transport = SyncTransport(TransportOptions(transport=transport))  # type: ignore[arg-type]
+        self.missing = Missing()
         with open_admin(namesrv, timeout_s) as admin:
             self._addresses: dict[str, BrokerAddress] = {
                 broker.broker_name: broker.address for broker in reversed(admin.cluster_info())
             }
+            self.missing.note(
+                gone
+                for gone in admin.missing_brokers(topic)
+                if broker_name in (None, gone.broker.broker_name)
+            )
         self._parts: dict[MessageQueue, tuple[int, int]] = {}
-        self.missing = Missing()
         ranges: dict[MessageQueue, tuple[int, int]] = {}
         look_up_s = min(timeout_s, LOOK_UP_TIMEOUT_S)
         with open_consumer(namesrv, request_timeout_s=look_up_s) as consumer:
-            queues = consumer.queues(topic)
+            queues = self.missing.queues(consumer, topic)
             if broker_name is not None and broker_name not in {q.broker_name for q in queues}:
+                self.missing.raise_first()
                 raise unknown_broker(broker_name, topic, queues)
             for queue in queues:
                 if broker_name not in (None, queue.broker_name):

@@ -161,7 +161,7 @@ class EchoRoute:
         raise NotImplementedError
 
     register_broker = unregister_broker = heartbeat = hold_registration = get_route
-    list_topic_names = get_cluster_info = get_route
+    list_topic_names = get_cluster_info = forget_broker = get_route
 
 
 class Services:

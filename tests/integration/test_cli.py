@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -13,8 +12,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
@@ -26,64 +23,9 @@ from protomq import Producer
 from protomq.testing import Broker
 from protomq.v1.pull_service_pb2 import PullRequest
 from protomq.v1.pull_service_pb2_grpc import PullServiceStub
-from protomq_cli.main import main
-
-PROTOMQ = [sys.executable, "-m", "protomq_cli.main"]
-
-
-@dataclass(frozen=True)
-class Finished:
-    """What a command left."""
-
-    stdout: str
-    stderr: str
-
+from tests.support.cli import PROTOMQ, Finished, jsonl, run, run_process
 
 Cli = Callable[..., Finished]
-
-
-def run(*arguments: str, namesrv: str = "", stdin: str = "", code: int = 0) -> Finished:
-    """Runs a command in this process, which spares the start of an interpreter; it must end with this exit code."""
-    out, err = io.TextIOWrapper(io.BytesIO()), io.TextIOWrapper(io.BytesIO())
-    given = io.TextIOWrapper(io.BytesIO(stdin.encode()))
-    with (
-        mock.patch.dict(os.environ, environment_with(namesrv), clear=True),
-        mock.patch.object(sys, "stdin", given),
-        redirect_stdout(out),
-        redirect_stderr(err),
-    ):
-        found = main(list(arguments))
-    texts = []
-    for stream in (out, err):
-        stream.flush()
-        assert isinstance(stream.buffer, io.BytesIO)
-        texts.append(stream.buffer.getvalue().decode())
-    assert found == code, f"{arguments}: {found}\n{texts[0]}\n{texts[1]}"
-    return Finished(*texts)
-
-
-def run_process(*arguments: str, namesrv: str = "", stdin: str = "", code: int = 0) -> Finished:
-    """The same in a process of its own."""
-    finished = subprocess.run(
-        [*PROTOMQ, *arguments],
-        capture_output=True,
-        text=True,
-        input=stdin,
-        timeout=60,
-        env=environment_with(namesrv),
-        check=False,
-    )
-    assert finished.returncode == code, (
-        f"{arguments}: {finished.returncode}\n{finished.stdout}\n{finished.stderr}"
-    )
-    return Finished(finished.stdout, finished.stderr)
-
-
-def environment_with(namesrv: str) -> dict[str, str]:
-    """This environment, with the settings of the machine's user taken out."""
-    environment = {**os.environ, "PROTOMQ_CONFIG": "/nonexistent/config.toml"}
-    environment.pop("PROTOMQ_NAMESRV_ADDR", None)
-    return {**environment, "PROTOMQ_NAMESRV_ADDR": namesrv} if namesrv else environment
 
 
 @pytest.fixture
@@ -94,10 +36,6 @@ def cli(protomq_server: Broker) -> Cli:
         return run(*arguments, namesrv=protomq_server.remoting_address, stdin=stdin, code=code)
 
     return run_here
-
-
-def jsonl(finished: Finished) -> list[dict[str, object]]:
-    return [json.loads(line) for line in finished.stdout.splitlines()]
 
 
 # -- without a server ------------------------------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ from google.protobuf.message import Message
 from protomq.v1 import options_pb2, route_service_pb2
 from protomq.v1.route_service_pb2 import (
     Broker,
+    ForgetBrokerRequest,
+    ForgetBrokerResponse,
     GetClusterInfoRequest,
     GetClusterInfoResponse,
     GetRouteRequest,
@@ -192,6 +194,11 @@ def test_every_unary_method_answers_over_both_transports(call: Transport) -> Non
     finally:
         unregistered = checked("UnregisterBroker", UnregisterBrokerRequest(**identity(name)))
     assert unregistered == UnregisterBrokerResponse()
+    (missing,) = call("GetClusterInfo", GetClusterInfoRequest(topic="unary_topic")).missing_brokers
+    assert (missing.broker, missing.cause) == (broker, "it was stopped")
+    assert call("GetClusterInfo", GetClusterInfoRequest(topic="other")).missing_brokers == []
+    assert checked("ForgetBroker", ForgetBrokerRequest(broker_name=name)) == ForgetBrokerResponse()
+    assert call("GetClusterInfo", GetClusterInfoRequest()).missing_brokers == []
     assert called == unary
 
 
@@ -208,6 +215,9 @@ def test_every_unary_method_answers_over_both_transports(call: Transport) -> Non
         ),
         ("Heartbeat", HeartbeatRequest(), "INVALID_ARGUMENT", ["broker_name"]),
         ("HoldRegistration", HoldRegistrationRequest(**identity("nobody")), "BROKER_NOT_FOUND", []),
+        ("ForgetBroker", ForgetBrokerRequest(broker_name="nobody"), "BROKER_NOT_FOUND", []),
+        ("ForgetBroker", ForgetBrokerRequest(broker_name="../x"), "INVALID_ARGUMENT", ["broker_name"]),
+        ("GetClusterInfo", GetClusterInfoRequest(topic="../x"), "INVALID_ARGUMENT", ["topic"]),
         ("ListTopicNames", ListTopicNamesRequest(page_size=-1), "INVALID_ARGUMENT", ["page_size"]),
     ],
 )

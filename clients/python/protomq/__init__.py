@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ._admin import DamagedQueue as DamagedQueue
     from ._admin import LaneStatus as LaneStatus
     from ._admin import LogDamage as LogDamage
+    from ._admin import MissingBroker as MissingBroker
     from ._admin import QueueStatus as QueueStatus
     from ._admin import TopicConfig as TopicConfig
     from ._admin import TopicDescription as TopicDescription
@@ -74,6 +75,7 @@ _LAZY = {
     "DamagedQueue": "_admin",
     "LaneStatus": "_admin",
     "LogDamage": "_admin",
+    "MissingBroker": "_admin",
     "TopicStats": "_admin",
     "ConsumerGroup": "_admin",
     "ProtomqError": "errors",
@@ -102,6 +104,7 @@ __all__ = [
     "DamagedQueue",
     "LaneStatus",
     "LogDamage",
+    "MissingBroker",
     "TopicStats",
     "ConsumerGroup",
     "ProtomqError",

@@ -19,6 +19,7 @@ from ._routes import Routes
 from ._transport import SyncTransport, TransportOptions
 from ._types import BrokerAddress, MessageQueue, MethodInfo, Permission, QueueRange
 from .errors import (
+    BrokerMissingError,
     BrokerNotFoundError,
     ClientError,
     ClosedError,
@@ -97,6 +98,32 @@ class BrokerInfo:
     def address(self) -> BrokerAddress:
         """What a transport takes."""
         return BrokerAddress(self.broker_name, self.grpc_address, self.remoting_address)
+
+
+@dataclass(frozen=True, slots=True)
+class MissingBroker:
+    """A broker that the name server had, as it was last: removed then, for that cause. It is not in `cluster_info`."""
+
+    broker: BrokerInfo
+    removed_time: datetime
+    cause: str
+
+    @property
+    def error(self) -> BrokerMissingError:
+        """What a method of Admin fails with that needs this broker."""
+        broker = self.broker
+        since = self.removed_time.strftime("%Y-%m-%dT%H:%M:%SZ")
+        return BrokerMissingError(
+            f"broker {broker.broker_name} is not registered any more, since {since}: {self.cause}; "
+            f"it was at {broker.remoting_address or broker.grpc_address}",
+            metadata={
+                "broker_name": broker.broker_name,
+                "grpc_address": broker.grpc_address,
+                "remoting_address": broker.remoting_address,
+                "removed_time": since,
+                "cause": self.cause,
+            },
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +210,8 @@ class Admin:
     """Administration of a cluster. Any thread may call everything.
 
     A method that asks several brokers goes on when one does not answer, and in the end raises PartialResultError with what the
-    others said; if none answers, the error of the first.
+    others said; if none answers, the error of the first. A broker that the name server had and has no more does not answer either
+    (BrokerMissingError), until it is back or `forget_broker` was called.
     """
 
     def __init__(
@@ -240,7 +268,7 @@ class Admin:
             )
             configs[broker.broker_name] = _topic_config(answer.topic)
 
-        failures = self._ask_each(self._brokers(brokers), ask)
+        failures = self._ask_each(brokers, ask)
         self._routes.invalidate(topic)
         return _whole(configs, failures)
 
@@ -270,7 +298,8 @@ class Admin:
                 )
                 for item in answer.queues
             )
-        failures = self._ask_each(self._brokers(None), ask)
+
+        failures = self._ask_each(None, ask, topic)
         if not configs:
             raise next(iter(failures.values()), _no_broker_has(topic))
         return _whole(TopicDescription(topic, configs, tuple(queues)), failures)
@@ -293,7 +322,7 @@ class Admin:
                 return
             deleted.append(broker.broker_name)
 
-        failures = self._ask_each(self._brokers(brokers), ask)
+        failures = self._ask_each(brokers, ask, topic)
         self._routes.invalidate(topic)
         if not deleted:
             raise next(iter(failures.values()), _no_broker_has(topic))
@@ -336,7 +365,7 @@ class Admin:
                     break
             found[broker.broker_name] = configs
 
-        return _whole(found, self._ask_each(self._named_or_all(broker_name), ask))
+        return _whole(found, self._ask_each(_one_or_all(broker_name), ask))
 
     # -- groups ----------------------------------------------------------------------------------------------------------
 
@@ -368,7 +397,7 @@ class Admin:
                 if not token:
                     return
 
-        failures = self._ask_each(self._brokers(None), ask)
+        failures = self._ask_each(None, ask, topic)
         if topic and not known:
             raise next(iter(failures.values()), _no_broker_has(topic))
         groups = [ConsumerGroup(name, tuple(sorted(found[name]))) for name in sorted(found)]
@@ -380,20 +409,32 @@ class Admin:
         """All brokers, by cluster, name and id; slaves too."""
         from .v1 import route_service_pb2 as pb
 
-        data = self._routes.ask(_methods.GET_CLUSTER_INFO, b"", self._request_timeout_s)
-        return [
-            BrokerInfo(
-                broker.cluster,
-                broker.broker_name,
-                broker.broker_id,
-                broker.grpc_address,
-                broker.remoting_address,
-                broker.ha_address,
-                broker.incarnation,
-                Permission(broker.permission),
-            )
-            for broker in _decode(data, pb.GetClusterInfoResponse).brokers
-        ]
+        return self._cluster(pb.GetClusterInfoRequest())[0]
+
+    def missing_brokers(self, topic: str = "") -> list[MissingBroker]:
+        """Brokers that were removed since the name server started and are not back, by name; `topic`: those that had it.
+
+        What they store is in no answer. A name server keeps this in memory: one that was restarted knows of none.
+        """
+        from .v1 import route_service_pb2 as pb
+
+        return self._cluster(pb.GetClusterInfoRequest(topic=topic))[1]
+
+    def forget_broker(self, broker_name: str) -> None:
+        """A missing broker will not come back: no name server misses it any more. What it stores is not touched.
+
+        Raises BrokerNotFoundError if none misses it, NoRouteError if a name server does not answer: call again.
+        """
+        from .v1 import route_service_pb2 as pb
+
+        request = pb.ForgetBrokerRequest(broker_name=broker_name).SerializeToString()
+        answers = self._routes.ask_all(_methods.FORGET_BROKER, request, self._request_timeout_s)
+        errors = [answer for answer in answers if isinstance(answer, ProtomqError)]
+        for error in errors:
+            if not isinstance(error, NotFoundError):
+                raise error
+        if len(errors) == len(answers):
+            raise errors[0]
 
     def broker_status(self, broker_name: str | None = None) -> list[BrokerStatus]:
         """What a broker does, or all of them do."""
@@ -405,7 +446,7 @@ class Admin:
             request, answer = pb.GetBrokerStatusRequest(), pb.GetBrokerStatusResponse
             answers.append(self._call(broker.address, _methods.GET_BROKER_STATUS, request, answer))
 
-        failures = self._ask_each(self._named_or_all(broker_name), ask)
+        failures = self._ask_each(_one_or_all(broker_name), ask)
         states = [
             BrokerStatus(
                 broker_name=answer.broker_name,
@@ -456,12 +497,12 @@ class Admin:
                 known = sums.get(item.topic, (0, 0, 0, 0))
                 sums[item.topic] = [a + b for a, b in zip(known, counters, strict=True)]
 
-        failures = self._ask_each(self._brokers(None), ask)
+        failures = self._ask_each(None, ask)
         return _whole([TopicStats(topic, *sums[topic]) for topic in sorted(sums)], failures)
 
     def ping(self, broker_name: str) -> float:
         """Time of a round trip to the broker's admin lane, in seconds."""
-        address = self._brokers([broker_name])[0].address
+        address = self._brokers([broker_name])[0][0].address
         started_s = time.perf_counter()
         self._transport.call(address, _methods.PING, (), self._request_timeout_s)
         return time.perf_counter() - started_s
@@ -507,7 +548,7 @@ class Admin:
 
     def transport(self, broker_name: str) -> str:
         """ "remoting", "grpc", or "" before the first call to that broker."""
-        return self._transport.kind(self._brokers([broker_name])[0].address)
+        return self._transport.kind(self._brokers([broker_name])[0][0].address)
 
     def close(self) -> None:
         """Closes all connections. May be called twice."""
@@ -539,14 +580,21 @@ class Admin:
                 queue = MessageQueue(record.topic, broker.broker_name, record.queue_id)
                 found.append(Message.from_record(octets, queue, record.queue_offset))
 
-        failures = self._ask_each(self._brokers(None), ask)
+        failures = self._ask_each(None, ask, request.topic)
         found.sort(key=lambda message: message.store_time_ms, reverse=True)
         return _whole(found[:count_max], failures)
 
     def _ask_each(
-        self, brokers: Sequence[BrokerInfo], ask: Callable[[BrokerInfo], None]
+        self,
+        names: Iterable[str] | None,
+        ask: Callable[[BrokerInfo], None],
+        topic: str = "",
     ) -> dict[str, ProtomqError]:
-        """Calls `ask` for each broker; the errors of those that could not answer, by name. Raises if none could."""
+        """Calls `ask` for each broker, all or those named; the errors of those that could not answer, by name. Raises if none could.
+
+        `topic`: a broker that is missing counts only if it had this one.
+        """
+        brokers, missing = self._brokers(names, topic)
         failures: dict[str, ProtomqError] = {}
         for broker in brokers:
             try:
@@ -555,33 +603,51 @@ class Admin:
                 raise
             except ProtomqError as error:
                 failures[broker.broker_name] = error
-        if len(failures) == len(brokers):
+        failures |= {gone.broker.broker_name: gone.error for gone in missing}
+        if len(failures) == len(brokers) + len(missing):
             raise next(iter(failures.values()))
         return failures
 
-    def _named_or_all(self, broker_name: str | None) -> list[BrokerInfo]:
-        return self._brokers(None if broker_name is None else [broker_name])
+    def _brokers(
+        self, names: Iterable[str] | None, topic: str = ""
+    ) -> tuple[list[BrokerInfo], list[MissingBroker]]:
+        """The masters by name, all or those named; and if all are wanted, those that are missing and had the topic ("": any)."""
+        from .v1 import route_service_pb2 as pb
 
-    def _brokers(self, names: Iterable[str] | None) -> list[BrokerInfo]:
-        """The masters, all or those named, by name."""
-        if self._closed:
-            raise ClosedError("the admin client is closed")
         if isinstance(names, str):
             raise ConfigurationError(f"brokers is a list of names, not the text {names!r}")
-        masters = {
-            broker.broker_name: broker for broker in self.cluster_info() if broker.broker_id == 0
-        }
+        request = pb.GetClusterInfoRequest(topic=topic if names is None else "")
+        known, missing = self._cluster(request)
+        masters = {broker.broker_name: broker for broker in known if broker.broker_id == 0}
         if names is not None:
             wanted = list(names)
-            missing = [name for name in wanted if name not in masters]
-            if missing:
+            for gone in missing:
+                if gone.broker.broker_name in wanted:
+                    raise gone.error
+            unknown = [name for name in wanted if name not in masters]
+            if unknown:
                 raise BrokerNotFoundError(
-                    f"no broker of that name is registered: {', '.join(missing)}"
+                    f"no broker of that name is registered: {', '.join(unknown)}"
                 )
-            return [masters[name] for name in wanted]
-        if not masters:
+            return [masters[name] for name in wanted], []
+        if not masters and not missing:
             raise BrokerNotFoundError("no broker is registered at the name server")
-        return [masters[name] for name in sorted(masters)]
+        return [masters[name] for name in sorted(masters)], missing
+
+    def _cluster(self, request: PbMessage) -> tuple[list[BrokerInfo], list[MissingBroker]]:
+        from .v1 import route_service_pb2 as pb
+
+        if self._closed:
+            raise ClosedError("the admin client is closed")
+        data = self._routes.ask(
+            _methods.GET_CLUSTER_INFO, request.SerializeToString(), self._request_timeout_s
+        )
+        answer = _decode(data, pb.GetClusterInfoResponse)
+        missing = [
+            MissingBroker(_broker_info(gone.broker), _datetime(gone.removed_time), gone.cause)
+            for gone in answer.missing_brokers
+        ]
+        return [_broker_info(broker) for broker in answer.brokers], missing
 
     def _call(
         self, address: BrokerAddress, method: MethodInfo, request: PbMessage, answer_class: type[_T]
@@ -608,6 +674,23 @@ def _decode(data: bytes, answer_class: type[_T]) -> _T:
         return parse(data)
     except DecodeError as error:
         raise ProtocolError(f"the server's answer does not parse: {error}") from error
+
+
+def _one_or_all(broker_name: str | None) -> list[str] | None:
+    return None if broker_name is None else [broker_name]
+
+
+def _broker_info(broker: Any) -> BrokerInfo:
+    return BrokerInfo(
+        broker.cluster,
+        broker.broker_name,
+        broker.broker_id,
+        broker.grpc_address,
+        broker.remoting_address,
+        broker.ha_address,
+        broker.incarnation,
+        Permission(broker.permission),
+    )
 
 
 def _topic_config(topic: Any) -> TopicConfig:

@@ -20,6 +20,7 @@ _V1: Final = "/protomq.v1."
 GET_ROUTE: Final = MethodInfo(_V1 + "RouteService/GetRoute", 0x0104, LANE_ROUTE)
 LIST_TOPIC_NAMES: Final = MethodInfo(_V1 + "RouteService/ListTopicNames", 0x0106, LANE_ROUTE)
 GET_CLUSTER_INFO: Final = MethodInfo(_V1 + "RouteService/GetClusterInfo", 0x0107, LANE_ROUTE)
+FORGET_BROKER: Final = MethodInfo(_V1 + "RouteService/ForgetBroker", 0x0108, LANE_ROUTE)
 
 SEND: Final = MethodInfo(_V1 + "SendService/Send", 0x0201, LANE_SEND)
 

@@ -389,6 +389,24 @@ class Routes:
             return answer
         raise outcome_of_failures(errors, names)
 
+    def ask_all(
+        self, method: MethodInfo, request: bytes, timeout_s: float = TIMEOUT_S
+    ) -> list[bytes | ProtomqError]:
+        """Calls a method of RouteService at every name server: what each of them says, at least one. Raises NoRouteError."""
+        deadline_s = time.monotonic() + timeout_s
+        names = self.name_servers
+        if names.needs_reading(time.monotonic()):
+            names.read_url(timeout_s / 2, time.monotonic())
+        answers: list[bytes | ProtomqError] = []
+        for server, try_timeout_s in tries(names.in_order(), deadline_s):
+            try:
+                answers.append(self._transport.call(server, method, (request,), try_timeout_s))
+            except ProtomqError as error:
+                answers.append(error)
+        if not answers:
+            raise outcome_of_failures((), names)
+        return answers
+
     def _own_lock(self) -> threading.Lock:
         """The lock; in a forked child a new one, for the old one may be held by a thread that is not there."""
         if self._pid != os.getpid():

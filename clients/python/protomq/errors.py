@@ -7,6 +7,7 @@
     │   ├── ClosedError                 the producer, consumer or transport is closed
     │   ├── OffsetIllegalError          a consumer's position is outside its queue, and its `offset_reset` is "error"
     │   ├── NoRouteError                no name server answers and no route is known, or the topic has no queue that fits
+    │   │   └── BrokerMissingError      a broker was registered and is not any more; `metadata` says since when and why
     │   ├── CompressionError            a codec is not installed, or a body does not decompress within its limit
     │   ├── BatchIncompleteError        some requests of a batch are stored, another failed; `stored` tells which
     │   └── PartialResultError          some of several brokers did not answer; `result` is what the others said
@@ -74,6 +75,7 @@ __all__ = [
     "ClosedError",
     "OffsetIllegalError",
     "NoRouteError",
+    "BrokerMissingError",
     "CompressionError",
     "BatchIncompleteError",
     "PartialResultError",
@@ -202,6 +204,15 @@ class NoRouteError(ClientError):
     code = _UNAVAILABLE
     retriable = True
     stale_route = True
+
+
+class BrokerMissingError(NoRouteError):
+    """A broker was registered at the name server and is not any more: what it stores cannot be reached.
+
+    `metadata`: broker_name, grpc_address and remoting_address as they were last, removed_time (ISO 8601) and cause.
+    """
+
+    reason = "BROKER_MISSING"
 
 
 class CompressionError(ClientError):

@@ -49,7 +49,7 @@ class LimitsConfig:
     """What a name server takes at most; beyond it, callers get RESOURCE_EXHAUSTED, TOO_MANY."""
 
     broker_count_max: int = 1_024
-    """Registered brokers. 1 to 65,536."""
+    """Registered brokers; as many that are missing are remembered besides. 1 to 65,536."""
     topic_count_max: int = 100_000
     """Topics of one broker. 1 to 1,000,000."""
     watcher_count_max: int = 10_000

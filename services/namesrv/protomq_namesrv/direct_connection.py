@@ -47,7 +47,11 @@ class DirectConnection:
     def unregister_broker(self, request: UnregisterBrokerRequest) -> UnregisterBrokerResponse:
         key = to_key(request.broker_name, request.broker_id)
         self._table.unregister(
-            key, request.incarnation, self._clock.monotonic_ms(), store_id=request.store_id
+            key,
+            request.incarnation,
+            self._clock.monotonic_ms(),
+            store_id=request.store_id,
+            time_ms=self._clock.now_ms(),
         )
         return UnregisterBrokerResponse()
 

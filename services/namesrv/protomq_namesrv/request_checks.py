@@ -79,6 +79,11 @@ def to_key(broker_name: str, broker_id: int) -> BrokerKey:
     return BrokerKey(broker_name, broker_id)
 
 
+def check_broker_name(broker_name: str) -> None:
+    """Raises INVALID_ARGUMENT unless it is a name that a broker can have."""
+    _refuse(list(_name_violations("broker_name", broker_name)))
+
+
 def check_topic(topic: str) -> None:
     """Raises INVALID_ARGUMENT unless it is a name that a topic can have."""
     if not is_topic_name(topic):

@@ -15,7 +15,10 @@ from typing import Final, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from protomq.v1.route_service_pb2 import (
+    ForgetBrokerRequest,
+    ForgetBrokerResponse,
     GetClusterInfoRequest,
+    GetClusterInfoResponse,
     GetRouteRequest,
     GetRouteResponse,
     HeartbeatRequest,
@@ -42,6 +45,7 @@ from protomq_runtime.timers import Timer
 
 from .config import LimitsConfig, LivenessConfig
 from .request_checks import (
+    check_broker_name,
     check_topic,
     is_creatable_topic_name,
     page_size_of,
@@ -110,7 +114,11 @@ class RouteService:
     ) -> UnregisterBrokerResponse:
         key = to_key(request.broker_name, request.broker_id)
         if self._table.unregister(
-            key, request.incarnation, self._clock.monotonic_ms(), store_id=request.store_id
+            key,
+            request.incarnation,
+            self._clock.monotonic_ms(),
+            store_id=request.store_id,
+            time_ms=self._clock.now_ms(),
         ):
             logger.info("broker %s (id %d) unregistered", key.broker_name, key.broker_id)
         return UnregisterBrokerResponse()
@@ -181,14 +189,20 @@ class RouteService:
         )
         return ListTopicNamesResponse(topics=page, next_page_token=next_token)
 
-    @raw
-    def get_cluster_info(self, call: Call) -> None:
-        try:
-            _parse(GetClusterInfoRequest, call.payload)
-        except ServiceError as error:
-            call.fail(error)
-            return
-        call.answer(self._table.snapshot.encoded_cluster_info)
+    def get_cluster_info(
+        self, request: GetClusterInfoRequest, context: CallContext
+    ) -> GetClusterInfoResponse:
+        if request.topic:
+            check_topic(request.topic)
+        return self._table.snapshot.cluster_info(request.topic)
+
+    def forget_broker(
+        self, request: ForgetBrokerRequest, context: CallContext
+    ) -> ForgetBrokerResponse:
+        check_broker_name(request.broker_name)
+        self._table.forget(request.broker_name)
+        logger.info("broker %s forgotten, as %s asked", request.broker_name, context.peer)
+        return ForgetBrokerResponse()
 
     def end_hold(self, hold: _Hold, *, broken: bool) -> None:
         """A hold was answered or lost its caller; on its lane's thread."""
@@ -210,16 +224,22 @@ class RouteService:
 
     def _route_of_unknown(self, topic: str) -> bytes:
         check_topic(topic)
+        snapshot = self._table.snapshot
         route = (
-            self._table.snapshot.auto_create_route(topic)
+            snapshot.auto_create_route(topic)
             if is_creatable_topic_name(topic)
             else None
         )
         if route is None:
+            gone = ", ".join(
+                missing.registration.key.broker_name for missing in snapshot.missing(topic)
+            )
+            remedy = "create it, or let a broker create topics on the first send"
             raise ServiceError(
                 Code.NOT_FOUND,
                 "TOPIC_NOT_FOUND",
-                f"no broker has the topic {topic}; create it, or let a broker create topics on the first send",
+                f"no broker has the topic {topic}; "
+                + (f"missing is {gone}, which had it: start it again" if gone else remedy),
                 metadata={"topic": topic},
             )
         return GetRouteResponse(route=route).SerializeToString()
@@ -227,7 +247,9 @@ class RouteService:
     def _scan(self, lane: Lane) -> None:
         if self._stopping:
             return
-        for removal in self._table.remove_silent(self._clock.monotonic_ms()):
+        for removal in self._table.remove_silent(
+            self._clock.monotonic_ms(), time_ms=self._clock.now_ms()
+        ):
             logger.warning(
                 "broker %s (id %d) removed: %s",
                 removal.key.broker_name,

@@ -21,6 +21,7 @@ from protomq.v1.route_service_pb2 import (
     Broker,
     GetClusterInfoResponse,
     GetRouteResponse,
+    MissingBroker,
     QueueRoute,
     Route,
 )
@@ -80,10 +81,21 @@ class Registration:
         return BrokerKey(self.broker.broker_name, self.broker.broker_id)
 
 
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """A broker that was removed. `removed_time_ms`: by the wall clock."""
+
+    registration: Registration
+    removed_time_ms: int
+    cause: str
+
+
 class RouteSnapshot:
     """All registrations at one moment, with the answers to GetRoute, serialised when they are first asked for."""
 
-    def __init__(self, registrations: Iterable[Registration] = ()) -> None:
+    def __init__(
+        self, registrations: Iterable[Registration] = (), missing: Iterable[Missing] = ()
+    ) -> None:
         self._registrations: dict[BrokerKey, Registration] = {}
         for registration in sorted(registrations, key=lambda registration: registration.key):
             self._registrations[registration.key] = registration
@@ -91,6 +103,7 @@ class RouteSnapshot:
         for registration in self._registrations.values():
             speakers.setdefault(registration.broker.broker_name, registration)
         self._speakers: Sequence[Registration] = tuple(speakers.values())
+        self._missing = sorted(missing, key=lambda gone: gone.registration.key)
         self._encoded_routes: dict[str, bytes] = {}
 
     @property
@@ -103,14 +116,22 @@ class RouteSnapshot:
         """Of all brokers, in order."""
         return sorted({name for speaker in self._speakers for name in speaker.topics})
 
-    @cached_property
-    def encoded_cluster_info(self) -> bytes:
-        """Serialised GetClusterInfoResponse."""
+    def missing(self, topic: str = "") -> Sequence[Missing]:
+        """The brokers that were removed, by name; `topic`: those of them that had it."""
+        return [gone for gone in self._missing if not topic or topic in gone.registration.topics]
+
+    def cluster_info(self, topic: str = "") -> GetClusterInfoResponse:
+        """All brokers; `topic`: of those that are missing only the ones that had it."""
         brokers = sorted(
             (registration.broker for registration in self._registrations.values()),
             key=lambda broker: (broker.cluster, broker.broker_name, broker.broker_id),
         )
-        return GetClusterInfoResponse(brokers=brokers).SerializeToString()
+        answer = GetClusterInfoResponse(brokers=brokers)
+        for gone in self.missing(topic):
+            entry = MissingBroker(broker=gone.registration.broker, cause=gone.cause)
+            entry.removed_time.FromMilliseconds(gone.removed_time_ms)
+            answer.missing_brokers.append(entry)
+        return answer
 
     def encoded_route(self, topic: str) -> bytes | None:
         """Serialised GetRouteResponse of a topic that a broker has; None if none has it."""

@@ -13,10 +13,13 @@ Rules
 - What was removed leaves a tombstone for `expiry_ms`: a lower incarnation of the same store stays out, and after an unregister the same
   one too, since a late register of a process that has stopped must not bring it back. Not for ever: a clock that was set back between two
   starts would lock the broker out.
+- What was removed is missing, not forgotten: what it stores is in no answer, and who asks is told so. By name, until a broker of that name
+  registers or an operator says `forget`; at most `broker_count_max` of them. Not over a restart of this process, which stores nothing.
 - Deadlines are for peers, not for us: when this process itself was stopped (scans `pause_ms` apart), all are put off by as much.
 
 Any thread may call: changes are made under one lock, which is never held while anything is served. Each change publishes a new
-immutable `snapshot`; readers take the attribute and no lock. Times are milliseconds of a monotonic clock, handed in.
+immutable `snapshot`; readers take the attribute and no lock. Times are milliseconds of a monotonic clock, handed in; `time_ms` is the wall
+clock's, for people.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ from typing import Final, NamedTuple
 from protomq_runtime.errors import Code, ServiceError, too_many
 
 from .config import LimitsConfig, LivenessConfig
-from .route_snapshot import BrokerKey, Registration, RouteSnapshot, Version
+from .route_snapshot import BrokerKey, Missing, Registration, RouteSnapshot, Version
 
 PAUSE_SCANS: Final = 5
 """So many scan intervals between two scans mean that this process was stopped or starved."""
@@ -43,6 +46,10 @@ class RemovalCause(Enum):
     EXPIRED = "no heartbeat in time"
     CONNECTION_BROKEN = "its connection broke and it did not come back in time"
     HOLD_NOT_RENEWED = "it did not renew its hold in time"
+
+
+STOPPED: Final = "it was stopped"
+"""Why a broker is missing that unregistered itself."""
 
 
 class Removal(NamedTuple):
@@ -85,6 +92,7 @@ class RouteTable:
         self._registrations: dict[BrokerKey, Registration] = {}
         self._liveness: dict[BrokerKey, _Liveness] = {}
         self._tombstones: dict[BrokerKey, _Tombstone] = {}
+        self._missing: dict[str, Missing] = {}
         self._hold_ids = count(1)
         self._last_scan_ms: int | None = None
         self._snapshot = RouteSnapshot()
@@ -143,13 +151,20 @@ class RouteTable:
             changed = known != registration
             if changed:
                 self._registrations[key] = registration
+                self._missing.pop(key.broker_name, None)
                 self._publish()
         if changed:
             self._notify()
         return takes_over
 
     def unregister(
-        self, key: BrokerKey, incarnation: int, now_ms: int, *, store_id: int = 0
+        self,
+        key: BrokerKey,
+        incarnation: int,
+        now_ms: int,
+        *,
+        store_id: int = 0,
+        time_ms: int = 0,
     ) -> bool:
         """Remove a broker that stops; False if it is unknown, or a newer incarnation or another store is in place."""
         with self._lock:
@@ -160,10 +175,26 @@ class RouteTable:
                 or liveness.incarnation > incarnation
             ):
                 return False
+            self._miss(key, time_ms, STOPPED)
             self._remove(key, incarnation + 1, now_ms)
             self._publish()
         self._notify()
         return True
+
+    def forget(self, broker_name: str) -> None:
+        """A broker that is missing will not come back: miss it no more. Raises BROKER_NOT_FOUND if it is not missing."""
+        with self._lock:
+            if self._missing.pop(broker_name, None) is None:
+                is_there = any(key.broker_name == broker_name for key in self._registrations)
+                raise ServiceError(
+                    Code.NOT_FOUND,
+                    "BROKER_NOT_FOUND",
+                    f"broker {broker_name} is registered; stop it first"
+                    if is_there
+                    else f"no broker {broker_name} is missing here",
+                    metadata={"broker_name": broker_name},
+                )
+            self._publish()
 
     def heartbeat(
         self, key: BrokerKey, incarnation: int, version: Version, now_ms: int, *, store_id: int = 0
@@ -213,7 +244,7 @@ class RouteTable:
             liveness.hold_due_cause = cause
             return True
 
-    def remove_silent(self, now_ms: int) -> Sequence[Removal]:
+    def remove_silent(self, now_ms: int, *, time_ms: int = 0) -> Sequence[Removal]:
         """The scan: remove the brokers whose time is up."""
         with self._lock:
             self._forgive_own_pause(now_ms)
@@ -223,6 +254,7 @@ class RouteTable:
                 if (cause := _overdue(liveness, now_ms)) is not None
             ]
             for removal in removals:
+                self._miss(removal.key, time_ms, removal.cause.value)
                 self._remove(removal.key, self._liveness[removal.key].incarnation, now_ms)
             for key in [key for key, stone in self._tombstones.items() if stone.until_ms <= now_ms]:
                 del self._tombstones[key]
@@ -315,6 +347,15 @@ class RouteTable:
             if liveness.hold_due_ms is not None:
                 liveness.hold_due_ms += gap_ms
 
+    def _miss(self, key: BrokerKey, time_ms: int, cause: str) -> None:
+        """The broker is about to be removed. Nothing is missing while another one of its name is there: a slave has what its master has."""
+        if sum(other.broker_name == key.broker_name for other in self._registrations) > 1:
+            return
+        self._missing.pop(key.broker_name, None)
+        self._missing[key.broker_name] = Missing(self._registrations[key], time_ms, cause)
+        if len(self._missing) > self._limits.broker_count_max:
+            del self._missing[next(iter(self._missing))]
+
     def _remove(self, key: BrokerKey, incarnation_min: int, now_ms: int) -> None:
         del self._registrations[key]
         store_id = self._liveness.pop(key).store_id
@@ -326,7 +367,7 @@ class RouteTable:
             del self._tombstones[next(iter(self._tombstones))]
 
     def _publish(self) -> None:
-        self._snapshot = RouteSnapshot(self._registrations.values())
+        self._snapshot = RouteSnapshot(self._registrations.values(), self._missing.values())
 
     def _notify(self) -> None:
         if self.on_change is not None:

@@ -106,7 +106,7 @@ RULES: Final[Mapping[str, ReasonRule]] = {
     # No server answers it: a queue without a committed offset is left out of GetOffsets.
     "OFFSET_NOT_FOUND": ReasonRule(Code.NOT_FOUND, True),
     "INTERNAL": ReasonRule(Code.INTERNAL, False),
-    "BROKER_NOT_FOUND": ReasonRule(Code.NOT_FOUND, True, ("broker_name", "broker_id")),
+    "BROKER_NOT_FOUND": ReasonRule(Code.NOT_FOUND, True, ("broker_name",), ("broker_id",)),
     "TOO_MANY": ReasonRule(Code.RESOURCE_EXHAUSTED, True, ("what", "limit")),
     "STALE_REGISTRATION": ReasonRule(
         Code.FAILED_PRECONDITION,

@@ -80,6 +80,10 @@ def reason_of(error: pytest.ExceptionInfo[ServiceError]) -> str:
     return error.value.reason
 
 
+def names_missing(table: RouteTable, topic: str = "") -> list[str]:
+    return [gone.broker.broker_name for gone in table.snapshot.cluster_info(topic).missing_brokers]
+
+
 def test_registered_topics_have_routes_and_others_have_none() -> None:
     table = RouteTable()
     table.register(registration(topics={"t": 8}), 0)
@@ -111,6 +115,47 @@ def test_higher_incarnation_replaces_and_lower_one_is_refused() -> None:
         table.register(registration(incarnation=100, counter=9, topics={"t": 3}), 2)
     assert reason_of(error) == "STALE_REGISTRATION"
     assert queues_of(table, "t") == {"a": 2}
+
+
+def test_a_removed_broker_is_missing_with_time_and_cause_until_it_is_back_or_forgotten() -> None:
+    table = RouteTable()
+    for name, topic in (("a", "t"), ("b", "t"), ("c", "u")):
+        table.register(registration(name, topics={topic: 1}), 0)
+    table.unregister(A, 100, 1, time_ms=1_700_000_000_000)
+    table.remove_silent(LIVENESS.expiry_ms, time_ms=1_700_000_120_000)
+    missing = table.snapshot.cluster_info().missing_brokers
+    assert [(gone.broker.grpc_address, gone.removed_time.ToMilliseconds(), gone.cause) for gone in missing] == [
+        ("a:8081", 1_700_000_000_000, "it was stopped"),
+        ("b:8081", 1_700_000_120_000, "no heartbeat in time"),
+        ("c:8081", 1_700_000_120_000, "no heartbeat in time"),
+    ]  # fmt: skip
+    assert names_missing(table, "t") == ["a", "b"]
+    table.register(registration("b", incarnation=101, store_id=5), LIVENESS.expiry_ms)
+    assert names_missing(table) == ["a", "c"]
+    table.forget("a")
+    assert names_missing(table) == ["c"]
+    for name, why in (("a", "no broker a is missing"), ("b", "stop it first")):
+        with pytest.raises(ServiceError, match=why) as error:
+            table.forget(name)
+        assert reason_of(error) == "BROKER_NOT_FOUND"
+
+
+def test_nothing_is_missing_while_another_broker_of_the_name_is_there() -> None:
+    table = RouteTable()
+    table.register(registration(topics={"t": 1}), 0)
+    table.register(registration(broker_id=1, topics={"t": 1}), 0)
+    table.unregister(A, 100, 1)
+    assert names_missing(table) == []
+    table.unregister(BrokerKey("a", 1), 100, 1)
+    assert names_missing(table) == ["a"]
+
+
+def test_of_too_many_missing_brokers_the_longest_gone_are_dropped() -> None:
+    table = RouteTable(limits=LimitsConfig(broker_count_max=2))
+    for number, name in enumerate(("c", "a", "b")):
+        table.register(registration(name), number)
+        table.unregister(BrokerKey(name, 0), 100, number)
+    assert names_missing(table) == ["a", "b"]
 
 
 def test_a_name_stays_with_its_store_while_that_is_alive() -> None:
@@ -469,6 +514,7 @@ class RouteTableMachine(RuleBasedStateMachine):
         self.alive: dict[str, NaiveBroker] = {}
         self.stones: dict[str, tuple[int, int, int]] = {}
         self.holds: list[tuple[str, int]] = []
+        self.missing: dict[str, dict[str, int]] = {}
         self.table.remove_silent(0)
 
     def is_refused(self, name: str, incarnation: int, store: int) -> bool:
@@ -479,8 +525,9 @@ class RouteTableMachine(RuleBasedStateMachine):
         return self.now_ms < until_ms and store == removed_store and incarnation < lowest
 
     def remove(self, name: str, lowest: int) -> None:
-        store = self.alive.pop(name).store
-        self.stones[name] = (lowest, self.now_ms + LIVENESS.expiry_ms, store)
+        broker = self.alive.pop(name)
+        self.stones[name] = (lowest, self.now_ms + LIVENESS.expiry_ms, broker.store)
+        self.missing[name] = broker.topics
 
     def heard(self, name: str) -> None:
         broker = self.alive[name]
@@ -521,6 +568,7 @@ class RouteTableMachine(RuleBasedStateMachine):
                 self.table.register(item, self.now_ms, is_returning=returning)
             return
         self.table.register(item, self.now_ms, is_returning=returning)
+        self.missing.pop(name, None)
         if name not in self.alive or self.alive[name].incarnation < incarnation:
             newcomer_until_ms = self.now_ms if returning else self.now_ms + LIVENESS.newcomer_ms
             self.alive[name] = NaiveBroker(incarnation, store, self.now_ms, newcomer_until_ms)
@@ -538,6 +586,14 @@ class RouteTableMachine(RuleBasedStateMachine):
         )
         if done:
             self.remove(name, incarnation + 1)
+
+    @rule(name=NAMES)
+    def forget(self, name: str) -> None:
+        if self.missing.pop(name, None) is not None:
+            self.table.forget(name)
+            return
+        with pytest.raises(ServiceError):
+            self.table.forget(name)
 
     @rule(name=NAMES, incarnation=INCARNATIONS, store=STORES, counter=st.integers(0, 3))
     def heartbeat(self, name: str, incarnation: int, store: int, counter: int) -> None:
@@ -629,6 +685,13 @@ class RouteTableMachine(RuleBasedStateMachine):
                 if topic in broker.topics
             }
             assert queues_of(self.table, topic) == expected
+
+    @invariant()
+    def the_missing_are_those_of_the_model(self) -> None:
+        assert names_missing(self.table) == sorted(self.missing)
+        for topic in ("t", "u", "v"):
+            expected = sorted(name for name, topics in self.missing.items() if topic in topics)
+            assert names_missing(self.table, topic) == expected
 
     @invariant()
     def names_are_those_of_the_model(self) -> None:

@@ -41,6 +41,7 @@ def route_implementation(**changes):
     members = {
         **dict.fromkeys(names, plain),
         "get_cluster_info": plain,
+        "forget_broker": plain,
         "watch_route": streaming(watch),
         **changes,
     }

@@ -22,11 +22,12 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from protomq.v1 import options_pb2 as protomq_dot_v1_dot_options__pb2
 from protomq.v1 import topic_pb2 as protomq_dot_v1_dot_topic__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotomq/v1/route_service.proto\x12\nprotomq.v1\x1a\x18protomq/v1/options.proto\x1a\x16protomq/v1/topic.proto\"\xf4\x01\n\x06\x42roker\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x13\n\x0b\x62roker_name\x18\x02 \x01(\t\x12\x11\n\tbroker_id\x18\x03 \x01(\x03\x12\x14\n\x0cgrpc_address\x18\x04 \x01(\t\x12\x18\n\x10remoting_address\x18\x05 \x01(\t\x12\x12\n\nha_address\x18\x06 \x01(\t\x12\x13\n\x0bincarnation\x18\x07 \x01(\x03\x12*\n\npermission\x18\x08 \x01(\x0e\x32\x16.protomq.v1.Permission\x12\x1a\n\x12\x61uto_create_queues\x18\t \x01(\x05\x12\x10\n\x08store_id\x18\n \x01(\x03\"\xa0\x01\n\x15RegisterBrokerRequest\x12\"\n\x06\x62roker\x18\x01 \x01(\x0b\x32\x12.protomq.v1.Broker\x12-\n\x0c\x64\x61ta_version\x18\x02 \x01(\x0b\x32\x17.protomq.v1.DataVersion\x12!\n\x06topics\x18\x03 \x03(\x0b\x32\x11.protomq.v1.Topic\x12\x11\n\treturning\x18\x04 \x01(\x08\"+\n\x16RegisterBrokerResponse\x12\x11\n\texpiry_ms\x18\x01 \x01(\x03\"y\n\x17UnregisterBrokerRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x13\n\x0b\x62roker_name\x18\x02 \x01(\t\x12\x11\n\tbroker_id\x18\x03 \x01(\x03\x12\x13\n\x0bincarnation\x18\x04 \x01(\x03\x12\x10\n\x08store_id\x18\x05 \x01(\x03\"\x1a\n\x18UnregisterBrokerResponse\"\xa1\x01\n\x10HeartbeatRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x13\n\x0b\x62roker_name\x18\x02 \x01(\t\x12\x11\n\tbroker_id\x18\x03 \x01(\x03\x12\x13\n\x0bincarnation\x18\x04 \x01(\x03\x12-\n\x0c\x64\x61ta_version\x18\x05 \x01(\x0b\x32\x17.protomq.v1.DataVersion\x12\x10\n\x08store_id\x18\x06 \x01(\x03\"+\n\x11HeartbeatResponse\x12\x16\n\x0eregister_again\x18\x01 \x01(\x08\"y\n\x17HoldRegistrationRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x13\n\x0b\x62roker_name\x18\x02 \x01(\t\x12\x11\n\tbroker_id\x18\x03 \x01(\x03\x12\x13\n\x0bincarnation\x18\x04 \x01(\x03\x12\x10\n\x08store_id\x18\x05 \x01(\x03\"\x1a\n\x18HoldRegistrationResponse\" \n\x0fGetRouteRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"x\n\nQueueRoute\x12\x13\n\x0b\x62roker_name\x18\x01 \x01(\t\x12\x14\n\x0cwrite_queues\x18\x02 \x01(\x05\x12\x13\n\x0bread_queues\x18\x03 \x01(\x05\x12*\n\npermission\x18\x04 \x01(\x0e\x32\x16.protomq.v1.Permission\"x\n\x05Route\x12\r\n\x05topic\x18\x01 \x01(\t\x12&\n\x06queues\x18\x02 \x03(\x0b\x32\x16.protomq.v1.QueueRoute\x12#\n\x07\x62rokers\x18\x03 \x03(\x0b\x32\x12.protomq.v1.Broker\x12\x13\n\x0b\x61uto_create\x18\x04 \x01(\x08\"4\n\x10GetRouteResponse\x12 \n\x05route\x18\x01 \x01(\x0b\x32\x11.protomq.v1.Route\"\"\n\x11WatchRouteRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"6\n\x12WatchRouteResponse\x12 \n\x05route\x18\x01 \x01(\x0b\x32\x11.protomq.v1.Route\">\n\x15ListTopicNamesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"A\n\x16ListTopicNamesResponse\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x17\n\x15GetClusterInfoRequest\"=\n\x16GetClusterInfoResponse\x12#\n\x07\x62rokers\x18\x01 \x03(\x0b\x32\x12.protomq.v1.Broker2\x81\x06\n\x0cRouteService\x12\x65\n\x0eRegisterBroker\x12!.protomq.v1.RegisterBrokerRequest\x1a\".protomq.v1.RegisterBrokerResponse\"\x0c\x8a\xe7\x18\x08\x08\x81\x02\x10\x80\x80\x80\x08\x12\x66\n\x10UnregisterBroker\x12#.protomq.v1.UnregisterBrokerRequest\x1a$.protomq.v1.UnregisterBrokerResponse\"\x07\x8a\xe7\x18\x03\x08\x82\x02\x12Q\n\tHeartbeat\x12\x1c.protomq.v1.HeartbeatRequest\x1a\x1d.protomq.v1.HeartbeatResponse\"\x07\x8a\xe7\x18\x03\x08\x83\x02\x12N\n\x08GetRoute\x12\x1b.protomq.v1.GetRouteRequest\x1a\x1c.protomq.v1.GetRouteResponse\"\x07\x8a\xe7\x18\x03\x08\x84\x02\x12M\n\nWatchRoute\x12\x1d.protomq.v1.WatchRouteRequest\x1a\x1e.protomq.v1.WatchRouteResponse0\x01\x12\x66\n\x10HoldRegistration\x12#.protomq.v1.HoldRegistrationRequest\x1a$.protomq.v1.HoldRegistrationResponse\"\x07\x8a\xe7\x18\x03\x08\x85\x02\x12`\n\x0eListTopicNames\x12!.protomq.v1.ListTopicNamesRequest\x1a\".protomq.v1.ListTopicNamesResponse\"\x07\x8a\xe7\x18\x03\x08\x86\x02\x12`\n\x0eGetClusterInfo\x12!.protomq.v1.GetClusterInfoRequest\x1a\".protomq.v1.GetClusterInfoResponse\"\x07\x8a\xe7\x18\x03\x08\x87\x02\x1a\x04\x88\xe7\x18\x01\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eprotomq/v1/route_service.proto\x12\nprotomq.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18protomq/v1/options.proto\x1a\x16protomq/v1/topic.proto\"\xf4\x01\n\x06\x42roker\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x13\n\x0b\x62roker_name\x18\x02 \x01(\t\x12\x11\n\tbroker_id\x18\x03 \x01(\x03\x12\x14\n\x0cgrpc_address\x18\x04 \x01(\t\x12\x18\n\x10remoting_address\x18\x05 \x01(\t\x12\x12\n\nha_address\x18\x06 \x01(\t\x12\x13\n\x0bincarnation\x18\x07 \x01(\x03\x12*\n\npermission\x18\x08 \x01(\x0e\x32\x16.protomq.v1.Permission\x12\x1a\n\x12\x61uto_create_queues\x18\t \x01(\x05\x12\x10\n\x08store_id\x18\n \x01(\x03\"\xa0\x01\n\x15RegisterBrokerRequest\x12\"\n\x06\x62roker\x18\x01 \x01(\x0b\x32\x12.protomq.v1.Broker\x12-\n\x0c\x64\x61ta_version\x18\x02 \x01(\x0b\x32\x17.protomq.v1.DataVersion\x12!\n\x06topics\x18\x03 \x03(\x0b\x32\x11.protomq.v1.Topic\x12\x11\n\treturning\x18\x04 \x01(\x08\"+\n\x16RegisterBrokerResponse\x12\x11\n\texpiry_ms\x18\x01 \x01(\x03\"y\n\x17UnregisterBrokerRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x13\n\x0b\x62roker_name\x18\x02 \x01(\t\x12\x11\n\tbroker_id\x18\x03 \x01(\x03\x12\x13\n\x0bincarnation\x18\x04 \x01(\x03\x12\x10\n\x08store_id\x18\x05 \x01(\x03\"\x1a\n\x18UnregisterBrokerResponse\"\xa1\x01\n\x10HeartbeatRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x13\n\x0b\x62roker_name\x18\x02 \x01(\t\x12\x11\n\tbroker_id\x18\x03 \x01(\x03\x12\x13\n\x0bincarnation\x18\x04 \x01(\x03\x12-\n\x0c\x64\x61ta_version\x18\x05 \x01(\x0b\x32\x17.protomq.v1.DataVersion\x12\x10\n\x08store_id\x18\x06 \x01(\x03\"+\n\x11HeartbeatResponse\x12\x16\n\x0eregister_again\x18\x01 \x01(\x08\"y\n\x17HoldRegistrationRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x13\n\x0b\x62roker_name\x18\x02 \x01(\t\x12\x11\n\tbroker_id\x18\x03 \x01(\x03\x12\x13\n\x0bincarnation\x18\x04 \x01(\x03\x12\x10\n\x08store_id\x18\x05 \x01(\x03\"\x1a\n\x18HoldRegistrationResponse\" \n\x0fGetRouteRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"x\n\nQueueRoute\x12\x13\n\x0b\x62roker_name\x18\x01 \x01(\t\x12\x14\n\x0cwrite_queues\x18\x02 \x01(\x05\x12\x13\n\x0bread_queues\x18\x03 \x01(\x05\x12*\n\npermission\x18\x04 \x01(\x0e\x32\x16.protomq.v1.Permission\"x\n\x05Route\x12\r\n\x05topic\x18\x01 \x01(\t\x12&\n\x06queues\x18\x02 \x03(\x0b\x32\x16.protomq.v1.QueueRoute\x12#\n\x07\x62rokers\x18\x03 \x03(\x0b\x32\x12.protomq.v1.Broker\x12\x13\n\x0b\x61uto_create\x18\x04 \x01(\x08\"4\n\x10GetRouteResponse\x12 \n\x05route\x18\x01 \x01(\x0b\x32\x11.protomq.v1.Route\"\"\n\x11WatchRouteRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"6\n\x12WatchRouteResponse\x12 \n\x05route\x18\x01 \x01(\x0b\x32\x11.protomq.v1.Route\">\n\x15ListTopicNamesRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"A\n\x16ListTopicNamesResponse\x12\x0e\n\x06topics\x18\x01 \x03(\t\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"&\n\x15GetClusterInfoRequest\x12\r\n\x05topic\x18\x01 \x01(\t\"t\n\rMissingBroker\x12\"\n\x06\x62roker\x18\x01 \x01(\x0b\x32\x12.protomq.v1.Broker\x12\x30\n\x0cremoved_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\r\n\x05\x63\x61use\x18\x03 \x01(\t\"q\n\x16GetClusterInfoResponse\x12#\n\x07\x62rokers\x18\x01 \x03(\x0b\x32\x12.protomq.v1.Broker\x12\x32\n\x0fmissing_brokers\x18\x02 \x03(\x0b\x32\x19.protomq.v1.MissingBroker\"*\n\x13\x46orgetBrokerRequest\x12\x13\n\x0b\x62roker_name\x18\x01 \x01(\t\"\x16\n\x14\x46orgetBrokerResponse2\xdd\x06\n\x0cRouteService\x12\x65\n\x0eRegisterBroker\x12!.protomq.v1.RegisterBrokerRequest\x1a\".protomq.v1.RegisterBrokerResponse\"\x0c\x8a\xe7\x18\x08\x08\x81\x02\x10\x80\x80\x80\x08\x12\x66\n\x10UnregisterBroker\x12#.protomq.v1.UnregisterBrokerRequest\x1a$.protomq.v1.UnregisterBrokerResponse\"\x07\x8a\xe7\x18\x03\x08\x82\x02\x12Q\n\tHeartbeat\x12\x1c.protomq.v1.HeartbeatRequest\x1a\x1d.protomq.v1.HeartbeatResponse\"\x07\x8a\xe7\x18\x03\x08\x83\x02\x12N\n\x08GetRoute\x12\x1b.protomq.v1.GetRouteRequest\x1a\x1c.protomq.v1.GetRouteResponse\"\x07\x8a\xe7\x18\x03\x08\x84\x02\x12M\n\nWatchRoute\x12\x1d.protomq.v1.WatchRouteRequest\x1a\x1e.protomq.v1.WatchRouteResponse0\x01\x12\x66\n\x10HoldRegistration\x12#.protomq.v1.HoldRegistrationRequest\x1a$.protomq.v1.HoldRegistrationResponse\"\x07\x8a\xe7\x18\x03\x08\x85\x02\x12`\n\x0eListTopicNames\x12!.protomq.v1.ListTopicNamesRequest\x1a\".protomq.v1.ListTopicNamesResponse\"\x07\x8a\xe7\x18\x03\x08\x86\x02\x12`\n\x0eGetClusterInfo\x12!.protomq.v1.GetClusterInfoRequest\x1a\".protomq.v1.GetClusterInfoResponse\"\x07\x8a\xe7\x18\x03\x08\x87\x02\x12Z\n\x0c\x46orgetBroker\x12\x1f.protomq.v1.ForgetBrokerRequest\x1a .protomq.v1.ForgetBrokerResponse\"\x07\x8a\xe7\x18\x03\x08\x88\x02\x1a\x04\x88\xe7\x18\x01\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,44 +51,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ROUTESERVICE'].methods_by_name['ListTopicNames']._serialized_options = b'\212\347\030\003\010\206\002'
   _globals['_ROUTESERVICE'].methods_by_name['GetClusterInfo']._loaded_options = None
   _globals['_ROUTESERVICE'].methods_by_name['GetClusterInfo']._serialized_options = b'\212\347\030\003\010\207\002'
-  _globals['_BROKER']._serialized_start=97
-  _globals['_BROKER']._serialized_end=341
-  _globals['_REGISTERBROKERREQUEST']._serialized_start=344
-  _globals['_REGISTERBROKERREQUEST']._serialized_end=504
-  _globals['_REGISTERBROKERRESPONSE']._serialized_start=506
-  _globals['_REGISTERBROKERRESPONSE']._serialized_end=549
-  _globals['_UNREGISTERBROKERREQUEST']._serialized_start=551
-  _globals['_UNREGISTERBROKERREQUEST']._serialized_end=672
-  _globals['_UNREGISTERBROKERRESPONSE']._serialized_start=674
-  _globals['_UNREGISTERBROKERRESPONSE']._serialized_end=700
-  _globals['_HEARTBEATREQUEST']._serialized_start=703
-  _globals['_HEARTBEATREQUEST']._serialized_end=864
-  _globals['_HEARTBEATRESPONSE']._serialized_start=866
-  _globals['_HEARTBEATRESPONSE']._serialized_end=909
-  _globals['_HOLDREGISTRATIONREQUEST']._serialized_start=911
-  _globals['_HOLDREGISTRATIONREQUEST']._serialized_end=1032
-  _globals['_HOLDREGISTRATIONRESPONSE']._serialized_start=1034
-  _globals['_HOLDREGISTRATIONRESPONSE']._serialized_end=1060
-  _globals['_GETROUTEREQUEST']._serialized_start=1062
-  _globals['_GETROUTEREQUEST']._serialized_end=1094
-  _globals['_QUEUEROUTE']._serialized_start=1096
-  _globals['_QUEUEROUTE']._serialized_end=1216
-  _globals['_ROUTE']._serialized_start=1218
-  _globals['_ROUTE']._serialized_end=1338
-  _globals['_GETROUTERESPONSE']._serialized_start=1340
-  _globals['_GETROUTERESPONSE']._serialized_end=1392
-  _globals['_WATCHROUTEREQUEST']._serialized_start=1394
-  _globals['_WATCHROUTEREQUEST']._serialized_end=1428
-  _globals['_WATCHROUTERESPONSE']._serialized_start=1430
-  _globals['_WATCHROUTERESPONSE']._serialized_end=1484
-  _globals['_LISTTOPICNAMESREQUEST']._serialized_start=1486
-  _globals['_LISTTOPICNAMESREQUEST']._serialized_end=1548
-  _globals['_LISTTOPICNAMESRESPONSE']._serialized_start=1550
-  _globals['_LISTTOPICNAMESRESPONSE']._serialized_end=1615
-  _globals['_GETCLUSTERINFOREQUEST']._serialized_start=1617
-  _globals['_GETCLUSTERINFOREQUEST']._serialized_end=1640
-  _globals['_GETCLUSTERINFORESPONSE']._serialized_start=1642
-  _globals['_GETCLUSTERINFORESPONSE']._serialized_end=1703
-  _globals['_ROUTESERVICE']._serialized_start=1706
-  _globals['_ROUTESERVICE']._serialized_end=2475
+  _globals['_ROUTESERVICE'].methods_by_name['ForgetBroker']._loaded_options = None
+  _globals['_ROUTESERVICE'].methods_by_name['ForgetBroker']._serialized_options = b'\212\347\030\003\010\210\002'
+  _globals['_BROKER']._serialized_start=130
+  _globals['_BROKER']._serialized_end=374
+  _globals['_REGISTERBROKERREQUEST']._serialized_start=377
+  _globals['_REGISTERBROKERREQUEST']._serialized_end=537
+  _globals['_REGISTERBROKERRESPONSE']._serialized_start=539
+  _globals['_REGISTERBROKERRESPONSE']._serialized_end=582
+  _globals['_UNREGISTERBROKERREQUEST']._serialized_start=584
+  _globals['_UNREGISTERBROKERREQUEST']._serialized_end=705
+  _globals['_UNREGISTERBROKERRESPONSE']._serialized_start=707
+  _globals['_UNREGISTERBROKERRESPONSE']._serialized_end=733
+  _globals['_HEARTBEATREQUEST']._serialized_start=736
+  _globals['_HEARTBEATREQUEST']._serialized_end=897
+  _globals['_HEARTBEATRESPONSE']._serialized_start=899
+  _globals['_HEARTBEATRESPONSE']._serialized_end=942
+  _globals['_HOLDREGISTRATIONREQUEST']._serialized_start=944
+  _globals['_HOLDREGISTRATIONREQUEST']._serialized_end=1065
+  _globals['_HOLDREGISTRATIONRESPONSE']._serialized_start=1067
+  _globals['_HOLDREGISTRATIONRESPONSE']._serialized_end=1093
+  _globals['_GETROUTEREQUEST']._serialized_start=1095
+  _globals['_GETROUTEREQUEST']._serialized_end=1127
+  _globals['_QUEUEROUTE']._serialized_start=1129
+  _globals['_QUEUEROUTE']._serialized_end=1249
+  _globals['_ROUTE']._serialized_start=1251
+  _globals['_ROUTE']._serialized_end=1371
+  _globals['_GETROUTERESPONSE']._serialized_start=1373
+  _globals['_GETROUTERESPONSE']._serialized_end=1425
+  _globals['_WATCHROUTEREQUEST']._serialized_start=1427
+  _globals['_WATCHROUTEREQUEST']._serialized_end=1461
+  _globals['_WATCHROUTERESPONSE']._serialized_start=1463
+  _globals['_WATCHROUTERESPONSE']._serialized_end=1517
+  _globals['_LISTTOPICNAMESREQUEST']._serialized_start=1519
+  _globals['_LISTTOPICNAMESREQUEST']._serialized_end=1581
+  _globals['_LISTTOPICNAMESRESPONSE']._serialized_start=1583
+  _globals['_LISTTOPICNAMESRESPONSE']._serialized_end=1648
+  _globals['_GETCLUSTERINFOREQUEST']._serialized_start=1650
+  _globals['_GETCLUSTERINFOREQUEST']._serialized_end=1688
+  _globals['_MISSINGBROKER']._serialized_start=1690
+  _globals['_MISSINGBROKER']._serialized_end=1806
+  _globals['_GETCLUSTERINFORESPONSE']._serialized_start=1808
+  _globals['_GETCLUSTERINFORESPONSE']._serialized_end=1921
+  _globals['_FORGETBROKERREQUEST']._serialized_start=1923
+  _globals['_FORGETBROKERREQUEST']._serialized_end=1965
+  _globals['_FORGETBROKERRESPONSE']._serialized_start=1967
+  _globals['_FORGETBROKERRESPONSE']._serialized_end=1989
+  _globals['_ROUTESERVICE']._serialized_start=1992
+  _globals['_ROUTESERVICE']._serialized_end=2853
 # @@protoc_insertion_point(module_scope)

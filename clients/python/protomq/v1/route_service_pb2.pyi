@@ -6,6 +6,7 @@ Routing: the name server's service."""
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from protomq.v1 import topic_pb2 as _topic_pb2
 import builtins as _builtins
@@ -535,7 +536,117 @@ Global___ListTopicNamesResponse: _TypeAlias = ListTopicNamesResponse  # noqa: Y0
 
 @_typing.final
 class GetClusterInfoRequest(_message.Message):
-    """GetClusterInfoRequest is empty."""
+    """GetClusterInfoRequest may name a topic."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Of the brokers that are missing only those that had this topic; empty: all. The brokers that are there are always listed."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetClusterInfoRequest: _TypeAlias = GetClusterInfoRequest  # noqa: Y015
+
+@_typing.final
+class MissingBroker(_message.Message):
+    """MissingBroker is a broker that was registered and is not any more: what it stores is in no answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_FIELD_NUMBER: _builtins.int
+    REMOVED_TIME_FIELD_NUMBER: _builtins.int
+    CAUSE_FIELD_NUMBER: _builtins.int
+    cause: _builtins.str
+    """Why, in words."""
+    @_builtins.property
+    def broker(self) -> Global___Broker:
+        """The broker as it last registered."""
+
+    @_builtins.property
+    def removed_time(self) -> _timestamp_pb2.Timestamp:
+        """When the name server removed it."""
+
+    def __init__(
+        self,
+        *,
+        broker: Global___Broker | None = ...,
+        removed_time: _timestamp_pb2.Timestamp | None = ...,
+        cause: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "removed_time", b"removed_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker", b"broker", "cause", b"cause", "removed_time", b"removed_time"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MissingBroker: _TypeAlias = MissingBroker  # noqa: Y015
+
+@_typing.final
+class GetClusterInfoResponse(_message.Message):
+    """GetClusterInfoResponse lists all brokers."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKERS_FIELD_NUMBER: _builtins.int
+    MISSING_BROKERS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Broker]:
+        """The brokers, by cluster, name and id."""
+
+    @_builtins.property
+    def missing_brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___MissingBroker]:
+        """Brokers that were removed since this name server started, by name, until they register again or are forgotten. At most as many as it
+        takes brokers: the longest gone are dropped first.
+        """
+
+    def __init__(
+        self,
+        *,
+        brokers: _abc.Iterable[Global___Broker] | None = ...,
+        missing_brokers: _abc.Iterable[Global___MissingBroker] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers", "missing_brokers", b"missing_brokers"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetClusterInfoResponse: _TypeAlias = GetClusterInfoResponse  # noqa: Y015
+
+@_typing.final
+class ForgetBrokerRequest(_message.Message):
+    """ForgetBrokerRequest names a broker."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_NAME_FIELD_NUMBER: _builtins.int
+    broker_name: _builtins.str
+    """Name of the broker that is missing."""
+    def __init__(
+        self,
+        *,
+        broker_name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_name", b"broker_name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetBrokerRequest: _TypeAlias = ForgetBrokerRequest  # noqa: Y015
+
+@_typing.final
+class ForgetBrokerResponse(_message.Message):
+    """ForgetBrokerResponse is empty."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -548,28 +659,4 @@ class GetClusterInfoRequest(_message.Message):
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___GetClusterInfoRequest: _TypeAlias = GetClusterInfoRequest  # noqa: Y015
-
-@_typing.final
-class GetClusterInfoResponse(_message.Message):
-    """GetClusterInfoResponse lists all brokers."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    BROKERS_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Broker]:
-        """The brokers, by cluster, name and id."""
-
-    def __init__(
-        self,
-        *,
-        brokers: _abc.Iterable[Global___Broker] | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["brokers", b"brokers"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___GetClusterInfoResponse: _TypeAlias = GetClusterInfoResponse  # noqa: Y015
+Global___ForgetBrokerResponse: _TypeAlias = ForgetBrokerResponse  # noqa: Y015

@@ -75,6 +75,11 @@ class RouteServiceStub(object):
                 request_serializer=protomq_dot_v1_dot_route__service__pb2.GetClusterInfoRequest.SerializeToString,
                 response_deserializer=protomq_dot_v1_dot_route__service__pb2.GetClusterInfoResponse.FromString,
                 _registered_method=True)
+        self.ForgetBroker = channel.unary_unary(
+                '/protomq.v1.RouteService/ForgetBroker',
+                request_serializer=protomq_dot_v1_dot_route__service__pb2.ForgetBrokerRequest.SerializeToString,
+                response_deserializer=protomq_dot_v1_dot_route__service__pb2.ForgetBrokerResponse.FromString,
+                _registered_method=True)
 
 
 class RouteServiceServicer(object):
@@ -131,7 +136,14 @@ class RouteServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetClusterInfo(self, request, context):
-        """GetClusterInfo answers all brokers.
+        """GetClusterInfo answers all brokers, also those that were removed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForgetBroker(self, request, context):
+        """ForgetBroker takes a broker off the list of those that are missing: it will not come back. BROKER_NOT_FOUND: it is not on the list.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -179,6 +191,11 @@ def add_RouteServiceServicer_to_server(servicer, server):
                     servicer.GetClusterInfo,
                     request_deserializer=protomq_dot_v1_dot_route__service__pb2.GetClusterInfoRequest.FromString,
                     response_serializer=protomq_dot_v1_dot_route__service__pb2.GetClusterInfoResponse.SerializeToString,
+            ),
+            'ForgetBroker': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForgetBroker,
+                    request_deserializer=protomq_dot_v1_dot_route__service__pb2.ForgetBrokerRequest.FromString,
+                    response_serializer=protomq_dot_v1_dot_route__service__pb2.ForgetBrokerResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -398,6 +415,33 @@ class RouteService(object):
             '/protomq.v1.RouteService/GetClusterInfo',
             protomq_dot_v1_dot_route__service__pb2.GetClusterInfoRequest.SerializeToString,
             protomq_dot_v1_dot_route__service__pb2.GetClusterInfoResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForgetBroker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protomq.v1.RouteService/ForgetBroker',
+            protomq_dot_v1_dot_route__service__pb2.ForgetBrokerRequest.SerializeToString,
+            protomq_dot_v1_dot_route__service__pb2.ForgetBrokerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -48,7 +48,9 @@ class RouteServiceStub:
     ListTopicNames: _grpc.UnaryUnaryMultiCallable[_route_service_pb2.ListTopicNamesRequest, _route_service_pb2.ListTopicNamesResponse]
     """ListTopicNames lists the topics of all brokers."""
     GetClusterInfo: _grpc.UnaryUnaryMultiCallable[_route_service_pb2.GetClusterInfoRequest, _route_service_pb2.GetClusterInfoResponse]
-    """GetClusterInfo answers all brokers."""
+    """GetClusterInfo answers all brokers, also those that were removed."""
+    ForgetBroker: _grpc.UnaryUnaryMultiCallable[_route_service_pb2.ForgetBrokerRequest, _route_service_pb2.ForgetBrokerResponse]
+    """ForgetBroker takes a broker off the list of those that are missing: it will not come back. BROKER_NOT_FOUND: it is not on the list."""
 
 @_typing.type_check_only
 class RouteServiceAsyncStub(RouteServiceStub):
@@ -70,7 +72,9 @@ class RouteServiceAsyncStub(RouteServiceStub):
     ListTopicNames: _aio.UnaryUnaryMultiCallable[_route_service_pb2.ListTopicNamesRequest, _route_service_pb2.ListTopicNamesResponse]  # type: ignore[assignment]
     """ListTopicNames lists the topics of all brokers."""
     GetClusterInfo: _aio.UnaryUnaryMultiCallable[_route_service_pb2.GetClusterInfoRequest, _route_service_pb2.GetClusterInfoResponse]  # type: ignore[assignment]
-    """GetClusterInfo answers all brokers."""
+    """GetClusterInfo answers all brokers, also those that were removed."""
+    ForgetBroker: _aio.UnaryUnaryMultiCallable[_route_service_pb2.ForgetBrokerRequest, _route_service_pb2.ForgetBrokerResponse]  # type: ignore[assignment]
+    """ForgetBroker takes a broker off the list of those that are missing: it will not come back. BROKER_NOT_FOUND: it is not on the list."""
 
 class RouteServiceServicer(metaclass=_abc_1.ABCMeta):
     """RouteService knows which broker has which topics. Each name server stands alone; brokers register with all of them."""
@@ -137,6 +141,14 @@ class RouteServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _route_service_pb2.GetClusterInfoRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_route_service_pb2.GetClusterInfoResponse, _abc.Awaitable[_route_service_pb2.GetClusterInfoResponse]]:
-        """GetClusterInfo answers all brokers."""
+        """GetClusterInfo answers all brokers, also those that were removed."""
+
+    @_abc_1.abstractmethod
+    def ForgetBroker(
+        self,
+        request: _route_service_pb2.ForgetBrokerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_route_service_pb2.ForgetBrokerResponse, _abc.Awaitable[_route_service_pb2.ForgetBrokerResponse]]:
+        """ForgetBroker takes a broker off the list of those that are missing: it will not come back. BROKER_NOT_FOUND: it is not on the list."""
 
 def add_RouteServiceServicer_to_server(servicer: RouteServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,125 @@
+"""A broker that the name server had and has no more: every command that would have asked it says so."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from tests.support.cli import PROTOMQ, jsonl, run
+from tests.support.namesrv import running_namesrv
+from tests.support.waiting import wait_for
+
+
+def test_a_broker_that_the_name_server_has_lost_is_missed_until_it_is_forgotten(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(running_namesrv())
+        namesrv = str(server.remoting)
+        brokers = {name: stack.enter_context(_broker(tmp_path, name, namesrv)) for name in ("a", "b")}
+        run("topic", "create", "t", "-q", "1", namesrv=namesrv)
+        run("topic", "create", "only-b", "-q", "1", "-b", "b", namesrv=namesrv)
+        run("topic", "create", "only-a", "-q", "1", "-b", "a", namesrv=namesrv)
+        for name in brokers:
+            run("send", "t", f"at {name}", "-b", name, "-k", "k", namesrv=namesrv)
+        run("group", "commit", "g", "t", "-O", "end", namesrv=namesrv)
+        brokers["b"].kill()
+        wait_for(lambda: _missing_since(namesrv)["b"] is not None)
+        assert _missing_since(namesrv)["a"] is None
+        partial = [
+            ["pull", "t", "-c", "0"],
+            ["consume", "t", "--exit", "-O", "start"],
+            ["group", "offsets", "g", "t"],
+            ["group", "commit", "g", "t", "-O", "start"],
+            ["group", "list"],
+            ["message", "query", "t", "-k", "k"],
+            ["topic", "describe", "t"],
+            ["topic", "list"],
+            ["topic", "create", "new", "-q", "1"],
+            ["topic", "delete", "t", "--yes"],
+            ["cluster", "status"],
+        ]
+        for command in partial:
+            shown = run(*command, "-o", "jsonl", namesrv=namesrv, code=7)
+            error = json.loads(shown.stderr.splitlines()[-1])["error"]
+            assert error["reason"] == "PARTIAL_RESULT"
+            assert re.search(
+                r"no answer from b \(broker b is not registered any more, since 20.*; it was at 127\.0\.0\.1:\d+\); "
+                r"start b again, or `protomq cluster forget b` if it will not come back",
+                error["message"],
+            ), error
+            assert {row.get("broker", "a") for row in jsonl(shown)} == {"a"}, command
+        # What needs nothing of it is whole.
+        run("pull", "only-a", namesrv=namesrv, code=0)
+        run("group", "commit", "g", "only-a", "-O", "end", namesrv=namesrv)
+        run("cluster", "status", "-b", "a", namesrv=namesrv)
+        # What needs it alone does not reach it.
+        alone = [
+            ["pull", "only-b"],
+            ["pull", "t", "-b", "b"],
+            ["send", "only-b", "x", "-b", "b"],
+            ["consume", "only-b", "--exit"],
+            ["group", "offsets", "g", "only-b"],
+            ["topic", "describe", "only-b"],
+            ["topic", "delete", "only-b", "--yes"],
+            ["cluster", "status", "-b", "b"],
+        ]
+        for command in alone:
+            shown = run(*command, "-o", "jsonl", namesrv=namesrv, code=3)
+            error = json.loads(shown.stderr.splitlines()[-1])["error"]
+            assert error["reason"] == "BROKER_MISSING", command
+            assert "broker b is not registered any more, since 20" in error["message"]
+        run("cluster", "forget", "b", namesrv=namesrv)
+        assert list(_missing_since(namesrv)) == ["a"]
+        run("topic", "list", namesrv=namesrv)
+        assert "no broker b is missing" in run("cluster", "forget", "b", namesrv=namesrv, code=4).stderr
+        assert "stop it first" in run("cluster", "forget", "a", namesrv=namesrv, code=4).stderr
+
+
+def test_a_missing_broker_that_is_back_is_missed_no_more(tmp_path: Path) -> None:
+    with running_namesrv() as server:
+        namesrv = str(server.remoting)
+        with _broker(tmp_path, "a", namesrv), _broker(tmp_path, "b", namesrv) as gone:
+            gone.terminate()  # An orderly stop takes as much out of the answers as any other.
+            assert gone.wait(20) == 0
+            assert "it was stopped" in run("topic", "list", namesrv=namesrv, code=7).stderr
+            with _broker(tmp_path, "b", namesrv):
+                run("topic", "list", namesrv=namesrv)
+
+
+def test_every_name_server_is_told_to_forget(tmp_path: Path) -> None:
+    with running_namesrv() as one, running_namesrv() as other:
+        both = [str(one.remoting), str(other.remoting)]
+        with _broker(tmp_path, "a", *both):
+            pass
+        for namesrv in both:
+            wait_for(lambda: _missing_since(namesrv).get("a") is not None)  # noqa: B023
+        run("cluster", "forget", "a", namesrv=";".join(both))
+        assert [_missing_since(namesrv) for namesrv in both] == [{}, {}]
+
+
+@contextmanager
+def _broker(folder: Path, name: str, *namesrv: str) -> Iterator[subprocess.Popen[str]]:
+    """Ready, and killed at the end."""
+    config = folder / f"{name}.yaml"
+    config.write_text(
+        f"data_dir: {folder}/{name}\nbroker_name: {name}\nnamesrv: {json.dumps(namesrv)}\n"
+        "listen: {grpc_port: 0, remoting_port: 0}\nstore: {segment_size_bytes: 4194304}\n"
+    )
+    command = [*PROTOMQ, "broker", "-c", str(config)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("ready ")
+            yield process
+        finally:
+            process.kill()
+
+
+def _missing_since(namesrv: str) -> dict[str, object]:
+    rows = jsonl(run("cluster", "list", "-o", "jsonl", namesrv=namesrv))
+    return {str(row["broker"]): row["missing_since"] for row in rows}
