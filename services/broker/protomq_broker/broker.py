@@ -7,10 +7,10 @@ This module puts them together and carries the store's signals to the lanes; it 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 import socket
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,10 +60,14 @@ ANNOUNCED_COUNT_MAX = 500
 ANNOUNCE_TIMEOUT_S = 0.5
 REGISTER_TIMEOUT_S = 2.0
 """How long a start waits for the name servers; a broker whose name servers are down serves all the same."""
+SEND_LANE = "send"
+LATE_LANES = (SEND_LANE,)
+"""No send is done before the name servers have been asked whether the name is free."""
 
 
 class Broker:
-    """Opens the store at construction; `add_services` before the server is made, which calls `start`; `close` at the end.
+    """Opens the store at construction; `add_services` before the server is made, which calls `start`; `register` behind that; `close` at
+    the end.
 
     `name_servers` come in addition to the configured ones. Raises what `Store.open` raises.
     """
@@ -123,7 +127,7 @@ class Broker:
         """Threads and limits of the broker's lanes."""
         lanes = self.config.lanes
         return {
-            "send": LaneConfig(1, AdmissionConfig(depth_max=lanes.send_depth_max)),
+            SEND_LANE: LaneConfig(1, AdmissionConfig(depth_max=lanes.send_depth_max)),
             # A cold disk makes pulls wait without any overload: more patience than with the other lanes.
             "pull": LaneConfig(
                 lanes.pull_threads,
@@ -142,15 +146,11 @@ class Broker:
             ),
         }
 
-    async def start(self, server: Server) -> None:
-        """The server's hook, before anybody gets in: connects the store's signals to the lanes, and registers.
-
-        The server knows its ports already. Returns when each name server has been asked once; those that cannot be reached are not waited
-        for long. Raises ServiceError NAME_TAKEN if one of them says that the name belongs to another broker.
-        """
+    def start(self, server: Server) -> None:
+        """The server's hook, before anybody gets in: connects the store's signals to the lanes. The server knows its ports already."""
         self._server = server
         telemetry.publish(self._numbers())
-        send_lane = server.pools["send"].lanes[0]
+        send_lane = server.pools[SEND_LANE].lanes[0]
         self.store.on_arrival = self._on_arrival
         self._writer.start(self.store, send_lane)
 
@@ -159,13 +159,26 @@ class Broker:
             self._writer.resolve_flushed()
 
         self.store.on_flushed = lambda position: send_lane.post(resolve_flushed)
+
+    def register(self) -> None:
+        """Registers with the name servers, when the ports are open; then the send lane begins. Waits for both, 2 s at most.
+
+        All name servers are asked side by side; one that is silent is waited for no longer than that, one that cannot be reached is not
+        what sends wait for. Raises ServiceError NAME_TAKEN if one of them says that the name belongs to another broker: no send was done.
+        """
+        server = self._server
+        assert server is not None, "start comes first"
+        deadline = time.monotonic() + REGISTER_TIMEOUT_S
         registration = self._make_registration(server)
         self._registration = registration
         self.store.topics.on_change = registration.notify_changed
         registration.start()
-        await asyncio.to_thread(registration.wait_tried, REGISTER_TIMEOUT_S)
+        registration.wait_tried(deadline - time.monotonic())
         for refusal in registration.refusals():
             raise refusal
+        server.start_late_lanes()
+        # Who waits for the ready line wants to find the broker; its name servers may be starting beside it.
+        registration.wait_registered(max(deadline - time.monotonic(), 0.0))
 
     def _make_registration(self, server: Server) -> BrokerRegistration:
         servers = [
@@ -193,11 +206,6 @@ class Broker:
             heartbeat_interval_ms=self.config.register_interval_ms,
             on_name_refusal=self._note_name_refusal,
         )
-
-    def wait_registered(self, timeout_s: float) -> bool:
-        """Whether all name servers know the broker within the time."""
-        assert self._registration is not None, "start comes first"
-        return self._registration.wait_registered(timeout_s)
 
     def unregister(self) -> None:
         """Tells the name servers that no new work shall come. The first step of a stop."""

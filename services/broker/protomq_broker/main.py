@@ -13,14 +13,18 @@ from protomq_runtime.clock import Clock, SystemClock
 from protomq_runtime.config import load_config
 from protomq_runtime.dispatch import DispatchTable
 from protomq_runtime.lifecycle import run_until_signal
+from protomq_runtime.listening import check_can_listen
 from protomq_runtime.metrics_page import MetricsPage
 from protomq_runtime.server import LaneConfig, Server
 
-from .broker import REGISTER_TIMEOUT_S, Broker
+from .broker import LATE_LANES, Broker
 from .config import BrokerConfig
 from .name_server_connections import NameServer
 
 log = logging.getLogger("protomq.broker")
+
+REFUSED_GRACE_S = 1.0
+"""For those who have called already when a start is refused: they are told so."""
 
 
 class BrokerProcess:
@@ -38,7 +42,11 @@ class BrokerProcess:
         lanes: Mapping[str, LaneConfig] | None = None,
         name_servers: Iterable[NameServer] = (),
     ) -> None:
-        """Opens the store. `table`, `lanes` and `name_servers` are those of other services in this process."""
+        """Opens the store, unless a port cannot be listened on (OSError): then none is made.
+
+        `table`, `lanes` and `name_servers` are those of other services in this process.
+        """
+        check_can_listen(_listen_addresses(config))
         self.metrics_address = ""
         self._metrics_page: MetricsPage | None = None
         self.broker = Broker(config, clock or SystemClock(), package_version(), name_servers)
@@ -49,6 +57,7 @@ class BrokerProcess:
             name=self.broker.name,
             version=package_version(),
             lanes={**(lanes or {}), **self.broker.lane_configs()},
+            late_lanes=LATE_LANES,
             grpc_host=config.listen.host,
             grpc_port=config.listen.grpc_port,
             remoting_host=config.listen.host,
@@ -61,16 +70,19 @@ class BrokerProcess:
         self.server.set_on_fatal(on_fatal)
 
     async def start(self) -> None:
-        """Registers, serves, and returns when the name servers know the broker or are not to be reached."""
+        """Serves, registers, and returns when sends are done. Nothing runs any more if it raises."""
         try:
             self._open_metrics_page()
             await self.server.start()
         except BaseException:
             self._close_metrics_page()
-            await asyncio.to_thread(self.broker.unregister)
             self.broker.close()
             raise
-        await asyncio.to_thread(self.broker.wait_registered, REGISTER_TIMEOUT_S)
+        try:
+            await asyncio.to_thread(self.broker.register)
+        except BaseException:
+            await self.stop(REFUSED_GRACE_S)
+            raise
 
     async def stop(self, grace_s: float) -> None:
         """Unregisters, refuses and finishes what is under way, then closes the store."""
@@ -78,7 +90,6 @@ class BrokerProcess:
         await asyncio.to_thread(self._close_metrics_page)
         await self.server.stop(grace_s)
         await asyncio.to_thread(self.broker.close)
-
 
     def _open_metrics_page(self) -> None:
         listen = self.broker.config.metrics.listen
@@ -93,6 +104,18 @@ class BrokerProcess:
         page, self._metrics_page = self._metrics_page, None
         if page is not None:
             page.stop()
+
+
+def _listen_addresses(config: BrokerConfig) -> dict[str, Address]:
+    """Where the process will listen, by what for."""
+    host = config.listen.host
+    addresses = {
+        "gRPC": Address(host, config.listen.grpc_port),
+        "the remoting port": Address(host, config.listen.remoting_port),
+    }
+    if config.metrics.listen:
+        addresses["the metrics page"] = parse_listen_address(config.metrics.listen)
+    return addresses
 
 
 def run_broker(config_file: Path | None, flags: Mapping[str, object] | None = None) -> int:

@@ -20,6 +20,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -188,11 +189,12 @@ class BrokerRegistration:
             return self._announced.wait_for(lambda: self._is_announced(version), timeout_s)
 
     def stop(self, timeout_s: float = 1.0) -> None:
-        """Unregister where there is a connection, and end the threads."""
+        """Unregister where there is a connection, and end the threads; at most so long, however many name servers are silent."""
         for session in self._sessions:
             session.request_stop()
+        deadline = time.monotonic() + timeout_s
         for session in self._sessions:
-            session.join(timeout_s)
+            session.join(max(deadline - time.monotonic(), 0.0))
 
     def _is_announced(self, version: DataVersion) -> bool:
         known = [session.known_version for session in self._sessions]

@@ -27,6 +27,7 @@ from grpc_reflection.v1alpha._base import BaseReflectionServicer
 from protomq.wire.status import GRPC_STATUS_DETAILS_KEY
 from protomq.wire.status import POOL as STATUS_POOL
 
+from .addresses import Address
 from .call import Call
 from .connection_limits import ConnectionLimits, grpc_options
 from .dispatch import BoundMethod, DispatchTable, Style
@@ -41,6 +42,7 @@ from .errors import (
 )
 from .lane import Lane
 from .lane_pool import LanePool
+from .listening import bound_socket
 from .regions import Region, ShortFileError, read_regions
 from .unread_answers import UnreadAnswers
 
@@ -248,14 +250,15 @@ class GrpcServer:
         _add_reflection(self._server, [*table.service_names, HEALTH_SERVICE, *REFLECTION_SERVICES])
 
     def bind(self, host: str, port: int) -> int:
-        """Takes the port; answers which, if 0 was asked for. Raises OSError if it is taken."""
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        """Takes the port; answers which, if 0 was asked for. Raises OSError."""
+        address = Address(host, port)
+        bound_socket(address, "gRPC").close()  # gRPC itself does not say why it cannot.
         try:
-            bound = self._server.add_insecure_port(address)
+            bound = self._server.add_insecure_port(str(address))
         except RuntimeError:
             bound = 0
         if not bound:
-            raise OSError(f"cannot listen on {address} for gRPC; is the port taken?")
+            raise OSError(f"cannot listen on {address} for gRPC; somebody has just taken the port")
         return int(bound)
 
     async def start(self) -> None:

@@ -32,10 +32,12 @@ from protomq.wire.frames import (
     encode_answer,
 )
 
+from .addresses import Address
 from .connection_limits import HELLO_TIMEOUT_S, ConnectionLimits, watch_peer
 from .dispatch import lane_name
 from .errors import Code, ServiceError, invalid_argument, unparsable
 from .lane_pool import LanePool
+from .listening import bound_socket
 from .wake_up import WakeUp
 
 logger = logging.getLogger(__name__)
@@ -350,17 +352,10 @@ class RemotingServer(threading.Thread):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. SO_REUSEADDR, so that a restart need not wait; never SO_REUSEPORT, which would let two servers share a port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(LISTEN_BACKLOG)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from None
+    """A listening socket. Raises OSError."""
+    listener = bound_socket(Address(host, port), "the remoting port")
+    listener.listen(LISTEN_BACKLOG)
+    listener.setblocking(False)
     return listener
 
 

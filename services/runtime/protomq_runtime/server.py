@@ -1,7 +1,8 @@
 """A server: one dispatch table, its lanes, and the two transports in front of them.
 
 Start: both ports are taken first (so that a service learns them and a taken port fails at once), then lanes run, then the services'
-`start(server)` hooks, and only then does anybody get in. Stop: new work is refused with SHUTTING_DOWN, the `stop()` hooks
+`start(server)` hooks, and only then does anybody get in. Lanes that are to be late run when they are told to: what comes for them
+waits in its socket or on the lane's queue. Stop: new work is refused with SHUTTING_DOWN, the `stop()` hooks
 answer what is held, open calls are answered and sent, and everything closes; what is not answered within the grace is cut off.
 """
 
@@ -11,7 +12,7 @@ import asyncio
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -54,6 +55,7 @@ class Server:
         name: str,
         version: str,
         lanes: Mapping[str, LaneConfig] | None = None,
+        late_lanes: Collection[str] = (),
         grpc_host: str = "127.0.0.1",
         grpc_port: int | None = 0,
         remoting_host: str = "127.0.0.1",
@@ -62,7 +64,11 @@ class Server:
         limits: ConnectionLimits | None = None,
         on_fatal: Callable[[BaseException], None] | None = None,
     ) -> None:
-        """A port of 0: any free one; None: this transport is off. Lanes that `lanes` does not name have the defaults."""
+        """A port of 0: any free one; None: this transport is off. Lanes that `lanes` does not name have the defaults.
+
+        `late_lanes` begin with `start_late_lanes`, not with `start`.
+        """
+        self._late_lanes = frozenset(late_lanes)
         self.table = table
         self.name = name
         self.version = version
@@ -105,9 +111,9 @@ class Server:
             host, port = self._remoting_address
             if port is not None:
                 self._bind_remoting(host, port)
-            for pool in self.pools.values():
-                for lane in pool.lanes:
-                    lane.start()
+            for name, pool in self.pools.items():
+                if name not in self._late_lanes:
+                    _start_all(pool.lanes)
             for implementation in self.table.implementations:
                 self._started.append(implementation)
                 await _call_hook(implementation, "start", self)
@@ -119,6 +125,11 @@ class Server:
         if self._remoting is not None:
             self._remoting.start()
 
+    def start_late_lanes(self) -> None:
+        """What has come for them is done now. Once, behind `start`."""
+        for name in self._late_lanes:
+            _start_all(self.pools[name].lanes)
+
     async def stop(self, grace_s: float = 5.0) -> None:
         """Refuses, lets the services answer what they hold, and closes. Takes the grace only if calls stay unanswered."""
         loop = asyncio.get_running_loop()
@@ -128,9 +139,13 @@ class Server:
         if self._remoting is not None:
             self._remoting.stop()
             await _join(self._remoting, grace_s)
-        lanes = [lane for pool in self.pools.values() for lane in pool.lanes if lane.is_alive()]
-        for lane in lanes:
+        all_lanes = [lane for pool in self.pools.values() for lane in pool.lanes]
+        for lane in all_lanes:
             lane.refuse(SHUTTING_DOWN)
+        if any(lane.is_alive() for lane in all_lanes):
+            # What waits for a lane that has never run is to be told, too.
+            _start_all(lane for lane in all_lanes if lane.ident is None)
+        lanes = [lane for lane in all_lanes if lane.is_alive()]
         while self._started:
             implementation = self._started.pop()
             try:
@@ -193,6 +208,11 @@ def default_lane_config(lane: str) -> LaneConfig:
             admission=AdmissionConfig(queue_time_target_ms=1000, queue_time_interval_ms=2000)
         )
     return LaneConfig()
+
+
+def _start_all(lanes: Iterable[Lane]) -> None:
+    for lane in lanes:
+        lane.start()
 
 
 async def _pass_through(lanes: Sequence[Lane], timeout_s: float) -> None:
