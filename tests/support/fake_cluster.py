@@ -117,6 +117,8 @@ class FakeCluster:
         }
         self.calls: list[SendCall] = []
         self.route_calls = 0
+        self.away: set[str] = set()
+        """Brokers that the name server has taken off the routes."""
         self.on_send: Callable[[SendCall], None] | None = None
         self._lock = threading.Lock()
 
@@ -170,10 +172,12 @@ class FakeCluster:
         queues = [
             QueueRoute(broker_name=name, write_queues=count, read_queues=count)
             for name, count in shares.items()
+            if name not in self.away
         ]
         brokers = [
             Broker(broker_name=name, grpc_address=f"{name}:1", remoting_address=f"{name}:2")
             for name in self.brokers
+            if name not in self.away
         ]
         return GetRouteResponse(
             route=Route(topic=topic, queues=queues, brokers=brokers)

@@ -19,7 +19,7 @@ from ._methods import SEND
 from ._outgoing import BatchResult, OutgoingMessage, SendResult, Stored
 from ._producer_options import ProducerOptions, ProducerSettings, show_settings
 from ._retry import attempt_timeout, tenacity_options
-from ._send_core import Request, RequestRetries, SendCore, as_message
+from ._send_core import Request, RequestRetries, SendCore, address_of, as_message, fits
 from ._types import MessageQueue, Route
 from .errors import (
     BatchIncompleteError,
@@ -126,12 +126,12 @@ class AsyncProducer:
         )
         deadline_s = self._deadline(timeout_s)
         record = self._core.prepare_message(message)
-        route = await self._route(message.topic, deadline_s)
+        route = await self._route(message.topic, deadline_s, message.queue)
         request = self._core.make_request(
             route, (record,), self._core.target_queue(route, message, selector)
         )
         await self._transport.call(
-            request.address, SEND, request.payload, deadline_s - time.monotonic(), one_way=True
+            address_of(request), SEND, request.payload, deadline_s - time.monotonic(), one_way=True
         )
 
     async def send_batch(
@@ -152,7 +152,7 @@ class AsyncProducer:
         core = self._core
         messages, keys, tags = core.before_batch(topic, messages, keys, tags)
         records = core.prepare_many(messages, topic, keys, tags)
-        route = await self._route(topic, deadline_s)
+        route = await self._route(topic, deadline_s, queue)
         groups, places = core.group(route, records, messages, queue, sharding_key)
         try:
             result = await self._send_groups(route, groups, places, deadline_s)
@@ -355,7 +355,9 @@ class AsyncProducer:
         try:
             if live:
                 deadline_s = min(entry.deadline_s for entry in live)
-                route = self._routes.cached(line.topic) or await self._route(line.topic, deadline_s)
+                route = self._routes.cached(line.topic)
+                if route is None or not fits(route, line.queue):
+                    route = await self._route(line.topic, deadline_s, line.queue)
                 stored = await self._dispatch(
                     route, [entry.record for entry in live], line.queue, deadline_s
                 )
@@ -417,7 +419,7 @@ class AsyncProducer:
         started_s = time.monotonic()
         try:
             answer = await self._transport.call(
-                request.address, SEND, request.payload, attempt_timeout(deadline_s - started_s)
+                address_of(request), SEND, request.payload, attempt_timeout(deadline_s - started_s)
             )
             stored = core.store_result(request, answer)
         except ProtomqError:
@@ -494,7 +496,14 @@ class AsyncProducer:
             return stored, error
         return stored, None
 
-    async def _route(self, topic: str, deadline_s: float) -> Route:
+    async def _route(
+        self, topic: str, deadline_s: float, queue: MessageQueue | None = None
+    ) -> Route:
+        """See Producer._route."""
+        route = await self._routes.get(topic, max(deadline_s - time.monotonic(), 0.001))
+        if fits(route, queue):
+            return route
+        self._routes.invalidate(topic)
         return await self._routes.get(topic, max(deadline_s - time.monotonic(), 0.001))
 
     def _deadline(self, timeout_s: float | None) -> float:

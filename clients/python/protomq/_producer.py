@@ -18,7 +18,7 @@ from ._outgoing import BatchResult, OutgoingMessage, SendResult, Stored
 from ._producer_options import ProducerOptions, ProducerSettings, show_settings
 from ._retry import attempt_timeout, tenacity_options
 from ._routes import Routes
-from ._send_core import Request, RequestRetries, SendCore, as_message
+from ._send_core import Request, RequestRetries, SendCore, address_of, as_message, fits
 from ._transport import SyncTransport
 from ._types import MessageQueue, Route
 from .errors import (
@@ -105,7 +105,8 @@ class Producer:
     ) -> SendResult:
         """Sends a message and waits until it is stored.
 
-        Without `queue`, `sharding_key` (same key, same queue, in order) or `selector` it may go to any queue.
+        Without `queue`, `sharding_key` (same key, same queue, in order) or `selector` it may go to any queue. A chosen queue whose
+        broker is away is waited for within the time-out, unless `retries` is 0.
 
         Raises an error of protomq.errors: ConfigurationError, MessageTooLargeError, NoRouteError, TopicNotFoundError,
         RequestTimeoutError, ... after the retries that make sense.
@@ -177,12 +178,12 @@ class Producer:
         )
         deadline_s = self._deadline(timeout_s)
         record = self._core.prepare_message(message)
-        route = self._route(message.topic, deadline_s)
+        route = self._route(message.topic, deadline_s, message.queue)
         request = self._core.make_request(
             route, (record,), self._core.target_queue(route, message, selector)
         )
         self._transport.call(
-            request.address, SEND, request.payload, deadline_s - time.monotonic(), one_way=True
+            address_of(request), SEND, request.payload, deadline_s - time.monotonic(), one_way=True
         )
 
     def send_batch(
@@ -210,7 +211,7 @@ class Producer:
         core = self._core
         messages, keys, tags = core.before_batch(topic, messages, keys, tags)
         records = core.prepare_many(messages, topic, keys, tags)
-        route = self._route(topic, deadline_s)
+        route = self._route(topic, deadline_s, queue)
         groups, places = core.group(route, records, messages, queue, sharding_key)
         try:
             result = self._send_groups(route, groups, places, deadline_s)
@@ -377,7 +378,7 @@ class Producer:
     def _lead_alone(self, line: Line, record: PreparedRecord, deadline_s: float) -> SendResult:
         """The short way of `_lead` for a caller that found the line free: most sends of one thread go here."""
         try:
-            route = self._route(line.topic, deadline_s)
+            route = self._route(line.topic, deadline_s, line.queue)
             return self._dispatch(route, (record,), line.queue, deadline_s).result(0)
         finally:
             following = self._hand_over(line)
@@ -398,7 +399,7 @@ class Producer:
             if batch:
                 records = [entry.record for entry in batch]
                 deadline_s = min(entry.deadline_s for entry in batch)
-                route = self._route(line.topic, deadline_s)
+                route = self._route(line.topic, deadline_s, line.queue)
                 stored = self._dispatch(route, records, line.queue, deadline_s)
         except BaseException as caught:
             error = caught
@@ -522,7 +523,7 @@ class Producer:
         started_s = time.monotonic()
         try:
             answer = self._transport.call(
-                request.address, SEND, request.payload, attempt_timeout(deadline_s - started_s)
+                address_of(request), SEND, request.payload, attempt_timeout(deadline_s - started_s)
             )
             stored = core.store_result(request, answer)
         except ProtomqError:
@@ -578,7 +579,12 @@ class Producer:
                     ) from error
         return BatchResult.of_groups(stored, first_request, places)
 
-    def _route(self, topic: str, deadline_s: float) -> Route:
+    def _route(self, topic: str, deadline_s: float, queue: MessageQueue | None = None) -> Route:
+        """The route; looked up again where messages for the queue (None: any) have no place in what is known."""
+        route = self._routes.get(topic, max(deadline_s - time.monotonic(), 0.001))
+        if fits(route, queue):
+            return route
+        self._routes.invalidate(topic)
         return self._routes.get(topic, max(deadline_s - time.monotonic(), 0.001))
 
     def _deadline(self, timeout_s: float | None) -> float:

@@ -9,7 +9,7 @@ A send is tried again within its total time-out (3 s), by these rules:
   retryTimesWhenSendFailed, 2). Going to another broker with the outcome of the first unknown is the one exception to
   exactly-once: the message may then be stored on both, with the same message id. `retry_another_broker=False` rules it out.
 - A chosen queue, a sharding key, or a cluster of one broker leave no other broker: the same one is tried again. Attempts that no
-  server answered do not count then: a broker that restarts is waited for.
+  server answered do not count then: a broker that restarts is waited for, in the route as well.
 - An attempt gets half of the time that is left, so that a lost answer leaves time to ask again.
 
 An error that ends a send is `definite` only if every attempt was.
@@ -24,7 +24,7 @@ from enum import Enum
 from typing import Any, Final
 
 from ._checks import check_count
-from .errors import ConnectFailedError, ConnectionLostError, ProtomqError
+from .errors import ConnectFailedError, ConnectionLostError, NoRouteError, ProtomqError
 
 ATTEMPT_TIMEOUT_MIN_S: Final = 0.5
 """An attempt is not cut shorter than this, except by the total time-out."""
@@ -94,7 +94,7 @@ class RetryPlan:
         return error
 
     def _same_broker(self, error: ProtomqError) -> NextStep:
-        if isinstance(error, ConnectFailedError | ConnectionLostError):
+        if isinstance(error, ConnectFailedError | ConnectionLostError | NoRouteError):
             return NextStep.SAME_BROKER
         if self._retries_left == 0:
             return NextStep.GIVE_UP

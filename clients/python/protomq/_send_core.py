@@ -73,7 +73,7 @@ class Request:
         records: Sequence[PreparedRecord],
         first_sequence: int,
         queue: MessageQueue,
-        address: BrokerAddress,
+        address: BrokerAddress | None,
         queue_is_open: bool,
         wait_store_ok: bool,
         previous_sequence: int | None,
@@ -84,6 +84,7 @@ class Request:
         self.records = records
         self.first_sequence = first_sequence
         self.address = address
+        """None: the route does not name the broker; see `address_of`."""
         self.queue_is_open = queue_is_open
         self.wait_store_ok = wait_store_ok
         self.made_s = made_s
@@ -436,13 +437,10 @@ class SendCore:
     def make_request(
         self, route: Route, records: Sequence[PreparedRecord], queue: MessageQueue | None
     ) -> Request:
-        """Takes sequences for the records and assembles the bytes. `queue` None: any. Raises NoRouteError."""
+        """Takes sequences for the records and assembles the bytes. `queue` None: any. Raises NoRouteError if there is none to write."""
         queue_is_open = queue is None
         if queue is None:
             queue = self.choose_queue(route)
-        address = route.brokers.get(queue.broker_name)
-        if address is None:
-            raise NoRouteError(f"no route to broker {queue.broker_name!r} of topic {route.topic!r}")
         sequences = self.sequences
         previous_sequence = self._acknowledged.get(queue.broker_name)
         return Request(
@@ -451,7 +449,7 @@ class SendCore:
             records,
             sequences.take(len(records)),
             queue,
-            address,
+            route.brokers.get(queue.broker_name),
             queue_is_open,
             self.options.wait_store_ok,
             previous_sequence,
@@ -532,6 +530,22 @@ class SendCore:
         self.sequences.renew()
         self._encoders = {}
         self._acknowledged = {}
+
+
+def fits(route: Route, queue: MessageQueue | None) -> bool:
+    """Whether messages for the queue (None: any) have a place to go by this route; where not, it may be outdated."""
+    return bool(route.write_queues) if queue is None else queue.broker_name in route.brokers
+
+
+def address_of(request: Request) -> BrokerAddress:
+    """Where the request goes. Raises NoRouteError where its broker is not in the route: it may be away for a moment."""
+    if request.address is None:
+        queue = request.queue
+        raise NoRouteError(
+            f"no broker {queue.broker_name!r} is known to have the topic {queue.topic!r}",
+            metadata={"topic": queue.topic, "broker_name": queue.broker_name},
+        )
+    return request.address
 
 
 def as_message(

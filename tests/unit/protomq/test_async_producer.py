@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from protomq import AsyncProducer, MessageQueue, OutgoingMessage, SendResult, SendStatus
+from protomq._routes import INVALIDATE_INTERVAL_S
 from protomq._selectors import sharded_index
 from protomq.errors import (
     BatchIncompleteError,
@@ -16,6 +17,7 @@ from protomq.errors import (
     ConnectFailedError,
     ConnectionLostError,
     InvalidArgumentError,
+    NoRouteError,
     QueueNotFoundError,
     RequestTimeoutError,
     ShuttingDownError,
@@ -164,6 +166,34 @@ async def test_a_shrunk_topic_is_looked_up_again(
     assert (await producer.send("T", b"y", sharding_key=key)).queue.queue_id == sharded_index(
         key, 2
     )
+
+
+async def test_a_chosen_queue_is_looked_up_at_once_when_its_broker_is_back() -> None:
+    cluster = FakeCluster({"T": {"a": 2, "b": 2}})
+    cluster.away = {"b"}
+    async with AsyncProducer(transport=FakeAsyncTransport(cluster), retries=0) as producer:
+        await producer.send("T", b"the route without b is known now, and trusted for 30 s")
+        with pytest.raises(NoRouteError, match="'b'"):
+            await producer.send("T", b"x", queue=MessageQueue("T", "b", 1))
+        for entry in producer._routes._cache._entries.values():
+            entry.fetched_at_s -= INVALIDATE_INTERVAL_S
+        cluster.away = set()
+        queue = MessageQueue("T", "b", 1)
+        assert (await producer.send("T", b"x", queue=queue)).queue_offset == 0
+        assert (await producer.send_batch("T", [b"y"], queue=queue))[0].queue_offset == 1
+        await producer.send_one_way("T", b"z", queue=queue)
+    assert cluster.stored()["b", 1] == [b"x", b"y", b"z"]
+
+
+async def test_a_send_to_a_chosen_queue_waits_for_its_broker() -> None:
+    cluster = FakeCluster({"T": {"a": 2, "b": 2}})
+    cluster.away = {"b"}
+    async with AsyncProducer(transport=FakeAsyncTransport(cluster)) as producer:
+        with pytest.raises(NoRouteError, match="no broker 'b'"):
+            await producer.send("T", b"x", queue=MessageQueue("T", "b", 1), timeout_s=0.3)
+        asyncio.get_running_loop().call_later(0.3, cluster.away.clear)
+        result = await producer.send("T", b"x", queue=MessageQueue("T", "b", 1), timeout_s=30)
+        assert result.queue_offset == 0
 
 
 async def test_an_error_reaches_every_caller_of_the_request(

@@ -12,6 +12,7 @@ import pytest
 
 from protomq import MessageQueue, OutgoingMessage, Producer, SendResult, SendStatus
 from protomq._producer_options import ProducerOptions, ProducerSettings
+from protomq._routes import INVALIDATE_INTERVAL_S
 from protomq._selectors import sharded_index
 from protomq.errors import (
     BatchIncompleteError,
@@ -265,6 +266,59 @@ def test_a_shrunk_topic_is_looked_up_again(cluster: FakeCluster, producer: Produ
     cluster.script("a", *[QueueNotFoundError("no queue 3")] * 3)
     with pytest.raises(QueueNotFoundError):
         producer.send("T", b"z", queue=MessageQueue("T", "a", 3))
+
+
+def test_a_chosen_queue_is_looked_up_at_once_when_its_broker_is_back() -> None:
+    cluster = two_brokers()
+    cluster.away = {"b"}
+    with Producer(transport=FakeSyncTransport(cluster), retries=0) as producer:
+        producer.send("T", b"the route without b is known now, and trusted for 30 s")
+        with pytest.raises(NoRouteError, match="'b'"):
+            producer.send("T", b"x", queue=MessageQueue("T", "b", 1))
+        let_time_pass(producer)
+        cluster.away = set()
+        assert producer.send("T", b"x", queue=MessageQueue("T", "b", 1)).queue_offset == 0
+        assert producer.send_batch("T", [b"y"], queue=MessageQueue("T", "b", 1))[0].queue_offset == 1
+        producer.send_one_way("T", b"z", queue=MessageQueue("T", "b", 1))
+    assert cluster.stored()["b", 1] == [b"x", b"y", b"z"]
+
+
+def test_a_send_to_a_chosen_queue_waits_for_its_broker() -> None:
+    cluster = two_brokers()
+    cluster.away = {"b"}
+    with Producer(transport=FakeSyncTransport(cluster), send_timeout_s=30) as producer:
+        producer.send("T", b"the route without b is known now")
+        timer = threading.Timer(0.3, cluster.away.clear)
+        timer.start()
+        assert producer.send("T", b"x", queue=MessageQueue("T", "b", 1)).queue_offset == 0
+        timer.join()
+
+
+def test_a_broker_that_stays_away_is_waited_for_within_the_time_out() -> None:
+    cluster = two_brokers()
+    cluster.away = {"b"}
+    with Producer(transport=FakeSyncTransport(cluster)) as producer:
+        with pytest.raises(NoRouteError, match="no broker 'b'") as caught:
+            producer.send("T", b"x", queue=MessageQueue("T", "b", 1), timeout_s=0.3)
+        assert caught.value.definite
+        assert caught.value.metadata == {"topic": "T", "broker_name": "b"}
+    assert cluster.calls == []
+
+
+def test_a_topic_without_queues_to_write_is_looked_up_at_once_when_it_has_some() -> None:
+    cluster = FakeCluster({"T": {"a": 0}})
+    with Producer(transport=FakeSyncTransport(cluster)) as producer:
+        with pytest.raises(NoRouteError):
+            producer.send("T", b"x", sharding_key="s")
+        let_time_pass(producer)
+        cluster.topics["T"]["a"] = 2
+        producer.send("T", b"x", sharding_key="s")
+
+
+def let_time_pass(producer: Producer) -> None:
+    """Makes what is known of routes older than the interval in which they are looked up once only."""
+    for entry in producer._routes._cache._entries.values():
+        entry.fetched_at_s -= INVALIDATE_INTERVAL_S
 
 
 def test_slow_brokers_are_left_alone_with_fault_tolerance() -> None:
