@@ -11,7 +11,15 @@ from typing import Literal
 
 import pytest
 
-from protomq import Admin, AsyncPullConsumer, Message, OutgoingMessage, Producer, PullConsumer
+from protomq import (
+    Admin,
+    AsyncPullConsumer,
+    Message,
+    OutgoingMessage,
+    Producer,
+    PullConsumer,
+    _open_consumers,
+)
 from protomq.errors import OffsetOutOfRangeError, TopicRecreatedError
 from protomq.testing import Broker, FaultProxy
 
@@ -218,6 +226,8 @@ def test_two_members_of_a_group_are_told_that_both_get_everything(
     made = [
         PullConsumer("pair", namesrv=namesrv, transport=transport, hold_ms=20) for _ in range(2)
     ]
+    for source in made:
+        _open_consumers.closed(source)  # As if each were in a process of its own.
     alone = PullConsumer("alone", namesrv=namesrv, transport=transport, hold_ms=20)
     with caplog.at_level(logging.WARNING, "protomq"), made[0], made[1], alone:
         for source in (*made, alone):

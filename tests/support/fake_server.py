@@ -59,6 +59,8 @@ class FakeServer:
         self.timeouts_ms: list[int] = []
         self.connections_accepted = 0
         self.brokers: list[route_service_pb2.Broker] = []
+        self.auto_create = False
+        """The route of a topic that is not there has two queues, as if a broker made it on the first send."""
         self._faults: dict[int, list[Any]] = defaultdict(list)
         self._lock = threading.RLock()
         self._physical = 0
@@ -247,17 +249,20 @@ class FakeServer:
 
     def _get_route(self, payload: bytes) -> bytes | RpcStatus:
         topic = route_service_pb2.GetRouteRequest.FromString(payload).topic
-        if topic not in self.topics:
+        auto_create = self.auto_create and topic not in self.topics
+        if topic not in self.topics and not auto_create:
             return NOT_FOUND
         brokers = self.brokers or [self.as_broker()]
-        count = self.topics[topic]
+        count = self.topics.get(topic, 2)
         queues = [
             route_service_pb2.QueueRoute(
                 broker_name=broker.broker_name, write_queues=count, read_queues=count
             )
             for broker in brokers
         ]
-        route = route_service_pb2.Route(topic=topic, queues=queues, brokers=brokers)
+        route = route_service_pb2.Route(
+            topic=topic, queues=queues, brokers=brokers, auto_create=auto_create
+        )
         return route_service_pb2.GetRouteResponse(route=route).SerializeToString()
 
     def as_broker(self) -> route_service_pb2.Broker:

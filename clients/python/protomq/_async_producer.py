@@ -12,7 +12,7 @@ from ._async_routes import AsyncRoutes
 from ._async_transport import AsyncTransport
 from ._at_exit import call_at_exit, warn_of_loss
 from ._batching import PreparedRecord, split_records
-from ._checks import check_queue, check_seconds
+from ._checks import check_batch, check_queue, check_seconds, check_selector, check_topic
 from ._forks import call_after_fork
 from ._lines import take_batch
 from ._methods import SEND
@@ -121,9 +121,11 @@ class AsyncProducer:
         timeout_s: float | None = None,
     ) -> None:
         """Sends a message without an answer: nothing tells whether it was stored. No retries."""
+        check_selector(selector)
         message = self._core.before_send(
             as_message(topic, body, key, keys, tag, properties, queue, sharding_key)
         )
+        check_queue(message.topic, message.queue)
         deadline_s = self._deadline(timeout_s)
         record = self._core.prepare_message(message)
         route = await self._route(message.topic, deadline_s, message.queue)
@@ -146,9 +148,10 @@ class AsyncProducer:
         timeout_s: float | None = None,
     ) -> BatchResult:
         """Sends many messages of one topic. See Producer.send_batch; requests to different queues travel at the same time."""
+        deadline_s = self._deadline(timeout_s)
+        check_batch(topic, messages, queue, sharding_key)
         if not messages:
             return BatchResult(())
-        deadline_s = self._deadline(timeout_s)
         core = self._core
         messages, keys, tags = core.before_batch(topic, messages, keys, tags)
         records = core.prepare_many(messages, topic, keys, tags)
@@ -197,6 +200,7 @@ class AsyncProducer:
 
     async def transports(self, topic: str) -> dict[str, str]:
         """How each broker of the topic was reached last: "remoting", "grpc", or "" before the first send to it."""
+        check_topic(topic)
         return {
             name: self._transport.kind(address)
             for name, address in (await self._route(topic, self._deadline(None))).brokers.items()
@@ -254,6 +258,7 @@ class AsyncProducer:
     ) -> SendResult:
         """The general way: hooks, selectors, sharding keys."""
         core = self._core
+        check_selector(selector)
         message = core.before_send(message)
         deadline_s = self._deadline(timeout_s)
         result, error = None, None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -16,13 +17,25 @@ from typing import Literal
 from . import _methods
 from ._async_routes import AsyncRoutes
 from ._async_transport import AsyncTransport
-from ._checks import check_count, check_group, check_seconds, check_topic
+from ._checks import (
+    check_count,
+    check_flag,
+    check_group,
+    check_message_queue,
+    check_seconds,
+    check_text,
+    check_time,
+    check_topic,
+)
 from ._message import Message
 from ._offset_calls import (
     Begin,
     broker_of,
     by_broker,
     check_begin,
+    check_queues_exist,
+    checked_offsets,
+    checked_queues,
     checked_tags,
     decode_offsets,
     decode_offsets_incarnation,
@@ -35,8 +48,11 @@ from ._offset_calls import (
     encode_get_queue_range,
     encode_search_offset,
     first_offsets,
+    missing_queues,
     subscribed_queues,
+    unknown_topics,
 )
+from ._open_consumers import closed, opened, shared_queue, shared_queue_text, uncommitted_text
 from ._outages import Outages
 from ._pull_consumer import (
     AUTO_COMMIT_INTERVAL_S,
@@ -49,9 +65,11 @@ from ._pull_consumer import (
 from ._pull_logic import POLL_MESSAGES, OffsetReset, PullOptions, PullState, Ticket
 from ._transport import TransportOptions
 from ._types import MessageQueue, MethodInfo, QueueRange, Route
+from ._warnings import warn
 from .errors import (
     ClosedError,
     ConfigurationError,
+    NoRouteError,
     ProtomqError,
     QueueNotFoundError,
     TopicNotFoundError,
@@ -92,6 +110,9 @@ class AsyncPullConsumer:
         check_begin(begin)
         check_seconds("auto_commit_interval_s", auto_commit_interval_s)
         check_seconds("request_timeout_s", request_timeout_s)
+        check_flag("resume", resume)
+        check_flag("auto_commit", auto_commit)
+        check_text("client_id", client_id)
         self.group = check_group(group)
         options = PullOptions(
             group, hold_ms, pull_record_count_max, pull_size_max_bytes, offset_reset
@@ -116,7 +137,11 @@ class AsyncPullConsumer:
         self._committing = False
         self._next_commit_s = time.monotonic() + auto_commit_interval_s
         self._retry_resolve_s = 0.0
+        self._warned_topics: set[str] = set()
+        self._warned_of_member = False
+        self._pid = os.getpid()
         self._closed = False
+        opened(self, self._routes.name_servers)
 
     # -- what to consume -------------------------------------------------------------------------------------------------
 
@@ -130,6 +155,8 @@ class AsyncPullConsumer:
         self._subscriptions[topic] = route
         self._state.forget_recreated(route.read_queues)
         await self._reassign()
+        for text in self._doubts(route):
+            warn(logger, text, 2)
 
     async def unsubscribe(self, topic: str) -> None:
         """See PullConsumer.unsubscribe."""
@@ -138,13 +165,17 @@ class AsyncPullConsumer:
 
     async def assign(self, queues: Iterable[MessageQueue], tags: Iterable[str] = ()) -> None:
         """See PullConsumer.assign."""
-        self._check_open()
+        wanted = checked_queues(queues)
         checked = checked_tags(tags)
-        self._assigned = tuple(dict.fromkeys(queues))
+        self._check_open()
+        routes = await self._routes_of(wanted)
+        self._assigned = wanted
         for queue in self._assigned:
             self._tags[queue.topic] = checked
         self._state.forget_recreated(self._assigned)
         await self._reassign()
+        for text in self._doubts(*routes):
+            warn(logger, text, 2)
 
     def assignment(self) -> tuple[MessageQueue, ...]:
         """The queues being consumed."""
@@ -212,6 +243,7 @@ class AsyncPullConsumer:
 
     async def position(self, queue: MessageQueue) -> int:
         """See PullConsumer.position."""
+        check_message_queue(queue)
         position = self._state.position(queue)
         if position is None:
             timeout_s = self._request_timeout_s
@@ -223,7 +255,8 @@ class AsyncPullConsumer:
         return position
 
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
-        """The next message of the queue is the one at this offset."""
+        """See PullConsumer.seek."""
+        check_message_queue(queue)
         self._state.seek(queue, queue_offset)
         self._wake()
 
@@ -231,41 +264,46 @@ class AsyncPullConsumer:
         self, when: datetime, queues: Iterable[MessageQueue] | None = None
     ) -> None:
         """See PullConsumer.seek_to_time."""
-        for queue in list(queues) if queues is not None else self._state.queues:
+        check_time("when", when)
+        for queue in self._state.queues if queues is None else checked_queues(queues):
             self.seek(queue, await self.offset_for_time(queue, when))
 
     async def seek_to_begin(self, queues: Iterable[MessageQueue] | None = None) -> None:
         """Goes to the first message that is stored."""
-        for queue in list(queues) if queues is not None else self._state.queues:
+        for queue in self._state.queues if queues is None else checked_queues(queues):
             self.seek(queue, await self.min_offset(queue))
 
     async def seek_to_end(self, queues: Iterable[MessageQueue] | None = None) -> None:
         """Goes behind the last message."""
-        for queue in list(queues) if queues is not None else self._state.queues:
+        for queue in self._state.queues if queues is None else checked_queues(queues):
             self.seek(queue, await self.end_offset(queue))
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """See PullConsumer.commit."""
         self._check_group()
+        checked = None if offsets is None else checked_offsets(offsets)
         self._check_open()
-        if offsets is None:
+        if checked is None:
             self._state.user_came_back()
-            offsets = self._state.to_commit(safe_only=True)
-        await self._commit(offsets, self._request_timeout_s, CALL_ATTEMPTS)
+            checked = self._state.to_commit(safe_only=True)
+        await self._commit(checked, self._request_timeout_s, CALL_ATTEMPTS)
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """See PullConsumer.committed."""
         self._check_group()
+        check_message_queue(queue)
         request = encode_get_offsets(self.group, queue.topic, [queue.queue_id])
         answer = await self._call(queue.topic, queue.broker_name, _methods.GET_OFFSETS, request)
         return decode_offsets(answer).get(queue.queue_id)
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues of a topic that can be read."""
+        check_topic(topic)
         return (await self._routes.get(topic, self._request_timeout_s)).read_queues
 
     async def queue_range(self, queue: MessageQueue) -> QueueRange:
         """The offsets that can be read: (min_offset, end_offset), half-open."""
+        check_message_queue(queue)
         request = encode_get_queue_range(queue.topic, [queue.queue_id])
         answer = await self._call(queue.topic, queue.broker_name, _methods.GET_QUEUE_RANGE, request)
         return decode_queue_ranges(answer)[queue.queue_id]
@@ -279,7 +317,9 @@ class AsyncPullConsumer:
         return (await self.queue_range(queue)).end_offset
 
     async def offset_for_time(self, queue: MessageQueue, when: datetime) -> int:
-        """Offset of the first message stored at the time or later; the end offset if there is none."""
+        """See PullConsumer.offset_for_time."""
+        check_message_queue(queue)
+        check_time("when", when)
         request = encode_search_offset(queue, when)
         answer = await self._call(queue.topic, queue.broker_name, _methods.SEARCH_OFFSET, request)
         return decode_search_offset(answer)
@@ -303,6 +343,7 @@ class AsyncPullConsumer:
         if self._closed:
             return
         self._closed = True
+        closed(self)
         self._wake()
         if commit:
             self._state.user_came_back()
@@ -320,6 +361,20 @@ class AsyncPullConsumer:
     async def __aexit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
         await self.close(commit=exception_type is None)
 
+    def finish_at_exit(self) -> int:
+        """When the interpreter ends, and with it the loop: the queues of which something is not committed. Called by itself."""
+        if self._closed or not self._auto_commit or self._pid != os.getpid():
+            return 0
+        self._closed = True
+        return self._state.uncommitted_count()
+
+    def __del__(self) -> None:
+        # See PullConsumer.__del__.
+        if getattr(self, "_closed", True) or not self._auto_commit or self._pid != os.getpid():
+            return
+        if count := self._state.uncommitted_count():
+            warn(logger, uncommitted_text(self.group, count, "nobody used it any more"))
+
     # -- inside ----------------------------------------------------------------------------------------------------------
 
     def _check_open(self) -> None:
@@ -333,6 +388,31 @@ class AsyncPullConsumer:
     def _check_group(self) -> None:
         if not self.group:
             raise ConfigurationError("a consumer without a group commits nothing")
+
+    async def _routes_of(self, queues: Sequence[MessageQueue]) -> list[Route]:
+        """See PullConsumer._routes_of."""
+        routes: list[Route] = []
+        for topic in dict.fromkeys(queue.topic for queue in queues):
+            try:
+                route = await self._routes.get(topic, self._request_timeout_s)
+                if missing_queues(route, queues):
+                    self._routes.invalidate(topic)
+                    route = await self._routes.get(topic, self._request_timeout_s)
+            except NoRouteError:
+                continue
+            check_queues_exist(route, queues)
+            routes.append(route)
+        return routes
+
+    def _doubts(self, *routes: Route) -> list[str]:
+        """See PullConsumer._doubts."""
+        found = unknown_topics(routes, self._warned_topics)
+        queue = None if self._warned_of_member else shared_queue(self)
+        if queue is not None:
+            self._warned_of_member = True
+            self._state.warned_of_other()
+            found.append(shared_queue_text(self.group, queue))
+        return found
 
     async def _reassign(self) -> None:
         """See PullConsumer._reassign."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
-import warnings
 import weakref
 from typing import Protocol
+
+from ._warnings import warn
 
 logger = logging.getLogger("protomq.producer")
 
@@ -56,8 +57,7 @@ def warn_of_loss(count: int, when: str) -> None:
         f"{count} message{'s were' if count > 1 else ' was'} not sent, or nobody knows: {when}, "
         "and the producer was not closed; use `with`, or call flush() or close()"
     )
-    logger.warning("%s", text)
-    warnings.warn(text, RuntimeWarning, stacklevel=2)
+    warn(logger, text)
 
 
 @atexit.register

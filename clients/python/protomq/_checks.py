@@ -6,7 +6,8 @@ A wrong type is a WrongTypeError (a TypeError), a wrong value a ConfigurationErr
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Final
 
 from ._types import MessageQueue
@@ -16,6 +17,11 @@ GROUP_LENGTH_MAX: Final = 120
 """As the broker has it."""
 SECONDS_MAX: Final = 1e6
 """Eleven days: longer is a mistake, milliseconds most likely."""
+SECONDS_MIN: Final = 0.001
+"""Time-outs travel as whole milliseconds; nothing is done in less."""
+QUEUE_ID_MAX: Final = (1 << 31) - 1
+"""What the wire carries; topics have far fewer queues."""
+OFFSET_MAX: Final = (1 << 63) - 1
 _GROUP: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -37,12 +43,12 @@ def check_group(group: object) -> str:
 
 
 def check_seconds(name: str, value: object, *, zero: bool = False) -> float:
-    """A span of time in seconds, above 0 (with `zero`: or 0) and below 1e6."""
+    """A span of time in seconds: 0.001 (with `zero`: 0) to 1e6."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise WrongTypeError(f"{name} is a number of seconds, not {value!r}")
-    if not (0 < value <= SECONDS_MAX or (zero and value == 0)):
-        least = "0 or more" if zero else "above 0"
-        raise ConfigurationError(f"{name} is {least} and at most 1e6 seconds, not {value}")
+    least = 0 if zero else SECONDS_MIN
+    if not least <= value <= SECONDS_MAX:
+        raise ConfigurationError(f"{name} is {least} to 1e6 seconds, not {value}")
     return value
 
 
@@ -86,6 +92,12 @@ def check_texts(
             )
 
 
+def _short(value: object) -> str:
+    """A value for an error's text, which may be a large body."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def _as_text(value: object) -> str:
     """How a value is written that is to be a str."""
     return f"{value!r}.decode()" if isinstance(value, bytes) else repr(str(value))
@@ -98,6 +110,18 @@ def check_topic(topic: object) -> str:
     return topic
 
 
+def check_message_queue(queue: object) -> MessageQueue:
+    """A queue, with fields that a queue can have."""
+    if not isinstance(queue, MessageQueue):
+        raise WrongTypeError(
+            f"a queue is a MessageQueue(topic, broker_name, queue_id), not {queue!r}"
+        )
+    check_text(f"topic of {queue}", queue.topic)
+    check_text(f"broker_name of {queue}", queue.broker_name)
+    check_count(f"queue_id of {queue}", queue.queue_id, 0, QUEUE_ID_MAX)
+    return queue
+
+
 def check_queue(topic: str, queue: object) -> None:
     """A queue of the topic, or None for any."""
     if queue is None:
@@ -106,5 +130,55 @@ def check_queue(topic: str, queue: object) -> None:
         raise WrongTypeError(
             f"queue is a MessageQueue(topic, broker_name, queue_id) or None, not {queue!r}"
         )
-    if queue.topic != topic:
+    if check_message_queue(queue).topic != topic:
         raise ConfigurationError(f"{queue} is no queue of topic {topic!r}")
+
+
+def check_selector(selector: object) -> None:
+    """What chooses a queue, or None."""
+    if selector is not None and not callable(selector):
+        raise WrongTypeError(
+            f"selector is a function (queues, message) -> MessageQueue or None, not {selector!r}"
+        )
+
+
+def check_batch(topic: object, messages: object, queue: object, sharding_key: object) -> None:
+    """What a batch has beside its messages, and that these can be counted: they are looked at more than once."""
+    topic = check_topic(topic)
+    if isinstance(messages, str | bytes | bytearray | memoryview):
+        raise WrongTypeError(f"messages is a list of bodies, not one of them: write [{_short(messages)}]")
+    if isinstance(messages, Iterable) and not isinstance(messages, Sequence):
+        raise WrongTypeError(f"messages is a list, not {_short(messages)}: write list(messages)")
+    if not isinstance(messages, Sequence):
+        raise WrongTypeError(
+            f"messages is a list of bytes or OutgoingMessage, not {_short(messages)}"
+        )
+    check_queue(topic, queue)
+    if sharding_key is not None:
+        check_text("sharding_key", sharding_key)
+
+
+def check_time(name: str, when: object) -> datetime:
+    """A point in time, with its time zone: without one, nobody knows whether it is local time or UTC."""
+    if not isinstance(when, datetime):
+        raise WrongTypeError(f"{name} is a datetime, not {when!r}; of seconds: datetime.fromtimestamp(seconds, UTC)")
+    if when.utcoffset() is None:
+        raise ConfigurationError(
+            f"{name} is a datetime with a time zone, not {when!r}: write when.astimezone() if it is local time, "
+            "when.replace(tzinfo=UTC) if it is UTC"
+        )
+    return when
+
+
+def check_flag(name: str, value: object) -> bool:
+    """True or False; a text is always true, whatever it says."""
+    if not isinstance(value, bool):
+        raise WrongTypeError(f"{name} is True or False, not {value!r}")
+    return value
+
+
+def check_text(name: str, value: object) -> str:
+    """A str."""
+    if not isinstance(value, str):
+        raise WrongTypeError(f"{name} is a str, not {value!r}")
+    return value

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Final, Literal
 
+from ._checks import OFFSET_MAX, check_count, check_message_queue, check_time
 from ._types import BrokerAddress, MessageQueue, QueueRange, Route
-from .errors import ConfigurationError, NoRouteError, WrongTypeError
+from .errors import ConfigurationError, NoRouteError, QueueNotFoundError, WrongTypeError
 
 Begin = Literal["earliest", "latest"] | datetime
 _NONE_KNOWN: Final[Mapping[MessageQueue, int]] = {}
@@ -15,14 +16,18 @@ _NONE_KNOWN: Final[Mapping[MessageQueue, int]] = {}
 
 def check_begin(begin: object) -> None:
     """Raises ConfigurationError for what is not a Begin."""
-    if begin not in ("earliest", "latest") and not isinstance(begin, datetime):
+    if isinstance(begin, datetime):
+        check_time("begin", begin)
+    elif begin not in ("earliest", "latest"):
         raise ConfigurationError(f'begin is "earliest", "latest" or a datetime, not {begin!r}')
 
 
-def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
+def checked_tags(tags: object) -> tuple[str, ...]:
     """The tags to ask for; raises ConfigurationError for what is most likely a mistake."""
     if isinstance(tags, str):
         raise WrongTypeError(f"tags is a list of tags, not the text {tags!r}")
+    if isinstance(tags, bytes) or not isinstance(tags, Iterable):
+        raise WrongTypeError(f"tags is a list of str, not {tags!r}")
     checked = tuple(dict.fromkeys(tags))
     for tag in checked:
         if not isinstance(tag, str):
@@ -32,6 +37,69 @@ def checked_tags(tags: Iterable[str]) -> tuple[str, ...]:
     if joined := [tag for tag in checked if "|" in tag]:
         raise ConfigurationError(f"tags is a list: no tag has a |, {joined[0]!r} are several")
     return checked
+
+
+def checked_queues(queues: object) -> tuple[MessageQueue, ...]:
+    """The queues, each once; raises WrongTypeError for what is no list of MessageQueue."""
+    if isinstance(queues, MessageQueue):
+        raise WrongTypeError(f"queues is a list of MessageQueue: write [{queues}]")
+    if isinstance(queues, str | bytes) or not isinstance(queues, Iterable):
+        raise WrongTypeError(f"queues is a list of MessageQueue, not {queues!r}")
+    return tuple(dict.fromkeys(check_message_queue(queue) for queue in queues))
+
+
+def checked_offsets(offsets: object) -> dict[MessageQueue, int]:
+    """Offsets to commit; raises WrongTypeError for what is no dict of MessageQueue to int. Their range is the broker's to judge."""
+    if not isinstance(offsets, Mapping):
+        raise WrongTypeError(f"offsets is a dict of MessageQueue to int, not {offsets!r}")
+    return {
+        check_message_queue(queue): check_count(
+            f"the offset of {queue}", queue_offset, -OFFSET_MAX, OFFSET_MAX
+        )
+        for queue, queue_offset in offsets.items()
+    }
+
+
+def missing_queues(route: Route, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+    """Those of the queues of the route's topic that cannot be read. Of a broker that is not in the route nobody knows."""
+    if route.auto_create:
+        return []
+    readable = set(route.read_queues)
+    return [
+        queue
+        for queue in queues
+        if queue.topic == route.topic
+        and queue.broker_name in route.brokers
+        and queue not in readable
+    ]
+
+
+def check_queues_exist(route: Route, queues: Iterable[MessageQueue]) -> None:
+    """Raises QueueNotFoundError for the first that is missing."""
+    for queue in missing_queues(route, queues):
+        ids = [other.queue_id for other in route.read_queues if other[:2] == queue[:2]]
+        has = f"0 to {ids[-1]}" if ids else "none"
+        raise QueueNotFoundError(
+            f"topic {queue.topic!r} has no queue {queue.queue_id} to read at broker {queue.broker_name!r}; it has {has}",
+            metadata={
+                "topic": queue.topic,
+                "broker_name": queue.broker_name,
+                "queue_id": str(queue.queue_id),
+            },
+        )
+
+
+def unknown_topics(routes: Iterable[Route], told: set[str]) -> list[str]:
+    """A warning for each topic that does not exist yet and is not in `told`, to which it is added."""
+    texts: list[str] = []
+    for route in routes:
+        if route.auto_create and route.topic not in told:
+            told.add(route.topic)
+            texts.append(
+                f"topic {route.topic!r} does not exist; the consumer waits until the first send to it, or create_topic, makes it: "
+                "is the name right?"
+            )
+    return texts
 
 
 def broker_of(route: Route, broker_name: str) -> BrokerAddress:
@@ -131,7 +199,7 @@ def decode_queue_ranges(data: bytes) -> dict[int, QueueRange]:
 
 
 def encode_search_offset(queue: MessageQueue, when: datetime, topic_incarnation: int = 0) -> bytes:
-    """An encoded SearchOffsetRequest; a naive datetime is local time, as everywhere in Python."""
+    """An encoded SearchOffsetRequest."""
     from .v1 import consumer_service_pb2 as pb
 
     request = pb.SearchOffsetRequest(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, Unpack
 
 from ._at_exit import call_at_exit, interpreter_ends
 from ._batching import PreparedRecord, split_records
-from ._checks import check_queue, check_seconds
+from ._checks import check_batch, check_queue, check_seconds, check_selector, check_topic
 from ._forks import call_after_fork
 from ._lines import Entry, Line, Room, resolve_batch
 from ._methods import SEND
@@ -142,6 +142,7 @@ class Producer:
         `pending_size_max_bytes` are on their way. Callbacks of the future run on a sending thread: keep them short. Call `flush`
         or `close` before the program ends: what is on its way then is still sent, but nobody sees what fails, only a warning.
         """
+        check_selector(selector)
         message = as_message(topic, body, key, keys, tag, properties, queue, sharding_key)
         message = self._core.before_send(message)
         deadline_s = self._deadline(timeout_s)
@@ -173,9 +174,11 @@ class Producer:
         timeout_s: float | None = None,
     ) -> None:
         """Sends a message and returns when it is handed to the kernel; nothing tells whether it was stored. No retries."""
+        check_selector(selector)
         message = self._core.before_send(
             as_message(topic, body, key, keys, tag, properties, queue, sharding_key)
         )
+        check_queue(message.topic, message.queue)
         deadline_s = self._deadline(timeout_s)
         record = self._core.prepare_message(message)
         route = self._route(message.topic, deadline_s, message.queue)
@@ -205,9 +208,10 @@ class Producer:
 
         Raises BatchIncompleteError if some requests were stored and another failed; its `stored` tells which.
         """
+        deadline_s = self._deadline(timeout_s)
+        check_batch(topic, messages, queue, sharding_key)
         if not messages:
             return BatchResult(())
-        deadline_s = self._deadline(timeout_s)
         core = self._core
         messages, keys, tags = core.before_batch(topic, messages, keys, tags)
         records = core.prepare_many(messages, topic, keys, tags)
@@ -252,6 +256,7 @@ class Producer:
 
     def transports(self, topic: str) -> dict[str, str]:
         """How each broker of the topic was reached last: "remoting", "grpc", or "" before the first send to it."""
+        check_topic(topic)
         return {
             name: self._transport.kind(address)
             for name, address in self._route(topic, self._deadline(None)).brokers.items()
@@ -320,6 +325,7 @@ class Producer:
     ) -> SendResult:
         """The general way: hooks, selectors, sharding keys."""
         core = self._core
+        check_selector(selector)
         message = core.before_send(message)
         deadline_s = self._deadline(timeout_s)
         result, error = None, None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypedDict, TypeVar
 
 from ._batching import REQUEST_SIZE_MAX_BYTES
-from ._checks import check_count, check_group, check_seconds
+from ._checks import check_count, check_flag, check_group, check_seconds, check_text
 from ._compression import COMPRESS_OVER_BYTES, CompressionName
 from .errors import WrongTypeError
 
@@ -65,8 +65,11 @@ class ProducerOptions:
         check_count("batch_size_max_bytes", self.batch_size_max_bytes, 1, 16 << 20)
         if self.compression_level is not None:
             check_count("compression_level", self.compression_level, -(1 << 17), 22)
-        if not isinstance(self.born_host, str):
-            raise WrongTypeError(f"born_host is a str, not {self.born_host!r}")
+        check_text("born_host", self.born_host)
+        check_text("compression", self.compression)
+        for name in ("retry_another_broker", "fault_tolerance", "wait_store_ok"):
+            check_flag(name, getattr(self, name))
+        _check_hooks(self.hooks)
         for name in (
             "coalesce_size_max_bytes",
             "coalesce_count_max",
@@ -74,6 +77,15 @@ class ProducerOptions:
             "compress_over_bytes",
         ):
             check_count(name, getattr(self, name), 1)
+
+
+def _check_hooks(hooks: object) -> None:
+    if not isinstance(hooks, Sequence) or isinstance(hooks, str):
+        raise WrongTypeError(f"hooks is a list of SendHook, not {hooks!r}")
+    for hook in hooks:
+        for name in ("before_send", "after_send"):
+            if not callable(getattr(hook, name, None)):
+                raise WrongTypeError(f"a SendHook has a method {name}, {hook!r} has none")
 
 
 class ProducerSettings(TypedDict, total=False):

@@ -18,13 +18,25 @@ from datetime import datetime
 from typing import Final, Literal
 
 from . import _methods
-from ._checks import check_count, check_group, check_seconds, check_topic
+from ._checks import (
+    check_count,
+    check_flag,
+    check_group,
+    check_message_queue,
+    check_seconds,
+    check_text,
+    check_time,
+    check_topic,
+)
 from ._message import Message
 from ._offset_calls import (
     Begin,
     broker_of,
     by_broker,
     check_begin,
+    check_queues_exist,
+    checked_offsets,
+    checked_queues,
     checked_tags,
     decode_offsets,
     decode_offsets_incarnation,
@@ -37,17 +49,22 @@ from ._offset_calls import (
     encode_get_queue_range,
     encode_search_offset,
     first_offsets,
+    missing_queues,
     subscribed_queues,
+    unknown_topics,
 )
+from ._open_consumers import closed, opened, shared_queue, shared_queue_text, uncommitted_text
 from ._outages import Outages
 from ._pull_logic import POLL_MESSAGES, OffsetReset, PullOptions, PullState, Ticket
 from ._pull_multiplexer import PullMultiplexer
 from ._routes import Routes
 from ._transport import SyncTransport, TransportOptions
 from ._types import BrokerAddress, MessageQueue, MethodInfo, QueueRange, Route
+from ._warnings import warn
 from .errors import (
     ClosedError,
     ConfigurationError,
+    NoRouteError,
     ProtomqError,
     QueueNotFoundError,
     TopicNotFoundError,
@@ -109,6 +126,9 @@ class PullConsumer:
         check_begin(begin)
         check_seconds("auto_commit_interval_s", auto_commit_interval_s)
         check_seconds("request_timeout_s", request_timeout_s)
+        check_flag("resume", resume)
+        check_flag("auto_commit", auto_commit)
+        check_text("client_id", client_id)
         self.group = check_group(group)
         options = PullOptions(
             group, hold_ms, pull_record_count_max, pull_size_max_bytes, offset_reset
@@ -132,7 +152,10 @@ class PullConsumer:
         self._retry_resolve_s = 0.0
         self._lock = threading.RLock()
         self._pid = os.getpid()
+        self._warned_topics: set[str] = set()
+        self._warned_of_member = False
         self._closed = False
+        opened(self, self._routes.name_servers)
 
     # -- what to consume -------------------------------------------------------------------------------------------------
 
@@ -140,7 +163,8 @@ class PullConsumer:
         """Consumes all queues of a topic, also those that it gets later; `tags`: only messages with one of these.
 
         May be called for several topics, and again for one: to change the tags from here on, or to begin anew in a topic that was
-        deleted and made again (`poll` raises TopicRecreatedError then). Raises TopicNotFoundError, NoRouteError.
+        deleted and made again (`poll` raises TopicRecreatedError then). A topic that does not exist yet, where brokers create topics
+        on the first send, is waited for, with a RuntimeWarning: the name may be wrong. Raises TopicNotFoundError, NoRouteError.
         """
         with self._own_lock():
             self._check_usable()
@@ -151,6 +175,8 @@ class PullConsumer:
             self._subscriptions[topic] = route
             self._state.forget_recreated(route.read_queues)
             self._reassign()
+            for text in self._doubts(route):
+                warn(logger, text, 2)
 
     def unsubscribe(self, topic: str) -> None:
         """Ends a subscription; nothing is committed by it."""
@@ -159,15 +185,23 @@ class PullConsumer:
             self._reassign()
 
     def assign(self, queues: Iterable[MessageQueue], tags: Iterable[str] = ()) -> None:
-        """Consumes exactly these queues, beside subscribed topics; replaces the last assignment."""
+        """Consumes exactly these queues, beside subscribed topics; replaces the last assignment.
+
+        A topic that does not exist yet is waited for as in `subscribe`, a broker that is away as well. Raises TopicNotFoundError,
+        QueueNotFoundError.
+        """
+        wanted = checked_queues(queues)
+        checked = checked_tags(tags)
         with self._own_lock():
             self._check_usable()
-            self._assigned = tuple(dict.fromkeys(queues))
-            checked = checked_tags(tags)
+            routes = self._routes_of(wanted)
+            self._assigned = wanted
             for queue in self._assigned:
                 self._tags[queue.topic] = checked
             self._state.forget_recreated(self._assigned)
             self._reassign()
+            for text in self._doubts(*routes):
+                warn(logger, text, 2)
 
     def assignment(self) -> tuple[MessageQueue, ...]:
         """The queues being consumed."""
@@ -246,6 +280,7 @@ class PullConsumer:
 
     def position(self, queue: MessageQueue) -> int:
         """Offset of the next message that `poll` returns for the queue."""
+        check_message_queue(queue)
         with self._own_lock():
             position = self._state.position(queue)
             if position is None:
@@ -258,14 +293,20 @@ class PullConsumer:
             return position
 
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
-        """The next message of the queue is the one at this offset."""
+        """The next message of the queue is the one at this offset.
+
+        No broker is asked: where the offset is outside the queue, the next `poll` does as `offset_reset` says.
+        """
+        check_message_queue(queue)
         with self._own_lock():
             self._state.seek(queue, queue_offset)
 
     def seek_to_time(self, when: datetime, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Goes to the first message stored at the time or later; in all queues where `queues` is None."""
+        """Goes to the first message stored at the time (with a time zone) or later; in all queues where `queues` is None."""
+        check_time("when", when)
+        wanted = None if queues is None else checked_queues(queues)
         with self._own_lock():
-            for queue in list(queues) if queues is not None else self._state.queues:
+            for queue in self._state.queues if wanted is None else wanted:
                 self._state.seek(queue, self.offset_for_time(queue, when))
 
     def seek_to_begin(self, queues: Iterable[MessageQueue] | None = None) -> None:
@@ -282,26 +323,30 @@ class PullConsumer:
         Raises what the call to a broker raises, after retries; brokers before it have taken theirs.
         """
         self._check_group()
+        checked = None if offsets is None else checked_offsets(offsets)
         with self._own_lock():
             self._check_usable()
-            if offsets is None:
+            if checked is None:
                 self._state.user_came_back()
-                offsets = self._state.to_commit(safe_only=True)
-            self._commit(offsets, self._request_timeout_s, CALL_ATTEMPTS)
+                checked = self._state.to_commit(safe_only=True)
+            self._commit(checked, self._request_timeout_s, CALL_ATTEMPTS)
 
     def committed(self, queue: MessageQueue) -> int | None:
         """The offset that the group has committed at the broker; None: none."""
         self._check_group()
+        check_message_queue(queue)
         request = encode_get_offsets(self.group, queue.topic, [queue.queue_id])
         answer = self._call(queue.topic, queue.broker_name, _methods.GET_OFFSETS, request)
         return decode_offsets(answer).get(queue.queue_id)
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues of a topic that can be read."""
+        check_topic(topic)
         return self._routes.get(topic, self._request_timeout_s).read_queues
 
     def queue_range(self, queue: MessageQueue) -> QueueRange:
         """The offsets that can be read: (min_offset, end_offset), half-open."""
+        check_message_queue(queue)
         request = encode_get_queue_range(queue.topic, [queue.queue_id])
         answer = self._call(queue.topic, queue.broker_name, _methods.GET_QUEUE_RANGE, request)
         return decode_queue_ranges(answer)[queue.queue_id]
@@ -315,7 +360,9 @@ class PullConsumer:
         return self.queue_range(queue).end_offset
 
     def offset_for_time(self, queue: MessageQueue, when: datetime) -> int:
-        """Offset of the first message stored at the time or later; the end offset if there is none."""
+        """Offset of the first message stored at the time (with a time zone) or later; the end offset if there is none."""
+        check_message_queue(queue)
+        check_time("when", when)
         request = encode_search_offset(queue, when)
         answer = self._call(queue.topic, queue.broker_name, _methods.SEARCH_OFFSET, request)
         return decode_search_offset(answer)
@@ -332,6 +379,7 @@ class PullConsumer:
     def close(self, *, commit: bool = True) -> None:
         """Commits (if that is on, and unless `commit` is False) and closes all connections. May be called twice."""
         self._closed = True
+        closed(self)
         self.wakeup()
         with self._own_lock():
             if commit:
@@ -348,6 +396,24 @@ class PullConsumer:
     def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
         # After an exception the last batch may not have been dealt with: it is not committed, and comes again.
         self.close(commit=exception_type is None)
+
+    def finish_at_exit(self) -> int:
+        """When the interpreter ends: commits what has been dealt with. The queues of which more was handed out. Called by itself."""
+        if self._closed or not self._auto_commit or self._pid != os.getpid():
+            return 0
+        self._closed = True
+        self.wakeup()
+        # A thread that is no user of ours any more may have it.
+        if self._lock.acquire(timeout=self._request_timeout_s):
+            self._commit_now("at exit", self._request_timeout_s)
+        return self._state.uncommitted_count()
+
+    def __del__(self) -> None:
+        # Nobody has it any more, and nobody closed it: too late for a call to a broker, for this may run anywhere.
+        if getattr(self, "_closed", True) or not self._auto_commit or self._pid != os.getpid():
+            return
+        if count := self._state.uncommitted_count():
+            warn(logger, uncommitted_text(self.group, count, "nobody used it any more"))
 
     # -- inside ----------------------------------------------------------------------------------------------------------
 
@@ -373,6 +439,31 @@ class PullConsumer:
     def _check_group(self) -> None:
         if not self.group:
             raise ConfigurationError("a consumer without a group commits nothing")
+
+    def _routes_of(self, queues: Sequence[MessageQueue]) -> list[Route]:
+        """The routes of the topics of queues that are to be assigned. Raises QueueNotFoundError where one is not there."""
+        routes: list[Route] = []
+        for topic in dict.fromkeys(queue.topic for queue in queues):
+            try:
+                route = self._routes.get(topic, self._request_timeout_s)
+                if missing_queues(route, queues):  # It may have more since the last look-up.
+                    self._routes.invalidate(topic)
+                    route = self._routes.get(topic, self._request_timeout_s)
+            except NoRouteError:
+                continue  # No name server answers: `poll` goes on trying.
+            check_queues_exist(route, queues)
+            routes.append(route)
+        return routes
+
+    def _doubts(self, *routes: Route) -> list[str]:
+        """What the user may not have meant; each is told once."""
+        found = unknown_topics(routes, self._warned_topics)
+        queue = None if self._warned_of_member else shared_queue(self)
+        if queue is not None:
+            self._warned_of_member = True
+            self._state.warned_of_other()
+            found.append(shared_queue_text(self.group, queue))
+        return found
 
     def _reassign(self) -> None:
         """Brings the queues in line with what the user asked for."""
@@ -563,6 +654,7 @@ class PullConsumer:
         }
 
     def _seek_to_range_end(self, queues: Iterable[MessageQueue] | None, which: int) -> None:
+        wanted = None if queues is None else checked_queues(queues)
         with self._own_lock():
-            for queue in list(queues) if queues is not None else self._state.queues:
+            for queue in self._state.queues if wanted is None else wanted:
                 self._state.seek(queue, self.queue_range(queue)[which])

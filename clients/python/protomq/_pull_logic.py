@@ -35,7 +35,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from . import _forks
-from ._checks import check_count
+from ._checks import OFFSET_MAX, check_count
 from ._message import DamagedMessage, Message
 from ._pull_answer import AnswerMessages, PullAnswer, decode_pull_answer
 from ._types import MessageQueue, PullStatus
@@ -109,6 +109,7 @@ class _Queue:
     position: int | None = None  # None: where to begin is not known yet.
     safe_position: int | None = None
     committed: int | None = None
+    is_uncommitted: bool = False  # Messages before the position were handed out and are not committed.
     incarnation: int = 0  # Of the topic; 0: not known yet.
     is_recreated: bool = False
     pull_offset: int = 0
@@ -217,10 +218,11 @@ class PullState:
 
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
         """The next message handed out is the one at this offset."""
-        check_count("queue_offset", queue_offset, 0)
+        check_count("queue_offset", queue_offset, 0, OFFSET_MAX)
         state = self._state(queue)
         self._drop_answers(queue, state)
         state.position = state.pull_offset = state.safe_position = queue_offset
+        state.is_uncommitted = False
         state.failures, state.paused_until_s = 0, 0.0
 
     def give_back(self, messages: Iterable[Message]) -> None:
@@ -377,6 +379,7 @@ class PullState:
             stop = min(waiting.taken + count_max - len(messages), len(answer.starts))
             part = waiting.messages.part(waiting.taken, stop)
             self._handed_out.append(state)
+            state.is_uncommitted = True
             if stop < len(answer.starts):
                 waiting.taken = stop
                 state.position = part[-1].queue_offset + 1
@@ -408,7 +411,20 @@ class PullState:
         """The broker took them."""
         for queue, queue_offset in offsets.items():
             if queue in self._queues:
-                self._queues[queue].committed = queue_offset
+                state = self._queues[queue]
+                state.committed = queue_offset
+                state.is_uncommitted = state.is_uncommitted and queue_offset != state.position
+
+    def uncommitted_count(self) -> int:
+        """Queues of which messages were handed out that nobody has committed."""
+        return sum(
+            state.is_uncommitted and not state.is_recreated
+            for state in list(self._queues.values())
+        )
+
+    def warned_of_other(self) -> None:
+        """The user knows already that the group has another member."""
+        self._warned_of_other = True
 
     # --------------------------------------------------------------------------------------------------------------------
 

@@ -498,7 +498,12 @@ class SendCore:
     def before_send(self, message: OutgoingMessage) -> OutgoingMessage:
         """Runs the hooks; each sees what the one before it made."""
         for hook in self.options.hooks:
-            message = hook.before_send(message) or message
+            changed = hook.before_send(message)
+            if changed is not None and not isinstance(changed, OutgoingMessage):
+                raise WrongTypeError(
+                    f"before_send of a hook returns an OutgoingMessage or None, not {changed!r}: {hook!r}"
+                )
+            message = changed or message
         return message
 
     def after_send(
@@ -558,9 +563,23 @@ def as_message(
     queue: MessageQueue | None,
     sharding_key: str | None,
 ) -> OutgoingMessage:
-    """The arguments of a send as a message."""
+    """The arguments of a send as a message. What stands beside an OutgoingMessage would be lost: ConfigurationError."""
     if isinstance(topic, OutgoingMessage):
         check_topic(topic.topic)
+        beside = {
+            "body": body != b"",
+            "key": key is not None,
+            "keys": keys != (),
+            "tag": tag != "",
+            "properties": properties is not None,
+            "queue": queue is not None,
+            "sharding_key": sharding_key is not None,
+        }
+        if any(beside.values()):
+            names = ", ".join(name for name, given in beside.items() if given)
+            raise ConfigurationError(
+                f"an OutgoingMessage is sent as it is, {names} beside it would be lost: give them to the message"
+            )
         return topic
     check_topic(topic)
     return OutgoingMessage(topic, body, key, keys, tag, properties, sharding_key, queue)

@@ -1,0 +1,90 @@
+"""The consumers that are open in this process: who shares a queue with whom, and who has something to commit when the interpreter ends.
+
+A broker notices two members of a group after some pulls; of its own process a consumer knows it at once.
+
+Any thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import weakref
+from typing import Final, Protocol
+
+from ._routes import NameServerList
+from ._types import MessageQueue
+from ._warnings import warn
+
+logger = logging.getLogger("protomq")
+
+
+class OpenConsumer(Protocol):
+    """What is to be known of a consumer."""
+
+    group: str
+
+    def assignment(self) -> tuple[MessageQueue, ...]:
+        """The queues being consumed."""
+
+    def finish_at_exit(self) -> int:
+        """Commits what may be committed; of how many queues something is left that comes again."""
+
+
+_open: Final[dict[int, tuple[weakref.ref[OpenConsumer], NameServerList]]] = {}
+"""By id: a dict of immutable values needs no lock, which a forked child could find locked."""
+
+
+def opened(consumer: OpenConsumer, name_servers: NameServerList) -> None:
+    """The consumer is open until `closed`, or until nobody has it any more. Two of one cluster have a name server in common."""
+    key = id(consumer)
+    _open[key] = weakref.ref(consumer, lambda _: _open.pop(key, None)), name_servers
+
+
+def closed(consumer: OpenConsumer) -> None:
+    """It consumes nothing any more."""
+    _open.pop(id(consumer), None)
+
+
+def shared_queue(consumer: OpenConsumer) -> MessageQueue | None:
+    """A queue that another consumer of the same group consumes in this process, too; None: there is none."""
+    if not consumer.group or id(consumer) not in _open:
+        return None
+    queues = set(consumer.assignment())
+    servers = set(_open[id(consumer)][1].in_order())
+    for reference, name_servers in list(_open.values()):
+        other = reference()
+        if other is None or other is consumer or other.group != consumer.group:
+            continue
+        if servers.isdisjoint(name_servers.in_order()):
+            continue
+        for queue in other.assignment():
+            if queue in queues:
+                return queue
+    return None
+
+
+def shared_queue_text(group: str, queue: MessageQueue) -> str:
+    """The warning about it."""
+    return (
+        f"group {group} has another consumer in this process that consumes {queue.topic}/{queue.broker_name}/{queue.queue_id} too: "
+        "both get every message, until groups share queues out; assign() each its own queues, or close one"
+    )
+
+
+def uncommitted_text(group: str, queue_count: int, when: str) -> str:
+    """The warning about messages that were handed out, and whose offsets nobody committed."""
+    queues = f"{queue_count} queue{'s' if queue_count > 1 else ''}"
+    return (
+        f"messages of {queues} that were handed out to group {group} are not committed, and will come again: {when}, and the consumer "
+        "was not closed; use `with`, or call close()"
+    )
+
+
+@atexit.register
+def _at_exit() -> None:
+    for reference, _ in list(_open.values()):
+        consumer = reference()
+        count = consumer.finish_at_exit() if consumer is not None else 0
+        if consumer is not None and count:
+            warn(logger, uncommitted_text(consumer.group, count, "the interpreter ended"))
