@@ -36,7 +36,9 @@ from protomq_broker.store.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.disk import Disk
 from protomq_broker.store.errors import DiskFullError, StoreError
 from protomq_broker.store.flusher import LogFlusher
+from protomq_broker.store.index import MessageIndex
 from protomq_broker.store.log_reader import LogReader
+from protomq_broker.store.look_ups import MessageLookUps
 from protomq_broker.store.reading import ReadResult
 from protomq_broker.store.record_region import stamp_region
 from protomq_broker.store.repeated_sends import RepeatedSends
@@ -778,6 +780,16 @@ def _starts_at_the_checkpoint() -> Any:
     return _patch(opening, "check_before", lambda *args, **kwargs: None)
 
 
+def _looks_past_damage() -> Any:
+    """A look-up passes over what is damaged."""
+    return _patch(MessageLookUps, "_lost_at", lambda *args, **kwargs: None)
+
+
+def _forgets_what_the_index_missed() -> Any:
+    """An index that is made anew in a damaged log does not remember what it could not see."""
+    return _patch(MessageIndex, "pass_over", lambda *args: None)
+
+
 def _harmed_segments(seed: int) -> list[Violation]:
     return harm_segments(stopped_world(seed)[0], seed, DamageReport())
 
@@ -832,6 +844,8 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted("heals into the wrong place", _heals_into_the_wrong_place, _damaged_while_open),
     Planted("serves what it never checked", _serves_what_it_never_checked, damage),
     Planted("checks once for ever", _checks_once_for_ever, _log_damaged_while_open),
+    Planted("looks past damage", _looks_past_damage, _log_damaged_while_open),
+    Planted("forgets what the index missed", _forgets_what_the_index_missed, damage),
     Planted("starts at the checkpoint, blindly", _starts_at_the_checkpoint, _harmed_segments),
     Planted("starts on lost pages", _restarts_on_lost_pages, _lost_pages),
 )

@@ -29,6 +29,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from protomq.testing.simdisk import SimDisk
+from protomq.v1.record_pb2 import Record
+from protomq.wire.hashing import key_hash_of
 from protomq_broker.store.consume_queue import ConsumeQueueDamagedError
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.offsets import OFFSETS_TOPIC
@@ -249,7 +251,9 @@ def _check_told(
         for record in queue["records"]
         if not record[2]
     ]
-    return found
+    return found + _check_looked_up(
+        world, {place: known for place, known in baseline.items() if place in told}
+    )
 
 
 def damage_log_while_open(world: StoreWorld, seed: int, report: DamageReport) -> list[Violation]:
@@ -510,6 +514,7 @@ def _check_log_damage(
     else:
         report.outcomes["started: readers are told" if cut is None else "started: tail cut"] += 1
         found += _check_served(refusing, baseline, start, stop, cut)
+        found += _check_looked_up(refusing, _kept(baseline, cut))
         if cut is None and damage.kind != "truncate":
             found += _check_scrubbed(refusing, baseline, log, report)
     for name, check in (("quarantine", _check_quarantine), ("repair", _check_repair)):
@@ -566,6 +571,34 @@ def _check_served(
     return found
 
 
+def _kept(baseline: Baseline, cut: int | None) -> Baseline:
+    """What is not cut with a torn tail."""
+    return {place: known for place, known in baseline.items() if cut is None or known[1] < cut}
+
+
+def _check_looked_up(world: StoreWorld, baseline: Baseline) -> list[Violation]:
+    """A message that its queue still counts is found by its key, or the look-up says that it is lost: it never gives nothing."""
+    store = world.store
+    assert store is not None
+    found: list[Violation] = []
+    for (topic, queue, offset), (id_, position) in baseline.items():
+        if not offset < store.queue_range(topic, queue)[1]:
+            continue
+        try:
+            records = map(Record.FromString, store.find_by_key_hash(topic, key_hash_of(id_)))
+            if any((r.queue_id, r.queue_offset) == (queue, offset) for r in records):
+                continue
+        except CorruptLogError:
+            continue
+        found.append(
+            Violation(
+                "D8",
+                f"a look-up of {id_} at {topic}/{queue}@{offset}, position {position}, gives nothing and no error",
+            )
+        )
+    return found
+
+
 def _check_scrubbed(
     world: StoreWorld, baseline: Baseline, log: LogReport, report: DamageReport
 ) -> list[Violation]:
@@ -589,14 +622,19 @@ def _check_quarantine(
     world: StoreWorld, baseline: Baseline, start: int, stop: int, cut: int | None
 ) -> list[Violation]:
     world.config = replace(world.config, corruption="quarantine")
+    if world.rng.randrange(2):  # the index is made anew, and cannot see what is damaged
+        for path in world.disk.files(f"{ROOT}/index"):
+            world.disk.remove(path)
     try:
         world.open()
         found = _check_served(world, baseline, start, stop, cut)
+        found += _check_looked_up(world, _kept(baseline, cut))
         world.send_some(2)
         world.flush()
         again = world.fork("power", world.rng)
         again.open()
         found += _check_served(again, _places_then(world), start, stop, None)
+        found += _check_looked_up(again, _kept(baseline, cut))
         again.close()
     except Exception as error:
         return [Violation("D8", f"the store does not start or go on: {error!r}")]

@@ -521,6 +521,9 @@ class Admin:
         """Messages with that key, newest first; stored at `begin` or later and before `end`. `count_max`: 1 to 256.
 
         A broker answers with at most 16 MiB of them, 3.5 MiB over gRPC, though with one: ask for older ones with `end`.
+
+        Raises CorruptLogError (from several brokers: PartialResultError) where a message with that key may be damaged: ask for its
+        metadata's found_count only, or leave the time of the damage out.
         """
         from .v1 import admin_service_pb2 as pb
 
@@ -532,7 +535,7 @@ class Admin:
         return self._query(request, count_max)
 
     def query_by_id(self, topic: str, message_id: str) -> Message | None:
-        """The message with that id, None if no broker has it."""
+        """The message with that id, None if no broker has it. Raises as `query_by_key` if it may be damaged."""
         from .v1 import admin_service_pb2 as pb
 
         request = pb.QueryMessagesRequest(topic=topic, message_id=message_id, record_count_max=1)

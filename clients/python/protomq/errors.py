@@ -489,7 +489,8 @@ class UnsupportedError(ServerError):
 
 
 class CorruptLogError(ServerError):
-    """The bytes asked for are damaged on the broker's disk; `metadata` holds position and queue offset."""
+    """What was asked for is damaged on the broker's disk, or may be. `metadata` holds the position and, where they are known, topic,
+    queue_id, queue_offset and next_offset (behind the damage); for a look-up found_count, the number of newer messages found before it."""
 
     reason = "CORRUPT_LOG"
     code = _DATA_LOSS

@@ -43,8 +43,10 @@ from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsa
 
 from .metrics import resident_memory_bytes
 from .pull_service import GRPC_SIZE_MAX_BYTES, SIZE_MAX_BYTES
+from .request_times import time_ms_of
+from .store.errors import CorruptLogError
 from .store.topics import QUEUES_MAX, IncarnationGivenError, TopicConfig
-from .store_errors import tells_store_errors, to_service_error
+from .store_errors import of_corrupt_log, tells_store_errors, to_service_error
 from .topic_access import check_topic_name, existing_topic, readable_topic
 
 if TYPE_CHECKING:
@@ -261,7 +263,10 @@ class AdminService:
         call.answer(b"".join(self._find_messages(request, size_max_bytes)))
 
     def _find_messages(self, request: QueryMessagesRequest, size_max_bytes: int) -> list[bytes]:
-        """Record fields, newest first, of so many bytes together; one is always given. The first that does not fit ends it."""
+        """Record fields, newest first, of so many bytes together; one is always given. The first that does not fit ends it.
+
+        Where the next one may be damaged: CORRUPT_LOG, with the number of those that were found before it.
+        """
         readable_topic(self._store, request.topic)
         if bool(request.key) == bool(request.message_id):
             raise invalid_argument("key", "give a key or a message_id, one of the two")
@@ -269,30 +274,31 @@ class AdminService:
             raise invalid_argument(
                 "record_count_max", f"must be 0 (for {QUERY_COUNT_DEFAULT}) to {QUERY_COUNT_MAX}"
             )
+        begin_ms = end_ms = None
+        if request.HasField("begin_time"):
+            begin_ms = time_ms_of("begin_time", request.begin_time)
+        if request.HasField("end_time"):
+            end_ms = time_ms_of("end_time", request.end_time)
         if request.key:
-            candidates = self._store.find_by_key_hash(request.topic, key_hash_of(request.key))
-
-            def matches(record: Record) -> bool:
-                return request.key in record.keys
+            candidates = self._store.find_by_key_hash(
+                request.topic, key_hash_of(request.key), begin_ms, end_ms
+            )
         else:
             try:
                 identity = decode_message_id(request.message_id)
             except ValueError as error:
                 raise invalid_argument("message_id", str(error)) from error
-            candidates = self._store.find_by_message_id(request.topic, *identity)
-
-            def matches(record: Record) -> bool:
-                return (record.producer_id, record.producer_epoch, record.sequence) == identity
-
-        begin_ms = request.begin_time.ToMilliseconds() if request.HasField("begin_time") else 0
-        end_ms = request.end_time.ToMilliseconds() if request.HasField("end_time") else 1 << 62
+            candidates = self._store.find_by_message_id(request.topic, identity)
         found: list[bytes] = []
         total_bytes = 0
-        for data in candidates:
-            record = Record.FromString(data)
-            if not begin_ms <= record.store_time_ms < end_ms:
-                continue
-            if matches(record):
+        try:
+            for data in candidates:
+                record = Record.FromString(data)
+                if request.key and request.key not in record.keys:
+                    continue
+                time_ms = record.store_time_ms
+                if time_ms < (begin_ms or 0) or (end_ms is not None and time_ms >= end_ms):
+                    continue
                 field = encode_record_field(data)
                 total_bytes += len(field)
                 if found and total_bytes > size_max_bytes:
@@ -300,6 +306,8 @@ class AdminService:
                 found.append(field)
                 if len(found) == (request.record_count_max or QUERY_COUNT_DEFAULT):
                     break
+        except CorruptLogError as error:
+            raise of_corrupt_log(error, found_count=len(found)) from error
         return found
 
     def _read_create(self, call: Call, wanted: Mapping[str, TopicConfig]) -> TopicConfig:

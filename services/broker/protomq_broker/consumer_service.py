@@ -21,6 +21,7 @@ from protomq.v1.consumer_service_pb2 import (
 from protomq_runtime.dispatch import raw
 from protomq_runtime.errors import invalid_argument, unparsable
 
+from .request_times import time_ms_of
 from .store_errors import tells_store_errors, to_service_error
 from .topic_access import (
     check_committed_offset,
@@ -120,8 +121,7 @@ class ConsumerService:
         check_read_queue(readable_topic(self._store, request.topic), request.queue_id)
         if not request.HasField("store_time"):
             raise invalid_argument("store_time", "is needed")
-        # A time between two milliseconds means the later one: no message before it may be given.
-        time_ms = request.store_time.seconds * 1000 + -(-request.store_time.nanos // 1_000_000)
+        time_ms = time_ms_of("store_time", request.store_time)
         found, topic = self._read(
             request.topic,
             request.topic_incarnation,

@@ -24,6 +24,7 @@ from .store.errors import (
     DiskFullError,
     StoreError,
     StoreFailedError,
+    TooManyCandidatesError,
 )
 from .store.index_runs import IndexDamagedError
 from .store.offsets import GROUPS_MAX, TooManyGroupsError
@@ -85,13 +86,9 @@ def to_service_error(error: Exception) -> ServiceError:
     if isinstance(error, TooManyGroupsError):
         return too_many("consumer groups", GROUPS_MAX, str(error))
     if isinstance(error, CorruptLogError | CorruptRecordError):
-        log.error("damage in the log: %s", error)
-        next_offset = getattr(error, "next_offset", -1)
-        return corrupt_log(
-            str(error),
-            position=error.position,
-            next_offset=next_offset if next_offset >= 0 else None,
-        )
+        return of_corrupt_log(error)
+    if isinstance(error, TooManyCandidatesError):
+        return too_many("candidates of a look-up", error.limit, str(error))
     if isinstance(error, ConsumeQueueDamagedError) and error.is_healing:  # the store has said it
         return ServiceError(
             Code.UNAVAILABLE,
@@ -102,7 +99,8 @@ def to_service_error(error: Exception) -> ServiceError:
         )
     if isinstance(error, ConsumeQueueDamagedError | IndexDamagedError):
         log.error("damage in a derived file: %s", error)
-        return corrupt_log(str(error), queue_offset=getattr(error, "queue_offset", None))
+        offset = getattr(error, "queue_offset", None)
+        return corrupt_log(str(error), {} if offset is None else {"queue_offset": offset})
     if isinstance(error, IncarnationGivenError):
         return ServiceError(
             Code.ALREADY_EXISTS,
@@ -126,6 +124,22 @@ def to_service_error(error: Exception) -> ServiceError:
         )
     log.error("a defect of the broker", exc_info=error)
     return internal()
+
+
+def of_corrupt_log(
+    error: CorruptLogError | CorruptRecordError, *, found_count: int | None = None
+) -> ServiceError:
+    """CORRUPT_LOG. `found_count`: of a look-up: how many messages it had found, all newer than the damage."""
+    log.error("damage in the log: %s", error)
+    known: dict[str, object] = {"position": error.position}
+    message = str(error)
+    if isinstance(error, CorruptLogError) and error.lost is not None:
+        known |= error.lost._asdict()
+    if found_count is not None:
+        known["found_count"] = found_count
+        if found_count:
+            message += f". {found_count} newer ones were found: a record_count_max of {found_count} gives them"
+    return corrupt_log(message, known)
 
 
 def _of_repeated_send(error: RepeatedSendError) -> ServiceError:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Final
 
 from protomq.wire.status import RpcStatus, encode_status
@@ -67,16 +68,16 @@ RULES: Final[Mapping[str, ReasonRule]] = {
         Code.INVALID_ARGUMENT, True, optional=("topic", "write_queues", "read_queues", "read_queues_min")
     ),
     "MESSAGE_TOO_LARGE": ReasonRule(
-        Code.INVALID_ARGUMENT, True, optional=("field", "size_bytes", "limit_bytes", "count", "limit")
+        Code.INVALID_ARGUMENT,
+        True,
+        optional=("field", "size_bytes", "limit_bytes", "count", "limit"),
     ),
     "TOPIC_NOT_FOUND": ReasonRule(Code.NOT_FOUND, True, ("topic",)),
     "QUEUE_NOT_FOUND": ReasonRule(
         Code.NOT_FOUND, True, ("topic", "queue_id"), ("read_queues", "write_queues")
     ),
     "TOPIC_EXISTS": ReasonRule(Code.ALREADY_EXISTS, True, ("topic",), ("wanted", "current")),
-    "TOPIC_RECREATED": ReasonRule(
-        Code.FAILED_PRECONDITION, True, ("topic", "wanted", "current")
-    ),
+    "TOPIC_RECREATED": ReasonRule(Code.FAILED_PRECONDITION, True, ("topic", "wanted", "current")),
     "NOT_PERMITTED": ReasonRule(Code.PERMISSION_DENIED, True, ("topic",)),
     "SYSTEM_BUSY": ReasonRule(Code.RESOURCE_EXHAUSTED, True, ("lane",)),
     "DISK_FULL": ReasonRule(Code.RESOURCE_EXHAUSTED, True),
@@ -96,7 +97,7 @@ RULES: Final[Mapping[str, ReasonRule]] = {
     "UNKNOWN_METHOD": ReasonRule(Code.UNIMPLEMENTED, True, optional=("method", "lane", "lanes")),
     "UNSUPPORTED": ReasonRule(Code.UNIMPLEMENTED, True, ("field",)),
     "CORRUPT_LOG": ReasonRule(
-        Code.DATA_LOSS, True, optional=("position", "next_offset", "queue_offset")
+        Code.DATA_LOSS, True, optional=("position", "topic", "queue_id", "queue_offset", "next_offset", "found_count")
     ),
     "OFFSET_OUT_OF_RANGE": ReasonRule(
         Code.OUT_OF_RANGE,
@@ -231,24 +232,13 @@ def too_many(
     )
 
 
-def corrupt_log(
-    message: str,
-    *,
-    position: int | None = None,
-    next_offset: int | None = None,
-    queue_offset: int | None = None,
-) -> ServiceError:
-    """DATA_LOSS: what was asked for is damaged on disk.
-
-    `position`: physical offset of the damage; `next_offset`: offset of the queue behind it, at which a reader can go on;
-    `queue_offset`: first entry of the queue that does not hold.
-    """
-    known = {"position": position, "next_offset": next_offset, "queue_offset": queue_offset}
+def corrupt_log(message: str, known: Mapping[str, object] = MappingProxyType({})) -> ServiceError:
+    """DATA_LOSS: what was asked for is damaged on disk. `known`: what is known of the place, by the keys of docs/wire.md."""
     return ServiceError(
         Code.DATA_LOSS,
         "CORRUPT_LOG",
         message,
-        metadata={key: str(value) for key, value in known.items() if value is not None},
+        metadata={key: str(value) for key, value in known.items()},
     )
 
 

@@ -8,10 +8,13 @@ StoreError
     StoreFailedError        a write or fsync failed: only a restart, which recovers, takes writes again
   AppendTooLargeError       the group does not fit into one append
   NoWriterError             nothing is appended, since the writer thread does not run
+  TooManyCandidatesError    a look-up would open more records than it may
   CorruptLogError           bytes of the log that were stored safely do not hold any more
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 
 class StoreError(Exception):
@@ -67,6 +70,33 @@ class AppendTooLargeError(StoreError):
         self.size_max_bytes = size_max_bytes
 
 
+class TooManyCandidatesError(StoreError):
+    """A look-up by key met more records whose key has that hash than it may open.
+
+    Attributes: limit: how many it may.
+    """
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"more than {limit} messages with a key of this hash, of this topic or others: narrow it down by begin_time and end_time"
+        )
+        self.limit = limit
+
+
+class LostMessage(NamedTuple):
+    """A message in a damaged part of the log, as its queue knows it.
+
+    Attributes:
+        topic, queue_id, queue_offset: which one.
+        next_offset: at which a reader of the queue can go on.
+    """
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    next_offset: int
+
+
 class CorruptLogError(StoreError):
     """Bytes of the log that were stored safely do not hold any more.
 
@@ -75,11 +105,16 @@ class CorruptLogError(StoreError):
         position: physical offset of the first append that does not hold.
         end_position: physical offset at which the log holds again; -1 if it does not, or if nobody looked.
         reason: what does not hold.
-        next_offset: queue offset at which a reader of the queue can go on; -1 where no queue was read.
+        lost: the message that was to be read; None where no queue was read.
     """
 
     def __init__(
-        self, path: str, position: int, reason: str, end_position: int = -1, next_offset: int = -1
+        self,
+        path: str,
+        position: int,
+        reason: str,
+        end_position: int = -1,
+        lost: LostMessage | None = None,
     ) -> None:
         extent = (
             f"positions {position} to {end_position}"
@@ -90,5 +125,10 @@ class CorruptLogError(StoreError):
         self.path = path
         self.position = position
         self.end_position = end_position
-        self.next_offset = next_offset
+        self.lost = lost
         self.reason = reason
+
+    @property
+    def next_offset(self) -> int:
+        """Queue offset at which a reader of the queue can go on; -1 where no queue was read."""
+        return self.lost.next_offset if self.lost is not None else -1

@@ -13,6 +13,7 @@ Rules:
 - The writer only notes what was appended, under a lock that others hold just to take the notes over. Hashing, sorting and files are
   the flusher's, and a look-up's, under a second lock. A third one lets one thread at a time change files.
 - Rows go into a run file only when the log is durable behind them, so files hold nothing that the log might lose.
+- A replay that passes over damage leaves a row with the hash 0 there: what stands in front of it is known, what the damage took is not.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ from .side_files import (
 )
 
 CANDIDATES_MAX: Final = 1_024
+UNKNOWN_HASH: Final = 0
+"""Of no key, and of no message id but one of 2^64, which then finds a candidate more."""
 
 _MAGIC: Final = b"PMQIDX01"
 _HEAD: Final = struct.Struct("<QQQI")
@@ -162,6 +165,12 @@ class MessageIndex:
             message_id_hash(producer_id, producer_epoch, block),
         )
         return self._find(hashes, start_position, end_position, count_max)
+
+    def unknown_from(self, start_position: int, end_position: int) -> list[int]:
+        """Within [start_position, end_position), last one first: positions from which on the index was not made of the messages, for they
+        were damaged by then. As far as the damage goes, any message may stand there.
+        """
+        return self._find((UNKNOWN_HASH,), start_position, end_position, CANDIDATES_MAX)
 
     def _find(
         self, hashes: Sequence[int], start_position: int, end_position: int | None, count_max: int
@@ -293,6 +302,13 @@ class MessageIndex:
             self._add_rows(rows_of_scan(records, first))
         if self._tail_count - self._tail_flushed >= ROWS_PER_RUN:
             self.flush()
+
+    def pass_over(self, start_position: int, end_position: int) -> None:
+        """Remembers that the replay comes upon damage, of which it gives no records."""
+        start = max(start_position, self.replay_from)
+        if start < end_position:
+            with self._lock:
+                self._add_rows(np.array([(UNKNOWN_HASH, start)], ROW))
 
     def truncate(self, end_position: int) -> None:
         """Removes the rows of all records at or beyond `end_position`. Nobody appends meanwhile."""

@@ -1,4 +1,4 @@
-"""Reading records: by queue and offset, by time, by key, by id.
+"""Reading records: by queue and offset, and by time. (By key and by id: `look_ups.py`.)
 
 Rules:
 - Nothing at or beyond the readable position is given to anybody; it is taken once, first.
@@ -16,14 +16,12 @@ from typing import Final
 
 import numpy as np
 
-from protomq.v1.record_pb2 import Record
 from protomq.wire.record import STORE_TIME_MS_AT
 
 from .checked_log import CheckedLog
 from .consume_queue import ConsumeQueue, StoreTime
 from .consume_queue_table import ConsumeQueueTable
-from .errors import CorruptLogError
-from .index import MessageIndex
+from .errors import CorruptLogError, LostMessage
 from .reading import LogRegion, ReadResult, ReadStatus
 from .record_scan import record_field_at
 from .recovery import DamagedRange
@@ -47,7 +45,6 @@ class LogReader:
         self,
         folder: SegmentFolder,
         queues: ConsumeQueueTable,
-        index: MessageIndex,
         checked: CheckedLog,
         readable_position: Callable[[], int],
         damaged: Sequence[DamagedRange],
@@ -58,7 +55,6 @@ class LogReader:
         self._set_aside = set_aside
         self._folder = folder
         self._queues = queues
-        self._index = index
         self._readable_position = readable_position
 
     def read(
@@ -161,67 +157,31 @@ class LogReader:
         position, size, _ = queue.entry(queue_offset)
         return self._store_time(position, size)
 
-    def find_by_key_hash(
-        self, topic: str, key_hash: int, *, count_max: int = 64
-    ) -> Iterator[bytes]:
-        """Records (without tag and length) of a topic that may have a key of this hash, newest first: the caller compares the keys.
+    def position_at_time(self, topic: str, time_ms: int) -> int:
+        """A position of the log in front of which nothing of the topic stands that was stored at `time_ms` or later."""
+        positions = [
+            queue.entry(offset)[0]
+            for queue, offset in self._offsets_at_time(topic, time_ms)
+            if offset < queue.end_offset
+        ]
+        return min(positions, default=self._readable_position())
 
-        Raises ConsumeQueueDamagedError where the topic's queues cannot tell whether a record is theirs.
-        """
-        for position in self._index.find_key(
-            key_hash,
-            count_max=count_max,
-            start_position=self._folder.first_position,
-            end_position=self._readable_position(),
-        ):
-            data = self.record_at(position)
-            if data is not None and self._is_listed(topic, Record.FromString(data), position):
-                yield data
+    def position_behind_time(self, topic: str, time_ms: int) -> int:
+        """A position of the log from which on nothing of the topic stands that was stored before `time_ms`."""
+        positions = []
+        for queue, offset in self._offsets_at_time(topic, time_ms):
+            for damage in self.damaged:  # the time of what is lost is not known: it may be earlier
+                first, following = lost_in(queue, damage)
+                if first <= offset < following:
+                    offset = following
+            if offset < queue.end_offset:
+                positions.append(queue.entry(offset)[0])
+        return min(positions, default=self._readable_position())
 
-    def find_by_message_id(
-        self, topic: str, producer_id: int, producer_epoch: int, sequence: int
-    ) -> Iterator[bytes]:
-        """Records (without tag and length) of a topic that may have this id: the caller compares. Raises as `find_by_key_hash`."""
-        readable = self._readable_position()
-        given: set[int] = set()  # a request seems to reach the one behind it in its queue too
-        for position in self._index.find_message_id(
-            producer_id,
-            producer_epoch,
-            sequence,
-            start_position=self._folder.first_position,
-            end_position=readable,
-        ):
-            data = self.record_at(position)
-            if data is None:
-                continue
-            first = Record.FromString(data)
-            ahead = sequence - first.sequence
-            if (
-                ahead < 0
-                or (first.producer_id, first.producer_epoch) != (producer_id, producer_epoch)
-                or not self._is_listed(topic, first, position)
-            ):
-                continue
-            if ahead:
-                queue = self._queues.find(topic, first.queue_id)
-                wanted = first.queue_offset + ahead
-                if queue is None or wanted >= queue.first_at_or_beyond(readable):
-                    continue
-                position = queue.entry(wanted)[0]
-                data = self.record_at(position)
-            if data is not None and position not in given:
-                given.add(position)
-                yield data
-
-    def _is_listed(self, topic: str, record: Record, position: int) -> bool:
-        """Whether the record at `position` is a message of the topic, not of a deleted one of its name: its queue leads there."""
-        queue = self._queues.find(topic, record.queue_id)
-        return (
-            record.topic == topic
-            and queue is not None
-            and queue.known_min_offset <= record.queue_offset < queue.end_offset
-            and queue.entry(record.queue_offset)[0] == position
-        )
+    def _offsets_at_time(self, topic: str, time_ms: int) -> Iterator[tuple[ConsumeQueue, int]]:
+        log_start = self._folder.first_position
+        for queue in self._queues.queues_of(topic).values():
+            yield queue, queue.offset_at_time(time_ms, log_start, self._store_time_at)
 
     def _select(
         self,
@@ -276,24 +236,30 @@ class LogReader:
     def _stop_before_damage(self, queue: ConsumeQueue, queue_offset: int, end_offset: int) -> int:
         """Up to which queue offset a read from `queue_offset` may go; CorruptLogError if that one is lost already."""
         for damage in self.damaged:
-            first = queue.first_at_or_beyond(damage.start_position)
-            following = queue.first_at_or_beyond(damage.end_position)
-            if first > queue.known_min_offset:
-                position, size, _ = queue.entry(first - 1)
-                if not size:  # fills the place of lost records: all of these have the position behind the last good one
-                    first = queue.first_at_or_beyond(position)
+            first, following = lost_in(queue, damage)
             if first <= queue_offset < following:
-                raise CorruptLogError(
-                    self._folder.path_at(damage.start_position),
-                    damage.start_position,
-                    f"{damage.reason}: messages {first} to {following - 1} of queue {queue.queue_id} of topic {queue.topic} are in "
-                    f"quarantine; go on at offset {following}",
-                    damage.end_position,
-                    following,
-                )
+                raise self.corrupt(queue, damage, queue_offset, f"go on at offset {following}")
             if queue_offset < first < following:
                 end_offset = min(end_offset, first)
         return end_offset
+
+    def check_sound(self, queue: ConsumeQueue, queue_offset: int) -> None:
+        """Raises CorruptLogError if the message is in a damaged part of the log."""
+        self._stop_before_damage(queue, queue_offset, queue_offset + 1)
+
+    def corrupt(
+        self, queue: ConsumeQueue, damage: DamagedRange, queue_offset: int, advice: str
+    ) -> CorruptLogError:
+        """The error for a message of the queue in a damaged part of the log."""
+        first, following = lost_in(queue, damage)
+        return CorruptLogError(
+            self._folder.path_at(damage.start_position),
+            damage.start_position,
+            f"{damage.reason}: messages {first} to {following - 1} of queue {queue.queue_id} of topic {queue.topic} are in "
+            f"quarantine; {advice}",
+            damage.end_position,
+            LostMessage(queue.topic, queue.queue_id, queue_offset, following),
+        )
 
     def record_at(self, position: int) -> bytes | None:
         """The record (without tag and length) at a position, None if it is gone or damaged."""
@@ -311,7 +277,7 @@ class LogReader:
 
     def _sound_segment_at(self, position: int) -> SegmentFile | None:
         """The segment of a record that is there and holds; None if it is gone or damaged."""
-        while self._damage_at(position) is None:
+        while self.damage_at(position) is None:
             # An append holds as a whole: so does the record that begins at its place, and ends in it.
             damage = self._checked.find_damage(((position, 1),))
             if damage is None:
@@ -319,7 +285,8 @@ class LogReader:
             self._set_aside(damage)
         return None
 
-    def _damage_at(self, position: int) -> DamagedRange | None:
+    def damage_at(self, position: int) -> DamagedRange | None:
+        """The damaged range in which a position lies, None if it lies in none that is known."""
         for damage in self.damaged:
             if damage.start_position <= position < damage.end_position:
                 return damage
@@ -328,7 +295,7 @@ class LogReader:
     def _store_time_at(self, position: int) -> StoreTime:
         segment = self._sound_segment_at(position)
         if segment is None:
-            damage = self._damage_at(position)
+            damage = self.damage_at(position)
             return StoreTime(None, damage.end_position) if damage is not None else StoreTime(0)
         size, head = record_field_at(
             segment.read(position - segment.base_position, _HEAD_SIZE_BYTES), 0, _UNBOUNDED
@@ -347,3 +314,14 @@ class LogReader:
         return int.from_bytes(
             segment.read(position + size + STORE_TIME_MS_AT - segment.base_position, 8), "little"
         )
+
+
+def lost_in(queue: ConsumeQueue, damage: DamagedRange) -> tuple[int, int]:
+    """The queue offsets [first, following) of the messages that a queue has lost in a damaged range."""
+    first = queue.first_at_or_beyond(damage.start_position)
+    following = queue.first_at_or_beyond(damage.end_position)
+    if first > queue.known_min_offset:
+        position, size, _ = queue.entry(first - 1)
+        if not size:  # fills the place of lost records: all of these have the position behind the last good one
+            first = queue.first_at_or_beyond(position)
+    return first, following

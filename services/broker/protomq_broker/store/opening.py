@@ -26,6 +26,7 @@ from .consume_queue import ConsumeQueueDamagedError
 from .consume_queue_table import ConsumeQueueTable
 from .disk import Disk, read_fully, read_json, sync_names_above
 from .errors import CorruptLogError, StoreSettingsError
+from .index import MessageIndex
 from .queue_ends import forget_saved_ends, read_saved_ends, save_ends
 from .record_scan import read_trailers
 from .recovery import (
@@ -358,7 +359,7 @@ def _rebuild(
 
 
 class _Replay:
-    """Hands blocks to derived structures; of damaged ranges between them, only queue offsets are saved."""
+    """Hands blocks to derived structures; of damaged ranges between them, queue offsets are saved, and the index is told of them."""
 
     def __init__(
         self,
@@ -379,7 +380,7 @@ class _Replay:
     def take(self, block: WalkedBlock) -> None:
         """The next block."""
         if block.base_position > self._position:
-            self._save_offsets(self._position, block.base_position)
+            self._pass_over(self._position, block.base_position)
         self._position = block.base_position + block.size_bytes
         starts, sizes = block.records()
         if not len(starts):
@@ -403,7 +404,13 @@ class _Replay:
     def finish(self, end_position: int) -> None:
         """There are no more blocks."""
         if end_position > self._position:
-            self._save_offsets(self._position, end_position)
+            self._pass_over(self._position, end_position)
+
+    def _pass_over(self, start: int, end: int) -> None:
+        for structure in self._derived:
+            if isinstance(structure, MessageIndex):
+                structure.pass_over(start, end)
+        self._save_offsets(start, end)
 
     def _save_offsets(self, start: int, end: int) -> None:
         """Enters records of a damaged range into their queues, so that their offsets are not given again. They are never served.

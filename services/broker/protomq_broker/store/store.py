@@ -52,6 +52,7 @@ from .index import MessageIndex
 from .lock import AbortFile, StoreLock
 from .log_proof import forget_unused_segments
 from .log_reader import LogReader
+from .look_ups import Identity, MessageLookUps
 from .offsets import OFFSETS_TOPIC, ConsumerOffsets, OffsetKey
 from .opening import (
     Derived,
@@ -219,11 +220,13 @@ class Store:
         self._reader = LogReader(
             self._folder,
             self._queues,
-            self._index,
             self._checked,
             lambda: self.readable_position,
             recovered.damaged,
             self._set_aside,
+        )
+        self._look_ups = MessageLookUps(
+            self._folder, self._queues, self._index, self._reader, lambda: self.readable_position
         )
         self._checked.begin(walked)
         self.offsets = ConsumerOffsets(
@@ -518,16 +521,14 @@ class Store:
         return self._reader.store_time_of(topic, queue_id, queue_offset)
 
     def find_by_key_hash(
-        self, topic: str, key_hash: int, *, count_max: int = 64
+        self, topic: str, key_hash: int, begin_ms: int | None = None, end_ms: int | None = None
     ) -> Iterator[bytes]:
-        """As `LogReader.find_by_key_hash`."""
-        return self._reader.find_by_key_hash(topic, key_hash, count_max=count_max)
+        """As `MessageLookUps.by_key_hash`."""
+        return self._look_ups.by_key_hash(topic, key_hash, begin_ms, end_ms)
 
-    def find_by_message_id(
-        self, topic: str, producer_id: int, producer_epoch: int, sequence: int
-    ) -> Iterator[bytes]:
-        """As `LogReader.find_by_message_id`."""
-        return self._reader.find_by_message_id(topic, producer_id, producer_epoch, sequence)
+    def find_by_message_id(self, topic: str, identity: Identity) -> Iterator[bytes]:
+        """As `MessageLookUps.by_message_id`."""
+        return self._look_ups.by_message_id(topic, identity)
 
     def counters_of(self, topic: str) -> TopicCounters:
         """Counters of a topic since the start."""

@@ -327,7 +327,9 @@ def test_look_ups_by_key_by_id_and_by_time_give_nothing_of_a_damaged_part() -> N
     store.close()
     disk.flip_bit(segment_path(position), (position % SEGMENT + 40) * 8)
     store = open_store(disk, clock=clock)
-    assert list(store.find_by_key_hash("topic", key_hash_of("k20"))) == []
+    with pytest.raises(CorruptLogError) as caught:
+        list(store.find_by_key_hash("topic", key_hash_of("k20")))
+    assert caught.value.lost == ("topic", 0, 10, 11)
     assert [
         Record.FromString(r).body for r in store.find_by_key_hash("topic", key_hash_of("k21"))
     ] == [body_of(21)]
@@ -340,7 +342,9 @@ def test_look_ups_by_key_by_id_and_by_time_give_nothing_of_a_damaged_part() -> N
         store = open_store(disk, clock=clock)
         assert not store.damaged_ranges
         if how == "id":
-            assert list(store.find_by_message_id("topic", 7, 0, 20)) == []
+            with pytest.raises(CorruptLogError) as caught:
+                list(store.find_by_message_id("topic", (7, 0, 20)))
+            assert caught.value.lost == ("topic", 0, 10, 11)
         elif how == "time":
             assert store.offset_at_time("topic", 0, start_ms + 19_000) == 9
             assert store.offset_at_time("topic", 0, start_ms + 24_000) == 12

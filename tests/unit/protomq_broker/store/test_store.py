@@ -468,10 +468,10 @@ def test_a_message_id_inside_a_batch_is_found() -> None:
     store.append(
         [make_request([bytes([index]) for index in range(20)], producer_id=5, sequence=100)]
     )
-    (data,) = store.find_by_message_id("topic", 5, 0, 113)
+    (data,) = store.find_by_message_id("topic", (5, 0, 113))
     assert Record.FromString(data).body == b"\x0d"
-    assert list(store.find_by_message_id("topic", 5, 0, 99)) == []
-    assert list(store.find_by_message_id("topic", 6, 0, 113)) == []
+    assert list(store.find_by_message_id("topic", (5, 0, 99))) == []
+    assert list(store.find_by_message_id("topic", (6, 0, 113))) == []
 
 
 def test_damage_in_quarantine_is_answered_with_an_error_that_says_where_to_go_on() -> None:
@@ -726,7 +726,7 @@ def test_look_ups_find_nothing_of_a_deleted_topic_in_one_of_the_same_name() -> N
     def bodies_found() -> list[list[bytes]]:
         look_ups = [
             store.find_by_key_hash("topic", key_hash_of("k")),
-            *(store.find_by_message_id("topic", n, 0, s) for n in (1, 3) for s in (0, 1)),
+            *(store.find_by_message_id("topic", (n, 0, s)) for n in (1, 3) for s in (0, 1)),
         ]
         return [[Record.FromString(data).body for data in found] for found in look_ups]
 
@@ -740,5 +740,5 @@ def test_a_message_id_is_found_once_where_the_request_before_seems_to_reach_it_t
     for sequence in range(0, 40, 10):
         store.append([make_request([b"x"] * 10, producer_id=5, sequence=sequence)])
     for sequence in range(40):
-        (data,) = store.find_by_message_id("topic", 5, 0, sequence)
+        (data,) = store.find_by_message_id("topic", (5, 0, sequence))
         assert Record.FromString(data).sequence == sequence

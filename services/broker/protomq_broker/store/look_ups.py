@@ -1,0 +1,198 @@
+"""Looking messages up by key and by message id.
+
+Rules:
+- The index gives candidates, newest first, which are read and compared: two keys can have one hash.
+- A message that stands in a damaged part of the log is never passed over without a word. Whoever asks for a key gets what is newer, then
+  CorruptLogError; whoever asks for an id gets the message if a sound one has it, else CorruptLogError.
+- A candidate in a damaged part cannot be opened, to compare its key. It counts as a message of the topic if an entry of the topic's
+  queues leads to it, or if they have lost entries in that part, one of which may have led there. Else it is another topic's.
+- Where the index was made anew with damage in the log, it knows nothing of what had stood there (`MessageIndex.unknown_from`): all that
+  the topic has lost there may be what is looked for.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+
+from protomq.v1.record_pb2 import Record
+
+from .consume_queue_table import ConsumeQueueTable
+from .errors import CorruptLogError, TooManyCandidatesError
+from .index import MessageIndex
+from .log_reader import LogReader, lost_in
+from .recovery import DamagedRange
+from .segment import SegmentFolder
+
+CANDIDATES_MAX: Final = 65_536
+"""Records that one look-up opens at most: as many as a read with a filter looks at entries."""
+_PAGE_COUNT: Final = 256
+_ADVICE: Final = (
+    "message {} may be what is looked for: leave its time out (begin_time, end_time), or have the operator take the damage out "
+    "(`protomq log repair`)"
+)
+
+Identity = tuple[int, int, int]
+"""Producer id, producer epoch, sequence."""
+
+
+class MessageLookUps:
+    """Any thread may call."""
+
+    def __init__(
+        self,
+        folder: SegmentFolder,
+        queues: ConsumeQueueTable,
+        index: MessageIndex,
+        reader: LogReader,
+        readable_position: Callable[[], int],
+    ) -> None:
+        self._folder = folder
+        self._queues = queues
+        self._index = index
+        self._reader = reader
+        self._readable_position = readable_position
+
+    def by_key_hash(
+        self, topic: str, key_hash: int, begin_ms: int | None = None, end_ms: int | None = None
+    ) -> Iterator[bytes]:
+        """Records (without tag and length) of a topic that may have a key of this hash, newest first: the caller compares the keys.
+
+        Left out are those that were stored before `begin_ms`, or at `end_ms` or later; of milliseconds at the border the caller decides.
+
+        Raises CorruptLogError where the next one may be lost, TooManyCandidatesError, and ConsumeQueueDamagedError where the topic's
+        queues cannot tell whether a record is theirs.
+        """
+        start, end = self._folder.first_position, self._readable_position()
+        if begin_ms is not None:
+            start = max(start, self._reader.position_at_time(topic, begin_ms))
+        if end_ms is not None:
+            end = min(end, self._reader.position_behind_time(topic, end_ms))
+        unknown = self._index.unknown_from(start, end)
+        candidates = heapq.merge(self._key_candidates(key_hash, start, end), unknown, reverse=True)
+        for position in candidates:
+            data = self._reader.record_at(position)
+            if data is None:
+                error = self._lost_at(topic, position, is_exact=position not in unknown)
+                if error is not None:
+                    raise error
+            elif self._is_listed(topic, Record.FromString(data), position):
+                yield data
+
+    def by_message_id(self, topic: str, identity: Identity) -> Iterator[bytes]:
+        """Records (without tag and length) of a topic with this id: one, unless its producer has sent it twice under different names.
+
+        Raises CorruptLogError if there is none and it may be lost, and as `by_key_hash`.
+        """
+        readable = self._readable_position()
+        first = self._folder.first_position
+        unknown = self._index.unknown_from(first, readable)
+        found = self._index.find_message_id(*identity, start_position=first, end_position=readable)
+        given: set[int] = set()  # a request seems to reach the one behind it in its queue too
+        lost: CorruptLogError | None = None
+        for candidate in heapq.merge(found, unknown, reverse=True):
+            try:
+                position, data = self._follow(topic, identity, candidate, readable)
+            except CorruptLogError as error:
+                lost = lost or error
+                continue
+            if data is None:
+                if position >= 0:
+                    lost = lost or self._lost_at(topic, position, is_exact=position not in unknown)
+                continue
+            if position not in given and _identity_of(Record.FromString(data)) == identity:
+                given.add(position)
+                yield data
+        if lost is not None and not given:
+            raise lost
+
+    def _key_candidates(self, key_hash: int, start: int, end: int) -> Iterator[int]:
+        """Positions, newest first. Raises TooManyCandidatesError."""
+        count = 0
+        while True:
+            page = self._index.find_key(
+                key_hash, start_position=start, end_position=end, count_max=_PAGE_COUNT
+            )
+            yield from page
+            count += len(page)
+            if len(page) < _PAGE_COUNT:
+                return
+            if count >= CANDIDATES_MAX:
+                raise TooManyCandidatesError(count)
+            end = page[-1]
+
+    def _follow(
+        self, topic: str, identity: Identity, position: int, readable: int
+    ) -> tuple[int, bytes | None]:
+        """(position, record) of the one that a candidate for an id leads to; no record where it is lost or gone, and the position -1 if
+        there is none. CorruptLogError if its queue says that it is lost."""
+        data = self._reader.record_at(position)
+        if data is None:
+            return position, None
+        first = Record.FromString(data)
+        ahead = identity[2] - first.sequence
+        if (
+            ahead < 0
+            or _identity_of(first)[:2] != identity[:2]
+            or not self._is_listed(topic, first, position)
+        ):
+            return -1, None
+        if not ahead:
+            return position, data
+        queue = self._queues.find(topic, first.queue_id)
+        wanted = first.queue_offset + ahead
+        if queue is None or wanted >= queue.first_at_or_beyond(readable):
+            return -1, None
+        self._reader.check_sound(queue, wanted)
+        position = queue.entry(wanted)[0]
+        data = self._reader.record_at(position)
+        if data is None:
+            self._reader.check_sound(queue, wanted)  # the damage was met just now
+        return position, data
+
+    def _is_listed(self, topic: str, record: Record, position: int) -> bool:
+        """Whether the record at `position` is a message of the topic, not of a deleted one of its name: its queue leads there."""
+        queue = self._queues.find(topic, record.queue_id)
+        return (
+            record.topic == topic
+            and queue is not None
+            and queue.known_min_offset <= record.queue_offset < queue.end_offset
+            and queue.entry(record.queue_offset)[0] == position
+        )
+
+    def _lost_at(self, topic: str, position: int, *, is_exact: bool) -> CorruptLogError | None:
+        """The error if a record that cannot be read at `position` is one of the topic, or may be; None if it is gone, or another's.
+
+        `is_exact`: a record stands there; else anything may that the damaged part has from there on.
+        """
+        damage = self._reader.damage_at(position) or self._missing_at(position)
+        if damage is None:
+            return None
+        for queue in self._queues.queues_of(topic).values():
+            first, following = lost_in(queue, damage)
+            if first >= following:
+                continue
+            offset = max(first, queue.first_at_or_beyond(position))
+            if is_exact and not (offset < following and queue.entry(offset)[0] == position):
+                sizes = queue.entries(first, following - first)["size"]
+                if np.count_nonzero(sizes) == following - first:
+                    continue  # it knows all of these, and none stands there
+                offset = first
+            offset = min(offset, following - 1)
+            return self._reader.corrupt(queue, damage, offset, _ADVICE.format(offset))
+        return None
+
+    def _missing_at(self, position: int) -> DamagedRange | None:
+        """The segment, as damage, if its file is missing; one that was deleted for its age is not."""
+        if position < self._folder.first_position or self._folder.at(position) is not None:
+            return None
+        size = self._folder.segment_size_bytes
+        base = position - position % size
+        return DamagedRange(base, base + size, 0, "the segment file is missing")
+
+
+def _identity_of(record: Record) -> Identity:
+    return record.producer_id, record.producer_epoch, record.sequence
