@@ -65,7 +65,7 @@ class EchoSend:
     def send(self, calls: list[Call]) -> None:
         if self.gate is not None:
             self.waiting = True
-            self.gate.wait(10)
+            self.gate.wait(60)
         self.groups.append(len(calls))
         for call in calls:
             self.payload_types.add(type(call.payload))

@@ -29,6 +29,7 @@ from protomq_runtime.addresses import ListenConfig
 from protomq_runtime.grpc_server import GrpcServer
 from protomq_runtime.remoting_server import RemotingServer
 from tests.integration.transport_callers import Caller, CallFailed, GrpcCaller, RemotingCaller
+from tests.support.waiting import PATIENCE_S
 
 Response = TypeVar("Response", bound=Message)
 FOUND = pull.PullStatus.PULL_STATUS_FOUND
@@ -222,7 +223,7 @@ async def test_a_hold_is_answered_by_the_arrival(client: Client) -> None:
     while not next(lane for lane in status.lanes if lane.lane == "pull").holds:
         status = await client.call(admin.GetBrokerStatusRequest(), admin.GetBrokerStatusResponse)
     await client.send(Record(body=b"now"))
-    answer = await asyncio.wait_for(held, 5)
+    answer = await asyncio.wait_for(held, PATIENCE_S)
     assert [record.body for record in answer.records] == [b"now"]
 
 
@@ -230,7 +231,7 @@ async def test_a_hold_goes_on_past_what_does_not_match(client: Client) -> None:
     held = asyncio.create_task(client.pull(hold_ms=20_000, tags=["red"]))
     await client.send(Record(body=b"1", tag="blue"))
     await client.send(Record(body=b"2", tag="red"))
-    answer = await asyncio.wait_for(held, 5)
+    answer = await asyncio.wait_for(held, PATIENCE_S)
     assert [(record.body, record.queue_offset) for record in answer.records] == [(b"2", 1)]
 
 
@@ -242,7 +243,7 @@ async def test_a_hold_ends_before_its_caller_stops_waiting(client: Client) -> No
     request = pull.PullRequest(topic="t", hold_ms=50_000)
     path = "/protomq.v1.PullService/Pull"
     held = (await client._caller(path)).call(path, request.SerializeToString(), timeout_s=0.5)
-    payload = await asyncio.wait_for(held, 3)
+    payload = await asyncio.wait_for(held, PATIENCE_S)
     assert pull.PullResponse.FromString(payload).status == NO_NEW_MSG
 
 
@@ -257,7 +258,7 @@ async def test_a_send_that_waits_for_the_disk_is_answered_before_its_caller_stop
     caller = await client._caller(path)
     with client._broker.broker.store._flusher._lock:  # as if a sync took for ever
         answer = caller.call(path, request.SerializeToString(), timeout_s=0.5)
-        late = send.SendResponse.FromString(await asyncio.wait_for(answer, 3))
+        late = send.SendResponse.FromString(await asyncio.wait_for(answer, PATIENCE_S))
     assert late.status == send.SendStatus.SEND_STATUS_FLUSH_DISK_TIMEOUT
     assert late.queue_offset == 1
 
@@ -279,7 +280,7 @@ async def test_held_pulls_are_counted_once_and_make_no_crowd(
     assert await holds_of_the_pull_lane(client) == 5
     pools = client._broker.server.lane_statuses()  # what the metrics show
     assert [pool.holds for pool in pools if pool.lane == "pull"] == [5]
-    assert (await asyncio.wait_for(client.pull(), 5)).status == NO_NEW_MSG
+    assert (await asyncio.wait_for(client.pull(), PATIENCE_S)).status == NO_NEW_MSG
     await client.send(Record(body=b"now"))
     assert {answer.status for answer in await asyncio.gather(*held)} == {FOUND}
     assert await holds_of_the_pull_lane(client) == 0
@@ -317,8 +318,8 @@ async def test_stopping_answers_the_holds(client: Client, start: Start) -> None:
         status = await client.call(admin.GetBrokerStatusRequest(), admin.GetBrokerStatusResponse)
     broker = client._broker
     stopping = asyncio.create_task(broker.stop(5))
-    assert (await asyncio.wait_for(held, 2)).status == NO_NEW_MSG
-    await asyncio.wait_for(stopping, 3)
+    assert (await asyncio.wait_for(held, PATIENCE_S)).status == NO_NEW_MSG
+    await asyncio.wait_for(stopping, PATIENCE_S)
     await client.close()
 
 

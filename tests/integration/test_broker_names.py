@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,8 +16,7 @@ from protomq.errors import ProtomqError
 from protomq.v1.admin_service_pb2 import GetBrokerStatusResponse
 from tests.support.named_brokers import NAME, REFUSED, routed_to, running, start
 from tests.support.namesrv import Namesrv, running_namesrv
-
-PATIENCE_S = 20.0
+from tests.support.waiting import PATIENCE_S, wait_for
 
 
 def refusal_of(folder: Path, *namesrv: object) -> str:
@@ -39,15 +37,15 @@ def namesrv() -> Iterator[Namesrv]:
 
 
 def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while True:
+    """No answer is none yet."""
+
+    def is_so() -> object:
         try:
-            if condition():
-                return
+            return condition()
         except ProtomqError:
-            pass
-        assert time.monotonic() < end, "it has not come about"
-        time.sleep(0.05)
+            return False
+
+    wait_for(is_so)
 
 
 def free_port() -> int:
@@ -106,7 +104,7 @@ def test_who_lost_its_name_while_it_was_away_takes_no_sends_until_it_is_free(
             assert routed_to(namesrv) == [second.address.remoting_address]
             assert second.takes_sends()
             with SyncTransport() as caller:
-                answer = caller.call(first.address, GET_BROKER_STATUS, [b""], 5.0)
+                answer = caller.call(first.address, GET_BROKER_STATUS, [b""], PATIENCE_S)
             assert "belongs to the broker at" in GetBrokerStatusResponse.FromString(answer).write_refusal
             second.process.send_signal(signal.SIGTERM)
             assert second.process.wait(PATIENCE_S) == 0

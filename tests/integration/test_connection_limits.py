@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,16 @@ from protomq.testing import Broker
 from protomq.v1.admin_service_pb2 import CreateTopicRequest, GetBrokerStatusResponse
 from protomq.v1.pull_service_pb2 import PullRequest
 from protomq.v1.topic_pb2 import Topic
-from protomq_runtime.connection_limits import HELLO_TIMEOUT_S, ConnectionLimits
+from protomq_runtime.connection_limits import ConnectionLimits
 from tests.integration.test_sdk_consumer_and_broker import TRANSPORTS, Transport
 from tests.support.vanishing_network import VanishingNetwork, why_no_network
+from tests.support.waiting import PATIENCE_S, wait_for
 
 TOPIC = "limits"
 GRPC_MAX = 5
 PEER_TIMEOUT_S = 4.0
+BOUND_S = 30.0
+"""For what the peer's time-out or a call's deadline ends: without them it takes a minute and more."""
 
 
 def address_of(broker: Broker) -> BrokerAddress:
@@ -41,15 +44,6 @@ def host_and_port(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def wait_until(condition: Callable[[], object], timeout_s: float) -> float:
-    """How long it took, in seconds."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() < began + timeout_s, f"not within {timeout_s} s"
-        time.sleep(0.05)
-    return time.monotonic() - began
-
-
 def broker_with(folder: Path, **settings: object) -> Broker:
     environment = {f"PROTOMQ_{name.upper()}": str(value) for name, value in settings.items()}
     return Broker(data_dir=folder, environment=environment)
@@ -58,7 +52,7 @@ def broker_with(folder: Path, **settings: object) -> Broker:
 # How many.
 
 
-def ping(channel: grpc.Channel, timeout_s: float = 5.0) -> bytes:
+def ping(channel: grpc.Channel, timeout_s: float = PATIENCE_S) -> bytes:
     method: Any = channel.unary_unary(PING.path)
     return bytes(method(b"", timeout=timeout_s))
 
@@ -82,7 +76,7 @@ def test_the_grpc_port_takes_so_many_connections_and_no_more(tmp_path: Path) -> 
             )
             assert [ping(channel) for channel in channels] == [b""] * GRPC_MAX
             channels[0].close()
-            wait_until(lambda: answers(further), 15)
+            wait_for(lambda: answers(further))
 
 
 def test_a_grpc_connection_has_so_many_calls_under_way_and_no_more(tmp_path: Path) -> None:
@@ -91,21 +85,21 @@ def test_a_grpc_connection_has_so_many_calls_under_way_and_no_more(tmp_path: Pat
         request = CreateTopicRequest(topic=Topic(name=TOPIC, write_queues=1, read_queues=1))
         pull = PullRequest(topic=TOPIC, hold_ms=60_000).SerializeToString()
         with SyncTransport() as caller, own_channel(broker.grpc_address) as channel:
-            caller.call(address_of(broker), CREATE_TOPIC, [request.SerializeToString()], 30.0)
+            caller.call(address_of(broker), CREATE_TOPIC, [request.SerializeToString()], PATIENCE_S)
             method: Any = channel.unary_unary(PULL.path)
             calls = [method.future(pull, timeout=120) for _ in range(4)]
-            wait_until(lambda: held_pulls(caller, address_of(broker)) == 4, 30)
+            wait_for(lambda: held_pulls(caller, address_of(broker)) == 4)
             with pytest.raises(grpc.RpcError) as caught:
                 ping(channel, 1.0)
             assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED, caught.value
             assert [call for call in calls if call.done()] == []
             calls[0].cancel()
-            wait_until(lambda: answers(channel), 30)
-            wait_until(lambda: held_pulls(caller, address_of(broker)) == 3, 30)
+            wait_for(lambda: answers(channel))
+            wait_for(lambda: held_pulls(caller, address_of(broker)) == 3)
 
 
 def held_pulls(caller: SyncTransport, address: BrokerAddress) -> int:
-    answer = caller.call(address, GET_BROKER_STATUS, [b""], 5.0)
+    answer = caller.call(address, GET_BROKER_STATUS, [b""], PATIENCE_S)
     return sum(lane.holds for lane in GetBrokerStatusResponse.FromString(answer).lanes)
 
 
@@ -135,9 +129,9 @@ def test_connections_that_say_nothing_give_their_place_back(tmp_path: Path) -> N
                 open_ones.enter_context(socket.create_connection(host_and_port(address)))
                 for _ in range(GRPC_MAX)
             ]
-            wait_until(lambda: all(map(is_closed, silent)), HELLO_TIMEOUT_S + 10)  # noqa: B023
+            wait_for(lambda: all(map(is_closed, silent)))  # noqa: B023
         with own_channel(broker.grpc_address) as channel:
-            wait_until(lambda: answers(channel), 15)
+            wait_for(lambda: answers(channel))
 
 
 def test_a_connection_costs_no_more_than_is_said(tmp_path: Path) -> None:
@@ -187,15 +181,17 @@ def far_broker(network: VanishingNetwork, tmp_path: Path) -> Iterator[Broker]:
     try:
         request = CreateTopicRequest(topic=Topic(name=TOPIC, write_queues=1, read_queues=1))
         with SyncTransport() as caller:
-            caller.call(address_of(broker), CREATE_TOPIC, [request.SerializeToString()], 10.0)
+            caller.call(address_of(broker), CREATE_TOPIC, [request.SerializeToString()], PATIENCE_S)
         yield broker
     finally:
         network.heal()
         broker.stop()
 
 
-def options_for(transport: Transport) -> TransportOptions:
-    return TransportOptions(transport, peer_timeout_s=PEER_TIMEOUT_S, connect_timeout_s=1.0)
+def options_for(
+    transport: Transport, peer_timeout_s: float = PEER_TIMEOUT_S
+) -> TransportOptions:
+    return TransportOptions(transport, peer_timeout_s=peer_timeout_s, connect_timeout_s=1.0)
 
 
 def holds_of(broker: Broker, network: VanishingNetwork) -> int:
@@ -220,7 +216,7 @@ def test_holds_of_callers_that_vanish_are_released_within_the_bound(
 
     def hold(caller: SyncTransport) -> None:
         try:
-            caller.call(address_of(far_broker), PULL, [pull], 50.0)
+            caller.call(address_of(far_broker), PULL, [pull], 90.0)
         except ProtomqError as error:
             ended.append((time.monotonic(), error))
 
@@ -229,21 +225,21 @@ def test_holds_of_callers_that_vanish_are_released_within_the_bound(
         threads = [threading.Thread(target=hold, args=(caller,), daemon=True) for caller in callers]
         for thread in threads:
             thread.start()
-        wait_until(lambda: holds_of(far_broker, network) == 4, 10)
+        wait_for(lambda: holds_of(far_broker, network) == 4)
         assert network.connections_inside(port) >= 4
         vanished_at = time.monotonic()
         network.vanish()
         # The broker's side.
-        wait_until(lambda: holds_of(far_broker, network) == 0, PEER_TIMEOUT_S + 6)
-        wait_until(lambda: network.connections_inside(port) == 0, PEER_TIMEOUT_S + 6)
-        assert time.monotonic() - vanished_at < PEER_TIMEOUT_S + 8
-        # The callers' side: nobody waits for the 50 s of the call.
+        wait_for(lambda: holds_of(far_broker, network) == 0)
+        wait_for(lambda: network.connections_inside(port) == 0)
+        assert time.monotonic() - vanished_at < BOUND_S
+        # The callers' side: nobody waits for the time of the call.
         for thread in threads:
-            thread.join(PEER_TIMEOUT_S + 8)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive()
     assert len(ended) == 4
     assert all(isinstance(error, TransportError) for _, error in ended)
-    assert max(at for at, _ in ended) - vanished_at < PEER_TIMEOUT_S + 4
+    assert max(at for at, _ in ended) - vanished_at < BOUND_S
 
 
 @TRANSPORTS
@@ -251,16 +247,16 @@ def test_calls_end_with_their_deadline_and_go_on_when_the_network_is_back(
     network: VanishingNetwork, far_broker: Broker, transport: Transport
 ) -> None:
     address = address_of(far_broker)
-    with SyncTransport(options_for(transport)) as caller:
-        assert caller.call(address, PING, [b""], 5.0) == b""
+    with SyncTransport(options_for(transport, 2 * BOUND_S)) as caller:
+        assert caller.call(address, PING, [b""], PATIENCE_S) == b""
         network.vanish()
         for _ in range(3):
             began = time.monotonic()
             with pytest.raises(TransportError):
                 caller.call(address, PING, [b""], 0.7)
-            assert time.monotonic() - began < 2.5
+            assert time.monotonic() - began < BOUND_S
         network.heal()
-        wait_until(lambda: is_answered(caller, address), 10)
+        wait_for(lambda: is_answered(caller, address))
 
 
 def is_answered(caller: SyncTransport, address: BrokerAddress) -> bool:
@@ -277,17 +273,17 @@ def test_asyncio_calls_end_with_their_deadline_and_go_on_too(
     address = address_of(far_broker)
 
     async def run() -> None:
-        async with AsyncTransport(options_for(transport)) as caller:
-            assert await caller.call(address, PING, [b""], 5.0) == b""
+        async with AsyncTransport(options_for(transport, 2 * BOUND_S)) as caller:
+            assert await caller.call(address, PING, [b""], PATIENCE_S) == b""
             network.vanish()
             began = time.monotonic()
             results = await asyncio.gather(
                 *(caller.call(address, PING, [b""], 0.7) for _ in range(50)), return_exceptions=True
             )
             assert all(isinstance(result, TransportError) for result in results)
-            assert time.monotonic() - began < 3
+            assert time.monotonic() - began < BOUND_S
             network.heal()
-            ends = time.monotonic() + 10
+            ends = time.monotonic() + PATIENCE_S
             while True:
                 try:
                     assert await caller.call(address, PING, [b""], 1.0) == b""
@@ -316,13 +312,14 @@ def test_what_was_sent_to_a_peer_that_vanished_is_given_up(
 
         thread = threading.Thread(target=hold)
         thread.start()
-        wait_until(lambda: holds_of(far_broker, network) == 1, 10)
+        wait_for(lambda: holds_of(far_broker, network) == 1)
         network.vanish()
-        wait_until(lambda: holds_of(far_broker, network) == 0, 5)  # answered, into the void
+        wait_for(lambda: holds_of(far_broker, network) == 0)  # answered, into the void
         assert network.connections_inside(port) >= 1
-        took_s = wait_until(lambda: network.connections_inside(port) == 0, PEER_TIMEOUT_S + 6)
-        assert took_s > 1
-        thread.join(PEER_TIMEOUT_S + 6)
+        answered_at = time.monotonic()
+        wait_for(lambda: network.connections_inside(port) == 0)
+        assert time.monotonic() - answered_at > 1
+        thread.join(PATIENCE_S)
         assert not thread.is_alive()
         assert failed
         assert not isinstance(failed[0], ConnectFailedError)

@@ -62,7 +62,7 @@ async def test_a_signal_stops_the_process_gracefully(number):
         line = child.stdout.readline()
         assert line.startswith("ready remoting=127.0.0.1:")
         child.send_signal(number)
-        out, err = child.communicate(timeout=30)
+        out, err = child.communicate(timeout=120)
         assert (child.returncode, out, err) == (0, "", "")
 
 
@@ -73,7 +73,7 @@ def test_a_server_that_a_shell_started_in_the_background_stops_on_both_signals(n
         assert child.stdout is not None
         assert child.stdout.readline().startswith("ready ")
         child.send_signal(number)
-        assert child.wait(30) == 0
+        assert child.wait(120) == 0
 
 
 def test_a_ports_file_says_where_it_listens_and_goes_with_the_process(tmp_path: Path):
@@ -88,7 +88,7 @@ def test_a_ports_file_says_where_it_listens_and_goes_with_the_process(tmp_path: 
             "data": "a b",
         }
         child.send_signal(signal.SIGTERM)
-        child.communicate(timeout=30)
+        child.communicate(timeout=120)
     assert not list(tmp_path.iterdir())
 
 
@@ -109,7 +109,7 @@ def test_a_second_signal_ends_it_at_once():
 
 def test_a_failed_thread_ends_the_process():
     with process("failing") as child:
-        _, err = child.communicate(timeout=30)
+        _, err = child.communicate(timeout=120)
         assert child.returncode == lifecycle.EXIT_FATAL
         assert "the event loop failed" in err
 

@@ -51,9 +51,10 @@ from protomq_runtime.clock import SystemClock
 from protomq_runtime.errors import ServiceError
 from protomq_runtime.remoting_client import RemotingClient
 from tests.support.namesrv import Namesrv, running_namesrv
+from tests.support.waiting import PATIENCE_S
 
 SERVICE = route_service_pb2.DESCRIPTOR.services_by_name["RouteService"]
-PATIENCE_S = 10.0
+HOLD_S = 30
 
 NUMBERS = itertools.count()
 """For names: an unregistered incarnation does not come back."""
@@ -141,13 +142,11 @@ def brokers_of(channel: grpc.Channel) -> set[str]:
     return {broker.broker_name for broker in response.brokers}
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> float:
-    """How long it took, in seconds."""
+def wait_until(condition: Callable[[], bool], what: str) -> None:
     start = time.monotonic()
     while not condition():
         assert time.monotonic() - start < PATIENCE_S, what
         time.sleep(0.02)
-    return time.monotonic() - start
 
 
 @pytest.mark.slow
@@ -278,8 +277,8 @@ def test_broker_stays_registered_while_it_renews_its_holds(
     name = f"renewing_{port}"
     with registered(name, getattr(namesrv, port)) as registration:
         assert registration.wait_registered(PATIENCE_S)
-        # Two holds long, and longer than the grace.
-        end = time.monotonic() + 0.8
+        # Longer than a hold and its grace.
+        end = time.monotonic() + 2.5
         while time.monotonic() < end:
             assert name in brokers_of(channel)
             time.sleep(0.05)
@@ -287,23 +286,31 @@ def test_broker_stays_registered_while_it_renews_its_holds(
 
 
 BROKER_PROCESS = """
-import sys, time
+import sys, threading, time
 from protomq.v1.route_service_pb2 import Broker
 from protomq.v1.topic_pb2 import DataVersion
-from protomq_broker.name_server_connections import remote_name_server
+from protomq_broker.name_server_connections import GrpcConnection, RemotingConnection, remote_name_server
 from protomq_broker.registration import BrokerRegistration, BrokerTopics
 from protomq_runtime.addresses import parse_address
 from protomq_runtime.clock import SystemClock
+
+holds = threading.Semaphore(0)
+for kind in (GrpcConnection, RemotingConnection):
+    def open_hold(connection, request, open_hold=kind.open_hold):
+        open_hold(connection, request)
+        holds.release()
+    kind.open_hold = open_hold
 
 name, address = sys.argv[1:]
 broker = Broker(cluster="c", broker_name=name, grpc_address="h:1", incarnation=1)
 servers = [remote_name_server(parse_address(address))]
 registration = BrokerRegistration(broker, lambda: BrokerTopics(DataVersion(), ()), servers, SystemClock())
 registration.start()
-assert registration.wait_registered(10)
-time.sleep(0.1)  # The hold follows the registration.
+assert registration.wait_registered(60)
+for _ in range(2):  # The first one was answered then: it had arrived.
+    assert holds.acquire(timeout=60)
 print("registered", flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -327,8 +334,8 @@ def test_killed_broker_is_gone_within_seconds(
     name = f"killed_{port}"
     with broker_process(name, getattr(namesrv, port)):
         assert name in brokers_of(channel)
-    took_s = wait_until(lambda: name not in brokers_of(channel), "the killed broker is removed")
-    assert took_s < 2
+    # A registration that nobody renews stays for two minutes.
+    wait_until(lambda: name not in brokers_of(channel), "the killed broker is removed")
 
 
 @pytest.mark.slow
@@ -351,7 +358,7 @@ def test_name_server_that_was_frozen_has_lost_nobody() -> None:
         with registered("a", server.remoting, topics=lambda: topics), registered("b", server.grpc):
             wait_until(lambda: brokers_of(channel) == {"a", "b"}, "both are registered")
             server.process.send_signal(signal.SIGSTOP)
-            time.sleep(1.5)  # Longer than a hold and its grace.
+            time.sleep(2.5)  # Longer than a hold and its grace.
             server.process.send_signal(signal.SIGCONT)
             end = time.monotonic() + 1
             while time.monotonic() < end:
@@ -376,7 +383,7 @@ def test_broker_that_comes_back_within_the_grace_was_never_away(
         client.start(hold_id, hold, PATIENCE_S)
         assert next(stream).route.queues
     with RemotingClient(namesrv.remoting, options_pb2.LANE_ROUTE, "test") as client:
-        for _ in range(2):  # Longer than the grace.
+        for _ in range(4):  # Longer than the grace.
             client.call(hold_id, hold, PATIENCE_S)
         register.data_version.counter += 1
         register.topics[0].write_queues = 3
@@ -477,8 +484,8 @@ def topic_names(channel: grpc.Channel) -> list[str]:
 
 
 @pytest.mark.slow
-def test_stop_answers_holds_and_streams_and_exits_with_0_within_a_second() -> None:
-    with running_namesrv() as server, grpc.insecure_channel(str(server.grpc)) as channel:
+def test_stop_answers_holds_and_streams_and_exits_with_0() -> None:
+    with running_namesrv(hold=HOLD_S * 1000) as server, grpc.insecure_channel(str(server.grpc)) as channel:
         stream = watch(channel, "t")
         next(stream)
         with registered("held", server.remoting) as registration:
@@ -486,5 +493,5 @@ def test_stop_answers_holds_and_streams_and_exits_with_0_within_a_second() -> No
             start = time.monotonic()
             server.process.send_signal(signal.SIGTERM)
             assert server.process.wait(PATIENCE_S) == 0
-            assert time.monotonic() - start < 1
+            assert time.monotonic() - start < HOLD_S - 1  # It did not wait for the hold.
         assert list(stream) == [], "the stream ended in order"

@@ -33,6 +33,7 @@ from protomq.errors import (
 from protomq.wire.record import encode_front
 from protomq.wire.status import RpcStatus
 from tests.support.fake_server import FakeGrpcFront, FakeServer
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -70,9 +71,7 @@ def test_an_old_route_is_refreshed_behind_the_callers_back(
     first = routes.get("t")
     server.topics["t"] = 3
     assert routes.get("t") is first
-    ends_s = time.monotonic() + 5
-    while routes.last_known("t") is first and time.monotonic() < ends_s:
-        time.sleep(0.005)
+    wait_for(lambda: routes.last_known("t") is not first)
     assert len(routes.get("t").read_queues) == 3
 
 
@@ -84,9 +83,7 @@ def test_a_caller_in_a_hurry_gets_the_known_route_at_once(
     server.topics["t"] = 4
     routes.invalidate("t")
     assert routes.current("t") is route
-    ends_s = time.monotonic() + 5
-    while routes.current("t") is route and time.monotonic() < ends_s:
-        time.sleep(0.005)
+    wait_for(lambda: routes.current("t") is not route)
     assert len(routes.current("t").read_queues) == 4
     assert len(Routes(transport, server.address).current("t").read_queues) == 4
 
@@ -120,13 +117,13 @@ def test_a_restarted_name_server_that_knows_nothing_yet_is_not_believed(
 
 
 def test_the_last_known_route_is_used_while_all_are_down(
-    server: FakeServer, transport: SyncTransport
+    server: FakeServer, transport: SyncTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("protomq._routes.INVALIDATE_INTERVAL_S", 0.0)
     routes = Routes(transport, server.address)
     route = routes.get("t")
     server.stop()
     routes.invalidate("t")
-    time.sleep(0.2)
     assert routes.get("t") is route
     with pytest.raises(NoRouteError):
         routes.get("other")
@@ -244,7 +241,7 @@ def test_brokers_are_shown(server: FakeServer) -> None:
         assert [broker.broker_name for broker in admin.cluster_info()] == ["broker-a"]
         assert [status.broker_name for status in admin.broker_status()] == ["broker-a"]
         assert [(stats.topic, stats.records_in) for stats in admin.stats()] == [("t", 1)]
-        assert 0 < admin.ping("broker-a") < 1
+        assert 0 < admin.ping("broker-a") < 60
         assert admin.transport("broker-a") == "remoting"
         with pytest.raises(BrokerNotFoundError):
             admin.broker_status("other")

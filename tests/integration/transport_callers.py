@@ -31,7 +31,7 @@ class CallFailed(Exception):
 
 
 class Caller(Protocol):
-    async def call(self, path: str, payload: bytes, timeout_s: float = 10) -> bytes: ...
+    async def call(self, path: str, payload: bytes, timeout_s: float = 60) -> bytes: ...
 
     async def close(self) -> None: ...
 
@@ -42,7 +42,7 @@ class GrpcCaller:
             f"127.0.0.1:{port}", options=[("grpc.max_receive_message_length", -1)]
         )
 
-    async def call(self, path: str, payload: bytes, timeout_s: float = 10) -> bytes:
+    async def call(self, path: str, payload: bytes, timeout_s: float = 60) -> bytes:
         try:
             call = cast("Callable[..., Awaitable[bytes]]", self.channel.unary_unary(path))
             return await call(payload, timeout=timeout_s)
@@ -81,7 +81,7 @@ class RemotingCaller:
         assert status == 0, decode_status(payload)
         return cls(table, reader, writer)
 
-    async def call(self, path: str, payload: bytes, timeout_s: float = 10) -> bytes:
+    async def call(self, path: str, payload: bytes, timeout_s: float = 60) -> bytes:
         bound = self.table.by_path.get(path)
         if self._task.done():
             raise ConnectionResetError("the connection is closed")

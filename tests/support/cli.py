@@ -51,7 +51,7 @@ def run_process(*arguments: str, namesrv: str = "", stdin: str = "", code: int =
         capture_output=True,
         text=True,
         input=stdin,
-        timeout=60,
+        timeout=120,
         env=environment_with(namesrv),
         check=False,
     )

@@ -93,7 +93,7 @@ class FakeServer:
             return
         self._stopping = True
         self._wake()
-        self._thread.join(5)
+        self._thread.join(60)
         self._thread = None
         for sock in (*self._buffers, self._listener, self._wake_in, self._wake_out):
             sock.close()

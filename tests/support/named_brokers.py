@@ -19,6 +19,7 @@ from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest, SendResponse, SendStatus
 
 from .namesrv import Namesrv
+from .waiting import PATIENCE_S
 
 NAME = "twice"
 REFUSED = 6
@@ -34,7 +35,7 @@ class Process(NamedTuple):
     def send(self) -> SendResponse:
         request = SendRequest(topic="t", records=[Record(body=b"x")])
         with SyncTransport() as caller:
-            answer = caller.call(self.address, SEND, [request.SerializeToString()], 5.0)
+            answer = caller.call(self.address, SEND, [request.SerializeToString()], PATIENCE_S)
         return SendResponse.FromString(answer)
 
     def takes_sends(self) -> bool:

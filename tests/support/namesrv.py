@@ -1,4 +1,4 @@
-"""A name server as a process of its own, which notices within a second that a broker has gone."""
+"""A name server as a process of its own, which notices within two seconds that a broker has gone."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from protomq_runtime.addresses import Address, parse_address
 
+# Short, and yet longer than a busy machine may keep a process waiting.
 LIVENESS = {
     "PROTOMQ_LIVENESS_HOLD_MS": "300ms",
-    "PROTOMQ_LIVENESS_BROKEN_GRACE_MS": "400ms",
-    "PROTOMQ_LIVENESS_RENEWAL_GRACE_MS": "500ms",
+    "PROTOMQ_LIVENESS_BROKEN_GRACE_MS": "1000ms",
+    "PROTOMQ_LIVENESS_RENEWAL_GRACE_MS": "1500ms",
     "PROTOMQ_LIVENESS_SCAN_INTERVAL_MS": "50ms",
 }
 

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
+from typing import Final
+
+PATIENCE_S: Final = 60.0
+"""For what takes a moment where nobody else is at work: only a failure waits so long."""
 
 
 def wait_for(
-    happened: Callable[[], bool], timeout_s: float = 180.0, *, pause_s: float = 0.05
+    happened: Callable[[], object], timeout_s: float = 180.0, *, pause_s: float = 0.05
 ) -> None:
     """Until it has happened."""
     ends_s = time.monotonic() + timeout_s
     while not happened():
         assert time.monotonic() < ends_s, "it did not happen in time"
         time.sleep(pause_s)
+
+
+async def async_wait_for(happened: Callable[[], object], timeout_s: float = 180.0) -> None:
+    """The same, while everything else in this loop runs."""
+    async with asyncio.timeout(timeout_s):
+        while not happened():  # noqa: ASYNC110 - what is waited for happens on other threads.
+            await asyncio.sleep(0.001)

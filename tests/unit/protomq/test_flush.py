@@ -36,7 +36,7 @@ class Gate:
         cluster.on_send = self.wait
 
     def wait(self, call: SendCall) -> None:
-        assert self.open.wait(10)
+        assert self.open.wait(60)
 
 
 def test_flush_waits_until_all_that_was_sent_before_is_stored() -> None:
@@ -113,7 +113,7 @@ def run_program(text: str) -> tuple[str, str]:
 def test_what_send_async_left_behind_is_sent_when_the_program_ends() -> None:
     stdout, stderr = run_program("""
 producer = Producer(transport=FakeSyncTransport(cluster), coalesce_count_max=2, send_timeout_s=30)
-cluster.on_send = lambda call: began.wait(30)
+cluster.on_send = lambda call: began.wait(60)
 for number in range(1000):
     producer.send_async("T", b"%04d" % number)
 began.set()
@@ -128,7 +128,7 @@ producer.send("T", b"route")
 
 def refuse(call):
     # Until the main thread has ended nobody gets an answer.
-    ended.wait(30)
+    ended.wait(60)
     raise ShuttingDownError("bye")
 
 cluster.on_send = refuse
@@ -174,7 +174,7 @@ def test_a_forked_child_has_nothing_of_its_parent_to_send() -> None:
 import os
 producer = Producer(transport=FakeSyncTransport(cluster))
 producer.send("T", b"route")
-cluster.on_send = lambda call: began.wait(30)
+cluster.on_send = lambda call: began.wait(60)
 for number in range(3):
     producer.send_async("T", b"x")
 child = os.fork()

@@ -119,5 +119,5 @@ def test_room_is_given_back() -> None:
     waiting = threading.Thread(target=room.take, args=(60, 1e9))
     waiting.start()
     room.give_back(60)
-    waiting.join(10)
+    waiting.join(60)
     assert not waiting.is_alive()

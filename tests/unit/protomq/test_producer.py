@@ -344,7 +344,7 @@ class Gate:
 
     def wait(self, call: SendCall) -> None:
         self.arrived.set()
-        assert self.open.wait(10)
+        assert self.open.wait(60)
 
 
 def test_messages_that_gather_while_the_line_is_busy_travel_together(
@@ -357,7 +357,7 @@ def test_messages_that_gather_while_the_line_is_busy_travel_together(
         for i in range(50)
     ]
     threads[0].start()
-    assert gate.arrived.wait(10)
+    assert gate.arrived.wait(60)
     for thread in threads[1:]:
         thread.start()
     line = producer._lines["T", None]
@@ -365,7 +365,7 @@ def test_messages_that_gather_while_the_line_is_busy_travel_together(
         threading.Event().wait(0.001)
     gate.open.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert [len(call.request.records) for call in cluster.calls] == [1, 49]
     assert len(results) == 50
     assert cluster.bodies() == [b"%03d" % i for i in range(50)]
@@ -390,7 +390,7 @@ def test_many_threads_store_every_message_once(cluster: FakeCluster, producer: P
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert not errors
     assert cluster.bodies() == sorted(
         b"%d-%d" % (number, i) for number in range(16) for i in range(40)
@@ -411,7 +411,7 @@ def test_an_error_reaches_every_caller_of_the_request(
 
     threads = [threading.Thread(target=send) for _ in range(5)]
     threads[0].start()
-    assert gate.arrived.wait(10)
+    assert gate.arrived.wait(60)
     for thread in threads[1:]:
         thread.start()
     while len(producer._lines["T", None]._pending) < 4:
@@ -419,7 +419,7 @@ def test_an_error_reaches_every_caller_of_the_request(
     cluster.script("a", InvalidArgumentError("no"), InvalidArgumentError("no"))
     gate.open.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert len(producer_errors) == 5
     assert len(set(map(id, producer_errors))) == 5
 
@@ -430,12 +430,12 @@ def test_waiting_in_line_ends_with_the_time_out_and_is_definite(
     gate = Gate(cluster)
     thread = threading.Thread(target=producer.send, args=("T", b"first"))
     thread.start()
-    assert gate.arrived.wait(10)
+    assert gate.arrived.wait(60)
     with pytest.raises(RequestTimeoutError) as caught:
         producer.send("T", b"second", timeout_s=0.02)
     assert caught.value.definite
     gate.open.set()
-    thread.join(10)
+    thread.join(60)
     assert cluster.bodies() == [b"first"]
 
 
@@ -464,13 +464,13 @@ def test_an_interrupted_leader_leaves_the_line_to_the_next(
         ),
     ]
     threads[0].start()
-    assert gate.arrived.wait(10)
+    assert gate.arrived.wait(60)
     threads[1].start()
     while not producer._lines["T", None]._pending:
         threading.Event().wait(0.001)
     gate.open.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert sorted(outcomes) == ["SEND_OK", "interrupted"]
 
 
@@ -484,7 +484,7 @@ def test_an_interrupted_follower_leaves_the_others_alone(
         for body in (b"first", b"second")
     ]
     threads[0].start()
-    assert gate.arrived.wait(10)
+    assert gate.arrived.wait(60)
 
     def interrupt() -> None:
         while not producer._lines["T", None]._pending:
@@ -499,7 +499,7 @@ def test_an_interrupted_follower_leaves_the_others_alone(
     threads[1].start()
     gate.open.set()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert len(results) == 2
     assert cluster.bodies() == [b"first", b"second"]
 
@@ -525,7 +525,7 @@ def test_a_future_has_the_error(cluster: FakeCluster, producer: Producer) -> Non
 def test_a_cancelled_future_is_not_sent(cluster: FakeCluster, producer: Producer) -> None:
     gate = Gate(cluster)
     first = producer.send_async("T", b"first")
-    assert gate.arrived.wait(10)
+    assert gate.arrived.wait(60)
     second, third = producer.send_async("T", b"second"), producer.send_async("T", b"third")
     assert second.cancel()
     gate.open.set()
@@ -540,7 +540,7 @@ def test_cancelled_and_late_futures_do_no_harm_to_the_others(
 ) -> None:
     gate = Gate(cluster)
     first = producer.send_async("T", b"first")
-    assert gate.arrived.wait(10)
+    assert gate.arrived.wait(60)
     late = producer.send_async("T", b"late", timeout_s=0.001)
     both = producer.send_async("T", b"both", timeout_s=0.001)
     good = producer.send_async("T", b"good")
@@ -557,7 +557,7 @@ def test_close_copes_with_cancelled_futures(cluster: FakeCluster) -> None:
     gate = Gate(cluster)
     producer = Producer(transport=FakeSyncTransport(cluster))
     futures = [producer.send_async("T", b"%d" % i) for i in range(4)]
-    assert gate.arrived.wait(10)
+    assert gate.arrived.wait(60)
     assert futures[1].cancel()
     producer.close(timeout_s=0.01)
     assert isinstance(futures[3].exception(10), ClosedError)
@@ -569,7 +569,7 @@ def test_more_than_may_be_on_its_way_waits_for_room(cluster: FakeCluster) -> Non
     gate = Gate(cluster)
     with Producer(transport=FakeSyncTransport(cluster), pending_size_max_bytes=1000) as producer:
         first = producer.send_async("T", bytes(800))
-        assert gate.arrived.wait(10)
+        assert gate.arrived.wait(60)
         with pytest.raises(RequestTimeoutError, match="no room") as caught:
             producer.send_async("T", bytes(800), timeout_s=0.01)
         assert caught.value.definite
@@ -588,7 +588,7 @@ def test_a_callback_may_send(cluster: FakeCluster, producer: Producer) -> None:
         done.set()
 
     producer.send_async("T", b"first").add_done_callback(send_another)
-    assert done.wait(10)
+    assert done.wait(60)
     assert cluster.bodies() == [b"first", b"second"]
 
 
@@ -735,11 +735,11 @@ def test_close_waits_for_what_is_on_its_way(cluster: FakeCluster) -> None:
     gate = Gate(cluster)
     producer = Producer(transport=FakeSyncTransport(cluster))
     futures = [producer.send_async("T", b"%d" % i) for i in range(5)]
-    assert gate.arrived.wait(10)
+    assert gate.arrived.wait(60)
     closing = threading.Thread(target=producer.close)
     closing.start()
     gate.open.set()
-    closing.join(10)
+    closing.join(60)
     assert [future.result(0).status for future in futures] == [SendStatus.SEND_OK] * 5
 
 
@@ -747,7 +747,7 @@ def test_close_fails_what_it_cannot_send_in_time(cluster: FakeCluster) -> None:
     gate = Gate(cluster)
     producer = Producer(transport=FakeSyncTransport(cluster))
     futures = [producer.send_async("T", b"%d" % i) for i in range(3)]
-    assert gate.arrived.wait(10)
+    assert gate.arrived.wait(60)
     producer.close(timeout_s=0.01)
     assert all(isinstance(future.exception(10), ClosedError) for future in futures[1:])
     gate.open.set()

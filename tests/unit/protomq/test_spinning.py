@@ -80,7 +80,7 @@ class Peer:
         try:
             return self.connection.exchange(PING, (b"request",), timeout_s, False)[1]
         finally:
-            thread.join(10)
+            thread.join(60)
 
 
 @pytest.fixture

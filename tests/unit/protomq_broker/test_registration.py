@@ -35,7 +35,7 @@ from protomq_runtime.errors import Code, ServiceError
 
 V1, V2 = DataVersion(counter=1), DataVersion(counter=2)
 BROKER = Broker(cluster="c", broker_name="b", grpc_address="h:1", incarnation=5)
-PATIENCE_S = 5.0
+PATIENCE_S = 60.0
 PAUSE_MS = 20
 
 

@@ -92,7 +92,7 @@ def running(tables: Sequence[Table] = TABLES) -> Iterator[MetricsPage]:
 
 def get(page: MetricsPage, path: str) -> tuple[int, str, bytes]:
     try:
-        with urllib.request.urlopen(f"http://{page.address}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{page.address}{path}", timeout=60) as answer:
             return answer.status, answer.headers["Content-Type"], answer.read()
     except urllib.error.HTTPError as error:
         with error:

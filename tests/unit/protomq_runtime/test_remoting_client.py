@@ -71,7 +71,7 @@ def peer_that(script: Callable[[Peer], None]) -> Iterator[Address]:
     thread.start()
     with listener:
         yield Address("127.0.0.1", listener.getsockname()[1])
-        thread.join(5)
+        thread.join(60)
     assert not thread.is_alive()
 
 
@@ -182,7 +182,7 @@ def test_wake_from_another_thread_ends_a_wait() -> None:
 
     def script(peer: Peer) -> None:
         peer.welcome()
-        done.wait(5)
+        done.wait(60)
 
     with peer_that(script) as address, connect(address) as client:
         threading.Timer(0.01, client.wake).start()
@@ -199,7 +199,7 @@ def test_silent_peer_ends_a_call_with_a_time_out() -> None:
 
     def script(peer: Peer) -> None:
         peer.welcome()
-        done.wait(5)
+        done.wait(60)
 
     with peer_that(script) as address, connect(address) as client:
         with pytest.raises(TimeoutError, match="did not answer"):

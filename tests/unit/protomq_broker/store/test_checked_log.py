@@ -413,7 +413,7 @@ def test_what_is_known_to_hold_is_given_while_somebody_walks(
     with store._checked._lock:
         reader = threading.Thread(target=read_the_end, daemon=True)
         reader.start()
-        reader.join(10)
+        reader.join(60)
     assert found[1:] == [ReadStatus.FOUND]
 
 

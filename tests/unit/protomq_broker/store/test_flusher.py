@@ -75,7 +75,7 @@ def test_a_thread_does_its_work_when_woken_and_ends_when_stopped() -> None:
     thread.start()
     for _ in range(3):
         thread.wake()
-        assert done.acquire(timeout=5)
+        assert done.acquire(timeout=60)
     thread.stop()
     assert not any(other.name == "test" for other in threading.enumerate())
 
@@ -94,7 +94,7 @@ def test_a_defect_in_a_thread_is_told() -> None:
     thread = BackgroundThread("test", 60_000, work, on_crash)
     thread.start()
     thread.wake()
-    assert crashed.wait(5)
+    assert crashed.wait(60)
     thread.stop()
     assert isinstance(told[0], RuntimeError)
 
