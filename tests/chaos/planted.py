@@ -30,7 +30,7 @@ from protomq_broker.store import disk as disk_module
 from protomq_broker.store.append import AppendRequest
 from protomq_broker.store.checked_log import CheckedLog
 from protomq_broker.store.checkpoint import Checkpoint
-from protomq_broker.store.commit_log import CommitLog, LogTail
+from protomq_broker.store.commit_log import CommitLog
 from protomq_broker.store.consume_queue import ConsumeQueueDamagedError
 from protomq_broker.store.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.disk import Disk
@@ -39,6 +39,7 @@ from protomq_broker.store.flusher import LogFlusher
 from protomq_broker.store.index import MessageIndex
 from protomq_broker.store.log_reader import LogReader
 from protomq_broker.store.look_ups import MessageLookUps
+from protomq_broker.store.positions import LogTail, Positions
 from protomq_broker.store.reading import ReadResult
 from protomq_broker.store.record_region import stamp_region
 from protomq_broker.store.repeated_sends import RepeatedSends
@@ -225,13 +226,13 @@ def _loses_an_append() -> Any:
     count = 0
 
     def append(
-        self: CommitLog, parts: Sequence[Octets], record_count: int, store_time_ms: int, synced: int
+        self: CommitLog, parts: Sequence[Octets], record_count: int, store_time_ms: int
     ) -> LogTail:
         nonlocal count
         count += 1
         if count % 7 == 0 and record_count:
             parts = [bytes(len(part)) for part in parts]
-        return real(self, parts, record_count, store_time_ms, synced)
+        return real(self, parts, record_count, store_time_ms)
 
     return _patch(CommitLog, "append", append)
 
@@ -240,9 +241,8 @@ def _acknowledges_before_the_sync() -> Any:
     """The flushed position moves without a sync."""
 
     def flush(self: LogFlusher) -> int:
-        self._log.flushed_position = self._appended_position()
-        self._on_moved(self._log.flushed_position)
-        return self._log.flushed_position
+        self._positions.note_flushed(self._positions.appended)
+        return self._positions.flushed
 
     return _patch(LogFlusher, "flush", flush)
 
@@ -251,8 +251,7 @@ def _retries_the_fsync() -> Any:
     """A failed fsync is tried again, and believed."""
 
     def flush(self: LogFlusher) -> int:
-        position = self._appended_position()
-        start = self._log.flushed_position
+        position, start = self._positions.appended, self._positions.flushed
         for segment_file in self._log.folder.overlapping(start, position):
             for _ in range(3):
                 try:
@@ -263,8 +262,7 @@ def _retries_the_fsync() -> Any:
                         self._disk.plan = None  # type: ignore[attr-defined]
                     continue
                 break
-        self._log.flushed_position = position
-        self._on_moved(position)
+        self._positions.note_flushed(position)
         return position
 
     return _patch(LogFlusher, "flush", flush)
@@ -274,12 +272,11 @@ def _ignores_a_failed_fsync() -> Any:
     """A failed fsync is logged, and that is all."""
 
     def flush(self: LogFlusher) -> int:
-        position = self._appended_position()
-        for segment_file in self._log.folder.overlapping(self._log.flushed_position, position):
+        position = self._positions.appended
+        for segment_file in self._log.folder.overlapping(self._positions.flushed, position):
             with suppress(OSError):
                 self._disk.fdatasync(segment_file.fd)
-        self._log.flushed_position = position
-        self._on_moved(position)
+        self._positions.note_flushed(position)
         return position
 
     return _patch(LogFlusher, "flush", flush)
@@ -505,7 +502,7 @@ def _checkpoint_ahead() -> Any:
     real = Store.checkpoint
 
     def checkpoint(self: Store) -> None:
-        with mock.patch.object(LogFlusher, "flush", lambda flusher_: flusher_._appended_position()):
+        with mock.patch.object(LogFlusher, "flush", lambda flusher_: flusher_._positions.appended):
             write = checkpoint_module.write_checkpoint
 
             def ahead(disk: Disk, path: str, value: Checkpoint) -> None:
@@ -519,7 +516,7 @@ def _checkpoint_ahead() -> Any:
 
 def _reads_beyond_the_end() -> Any:
     """Under SYNC_FLUSH messages are readable before they are synced."""
-    return _patch(Store, "readable_position", property(lambda self: self._tail.position))
+    return _patch(Positions, "readable", property(lambda self: self.appended, lambda self, position: None))
 
 
 def _read_too_early(seed: int) -> list[Violation]:

@@ -182,7 +182,7 @@ class StoreWorld:
             ROOT, self.config, clock=self.clock, disk=self.disk, background=False
         )
         self.history.epoch += 1
-        self.store.on_flushed = self._resolve
+        self.store.positions.on_flushed.append(self._resolve)
         self._settle_commits(self.store)
         return self.store
 

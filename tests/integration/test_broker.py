@@ -291,13 +291,12 @@ async def test_the_store_tells_the_lanes_before_a_port_is_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, front: Any
 ) -> None:
     process = BrokerProcess(config_in(tmp_path))
-    store = process.broker.store
-    deaf = (store.on_arrival, store.on_flushed)
+    positions = process.broker.store.positions
     opened = []
     open_port = front.start
 
     def start(self: Any) -> Any:
-        opened.append(store.on_arrival not in deaf and store.on_flushed not in deaf)
+        opened.append(bool(positions.on_arrival and positions.on_flushed))
         return open_port(self)
 
     monkeypatch.setattr(front, "start", start)

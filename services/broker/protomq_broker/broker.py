@@ -44,6 +44,7 @@ from .registration import BrokerRegistration, BrokerTopics
 from .send_service import SendService
 from .store.store import Store
 from .system_writer import SystemWriter
+from .waiting_answers import WaitingAnswers
 
 if TYPE_CHECKING:
     from protomq_runtime.clock import Clock
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
     from protomq_runtime.errors import ServiceError
 
     from .config import BrokerConfig
-    from .holds import QueueKey
     from .store.topics import TopicsSnapshot
 
 log = logging.getLogger("protomq.broker")
@@ -83,7 +83,7 @@ class Broker:
         self.name = config.broker_name or socket.gethostname()
         self._clock = clock
         self._name_servers = tuple(name_servers)
-        self._writer = SystemWriter(clock)
+        self._writer = SystemWriter()
         self.store = Store.open(
             Path(config.data_dir),
             config.store,
@@ -92,8 +92,9 @@ class Broker:
             draw=lambda: secrets.randbits(63) or 1,
             on_writer=self._writer.run,
         )
-        self._commits = OffsetCommits(self.store, self._writer, config)
-        self._send = SendService(self.store, config, clock)
+        self._waiting = WaitingAnswers(self.store, clock)
+        self._commits = OffsetCommits(self.store, self._writer, self._waiting, config)
+        self._send = SendService(self.store, config, clock, self._waiting)
         self._pull = PullService(self.store, config, self._commits, clock)
         self.store.on_topic_deleted = self._pull.signal_deleted
         self._consumer = ConsumerService(self.store, self._commits)
@@ -151,14 +152,10 @@ class Broker:
         self._server = server
         telemetry.publish(self._numbers())
         send_lane = server.pools[SEND_LANE].lanes[0]
-        self.store.on_arrival = self._on_arrival
         self._writer.start(self.store, send_lane)
-
-        def resolve_flushed() -> None:
-            self._send.resolve_flushed()
-            self._writer.resolve_flushed()
-
-        self.store.on_flushed = lambda position: send_lane.post(resolve_flushed)
+        positions = self.store.positions
+        positions.on_arrival.append(self._pull.signal)
+        positions.on_flushed.append(lambda position: send_lane.post(self._waiting.resolve))
 
     def register(self) -> None:
         """Registers with the name servers, when the ports are open; then the send lane begins. Waits for both, 2 s at most.
@@ -254,9 +251,6 @@ class Broker:
     def _write_refusal(self) -> str:
         refusal = self._send.refusal
         return refusal.message if refusal is not None else self.store.write_refusal
-
-    def _on_arrival(self, keys: Iterable[QueueKey]) -> None:
-        self._pull.signal(keys)
 
     def _announce(self) -> None:
         """Waits until the name servers know the topics: who has created one can ask for its route. Not where there are so many

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .config import BrokerConfig
     from .store.store import Store
     from .system_writer import SystemWriter
+    from .waiting_answers import WaitingAnswers
 
 log = logging.getLogger("protomq.broker")
 
@@ -53,10 +54,13 @@ class _Commit(NamedTuple):
 class OffsetCommits:
     """`commit` and `commit_in_passing`: any thread. `close`: the broker. All else: the send lane."""
 
-    def __init__(self, store: Store, writer: SystemWriter, config: BrokerConfig) -> None:
+    def __init__(
+        self, store: Store, writer: SystemWriter, waiting: WaitingAnswers, config: BrokerConfig
+    ) -> None:
         self._store = store
         self._config = config
         self._writer = writer
+        self._waiting = waiting
         self._arrived: deque[_Commit] = deque()
         self._is_posted = False
         self._passing: dict[OffsetKey, QueueOffset] = {}  # what pulls committed, newest only
@@ -124,13 +128,16 @@ class OffsetCommits:
         except Exception as error:
             _answer(record.commits, error)
             return
-        if self._writer.is_stored(position):
+        if self._waiting.is_stored(position):
             _answer(record.commits, None)
             return
         for commit in record.commits:
             assert commit.call is not None
             wait_ms = commit.call.hold_time_ms(self._config.sync_flush_timeout_ms)
-            self._writer.when_stored(position, wait_ms, partial(_answer, [commit]))
+            self._waiting.wait(
+                self._writer.lane, position, wait_ms, partial(_answer, [commit])
+            )
+        self._waiting.request_flush()
 
     def _append_passing(self) -> bool:
         """Appends what pulls committed, as much as fits into one record; whether it is in the log. What is not is tried again."""

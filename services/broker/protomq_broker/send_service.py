@@ -1,15 +1,15 @@
 """SendService: appends messages. It runs on one lane of one thread, the only writer of the log.
 
 All sends that a turn of the lane has collected are appended as one group: one write, one seal. Under SYNC_FLUSH the answers wait for the
-flushed position; what waits is an entry in a deque, not a thread.
+disk (`waiting_answers.py`).
 """
 
 from __future__ import annotations
 
 import itertools
 import secrets
-from collections import deque
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from protomq.v1.send_service_pb2 import SendResponse, SendStatus
@@ -19,20 +19,20 @@ from protomq_runtime.errors import Code, ServiceError
 
 from .send_request import ProducerIdentity, parse_send_header, read_records
 from .store.append import AppendRequest
-from .store.errors import StoreFailedError
 from .store.repeated_sends import SendInFlightError
 from .store.topics import incarnation_of_first
 from .store_errors import to_service_error
 from .topic_access import writable_topic
+from .waiting_answers import NOT_STORED_IN_TIME
 
 if TYPE_CHECKING:
     from protomq_runtime.call import Call
     from protomq_runtime.clock import Clock
-    from protomq_runtime.lane import Lane, Timer
 
     from .config import BrokerConfig
     from .store.store import Store, StoredPlace
     from .store.topics import TopicConfig
+    from .waiting_answers import WaitingAnswers
 
 SEND_OK = SendStatus.SEND_STATUS_SEND_OK
 FLUSH_DISK_TIMEOUT = SendStatus.SEND_STATUS_FLUSH_DISK_TIMEOUT
@@ -52,23 +52,16 @@ class _Pending(NamedTuple):
     previous_sequence: int | None
 
 
-class _Waiter(NamedTuple):
-    """A send that is appended and waits for the disk."""
-
-    position: int
-    deadline_ms: int
-    call: Call
-    response: SendResponse
-
-
 class SendService:
     """Implements protomq.v1.SendService. All methods on the send lane's thread."""
 
-    def __init__(self, store: Store, config: BrokerConfig, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, config: BrokerConfig, clock: Clock, waiting: WaitingAnswers
+    ) -> None:
         self._store = store
         self._config = config
         self._clock = clock
-        self._sync_flush = store.config.sync_flush
+        self._waiting = waiting
         # One request more may join a group that is just below the limit.
         self._group_size_bytes = min(GROUP_SIZE_BYTES, store.append_size_max_bytes // 2)
         self._producer_id = secrets.randbits(63) | 1
@@ -76,9 +69,6 @@ class SendService:
         self._next_queue: dict[str, itertools.count[int]] = {}
         self.refusal: ServiceError | None = None
         """Why no send is taken at all: the broker's name belongs to another one. Set by any thread."""
-        self._waiters: deque[_Waiter] = deque()
-        self._timer: Timer | None = None
-        self._timer_due_ms = 0
 
     @drained
     def send(self, calls: list[Call]) -> None:
@@ -112,26 +102,6 @@ class SendService:
                 pending, size_bytes = [], 0
         if pending:
             self._append(pending)
-
-    def resolve_flushed(self) -> None:
-        """Answers the sends that the flushed position has passed. Called on the lane when the position moved."""
-        waiters, flushed = self._waiters, self._store.flushed_position
-        failure = self._store.log_failure
-        while waiters:
-            waiter = waiters[0]
-            if waiter.call.answered:  # its time was up before
-                pass
-            elif waiter.position <= flushed:
-                waiter.call.answer(waiter.response.SerializeToString())
-            elif failure:
-                # The fsync failed: the message may be lost, and that is no status but an error.
-                waiter.call.fail(to_service_error(StoreFailedError(failure)))
-            else:
-                break
-            waiters.popleft()
-        if not waiters and self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def _read(self, call: Call) -> _Pending:
         header = parse_send_header(call.payload)
@@ -187,8 +157,7 @@ class SendService:
             repeated_send=True,
         )
         self._answer(order, response, self._store.appended_position)
-        if self._waiters:
-            self._store.request_flush()
+        self._waiting.request_flush()
 
     def _append(self, pending: list[_Pending]) -> None:
         try:
@@ -220,40 +189,24 @@ class SendService:
                     region.producer_id, region.producer_epoch, region.first_sequence
                 )
             self._answer(order, response, end_position)
-        if self._waiters:
-            self._store.request_flush()
+        self._waiting.request_flush()
 
     def _answer(self, order: _Pending, response: SendResponse, position: int) -> None:
-        if (
-            not self._sync_flush
-            or not order.wait_store_ok
-            or position <= self._store.flushed_position
-        ):
-            order.call.answer(response.SerializeToString())
+        call = order.call
+        if not order.wait_store_ok or self._waiting.is_stored(position):
+            call.answer(response.SerializeToString())
             return
-        wait_ms = order.call.hold_time_ms(self._config.sync_flush_timeout_ms)
-        deadline_ms = self._clock.monotonic_ms() + int(wait_ms)
-        self._waiters.append(_Waiter(position, deadline_ms, order.call, response))
-        if self._timer is None or deadline_ms < self._timer_due_ms:
-            self._schedule(order.call.lane, deadline_ms)
+        wait_ms = call.hold_time_ms(self._config.sync_flush_timeout_ms)
+        self._waiting.wait(call.lane, position, wait_ms, partial(_answer, call, response))
 
-    def _schedule(self, lane: Lane, due_ms: int) -> None:
-        """One timer for all waiters, at the time of the first whose time is up."""
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer_due_ms = due_ms
-        wait_ms = max(1, due_ms - self._clock.monotonic_ms())
-        self._timer = lane.call_later(wait_ms, lambda: self._give_up_waiting(lane))
 
-    def _give_up_waiting(self, lane: Lane) -> None:
-        """Answers those whose time is up: their messages are stored, only not known to be on disk."""
-        self._timer = None
-        self.resolve_flushed()
-        now_ms = self._clock.monotonic_ms()
-        for waiter in self._waiters:
-            if waiter.deadline_ms <= now_ms and not waiter.call.answered:
-                waiter.response.status = FLUSH_DISK_TIMEOUT
-                waiter.call.answer(waiter.response.SerializeToString())
-        self._waiters = deque(waiter for waiter in self._waiters if not waiter.call.answered)
-        if self._waiters:
-            self._schedule(lane, min(waiter.deadline_ms for waiter in self._waiters))
+def _answer(call: Call, response: SendResponse, failure: Exception | None) -> None:
+    """What waited for the disk is stored, or is not known to be."""
+    if call.answered:  # its time was up before
+        return
+    if failure is NOT_STORED_IN_TIME:
+        response.status = FLUSH_DISK_TIMEOUT
+    elif failure is not None:
+        call.fail(to_service_error(failure))
+        return
+    call.answer(response.SerializeToString())

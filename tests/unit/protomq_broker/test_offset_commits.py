@@ -15,7 +15,8 @@ from protomq_broker.offset_commits import OffsetCommits
 from protomq_broker.store.errors import DiskFullError
 from protomq_broker.store.store import Store
 from protomq_broker.store.topics import TopicConfig
-from protomq_broker.system_writer import NOT_STORED_IN_TIME, SystemWriter
+from protomq_broker.system_writer import SystemWriter
+from protomq_broker.waiting_answers import NOT_STORED_IN_TIME, WaitingAnswers
 from protomq_runtime.errors import Code, ServiceError
 
 from .store.log_helpers import ManualClock
@@ -72,10 +73,11 @@ class StubLane:
 
 
 def make_commits() -> tuple[OffsetCommits, StubLane, Store, int]:
-    store, lane, writer = open_store(SimDisk()), StubLane(), SystemWriter(ManualClock())
+    store, lane, writer = open_store(SimDisk()), StubLane(), SystemWriter()
     writer.start(store, cast("Any", lane))
     incarnation = store.topics.create(TopicConfig("topic")).incarnation
-    return OffsetCommits(store, writer, BrokerConfig()), lane, store, incarnation
+    waiting = WaitingAnswers(store, ManualClock())
+    return OffsetCommits(store, writer, waiting, BrokerConfig()), lane, store, incarnation
 
 
 def refuse(*_: object) -> int:
@@ -130,10 +132,11 @@ def test_what_pulls_commit_beyond_the_limit_is_counted_in_the_log(
 
 def test_a_commit_waits_for_the_disk_no_longer_than_a_send() -> None:
     clock, lane = ManualClock(), StubLane()
-    store, writer = open_store(SimDisk(), sync_flush=True), SystemWriter(clock)
+    store, writer = open_store(SimDisk(), sync_flush=True), SystemWriter()
     writer.start(store, cast("Any", lane))
     incarnation = store.topics.create(TopicConfig("topic")).incarnation
-    commits = OffsetCommits(store, writer, BrokerConfig(sync_flush_timeout_ms=5_000))
+    waiting = WaitingAnswers(store, clock)
+    commits = OffsetCommits(store, writer, waiting, BrokerConfig(sync_flush_timeout_ms=5_000))
     patient, hurried, late = (StubCall(lane, left_ms) for left_ms in (60_000, 1_000, 9_000))
 
     def commit(queue_id: int, call: StubCall) -> None:
@@ -163,7 +166,7 @@ def test_a_commit_waits_for_the_disk_no_longer_than_a_send() -> None:
     assert (patient.outcome, late.outcome) == (NOT_STORED_IN_TIME, None)
 
     store.flush()
-    writer.resolve_flushed()
+    waiting.resolve()
     lane.run(lane.posted)
     assert late.outcome == b""
     assert not lane.due, "nobody waits any more"

@@ -18,6 +18,7 @@ from protomq_broker.store.append import AppendRequest
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.topics import TopicConfig
+from protomq_broker.waiting_answers import WaitingAnswers
 from protomq_runtime.errors import ServiceError
 
 from .store.log_helpers import ManualClock
@@ -59,7 +60,7 @@ def make_broker(disk: SimDisk | None = None, **settings: Any) -> Broker:
     disk, clock = disk or SimDisk(), ManualClock()
     store = open_store(disk, clock=clock, segment=1 << 16)
     return Broker(
-        SendService(store, BrokerConfig(**settings), clock),
+        SendService(store, BrokerConfig(**settings), clock, WaitingAnswers(store, clock)),
         store,
         disk,
         clock,
@@ -85,7 +86,8 @@ def test_a_topic_of_a_first_send_has_an_incarnation_of_its_store() -> None:
         store = Store.open(
             "/s", config, clock=clock, disk=disk, background=False, draw=lambda: number
         )
-        broker = Broker(SendService(store, BrokerConfig(), clock), store, disk, clock)
+        service = SendService(store, BrokerConfig(), clock, WaitingAnswers(store, clock))
+        broker = Broker(service, store, disk, clock)
         broker.send(request("new"))
         return disk, incarnation_in(store)
 

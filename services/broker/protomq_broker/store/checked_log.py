@@ -26,9 +26,9 @@ from typing import Final
 
 from .boundaries import BoundaryFiles
 from .checked_segment import CheckedSegment, Stretch, stretch_of
-from .commit_log import LogTail
 from .disk import Disk
 from .errors import CorruptLogError
+from .positions import LogTail
 from .recovery import DamagedRange, Resync, StartPoint, chain_at_end, find_resync, skips_of
 from .seals import LogWalker
 from .segment import SegmentFile, SegmentFolder

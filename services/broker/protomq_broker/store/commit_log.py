@@ -8,7 +8,7 @@ Rules:
   empty append, so that the chain of CRCs can be taken up there when older segments are gone.
 - A failed log stays failed until a restart has recovered it.
 
-    positions:  first_position <= flushed_position <= tail.position
+`positions.py` has where it stands.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import errno
 import threading
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Final, NamedTuple, cast
+from typing import Final, cast
 
 from protomq.wire.hashing import Octets
 from protomq.wire.record import SEAL_SIZE_BYTES, encode_seal
 
 from .disk import Disk, write_fully
 from .errors import AppendTooLargeError, DiskFullError, StoreFailedError
+from .positions import LogTail, Positions
 from .seals import APPEND_SIZE_MAX_BYTES, encode_padding
 from .segment import SegmentFile, SegmentFolder
 
@@ -34,17 +35,6 @@ CLOSING_SIZE_BYTES: Final = 6 + SEAL_SIZE_BYTES
 can make it end in any CRC (`crc_forge`), so that what stands behind it keeps its own."""
 
 ZEROS_SIZE_BYTES: Final = 1 << 20
-
-
-class LogTail(NamedTuple):
-    """The end of the log.
-
-    Attributes: position: where the next append starts; crc32c: CRC of the last seal; store_time_ms: of the last append.
-    """
-
-    position: int
-    crc32c: int
-    store_time_ms: int
 
 
 class Reserve(IntEnum):
@@ -68,16 +58,13 @@ class CommitLog:
         self,
         disk: Disk,
         folder: SegmentFolder,
-        tail: LogTail,
+        positions: Positions,
         *,
-        flushed_position: int,
         epoch: int = 0,
     ) -> None:
-        assert flushed_position <= tail.position
         self.folder = folder
-        self.tail = tail
-        self.flushed_position = flushed_position
-        """Everything below is on stable storage. Moved by the flusher only."""
+        self.tail = positions.tail
+        """Where the writer goes on: ahead of the published tail while an append is under way."""
         self.epoch = epoch
         self.failure = ""
         """Why nothing is appended any more; "" as long as the log is well."""
@@ -88,8 +75,9 @@ class CommitLog:
         """The most that one append takes, without its seal."""
         self._reserve_bytes = min(RESERVE_SIZE_MAX_BYTES, folder.segment_size_bytes // 8)
         self._disk = disk
+        self._positions = positions
         self._pwritev = disk.pwritev
-        self._segment: SegmentFile | None = folder.at(tail.position)
+        self._segment: SegmentFile | None = folder.at(self.tail.position)
         self._create_lock = threading.Lock()
 
     def position_for(self, size_bytes: int, reserve: Reserve = Reserve.MESSAGES) -> int:
@@ -113,9 +101,7 @@ class CommitLog:
         self._roll(size_bytes)
         return self.tail.position
 
-    def append(
-        self, parts: Sequence[Octets], record_count: int, store_time_ms: int, synced_position: int
-    ) -> LogTail:
+    def append(self, parts: Sequence[Octets], record_count: int, store_time_ms: int) -> LogTail:
         """Writes the parts and their seal at the tail and moves it. The caller has asked `position_for` first.
 
         Raises DiskFullError or StoreFailedError: then nothing of it is in the log.
@@ -132,7 +118,7 @@ class CommitLog:
             start_position=position,
             record_count=record_count,
             store_time_ms=store_time_ms,
-            synced_position=synced_position,
+            synced_position=self._positions.flushed,
         )
         size = sum(map(len, parts)) + SEAL_SIZE_BYTES
         at = position - segment.base_position
@@ -192,7 +178,7 @@ class CommitLog:
 
     def start_without(self, position: int) -> int:
         """Where the log would begin if the segments that end at or below `position` were removed; any thread."""
-        position = min(position, self.tail.position, self.flushed_position)
+        position = min(position, self.tail.position, self._positions.flushed)
         first = self.folder.first_position
         while (
             segment := self.folder.files.get(first)
@@ -203,7 +189,7 @@ class CommitLog:
     def remove_segments_below(self, position: int) -> list[SegmentFile]:
         """Removes the segments that end at or below `position`, but never the one being written; any thread. Returns them."""
         with self._create_lock:
-            position = min(position, self.tail.position, self.flushed_position)
+            position = min(position, self.tail.position, self._positions.flushed)
             current = self._segment
             removed = [
                 segment
@@ -261,7 +247,7 @@ class CommitLog:
 
     def _append_empty(self, data: bytes) -> None:
         """Padding, or the head of a segment."""
-        self.append((data,), 0, self.tail.store_time_ms, self.flushed_position)
+        self.append((data,), 0, self.tail.store_time_ms)
 
     def _segment_at(self, base_position: int) -> SegmentFile:
         with self._create_lock:

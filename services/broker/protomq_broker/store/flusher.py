@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 from .commit_log import CommitLog
 from .disk import Disk
+from .positions import Positions
 
 log = logging.getLogger(__name__)
 
@@ -26,17 +27,10 @@ log = logging.getLogger(__name__)
 class LogFlusher:
     """Syncs the log. `flush` may be called by any thread, one at a time gets through."""
 
-    def __init__(
-        self,
-        disk: Disk,
-        commit_log: CommitLog,
-        appended_position: Callable[[], int],
-        on_moved: Callable[[int], None],
-    ) -> None:
+    def __init__(self, disk: Disk, commit_log: CommitLog, positions: Positions) -> None:
         self._disk = disk
         self._log = commit_log
-        self._appended_position = appended_position
-        self._on_moved = on_moved
+        self._positions = positions
         self._has_failed = False
         self._lock = threading.Lock()
 
@@ -44,8 +38,7 @@ class LogFlusher:
         """Syncs what has been appended by now; the flushed position, which never moves again after a sync has failed."""
         with self._lock:
             commit_log = self._log
-            position = self._appended_position()
-            start = commit_log.flushed_position
+            position, start = self._positions.appended, self._positions.flushed
             if position <= start or self._has_failed:
                 return start
             try:
@@ -59,10 +52,9 @@ class LogFlusher:
                 )
                 log.critical("%s", reason)
                 commit_log.fail(reason)
-                position = start
-            else:
-                commit_log.flushed_position = position
-            self._on_moved(position)
+                self._positions.note_failed()
+                return start
+            self._positions.note_flushed(position)
             return position
 
 

@@ -22,6 +22,7 @@ from .checked_log import CheckedLog
 from .consume_queue import ConsumeQueue, StoreTime
 from .consume_queue_table import ConsumeQueueTable
 from .errors import CorruptLogError, LostMessage
+from .positions import Positions
 from .reading import LogRegion, ReadResult, ReadStatus
 from .record_scan import record_field_at
 from .recovery import DamagedRange
@@ -46,7 +47,7 @@ class LogReader:
         folder: SegmentFolder,
         queues: ConsumeQueueTable,
         checked: CheckedLog,
-        readable_position: Callable[[], int],
+        positions: Positions,
         damaged: Sequence[DamagedRange],
         set_aside: Callable[[DamagedRange], None],
     ) -> None:
@@ -55,7 +56,7 @@ class LogReader:
         self._set_aside = set_aside
         self._folder = folder
         self._queues = queues
-        self._readable_position = readable_position
+        self._positions = positions
 
     def read(
         self,
@@ -70,7 +71,7 @@ class LogReader:
 
         Raises CorruptLogError for records that stand in a damaged part of the log.
         """
-        readable = self._readable_position()
+        readable = self._positions.readable
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             status = ReadStatus.OFFSET_ILLEGAL if queue_offset else ReadStatus.NO_NEW_MSG
@@ -134,7 +135,7 @@ class LogReader:
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return 0, 0
-        end_offset = queue.first_at_or_beyond(self._readable_position())
+        end_offset = queue.first_at_or_beyond(self._positions.readable)
         return min(queue.min_offset(self._folder.first_position), end_offset), end_offset
 
     def offset_at_time(self, topic: str, queue_id: int, time_ms: int) -> int:
@@ -142,7 +143,7 @@ class LogReader:
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             return 0
-        end_offset = queue.first_at_or_beyond(self._readable_position())
+        end_offset = queue.first_at_or_beyond(self._positions.readable)
         return min(
             queue.offset_at_time(time_ms, self._folder.first_position, self._store_time_at),
             end_offset,
@@ -164,7 +165,7 @@ class LogReader:
             for queue, offset in self._offsets_at_time(topic, time_ms)
             if offset < queue.end_offset
         ]
-        return min(positions, default=self._readable_position())
+        return min(positions, default=self._positions.readable)
 
     def position_behind_time(self, topic: str, time_ms: int) -> int:
         """A position of the log from which on nothing of the topic stands that was stored before `time_ms`."""
@@ -176,7 +177,7 @@ class LogReader:
                     offset = following
             if offset < queue.end_offset:
                 positions.append(queue.entry(offset)[0])
-        return min(positions, default=self._readable_position())
+        return min(positions, default=self._positions.readable)
 
     def _offsets_at_time(self, topic: str, time_ms: int) -> Iterator[tuple[ConsumeQueue, int]]:
         log_start = self._folder.first_position

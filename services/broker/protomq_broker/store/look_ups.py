@@ -13,7 +13,7 @@ Rules:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -24,6 +24,7 @@ from .consume_queue_table import ConsumeQueueTable
 from .errors import CorruptLogError, TooManyCandidatesError
 from .index import MessageIndex
 from .log_reader import LogReader, lost_in
+from .positions import Positions
 from .recovery import DamagedRange
 from .segment import SegmentFolder
 
@@ -48,13 +49,13 @@ class MessageLookUps:
         queues: ConsumeQueueTable,
         index: MessageIndex,
         reader: LogReader,
-        readable_position: Callable[[], int],
+        positions: Positions,
     ) -> None:
         self._folder = folder
         self._queues = queues
         self._index = index
         self._reader = reader
-        self._readable_position = readable_position
+        self._positions = positions
 
     def by_key_hash(
         self, topic: str, key_hash: int, begin_ms: int | None = None, end_ms: int | None = None
@@ -66,7 +67,7 @@ class MessageLookUps:
         Raises CorruptLogError where the next one may be lost, TooManyCandidatesError, and ConsumeQueueDamagedError where the topic's
         queues cannot tell whether a record is theirs.
         """
-        start, end = self._folder.first_position, self._readable_position()
+        start, end = self._folder.first_position, self._positions.readable
         if begin_ms is not None:
             start = max(start, self._reader.position_at_time(topic, begin_ms))
         if end_ms is not None:
@@ -87,7 +88,7 @@ class MessageLookUps:
 
         Raises CorruptLogError if there is none and it may be lost, and as `by_key_hash`.
         """
-        readable = self._readable_position()
+        readable = self._positions.readable
         first = self._folder.first_position
         unknown = self._index.unknown_from(first, readable)
         found = self._index.find_message_id(*identity, start_position=first, end_position=readable)

@@ -33,10 +33,10 @@ from protomq.wire.hashing import crc32c
 from protomq.wire.record import SEAL_COVERED_BYTES, SEAL_SIZE_BYTES
 
 from .checkpoint import Checkpoint
-from .commit_log import LogTail
 from .crc_forge import crc32c_before
 from .disk import Disk, read_fully, write_fully
 from .errors import CorruptLogError
+from .positions import LogTail
 from .seals import EMPTY, SEAL_HEAD, LogWalker, Seal, Skip, WalkedBlock, decode_seal
 from .segment import SegmentFile, SegmentFolder
 from .side_files import SideFileDamagedError, read_json_file, write_json_file

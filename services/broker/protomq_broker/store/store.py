@@ -12,11 +12,8 @@
 
 Who may call: `append`, `find_repeated` on the writer thread, one and always the same. Everything else on any thread.
 
-    positions:   first_position <= flushed_position <= appended_position
-                 readable_position = appended_position under ASYNC_FLUSH, flushed_position under SYNC_FLUSH
-
-An append is visible when its position is published, after the log and all derived structures have it. Nothing beyond the readable
-position leaves the store by any way.
+An append is visible when its position is published (`positions.py`), after the log and all derived structures have it. Nothing beyond
+the readable position leaves the store by any way.
 """
 
 from __future__ import annotations
@@ -24,8 +21,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -38,7 +34,7 @@ from .boundaries import BoundaryFiles
 from .checked_log import CheckedLog
 from .checked_segment import Stretch
 from .checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from .commit_log import DISK_FULL_ERRNOS, CommitLog, LogTail, Reserve
+from .commit_log import DISK_FULL_ERRNOS, CommitLog, Reserve
 from .config import StoreConfig
 from .consume_queue import ConsumeQueueDamagedError, DamagedFile
 from .consume_queue_table import ConsumeQueueTable
@@ -62,6 +58,7 @@ from .opening import (
     recover_store,
     restore_topics,
 )
+from .positions import LogTail, Positions, QueueKey
 from .reading import ReadResult, StoredPlace, TopicCounters
 from .record_region import stamp_region
 from .recovery import (
@@ -97,7 +94,6 @@ _SPACE_MIN_BYTES: Final = 1 << 20
 NO_POSITION: Final = (1 << 64) - 1
 CARRIED_COUNT: Final = 500
 """Offsets that are appended again at a time: the writer is not kept from its callers for longer than that takes."""
-QueueKey = tuple[str, int]
 
 
 def _call(function: Callable[[], None]) -> None:
@@ -156,10 +152,6 @@ class Store:
     ) -> None:
         self.root = root
         self.config = config
-        self.on_arrival: Callable[[Iterable[QueueKey]], None] = _ignore
-        """Told of queues that got readable messages, after the fact; on the writer's or the flusher's thread."""
-        self.on_flushed: Callable[[int], None] = _ignore
-        """Told the flushed position when it has moved, and when it never will again (see `write_refusal`); on the flusher's thread."""
         self.on_topic_deleted: Callable[[str], None] = _ignore
         """Told the name of a topic that is gone, on the thread that deleted it."""
         self.keep_from_position: Callable[[], int | None] = _nothing
@@ -172,7 +164,6 @@ class Store:
         self._disk_full = ""  # why the last append was refused; the next one may be taken
         self._is_checkpoint_spoilt = False
         self._counters: dict[str, TopicCounters] = {}
-        self._arrivals: deque[tuple[int, list[QueueKey]]] = deque()
 
         check_settings(disk, root, config)
         self.id = store_id(disk, root, draw or (lambda: 1))
@@ -195,18 +186,16 @@ class Store:
         walked: list[Stretch] = []
         recovered = self._recover(walked.append)
 
-        self._log = CommitLog(
-            disk,
-            self._folder,
-            recovered.tail,
-            flushed_position=recovered.synced_position,
-            epoch=recovered.epoch,
+        self.positions = Positions(
+            recovered.tail, recovered.synced_position, waits_for_flush=config.sync_flush
         )
+        """Where the log stands; listeners join here."""
+        self._log = CommitLog(disk, self._folder, self.positions, epoch=recovered.epoch)
         try:
             self._log.position_for(0)
         except DiskFullError as error:  # what is there can be read, and deleted
             self._set_disk_full(str(error))
-        self._tail = self._log.tail
+        self.positions.publish(self._log.tail, ())
         self._checked = CheckedLog(
             disk,
             self._folder,
@@ -221,28 +210,23 @@ class Store:
             self._folder,
             self._queues,
             self._checked,
-            lambda: self.readable_position,
+            self.positions,
             recovered.damaged,
             self._set_aside,
         )
         self._look_ups = MessageLookUps(
-            self._folder, self._queues, self._index, self._reader, lambda: self.readable_position
+            self._folder, self._queues, self._index, self._reader, self.positions
         )
         self._checked.begin(walked)
         self.offsets = ConsumerOffsets(
-            disk, f"{root}/config/consumerOffsets.json", self._tail.position
+            disk, f"{root}/config/consumerOffsets.json", self.positions.appended
         )
         self._machines: dict[str, StateMachine] = {OFFSETS_TOPIC: self.offsets}
         self._replay_states(recovered)
         known_incarnations = self.offsets.incarnations(self.topics.deleted)
         restore_topics(self.topics, self._queues, queues_default, known_incarnations, self.id)
         self._keep_offsets()
-        self._flusher = LogFlusher(
-            disk,
-            self._log,
-            lambda: self._tail.position,
-            self._flushed,
-        )
+        self._flusher = LogFlusher(disk, self._log, self.positions)
         try:
             self._abort.write()
         except OSError as error:
@@ -268,7 +252,7 @@ class Store:
             self._queues,
             LogState(
                 lambda: self._log.tail.position,
-                lambda: self._log.flushed_position,
+                lambda: self.positions.flushed,
                 lambda: self._reader.damaged,
                 lambda: self.topics.deleted,
                 self._set_aside,
@@ -283,7 +267,7 @@ class Store:
             self._derived,
             StoreActions(
                 self.checkpoint,
-                lambda: self._tail.position - self._checkpointed_position,
+                lambda: self.positions.appended - self._checkpointed_position,
                 self.delete_segments_below,
                 self._keep_from,
                 self._set_refusal,
@@ -313,17 +297,17 @@ class Store:
     @property
     def appended_position(self) -> int:
         """End of the log."""
-        return self._tail.position
+        return self.positions.appended
 
     @property
     def flushed_position(self) -> int:
         """Everything below is on stable storage."""
-        return self._log.flushed_position
+        return self.positions.flushed
 
     @property
     def readable_position(self) -> int:
         """Nothing at or beyond it is given to anybody."""
-        return self._log.flushed_position if self.config.sync_flush else self._tail.position
+        return self.positions.readable
 
     @property
     def append_size_max_bytes(self) -> int:
@@ -407,7 +391,7 @@ class Store:
             self._checked.note_append(before)
             store_time_ms = max(self._clock.now_ms(), before.store_time_ms)
             parts, count = self._stamp(requests, position, store_time_ms)
-            tail = commit_log.append(parts, count, store_time_ms, commit_log.flushed_position)
+            tail = commit_log.append(parts, count, store_time_ms)
             try:
                 self._queues.apply(requests)
                 self._index.apply(requests)
@@ -426,18 +410,7 @@ class Store:
             raise
         if self._disk_full:
             self._set_disk_full("")
-        keys = self._count(requests)
-        if (
-            self.config.sync_flush
-        ):  # before the position is published: the flusher may be faster than we are
-            self._arrivals.append((tail.position, keys))
-            self._tail = tail
-            return tail.position
-        self._tail = tail
-        try:
-            self.on_arrival(keys)
-        except Exception:  # the append is done: its caller must not be told otherwise
-            log.exception("a listener for arrivals failed")
+        self.positions.publish(tail, self._count(requests))
         return tail.position
 
     def find_repeated(
@@ -470,7 +443,7 @@ class Store:
         return StoredPlace(found.topic, found.queue_id, found.queue_offset, position)
 
     def _next_store_time_ms(self) -> int:
-        return max(self._clock.now_ms(), self._tail.store_time_ms)
+        return max(self._clock.now_ms(), self.positions.tail.store_time_ms)
 
     def request_flush(self) -> None:
         """Wakes the flusher; any thread. What is appended while it syncs is covered by its next sync."""
@@ -549,7 +522,7 @@ class Store:
         It goes between two appends: a send that found it is appended before, and gone with it. Not the writer thread, unless `on_writer`
         says so.
         """
-        end_position = self._tail.position
+        end_position = self.positions.appended
 
         def remove(publish: Callable[[], None]) -> None:
             def remove_here() -> None:
@@ -557,7 +530,7 @@ class Store:
                 publish()
                 self._queues.remove_topic(topic)
                 self._repeated.remove_topic(topic)
-                end_position = self._tail.position
+                end_position = self.positions.appended
 
             try:
                 self._on_writer(remove_here)
@@ -601,7 +574,7 @@ class Store:
 
         Nothing happens after a sync has failed, of the log or of derived files: then only the old checkpoint can be believed.
         """
-        tail = self._tail
+        tail = self.positions.tail
         frozen_position = self._repeated.freeze()
         try:
             self._checkpoint(tail, max(tail.position, frozen_position))
@@ -626,7 +599,7 @@ class Store:
             self._disk,
             f"{self.root}/checkpoint",
             Checkpoint(
-                self._log.flushed_position,
+                self.positions.flushed,
                 tail.position,
                 tail.crc32c,
                 self._log.epoch,
@@ -644,7 +617,7 @@ class Store:
         self._keep_thread.stop()
         try:
             self.checkpoint()
-            self._checked.save(self._log.flushed_position, is_last=True)
+            self._checked.save(self.positions.flushed, is_last=True)
             self._keeper.save()
             if not self._log.failure and not self._is_checkpoint_spoilt:
                 self._abort.remove()
@@ -769,7 +742,7 @@ class Store:
         for start in range(0, len(keys), CARRIED_COUNT):
             part = keys[start : start + CARRIED_COUNT]
             self._on_writer(lambda part=part: self._carry(part, cut))  # type: ignore[misc]
-        if keys and self.flush() < (position := self._tail.position):
+        if keys and self.flush() < (position := self.positions.appended):
             raise StoreError(f"what was appended up to position {position} could not be synced")
 
     def _carry(self, keys: Sequence[OffsetKey], cut: int) -> None:
@@ -777,19 +750,6 @@ class Store:
         body = self.offsets.record_of(keys, cut)
         if body:
             self.append_state(OFFSETS_TOPIC, [body], Reserve.CARRIED)
-
-    def _flushed(self, position: int) -> None:
-        """On whatever thread has flushed, before the next flush may begin."""
-        arrivals = self._arrivals
-        keys: list[QueueKey] = []
-        while arrivals and arrivals[0][0] <= position:
-            keys += arrivals.popleft()[1]
-        try:
-            if keys:
-                self.on_arrival(keys)
-            self.on_flushed(position)
-        except Exception:  # a listener must not end the flusher
-            log.exception("a listener for the flushed position failed")
 
     def _set_disk_full(self, reason: str) -> None:
         if bool(reason) != bool(self._disk_full):
@@ -817,7 +777,7 @@ class Store:
 
     def _scrub(self, now_ms: int) -> None:
         if self.config.scrub_bytes_per_s:
-            self._scrubber.step(now_ms, self._log.flushed_position)
+            self._scrubber.step(now_ms, self.positions.flushed)
 
     def _log_start(self) -> StartPoint:
         first = self._folder.first_position
@@ -826,7 +786,7 @@ class Store:
 
     def _set_aside(self, damage: DamagedRange) -> None:
         """Damage was found while the store is open: nothing of it is served any more, now and after a restart. Any thread."""
-        if damage.end_position > self._log.flushed_position:
+        if damage.end_position > self.positions.flushed:
             self._flusher.flush()  # what is set aside is there after a power cut
         with self._damage_lock:
             known = self._reader.damaged
@@ -867,7 +827,7 @@ class Store:
 
     def _crashed(self, error: BaseException) -> None:
         self._log.fail(f"a background thread of the store has ended: {error!r}")
-        self.on_flushed(self._log.flushed_position)  # who waits for the disk sees the refusal
+        self.positions.note_failed()
 
 
 def _ignore(_: object) -> None:

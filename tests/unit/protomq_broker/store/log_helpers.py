@@ -8,8 +8,9 @@ from protomq.testing.simdisk import SimDisk
 from protomq.wire.record import RecordTemplate, encode_front, encode_record_field
 from protomq_broker.store.append import AppendRequest
 from protomq_broker.store.checkpoint import Checkpoint
-from protomq_broker.store.commit_log import CommitLog, LogTail
+from protomq_broker.store.commit_log import CommitLog
 from protomq_broker.store.disk import Disk, sync_names_above
+from protomq_broker.store.positions import LogTail, Positions
 from protomq_broker.store.record_region import prove_region
 from protomq_broker.store.recovery import CorruptionMode, RecoveredLog, choose_start, recover_log
 from protomq_broker.store.seals import WalkedBlock
@@ -81,21 +82,24 @@ class Log:
         sync_names_above(self.disk, "/s")
         self.folder = SegmentFolder(self.disk, "/s/commitlog", segment_size_bytes)
         self.folder.open()
-        self.log = CommitLog(self.disk, self.folder, LogTail(0, 0, 0), flushed_position=0)
+        self.positions = Positions(LogTail(0, 0, 0), 0)
+        self.log = CommitLog(self.disk, self.folder, self.positions)
         self.checkpoint: Checkpoint | None = None
 
     def append(self, *records: bytes, time_ms: int = 5) -> LogTail:
         """Appends records as one group."""
         data = b"".join(records)
         self.log.position_for(len(data))
-        return self.log.append((data,), len(records), time_ms, self.log.flushed_position)
+        tail = self.log.append((data,), len(records), time_ms)
+        self.positions.publish(tail, ())
+        return tail
 
     def sync(self) -> None:
         """Syncs all segments."""
         position = self.log.tail.position
         for segment in self.folder.files.values():
             self.disk.fdatasync(segment.fd)
-        self.log.flushed_position = position
+        self.positions.note_flushed(position)
 
     def bytes_of(self) -> dict[str, bytes]:
         """Content of the segments."""

@@ -15,8 +15,8 @@ from .log_helpers import SEGMENT_SIZE_BYTES, Log, make_record
 
 def make_flusher(log: Log) -> tuple[LogFlusher, list[int]]:
     moved: list[int] = []
-    flusher = LogFlusher(log.disk, log.log, lambda: log.log.tail.position, moved.append)
-    return flusher, moved
+    log.positions.on_flushed.append(moved.append)
+    return LogFlusher(log.disk, log.log, log.positions), moved
 
 
 def test_a_flush_syncs_every_segment_that_has_something_new() -> None:
@@ -26,7 +26,7 @@ def test_a_flush_syncs_every_segment_that_has_something_new() -> None:
         log.append(make_record(bytes(700)))
     flusher, moved = make_flusher(log)
     disk.history = []
-    assert flusher.flush() == log.log.tail.position == log.log.flushed_position
+    assert flusher.flush() == log.log.tail.position == log.positions.flushed
     assert [operation.path[-5:] for operation in disk.history] == ["00000", "04096", "08192"]
     assert moved == [log.log.tail.position]
     disk.history = []
@@ -49,7 +49,7 @@ def test_what_is_appended_during_a_sync_is_not_called_synced() -> None:
 
     flusher._disk = SlowDisk()  # type: ignore[assignment]
     assert flusher.flush() == before.position
-    assert log.log.flushed_position == before.position < log.log.tail.position
+    assert log.positions.flushed == before.position < log.log.tail.position
 
 
 @pytest.mark.parametrize("fault", [Fault.EIO, Fault.SYNC_LOST, Fault.ENOSPC])

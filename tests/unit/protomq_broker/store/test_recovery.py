@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq_broker.store.checkpoint import Checkpoint
-from protomq_broker.store.commit_log import CommitLog, LogTail
+from protomq_broker.store.commit_log import CommitLog
 from protomq_broker.store.errors import CorruptLogError
+from protomq_broker.store.positions import LogTail, Positions
 from protomq_broker.store.recovery import (
     DamagedRange,
     RecoveredLog,
@@ -33,9 +34,8 @@ def checkpoint_at(tail: LogTail, *, flushed: int | None = None) -> Checkpoint:
 
 def append_after(recovered: RecoveredLog, log: Log, *records: bytes) -> LogTail:
     """Goes on with a log that was recovered."""
-    log.log = CommitLog(
-        log.disk, log.folder, recovered.tail, flushed_position=recovered.synced_position
-    )
+    log.positions = Positions(recovered.tail, recovered.synced_position)
+    log.log = CommitLog(log.disk, log.folder, log.positions)
     return log.append(*records)
 
 

@@ -235,8 +235,8 @@ def test_under_sync_flush_nothing_is_readable_before_it_is_synced() -> None:
     store = open_store(SimDisk(), sync_flush=True)
     arrived: list[tuple[str, int]] = []
     flushed: list[int] = []
-    store.on_arrival = arrived.extend
-    store.on_flushed = flushed.append
+    store.positions.on_arrival.append(arrived.extend)
+    store.positions.on_flushed.append(flushed.append)
     position = store.append([make_request([b"a"], key="k")])
     assert store.queue_range("topic", 0) == (0, 0)
     assert store.read("topic", 0, 0, 1, 1).status is ReadStatus.NO_NEW_MSG
@@ -253,7 +253,7 @@ def test_under_async_flush_arrivals_are_told_at_once_and_a_failing_listener_harm
     def listener(keys: Iterable[tuple[str, int]]) -> None:
         raise RuntimeError("a defect")
 
-    store.on_arrival = listener
+    store.positions.on_arrival.append(listener)
     store.append([make_request()])
     assert store.queue_range("topic", 0) == (0, 1)
 
@@ -265,7 +265,7 @@ def test_a_failed_fsync_stops_writes_for_good_and_says_so() -> None:
     store.flush()
     store.append([make_request([b"b"])])
     told: list[int] = []
-    store.on_flushed = told.append
+    store.positions.on_flushed.append(told.append)
     before = store.flushed_position
     disk.fail_at(1, Fault.SYNC_LOST)
     assert store.flush() == before
