@@ -1,7 +1,10 @@
 """Which PROTOMQ_* variables there are: one that is misspelled would be passed over in silence.
 
 Commands read a few; `standalone`, `namesrv` and `broker` read one for each of their settings. A variable of any of them is fine with every
-command, since one environment may serve several. What Kubernetes and Docker put into every container for a service that is called
+command, since one environment may serve several; their values are the servers' to judge. Only PROTOMQ_NAMESRV is refused where a command
+would have to guess its name server (settings.py). One in small letters that would be read in capitals is said, too.
+
+What Kubernetes and Docker put into every container for a service that is called
 `protomq` looks the same, and is let pass.
 """
 
@@ -31,7 +34,7 @@ def check_environment(environment: Mapping[str, str] = os.environ) -> None:
     suspects = [
         name
         for name, value in environment.items()
-        if name.startswith(PREFIX)
+        if name.upper().startswith(PREFIX)
         and name not in OF_COMMANDS
         and not name.startswith(OF_TESTS)
         and not _is_of_containers(name, value)
@@ -41,9 +44,12 @@ def check_environment(environment: Mapping[str, str] = os.environ) -> None:
     of_servers = _variables_of_servers()
     known = {*OF_COMMANDS, *(of_servers or ())}
     for name in sorted(set(suspects) - known):
-        near = difflib.get_close_matches(name, known, 3, 0.8)
-        if not near and of_servers is None:
-            continue  # It may be a server's, none of which is installed here.
+        if name.startswith(PREFIX):
+            near = difflib.get_close_matches(name, known, 3, 0.8)
+        else:
+            near = [name.upper()] if name.upper() in known else []
+        if not near and (of_servers is None or not name.startswith(PREFIX)):
+            continue  # It may be a server's, none of which is installed here; in small letters it is somebody else's.
         hint = f"do you mean {' or '.join(near)}?" if near else "unset it"
         raise CliError(
             ExitCode.USAGE, "UNKNOWN_VARIABLE", f"environment: nothing reads {name}; {hint}"

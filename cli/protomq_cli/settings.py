@@ -18,6 +18,8 @@ from typing import Final
 from protomq_cli.exits import CliError, ExitCode
 
 NAMESRV_VARIABLE: Final = "PROTOMQ_NAMESRV_ADDR"
+BROKERS_NAMESRV_VARIABLE: Final = "PROTOMQ_NAMESRV"
+"""The setting `namesrv` of a broker; commands do not read it, but it is taken for theirs."""
 CONFIG_VARIABLE: Final = "PROTOMQ_CONFIG"
 STANDALONE_REMOTING_ADDRESS: Final = "127.0.0.1:10911"
 USUAL_ADDRESSES: Final = ("127.0.0.1:9876", STANDALONE_REMOTING_ADDRESS, "127.0.0.1:8081")
@@ -26,23 +28,31 @@ _PROBE_TIMEOUT_S: Final = 0.5
 
 
 def config_path(environment: Mapping[str, str] = os.environ) -> Path:
-    """The configuration file of the command line; it need not exist."""
+    """The configuration file of the command line; it need not exist unless the variable names it."""
     if named := environment.get(CONFIG_VARIABLE):
         return Path(named)
     base = environment.get("XDG_CONFIG_HOME") or Path.home() / ".config"
     return Path(base) / "protomq" / "config.toml"
 
 
-def configured_namesrv(path: Path) -> str | None:
-    """`namesrv` of the configuration file, None if there is no file or no such line."""
+def configured_namesrv(path: Path, *, must_exist: bool = False) -> str | None:
+    """`namesrv` of the configuration file, None if there is no file or no such line. Raises CliError for a file that does not hold."""
     import tomllib
 
     try:
         content = tomllib.loads(path.read_text("utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    except (FileNotFoundError, NotADirectoryError) as error:
+        if not must_exist:
+            return None
+        message = f"{path}: there is no such file; {CONFIG_VARIABLE} names it: mend or unset that"
+        raise CliError(ExitCode.NOT_FOUND, "FILE_NOT_FOUND", message) from error
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CliError(ExitCode.USAGE, "BAD_CONFIG", f"cannot read {path}: {error}") from error
+    unknown = sorted(content.keys() - {"namesrv"})
+    if unknown:
+        raise CliError(
+            ExitCode.USAGE, "BAD_CONFIG", f"{path}: nothing reads {unknown[0]!r}; the only key is namesrv"
+        )
     value = content.get("namesrv")
     if value is not None and not isinstance(value, str):
         raise CliError(ExitCode.USAGE, "BAD_CONFIG", f"{path}: namesrv must be a text in quotes")
@@ -72,10 +82,16 @@ def find_namesrv(
 
     `grpc_only`: the remoting port is not to be used, so its address will not do.
     """
-    named = (
-        flag or environment.get(NAMESRV_VARIABLE) or configured_namesrv(config_path(environment))
-    )
-    if named:
+    if named := flag or environment.get(NAMESRV_VARIABLE):
+        return named
+    if environment.get(BROKERS_NAMESRV_VARIABLE):
+        raise CliError(
+            ExitCode.USAGE,
+            "UNKNOWN_VARIABLE",
+            f"environment: {BROKERS_NAMESRV_VARIABLE} is a setting of brokers; for commands set {NAMESRV_VARIABLE}, or give --namesrv",
+        )
+    must_exist = bool(environment.get(CONFIG_VARIABLE))
+    if named := configured_namesrv(config_path(environment), must_exist=must_exist):
         return named
     for address in USUAL_ADDRESSES:
         if not (grpc_only and address == STANDALONE_REMOTING_ADDRESS) and probe(address):

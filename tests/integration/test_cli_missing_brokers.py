@@ -87,6 +87,11 @@ def test_a_missing_broker_that_is_back_is_missed_no_more(tmp_path: Path) -> None
             assert "it was stopped" in run("topic", "list", namesrv=namesrv, code=7).stderr
             with _broker(tmp_path, "b", namesrv):
                 run("topic", "list", namesrv=namesrv)
+                for name in ("grpc_address", "remoting_address"):
+                    row = jsonl(run("cluster", "list", "-o", "jsonl", namesrv=namesrv))[0]
+                    for command in (["topic", "list"], ["send", "t", "x"], ["consume", "t"]):
+                        refused = run(*command, namesrv=str(row[name]), code=2)
+                        assert "is no name server, most likely a broker" in refused.stderr
 
 
 def test_every_name_server_is_told_to_forget(tmp_path: Path) -> None:

@@ -107,6 +107,17 @@ def test_a_dead_name_server_is_passed_over(server: FakeServer, transport: SyncTr
     assert routes.name_servers.in_order()[0].grpc_address == server.address
 
 
+async def test_a_server_that_is_no_name_server_is_said_to_be_none(
+    server: FakeServer, transport: SyncTransport
+) -> None:
+    server.fail(methods.GET_ROUTE, RpcStatus(12, "no", "UNKNOWN_METHOD"), 2)
+    with pytest.raises(ConfigurationError, match=f"{server.address} is no name server"):
+        Routes(transport, server.address).get("t")
+    async with AsyncTransport() as async_transport:
+        with pytest.raises(ConfigurationError, match=f"{server.address} is no name server"):
+            await AsyncRoutes(async_transport, server.address).get("t")
+
+
 def test_a_restarted_name_server_that_knows_nothing_yet_is_not_believed(
     server: FakeServer, transport: SyncTransport
 ) -> None:

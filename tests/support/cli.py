@@ -63,7 +63,7 @@ def run_process(*arguments: str, namesrv: str = "", stdin: str = "", code: int =
 
 def environment_with(namesrv: str) -> dict[str, str]:
     """This environment, with the settings of the machine's user taken out."""
-    environment = {**os.environ, "PROTOMQ_CONFIG": "/nonexistent/config.toml"}
+    environment = {**os.environ, "PROTOMQ_CONFIG": "/dev/null"}
     environment.pop("PROTOMQ_NAMESRV_ADDR", None)
     return {**environment, "PROTOMQ_NAMESRV_ADDR": namesrv} if namesrv else environment
 

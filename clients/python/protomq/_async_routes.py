@@ -17,11 +17,12 @@ from ._routes import (
     broker_address,
     decode_route,
     encode_get_route,
+    no_name_server,
     outcome_of_failures,
     tries,
 )
 from ._types import BrokerAddress, MethodInfo, Route
-from .errors import NoRouteError, NotFoundError, ProtomqError
+from .errors import NoRouteError, NotFoundError, ProtomqError, UnknownMethodError
 
 if TYPE_CHECKING:
     from ._async_transport import AsyncTransport
@@ -96,6 +97,8 @@ class AsyncRoutes:
         for server, try_timeout_s in tries(names.in_order(), deadline_s):
             try:
                 answer = await self._transport.call(server, method, (request,), try_timeout_s)
+            except UnknownMethodError as error:
+                raise no_name_server(server, method) from error
             except ProtomqError as error:
                 if not error.retriable and not isinstance(error, NotFoundError):
                     raise

@@ -32,6 +32,7 @@ from .errors import (
     NotFoundError,
     ProtocolError,
     ProtomqError,
+    UnknownMethodError,
     WrongTypeError,
 )
 
@@ -299,6 +300,16 @@ def tries(
         yield server, max(left_s / (len(servers) - i), _TRY_TIMEOUT_MIN_S)
 
 
+def no_name_server(server: BrokerAddress, method: MethodInfo) -> ConfigurationError:
+    """For a server that does not know a method of name servers."""
+    name = method.path.rpartition("/")[2]
+    return ConfigurationError(
+        f"{server.grpc_address} is no name server, most likely a broker (or a name server too old for {name}): "
+        "give the address of `protomq namesrv`, port 9876 or 9877, or of `protomq standalone`",
+        metadata={"namesrv": server.grpc_address},
+    )
+
+
 def outcome_of_failures(errors: Sequence[ProtomqError], names: NameServerList) -> ProtomqError:
     """One error for all name servers: "not found" counts more than silence, for it is an answer."""
     for error in errors:
@@ -370,7 +381,7 @@ class Routes:
     def ask(self, method: MethodInfo, request: bytes, timeout_s: float = TIMEOUT_S) -> bytes:
         """Calls a method of RouteService at the first name server that answers it.
 
-        Raises NotFoundError if none knows what was named, NoRouteError if none answers.
+        Raises NotFoundError if none knows what was named, NoRouteError if none answers, ConfigurationError for what is none.
         """
         deadline_s = time.monotonic() + timeout_s
         names = self.name_servers
@@ -380,6 +391,8 @@ class Routes:
         for server, try_timeout_s in tries(names.in_order(), deadline_s):
             try:
                 answer = self._transport.call(server, method, (request,), try_timeout_s)
+            except UnknownMethodError as error:
+                raise no_name_server(server, method) from error
             except ProtomqError as error:
                 if not error.retriable and not isinstance(error, NotFoundError):
                     raise
@@ -401,6 +414,8 @@ class Routes:
         for server, try_timeout_s in tries(names.in_order(), deadline_s):
             try:
                 answers.append(self._transport.call(server, method, (request,), try_timeout_s))
+            except UnknownMethodError:
+                answers.append(no_name_server(server, method))
             except ProtomqError as error:
                 answers.append(error)
         if not answers:

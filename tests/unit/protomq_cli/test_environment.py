@@ -37,6 +37,12 @@ def test_a_misspelled_variable_is_named_with_what_is_like_it(name: str, meant: s
     assert meant in told
 
 
+@pytest.mark.parametrize("name", ["protomq_namesrv_addr", "Protomq_Namesrv_Addr"])
+def test_a_variable_in_small_letters_is_named_too(name: str) -> None:
+    assert complaint(**{name: "1"}).startswith(f"environment: nothing reads {name}; do you mean PROTOMQ_NAMESRV_ADDR?")
+    check_environment({"protomq_home": "/src"})
+
+
 def test_a_variable_that_is_like_no_other_is_to_be_unset() -> None:
     assert complaint(PROTOMQ_XYZ="1") == "environment: nothing reads PROTOMQ_XYZ; unset it"
 

@@ -20,7 +20,7 @@ COMMANDS = [
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the machine happens to have must not matter."""
-    monkeypatch.setenv("PROTOMQ_CONFIG", "/nonexistent/config.toml")
+    monkeypatch.setenv("PROTOMQ_CONFIG", "/dev/null")
     monkeypatch.setenv("PROTOMQ_NAMESRV_ADDR", "127.0.0.1:1")
 
 

@@ -52,7 +52,25 @@ def test_if_nobody_listens_the_error_says_how_to_start_one(tmp_path: Path) -> No
     assert caught.value.exit_code is ExitCode.UNREACHABLE
 
 
-@pytest.mark.parametrize("content", ["namesrv = ", "namesrv = 9876", "\xff"])
+def test_the_brokers_setting_is_not_taken_for_the_commands_variable_in_silence(config: Path) -> None:
+    environment = {"PROTOMQ_CONFIG": str(config), "PROTOMQ_NAMESRV": "h:1"}
+    with pytest.raises(CliError, match="set PROTOMQ_NAMESRV_ADDR") as caught:
+        find_namesrv(None, environment, nobody)
+    assert caught.value.exit_code is ExitCode.USAGE
+    assert find_namesrv("flag:1", environment, nobody) == "flag:1"
+    environment["PROTOMQ_NAMESRV_ADDR"] = "h:2"
+    assert find_namesrv(None, environment, nobody) == "h:2"
+
+
+def test_a_file_that_the_variable_names_must_exist(tmp_path: Path) -> None:
+    with pytest.raises(CliError, match="there is no such file; PROTOMQ_CONFIG names it") as caught:
+        find_namesrv(None, {"PROTOMQ_CONFIG": str(tmp_path / "none")}, nobody)
+    assert caught.value.exit_code is ExitCode.NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    "content", ["namesrv = ", "namesrv = 9876", "\xff", 'namesrvv = "h:1"', 'namesrv = "h:1"\n[log]']
+)
 def test_a_damaged_file_is_named_in_the_error(tmp_path: Path, content: str) -> None:
     path = tmp_path / "config.toml"
     path.write_bytes(content.encode("latin-1"))
