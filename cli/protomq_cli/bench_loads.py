@@ -184,18 +184,21 @@ def send_to_receipt(load: Load, on_progress: OnProgress) -> Rows:
             producer.send(load.topic, body)
             return len(body)
 
-        tallies = run_threads(
-            lambda number, tally, stop: call_paced(call, pace, window, 1, tally, stop),
-            load.threads,
-            on_progress,
-        )
-        sent = sum(tally.messages for tally in tallies)
-        deadline = time.perf_counter() + _RECEIPT_GRACE_S
-        while receipts.messages < sent and time.perf_counter() < deadline:
-            time.sleep(0.01)
-        stop_receiving.set()
-        consumer.wakeup()
-        receiver.join()
+        try:
+            tallies = run_threads(
+                lambda number, tally, stop: call_paced(call, pace, window, 1, tally, stop),
+                load.threads,
+                on_progress,
+            )
+            sent = sum(tally.messages for tally in tallies)
+            deadline = time.perf_counter() + _RECEIPT_GRACE_S
+            while receipts.messages < sent and time.perf_counter() < deadline:
+                time.sleep(0.01)
+        finally:
+            # Before the consumer is closed, whatever ends the run: Ctrl-C too.
+            stop_receiving.set()
+            consumer.wakeup()
+            receiver.join()
     rows = [
         summarise("send", tallies, load.duration_s),
         summarise("send to receipt", [receipts], load.duration_s),
@@ -227,9 +230,12 @@ def _read(
 
 
 def _receive(consumer: PullConsumer, window: Window, tally: Tally, stop: threading.Event) -> None:
-    while not stop.is_set():
-        for message in consumer.poll(_IDLE_POLL_S):
-            _note_receipt(message, window, tally)
+    try:
+        while not stop.is_set():
+            for message in consumer.poll(_IDLE_POLL_S):
+                _note_receipt(message, window, tally)
+    except Exception as error:
+        tally.note_error(error)
 
 
 def _note_receipt(message: Message, window: Window, tally: Tally) -> None:
@@ -244,10 +250,10 @@ def _note_receipt(message: Message, window: Window, tally: Tally) -> None:
 
 
 def _ensure_topic(load: Load) -> None:
-    """Creates the topic with the queues asked for; one that is there stays as it is."""
-    from protomq.errors import TopicExistsError
+    """Creates the topic with the queues asked for, at the brokers that answer; one that is there stays as it is."""
+    from protomq.errors import PartialResultError, TopicExistsError
 
-    with open_admin(load.namesrv, 5.0) as admin, suppress(TopicExistsError):
+    with open_admin(load.namesrv, 5.0) as admin, suppress(TopicExistsError, PartialResultError):
         admin.create_topic(load.topic, write_queues=load.queues)
 
 

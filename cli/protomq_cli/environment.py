@@ -4,8 +4,7 @@ Commands read a few; `standalone`, `namesrv` and `broker` read one for each of t
 command, since one environment may serve several; their values are the servers' to judge. Only PROTOMQ_NAMESRV is refused where a command
 would have to guess its name server (settings.py). One in small letters that would be read in capitals is said, too.
 
-What Kubernetes and Docker put into every container for a service that is called
-`protomq` looks the same, and is let pass.
+What Kubernetes and Docker put into every container for a service that is called `protomq` looks the same, and is let pass.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import typer
 
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.message_text import body_fields, time_text
-from protomq_cli.options import Output, count_option
+from protomq_cli.options import Output, count_option, folder_option
 from protomq_cli.output import OutputFormat, RowStream, print_rows
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _REPAIR_COLUMNS = ("start_position", "end_position", "explanation", "kept")
 
 StoreArgument = Annotated[
     Path,
-    typer.Argument(metavar="DIR", show_default=False, help="Folder of the store (--data-dir)."),
+    typer.Argument(parser=folder_option, metavar="DIR", show_default=False, help="Folder of the store (--data-dir)."),
 ]
 
 
@@ -112,7 +112,7 @@ def repair(
     store: StoreArgument,
     keep: Annotated[
         Path,
-        typer.Option("--keep", "-k", metavar="DIR", show_default=False, help="Where to put the bytes taken out."),
+        typer.Option("--keep", "-k", parser=folder_option, metavar="DIR", show_default=False, help="Where to put the bytes taken out."),
     ],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     output: Output = OutputFormat.TABLE,

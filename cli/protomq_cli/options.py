@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Final, TypeVar
 
 import typer
@@ -38,6 +39,13 @@ def _parse_offsets_now(text: str) -> OffsetRange:
     return parse_offsets(text, time.time_ns() // 1_000_000)
 
 
+def _parse_folder(text: str) -> Path:
+    if not text:
+        raise ValueError("it is empty; the current folder is '.'")
+    return Path(text)
+
+
+folder_option = option_parser(_parse_folder)
 duration_option = option_parser(parse_duration)
 size_option = option_parser(parse_size)
 count_option = option_parser(parse_count)

@@ -17,6 +17,7 @@ from typing import Annotated, Final
 import typer
 
 from protomq_cli.exits import CliError, ExitCode
+from protomq_cli.options import folder_option
 
 DEFAULT_GRPC_PORT: Final = 8081
 DEFAULT_REMOTING_PORT: Final = 10911
@@ -52,7 +53,7 @@ def standalone(
     data_dir: Annotated[
         Path | None,
         typer.Option(
-            "--data-dir", "-d", metavar="DIR", show_default="protomq-data", help="Folder of the store."
+            "--data-dir", "-d", parser=folder_option, metavar="DIR", show_default="protomq-data", help="Folder of the store."
         ),
     ] = None,
     port: Annotated[

@@ -19,11 +19,12 @@ import grpc
 import pytest
 import yaml
 
-from protomq import Producer
+from protomq import Admin, Producer
 from protomq.testing import Broker
 from protomq.v1.pull_service_pb2 import PullRequest
 from protomq.v1.pull_service_pb2_grpc import PullServiceStub
 from tests.support.cli import PROTOMQ, Finished, jsonl, run, run_process
+from tests.support.waiting import wait_for
 
 Cli = Callable[..., Finished]
 
@@ -158,7 +159,8 @@ def test_group_commits_and_shows_offsets(cli: Cli, protomq_topic: str) -> None:
         tuple(line.split()) for line in cli("group", "list").stdout.splitlines()
     }
     cli("group", "list", "-t", "no-such-topic", code=4)
-    cli("group", "commit", "g", protomq_topic, "-O", "end", "-q", "99", code=4)
+    refused = cli("group", "commit", "g", protomq_topic, "-O", "end", "-q", "0", "-q", "99", code=4)
+    assert "no queue 99, nothing was changed" in refused.stderr
     refused = cli("group", "commit", "g", protomq_topic, "-O", "11", "-q", "0", code=2)
     assert "commit an offset from 0 to 10" in refused.stderr
     assert "protomq topic describe" in refused.stderr
@@ -497,6 +499,20 @@ def test_benchmarks_measure(cli: Cli, arguments: list[str]) -> None:
         assert row["messages"] > 0
         assert row["errors"] == 0
         assert 0 < row["p50_ms"] <= row["p99_ms"] <= row["max_ms"]
+
+
+def test_ctrl_c_ends_bench_latency_without_a_word(protomq_server: Broker) -> None:
+    topic, namesrv = "bench-interrupted", protomq_server.remoting_address
+    command = [*PROTOMQ, "bench", "latency", "-t", topic, "-d", "60s", "-n", namesrv]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        with Admin(namesrv=namesrv) as admin:
+            wait_for(lambda: topic in admin.list_topic_names())
+            wait_for(lambda: admin.describe_topic(topic).message_count > 10)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=60) == ("", "")
+        assert process.returncode == 130
 
 
 def test_bench_consumer_reads_what_is_there(cli: Cli, ten_messages: str) -> None:

@@ -5,7 +5,7 @@ import sys
 
 def main() -> None:
     try:
-        from protomq_cli.main import main as command_line
+        from protomq_cli.__main__ import run
     except ModuleNotFoundError as error:
         if error.name != "protomq_cli":
             raise  # It is installed, and something in it is broken: that is for the trace to tell.
@@ -15,7 +15,7 @@ def main() -> None:
     if not arguments or arguments[0].startswith("-"):
         arguments = ["standalone", *arguments]
     sys.argv = ["protomq", *arguments]
-    sys.exit(command_line())
+    sys.exit(run())
 
 
 if __name__ == "__main__":

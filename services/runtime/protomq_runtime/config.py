@@ -284,6 +284,8 @@ def _convert_scalar(kind: Any, value: Any, key: str) -> Any:
     if kind in (int, float):
         return _convert_number(kind, value, key)
     if kind is Path and isinstance(value, str | Path):
+        if value == "":
+            raise ValueError("a path is expected, this is empty; the current folder is '.'")
         return Path(value).expanduser()
     if kind is str and isinstance(value, str | int | float) and not isinstance(value, bool):
         return str(value)

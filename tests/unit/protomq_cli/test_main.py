@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,7 +16,7 @@ from protomq_cli.main import main
 COMMANDS = [
     "standalone", "namesrv", "broker", "send", "pull", "consume", "completion", "version", "topic list",
     "topic create", "topic describe", "topic delete", "group offsets", "group commit", "message query", "cluster list",
-    "cluster status", "log dump", "log verify", "log repair", "bench producer", "bench batch", "bench consumer",
+    "cluster status", "cluster forget", "log dump", "log verify", "log repair", "bench producer", "bench batch", "bench consumer",
     "bench latency",
 ]  # fmt: skip
 
@@ -22,6 +26,18 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the machine happens to have must not matter."""
     monkeypatch.setenv("PROTOMQ_CONFIG", "/dev/null")
     monkeypatch.setenv("PROTOMQ_NAMESRV_ADDR", "127.0.0.1:1")
+
+
+def test_ctrl_c_while_modules_are_imported_ends_it_without_a_trace(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+    for module in ("protomq_cli", "protomq"):
+        ended = subprocess.run(
+            [sys.executable, "-m", module, "version"],
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            check=False,
+        )
+        assert (ended.returncode, ended.stderr) == (130, b"")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -52,6 +68,8 @@ def test_every_command_of_the_tree_is_in_that_list(capsys: pytest.CaptureFixture
         (["send", "t", "x", "--file", "y"], "not both"),
         (["bench", "producer", "--size", "big"], "is no size"),
         (["bench", "latency", "--rate", "0"], "must be above 0"),
+        (["standalone", "--data-dir", ""], "it is empty"),
+        (["log", "verify", ""], "it is empty"),
         (["group", "commit", "g", "t", "-O", "1:2"], "not a range"),
         (["message", "query", "t"], "give one of --key and --id"),
         (["message", "query", "t", "-k", "k", "-O", "7"], "here it is a time"),

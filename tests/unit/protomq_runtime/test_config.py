@@ -179,6 +179,12 @@ def test_a_mistake_in_a_file_is_named_with_its_place(tmp_path, text, message):
     assert "\n" not in str(caught.value)
 
 
+def test_an_empty_path_is_not_the_current_folder(tmp_path):
+    with pytest.raises(ConfigError, match="a path is expected, this is empty"):
+        load(write(tmp_path, "a.yaml", "store: {root: ''}"))
+    assert load(write(tmp_path, "b.yaml", "store: {root: .}")).store.root == Path()
+
+
 def test_a_mistake_elsewhere_is_named_with_its_place(tmp_path):
     with pytest.raises(ConfigError, match="environment: PROTOMQ_AUTO_CREATE: true or false"):
         load(None, {"PROTOMQ_AUTO_CREATE": "x"})
