@@ -371,6 +371,7 @@ async def test_a_producer_of_an_older_epoch_is_fenced(client: Client) -> None:
         (pull.PullRequest(topic="t", queue_offset=-1), (3, "INVALID_ARGUMENT")),
         (pull.PullRequest(topic="t", record_count_max=100_000), (3, "INVALID_ARGUMENT")),
         (pull.PullRequest(topic="t", hold_ms=1 << 40), (3, "INVALID_ARGUMENT")),
+        (pull.PullRequest(topic="t", tags=["a", "b||c"]), (3, "INVALID_ARGUMENT")),
         (pull.PullRequest(topic="t", commit_offset=1), (3, "INVALID_ARGUMENT")),
         (consumer.GetOffsetsRequest(topic="t", consumer_group="a/b"), (3, "INVALID_ARGUMENT")),
         (consumer.SearchOffsetRequest(topic="t"), (3, "INVALID_ARGUMENT")),
@@ -532,6 +533,10 @@ async def test_messages_are_found_by_key_and_by_id(client: Client) -> None:
     ids = [(await client.send(Record(body=b"%d" % i, keys=[f"k{i % 3}", "second"]))).message_id for i in range(9)]
     by_key = await client.call(admin.QueryMessagesRequest(topic="t", key="k1"), admin.QueryMessagesResponse)
     assert [record.body for record in by_key.records] == [b"7", b"4", b"1"]
+    by_second = await client.call(
+        admin.QueryMessagesRequest(topic="t", key="second"), admin.QueryMessagesResponse
+    )
+    assert [record.body for record in by_second.records] == [b"%d" % i for i in range(8, -1, -1)]
     by_id = await client.call(
         admin.QueryMessagesRequest(topic="t", message_id=ids[5]), admin.QueryMessagesResponse
     )

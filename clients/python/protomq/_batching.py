@@ -10,7 +10,6 @@ property test says so, in the order that lets the broker take them over unparsed
 
 from __future__ import annotations
 
-import re
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
@@ -24,6 +23,8 @@ from .wire.record import (
     FIXED_TRAILER_SIZE_BYTES,
     FLAG_MANY_KEYS,
     FRONT_SIZE_MAX_BYTES,
+    KEYS_MAX,
+    NOT_IN_TAGS,
     RECORDS_PER_REQUEST_MAX,
     STAMP,
     STAMP_TAGS,
@@ -45,7 +46,6 @@ _IDENTITY: Final = struct.Struct("<BIBQBIB")
 _STAMP_ZEROS: Final = STAMP.pack(*(value for tag in STAMP_TAGS for value in (tag, 0)))
 
 _PREFIXES_MAX: Final = 4096
-_NOT_IN_TAGS: Final = re.compile(r"[|\x00-\x1f\x7f-\x9f]")
 _SIZE: Final = struct.Struct("<I")
 
 
@@ -175,7 +175,7 @@ def make_front(
 ) -> tuple[str, bytes, int]:
     """(first key, fields 2 to 5 of the record, flags) of a message.
 
-    Raises MessageTooLargeError over 32 KiB, ConfigurationError for a tag that nobody could ask for.
+    Raises MessageTooLargeError over 32 KiB, ConfigurationError for a tag or key that nobody could ask for, and for too many keys.
     """
     if not (keys or properties or sharding_key or born_host):
         # A key and a tag at most: what most messages have, without the general writer.
@@ -193,6 +193,10 @@ def make_front(
         _tag_field(tag)  # Checks it.
         all_keys = (key, *keys) if key else tuple(keys)
         front = encode_front(all_keys, tag, properties, sharding_key or "", born_host)
+        if "" in all_keys or len(all_keys) > KEYS_MAX:
+            raise ConfigurationError(
+                f"a message has at most {KEYS_MAX} keys, and none of them is empty"
+            )
         key = all_keys[0] if all_keys else ""
         flags = FLAG_MANY_KEYS if len(all_keys) > 1 else 0
     if len(front) > FRONT_SIZE_MAX_BYTES:
@@ -206,7 +210,7 @@ def make_front(
 @lru_cache(maxsize=4096)
 def _tag_field(tag: str) -> bytes:
     """Raises ConfigurationError for what RocketMQ's proxy refuses, too."""
-    if _NOT_IN_TAGS.search(tag):
+    if NOT_IN_TAGS.search(tag):
         raise ConfigurationError(
             f"tag {tag!r}: a tag has no | (subscriptions separate tags by ||) and no control characters"
         )

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from protomq.v1.consumer_service_pb2 import QueueOffset
 from protomq.v1.pull_service_pb2 import PullRequest, PullResponse, PullStatus
 from protomq.wire.hashing import tag_code_of
-from protomq.wire.record import encode_varint
+from protomq.wire.record import NOT_IN_TAGS, encode_varint
 from protomq_runtime.dispatch import raw
 from protomq_runtime.errors import invalid_argument, too_many, unparsable
 from protomq_runtime.regions import ShortFileError, read_regions
@@ -146,6 +146,11 @@ class PullService:
             raise invalid_argument("member", f"has at most {MEMBER_SIZE_MAX} characters")
         if len(request.tags) > TAGS_MAX:
             raise invalid_argument("tags", f"at most {TAGS_MAX}")
+        wrong = next(filter(NOT_IN_TAGS.search, request.tags), None)
+        if wrong is not None:
+            raise invalid_argument(
+                "tags", f"no message has the tag {wrong!r}: give the tags one by one, without ||"
+            )
         if request.HasField("commit_offset"):
             check_group_name(request.consumer_group)
             topic = self._topic_of(request)

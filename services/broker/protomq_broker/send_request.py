@@ -191,11 +191,11 @@ def _rewrite_record(
         raise _too_large(f"{where}.body", len(record.body), layout.BODY_SIZE_MAX_BYTES)
     if record.HasField("transit"):
         raise invalid_argument(f"{where}.transit", "is the broker's, who writes it when it moves a message")
-    if record.flags & ~layout.PRODUCER_FLAGS_MASK:
-        raise invalid_argument(f"{where}.flags", "only bits 0 to 4 are a producer's")
+    _check_flags(record.flags, f"{where}.flags")
     if record.HasField("due_time_ms") or record.flags & layout.FLAG_DUE_TIME:
         raise _no_due_times()
     _check_codes(record, raw, where)
+    _check_names(record, where)
     front_bytes = layout.encode_front(record.keys, record.tag, record.properties)
     if record.HasField("attributes"):
         record.attributes.DiscardUnknownFields()
@@ -215,6 +215,34 @@ def _rewrite_record(
         flags=record.flags & layout.FLAG_COMPRESSION_MASK
         | (layout.FLAG_MANY_KEYS if len(keys) > 1 else 0),
     )
+
+
+def _check_flags(flags: int, where: str) -> None:
+    """Raises ServiceError for what no producer may set."""
+    codec = flags & layout.FLAG_COMPRESSION_MASK
+    if codec > layout.COMPRESSION_MAX:
+        raise invalid_argument(
+            where,
+            f"bits 0 to 2 are the compression, 0 to {layout.COMPRESSION_MAX}: {codec} is none that a reader knows",
+        )
+    if flags & ~layout.PRODUCER_FLAGS_MASK:
+        raise invalid_argument(where, "only bits 0 to 4 are a producer's")
+
+
+def _check_names(record: Record, where: str) -> None:
+    """Raises ServiceError for keys and tags by which nobody could find the message."""
+    if layout.NOT_IN_TAGS.search(record.tag):
+        raise invalid_argument(
+            f"{where}.tag",
+            f"{record.tag!r} has a | (subscriptions separate tags by ||) or a control character: nobody could ask for it",
+        )
+    if len(record.keys) > layout.KEYS_MAX:
+        raise invalid_argument(
+            f"{where}.keys",
+            f"has {len(record.keys)} keys, {layout.KEYS_MAX} are allowed; put further ones into properties",
+        )
+    if "" in record.keys:
+        raise invalid_argument(f"{where}.keys", "has an empty key: leave it out")
 
 
 def _check_codes(record: Record, raw: memoryview, where: str) -> None:

@@ -97,8 +97,8 @@ def test_a_request_has_the_bytes_that_protobuf_writes(
 
 
 @given(
-    st.binary(max_size=200), st.one_of(st.none(), text), st.lists(text, max_size=3), tags, st.dictionaries(text, text, max_size=3),
-    st.one_of(st.none(), text), text,
+    st.binary(max_size=200), st.one_of(st.none(), text), st.lists(text.filter(bool), max_size=3), tags,
+    st.dictionaries(text, text, max_size=3), st.one_of(st.none(), text), text,
 )  # fmt: skip
 def test_a_record_with_everything_equals_the_one_of_the_template(
     body: bytes,
@@ -157,6 +157,12 @@ def test_a_tag_that_nobody_could_ask_for_is_refused(tag: str) -> None:
     for properties in (None, {"p": "v"}):
         with pytest.raises(ConfigurationError, match=r"a tag has no \|"):
             make_front("k", (), tag, properties, None, "")
+
+
+@pytest.mark.parametrize("keys", [("a", ""), ("a",) * 65])
+def test_keys_that_nobody_could_ask_for_and_too_many_are_refused(keys: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigurationError, match="at most 64 keys"):
+        make_front(None, keys, "", None, None, "")
 
 
 def test_more_than_32_kib_beside_the_body_is_refused() -> None:

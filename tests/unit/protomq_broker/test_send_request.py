@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -93,7 +95,8 @@ def test_a_record_with_a_body_alone_gets_everything_else() -> None:
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.binary(max_size=50), st.lists(st.text(max_size=4), max_size=3), st.text(max_size=4),
+        st.tuples(st.binary(max_size=50), st.lists(st.text(min_size=1, max_size=4), max_size=3),
+                  st.text(max_size=4).filter(lambda tag: not layout.NOT_IN_TAGS.search(tag)),
                   st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=3), st.text(max_size=4)),
         min_size=1, max_size=30,
     )
@@ -375,3 +378,106 @@ def test_a_bare_record_is_written_as_the_slow_path_writes_it(
 def test_what_counts_as_a_bare_record(record: Record, rest: bytes, is_bare: bool) -> None:
     payload = layout.encode_record_field(record.SerializeToString()) + rest
     assert bare_body_of(payload) == (record.body if is_bare else None)
+
+
+# What nobody could find, or read.
+
+
+def canonical(count: int, *, sizes_differ: bool = False, **last: Any) -> bytes:
+    """A request in canonical form, of which the last record is written with `last`."""
+    template = layout.RecordTemplate("orders", 42, 1)
+    records = []
+    for index in range(count):
+        named: dict[str, Any] = {"keys": ["k"], "tag": "tt"} | (last if index == count - 1 else {})
+        keys, tag = named.pop("keys"), named.pop("tag")
+        records.append(
+            template.encode(
+                b"b" * (9 + sizes_differ * index),
+                index,
+                5,
+                **{
+                    "key": keys[0],
+                    "tag": tag,
+                    "front": layout.encode_front(keys, tag),
+                    "flags": layout.FLAG_MANY_KEYS if len(keys) > 1 else 0,
+                }
+                | named,
+            )
+        )
+    rest = SendRequest(topic="orders", record_sizes=[len(record) for record in records])
+    return b"".join(map(layout.encode_record_field, records)) + rest.SerializeToString()
+
+
+@pytest.mark.parametrize("sizes_differ", [False, True])
+@pytest.mark.parametrize("count", [1, 3, 40])
+@pytest.mark.parametrize(
+    ("last", "field"),
+    [
+        ({"tag": "a|"}, "tag"),
+        ({"tag": "a\n"}, "tag"),
+        ({"tag": "a\x7f"}, "tag"),
+        ({"keys": [""]}, "keys"),
+        ({"keys": ["k", ""]}, "keys"),
+        ({"keys": ["k"] * (layout.KEYS_MAX + 1)}, "keys"),
+        ({"key": ""}, "key_hash"),
+        ({"tag": "tt", "front": layout.encode_front(["k"], "uu") + layout.encode_front((), "tt")}, "crc32c"),
+        *(({"flags": code}, "flags") for code in range(4, 8)),
+    ],
+)
+def test_what_makes_a_message_unfindable_or_unreadable_is_refused(
+    count: int, sizes_differ: bool, last: dict[str, Any], field: str
+) -> None:
+    payload = canonical(count, sizes_differ=sizes_differ)
+    assert read(payload)[0].count == count
+    payload = canonical(count, sizes_differ=sizes_differ, **last)
+    if field == "crc32c":  # two tags: the last one counts, and it is written anew
+        assert records_of(read(payload)[0])[-1].tag == "tt"
+        return
+    error = refusal(payload)
+    assert (error.code, error.reason) == (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT")
+    assert error.field_violations[0][0] == f"records[{count - 1}].{field}"
+
+
+@pytest.mark.parametrize(
+    ("record", "field"),
+    [
+        (Record(tag="a||b"), "tag"),
+        (Record(keys=["a", ""]), "keys"),
+        (Record(keys=["a"] * 65), "keys"),
+        (Record(flags=4), "flags"),
+    ],
+)
+def test_so_it_is_from_a_client_that_writes_no_trailer(record: Record, field: str) -> None:
+    error = refusal(SendRequest(records=[Record(), record], topic="orders").SerializeToString())
+    assert error.field_violations[0][0] == f"records[1].{field}"
+
+
+@pytest.mark.parametrize("sizes_differ", [False, True])
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_all_keys_of_a_message_are_noted_for_the_index(count: int, sizes_differ: bool) -> None:
+    keys = ["first", "second", "third"]
+    region, _ = read(canonical(count, sizes_differ=sizes_differ, keys=keys))
+    at = 0 if region.starts is None else int(region.starts[-1])
+    assert list(region.more_keys) == [(at, key_hash_of(key)) for key in keys[1:]]
+    unflagged = canonical(count, sizes_differ=sizes_differ, keys=keys, flags=0)
+    written, _ = read(unflagged)  # in another form than the canonical one: the broker sets the bit
+    assert list(written.more_keys) == list(region.more_keys)
+    assert bytes(written.data) == bytes(region.data)
+    assert list(read(canonical(count, sizes_differ=sizes_differ))[0].more_keys) == []
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        SendRequest(records=[Record()], topic="orders"),
+        SendRequest(records=[Record(body=b"")], topic="orders"),
+        SendRequest(records=[Record(keys=["k"], producer_id=3)], topic="orders"),
+        SendRequest(records=[Record(tag="t", crc32c=crc32c(b"\x1a\x01t"))], topic="orders"),
+    ],
+)
+def test_a_body_that_is_not_there_is_an_empty_one_and_is_written(request_: SendRequest) -> None:
+    region, _ = read(request_.SerializeToString())
+    (stored,) = records_of(region)
+    assert stored.HasField("body")
+    assert stored.body == b""
+    assert stored.crc32c == crc32c(b"\x0a\x00" + layout.encode_front(stored.keys, stored.tag))

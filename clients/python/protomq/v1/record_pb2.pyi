@@ -107,10 +107,10 @@ class Record(_message.Message):
     PHYSICAL_OFFSET_FIELD_NUMBER: _builtins.int
     body: _builtins.bytes
     """The payload, at most 4 MiB, compressed as `flags` say: one zlib stream or one frame, nothing behind it. Stands first;
-    always written by the broker and the SDKs, even if empty.
+    always written by the broker and the SDKs, even if empty; one that is absent is an empty one.
     """
     tag: _builtins.str
-    """The tag, at most one, by which consumers filter."""
+    """The tag, at most one, by which consumers filter; without | and control characters."""
     topic: _builtins.str
     """The topic; the same in a whole request."""
     due_time_ms: _builtins.int
@@ -132,7 +132,7 @@ class Record(_message.Message):
     born_time_ms: _builtins.int
     """When the producer made the message: milliseconds since 1970-01-01 UTC."""
     flags: _builtins.int
-    """Of the producer: bits 0-2: compression of body (0 none, 1 zlib, 2 lz4 frame, 3 zstd). Bit 3: more than one key. Bit 4: `due_time_ms`
+    """Of the producer: bits 0-2: compression of body (0 none, 1 zlib, 2 lz4 frame, 3 zstd; others are refused). Bit 3: more than one key. Bit 4: `due_time_ms`
     is present. Of the broker: bits 8-10: kind (0 plain, 1 half, 2 copy, 3 state). Bit 11: `transit` is present. All others are 0.
     """
     queue_id: _builtins.int
@@ -145,7 +145,7 @@ class Record(_message.Message):
     """Byte address of the record in the whole commit log: the address of its field tag."""
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Keys by which the message can be looked up. The first is indexed through `key_hash`."""
+        """Keys by which the message can be looked up, at most 64, none empty; all are indexed, the first through `key_hash`."""
 
     @_builtins.property
     def properties(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:

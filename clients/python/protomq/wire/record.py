@@ -27,6 +27,7 @@ Offsets in this module are counted from the end of the record: they are the same
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -95,16 +96,23 @@ RECORDS_PER_REQUEST_MAX: Final = 32_768
 RECORDS_WITHOUT_TRAILER_MAX: Final = 4_096
 TOPIC_SIZE_MAX_BYTES: Final = 127
 
+KEYS_MAX: Final = 64
+"""Of one message: each of them is indexed."""
+NOT_IN_TAGS: Final = re.compile(r"[|\x00-\x1f\x7f-\x9f]")
+"""What a tag must not have: subscriptions separate tags by ||, and RocketMQ's proxy refuses control characters, too."""
+
 FLAG_COMPRESSION_MASK: Final = 0x07
 COMPRESSION_NONE: Final = 0
 COMPRESSION_ZLIB: Final = 1
 COMPRESSION_LZ4: Final = 2
 COMPRESSION_ZSTD: Final = 3
+COMPRESSION_MAX: Final = COMPRESSION_ZSTD
+"""Codes above are kept for later, and refused."""
 FLAG_MANY_KEYS: Final = 0x08
 FLAG_DUE_TIME: Final = 0x10
 """`due_time_ms` stands between topic and tag_code."""
-PRODUCER_FLAGS_MASK: Final = FLAG_COMPRESSION_MASK | FLAG_MANY_KEYS | FLAG_DUE_TIME
-"""The bits of `flags` that a producer may set."""
+PRODUCER_FLAGS_MASK: Final = COMPRESSION_MAX | FLAG_MANY_KEYS | FLAG_DUE_TIME
+"""The bits of `flags` that a producer may set: so a code of compression above `COMPRESSION_MAX` is refused as any other bit is."""
 FLAG_KIND_MASK: Final = 0x0700
 """The broker's: 0 plain, 1 half message, 2 copy of a message that stands elsewhere, 3 state of the broker."""
 FLAG_KIND_STATE: Final = 0x0300

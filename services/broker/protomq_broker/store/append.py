@@ -5,10 +5,14 @@ Values only. `RecordRegion` is made by `record_region.py`, which proves that the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+MoreKey = tuple[int, int]
+"""Of a key that is not the first one of its record: where the record field stands, and the hash of the key."""
 
 
 class CorruptRecordError(Exception):
@@ -39,6 +43,7 @@ class RecordRegion:
         producer_epoch: epoch of the producer.
         first_sequence: sequence of the first record; the others follow one by one.
         stride: size of each record field if all have the same, else 0: then records are reached by steps instead of by an index.
+        more_keys: for each key of a record behind its first: (start of the record field in `data`, hash of the key).
         due_times_ms: uint64, shape (count,), 0 for a message without one; an int if count is 1; None if no message has one.
     """
 
@@ -54,6 +59,7 @@ class RecordRegion:
     first_sequence: int
     stride: int = 0
     due_times_ms: NDArray[np.uint64] | int | None = None
+    more_keys: Sequence[MoreKey] = ()
 
 
 @dataclass(slots=True)
@@ -91,6 +97,7 @@ class ScannedRecords:
         producer_ids: uint64.
         producer_epochs: int64.
         sequences: uint64.
+        more_keys: of the keys behind the first one of a record; positions are physical offsets.
     """
 
     positions: NDArray[np.int64]
@@ -105,6 +112,7 @@ class ScannedRecords:
     producer_ids: NDArray[np.uint64]
     producer_epochs: NDArray[np.int64]
     sequences: NDArray[np.uint64]
+    more_keys: Sequence[MoreKey] = ()
 
     @property
     def count(self) -> int:

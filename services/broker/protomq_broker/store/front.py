@@ -14,32 +14,68 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from protomq.v1 import record_pb2
+from protomq.wire.record import NOT_IN_TAGS
 
 _FRONT_NUMBER_MAX: Final = 5
+_KEY_TAG: Final = 0x12
+_TAG_TAG: Final = 0x1A
 _PACKAGE: Final = "protomq.private.front"
 
 
-def fronts_hold(data: bytes | bytearray, count: int) -> bool:
-    """Whether `data`, a RecordBatch of records that are fronts alone, with padding between, has `count` fronts that hold."""
+def fronts_of(data: bytes | bytearray, count: int) -> Any | None:
+    """The fronts in `data`, a RecordBatch of records that are fronts alone, with padding between, merged into one message; None unless
+    they are `count` that hold.
+    """
     try:
         # upb reads a bytearray where it stands.
         front = _MergedBatch.FromString(cast(bytes, data)).records
     except DecodeError:
-        return False
-    return len(front.body) == count and not len(UnknownFieldSet(front))
+        return None
+    return None if len(front.body) != count or len(UnknownFieldSet(front)) else front
 
 
-def front_holds(rest: bytes | bytearray) -> bool:
-    """Whether what stands behind the body of one record, up to its topic, holds."""
+def front_of(rest: bytes | bytearray) -> Any | None:
+    """What stands behind the body of one record, up to its topic; None if it does not hold."""
     try:
         front = _MergedFront.FromString(cast(bytes, rest))
     except DecodeError:
+        return None
+    return None if front.body or len(UnknownFieldSet(front)) else front
+
+
+def is_plain(rest: bytes | bytearray, has_key: bool, has_tag: bool) -> bool:
+    """Whether `rest`, as of `front_of`, is the key and the tag that the trailer has codes of, short and in ASCII: then it holds, and so do
+    its names. Most messages are told by this, without a parser.
+    """
+    if not rest.isascii():  # so that each length is one octet, and all text is UTF-8
         return False
-    return not front.body and not len(UnknownFieldSet(front))
+    size, at = len(rest), 0
+    if has_key:
+        if rest[0] != _KEY_TAG or size < 3 or not rest[1]:
+            return False
+        at = 2 + rest[1]
+    if not has_tag:
+        return at == size
+    tag = rest[at + 2 :]
+    return at + 2 < size and rest[at] == _TAG_TAG and rest[at + 1] == len(tag) and tag.isalnum()
+
+
+def names_hold(front: Any, key_count: int, tag_count: int) -> bool:
+    """Whether messages can be found by all their keys and tags: of which the trailers count so many, without those that are empty."""
+    if len(front.keys) > key_count:
+        return False
+    tags = front.tag
+    if not tags:
+        return True
+    if len(tags) > tag_count:
+        return False
+    text = tags[0] if len(tags) == 1 else "".join(tags)
+    # The usual case first, which costs less than a search.
+    return ("|" not in text and text.isprintable()) or not NOT_IN_TAGS.search(text)
 
 
 def _private_classes() -> tuple[Any, Any]:
-    """RecordBatch with one record, and Record with the fields of its front, the body repeated, in a pool of their own."""
+    """RecordBatch with one record, and Record with the fields of its front, body and tag repeated, in a pool of their own."""
     file = descriptor_pb2.FileDescriptorProto()
     record_pb2.DESCRIPTOR.CopyToProto(file)
     public = f".{file.package}."
@@ -55,7 +91,7 @@ def _private_classes() -> tuple[Any, Any]:
     for field in fields:
         field.ClearField("oneof_index")
         field.ClearField("proto3_optional")
-        if field.name == "body":
+        if field.name in ("body", "tag"):
             field.label = descriptor_pb2.FieldDescriptorProto.LABEL_REPEATED
     record.field.extend(fields)
     (records,) = (field for field in messages["RecordBatch"].field if field.name == "records")

@@ -7,7 +7,7 @@
 
 Rules:
 - An index finds candidates: two keys can have the same hash. The caller reads the record and compares.
-- A key has a row for each message. Message ids have a row for each append request: a request holds consecutive sequences in one
+- Each key of each message has a row. Message ids have a row for each append request: a request holds consecutive sequences in one
   queue, so its first record leads to all. The hash covers producer, epoch and sequence; for a request of more than one record, the
   block of 256 sequences instead, with a row for each block that the request reaches into. See `find_message_id`.
 - The writer only notes what was appended, under a lock that others hold just to take the notes over. Hashing, sorting and files are
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from protomq.wire.hashing import crc32c
 
-from .append import AppendRequest, ScannedRecords
+from .append import AppendRequest, MoreKey, ScannedRecords
 from .disk import Disk, read_file, remove_file, write_fully
 from .index_rows import (
     BLOCK_MARK,
@@ -88,6 +88,7 @@ class MessageIndex:
     def _clear(self) -> None:
         self._noted_ones: array[int] = array("Q")
         self._noted_many: list[Noted] = []
+        self._noted_keys: list[MoreKey] = []
         self._runs: list[Run] = []
         self._tail = np.empty(0, ROW)
         self._tail_count = 0
@@ -105,6 +106,9 @@ class MessageIndex:
         with self._note_lock:
             for request in requests:
                 region = request.region
+                if region.more_keys:
+                    position = request.physical_offset
+                    self._noted_keys += [(position + at, hash_) for at, hash_ in region.more_keys]
                 if region.starts is None:
                     self._noted_ones.extend(
                         (
@@ -348,11 +352,13 @@ class MessageIndex:
     def _convert(self) -> None:
         """Turns what was noted into rows of the tail. The caller holds the lock."""
         with self._note_lock:
-            ones, many = self._noted_ones, self._noted_many
+            ones, many, keys = self._noted_ones, self._noted_many, self._noted_keys
             if not ones and not many:
                 return
-            self._noted_ones, self._noted_many = array("Q"), []
-        self._add_rows(rows_of_noted(np.frombuffer(ones, np.uint64).reshape(-1, ONE_COLUMNS), many))
+            self._noted_ones, self._noted_many, self._noted_keys = array("Q"), [], []
+        self._add_rows(
+            rows_of_noted(np.frombuffer(ones, np.uint64).reshape(-1, ONE_COLUMNS), many, keys)
+        )
 
     def _add_rows(self, rows: NDArray[Any]) -> None:
         end = self._tail_count + len(rows)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .append import ScannedRecords
+from .append import MoreKey, ScannedRecords
 from .record_runs import run_continues
 
 ROW: Final = np.dtype([("hash", "<u8"), ("position", "<u8")])
@@ -30,7 +31,9 @@ def message_id_hash(producer_id: int, producer_epoch: int, number: int) -> int:
     return _mix(_mix(_mix(producer_id) ^ producer_epoch) ^ number)
 
 
-def rows_of_noted(ones: NDArray[np.uint64], many: list[Noted]) -> NDArray[Any]:
+def rows_of_noted(
+    ones: NDArray[np.uint64], many: list[Noted], more_keys: Sequence[MoreKey] = ()
+) -> NDArray[Any]:
     """The rows of requests, in the order of the log; `ones` has a row of `ONE_COLUMNS` for each request of one record."""
     positions, key_hashes, producer_ids, epochs, sequences = ones.T
     keyed, identified = np.flatnonzero(key_hashes), np.flatnonzero(producer_ids)
@@ -62,6 +65,7 @@ def rows_of_noted(ones: NDArray[np.uint64], many: list[Noted]) -> NDArray[Any]:
                         position + int(starts[index]),
                     )
                 )
+    parts += _more_key_rows(more_keys)
     if ids:
         columns = np.array(ids, np.uint64).T
         parts.append(_message_id_rows(*columns))
@@ -73,7 +77,15 @@ def rows_of_scan(records: ScannedRecords, first: int) -> NDArray[Any]:
     key_hashes, positions = records.key_hashes[first:], records.positions[first:]
     keyed = np.flatnonzero(key_hashes)
     keys = _rows(key_hashes[keyed], positions[keyed])
-    return _in_log_order([keys, _message_id_rows_of_scan(records, first)])
+    more = [key for key in records.more_keys if key[0] >= positions[0]]
+    return _in_log_order([keys, _message_id_rows_of_scan(records, first), *_more_key_rows(more)])
+
+
+def _more_key_rows(more_keys: Sequence[MoreKey]) -> list[NDArray[Any]]:
+    if not more_keys:
+        return []
+    positions, hashes = np.array(more_keys, np.uint64).T
+    return [_rows(hashes, positions)]
 
 
 def _message_id_rows_of_scan(records: ScannedRecords, first: int) -> NDArray[Any]:

@@ -450,7 +450,7 @@ def _without_deleted(records: ScannedRecords, deleted: Mapping[str, int]) -> Sca
     columns = {
         field.name: getattr(records, field.name)[kept]
         for field in fields(records)
-        if field.name != "topics"
+        if field.name not in ("topics", "more_keys")  # a key that leads to what is gone is passed over
     }
     return replace(records, **columns)
 

@@ -9,6 +9,10 @@ holds what it says costs a few array operations and one run of the C parser, wha
    real one could say something else. So each record is shortened, in place, to its front, and its trailer is hidden inside a
    padding field: then one parse proves all fronts at once (front.py). (Lengths keep their width: protobuf takes padded varints.)
 
+Of the fronts, as they are parsed anyway, it is asked too whether the message can be found by what names it: a tag that nobody could
+ask for, an empty key, more keys than the flags say or than may be, keys and tags without a code do not hold. Keys behind the first
+one are noted for the index.
+
 Then the last fields of each record, in protobuf the ones that win, are the broker's: stamped in place. A layout that does not hold
 gives None, and the caller writes the records anew (`send_request.py`), which is slow and always right.
 """
@@ -17,14 +21,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from protomq.wire import record as layout
+from protomq.wire.hashing import key_hash_of
 
-from .append import RecordRegion
-from .front import front_holds, fronts_hold
+from .append import MoreKey, RecordRegion
+from .front import front_of, fronts_of, is_plain, names_hold
 from .record_arrays import (
     BROKER_FLAGS,
     I64,
@@ -40,7 +46,7 @@ from .record_arrays import (
     trailer_dtype,
     windows,
 )
-from .record_scan import record_field_at
+from .record_scan import hashes_of_more_keys, record_field_at
 
 _EQUAL_MIN = 4
 _FEW = 24
@@ -146,7 +152,7 @@ def _prove_one(
     proved = _prove_record(payload, 0, topic_bytes, size)
     if proved is None:
         return None
-    end, values = proved
+    end, values, more_keys = proved
     due_time_ms = _due_time_ms(payload, end) if values[_FLAGS] & layout.FLAG_DUE_TIME else None
     return RecordRegion(
         topic,
@@ -160,6 +166,7 @@ def _prove_one(
         values[_PRODUCER_EPOCH],
         values[_SEQUENCE],
         due_times_ms=due_time_ms,
+        more_keys=more_keys,
     )
 
 
@@ -168,12 +175,14 @@ def _prove_few(
 ) -> RecordRegion | None:
     """Record by record: for few of them that is faster than the fixed cost of the array operations."""
     starts, trailers = [0], []
+    more_keys: list[MoreKey] = []
     for size in record_sizes:
         proved = _prove_record(payload, starts[-1], topic_bytes, size)
         if proved is None:
             return None
         starts.append(proved[0])
         trailers.append(proved[1])
+        more_keys += proved[2]
     of_producer = slice(_PRODUCER_ID, _PRODUCER_EPOCH + 1, 2)
     producer, first_sequence = trailers[0][of_producer], trailers[0][_SEQUENCE]
     if any(
@@ -203,13 +212,16 @@ def _prove_few(
         producer[1],
         first_sequence,
         due_times_ms=due_times_ms,
+        more_keys=more_keys,
     )
 
 
 def _prove_record(
     payload: bytes | bytearray, start: int, topic_bytes: bytes, size: int
-) -> tuple[int, tuple[int, ...]] | None:
-    """The scalar form of the proof for the record field at `start`: (its end, the values of the fixed trailer), None if it fails."""
+) -> tuple[int, tuple[int, ...], Sequence[MoreKey]] | None:
+    """The scalar form of the proof for the record field at `start`: (its end, the values of the fixed trailer, the keys behind the first
+    one), None if it fails.
+    """
     topic_size = len(topic_bytes)
     front_size = size - layout.FIXED_TRAILER_SIZE_BYTES - 2 - topic_size
     if front_size < 2 or size > _RECORD_SIZE_MAX_BYTES:
@@ -235,9 +247,53 @@ def _prove_record(
     rest = front_size - body_head - body_size
     if not 0 <= body_size <= layout.BODY_SIZE_MAX_BYTES or rest > layout.FRONT_SIZE_MAX_BYTES:
         return None
-    if rest and not front_holds(payload[front_end - rest : front_end]):
+    if not rest:
+        return end, values, ()
+    octets = payload[front_end - rest : front_end]
+    if is_plain(octets, values[_KEY_HASH] != 0, values[_TAG_CODE] != 0):
+        return end, values, ()
+    front = front_of(octets)
+    if front is None:
         return None
-    return end, values
+    more_keys: Sequence[MoreKey] = ()
+    if values[_FLAGS] & layout.FLAG_MANY_KEYS:
+        if len(front.keys) > layout.KEYS_MAX:
+            return None
+        more_keys = [(start, key_hash_of(key)) for key in front.keys[1:]]
+    if not names_hold(front, (values[_KEY_HASH] != 0) + _count(more_keys), values[_TAG_CODE] != 0):
+        return None
+    return end, values, more_keys
+
+
+def _count(more_keys: Sequence[MoreKey]) -> int:
+    """Of those that can be looked for."""
+    return sum(key_hash != 0 for _, key_hash in more_keys)
+
+
+def _more_keys(
+    data: bytearray,
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    front: Any | None,
+    tag_codes: NDArray[np.int64],
+    key_hashes: NDArray[np.uint64],
+    flags: NDArray[np.uint32],
+) -> Sequence[MoreKey] | None:
+    """The keys behind the first one of each record, whose fronts are one message; None if that is none, or its names do not hold."""
+    if front is None:
+        return None
+    key_count = int(np.count_nonzero(key_hashes))
+    found: list[MoreKey] = []
+    if len(front.keys) > key_count:  # records are opened only if there is more than one key in some
+        for row in np.flatnonzero(flags & layout.FLAG_MANY_KEYS).tolist():
+            start, size = int(starts[row]), int(sizes[row])
+            _, head = record_field_at(data, start, start + size)
+            hashes = hashes_of_more_keys(bytes(data[start + head : start + size]))
+            if len(hashes) >= layout.KEYS_MAX:
+                return None
+            found += [(start, key_hash) for key_hash in hashes]
+        key_count += _count(found)
+    return found if names_hold(front, key_count, int(np.count_nonzero(tag_codes))) else None
 
 
 def _due_time_ms(payload: bytes | bytearray, end: int) -> int:
@@ -278,7 +334,7 @@ def _prove_equal(
     proved = _prove_record(payload, 0, topic_bytes, size)
     if proved is None or proved[0] * count > len(payload):
         return None
-    stride, first = proved
+    stride, first, _ = proved
     data = _cut(payload, stride * count)
     head = stride - size
     body_size, body_head = record_field_at(data, head, stride)
@@ -298,16 +354,25 @@ def _prove_equal(
     if sequences.tobytes() != (_COUNTING[:count] + np.uint64(first_sequence)).tobytes():
         return None
     trailer_size = layout.trailer_size_bytes(topic_bytes, has_due_time=has_due_time)
-    front_rest = size - trailer_size - body_head - body_size
-    if front_rest and not _equal_fronts_parse(data, stride, count, size, trailer_size):
-        return None
+    starts, sizes = _steps(stride, count)
+    tag_codes = column(data, I64, stride + layout.TAG_CODE_AT, stride, count).copy()
+    key_hashes = column(data, U64, stride + layout.KEY_HASH_AT, stride, count).copy()
+    more_keys: Sequence[MoreKey] = ()
+    if size - trailer_size - body_head - body_size:
+        front = _equal_fronts(data, stride, count, size, trailer_size)
+        flags = column(data, U32, stride + layout.FLAGS_AT, stride, count)
+        found = _more_keys(data, starts, sizes, front, tag_codes, key_hashes, flags)
+        if found is None:
+            return None
+        more_keys = found
     return RecordRegion(
         topic,
         data,
         count,
-        *_steps(stride, count),
-        column(data, I64, stride + layout.TAG_CODE_AT, stride, count).copy(),
-        column(data, U64, stride + layout.KEY_HASH_AT, stride, count).copy(),
+        starts,
+        sizes,
+        tag_codes,
+        key_hashes,
         first[_PRODUCER_ID],
         first[_PRODUCER_EPOCH],
         first_sequence,
@@ -315,14 +380,16 @@ def _prove_equal(
         column(data, U64, stride + layout.DUE_TIME_MS_AT, stride, count).copy()
         if has_due_time
         else None,
+        more_keys,
     )
 
 
-def _equal_fronts_parse(
+def _equal_fronts(
     data: bytearray, stride: int, count: int, size: int, trailer_size: int
-) -> bool:
-    """Step 3 of the module's docstring. Leaves the data as they were. Records that are bodies and trailers only need it not: their
-    fronts are the bodies, whose heads were compared.
+) -> Any | None:
+    """Step 3 of the module's docstring: the fronts as one message, None if they do not hold. Leaves the data as they were.
+
+    Records that are bodies and trailers only need it not: their fronts are the bodies, whose heads were compared.
     """
     width = stride - size - 1
     front = np.frombuffer(_wide_varint(size - trailer_size, width), np.uint8)
@@ -335,7 +402,7 @@ def _equal_fronts_parse(
     kept = lengths[0].copy(), trailer_heads[0].copy()
     lengths[:], trailer_heads[:] = front, padding
     try:
-        return fronts_hold(data, count)
+        return fronts_of(data, count)
     finally:
         lengths[:], trailer_heads[:] = kept
 
@@ -391,23 +458,28 @@ def _prove_unequal(
     words[starts] = heads & ~head_masks | _head_words(front_sizes, widths) & head_masks
     words[trailer_starts] = trailer_heads & np.uint32(0xFF000000) | _padding_head(trailer_size - 3)
     try:
-        if not fronts_hold(data, len(record_sizes)):
-            return None
+        front = fronts_of(data, len(record_sizes))
     finally:
         words[starts] = heads
         words[trailer_starts] = trailer_heads
+    tag_codes = trailers["tag_code"].astype(np.int64)
+    key_hashes = trailers["key_hash"].astype(np.uint64)
+    more_keys = _more_keys(data, starts, sizes, front, tag_codes, key_hashes, flags)
+    if more_keys is None:
+        return None
     return RecordRegion(
         topic,
         data,
         len(record_sizes),
         starts,
         sizes,
-        trailers["tag_code"].astype(np.int64),
-        trailers["key_hash"].astype(np.uint64),
+        tag_codes,
+        key_hashes,
         int(trailers["producer_id"][0]),
         int(trailers["producer_epoch"][0]),
         int(trailers["sequence"][0]),
         due_times_ms=trailers["due_time_ms"].astype(np.uint64) if has_due_time else None,
+        more_keys=more_keys,
     )
 
 

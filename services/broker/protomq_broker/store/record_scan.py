@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 
 from protomq.v1.record_pb2 import Record
 from protomq.wire import record as layout
+from protomq.wire.hashing import key_hash_of
 
-from .append import CorruptRecordError, ScannedRecords
+from .append import CorruptRecordError, MoreKey, ScannedRecords
 from .record_arrays import FIXED_TRAILER_DTYPE, opaque, tag_mismatch, topic_field_of, windows
 
 _TOPIC_SIZE_UNAMBIGUOUS_BYTES = 36
@@ -96,7 +97,34 @@ def read_trailers(
         producer_ids=fields["producer_id"].astype(np.uint64),
         producer_epochs=fields["producer_epoch"].astype(np.int64),
         sequences=fields["sequence"].astype(np.uint64),
+        more_keys=_more_keys(data, base_position, starts, ends, fields["flags"]),
     )
+
+
+def hashes_of_more_keys(record: bytes) -> list[int]:
+    """Hashes of the keys of a record (without tag and length) but for the first. Raises DecodeError."""
+    return [key_hash_of(key) for key in Record.FromString(record).keys[1:]]
+
+
+def _more_keys(
+    data: bytes | bytearray | memoryview,
+    base_position: int,
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    flags: NDArray[np.uint32],
+) -> list[MoreKey]:
+    found: list[MoreKey] = []
+    for row in np.flatnonzero(flags & layout.FLAG_MANY_KEYS).tolist():
+        start, end = int(starts[row]), int(ends[row])
+        _, head = record_field_at(data, start, end)
+        try:
+            hashes = hashes_of_more_keys(bytes(data[start + head : end]))
+        except DecodeError as error:
+            raise CorruptRecordError(
+                base_position + start, "a record that does not parse"
+            ) from error
+        found += [(base_position + start, key_hash) for key_hash in hashes]
+    return found
 
 
 def _read_topics(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from protomq.testing.simdisk import SimDisk
-from protomq.wire.record import RecordTemplate, encode_front, encode_record_field
+from protomq.wire.record import FLAG_MANY_KEYS, RecordTemplate, encode_front, encode_record_field
 from protomq_broker.store.append import AppendRequest
 from protomq_broker.store.checkpoint import Checkpoint
 from protomq_broker.store.commit_log import CommitLog
@@ -56,13 +56,16 @@ def make_request(
     sequence: int = 0,
     tag: str = "",
     key: str = "",
+    more_keys: Sequence[str] = (),
 ) -> AppendRequest:
     """A request of as many records as there are bodies."""
     template = RecordTemplate(topic, producer_id, 0)
-    front = encode_front((key,) if key else (), tag)
-    records = []
-    for index, body in enumerate(bodies):
-        records.append(template.encode(body, sequence + index, 5, key=key, tag=tag, front=front))
+    front = encode_front((key, *more_keys) if key else (), tag)
+    flags = FLAG_MANY_KEYS if more_keys else 0
+    records = [
+        template.encode(body, sequence + index, 5, key=key, tag=tag, front=front, flags=flags)
+        for index, body in enumerate(bodies)
+    ]
     payload = b"".join(map(encode_record_field, records))
     region = prove_region(bytearray(payload), topic, [len(record) for record in records])
     assert region is not None

@@ -222,3 +222,28 @@ def test_whatever_is_damaged_each_message_is_found_or_the_look_up_fails(seed: in
             lose_derived(disk, *rng.choice([("index",), ("index", "consumequeue"), ()]))
         store = open_store(disk, corruption="quarantine")
     assert all(isinstance(damage, DamagedRange) for damage in store.damaged_ranges)
+
+
+def test_messages_are_found_by_each_of_their_keys_live_and_after_starts() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    store.append([make_request([b"a"], key="k1", more_keys=("k2", "k3"), producer_id=5)])
+    store.append(
+        [
+            make_request([b"b", b"c"], key="k2", producer_id=5, sequence=1),
+            make_request([b"d", b"e"], key="k4", more_keys=("k3", "k3"), producer_id=5, sequence=3),
+        ]
+    )
+    store.flush()
+    found = {"k1": [b"a"], "k2": [b"c", b"b", b"a"], "k3": [b"e", b"d", b"a"], "k4": [b"e", b"d"]}
+
+    def bodies(key: str) -> list[bytes]:
+        data = store.find_by_key_hash("topic", key_hash_of(key))
+        return [Record.FromString(record).body for record in data]
+
+    assert {key: bodies(key) for key in found} == found
+    for lost in ((), ("index",), ("index", "consumequeue")):
+        store.close()
+        lose_derived(disk, *lost)
+        store = open_store(disk)
+        assert {key: bodies(key) for key in found} == found

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from protomq.v1.record_pb2 import Record, RecordBatch, Transit
 from protomq.wire import record as layout
+from protomq_broker.store import front as fronts
 from protomq_broker.store.append import CorruptRecordError, RecordRegion
 from protomq_broker.store.record_region import prove_region, stamp_region
 from protomq_broker.store.record_scan import scan_records
@@ -20,8 +21,8 @@ COUNTS = (1, 2, 24, 25, 60)  # one; few, record by record; many, by arrays
 
 messages = st.tuples(
     st.binary(max_size=300),
-    st.lists(st.text(max_size=8), max_size=2),
-    st.text(max_size=5),
+    st.lists(st.text(min_size=1, max_size=8), max_size=3),
+    st.text(max_size=5).filter(lambda tag: not layout.NOT_IN_TAGS.search(tag)),
     st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
 )
 
@@ -30,10 +31,18 @@ def encode(
     bodies: list[bytes], topic: str = TOPIC, first_sequence: int = 5, **options: Any
 ) -> list[bytes]:
     template = layout.RecordTemplate(topic, 77, 3)
+    options = codes_of(options.get("front", b"")) | options
     return [
         template.encode(body, first_sequence + i, 1_000 + i, **options)
         for i, body in enumerate(bodies)
     ]
+
+
+def codes_of(front: bytes) -> dict[str, Any]:
+    """What `RecordTemplate.encode` is given beside a front."""
+    names = Record.FromString(front)
+    many = layout.FLAG_MANY_KEYS if len(names.keys) > 1 else 0
+    return {"key": names.keys[0] if names.keys else "", "tag": names.tag, "flags": many}
 
 
 def join(records: list[bytes]) -> bytes:
@@ -53,9 +62,8 @@ def test_stamped_region_reads_back_as_what_was_sent_and_stamped(items: list) -> 
             body,
             i,
             1_000,
-            key=keys[0] if keys else "",
-            tag=tag,
             front=layout.encode_front(keys, tag, properties),
+            **codes_of(layout.encode_front(keys, tag)),
         )
         for i, (body, keys, tag, properties) in enumerate(items)
     ]
@@ -121,7 +129,7 @@ def test_records_of_one_size_are_proved_and_stamped(count: int, topic: str, size
 def test_records_of_one_size_with_bodies_of_different_sizes_are_proved() -> None:
     template = layout.RecordTemplate(TOPIC, 1, 1)
     records = [
-        template.encode(b"b" * (10 + i % 3), i, 1, front=layout.encode_front(["k" * (5 - i % 3)]))
+        template.encode(b"b" * (10 + i % 3), i, 1, key="k", front=layout.encode_front(["k" * (5 - i % 3)]))
         for i in range(30)
     ]
     assert len({len(record) for record in records}) == 1
@@ -210,7 +218,7 @@ def test_due_times_stand_where_they_are_expected(items: list, of_one_size: bool)
             body, front = bytes(20 if due_time_ms is None else 11), b""
         due_times.append(due_time_ms)
         records.append(
-            template.encode(body, i, 1_000, tag=tag, front=front, due_time_ms=due_time_ms)
+            template.encode(body, i, 1_000, front=front, due_time_ms=due_time_ms, **codes_of(front))
         )
     region = prove(records, tail=b"\x22\x07flights")
     assert region is not None
@@ -360,3 +368,33 @@ def test_scan_of_garbage_names_the_position() -> None:
     with pytest.raises(CorruptRecordError) as caught:
         scan_records(good + b"\x1a\x05zzzzz", 1_000)
     assert caught.value.position == 1_000 + len(good)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.one_of(
+        st.binary(min_size=1, max_size=12),
+        st.lists(
+            st.one_of(st.sampled_from([0x12, 0x1A, 0, 1, 2, 3, 65, 66]), st.integers(0, 255)), min_size=1, max_size=9
+        ).map(bytes),
+        st.tuples(st.text(max_size=3), st.text(max_size=3)).map(lambda names: layout.encode_front(names[:1], names[1])),
+    ),
+    st.booleans(),
+    st.booleans(),
+)
+def test_what_is_taken_without_the_parser_the_parser_takes_too(
+    rest: bytes, has_key: bool, has_tag: bool
+) -> None:
+    if rest and fronts.is_plain(rest, has_key, has_tag):
+        parsed = fronts.front_of(rest)
+        assert parsed is not None
+        assert (len(parsed.keys), len(parsed.tag)) == (has_key, has_tag)
+        assert fronts.names_hold(parsed, has_key, has_tag)
+        assert "" not in parsed.keys
+
+
+def test_a_short_key_and_tag_need_no_parser() -> None:
+    for keys, tag in ((["k"], ""), (["order-1"], "red"), ([], "red")):
+        assert fronts.is_plain(layout.encode_front(keys, tag), bool(keys), bool(tag))
+    assert not fronts.is_plain(layout.encode_front(["k"], "a|b"), True, True)
+    assert not fronts.is_plain(layout.encode_front(["k"], "red"), True, False)
