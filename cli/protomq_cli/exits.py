@@ -63,6 +63,8 @@ _BY_STATUS_CODE: Final = {
 
 _HINTS: Final = {
     "BROKER_MISSING": "start it again, or `protomq cluster forget NAME` if it will not come back",
+    "GROUP_NOT_FOUND": "`protomq group list` shows the groups",
+    "GROUP_IN_USE": "add --force to delete it all the same",
     "TOPIC_NOT_FOUND": "`protomq topic list` shows the topics, `protomq topic create NAME` makes one",
     "TOPIC_EXISTS": "add --update to change it",
     "OFFSET_OUT_OF_RANGE": "`protomq topic describe` shows the range",

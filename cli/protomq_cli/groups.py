@@ -1,4 +1,4 @@
-"""`group list|offsets|commit`: which consumer groups there are, where they stand, and setting that."""
+"""`group list|offsets|commit|delete`: which consumer groups there are, where they stand, setting that, and forgetting it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from protomq_cli import completion
+from protomq_cli.asking import ask_to_delete
 from protomq_cli.connection import open_admin, open_consumer
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.offsets import OffsetRange
 from protomq_cli.options import (
     DEFAULT_TIMEOUT_S,
     Namesrv,
+    OnBroker,
     Output,
     Timeout,
     TopicArgument,
@@ -154,6 +156,34 @@ def _missing(namesrv: str | None, timeout_s: float, topic: str) -> Missing:
     with open_admin(namesrv, timeout_s) as admin:
         missing.note(admin.missing_brokers(topic))
     return missing
+
+
+def delete(
+    group: GroupArgument,
+    force: Annotated[
+        bool, typer.Option("--force", help="Though members have pulled within the last minute.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    broker: OnBroker = None,
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Forget all offsets that a group has committed.
+
+    It begins anew if it comes back. Refused while its members pull, and
+    for a minute after that: stop them first. Asks first; where nobody can
+    answer (no terminal) it wants --yes.
+    """
+    missing = Missing()
+    if not yes:
+        ask_to_delete(f"Delete all committed offsets of group {group}{f' on {broker}' if broker else ''}?")
+    brokers = None if broker is None else [broker]
+    with open_admin(namesrv, timeout) as admin:
+        deleted = missing.take(lambda: admin.delete_group(group, brokers=brokers, force=force))
+    rows = [{"group": group, "broker": name, "deleted": True} for name in deleted]
+    print_rows(rows, ("group", "broker", "deleted"), output)
+    missing.check()
 
 
 def _offset_rows(

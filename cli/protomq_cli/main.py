@@ -87,7 +87,7 @@ def build_app() -> typer.Typer:
     )  # fmt: skip
     group(
         "group", "Consumer groups: which there are, and their offsets.", ADMINISTRATION,
-        list=groups.list_groups, offsets=groups.offsets, commit=groups.commit,
+        list=groups.list_groups, offsets=groups.offsets, commit=groups.commit, delete=groups.delete,
     )  # fmt: skip
     group("message", "Find single messages.", ADMINISTRATION, query=messages.query)
     group(

@@ -76,6 +76,12 @@ Timeout = Annotated[
         help="Give up after so long.",
     ),
 ]
+OnBroker = Annotated[
+    str | None,
+    typer.Option(
+        "--broker", "-b", metavar="NAME", show_default="on all", help="On this broker only."
+    ),
+]
 TopicArgument = Annotated[
     str,
     typer.Argument(

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from protomq_cli.asking import ask_to_delete
 from protomq_cli.connection import open_admin
-from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.message_text import time_text
-from protomq_cli.options import DEFAULT_TIMEOUT_S, Namesrv, Output, Timeout, TopicArgument
+from protomq_cli.options import (
+    DEFAULT_TIMEOUT_S,
+    Namesrv,
+    OnBroker,
+    Output,
+    Timeout,
+    TopicArgument,
+)
 from protomq_cli.output import OutputFormat, print_rows
 from protomq_cli.partial import Missing
 
@@ -28,12 +34,6 @@ class PermissionName(StrEnum):
     NONE = "none"
 
 
-OnBroker = Annotated[
-    str | None,
-    typer.Option(
-        "--broker", "-b", metavar="NAME", show_default="on all", help="On this broker only."
-    ),
-]
 _COLUMNS = ("topic", "broker", "write_queues", "read_queues", "permission")
 _QUEUE_COLUMNS = (
     "topic",
@@ -164,22 +164,13 @@ def delete(
     with open_admin(namesrv, timeout) as admin:
         if not yes:
             count = missing.take(lambda: admin.describe_topic(topic)).message_count
-            _ask(
+            ask_to_delete(
                 f"Delete topic {topic} with {count:,} messages{f' on {broker}' if broker else ''}?"
             )
         deleted = missing.take(lambda: admin.delete_topic(topic, brokers=brokers))
     rows = [{"topic": topic, "broker": name, "deleted": True} for name in deleted]
     print_rows(rows, ("topic", "broker", "deleted"), output)
     missing.check()
-
-
-def _ask(question: str) -> None:
-    if not sys.stdin.isatty():
-        raise CliError(
-            ExitCode.USAGE, "NOT_CONFIRMED", "nobody can be asked here; add --yes to delete"
-        )
-    if not typer.confirm(question, err=True):
-        raise CliError(ExitCode.FAILURE, "NOT_CONFIRMED", "nothing was deleted")
 
 
 def _topic_row(topic: TopicConfig, broker_name: str) -> dict[str, Any]:

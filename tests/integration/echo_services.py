@@ -47,7 +47,7 @@ class EchoAdmin:
     def create_topic(self, request: Any, context: CallContext) -> Any:
         raise NotImplementedError
 
-    delete_topic = get_broker_status = get_stats = query_messages = list_groups = create_topic
+    delete_topic = get_broker_status = get_stats = query_messages = list_groups = delete_group = create_topic
 
 
 class EchoSend:

@@ -436,6 +436,37 @@ async def test_topics_are_created_changed_listed_and_deleted(client: Client, sta
     assert [(topic.name, topic.write_queues) for topic in listed.topics] == [("a", 8), ("c", 8), ("t", 4)]
 
 
+async def test_a_group_is_deleted_unless_it_is_in_use(client: Client, start: Start) -> None:
+    def delete(group: str, *, force: bool = False) -> Any:
+        request = admin.DeleteGroupRequest(consumer_group=group, force=force)
+        return client.call(request, admin.DeleteGroupResponse)
+
+    async def groups() -> list[str]:
+        answer = await client.call(admin.ListGroupsRequest(), admin.ListGroupsResponse)
+        return [group.consumer_group for group in answer.groups]
+
+    await client.send(Record(body=b"x"))
+    for group in ("idle", "busy"):
+        offset = consumer.QueueOffset(topic="t", queue_id=0, queue_offset=1)
+        commit = consumer.CommitOffsetsRequest(consumer_group=group, offsets=[offset])
+        await client.call(commit, consumer.CommitOffsetsResponse)
+    await client.pull(consumer_group="busy", member="one of them")
+    await delete("idle")
+    assert await groups() == ["busy"]
+    assert await failure(delete("idle")) == (5, "GROUP_NOT_FOUND")
+    assert await failure(delete("a b")) == (3, "INVALID_ARGUMENT")
+    with pytest.raises(CallFailed) as caught:
+        await delete("busy")
+    status = caught.value.status
+    assert (status.code, status.reason) == (9, "GROUP_IN_USE")
+    assert status.metadata == {"definite": "true", "consumer_group": "busy", "member": "one of them"}
+    assert await groups() == ["busy"]
+    await delete("busy", force=True)
+    assert await groups() == []
+    client = await start()
+    assert await groups() == []
+
+
 async def test_no_queue_is_written_that_cannot_be_read(client: Client) -> None:
     async def put(name: str, write_queues: int, read_queues: int, *, update: bool = True) -> Topic:
         wanted = Topic(name=name, write_queues=write_queues, read_queues=read_queues)

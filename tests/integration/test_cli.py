@@ -140,6 +140,21 @@ def test_a_topic_that_may_not_be_written_is_exit_code_5(cli: Cli) -> None:
     assert "NOT_PERMITTED" in cli("send", "t-read-only", "x", "-o", "json", code=5).stderr
 
 
+def test_a_group_is_deleted_when_its_members_are_gone_or_by_force(
+    cli: Cli, protomq_topic: str
+) -> None:
+    cli("send", protomq_topic, "x", "--quiet")
+    cli("group", "commit", "idle-group", protomq_topic, "-O", "end")
+    assert "--yes" in cli("group", "delete", "idle-group", code=2).stderr
+    (deleted,) = jsonl(cli("group", "delete", "idle-group", "--yes", "-o", "jsonl"))
+    assert (deleted["group"], deleted["deleted"]) == ("idle-group", True)
+    assert "protomq group list" in cli("group", "delete", "idle-group", "--yes", code=4).stderr
+    cli("consume", protomq_topic, "--group", "busy-group", "--offset", "start", "--exit")
+    assert "--force" in cli("group", "delete", "busy-group", "--yes", code=6).stderr
+    cli("group", "delete", "busy-group", "--yes", "--force")
+    assert "busy-group" not in cli("group", "list").stdout
+
+
 def test_group_commits_and_shows_offsets(cli: Cli, protomq_topic: str) -> None:
     cli("send", protomq_topic, "x", "--queue", "0", "--count", "10", "--quiet")
     unknown = cli("group", "offsets", "g", protomq_topic, code=4)

@@ -24,6 +24,8 @@ from protomq.errors import (
     ClosedError,
     ConfigurationError,
     ConnectFailedError,
+    GroupInUseError,
+    GroupNotFoundError,
     InvalidArgumentError,
     NoRouteError,
     NotPermittedError,
@@ -246,6 +248,21 @@ def test_groups_come_page_by_page_with_their_topics(
             admin.list_groups("none")
 
 
+def test_groups_are_deleted(server: FakeServer) -> None:
+    server.topics = {"t": 1}
+    server.committed = {("a", "t", 0): 3, ("b", "t", 0): 2}
+    server.groups_in_use = {"b"}
+    with Admin(namesrv=server.address) as admin:
+        assert admin.delete_group("a") == ["broker-a"]
+        with pytest.raises(GroupNotFoundError, match="at any broker"):
+            admin.delete_group("a")
+        with pytest.raises(GroupInUseError) as caught:
+            admin.delete_group("b")
+        assert caught.value.metadata == {"consumer_group": "b", "member": "m"}
+        assert admin.delete_group("b", force=True, brokers=["broker-a"]) == ["broker-a"]
+        assert admin.list_groups() == []
+
+
 def test_brokers_are_shown(server: FakeServer) -> None:
     server.append("t", 0, [b"x"])
     with Admin(namesrv=server.address) as admin:
@@ -275,6 +292,7 @@ def test_a_broker_that_is_down_does_not_hide_what_the_others_say(server: FakeSer
         "query_by_key": lambda admin: admin.query_by_key("t", "k"),
         "create_topic": lambda admin: admin.create_topic("new"),
         "delete_topic": lambda admin: admin.delete_topic("new"),
+        "delete_group": lambda admin: admin.delete_group("g"),
     }
     with Admin(namesrv=server.address) as admin:
         parts: dict[str, Any] = {}
@@ -292,7 +310,7 @@ def test_a_broker_that_is_down_does_not_hide_what_the_others_say(server: FakeSer
         assert [status.broker_name for status in parts["broker_status"]] == ["broker-a"]
         assert [stats.topic for stats in parts["stats"]] == ["t"]
         assert [message.body for message in parts["query_by_key"]] == [b"x"]
-        assert list(parts["create_topic"]) == parts["delete_topic"] == ["broker-a"]
+        assert list(parts["create_topic"]) == parts["delete_topic"] == parts["delete_group"] == ["broker-a"]
         # Found is found, whoever else might be asked; and nobody knows whether the other has the topic.
         message_id = parts["query_by_key"][0].message_id
         assert admin.query_by_id("t", message_id) is not None

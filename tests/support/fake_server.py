@@ -55,6 +55,7 @@ class FakeServer:
         self.log: dict[tuple[str, int], list[bytes]] = defaultdict(list)
         self.min_offsets: dict[tuple[str, int], int] = defaultdict(int)
         self.committed: dict[tuple[str, str, int], int] = {}
+        self.groups_in_use: set[str] = set()
         self.calls: list[tuple[int, bytes]] = []
         self.timeouts_ms: list[int] = []
         self.connections_accepted = 0
@@ -419,6 +420,18 @@ class FakeServer:
             answer.groups.add(consumer_group=name, topics=sorted(topics[name]))
         return answer.SerializeToString()
 
+    def _delete_group(self, payload: bytes) -> bytes | RpcStatus:
+        request = admin_service_pb2.DeleteGroupRequest.FromString(payload)
+        group = request.consumer_group
+        keys = [key for key in self.committed if key[0] == group]
+        if not keys:
+            return RpcStatus(5, "", "GROUP_NOT_FOUND", {"consumer_group": group})
+        if group in self.groups_in_use and not request.force:
+            return RpcStatus(9, "", "GROUP_IN_USE", {"consumer_group": group, "member": "m"})
+        for key in keys:
+            del self.committed[key]
+        return b""
+
     def _broker_status(self, payload: bytes) -> bytes:
         return admin_service_pb2.GetBrokerStatusResponse(
             broker_name=self.broker_name
@@ -477,6 +490,7 @@ class FakeServer:
         _methods.QUERY_MESSAGES.method_id: _query_messages,
         _methods.PING.method_id: _ping,
         _methods.LIST_GROUPS.method_id: _list_groups,
+        _methods.DELETE_GROUP.method_id: _delete_group,
     }
 
 

@@ -24,6 +24,7 @@ from .errors import (
     ClientError,
     ClosedError,
     ConfigurationError,
+    GroupNotFoundError,
     InvalidArgumentError,
     NotFoundError,
     NotPermittedError,
@@ -402,6 +403,39 @@ class Admin:
             raise next(iter(failures.values()), _no_broker_has(topic))
         groups = [ConsumerGroup(name, tuple(sorted(found[name]))) for name in sorted(found)]
         return _whole(groups, failures)
+
+    def delete_group(
+        self, group: str, *, brokers: Iterable[str] | None = None, force: bool = False
+    ) -> list[str]:
+        """Forgets what a consumer group has committed; the brokers that knew it. Raises GroupNotFoundError if none did.
+
+        A group whose members have pulled within the last minute is refused by their brokers (GroupInUseError) unless `force` is given: a
+        member that goes on commits again, and the group is there again.
+        """
+        from .v1 import admin_service_pb2 as pb
+
+        deleted: list[str] = []
+
+        def ask(broker: BrokerInfo) -> None:
+            try:
+                self._call(
+                    broker.address,
+                    _methods.DELETE_GROUP,
+                    pb.DeleteGroupRequest(consumer_group=group, force=force),
+                    pb.DeleteGroupResponse,
+                )
+            except GroupNotFoundError:
+                return
+            deleted.append(broker.broker_name)
+
+        failures = self._ask_each(brokers, ask)
+        if not deleted:
+            nobody = GroupNotFoundError(
+                f"group {group!r} has committed nothing at any broker",
+                metadata={"consumer_group": group},
+            )
+            raise next(iter(failures.values()), nobody)
+        return _whole(deleted, failures)
 
     # -- brokers ---------------------------------------------------------------------------------------------------------
 

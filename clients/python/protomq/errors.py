@@ -24,10 +24,12 @@
         │   ├── TopicNotFoundError      TOPIC_NOT_FOUND
         │   ├── QueueNotFoundError      QUEUE_NOT_FOUND
         │   ├── OffsetNotFoundError     OFFSET_NOT_FOUND
+        │   ├── GroupNotFoundError      GROUP_NOT_FOUND
         │   └── BrokerNotFoundError     BROKER_NOT_FOUND
         ├── TopicExistsError            TOPIC_EXISTS
         ├── OffsetOutOfRangeError       OFFSET_OUT_OF_RANGE: an offset to be committed; `metadata` holds the range of its queue
         ├── TopicRecreatedError         TOPIC_RECREATED: the topic was deleted and made again; `metadata` holds both incarnations
+        ├── GroupInUseError             GROUP_IN_USE: a group with members was to be deleted; `metadata` names the last one that pulled
         ├── NotPermittedError           NOT_PERMITTED
         ├── BusyError                   the server is there, but cannot now
         │   ├── SystemBusyError         SYSTEM_BUSY; `retry_delay_ms` says when
@@ -92,10 +94,12 @@ __all__ = [
     "TopicNotFoundError",
     "QueueNotFoundError",
     "OffsetNotFoundError",
+    "GroupNotFoundError",
     "BrokerNotFoundError",
     "TopicExistsError",
     "OffsetOutOfRangeError",
     "TopicRecreatedError",
+    "GroupInUseError",
     "NotPermittedError",
     "BusyError",
     "SystemBusyError",
@@ -351,6 +355,12 @@ class OffsetNotFoundError(NotFoundError):
     reason = "OFFSET_NOT_FOUND"
 
 
+class GroupNotFoundError(NotFoundError):
+    """The consumer group has no committed offset there."""
+
+    reason = "GROUP_NOT_FOUND"
+
+
 class BrokerNotFoundError(NotFoundError):
     """No broker of that name is registered."""
 
@@ -381,6 +391,13 @@ class TopicRecreatedError(ServerError):
     """
 
     reason = "TOPIC_RECREATED"
+    code = _FAILED_PRECONDITION
+
+
+class GroupInUseError(ServerError):
+    """A consumer group was to be deleted whose members have pulled within the last minute. `metadata` names the last one."""
+
+    reason = "GROUP_IN_USE"
     code = _FAILED_PRECONDITION
 
 
@@ -524,8 +541,8 @@ _BY_REASON: Final[dict[str, type[ServerError]]] = {
     cls.reason: cls
     for cls in (
         InvalidArgumentError, MessageTooLargeError, TopicNotFoundError, QueueNotFoundError, OffsetNotFoundError,
-        BrokerNotFoundError, TopicExistsError, OffsetOutOfRangeError,
-        TopicRecreatedError, NotPermittedError, SystemBusyError, DiskFullError, TooManyError,
+        GroupNotFoundError, BrokerNotFoundError, TopicExistsError, OffsetOutOfRangeError,
+        TopicRecreatedError, GroupInUseError, NotPermittedError, SystemBusyError, DiskFullError, TooManyError,
         ShuttingDownError, QueueHealingError, StoreFailedError, SequenceExpiredError, SendOutOfOrderError, ProducerFencedError,
         DeadlineExceededError, UnknownMethodError, UnsupportedError, CorruptLogError, StaleRegistrationError, NameTakenError, InternalError,
     )

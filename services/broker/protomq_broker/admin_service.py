@@ -14,6 +14,7 @@ from protomq.v1.admin_service_pb2 import (
     CreateTopicRequest,
     CreateTopicResponse,
     DamagedQueue,
+    DeleteGroupRequest,
     DeleteTopicRequest,
     DeleteTopicResponse,
     DescribeTopicRequest,
@@ -47,13 +48,21 @@ from .request_times import time_ms_of
 from .store.errors import CorruptLogError
 from .store.topics import QUEUES_MAX, IncarnationGivenError, TopicConfig
 from .store_errors import of_corrupt_log, tells_store_errors, to_service_error
-from .topic_access import check_topic_name, existing_topic, readable_topic
+from .topic_access import (
+    check_group_name,
+    check_topic_name,
+    existing_topic,
+    group_not_found,
+    readable_topic,
+)
 
 if TYPE_CHECKING:
     from protomq_runtime.call import Call, CallContext
     from protomq_runtime.clock import Clock
 
     from .config import BrokerConfig
+    from .group_members import GroupMembers
+    from .offset_commits import OffsetCommits
     from .store.store import Store
 
 PAGE_SIZE_DEFAULT = 100
@@ -91,6 +100,8 @@ class AdminService:
         lane_status: Callable[[], Sequence[LaneStatus]],
         announce: Callable[[], None],
         write_refusal: Callable[[], str],
+        commits: OffsetCommits,
+        members: GroupMembers,
     ) -> None:
         self._store = store
         self._config = config
@@ -99,6 +110,8 @@ class AdminService:
         self._lane_status = lane_status
         self._announce = announce
         self._write_refusal = write_refusal
+        self._commits = commits
+        self._members = members
         self._start_time_ms = clock.now_ms()
 
     @drained
@@ -185,6 +198,35 @@ class AdminService:
             groups=[ConsumerGroup(consumer_group=name, topics=topics) for name, topics in page],
             next_page_token=page[-1][0] if len(groups) > size else "",
         )
+
+    @raw
+    def delete_group(self, call: Call) -> None:
+        """Has a group's offsets forgotten by a record of the log; answered when that is stored."""
+        try:
+            request = DeleteGroupRequest.FromString(bytes(call.payload))
+            self._check_unused(request)
+        except DecodeError:
+            call.fail(unparsable("protomq.v1.DeleteGroupRequest"))
+        except Exception as error:
+            call.fail(to_service_error(error))
+        else:
+            self._commits.delete_group(request.consumer_group, call)
+
+    def _check_unused(self, request: DeleteGroupRequest) -> None:
+        """Raises ServiceError if there is no such group, or if it is in use and the request does not say that it shall go all the same."""
+        group = request.consumer_group
+        check_group_name(group)
+        if not self._store.offsets.has_group(group):
+            raise group_not_found(group)
+        member = self._members.user_of(group)
+        if member and not request.force:
+            raise ServiceError(
+                Code.FAILED_PRECONDITION,
+                "GROUP_IN_USE",
+                f"{member} has pulled for group {group!r} within the last minute: stop the members of the group and wait for a minute, "
+                "or set force",
+                metadata={"consumer_group": group, "member": member},
+            )
 
     @tells_store_errors
     def get_broker_status(

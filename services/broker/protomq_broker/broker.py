@@ -107,6 +107,8 @@ class Broker:
             lane_status=self._lane_status,
             announce=self._announce,
             write_refusal=self._write_refusal,
+            commits=self._commits,
+            members=self._pull.members,
         )
         self._server: Server | None = None
         self._start_time_ms = clock.now_ms()

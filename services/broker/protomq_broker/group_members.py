@@ -3,9 +3,12 @@
 Until a group shares its queues out, each member that subscribes to a topic gets all of it. Here nobody is a member by registration; what
 counts is what is done: two names take turns at one queue, one of them after the other had pulled in between.
 
+And who pulled last for a group at all: one that is in use is not deleted without a word.
+
 Rules:
 - A restart is no second member: the old name does not pull again. Nor are members with queues of their own.
 - It is known for a minute after the last turn, and forgotten with a restart. No more than 100,000 queues of groups are remembered.
+- A group is in use for a minute after the end of the last hold that was asked for. No more than 10,000 groups are remembered.
 
 Any thread.
 """
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 REMEMBERED_MS: Final = 60_000
 """Four holds of the usual length: a member that waits for messages pulls that often."""
 QUEUES_MAX: Final = 100_000
+GROUPS_MAX: Final = 10_000
 MEMBERS_MAX: Final = 8
 """Of one queue that are remembered."""
 
@@ -44,6 +48,8 @@ class GroupMembers:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._queues: dict[Key, _Queue] = {}
+        self._groups: dict[str, tuple[str, int]] = {}
+        """Who pulled last, and until when the group is in use; the latest at the end."""
         self._lock = threading.Lock()
 
     def pulled(self, key: Key, member: str) -> None:
@@ -63,6 +69,20 @@ class GroupMembers:
             queue.pulled_ms[member] = now_ms
             if len(queue.pulled_ms) > MEMBERS_MAX:
                 del queue.pulled_ms[next(iter(queue.pulled_ms))]
+
+    def seen(self, group: str, name: str, hold_ms: int) -> None:
+        """Somebody pulls for a group, and may wait for so long."""
+        until_ms = self._clock.monotonic_ms() + hold_ms + REMEMBERED_MS
+        with self._lock:
+            self._groups.pop(group, None)
+            self._groups[group] = (name, until_ms)
+            if len(self._groups) > GROUPS_MAX:
+                del self._groups[next(iter(self._groups))]
+
+    def user_of(self, group: str) -> str:
+        """Who pulled last for the group, if it is in use; else empty."""
+        name, until_ms = self._groups.get(group, ("", 0))
+        return name if self._clock.monotonic_ms() < until_ms else ""
 
     def other(self, key: Key, member: str) -> str:
         """The name of another member that pulls the queue at the same time; empty if there is none."""

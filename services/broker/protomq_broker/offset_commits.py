@@ -1,26 +1,33 @@
-"""Commits of consumer offsets on their way into the log: a commit is an append like any other.
+"""Commits of consumer offsets on their way into the log: a commit is an append like any other, and so is the deletion of a group.
 
 Commits come from the consumer lane (CommitOffsets) and the pull lanes (the offset that a pull commits), and are appended by the send
 lane: all that are there by then in one record, if they fit. A caller of CommitOffsets is answered when a SEND_OK would be given, and
 waits for the disk no longer than a send (DEADLINE_EXCEEDED then, not definite). A pull
 does not wait: what it commits is kept until it is in the log, and tried again as long as that fails.
+
+While the send lane does not come to it, as while the disk hangs, commits are refused (SYSTEM_BUSY) once those that wait have
+ARRIVED_SIZE_MAX_BYTES, and of what pulls commit the newest of PASSING_MAX queues are kept.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from protomq.v1.admin_service_pb2 import DeleteGroupResponse
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, CommitOffsetsResponse, QueueOffset
 from protomq.v1.state_pb2 import OffsetsRecord
 from protomq.wire.record import encode_varint
+from protomq_runtime.errors import system_busy
 
 from .store.offsets import GROUPS_MAX, OFFSETS_TOPIC, OffsetKey, TooManyGroupsError
 from .store_errors import to_service_error
-from .topic_access import check_incarnation, existing_topic
+from .topic_access import check_incarnation, existing_topic, group_not_found
 
 if TYPE_CHECKING:
     from protomq_runtime.call import Call
@@ -37,11 +44,19 @@ log = logging.getLogger("protomq.broker")
 RECORD_SIZE_BYTES = 256 << 10
 """Of the commits in one record: what is more goes into the next one. The send lane shall not be busy with one append for long."""
 RETRY_INTERVAL_MS = 1_000
+BUSY_RETRY_DELAY_MS = 100
+ARRIVED_SIZE_MAX_BYTES = 32 << 20
+"""Of the commits that callers wait for and that the send lane has not come to: a million offsets or so."""
+COMMIT_OVERHEAD_BYTES = 1_000
+"""What a commit that waits takes besides its bytes: an empty one counts, too."""
 PASSING_MAX = 100_000
 """Offsets that pulls committed while the log takes no appends. More are dropped, since pulls wait for nothing; the log says how many."""
+PASSING_SLICE = 2_000
+"""So many of them are looked at for one record."""
 
 _COMMITS_TAG = bytes((OffsetsRecord.COMMITS_FIELD_NUMBER << 3 | 2,))
 _ANSWER = CommitOffsetsResponse().SerializeToString()
+assert DeleteGroupResponse().SerializeToString() == _ANSWER, "both say nothing"
 
 
 class _Commit(NamedTuple):
@@ -52,7 +67,7 @@ class _Commit(NamedTuple):
 
 
 class OffsetCommits:
-    """`commit` and `commit_in_passing`: any thread. `close`: the broker. All else: the send lane."""
+    """`commit`, `commit_in_passing` and `delete_group`: any thread. `close`: the broker. All else: the send lane."""
 
     def __init__(
         self, store: Store, writer: SystemWriter, waiting: WaitingAnswers, config: BrokerConfig
@@ -61,7 +76,9 @@ class OffsetCommits:
         self._config = config
         self._writer = writer
         self._waiting = waiting
+        self._arriving = threading.Lock()  # of the next five; never held over an append
         self._arrived: deque[_Commit] = deque()
+        self._arrived_size_bytes = 0
         self._is_posted = False
         self._passing: dict[OffsetKey, QueueOffset] = {}  # what pulls committed, newest only
         self._dropped_count = 0  # since the last warning
@@ -69,35 +86,43 @@ class OffsetCommits:
 
     def commit(self, request: CommitOffsetsRequest, call: Call) -> None:
         """Appends the offsets and answers the call."""
-        self._submit(_Commit(request, call))
+        size_bytes = len(call.payload) + COMMIT_OVERHEAD_BYTES
+        with self._arriving:
+            has_room = self._arrived_size_bytes + size_bytes <= ARRIVED_SIZE_MAX_BYTES
+            if has_room:
+                self._arrived_size_bytes += size_bytes
+                self._arrived.append(_Commit(request, call))
+                for offset in request.offsets:  # what pulls committed there was earlier
+                    key = OffsetKey(request.consumer_group, offset.topic, offset.queue_id)
+                    self._passing.pop(key, None)
+        if has_room:
+            self._post()
+        else:
+            call.fail(system_busy("send", BUSY_RETRY_DELAY_MS))
 
     def commit_in_passing(self, group: str, offset: QueueOffset) -> None:
         """Appends one offset; nobody waits for it."""
-        request = CommitOffsetsRequest(consumer_group=group, offsets=[offset])
-        self._submit(_Commit(request, None))
+        key = OffsetKey(group, offset.topic, offset.queue_id)
+        with self._arriving:
+            if len(self._passing) < PASSING_MAX or key in self._passing:
+                self._passing[key] = offset
+            else:
+                self._dropped_count += 1
+        self._post()
+
+    def delete_group(self, group: str, call: Call) -> None:
+        """Appends that the group is deleted, behind what has arrived by now, and answers the call."""
+        self._writer.post(partial(self._delete, group, call))
 
     def write(self) -> None:
         """Appends what has arrived by now; whatever goes wrong, nothing is lost without a word.
 
         What pulls committed waits while the log takes nothing: it is tried again each second, however many pulls come.
         """
-        self._is_posted = (
-            False  # before the queue is drained: what arrives from here on posts again
-        )
-        arrived, waiting = self._arrived, deque[_Commit]()
-        for _ in range(len(arrived)):
-            commit = arrived.popleft()
-            group = commit.request.consumer_group
-            if commit.call is not None:
-                waiting.append(commit)
-            for offset in commit.request.offsets:
-                key = OffsetKey(group, offset.topic, offset.queue_id)
-                if commit.call is not None:
-                    self._passing.pop(key, None)  # that one was earlier
-                elif len(self._passing) < PASSING_MAX or key in self._passing:
-                    self._passing[key] = offset
-                else:
-                    self._dropped_count += 1
+        with self._arriving:
+            self._is_posted = False  # what arrives from here on posts again
+            waiting, self._arrived = self._arrived, deque()
+            self._arrived_size_bytes = 0
         while waiting:
             self._append_waiting(waiting)
         while self._passing and self._retry is None and self._append_passing():
@@ -108,11 +133,28 @@ class OffsetCommits:
         self._retry = None
         self.write()
 
-    def _submit(self, commit: _Commit) -> None:
-        self._arrived.append(commit)
-        if not self._is_posted:
-            self._is_posted = True
+    def _post(self) -> None:
+        with self._arriving:
+            is_posted, self._is_posted = self._is_posted, True
+        if not is_posted:
             self._writer.post(self.write)
+
+    def _delete(self, group: str, call: Call) -> None:
+        self.write()
+        with self._arriving:
+            for key in [key for key in self._passing if key.group == group]:
+                del self._passing[key]
+        deletion = _Commit(CommitOffsetsRequest(consumer_group=group), call)
+        if not self._store.offsets.has_group(group):
+            _answer([deletion], group_not_found(group))
+            return
+        try:
+            record = OffsetsRecord(deleted_groups=[group]).SerializeToString()
+            position = self._writer.append(OFFSETS_TOPIC, [record])
+        except Exception as error:
+            _answer([deletion], error)
+            return
+        self._answer_when_stored([deletion], position)
 
     def _append_waiting(self, waiting: deque[_Commit]) -> None:
         """Appends as many of these commits as fit into one record, and answers them; at least one is taken from `waiting`."""
@@ -128,42 +170,49 @@ class OffsetCommits:
         except Exception as error:
             _answer(record.commits, error)
             return
+        self._answer_when_stored(record.commits, position)
+
+    def _answer_when_stored(self, commits: Sequence[_Commit], position: int) -> None:
         if self._waiting.is_stored(position):
-            _answer(record.commits, None)
+            _answer(commits, None)
             return
-        for commit in record.commits:
+        for commit in commits:
             assert commit.call is not None
             wait_ms = commit.call.hold_time_ms(self._config.sync_flush_timeout_ms)
-            self._waiting.wait(
-                self._writer.lane, position, wait_ms, partial(_answer, [commit])
-            )
+            self._waiting.wait(self._writer.lane, position, wait_ms, partial(_answer, [commit]))
         self._waiting.request_flush()
 
     def _append_passing(self) -> bool:
         """Appends what pulls committed, as much as fits into one record; whether it is in the log. What is not is tried again."""
         record = _Record(self._store)
-        taken: list[OffsetKey] = []
-        for key, offset in self._passing.items():
+        with self._arriving:
+            passing = list(islice(self._passing.items(), PASSING_SLICE))
+        taken: list[tuple[OffsetKey, QueueOffset]] = []
+        for key, offset in passing:
             request = CommitOffsetsRequest(consumer_group=key.group, offsets=[offset])
             try:
                 record.add(_Commit(request, None))
             except Exception as error:  # its topic has gone since, say
                 log.info("the offset that %s committed by a pull is not taken: %s", key, error)
-            taken.append(key)
+            taken.append((key, offset))
             if record.size_bytes >= RECORD_SIZE_BYTES:
                 break
         try:
             record.append(self._writer)
         except Exception as error:
+            with self._arriving:
+                kept_count, dropped_count = len(self._passing), self._dropped_count
+                self._dropped_count = 0
             log.warning(
                 "offsets that pulls committed are not in the log yet, %d of them, and %d were dropped since the last attempt: %s",
-                len(self._passing), self._dropped_count, error,
+                kept_count, dropped_count, error,
             )  # fmt: skip
-            self._dropped_count = 0
             self._retry_later()
             return False
-        for key in taken:
-            del self._passing[key]
+        with self._arriving:
+            for key, offset in taken:
+                if self._passing.get(key) is offset:  # else a later one has come meanwhile
+                    del self._passing[key]
         return True
 
     def _retry_later(self) -> None:

@@ -25,7 +25,7 @@ from .group_members import GroupMembers
 from .holds import Hold, LaneHolds, QueueKey
 from .plain_bodies import with_plain_bodies
 from .store.reading import ReadResult, ReadStatus
-from .store.topics import QUEUES_MAX
+from .store.topics import GROUP_NAME_LENGTH_MAX, QUEUES_MAX
 from .store_errors import to_service_error
 from .topic_access import (
     check_committed_offset,
@@ -82,7 +82,7 @@ class PullService:
         self._store = store
         self._commits = commits
         self._config = config
-        self._members = GroupMembers(clock)
+        self.members = GroupMembers(clock)
         self._holds: dict[Lane, LaneHolds] = {}
         self._stopping = False
 
@@ -97,8 +97,11 @@ class PullService:
         except Exception as error:
             call.fail(to_service_error(error))
             return
-        if request.member and request.consumer_group:
-            self._members.pulled(_queue_of_group(request), request.member)
+        group = request.consumer_group
+        if group and len(group) <= GROUP_NAME_LENGTH_MAX:
+            self.members.seen(group, request.member or call.peer, request.hold_ms)
+        if request.member and group:
+            self.members.pulled(_queue_of_group(request), request.member)
         if request.hold_ms > 0 and not self._stopping and _nothing_yet(found.result):
             self._hold(call, request, tag_codes, found)
         else:
@@ -274,7 +277,7 @@ class PullService:
         result = found.result
         other = ""
         if request.member and request.consumer_group:
-            other = self._members.other(_queue_of_group(request), request.member)
+            other = self.members.other(_queue_of_group(request), request.member)
         # The store's regions have the same three fields as the runtime's: the store cannot import that one.
         regions = cast("list[Region]", result.regions)
         if request.plain_bodies and regions:

@@ -149,6 +149,16 @@ def topic_not_found(name: str) -> ServiceError:
     )
 
 
+def group_not_found(name: str) -> ServiceError:
+    """NOT_FOUND for a consumer group."""
+    return ServiceError(
+        Code.NOT_FOUND,
+        "GROUP_NOT_FOUND",
+        f"group {name!r} has no committed offset here; ListGroups tells which groups have",
+        metadata={"consumer_group": name},
+    )
+
+
 def not_permitted(name: str, what: str) -> ServiceError:
     """PERMISSION_DENIED for a topic that may not be read or written."""
     return ServiceError(

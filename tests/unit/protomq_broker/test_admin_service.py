@@ -9,8 +9,12 @@ from protomq.v1.admin_service_pb2 import QueryMessagesRequest, QueryMessagesResp
 from protomq.wire.record import encode_message_id
 from protomq_broker.admin_service import AdminService
 from protomq_broker.config import BrokerConfig
+from protomq_broker.group_members import GroupMembers
+from protomq_broker.offset_commits import OffsetCommits
 from protomq_broker.store.store import Store
 from protomq_broker.store.topics import TopicConfig
+from protomq_broker.system_writer import SystemWriter
+from protomq_broker.waiting_answers import WaitingAnswers
 from protomq_runtime.errors import Code, ServiceError
 
 from .store.log_helpers import ManualClock, make_request
@@ -38,6 +42,8 @@ def service_of(store: Store, clock: ManualClock) -> AdminService:
         lane_status=list,
         announce=lambda: None,
         write_refusal=lambda: "",
+        commits=OffsetCommits(store, SystemWriter(), WaitingAnswers(store, clock), BrokerConfig()),
+        members=GroupMembers(clock),
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from protomq.testing.fakes import FakeClock
 from protomq_broker import group_members
 from protomq_broker.group_members import MEMBERS_MAX, REMEMBERED_MS, GroupMembers
@@ -34,6 +36,28 @@ def test_a_restart_and_members_with_queues_of_their_own_are_no_conflict() -> Non
         members.pulled(Q0, name)
         members.pulled(Q1, "another")
         assert members.other(Q0, name) == members.other(Q1, "another") == ""
+
+
+def test_a_group_is_in_use_until_a_minute_after_the_last_hold() -> None:
+    clock = FakeClock()
+    members = GroupMembers(clock)
+    assert members.user_of("g") == ""
+    members.seen("g", "a", 0)
+    members.seen("g", "b", 15_000)
+    clock.advance(REMEMBERED_MS + 14_999)
+    assert (members.user_of("g"), members.user_of("h")) == ("b", "")
+    clock.advance(1)
+    assert members.user_of("g") == ""
+
+
+def test_the_groups_that_pulled_longest_ago_are_forgotten_beyond_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(group_members, "GROUPS_MAX", 2)
+    members = GroupMembers(FakeClock())
+    for group in ("g", "h", "g", "i"):
+        members.seen(group, "a", 0)
+    assert [members.user_of(group) for group in "ghi"] == ["a", "", "a"]
 
 
 def test_it_is_forgotten_when_one_is_gone_for_a_minute() -> None:

@@ -20,6 +20,7 @@ from protomq_broker.waiting_answers import NOT_STORED_IN_TIME, WaitingAnswers
 from protomq_runtime.errors import Code, ServiceError
 
 from .store.log_helpers import ManualClock
+from .store.store_helpers import commit as store_commit
 from .store.store_helpers import committed, open_store
 
 
@@ -34,9 +35,10 @@ class StubTimer(NamedTuple):
 
 
 class StubCall:
-    """A call of CommitOffsets, and how it ended."""
+    """A call of CommitOffsets or DeleteGroup, and how it ended."""
 
-    def __init__(self, lane: StubLane, left_ms: float) -> None:
+    def __init__(self, lane: StubLane, left_ms: float = 60_000, size_bytes: int = 0) -> None:
+        self.payload = bytes(size_bytes)
         self.lane = lane
         self.outcome: bytes | ServiceError | None = None
         self._left_ms = left_ms
@@ -128,6 +130,108 @@ def test_what_pulls_commit_beyond_the_limit_is_counted_in_the_log(
     lane.run(lane.due[:])
 
     assert "2 of them, and 0 were dropped" in caplog.text
+
+
+def test_commits_that_the_send_lane_does_not_come_to_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commits, lane, store, incarnation = make_commits()
+    monkeypatch.setattr(offset_commits, "ARRIVED_SIZE_MAX_BYTES", 10_000)
+    calls = [StubCall(lane, size_bytes=2_000) for _ in range(5)]
+    offset = QueueOffset(topic="topic", queue_id=0, topic_incarnation=incarnation)
+    for number, call in enumerate(calls):
+        offset.queue_offset = number
+        request = CommitOffsetsRequest(consumer_group="group", offsets=[offset])
+        commits.commit(request, cast("Any", call))
+    assert [call.outcome is None for call in calls] == [True, True, True, False, False]
+    for call in calls[3:]:
+        assert isinstance(call.outcome, ServiceError)
+        assert (call.outcome.reason, call.outcome.retry_delay_ms) == ("SYSTEM_BUSY", 100)
+
+    lane.run(lane.posted)
+
+    assert [call.outcome for call in calls[:3]] == [b""] * 3
+    assert committed(store, "group", "topic", 0) == 2
+    again = StubCall(lane, size_bytes=2_000)
+    commits.commit(CommitOffsetsRequest(consumer_group="group"), cast("Any", again))
+    lane.run(lane.posted)
+    assert again.outcome == b"", "there is room again"
+
+
+def test_a_commit_that_comes_while_another_is_appended_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commits, lane, store, incarnation = make_commits()
+    real = store.append_state
+
+    def append(*arguments: Any) -> int:
+        monkeypatch.setattr(store, "append_state", real)
+        position = real(*arguments)
+        commit_by_pull(commits, incarnation, 2)
+        return position
+
+    commit_by_pull(commits, incarnation, 1)
+    monkeypatch.setattr(store, "append_state", append)
+    lane.run(lane.posted)
+    assert committed(store, "group", "topic", 0) == 2
+
+
+def test_a_group_is_deleted_behind_what_has_arrived(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commits, lane, store, incarnation = make_commits()
+    offset = QueueOffset(topic="topic", queue_id=0, queue_offset=3, topic_incarnation=incarnation)
+    committing, deleting, repeated, later = (StubCall(lane) for _ in range(4))
+    request = CommitOffsetsRequest(consumer_group="group", offsets=[offset])
+    commits.commit(request, cast("Any", committing))
+    commit_by_pull(commits, incarnation, 4)
+    commits.delete_group("group", cast("Any", deleting))
+    commits.delete_group("group", cast("Any", repeated))
+    lane.run(lane.posted)
+    assert (committing.outcome, deleting.outcome) == (b"", b"")
+    assert isinstance(repeated.outcome, ServiceError)
+    assert repeated.outcome.reason == "GROUP_NOT_FOUND"
+    assert store.offsets.groups() == {}
+
+    commits.commit(request, cast("Any", later))
+    lane.run(lane.posted)
+    assert committed(store, "group", "topic", 0) == 3, "the same offset as before: it must be said again"
+
+
+def test_a_deletion_that_the_log_does_not_take_deletes_nothing_and_later_pulls_do_not_bring_it_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commits, lane, store, incarnation = make_commits()
+    commit_by_pull(commits, incarnation, 1)
+    lane.run(lane.posted)
+    refused, taken = StubCall(lane), StubCall(lane)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "append_state", refuse)
+        commit_by_pull(commits, incarnation, 2)
+        commits.delete_group("group", cast("Any", refused))
+        lane.run(lane.posted)
+    assert isinstance(refused.outcome, ServiceError)
+    assert refused.outcome.reason == "DISK_FULL"
+    assert committed(store, "group", "topic", 0) == 1
+    commits.delete_group("group", cast("Any", taken))
+    lane.run(lane.posted)
+    lane.run(lane.due)
+    assert (taken.outcome, store.offsets.groups()) == (b"", {})
+
+
+def test_a_deletion_waits_for_the_disk_as_a_commit_does() -> None:
+    lane, store, writer = StubLane(), open_store(SimDisk(), sync_flush=True), SystemWriter()
+    waiting = WaitingAnswers(store, ManualClock())
+    writer.start(store, cast("Any", lane))
+    store_commit(store, "group", "topic", 0, 5)
+    commits, call = OffsetCommits(store, writer, waiting, BrokerConfig()), StubCall(lane)
+    commits.delete_group("group", cast("Any", call))
+    lane.run(lane.posted)
+    assert call.outcome is None
+    store.flush()
+    waiting.resolve()
+    lane.run(lane.posted)
+    assert call.outcome == b""
 
 
 def test_a_commit_waits_for_the_disk_no_longer_than_a_send() -> None:

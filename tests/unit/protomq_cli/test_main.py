@@ -15,7 +15,7 @@ from protomq_cli.main import main
 
 COMMANDS = [
     "standalone", "namesrv", "broker", "send", "pull", "consume", "completion", "version", "topic list",
-    "topic create", "topic describe", "topic delete", "group offsets", "group commit", "message query", "cluster list",
+    "topic create", "topic describe", "topic delete", "group offsets", "group commit", "group delete", "message query", "cluster list",
     "cluster status", "cluster forget", "log dump", "log verify", "log repair", "bench producer", "bench batch", "bench consumer",
     "bench latency",
 ]  # fmt: skip

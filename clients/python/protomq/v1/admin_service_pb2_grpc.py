@@ -80,6 +80,11 @@ class AdminServiceStub(object):
                 request_serializer=protomq_dot_v1_dot_admin__service__pb2.ListGroupsRequest.SerializeToString,
                 response_deserializer=protomq_dot_v1_dot_admin__service__pb2.ListGroupsResponse.FromString,
                 _registered_method=True)
+        self.DeleteGroup = channel.unary_unary(
+                '/protomq.v1.AdminService/DeleteGroup',
+                request_serializer=protomq_dot_v1_dot_admin__service__pb2.DeleteGroupRequest.SerializeToString,
+                response_deserializer=protomq_dot_v1_dot_admin__service__pb2.DeleteGroupResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
@@ -149,6 +154,13 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DeleteGroup(self, request, context):
+        """DeleteGroup forgets all offsets that a consumer group has committed at this broker. It is answered when a commit would be.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -196,6 +208,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.ListGroups,
                     request_deserializer=protomq_dot_v1_dot_admin__service__pb2.ListGroupsRequest.FromString,
                     response_serializer=protomq_dot_v1_dot_admin__service__pb2.ListGroupsResponse.SerializeToString,
+            ),
+            'DeleteGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteGroup,
+                    request_deserializer=protomq_dot_v1_dot_admin__service__pb2.DeleteGroupRequest.FromString,
+                    response_serializer=protomq_dot_v1_dot_admin__service__pb2.DeleteGroupResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -442,6 +459,33 @@ class AdminService(object):
             '/protomq.v1.AdminService/ListGroups',
             protomq_dot_v1_dot_admin__service__pb2.ListGroupsRequest.SerializeToString,
             protomq_dot_v1_dot_admin__service__pb2.ListGroupsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DeleteGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protomq.v1.AdminService/DeleteGroup',
+            protomq_dot_v1_dot_admin__service__pb2.DeleteGroupRequest.SerializeToString,
+            protomq_dot_v1_dot_admin__service__pb2.DeleteGroupResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,6 +51,8 @@ class AdminServiceStub:
     """Ping answers at once on the admin lane."""
     ListGroups: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListGroupsRequest, _admin_service_pb2.ListGroupsResponse]
     """ListGroups lists the consumer groups that have committed offsets at this broker."""
+    DeleteGroup: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.DeleteGroupRequest, _admin_service_pb2.DeleteGroupResponse]
+    """DeleteGroup forgets all offsets that a consumer group has committed at this broker. It is answered when a commit would be."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
@@ -75,6 +77,8 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Ping answers at once on the admin lane."""
     ListGroups: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListGroupsRequest, _admin_service_pb2.ListGroupsResponse]  # type: ignore[assignment]
     """ListGroups lists the consumer groups that have committed offsets at this broker."""
+    DeleteGroup: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.DeleteGroupRequest, _admin_service_pb2.DeleteGroupResponse]  # type: ignore[assignment]
+    """DeleteGroup forgets all offsets that a consumer group has committed at this broker. It is answered when a commit would be."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """AdminService creates, describes and deletes topics, and shows what the broker does."""
@@ -150,5 +154,13 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.ListGroupsResponse, _abc.Awaitable[_admin_service_pb2.ListGroupsResponse]]:
         """ListGroups lists the consumer groups that have committed offsets at this broker."""
+
+    @_abc_1.abstractmethod
+    def DeleteGroup(
+        self,
+        request: _admin_service_pb2.DeleteGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_service_pb2.DeleteGroupResponse, _abc.Awaitable[_admin_service_pb2.DeleteGroupResponse]]:
+        """DeleteGroup forgets all offsets that a consumer group has committed at this broker. It is answered when a commit would be."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

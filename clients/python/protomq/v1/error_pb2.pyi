@@ -84,6 +84,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION: the message that is to stand before this one (previous_sequence) is not stored here; nor is this one. Send that one
     first, then this one again.
     """
+    ERROR_REASON_GROUP_NOT_FOUND: _ErrorReason.ValueType  # 27
+    """NOT_FOUND: the consumer group has no committed offset at this broker."""
+    ERROR_REASON_GROUP_IN_USE: _ErrorReason.ValueType  # 28
+    """FAILED_PRECONDITION: the consumer group has members that pulled lately; the metadata name the last one. Nothing was deleted."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason lists every value that ErrorInfo.reason takes, there without the prefix: "TOPIC_NOT_FOUND"."""
@@ -150,4 +154,8 @@ ERROR_REASON_SEND_OUT_OF_ORDER: ErrorReason.ValueType  # 26
 """FAILED_PRECONDITION: the message that is to stand before this one (previous_sequence) is not stored here; nor is this one. Send that one
 first, then this one again.
 """
+ERROR_REASON_GROUP_NOT_FOUND: ErrorReason.ValueType  # 27
+"""NOT_FOUND: the consumer group has no committed offset at this broker."""
+ERROR_REASON_GROUP_IN_USE: ErrorReason.ValueType  # 28
+"""FAILED_PRECONDITION: the consumer group has members that pulled lately; the metadata name the last one. Nothing was deleted."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

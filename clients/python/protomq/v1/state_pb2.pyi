@@ -21,23 +21,31 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class OffsetsRecord(_message.Message):
-    """OffsetsRecord is the body of a record of %SYS%OFFSETS: what groups committed. All commits that were appended together stand in one record."""
+    """OffsetsRecord is the body of a record of %SYS%OFFSETS: what groups committed, or that they were deleted. All commits that were appended
+    together stand in one record.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     COMMITS_FIELD_NUMBER: _builtins.int
+    DELETED_GROUPS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def commits(self) -> _containers.RepeatedCompositeFieldContainer[_consumer_service_pb2.CommitOffsetsRequest]:
         """The commits, in their order; each offset carries the incarnation of its topic. A later one replaces an earlier one of the same queue."""
+
+    @_builtins.property
+    def deleted_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Groups that were deleted: what the log has of them in front of this record counts no more. They go before the commits of this record."""
 
     def __init__(
         self,
         *,
         commits: _abc.Iterable[_consumer_service_pb2.CommitOffsetsRequest] | None = ...,
+        deleted_groups: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commits", b"commits", "deleted_groups", b"deleted_groups"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

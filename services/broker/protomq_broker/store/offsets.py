@@ -1,6 +1,6 @@
 """Where consumer groups go on: the committed offsets, a state machine over the log.
 
-    record of %SYS%OFFSETS        its body is an OffsetsRecord (state.proto): commits, in their order
+    record of %SYS%OFFSETS        its body is an OffsetsRecord (state.proto): commits, in their order; or groups that were deleted
     config/consumerOffsets.json   {"position": n, "groups": {"<group>": {"<topic>": {"incarnation": i,
                                    "offsets": {"<queue>": [offset, position]}}}}}
 
@@ -13,6 +13,7 @@ Rules:
 - Before a segment goes, what is alive in it is appended again: so the log has the offsets of a group that commits no more, however old. An
   offset's `position` is where its newest record stands.
 - A commit may go back: an explicit seek does.
+- A group is deleted by a record. It need not be carried forward: the log goes from its front, so what it takes away goes before it does.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class TooManyGroupsError(StoreError):
 
     def __init__(self) -> None:
         super().__init__(
-            f"{GROUPS_MAX} consumer groups have committed offsets here: no more are taken"
+            f"{GROUPS_MAX} consumer groups have committed offsets here: no more are taken; delete those that nobody needs"
         )
         self.groups_max = GROUPS_MAX
 
@@ -110,6 +111,8 @@ class ConsumerOffsets:
             log.error("the record of %s at position %d does not parse", OFFSETS_TOPIC, position)
             return
         with self._lock:
+            for group in record.deleted_groups:
+                self._groups.pop(group, None)
             for commit in record.commits:
                 topics = self._groups.setdefault(commit.consumer_group, {})
                 for offset in commit.offsets:
@@ -215,6 +218,9 @@ class ConsumerOffsets:
         groups: dict[str, dict[str, Any]] = {}
         for name in names:
             with self._lock:  # for one group at a time: the writer must not wait for all of them
+                topics = self._groups.get(name)
+                if topics is None:  # it was deleted meanwhile
+                    continue
                 groups[name] = {
                     topic: {
                         "incarnation": known.incarnation,
@@ -223,7 +229,7 @@ class ConsumerOffsets:
                             for queue_id, offset in known.offsets.items()
                         },
                     }
-                    for topic, known in self._groups.get(name, _NO_TOPICS).items()
+                    for topic, known in topics.items()
                 }
         return OffsetsCache(change_count, groups)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,7 @@ from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, QueueOffset
 from protomq.v1.state_pb2 import OffsetsRecord
 from protomq_broker.store import store as store_module
 from protomq_broker.store.errors import DiskFullError, StoreFailedError
-from protomq_broker.store.offsets import ConsumerOffsets, OffsetKey
+from protomq_broker.store.offsets import OFFSETS_TOPIC, ConsumerOffsets, OffsetKey
 from protomq_broker.store.store import Store
 from protomq_broker.store.topics import TopicConfig, incarnation_of_first
 
@@ -51,6 +52,10 @@ def record(*commits: tuple[str, str, int, int], incarnation: int = 1) -> bytes:
     ).SerializeToString()
 
 
+def deletion(*groups: str) -> bytes:
+    return OffsetsRecord(deleted_groups=groups).SerializeToString()
+
+
 def save(offsets: ConsumerOffsets, position: int) -> bool:
     cache = offsets.cache()
     if cache is not None:
@@ -79,6 +84,50 @@ def test_offsets_belong_to_one_incarnation() -> None:
     offsets.apply(record(("g", "u", 0, 1), ("h", "u", 0, 1)), 30)
     offsets.keep({"t": 2}.get)
     assert offsets.groups() == {"g": ["t"]}
+
+
+def test_a_group_that_is_deleted_is_gone_until_it_commits_again() -> None:
+    offsets = make_offsets()
+    offsets.apply(record(("g", "t", 0, 5), ("h", "t", 0, 7)), 10)
+    offsets.apply(deletion("g", "never there"), 20)
+    assert (offsets.groups(), offsets.group_count) == ({"h": ["t"]}, 1)
+    assert offsets.find("g", "t", 1, 0) is None
+    assert offsets.record_of([OffsetKey("g", "t", 0)], 50) == b"", "it is not carried forward"
+    offsets.apply(record(("g", "t", 1, 2)), 30)
+    assert offsets.of_topic("g", "t", 1) == {1: 2}
+
+
+def test_a_record_with_both_deletes_first() -> None:
+    offsets = make_offsets()
+    offsets.apply(record(("g", "t", 0, 5)), 10)
+    offsets.apply(record(("g", "t", 1, 6)) + deletion("g"), 20)
+    assert offsets.of_topic("g", "t", 1) == {1: 6}
+
+
+def test_a_group_that_is_deleted_while_the_cache_is_made_is_not_in_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = SimDisk()
+    offsets = make_offsets(disk)
+    offsets.apply(record(("g", "t", 0, 5)), 10)
+    names = list(offsets._groups)
+    offsets.apply(deletion("g"), 20)
+    with monkeypatch.context() as patch:  # as it is between two groups
+        patch.setattr(offsets, "_groups", _NamesOfBefore(names))
+        cache = offsets.cache()
+    assert cache is not None
+    assert cache.groups == {}
+
+
+class _NamesOfBefore(dict[str, Any]):
+    """Groups that were there when their names were looked at, and are not any more."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__()
+        self._names = names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
 
 
 def test_a_record_that_is_none_changes_nothing_and_is_said(
@@ -152,17 +201,21 @@ def test_every_flipped_bit_of_the_cache_is_noticed() -> None:
             st.integers(0, 2),
             st.integers(0, 9),
             st.integers(1, 2),
-        ),
+        )
+        | st.sampled_from("gh"),
         max_size=30,
     ),
     st.data(),
 )
 def test_a_cache_at_any_point_and_the_records_behind_it_make_the_same_offsets(
-    commits: list[tuple[str, str, int, int, int]], data: st.DataObject
+    commits: list[tuple[str, str, int, int, int] | str], data: st.DataObject
 ) -> None:
     disk = SimDisk()
     offsets = make_offsets(disk)
-    bodies = [record(commit[:4], incarnation=commit[4]) for commit in commits]
+    bodies = [
+        deletion(commit) if isinstance(commit, str) else record(commit[:4], incarnation=commit[4])
+        for commit in commits
+    ]
     saved_at = data.draw(st.integers(0, len(bodies)))
     for position, body in enumerate(bodies):
         if position == saved_at:
@@ -180,6 +233,7 @@ def test_a_cache_at_any_point_and_the_records_behind_it_make_the_same_offsets(
                 )
     assert sorted(again.keys_below(99)) == sorted(offsets.keys_below(99))
     assert again.incarnations({}) == offsets.incarnations({})
+    assert again.groups() == offsets.groups()
 
 
 # With a store.
@@ -226,6 +280,50 @@ def test_offsets_survive_the_loss_of_every_cache(lost: str, checkpoints: bool) -
     topic = store.topics.find("topic")
     assert topic is not None
     assert topic.incarnation == incarnation
+
+
+@pytest.mark.parametrize("lost", CACHES)
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_a_deleted_group_does_not_come_back_by_the_loss_of_any_cache(
+    lost: str, checkpoints: bool
+) -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    store.topics.create(TopicConfig("topic"))
+    store.append([make_request(queue_id=1)])  # it names the topic
+    commit(store, "gone", "topic", 0, 5)
+    commit(store, "again", "topic", 0, 6)
+    if checkpoints:
+        store.checkpoint()
+    store.append_state(OFFSETS_TOPIC, [deletion("gone", "again")])
+    commit(store, "again", "topic", 1, 7)
+    if checkpoints:
+        store.close()
+    else:
+        disk = disk.killed()
+    for name in CACHES[lost]:
+        if disk.exists(f"/s/{name}"):
+            disk.remove(f"/s/{name}")
+    store = open_store(disk)
+    assert store.offsets.groups() == {"again": ["topic"]}
+    assert (committed(store, "again", "topic", 0), committed(store, "again", "topic", 1)) == (None, 7)
+
+
+def test_a_deleted_group_does_not_come_back_when_segments_go() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    commit(store, "gone", "topic", 0, 5)
+    commit(store, "idle", "topic", 0, 6)
+    fill_segments(store, 2)
+    store.append_state(OFFSETS_TOPIC, [deletion("gone")])
+    for count in (4, 6):  # first the offsets' segment goes, then the deletion's
+        fill_segments(store, count)
+        store.checkpoint()
+        store.delete_segments_below((count - 2) * SEGMENT)
+        assert store.min_position > 0
+        killed = disk.killed()
+        killed.remove(PATH)
+        assert open_store(killed).offsets.groups() == {"idle": ["topic"]}
 
 
 @pytest.mark.parametrize("digit", range(3))
