@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from .boundaries import BoundaryFiles
@@ -29,6 +29,7 @@ from .checked_segment import CheckedSegment, Stretch, stretch_of
 from .disk import Disk
 from .errors import CorruptLogError
 from .positions import LogTail
+from .quarantine import Quarantine
 from .recovery import DamagedRange, Resync, StartPoint, chain_at_end, find_resync, skips_of
 from .seals import LogWalker
 from .segment import SegmentFile, SegmentFolder
@@ -52,16 +53,16 @@ class CheckedLog:
         folder: SegmentFolder,
         tail: Callable[[], LogTail],
         log_start: Callable[[], StartPoint],
-        damaged: Callable[[], Sequence[DamagedRange]],
+        quarantine: Quarantine,
         files: BoundaryFiles,
         monotonic_ms: Callable[[], int],
     ) -> None:
-        """`log_start`: where a walk of the whole log begins; `damaged`: what is set aside already, and is given to nobody."""
+        """`log_start`: where a walk of the whole log begins; `quarantine`: what is set aside already, and is given to nobody."""
         self._disk = disk
         self._folder = folder
         self._tail = tail
         self._log_start = log_start
-        self._damaged = damaged
+        self._quarantine = quarantine
         self._files = files
         self._monotonic_ms = monotonic_ms
         self._segments: dict[int, CheckedSegment] = {}
@@ -262,7 +263,7 @@ class CheckedLog:
                 self._folder,
                 at.position,
                 at.crc32c,
-                skips=skips_of(self._damaged()),
+                skips=skips_of(self._quarantine.ranges),
                 end_position=end_position,
             )
             for block in walker:
@@ -276,7 +277,7 @@ class CheckedLog:
 
     def _skip(self, at: StartPoint) -> StartPoint:
         """Behind what is set aside already."""
-        for damage in self._damaged():
+        for damage in self._quarantine.ranges:
             if damage.start_position <= at.position < damage.end_position:
                 at = StartPoint(damage.end_position, damage.previous_crc32c)
         return at

@@ -17,7 +17,7 @@ One thread: that of housekeeping, which deletes segments and writes these files 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -28,6 +28,7 @@ from .consume_queue import ENTRIES_PER_FILE, ConsumeQueueDamagedError, DamagedFi
 from .consume_queue_table import ConsumeQueueTable
 from .disk import Disk
 from .entry_check import salt_of
+from .quarantine import Quarantine
 from .queue_patch import Bounds, QueuePatch, Span, merged, overlap
 from .record_scan import read_trailers
 from .recovery import DamagedRange, StartPoint, find_resync, skips_of
@@ -53,16 +54,14 @@ class LogState(NamedTuple):
     Attributes:
         end_position: end of the log; all in front of it is written.
         flushed_position: end of what is on stable storage.
-        damaged: ranges that are set aside.
         deleted: topics that were deleted, and where the log ended then.
-        set_aside: sets a range aside.
+        quarantine: ranges that are set aside.
     """
 
     end_position: Callable[[], int]
     flushed_position: Callable[[], int]
-    damaged: Callable[[], Sequence[DamagedRange]]
     deleted: Callable[[], Mapping[str, int]]
-    set_aside: Callable[[DamagedRange], None]
+    quarantine: Quarantine
 
 
 class QueueHealer:
@@ -178,7 +177,7 @@ class QueueHealer:
                     if overlap(span, *place):
                         self._give_up(met, reason)
                         return False
-            damaged = self._state.damaged()
+            damaged = self._state.quarantine.ranges
             if not patch.is_wide and not all(
                 any(overlap(span, each.start_position, each.end_position) for each in damaged)
                 for span in spans
@@ -223,7 +222,7 @@ class QueueHealer:
             start = StartPoint(
                 base, None
             )  # a head: the CRC before it may be that of a damaged seal
-            for damage in self._state.damaged():
+            for damage in self._state.quarantine.ranges:
                 if damage.start_position <= base < damage.end_position:
                     start = StartPoint(damage.end_position, damage.previous_crc32c)
             self._stop = min(stop, end)
@@ -239,7 +238,7 @@ class QueueHealer:
             self._folder,
             start.position,
             start.crc32c,
-            skips=skips_of(self._state.damaged()),
+            skips=skips_of(self._state.quarantine.ranges),
             block_size_bytes=BLOCK_SIZE_BYTES,
         )
         self._blocks = iter(self._walker)
@@ -278,7 +277,7 @@ class QueueHealer:
             self._note_obstacle(position, walker.problem)
             return
         damage = DamagedRange(position, found.position, found.crc32c, walker.problem)
-        self._state.set_aside(damage)
+        self._state.quarantine.set_aside(damage)
         if found.position < self._stop:
             self._look_from(StartPoint(found.position, found.crc32c))
 

@@ -11,7 +11,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -23,6 +23,7 @@ from .consume_queue import ConsumeQueue, StoreTime
 from .consume_queue_table import ConsumeQueueTable
 from .errors import CorruptLogError, LostMessage
 from .positions import Positions
+from .quarantine import Quarantine
 from .reading import LogRegion, ReadResult, ReadStatus
 from .record_scan import record_field_at
 from .recovery import DamagedRange
@@ -40,7 +41,7 @@ _UNBOUNDED: Final = 1 << 62
 
 
 class LogReader:
-    """Reads through the derived structures. `damaged` is replaced when the store learns of damage."""
+    """Reads through the derived structures."""
 
     def __init__(
         self,
@@ -48,12 +49,10 @@ class LogReader:
         queues: ConsumeQueueTable,
         checked: CheckedLog,
         positions: Positions,
-        damaged: Sequence[DamagedRange],
-        set_aside: Callable[[DamagedRange], None],
+        quarantine: Quarantine,
     ) -> None:
-        self.damaged = damaged
         self._checked = checked
-        self._set_aside = set_aside
+        self._quarantine = quarantine
         self._folder = folder
         self._queues = queues
         self._positions = positions
@@ -87,7 +86,7 @@ class LogReader:
             return ReadResult(status, end_offset, min_offset, end_offset)
         stop_offset = (
             self._stop_before_damage(queue, queue_offset, end_offset)
-            if self.damaged
+            if self._quarantine.ranges
             else end_offset
         )
         selection = self._select(
@@ -99,7 +98,7 @@ class LogReader:
             )
         damage = self._checked.find_damage(selection.regions)
         if damage is not None:
-            self._set_aside(damage)
+            self._quarantine.set_aside(damage)
             return self.read(
                 topic, queue_id, queue_offset, record_count_max, size_max_bytes, tag_codes
             )
@@ -171,7 +170,7 @@ class LogReader:
         """A position of the log from which on nothing of the topic stands that was stored before `time_ms`."""
         positions = []
         for queue, offset in self._offsets_at_time(topic, time_ms):
-            for damage in self.damaged:  # the time of what is lost is not known: it may be earlier
+            for damage in self._quarantine.ranges:  # the time of what is lost is not known: it may be earlier
                 first, following = lost_in(queue, damage)
                 if first <= offset < following:
                     offset = following
@@ -236,7 +235,7 @@ class LogReader:
 
     def _stop_before_damage(self, queue: ConsumeQueue, queue_offset: int, end_offset: int) -> int:
         """Up to which queue offset a read from `queue_offset` may go; CorruptLogError if that one is lost already."""
-        for damage in self.damaged:
+        for damage in self._quarantine.ranges:
             first, following = lost_in(queue, damage)
             if first <= queue_offset < following:
                 raise self.corrupt(queue, damage, queue_offset, f"go on at offset {following}")
@@ -283,12 +282,12 @@ class LogReader:
             damage = self._checked.find_damage(((position, 1),))
             if damage is None:
                 return self._folder.at(position)
-            self._set_aside(damage)
+            self._quarantine.set_aside(damage)
         return None
 
     def damage_at(self, position: int) -> DamagedRange | None:
         """The damaged range in which a position lies, None if it lies in none that is known."""
-        for damage in self.damaged:
+        for damage in self._quarantine.ranges:
             if damage.start_position <= position < damage.end_position:
                 return damage
         return None

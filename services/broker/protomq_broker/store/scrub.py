@@ -11,13 +11,14 @@ Readers do not wait for it: what they ask for is checked first (`checked_log.py`
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from .checked_log import CheckedLog
 from .checked_segment import stretch_of
 from .disk import Disk
-from .recovery import DamagedRange, StartPoint, skips_of
+from .quarantine import Quarantine
+from .recovery import StartPoint, skips_of
 from .seals import LogWalker
 from .segment import SegmentFolder
 
@@ -37,19 +38,16 @@ class Scrubber:
         folder: SegmentFolder,
         size_bytes_per_s: int,
         log_start: Callable[[], StartPoint],
-        damaged: Callable[[], Sequence[DamagedRange]],
+        quarantine: Quarantine,
         checked: CheckedLog,
-        on_damage: Callable[[DamagedRange], None],
     ) -> None:
-        """`log_start`: where a walk of the whole log begins; `damaged`: what is set aside already; `checked` is told what holds;
-        `on_damage` sets aside."""
+        """`log_start`: where a walk of the whole log begins; `checked` is told what holds, `quarantine` what does not."""
         self._disk = disk
         self._folder = folder
         self._size_bytes_per_s = size_bytes_per_s
         self._log_start = log_start
-        self._damaged = damaged
+        self._quarantine = quarantine
         self._checked = checked
-        self._on_damage = on_damage
         self._next: StartPoint | None = None  # None between two rounds
         self._round_due_ms = 0
         self._at_ms: int | None = None
@@ -94,7 +92,7 @@ class Scrubber:
             self._next = None  # the round is over
 
     def _walker(self, start: StartPoint) -> LogWalker:
-        skips = skips_of(self._damaged())
+        skips = skips_of(self._quarantine.ranges)
         return LogWalker(
             self._disk,
             self._folder,
@@ -106,5 +104,5 @@ class Scrubber:
 
     def _set_aside(self, start: StartPoint, problem: str) -> StartPoint:
         damage = self._checked.damage_from(start.position, problem)
-        self._on_damage(damage)
+        self._quarantine.set_aside(damage)
         return StartPoint(damage.end_position, damage.previous_crc32c)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -30,60 +29,42 @@ import numpy as np
 from protomq.wire.hashing import Octets
 
 from .append import AppendRequest
-from .boundaries import BoundaryFiles
 from .checked_log import CheckedLog
-from .checked_segment import Stretch
-from .checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from .checkpoint import Checkpoint, write_checkpoint
 from .commit_log import DISK_FULL_ERRNOS, CommitLog, Reserve
 from .config import StoreConfig
 from .consume_queue import ConsumeQueueDamagedError, DamagedFile
-from .consume_queue_table import ConsumeQueueTable
 from .disk import Disk
 from .errors import DiskFullError, NoWriterError, StoreError, StoreFailedError
 from .flusher import BackgroundThread, LogFlusher
 from .heal import LogState, QueueHealer
 from .housekeeping import Clock, Housekeeper, StoreActions
-from .identity import store_id
-from .index import MessageIndex
-from .lock import AbortFile, StoreLock
-from .log_proof import forget_unused_segments
+from .lock import StoreLock
 from .log_reader import LogReader
 from .look_ups import Identity, MessageLookUps
 from .offsets import OFFSETS_TOPIC, ConsumerOffsets, OffsetKey
 from .opening import (
-    Derived,
-    check_settings,
     make_folders,
-    rebuild_queues,
-    recover_store,
     restore_topics,
 )
 from .positions import LogTail, Positions, QueueKey
+from .quarantine import Quarantine
 from .reading import ReadResult, StoredPlace, TopicCounters
 from .record_region import stamp_region
 from .recovery import (
     DamagedRange,
     RecoveredLog,
-    StartPoint,
     chain_at_end,
-    merged_ranges,
-    write_quarantine,
 )
-from .repeated_sends import RepeatedSends
 from .scrub import Scrubber
-from .segment import SegmentFolder
 from .selection import NO_TAGS
 from .states import StateMachine, positions_of, replay_states, state_region
-from .topics import QUEUES_DEFAULT, TopicTable
+from .store_files import Recovery, StoreFiles
+from .topics import QUEUES_DEFAULT
 
 __all__ = ["QueueKey", "Store", "StoredPlace", "TopicCounters"]
 
 log = logging.getLogger(__name__)
-
-_OFFSETS_FALL_BACK: Final = (
-    ". Records of committed offsets stand there: where config/consumerOffsets.json does not have them, offsets fall back to the "
-    "newest record that holds, and messages are delivered again"
-)
 
 _PART_SIZE_MIN_BYTES: Final = 16 << 10
 _PARTS_MAX: Final = 512
@@ -91,7 +72,6 @@ _PARTS_MAX: Final = 512
 of their bytes do for CRC and write."""
 _SPACE_MIN_BYTES: Final = 1 << 20
 """A disk that is not full: where segments are not truly preallocated, a write into one may find no space."""
-NO_POSITION: Final = (1 << 64) - 1
 CARRIED_COUNT: Final = 500
 """Offsets that are appended again at a time: the writer is not kept from its callers for longer than that takes."""
 
@@ -130,121 +110,93 @@ class Store:
         make_folders(disk, root)
         lock = StoreLock(disk, root)
         try:
-            return cls(
-                root, config, clock, disk, lock, background, queues_default, draw,
-                on_writer,
-            )  # fmt: skip
+            files = StoreFiles(disk, root, config, clock, lock, draw)
+            store = cls(files, files.recover(), clock, on_writer, queues_default)
+            store._run(background)
         except BaseException:
             lock.release()
             raise
+        return store
 
     def __init__(
         self,
-        root: str,
-        config: StoreConfig,
+        files: StoreFiles,
+        recovery: Recovery,
         clock: Clock,
-        disk: Disk,
-        lock: StoreLock,
-        background: bool,
-        queues_default: int,
-        draw: Callable[[], int] | None,
         on_writer: Callable[[Callable[[], None]], None],
+        queues_default: int,
     ) -> None:
+        """Wires what was recovered; nothing runs yet."""
+        disk, root, config = files.disk, files.root, files.config
         self.root = root
         self.config = config
+        self.id = files.id
+        """The store's random number, 1 to 2^63 - 1."""
+        self.topics = files.topics
         self.on_topic_deleted: Callable[[str], None] = _ignore
         """Told the name of a topic that is gone, on the thread that deleted it."""
         self.keep_from_position: Callable[[], int | None] = _nothing
         """Asked before segments are deleted: what the log has from there on is needed (by a replica, a timer, an open transaction)."""
+        self._files = files
+        self._disk = disk
+        self._folder = files.folder
+        self._queues, self._index, self._repeated = files.queues, files.index, files.repeated
+        self._derived = files.derived
         self._clock = clock
         self._on_writer = on_writer
-        self._disk = disk
-        self._lock = lock
         self._refusal = ""
         self._disk_full = ""  # why the last append was refused; the next one may be taken
         self._is_checkpoint_spoilt = False
+        self._checkpointed_position = recovery.replay_position
+        self._start = recovery.start
         self._counters: dict[str, TopicCounters] = {}
 
-        check_settings(disk, root, config)
-        self.id = store_id(disk, root, draw or (lambda: 1))
-        """The store's random number, 1 to 2^63 - 1."""
-        self._abort = AbortFile(disk, root)
-        self._folder = SegmentFolder(disk, f"{root}/commitlog", config.segment_size_bytes)
-        self._folder.open()
-        forget_unused_segments(disk, root, self._folder)
-        self._queues = ConsumeQueueTable(disk, f"{root}/consumequeue")
-        self._index = MessageIndex(disk, f"{root}/index")
-        self._repeated = RepeatedSends(
-            disk, f"{root}/repeatedsends", end_offset_of=self._queues.end_offset
-        )
-        self._derived: tuple[Derived, ...] = (self._queues, self._index, self._repeated)
-        self._first = (NO_POSITION, 0)
-        self._replayed_from = 0
-        self.topics = TopicTable(disk, f"{root}/config/topics.json", clock.now_ms, draw)
-        self.topics.forget_deleted(self._folder.first_position)
-        self._boundaries = BoundaryFiles(disk, f"{root}/boundaries")
-        walked: list[Stretch] = []
-        recovered = self._recover(walked.append)
-
         self.positions = Positions(
-            recovered.tail, recovered.synced_position, waits_for_flush=config.sync_flush
+            recovery.log.tail, recovery.log.synced_position, waits_for_flush=config.sync_flush
         )
         """Where the log stands; listeners join here."""
-        self._log = CommitLog(disk, self._folder, self.positions, epoch=recovered.epoch)
-        try:
-            self._log.position_for(0)
-        except DiskFullError as error:  # what is there can be read, and deleted
-            self._set_disk_full(str(error))
-        self.positions.publish(self._log.tail, ())
+        self._log = CommitLog(disk, self._folder, self.positions, epoch=recovery.log.epoch)
+        self._flusher = LogFlusher(disk, self._log, self.positions)
+        self._begin_segment()
+        self._quarantine = Quarantine(
+            disk,
+            f"{root}/config/quarantine.json",
+            self._folder,
+            self._queues,
+            recovery.log.damaged,
+            self._sync_to,
+        )
         self._checked = CheckedLog(
             disk,
             self._folder,
             lambda: self._log.tail,
-            self._log_start,
-            lambda: self._reader.damaged,
-            self._boundaries,
+            self._start.point,
+            self._quarantine,
+            files.boundaries,
             clock.monotonic_ms,
         )
-        self._damage_lock = threading.Lock()
+        self._checked.begin(recovery.walked)
         self._reader = LogReader(
-            self._folder,
-            self._queues,
-            self._checked,
-            self.positions,
-            recovered.damaged,
-            self._set_aside,
+            self._folder, self._queues, self._checked, self.positions, self._quarantine
         )
         self._look_ups = MessageLookUps(
             self._folder, self._queues, self._index, self._reader, self.positions
         )
-        self._checked.begin(walked)
         self.offsets = ConsumerOffsets(
             disk, f"{root}/config/consumerOffsets.json", self.positions.appended
         )
         self._machines: dict[str, StateMachine] = {OFFSETS_TOPIC: self.offsets}
-        self._replay_states(recovered)
+        self._replay_states(recovery.log)
         known_incarnations = self.offsets.incarnations(self.topics.deleted)
         restore_topics(self.topics, self._queues, queues_default, known_incarnations, self.id)
         self._keep_offsets()
-        self._flusher = LogFlusher(disk, self._log, self.positions)
-        try:
-            self._abort.write()
-        except OSError as error:
-            if error.errno not in DISK_FULL_ERRNOS:
-                raise
-            log.warning("the disk is full: %s", error)
-        lock.publish(disk.cache_id(root))
-        if config.sync_flush:
-            self._flusher.flush()
-        self._checkpointed_position = self._replayed_from
         self._scrubber = Scrubber(
             disk,
             self._folder,
             config.scrub_bytes_per_s,
-            self._log_start,
-            lambda: self._reader.damaged,
+            self._start.point,
+            self._quarantine,
             self._checked,
-            self._set_aside,
         )
         self._healer = QueueHealer(
             disk,
@@ -253,9 +205,8 @@ class Store:
             LogState(
                 lambda: self._log.tail.position,
                 lambda: self.positions.flushed,
-                lambda: self._reader.damaged,
                 lambda: self.topics.deleted,
-                self._set_aside,
+                self._quarantine,
             ),
         )
         self._keeper = Housekeeper(
@@ -283,9 +234,29 @@ class Store:
             "protomq-housekeeping", config.flush_interval_ms, self._keep_turn, self._crashed
         )
         self._queues.watch_damage(self._keep_thread.wake)
+
+    def _run(self, background: bool) -> None:
+        """The store is open: says so on the disk, and starts its threads."""
+        try:
+            self._files.abort.write()
+        except OSError as error:
+            if error.errno not in DISK_FULL_ERRNOS:
+                raise
+            log.warning("the disk is full: %s", error)
+        self._files.lock.publish(self._disk.cache_id(self.root))
+        if self.config.sync_flush:
+            self._flusher.flush()
         if background:
             self._flush_thread.start()
             self._keep_thread.start()
+
+    def _begin_segment(self) -> None:
+        """Makes the log's first segment, if it has none."""
+        try:
+            self._log.position_for(0)
+        except DiskFullError as error:  # what is there can be read, and deleted
+            self._set_disk_full(str(error))
+        self.positions.publish(self._log.tail, ())
 
     # Positions.
 
@@ -327,7 +298,7 @@ class Store:
     @property
     def damaged_ranges(self) -> Sequence[DamagedRange]:
         """Parts of the log that are in quarantine."""
-        return self._reader.damaged
+        return self._quarantine.ranges
 
     @property
     def damaged_files(self) -> Sequence[DamagedFile]:
@@ -558,15 +529,11 @@ class Store:
         first = self._folder.first_position
         if removed:
             log.info("%d segments below position %d are deleted", len(removed), first)
-            crc = chain_at_end(removed[-1])
-            self._first = (first, crc) if crc is not None else (NO_POSITION, 0)
-            with self._damage_lock:
-                self._reader.damaged = [
-                    damage for damage in self._reader.damaged if damage.end_position > first
-                ]
+            self._start.move(chain_at_end(removed[-1]))
+            self._quarantine.forget_below(first)
             for derived in self._derived:
                 derived.delete_below(first)
-            self._boundaries.remove_below(first)
+            self._files.boundaries.remove_below(first)
         return first
 
     def checkpoint(self) -> None:
@@ -594,7 +561,6 @@ class Store:
         except OSError as error:
             self._is_checkpoint_spoilt = error.errno not in DISK_FULL_ERRNOS
             raise
-        first_position, first_crc32c = self._first
         write_checkpoint(
             self._disk,
             f"{self.root}/checkpoint",
@@ -604,8 +570,7 @@ class Store:
                 tail.crc32c,
                 self._log.epoch,
                 tail.store_time_ms,
-                first_position,
-                first_crc32c,
+                *self._start.checkpointed(),
             ),
         )
         self._checkpointed_position = tail.position
@@ -620,7 +585,7 @@ class Store:
             self._checked.save(self.positions.flushed, is_last=True)
             self._keeper.save()
             if not self._log.failure and not self._is_checkpoint_spoilt:
-                self._abort.remove()
+                self._files.abort.remove()
         except OSError as error:
             log.error(
                 "the store is closed without a last checkpoint, the next start recovers: %s", error
@@ -629,7 +594,7 @@ class Store:
             for derived in self._derived:
                 derived.close()
             self._log.close()
-            self._lock.release()
+            self._files.lock.release()
 
     # Parts of append.
 
@@ -681,50 +646,12 @@ class Store:
 
     # Recovery and background.
 
-    def _recover(self, on_walked: Callable[[Stretch], None]) -> RecoveredLog:
-        disk = self._disk
-        checkpoint_path = f"{self.root}/checkpoint"
-        checkpoint = read_checkpoint(disk, checkpoint_path)
-        if checkpoint is None and disk.exists(checkpoint_path):
-            log.warning(
-                "%s does not hold: the log is walked from its first segment on", checkpoint_path
-            )
-        self._queues.load(self._folder.first_position)
-        self._index.load()
-        self._repeated.load(self._folder.first_position)
-        self._repeated.forget_deleted(self.topics.deleted)
-        cache_id = disk.cache_id(self.root)
-        recovered = recover_store(
-            disk,
-            self._folder,
-            self.root,
-            self.config,
-            checkpoint,
-            self._queues,
-            self._derived,
-            same_cache=bool(cache_id) and cache_id == self._lock.previous_cache_id,
-            deleted=self.topics.deleted,
-            boundaries=self._boundaries,
-            on_walked=on_walked,
-        )
-        for damage in recovered.damaged:
-            if self._may_hold_offsets(damage):
-                log.warning(
-                    "positions %d to %d of the log are set aside%s",
-                    damage.start_position, damage.end_position, _OFFSETS_FALL_BACK,
-                )  # fmt: skip
-        self._first = _first_of(self._folder, checkpoint)
-        self._replayed_from = checkpoint.replay_position if checkpoint else 0
-        return recovered
-
     def _replay_states(self, recovered: RecoveredLog) -> None:
         """Brings the states to the end of the log by the records that it has of them."""
         try:
             replay_states(self._machines, self._queues, self._reader)
         except ConsumeQueueDamagedError:
-            checkpoint = read_checkpoint(self._disk, f"{self.root}/checkpoint")
-            deleted = self.topics.deleted
-            rebuild_queues(self._disk, self._folder, checkpoint, recovered, self._queues, deleted)
+            self._files.rebuild_queues(recovered)
             replay_states(self._machines, self._queues, self._reader)
 
     def _keep_offsets(self) -> None:
@@ -779,41 +706,9 @@ class Store:
         if self.config.scrub_bytes_per_s:
             self._scrubber.step(now_ms, self.positions.flushed)
 
-    def _log_start(self) -> StartPoint:
-        first = self._folder.first_position
-        known, crc32c = self._first
-        return StartPoint(first, crc32c if known == first else None)
-
-    def _set_aside(self, damage: DamagedRange) -> None:
-        """Damage was found while the store is open: nothing of it is served any more, now and after a restart. Any thread."""
-        if damage.end_position > self.positions.flushed:
-            self._flusher.flush()  # what is set aside is there after a power cut
-        with self._damage_lock:
-            known = self._reader.damaged
-            if any(k.start_position <= damage.start_position < k.end_position for k in known):
-                return  # somebody else came upon it at the same time
-            log.error(
-                "corrupt log: %s: positions %d to %d are set aside: %s. Run `protomq log verify`%s",
-                self._folder.path_at(damage.start_position),
-                damage.start_position,
-                damage.end_position,
-                damage.reason,
-                _OFFSETS_FALL_BACK if self._may_hold_offsets(damage) else "",
-            )
-            damaged = merged_ranges([*known, damage])
-            self._reader.damaged = damaged
-            write_quarantine(self._disk, f"{self.root}/config/quarantine.json", damaged)
-
-    def _may_hold_offsets(self, damage: DamagedRange) -> bool:
-        """Whether records of committed offsets stand in a damaged range, as far as their queue tells."""
-        queue = self._queues.find(OFFSETS_TOPIC, 0)
-        if queue is None:
-            return False
-        try:
-            first = queue.first_at_or_beyond(damage.start_position)
-            return first < queue.first_at_or_beyond(damage.end_position)
-        except ConsumeQueueDamagedError:
-            return True
+    def _sync_to(self, position: int) -> None:
+        if position > self.positions.flushed:
+            self._flusher.flush()
 
     def _flush_turn(self) -> None:
         self._flusher.flush()
@@ -836,13 +731,3 @@ def _ignore(_: object) -> None:
 
 def _nothing() -> None:
     return None
-
-
-def _first_of(folder: SegmentFolder, checkpoint: Checkpoint | None) -> tuple[int, int]:
-    """(start of the log, CRC of the seal that ended there), for the checkpoint."""
-    first = folder.first_position
-    if first == 0:
-        return 0, 0
-    if checkpoint is not None and checkpoint.first_position == first:
-        return first, checkpoint.first_crc32c
-    return NO_POSITION, 0

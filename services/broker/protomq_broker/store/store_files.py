@@ -1,0 +1,153 @@
+"""What of a store is on the disk, loaded and brought to the end of its log: the first part of opening one. Nothing runs yet."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from .boundaries import BoundaryFiles
+from .checked_segment import Stretch
+from .checkpoint import Checkpoint, read_checkpoint
+from .config import StoreConfig
+from .consume_queue_table import ConsumeQueueTable
+from .disk import Disk
+from .housekeeping import Clock
+from .identity import store_id
+from .index import MessageIndex
+from .lock import AbortFile, StoreLock
+from .log_proof import forget_unused_segments
+from .opening import Derived, check_settings, rebuild_queues, recover_store
+from .recovery import RecoveredLog, StartPoint
+from .repeated_sends import RepeatedSends
+from .segment import SegmentFolder
+from .topics import TopicTable
+
+log = logging.getLogger(__name__)
+
+NO_POSITION: Final = (1 << 64) - 1
+"""In a checkpoint: with what CRC the log begins is not known."""
+
+
+class StoreFiles:
+    """Attributes: the files of a store, under their names. Raises what `Store.open` raises."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        root: str,
+        config: StoreConfig,
+        clock: Clock,
+        lock: StoreLock,
+        draw: Callable[[], int] | None,
+    ) -> None:
+        check_settings(disk, root, config)
+        self.disk = disk
+        self.root = root
+        self.config = config
+        self.lock = lock
+        self.id = store_id(disk, root, draw or (lambda: 1))
+        self.abort = AbortFile(disk, root)
+        self.folder = SegmentFolder(disk, f"{root}/commitlog", config.segment_size_bytes)
+        self.folder.open()
+        forget_unused_segments(disk, root, self.folder)
+        self.queues = ConsumeQueueTable(disk, f"{root}/consumequeue")
+        self.index = MessageIndex(disk, f"{root}/index")
+        self.repeated = RepeatedSends(
+            disk, f"{root}/repeatedsends", end_offset_of=self.queues.end_offset
+        )
+        self.derived: tuple[Derived, ...] = (self.queues, self.index, self.repeated)
+        """What follows the log record by record: what joins here follows appends, starts, retention and checkpoints."""
+        self.topics = TopicTable(disk, f"{root}/config/topics.json", clock.now_ms, draw)
+        self.topics.forget_deleted(self.folder.first_position)
+        self.boundaries = BoundaryFiles(disk, f"{root}/boundaries")
+
+    def recover(self) -> Recovery:
+        """Finds the end of the log and brings what is derived from it there."""
+        disk = self.disk
+        checkpoint = self._checkpoint()
+        path = self._checkpoint_path
+        if checkpoint is None and disk.exists(path):
+            log.warning("%s does not hold: the log is walked from its first segment on", path)
+        self.queues.load(self.folder.first_position)
+        self.index.load()
+        self.repeated.load(self.folder.first_position)
+        self.repeated.forget_deleted(self.topics.deleted)
+        cache_id = disk.cache_id(self.root)
+        walked: list[Stretch] = []
+        recovered = recover_store(
+            disk,
+            self.folder,
+            self.root,
+            self.config,
+            checkpoint,
+            self.queues,
+            self.derived,
+            same_cache=bool(cache_id) and cache_id == self.lock.previous_cache_id,
+            deleted=self.topics.deleted,
+            boundaries=self.boundaries,
+            on_walked=walked.append,
+        )
+        replay_position = checkpoint.replay_position if checkpoint else 0
+        return Recovery(recovered, LogStart.of(self.folder, checkpoint), replay_position, walked)
+
+    def rebuild_queues(self, recovered: RecoveredLog) -> None:
+        """Makes the consume queues anew from the log."""
+        deleted = self.topics.deleted
+        rebuild_queues(
+            self.disk, self.folder, self._checkpoint(), recovered, self.queues, deleted
+        )
+
+    @property
+    def _checkpoint_path(self) -> str:
+        return f"{self.root}/checkpoint"
+
+    def _checkpoint(self) -> Checkpoint | None:
+        return read_checkpoint(self.disk, self._checkpoint_path)
+
+
+class LogStart:
+    """Where the log begins, and the CRC with which the chain of seals comes there, if that is known."""
+
+    def __init__(self, folder: SegmentFolder, position: int, crc32c: int | None) -> None:
+        self._folder = folder
+        self._known = (position, crc32c)
+
+    @classmethod
+    def of(cls, folder: SegmentFolder, checkpoint: Checkpoint | None) -> LogStart:
+        """As a start finds it."""
+        first = folder.first_position
+        if first == 0:
+            return cls(folder, 0, 0)
+        if checkpoint is not None and checkpoint.first_position == first:
+            return cls(folder, first, checkpoint.first_crc32c)
+        return cls(folder, NO_POSITION, None)
+
+    def move(self, crc32c: int | None) -> None:
+        """Segments were removed; `crc32c`: of the last seal that went with them."""
+        self._known = (self._folder.first_position, crc32c)
+
+    def point(self) -> StartPoint:
+        """Where a walk of the whole log begins."""
+        first = self._folder.first_position
+        position, crc32c = self._known
+        return StartPoint(first, crc32c if position == first else None)
+
+    def checkpointed(self) -> tuple[int, int]:
+        """(position, CRC) for the checkpoint."""
+        position, crc32c = self._known
+        return (position, crc32c) if crc32c is not None else (NO_POSITION, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What a start has found.
+
+    Attributes: log: its end, and what is damaged; start: where it begins; replay_position: of the checkpoint; walked: what holds.
+    """
+
+    log: RecoveredLog
+    start: LogStart
+    replay_position: int
+    walked: list[Stretch] = field(default_factory=list)
