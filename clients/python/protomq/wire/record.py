@@ -113,9 +113,8 @@ FLAG_DUE_TIME: Final = 0x10
 """`due_time_ms` stands between topic and tag_code."""
 PRODUCER_FLAGS_MASK: Final = COMPRESSION_MAX | FLAG_MANY_KEYS | FLAG_DUE_TIME
 """The bits of `flags` that a producer may set: so a code of compression above `COMPRESSION_MAX` is refused as any other bit is."""
-FLAG_KIND_MASK: Final = 0x0700
-"""The broker's: 0 plain, 1 half message, 2 copy of a message that stands elsewhere, 3 state of the broker."""
 FLAG_KIND_STATE: Final = 0x0300
+"""The broker's, bits 8 to 10, as a number: 0 plain, 1 half message, 2 copy of a message that stands elsewhere, 3 state of the broker."""
 FLAG_TRANSIT: Final = 0x0800
 """The broker's: `transit` stands in front of the topic."""
 

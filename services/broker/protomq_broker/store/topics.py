@@ -39,7 +39,6 @@ GROUP_NAME_LENGTH_MAX: Final = 120
 QUEUES_MAX: Final = 1_024
 QUEUES_DEFAULT: Final = 8
 INCARNATION_MAX: Final = (1 << 63) - 1
-SYSTEM_MARK: Final = "%"
 
 _NAME = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _STORED_NAME = re.compile(r"[%A-Za-z0-9_-]+", re.ASCII)
@@ -57,11 +56,6 @@ def require_topic_name(name: str) -> None:
 def require_group_name(name: str) -> None:
     """Raises InvalidNameError unless this can be the name of a consumer group."""
     _require_name(name, "group", GROUP_NAME_LENGTH_MAX)
-
-
-def is_system_topic(name: str) -> bool:
-    """Whether the topic is the system's own: clients neither see nor read it."""
-    return SYSTEM_MARK in name
 
 
 def _require_name(name: str, what: str, length_max: int) -> None:

@@ -9,7 +9,6 @@ from protomq_broker.store.topics import (
     InvalidNameError,
     TopicConfig,
     TopicTable,
-    is_system_topic,
     require_group_name,
     require_topic_name,
 )
@@ -72,8 +71,6 @@ def test_a_group_name_leaves_room_for_its_retry_topic():
         with pytest.raises(InvalidNameError):
             require_group_name(name)
     assert len("%RETRY%" + "g" * 120) == 127
-    assert is_system_topic("%RETRY%g")
-    assert not is_system_topic("g")
 
 
 @pytest.mark.parametrize("count", [0, -1, 1025])
