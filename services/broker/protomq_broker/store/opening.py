@@ -181,7 +181,7 @@ def recover_store(
             log.warning("%s: it is made anew from the log", structure.damage)
     if recovered.synced_position < recovered.tail.position:
         log.info(
-            "%d bytes from position %d on, which nothing says had been synced, are written anew: an fsync had failed, for all we know",
+            "%d bytes from position %d on are written anew and synced: whether they had been synced before is not known",
             recovered.tail.position - recovered.synced_position, recovered.synced_position,
         )  # fmt: skip
         rewrite_unsynced(disk, folder, recovered.synced_position, recovered.tail.position)

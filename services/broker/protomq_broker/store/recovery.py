@@ -84,7 +84,7 @@ class RecoveredLog:
         synced_position: known to be on stable storage.
         epoch: of the last append.
         damaged: all ranges in quarantine, old and new.
-        torn_size_bytes: bytes that were cut.
+        torn_size_bytes: from the end of the log to the last octet behind it that was not zero, and is cut.
     """
 
     tail: LogTail
@@ -467,19 +467,19 @@ def has_bytes_behind(disk: Disk, folder: SegmentFolder, position: int) -> bool:
 
 
 def _written_behind(disk: Disk, folder: SegmentFolder, position: int) -> Iterator[int]:
-    """Sizes of the pieces at and behind `position` that are not all zeros."""
+    """Of the pieces at and behind `position` that are not all zeros: where the last octet that is none ends."""
     for segment in folder.overlapping(position, 1 << 63):
         first = max(position - segment.base_position, 0)
         for start, end in disk.written_ranges(segment.fd, first, segment.size_bytes):
             for at in range(start, end, SEARCH_BLOCK_SIZE_BYTES):
                 data = read_fully(disk, segment.fd, min(SEARCH_BLOCK_SIZE_BYTES, end - at), at)
                 if data != _ZEROS[: len(data)]:
-                    yield len(data.strip(b"\x00"))
+                    yield segment.base_position + at + len(data.rstrip(b"\x00"))
 
 
 def _cut_torn_tail(disk: Disk, folder: SegmentFolder, position: int, problem: str) -> int:
-    """Zeroes what is written at and behind `position`, durably. Says so, and how much it was."""
-    size = sum(_written_behind(disk, folder, position))
+    """Zeroes what is written at and behind `position`, durably. Says so, and how far it went."""
+    size = max(_written_behind(disk, folder, position), default=position) - position
     is_short = any(
         disk.size(segment.fd) < segment.size_bytes
         for segment in folder.overlapping(position, 1 << 63)

@@ -167,6 +167,18 @@ def test_recovery_that_is_interrupted_at_any_operation_ends_in_the_same_bytes(se
     assert number < 30
 
 
+def test_what_is_cut_is_counted_from_the_end_of_the_log_to_the_last_octet_that_was_written(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = Log()
+    end = log.append(make_record(b"a")).position
+    log.disk.overwrite(SEGMENT_0, end + 100, b"\x00torn\x00tail\x00\x00")
+    recovered, _, _ = recover(log.disk)
+    assert recovered.torn_size_bytes == 100 + len(b"\x00torn\x00tail")
+    assert f"cut at position {end}" in caplog.text
+    assert f"{recovered.torn_size_bytes} bytes go" in caplog.text
+
+
 def flip_every_kind_of_byte(log: Log, start: int, end: int) -> list[int]:
     return [*range(start, end, 11), end - 60, end - 30, end - 1]
 
