@@ -32,6 +32,8 @@ from .store.repeated_sends import (
     ProducerFencedError,
     RepeatedSendError,
     SendOutOfOrderError,
+    SequenceExpiredError,
+    SequenceUsedError,
     TooManyProducersError,
 )
 from .store.topics import IncarnationGivenError, InvalidNameError
@@ -165,6 +167,18 @@ def _of_repeated_send(error: RepeatedSendError) -> ServiceError:
                 "newer_epoch": str(error.newer_epoch),
             },
         )
+    if isinstance(error, SequenceExpiredError) and error.previous_sequence is not None:
+        return ServiceError(
+            Code.FAILED_PRECONDITION,
+            "SEQUENCE_EXPIRED",
+            str(error),
+            metadata={
+                "producer_id": error.producer_id,
+                "producer_epoch": str(error.producer_epoch),
+                "sequence": str(error.sequence),
+                "previous_sequence": str(error.previous_sequence),
+            },
+        )
     return ServiceError(
         Code.FAILED_PRECONDITION,
         "SEQUENCE_EXPIRED",
@@ -174,4 +188,5 @@ def _of_repeated_send(error: RepeatedSendError) -> ServiceError:
             "producer_epoch": str(error.producer_epoch),
             "sequence": str(error.sequence),
         },
+        definite=isinstance(error, SequenceUsedError),
     )

@@ -256,8 +256,20 @@ def test_a_producer_that_is_not_known_is_told_so_and_nothing_is_stored():
     broker = make_broker()
     outcome = broker.send(numbered(5, 4))[0]
     assert reason(outcome) == "SEQUENCE_EXPIRED"
-    assert outcome.metadata["sequence"] == "4"
+    assert (outcome.metadata["sequence"], outcome.metadata["previous_sequence"]) == ("5", "4")
+    assert outcome.metadata["producer_id"] == f"{7:016X}"
     assert broker.store.appended_position == broker.store.min_position + 53
+
+
+def test_sequences_of_another_topic_are_refused_for_good():
+    broker = make_broker()
+    broker.send(numbered(5))
+    again = numbered(5)
+    again.topic = "other"
+    outcome = broker.send(again)[0]
+    assert reason(outcome) == "SEQUENCE_EXPIRED"
+    assert (outcome.metadata["sequence"], outcome.metadata["definite"]) == ("5", "true")
+    assert "previous_sequence" not in outcome.metadata
 
 
 def test_what_is_pipelined_behind_a_refused_send_is_refused_too():

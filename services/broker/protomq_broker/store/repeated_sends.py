@@ -102,7 +102,24 @@ class ProducerFencedError(RepeatedSendError):
 
 
 class SequenceExpiredError(RepeatedSendError):
-    """It cannot be told any more whether this send is stored. `sequence`: what is not known, its first or the one that it names."""
+    """It cannot be told any more whether this send is stored. `sequence`: its first. `previous_sequence`: the one that it names, where
+    that is what is not known; else None.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        producer_id: int,
+        producer_epoch: int,
+        sequence: int = 0,
+        previous_sequence: int | None = None,
+    ) -> None:
+        super().__init__(text, producer_id, producer_epoch, sequence)
+        self.previous_sequence = previous_sequence
+
+
+class SequenceUsedError(SequenceExpiredError):
+    """The sequences of this send belong to messages of another topic: it is not stored, and will not be."""
 
 
 class SendInFlightError(SequenceExpiredError):
@@ -230,8 +247,9 @@ class RepeatedSends:
         if claim is None:
             if previous_sequence is not None:
                 if not is_known or not table.firsts[row] <= previous_sequence < table.ends[row]:
+                    known = row if is_known else -1
                     self._require(
-                        producer_id, producer_epoch, row if is_known else -1, previous_sequence, ()
+                        producer_id, producer_epoch, known, first_sequence, previous_sequence, ()
                     )
             elif row < 0:
                 self._require_room(now_ms)
@@ -257,8 +275,9 @@ class RepeatedSends:
         if previous_sequence is not None and not (
             ranges and ranges[-1][0] <= previous_sequence < ranges[-1][1]
         ):
+            known = row if is_known else -1
             self._require(
-                producer_id, producer_epoch, row if is_known else -1, previous_sequence, ranges
+                producer_id, producer_epoch, known, first_sequence, previous_sequence, ranges
             )
         ranges.append((first_sequence, first_sequence + count))
         self._claims[producer_id] = (producer_epoch, end, ranges)
@@ -300,10 +319,6 @@ class RepeatedSends:
                 if key[0] == topic:
                     del self._queue_numbers[key]
                     self._queue_names[number] = None
-
-    def producer_count(self) -> int:
-        """Number of producers known."""
-        return self._table.count
 
     # Flusher thread.
 
@@ -517,7 +532,7 @@ class RepeatedSends:
                 *asked,
             )
         if name[0] != topic:
-            raise SequenceExpiredError(
+            raise SequenceUsedError(
                 f"sequences {first} to {end - 1}: they were used for topic {name[0]}, take new ones",
                 *asked,
             )
@@ -528,10 +543,14 @@ class RepeatedSends:
         producer_id: int,
         epoch: int,
         row: int,
+        sequence: int,
         previous: int,
         claimed: Sequence[tuple[int, int]],
     ) -> None:
-        """Raises unless `previous` is stored, or will be with this group; `row` -1: nothing of this producer and epoch is stored."""
+        """For a send that begins with `sequence`: raises unless `previous` is stored, or will be with this group.
+
+        `row` -1: nothing of this producer and epoch is stored.
+        """
         for first, stop in reversed(claimed):
             if first <= previous < stop:
                 return
@@ -548,6 +567,7 @@ class RepeatedSends:
                 " without previous_sequence",
                 producer_id,
                 epoch,
+                sequence,
                 previous,
             )
         raise SendOutOfOrderError(

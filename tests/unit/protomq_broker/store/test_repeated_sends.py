@@ -122,7 +122,7 @@ def test_sends_without_a_producer_are_never_known():
     table = make_sends(log)
     for _ in range(2):
         store(table, log, send(0, 5, producer_id=0))
-    assert table.producer_count() == 0
+    assert table._table.count == 0
 
 
 def test_a_lower_epoch_is_fenced_and_a_higher_one_begins_anew():
@@ -276,7 +276,7 @@ def test_a_damaged_snapshot_is_no_snapshot(bit: int):
     disk.flip_bit(f"{FOLDER}/table.bin", bit)
     again = make_sends(log, disk)
     again.load()
-    assert (again.replay_from, again.producer_count()) == (0, 0)
+    assert (again.replay_from, again._table.count) == (0, 0)
     again.replay(log.scanned())
     assert admit(again, send(5, 5)) == RepeatedSend("topic", 1, 0)
 
@@ -427,7 +427,7 @@ def test_in_a_group_no_more_new_ones_are_taken_than_there_is_room_for():
     with pytest.raises(TooManyProducersError):
         admit(table, sends[2], now_ms=log.time_ms)
     table.apply(log.append(*sends[:2]))
-    assert table.producer_count() == 4
+    assert table._table.count == 4
 
 
 def test_more_than_the_limit_of_producers_and_a_repeat_is_still_known():
