@@ -382,6 +382,8 @@ async def test_a_producer_of_an_older_epoch_is_fenced(client: Client) -> None:
         (admin.CreateTopicRequest(topic=Topic(name="a", write_queues=5000)), (3, "INVALID_ARGUMENT")),
         (admin.DescribeTopicRequest(topic="nowhere"), (5, "TOPIC_NOT_FOUND")),
         (admin.DeleteTopicRequest(topic="nowhere"), (5, "TOPIC_NOT_FOUND")),
+        (admin.ListTopicsRequest(page_token="no/name"), (3, "INVALID_ARGUMENT")),
+        (admin.ListGroupsRequest(page_token="no name"), (3, "INVALID_ARGUMENT")),
         (admin.QueryMessagesRequest(topic="t"), (3, "INVALID_ARGUMENT")),
         (admin.QueryMessagesRequest(topic="t", message_id="zz"), (3, "INVALID_ARGUMENT")),
     ],

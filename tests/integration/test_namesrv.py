@@ -218,6 +218,7 @@ def test_every_unary_method_answers_over_both_transports(call: Transport) -> Non
         ("ForgetBroker", ForgetBrokerRequest(broker_name="../x"), "INVALID_ARGUMENT", ["broker_name"]),
         ("GetClusterInfo", GetClusterInfoRequest(topic="../x"), "INVALID_ARGUMENT", ["topic"]),
         ("ListTopicNames", ListTopicNamesRequest(page_size=-1), "INVALID_ARGUMENT", ["page_size"]),
+        ("ListTopicNames", ListTopicNamesRequest(page_token="a b"), "INVALID_ARGUMENT", ["page_token"]),
     ],
 )
 def test_errors_are_the_same_over_both_transports(

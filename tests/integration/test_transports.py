@@ -550,6 +550,30 @@ async def test_a_hello_that_does_not_parse_is_refused_with_an_answer(server):
     await shut(writer)
 
 
+@pytest.mark.parametrize(
+    ("at", "value", "field"), [(10, 0xF0, "flags"), (10, 4, "flags"), (11, 5, "status")]
+)
+@pytest.mark.parametrize("method_id", [0x0508, 0x0201])
+async def test_what_no_request_has_in_its_header_is_refused_and_the_connection_lives(
+    server, at, value, field, method_id
+):
+    reader, writer = await open_raw(server)
+    writer.write(MAGIC + hello(options_pb2.LANE_ADMIN))
+    assert (await read_answer(reader))[0] == 0
+    frame = bytearray(encode_request(7, method_id, 0))
+    frame[at] = value
+    writer.write(bytes(frame))
+    status, payload = await read_answer(reader)
+    error = decode_status(payload)
+    assert (status, error.reason) == (Code.INVALID_ARGUMENT, "INVALID_ARGUMENT")
+    assert field in error.message
+    one_way = bytearray(encode_request(7, method_id, 0, one_way=True))
+    one_way[10] |= 0x80
+    writer.write(bytes(one_way) + encode_request(8, 0x0508, 0))
+    assert (await read_answer(reader))[0] == 0  # of the second: the first wants no answer
+    await shut(writer)
+
+
 async def test_silence_is_ended(server):
     server._remoting._hello_timeout_s = 0.05
     reader, writer = await open_raw(server)

@@ -46,7 +46,14 @@ from .metrics import resident_memory_bytes
 from .pull_service import GRPC_SIZE_MAX_BYTES, SIZE_MAX_BYTES
 from .request_times import time_ms_of
 from .store.errors import CorruptLogError
-from .store.topics import QUEUES_MAX, IncarnationGivenError, TopicConfig
+from .store.topics import (
+    QUEUES_MAX,
+    IncarnationGivenError,
+    InvalidNameError,
+    TopicConfig,
+    require_group_name,
+    require_topic_name,
+)
 from .store_errors import of_corrupt_log, tells_store_errors, to_service_error
 from .topic_access import (
     check_group_name,
@@ -172,6 +179,7 @@ class AdminService:
     def list_topics(self, request: ListTopicsRequest, context: CallContext) -> ListTopicsResponse:
         """A page of topics by name; the token is the last name of the page before."""
         size = _page_size(request.page_size)
+        _check_page_token(request.page_token, require_topic_name)
         topics = sorted(
             (topic for topic in self._store.topics.all() if topic.name > request.page_token),
             key=lambda topic: topic.name,
@@ -186,6 +194,7 @@ class AdminService:
     def list_groups(self, request: ListGroupsRequest, context: CallContext) -> ListGroupsResponse:
         """A page of consumer groups by name; the token is the last name of the page before."""
         size = _page_size(request.page_size)
+        _check_page_token(request.page_token, require_group_name)
         if request.topic:
             existing_topic(self._store, request.topic)
         groups = sorted(
@@ -431,6 +440,17 @@ def _page_size(asked: int) -> int:
             "page_size", f"must be 0 (for {PAGE_SIZE_DEFAULT}) to {PAGE_SIZE_MAX}"
         )
     return asked or PAGE_SIZE_DEFAULT
+
+
+def _check_page_token(token: str, require_name: Callable[[str], None]) -> None:
+    """A token is the name with which the page before ended; empty for the first page. Raises ServiceError."""
+    try:
+        if token:
+            require_name(token)
+    except InvalidNameError:
+        raise invalid_argument(
+            "page_token", "is none that this broker has given; leave it out for the first page"
+        ) from None
 
 
 def topic_to_message(topic: TopicConfig) -> Topic:

@@ -104,6 +104,13 @@ def page_size_of(page_size: int) -> int:
     return page_size or PAGE_SIZE_DEFAULT
 
 
+def page_token_of(token: str) -> str:
+    """The token, empty or the name with which the page before ended. Raises INVALID_ARGUMENT."""
+    if token and not is_topic_name(token):
+        _refuse([("page_token", "is none that this name server has given; leave it out for the first page")])
+    return token
+
+
 def _refuse(violations: list[Violation]) -> None:
     if violations:
         text = "; ".join(

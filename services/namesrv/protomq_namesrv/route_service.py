@@ -49,6 +49,7 @@ from .request_checks import (
     check_topic,
     is_creatable_topic_name,
     page_size_of,
+    page_token_of,
     to_key,
     to_registration,
     to_version,
@@ -185,7 +186,7 @@ class RouteService:
         self, request: ListTopicNamesRequest, context: CallContext
     ) -> ListTopicNamesResponse:
         page, next_token = self._table.snapshot.topic_page(
-            request.page_token, page_size_of(request.page_size)
+            page_token_of(request.page_token), page_size_of(request.page_size)
         )
         return ListTopicNamesResponse(topics=page, next_page_token=next_token)
 

@@ -87,7 +87,10 @@ RULES: Final[Mapping[str, ReasonRule]] = {
     "STORE_FAILED": ReasonRule(Code.FAILED_PRECONDITION, False),
     "SHUTTING_DOWN": ReasonRule(Code.UNAVAILABLE, True),
     "SEQUENCE_EXPIRED": ReasonRule(
-        Code.FAILED_PRECONDITION, False, ("producer_id", "producer_epoch", "sequence")
+        Code.FAILED_PRECONDITION,
+        False,
+        ("producer_id", "producer_epoch", "sequence"),
+        ("previous_sequence",),
     ),
     "SEND_OUT_OF_ORDER": ReasonRule(
         Code.FAILED_PRECONDITION, True, ("producer_id", "producer_epoch", "previous_sequence")
@@ -241,6 +244,15 @@ def corrupt_log(message: str, known: Mapping[str, object] = MappingProxyType({})
         "CORRUPT_LOG",
         message,
         metadata={key: str(value) for key, value in known.items()},
+    )
+
+
+def no_request(flags: int, status: int) -> ServiceError:
+    """INVALID_ARGUMENT: a frame has flags that are not known, or the status of an answer."""
+    if status:
+        return invalid_argument("status", f"is {status}: a request has the status 0")
+    return invalid_argument(
+        "flags", f"are {flags:#04x}: only bit 1 (one-way) is known in a request, all others are 0"
     )
 
 

@@ -19,7 +19,13 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from protomq.wire.frames import FLAG_ANSWER, HEADER, HEADER_SIZE_BYTES, LENGTH_SIZE_BYTES
+from protomq.wire.frames import (
+    FLAG_ANSWER,
+    FLAG_ONE_WAY,
+    HEADER,
+    HEADER_SIZE_BYTES,
+    LENGTH_SIZE_BYTES,
+)
 
 SHARED_BUFFER_SIZE_BYTES: Final = 256 << 10
 LARGE_SIZE_BYTES: Final = 32 << 10
@@ -32,7 +38,10 @@ assert LARGE_SIZE_BYTES + HEADER_SIZE_BYTES < SHARED_BUFFER_SIZE_BYTES, (
 )
 
 Frame: TypeAlias = tuple[int, int, int, int, "bytes | bytearray"]
-"""(request_id, method_id, flags, timeout_ms, payload)"""
+"""(request_id, method_id, marks, timeout_ms, payload); marks: the flags, and the status 8 bits above them, which is 0 in a request."""
+
+MARKS_MAX: Final = FLAG_ONE_WAY
+"""Marks above this are those of no request: its caller means something that this version does not know."""
 
 _unpack_header = HEADER.unpack_from
 
@@ -101,9 +110,10 @@ class FrameReader:
         frames: list[Frame] = []
         size_max_bytes = self._size_max_bytes
         while end - at >= HEADER_SIZE_BYTES:
-            length, request_id, method_id, flags, _status, timeout_ms = _unpack_header(shared, at)
+            length, request_id, method_id, flags, status, timeout_ms = _unpack_header(shared, at)
             if length > size_max_bytes or length < LENGTH_MIN or flags & FLAG_ANSWER:
                 raise FrameError(self._explain(length, flags))
+            marks = flags | status << 8
             next_at = at + LENGTH_SIZE_BYTES + length
             if next_at > end:
                 if length > LARGE_SIZE_BYTES:
@@ -113,7 +123,7 @@ class FrameReader:
                             f"a request of {length - LENGTH_MIN} bytes, method {method_id:#06x} takes {limit}"
                         )
                     self._begin_large(
-                        (request_id, method_id, flags, timeout_ms),
+                        (request_id, method_id, marks, timeout_ms),
                         length - LENGTH_MIN,
                         shared[at + HEADER_SIZE_BYTES : end],
                     )
@@ -124,7 +134,7 @@ class FrameReader:
                 (
                     request_id,
                     method_id,
-                    flags,
+                    marks,
                     timeout_ms,
                     bytes(payload) if length <= LARGE_SIZE_BYTES else bytearray(payload),
                 )

@@ -32,9 +32,9 @@ from .admission import AdmissionConfig, QueueTimeRule
 from .call import Call, ForeignCall, RemotingCall
 from .connection import PENDING_SIZE_MAX_BYTES, STALL_TIMEOUT_S, Connection
 from .dispatch import BoundMethod, Style
-from .errors import DEADLINE_EXCEEDED, ServiceError, system_busy, unknown_method
+from .errors import DEADLINE_EXCEEDED, ServiceError, no_request, system_busy, unknown_method
 from .execution import run_drained, run_plain, run_raw
-from .framing import LARGE_SIZE_BYTES, SHARED_BUFFER_SIZE_BYTES, Frame, FrameError
+from .framing import LARGE_SIZE_BYTES, MARKS_MAX, SHARED_BUFFER_SIZE_BYTES, Frame, FrameError
 from .regions import ShortFileError
 from .timers import Timer, Timers
 from .wake_up import WakeUp
@@ -360,7 +360,7 @@ class Lane(threading.Thread):
         for frame in remaining:
             request_id, method_id, flags, timeout_ms, payload = frame
             bound = methods.get(method_id)
-            if bound is None:
+            if bound is None or flags > MARKS_MAX:
                 self._serve_foreign(connection, frame)
                 continue
             served += 1
@@ -403,11 +403,13 @@ class Lane(threading.Thread):
         self.call_count += served
 
     def _serve_foreign(self, connection: Connection, frame: Frame) -> None:
-        """A call that is not for this pool: of another service, unknown, or refused since the server is stopping."""
+        """A call that is not for this pool: of another service, unknown, not a request by its header, or refused since the server stops."""
         request_id, method_id, flags, timeout_ms, payload = frame
         bound = self.pool.table_by_id.get(method_id)
         if self._refusal is not None:
             error = self._refusal
+        elif flags > MARKS_MAX:
+            error = no_request(flags & 0xFF, flags >> 8)
         elif bound is None:
             error = unknown_method(f"number {method_id:#06x}")
         else:

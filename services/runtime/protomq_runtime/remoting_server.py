@@ -278,6 +278,7 @@ class RemotingServer(threading.Thread):
         if (
             header.method_id != HELLO_METHOD_ID
             or header.flags
+            or header.status
             or not len(MAGIC) + HEADER_SIZE_BYTES <= end <= HELLO_SIZE_MAX_BYTES
         ):
             self._warn("the first frame of %s is no hello: closed", caller.peer)

@@ -8,6 +8,7 @@ from protomq.wire.frames import FLAG_ANSWER, FLAG_ONE_WAY, HEADER, encode_answer
 from protomq_runtime.framing import (
     LARGE_SIZE_BYTES,
     LARGE_STEP_BYTES,
+    MARKS_MAX,
     SHARED_BUFFER_SIZE_BYTES,
     Frame,
     FrameError,
@@ -71,6 +72,17 @@ def test_frames_cut_at_each_length_are_the_same(shared):
     data = b"".join(SMALL)
     for cut in range(1, len(data)):
         assert feed(FrameReader(SIZE_MAX_BYTES), shared, data, [cut]) == SMALL_FRAMES
+
+
+@pytest.mark.parametrize("size", [3, LARGE_SIZE_BYTES + 1, SHARED_BUFFER_SIZE_BYTES])
+def test_what_no_request_has_in_its_header_is_told(shared, size):
+    known = request(9, bytes(size), 7)
+    for at, value, marks in ((10, 0xF0, 0xF0), (10, 0xF2, 0xF2), (11, 5, 5 << 8), (10, 2, 2)):
+        frame = bytearray(known)
+        frame[at] = value
+        (found,) = feed(FrameReader(SIZE_MAX_BYTES), shared, bytes(frame), [])
+        assert found[2] == marks
+        assert (marks > MARKS_MAX) == (value != 2)
 
 
 def test_a_frame_begun_is_known_as_such(reader, shared):
