@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from protomq_cli.exits import CliError, ExitCode, exit_code_of, hint_for
+from protomq_cli.exits import UNANSWERED, CliError, ExitCode, exit_code_of, hint_for
 from protomq_cli.settings import find_namesrv
 
 if TYPE_CHECKING:
-    from protomq import Admin, AsyncProducer, Producer, PullConsumer
+    from protomq import Admin, AsyncProducer, Producer, ProtomqError, PullConsumer
 
 
 @contextmanager
@@ -56,6 +56,13 @@ def _namesrv_for(namesrv: str | None, options: dict[str, Any]) -> str:
     return find_namesrv(namesrv, grpc_only=options.get("transport") == "grpc")
 
 
+def name_broker(error: ProtomqError, broker_name: str | None) -> ProtomqError:
+    """The error with the broker that was asked, which is said with a connection that fails; None: it is not known."""
+    if broker_name is not None:
+        error.metadata = {"broker_name": broker_name, **error.metadata}
+    return error
+
+
 def translate(error: BaseException) -> CliError | None:
     """The error as the user shall see it; None for one that is a defect and deserves its trace."""
     # By name and attributes, not by class: neither the SDK nor a server is imported for an error that they did not raise.
@@ -66,6 +73,8 @@ def translate(error: BaseException) -> CliError | None:
     if module.startswith("protomq.") and hasattr(error, "reason"):
         code, reason = getattr(error, "code", 0), str(error.reason)
         hint = hint_for(reason)
+        if reason in UNANSWERED and (broker := error.metadata.get("broker_name")):  # type: ignore[attr-defined]
+            message = f"broker {broker} does not answer: {message}"
         return CliError(exit_code_of(code), reason, f"{message}; {hint}" if hint else message)
     if type(error).__name__ == "ServiceError":  # a server that cannot start
         return CliError(exit_code_of(error.code), str(error.reason), str(error.message))  # type: ignore[attr-defined]

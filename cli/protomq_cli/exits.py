@@ -61,7 +61,12 @@ _BY_STATUS_CODE: Final = {
 }
 """gRPC status codes."""
 
+UNANSWERED: Final = ("CONNECT_FAILED", "CONNECTION_LOST", "REQUEST_TIMEOUT")
+"""Reasons of errors where a server did not say anything."""
+
+_UNANSWERED_HINT: Final = "see whether it runs; `protomq cluster list` shows the brokers and their addresses"
 _HINTS: Final = {
+    **dict.fromkeys(UNANSWERED, _UNANSWERED_HINT),
     "BROKER_MISSING": "start it again, or `protomq cluster forget NAME` if it will not come back",
     "GROUP_NOT_FOUND": "`protomq group list` shows the groups",
     "GROUP_IN_USE": "add --force to delete it all the same",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Self
 
 import typer
 
-from protomq_cli.connection import open_admin, open_consumer, open_producer
+from protomq_cli.connection import name_broker, open_admin, open_consumer, open_producer
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.message_text import (
     TABLE_COLUMNS,
@@ -150,7 +150,7 @@ def send(
       seq 1000 | protomq send numbers
     """
     from protomq import OutgoingMessage
-    from protomq.errors import NoRouteError
+    from protomq.errors import NoRouteError, TransportError
 
     if body is not None and file is not None:
         raise typer.BadParameter("give a body or --file, not both")
@@ -187,6 +187,9 @@ def send(
                 results = producer.send_batch(topic, messages)
             except NoRouteError as error:
                 raise _why_no_route(namesrv, timeout, topic, error) from error
+            except TransportError as error:
+                name_broker(error, broker)
+                raise
             for result in results:
                 stream.print(_sent_row(result))
             stream.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
+from protomq_cli.connection import name_broker
 from protomq_cli.exits import CliError, ExitCode
 
 if TYPE_CHECKING:
@@ -65,8 +66,8 @@ class Missing:
 
     def raise_first(self) -> None:
         """Where nobody answered: the first error as it is."""
-        for error in self._failures.values():
-            raise error
+        for name, error in self._failures.items():
+            raise name_broker(error, name)
 
     def check(self) -> None:
         """To be called when all is printed: raises CliError if something is missing."""

@@ -661,6 +661,7 @@ def test_one_stopped_broker_of_two_does_not_hide_the_other(started: Start, tmp_p
             "group list": ["group", "list"],
             "pull": ["pull", "t", "-c", "0"],
             "consume": ["consume", "t", "--exit", "-O", "start"],
+            "group commit": ["group", "commit", "g", "t", "-O", "end"],
         }
         for what, command in partial.items():
             shown = run(*command, "--timeout", "2s", "-o", "jsonl", namesrv=namesrv, code=7)
@@ -673,8 +674,16 @@ def test_one_stopped_broker_of_two_does_not_hide_the_other(started: Start, tmp_p
         for command in (["cluster", "status", "-b", "a"], ["pull", "t", "-b", "a"]):
             run(*command, "--timeout", "30s", namesrv=namesrv)
         # What asks only the one that does not is what it was: no answer in time.
-        for command in (["cluster", "status", "-b", "b"], ["pull", "t", "-b", "b"]):
-            run(*command, "--timeout", "2s", namesrv=namesrv, code=3)
+        alone = [
+            ["cluster", "status", "-b", "b"],
+            ["pull", "t", "-b", "b"],
+            ["send", "t", "x", "-b", "b"],
+            ["send", "t", "x", "-b", "b", "-q", "0"],
+        ]
+        for command in alone:
+            refused = run(*command, "--timeout", "2s", namesrv=namesrv, code=3).stderr
+            assert "broker b does not answer: " in refused, command
+            assert "`protomq cluster list` shows" in refused, command
     finally:
         brokers["b"].send_signal(signal.SIGCONT)
 

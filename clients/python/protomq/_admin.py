@@ -639,6 +639,7 @@ class Admin:
             except _ANSWERS:
                 raise
             except ProtomqError as error:
+                error.metadata = {**error.metadata, "broker_name": broker.broker_name}
                 failures[broker.broker_name] = error
         failures |= {gone.broker.broker_name: gone.error for gone in missing}
         if len(failures) == len(brokers) + len(missing):
