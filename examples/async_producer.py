@@ -2,9 +2,10 @@
 
 import asyncio
 import os
+import sys
 import time
 
-from protomq import AsyncProducer
+from protomq import AsyncProducer, ProtomqError
 
 NAMESRV = os.environ.get("PROTOMQ_NAMESRV_ADDR", "127.0.0.1:8081")
 COUNT = 1000
@@ -25,4 +26,7 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    try:
+        asyncio.run(main())
+    except ProtomqError as error:
+        sys.exit(f"{error}; a server is to be started first: protomq standalone")

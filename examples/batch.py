@@ -1,8 +1,9 @@
 """Many messages in one request: all of them are stored or none, with consecutive offsets."""
 
 import os
+import sys
 
-from protomq import OutgoingMessage, Producer
+from protomq import OutgoingMessage, Producer, ProtomqError
 
 NAMESRV = os.environ.get("PROTOMQ_NAMESRV_ADDR", "127.0.0.1:8081")
 
@@ -28,4 +29,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ProtomqError as error:
+        sys.exit(f"{error}; a server is to be started first: protomq standalone")

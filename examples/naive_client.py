@@ -46,4 +46,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except grpc.RpcError as error:
+        sys.exit(f"{error.details()}; a server is to be started first: protomq standalone")

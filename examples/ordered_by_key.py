@@ -1,9 +1,10 @@
 """Messages with the same sharding key go to the same queue and are received in the order in which they were sent."""
 
 import os
+import sys
 from collections import defaultdict
 
-from protomq import Producer, PullConsumer
+from protomq import Producer, ProtomqError, PullConsumer
 
 NAMESRV = os.environ.get("PROTOMQ_NAMESRV_ADDR", "127.0.0.1:8081")
 TOPIC = "parcels"
@@ -28,4 +29,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ProtomqError as error:
+        sys.exit(f"{error}; a server is to be started first: protomq standalone")

@@ -1,10 +1,11 @@
 """Go to the first message that was stored at a certain time or later, in every queue, and read from there."""
 
 import os
+import sys
 import time
 from datetime import UTC, datetime
 
-from protomq import Message, Producer, PullConsumer
+from protomq import Message, Producer, ProtomqError, PullConsumer
 
 NAMESRV = os.environ.get("PROTOMQ_NAMESRV_ADDR", "127.0.0.1:8081")
 TOPIC = "measurements"
@@ -28,4 +29,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ProtomqError as error:
+        sys.exit(f"{error}; a server is to be started first: protomq standalone")

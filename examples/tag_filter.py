@@ -1,8 +1,9 @@
 """Receive only messages with certain tags. The broker compares hashes on its consume queue, the client compares the tags."""
 
 import os
+import sys
 
-from protomq import Message, Producer, PullConsumer
+from protomq import Message, Producer, ProtomqError, PullConsumer
 
 NAMESRV = os.environ.get("PROTOMQ_NAMESRV_ADDR", "127.0.0.1:8081")
 TOPIC = "payments"
@@ -23,4 +24,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ProtomqError as error:
+        sys.exit(f"{error}; a server is to be started first: protomq standalone")

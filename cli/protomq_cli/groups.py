@@ -119,10 +119,13 @@ def commit(
     """Set where a group goes on.
 
     A consumer of the group that is running does not notice, and may commit
-    over it: stop it first.
+    over it: stop it first. A group that has committed nothing yet comes
+    into being, which is said.
     """
     if offset.end is not None:
         raise typer.BadParameter("one place is wanted, not a range", param_hint="--offset")
+    with open_admin(namesrv, timeout) as admin:
+        groups = Missing().take(admin.list_groups)
     missing = _missing(namesrv, timeout, topic)
     with open_consumer(namesrv, group, auto_commit=False, request_timeout_s=timeout) as consumer:
         known = missing.queues(consumer, topic)
@@ -146,6 +149,10 @@ def commit(
             missing.raise_first()
         consumer.commit(places)
         rows = _offset_rows(consumer, places, missing)
+    if group not in {one.name for one in groups}:
+        sys.stderr.write(
+            f"protomq: group {group!r} is new; `protomq group list` shows all there are\n"
+        )
     print_rows(rows, _COLUMNS, output, expendable=("min_offset", "group", "topic"))
     missing.check()
 

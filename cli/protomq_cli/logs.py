@@ -72,6 +72,10 @@ def dump(
                 break
             stream.print(row)
             printed += 1
+        if topic is not None and printed == 0:
+            raise CliError(
+                ExitCode.NOT_FOUND, "TOPIC_NOT_FOUND", f"{store}: no record of topic {topic!r} there"
+            )
 
 
 def verify(store: StoreArgument, output: Output = OutputFormat.TABLE) -> None:

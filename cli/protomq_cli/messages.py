@@ -154,7 +154,13 @@ def send(
 
     if body is not None and file is not None:
         raise typer.BadParameter("give a body or --file, not both")
-    user_properties = dict(_parse_property(text) for text in properties or ())
+    if count == 0:
+        raise typer.BadParameter("send it once at least", param_hint="--count")
+    user_properties: dict[str, str] = {}
+    for name, value in map(_parse_property, properties or ()):
+        if name in user_properties:
+            raise typer.BadParameter(f"{name} is given twice", param_hint="--property")
+        user_properties[name] = value
     keys = key or []
 
     def message(line_key: str | None, content: bytes) -> OutgoingMessage:
@@ -246,6 +252,8 @@ def pull(
             if count and printer.count == count:
                 break
     reader.check()
+    if tag and printer.count == 0 and reader.count:
+        sys.stderr.write(f"none of {reader.count:,} messages has the tag {' or '.join(tag)}\n")
     if count and printer.count == count < reader.count and sys.stderr.isatty():
         sys.stderr.write(f"{count} of {reader.count:,}; --count 0 shows all\n")
 
@@ -282,6 +290,8 @@ def consume(
     """
     from protomq_cli.following import follow
 
+    if group is not None and group.startswith("-"):
+        raise typer.BadParameter(f"a name is expected, this is {group!r}", param_hint="--group")
     with _Printer(output, template) as printer:
         follow(
             namesrv,

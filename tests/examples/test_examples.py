@@ -37,6 +37,23 @@ def test_send_receive(protomq_server: Broker) -> None:
     assert lines[1:] == ["received k1 hello"]
 
 
+@pytest.mark.parametrize(
+    "name", ["async_producer", "batch", "naive_client", "ordered_by_key", "seek_by_time", "tag_filter"]
+)
+def test_without_a_server_an_example_says_what_to_start(name: str) -> None:
+    finished = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py"), "127.0.0.1:1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "PROTOMQ_NAMESRV_ADDR": "127.0.0.1:1"},
+        check=False,
+    )
+    assert finished.returncode == 1
+    assert "a server is to be started first: protomq standalone" in finished.stderr
+    assert "Traceback" not in finished.stderr
+
+
 def test_send_receive_has_ten_lines_of_code() -> None:
     text = (EXAMPLES / "send_receive.py").read_text()
     code = [line for line in text.splitlines() if line.strip() and not line.startswith('"""')]

@@ -160,13 +160,15 @@ def test_group_commits_and_shows_offsets(cli: Cli, protomq_topic: str) -> None:
     unknown = cli("group", "offsets", "g", protomq_topic, code=4)
     assert "protomq group list" in unknown.stderr
     assert unknown.stdout == ""
-    cli("group", "commit", "g", protomq_topic, "-O", "end", "-q", "7")
+    made = cli("group", "commit", "g", protomq_topic, "-O", "end", "-q", "7")
+    assert "group 'g' is new" in made.stderr
     before = jsonl(cli("group", "offsets", "g", protomq_topic, "-o", "jsonl"))
     assert before[0]["committed_offset"] is None
     assert before[0]["lag"] == 10
     after = jsonl(cli("group", "commit", "g", protomq_topic, "-O", "-3", "-q", "0", "-o", "jsonl"))
     assert [(row["queue_id"], row["committed_offset"], row["lag"]) for row in after] == [(0, 7, 3)]
     cli("group", "commit", "h", protomq_topic, "-O", "end")
+    assert cli("group", "commit", "h", protomq_topic, "-O", "end").stderr == ""
     listed = jsonl(cli("group", "list", "--topic", protomq_topic, "-o", "jsonl"))
     lags = [(row["group"], row["topic"], row["lag"]) for row in listed]
     assert lags == [("g", protomq_topic, 3), ("h", protomq_topic, 0)]
@@ -328,6 +330,7 @@ def test_tags_are_filtered_by_pull_and_consume(cli: Cli, protomq_topic: str) -> 
     for tag in ("a", "b", "c", "a"):
         cli("send", protomq_topic, f"is-{tag}", "--tag", tag)
     assert cli("pull", protomq_topic, "-g", "a", "-g", "c", "-f", "%g").stdout == "aca"
+    assert "none of 4 messages has the tag nope" in cli("pull", protomq_topic, "-g", "nope").stderr
     assert sorted(cli("consume", protomq_topic, "-e", "-g", "a", "-f", "%g").stdout) == ["a", "a"]
 
 
@@ -426,6 +429,8 @@ def stopped_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_log_dump_shows_records_and_seals(stopped_store: Path) -> None:
+    nothing = run("log", "dump", str(stopped_store), "--topic", "nope", code=4)
+    assert (nothing.stdout, "no record of topic 'nope'" in nothing.stderr) == ("", True)
     rows = jsonl(run("log", "dump", str(stopped_store), "--topic", "t"))
     assert [row["body"] for row in rows] == [str(n) for n in range(10)]
     position = str(rows[8]["position"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -38,6 +40,24 @@ def echo() -> Iterator[str]:
     yield f"127.0.0.1:{listener.getsockname()[1]}"
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
+
+
+def test_what_needs_the_broker_says_what_to_install() -> None:
+    script = """
+import sys
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name == "protomq_broker":
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Without())
+from protomq.testing import Broker
+from protomq.testing import *
+"""
+    finished = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
+    said = finished.stderr.splitlines()[-1]
+    assert said.endswith("stands in for the broker's disk: run `pip install .` in a checkout of protomq")
 
 
 def connect(proxy: FaultProxy) -> socket.socket:

@@ -113,7 +113,21 @@ def _otlp_by_protocol(signal: str, environment: Mapping[str, str]) -> str:
         raise ConfigError(
             f"environment: OTEL_EXPORTER_OTLP_PROTOCOL: one of {known} is expected, this is {protocol!r}"
         )
+    if protocol.startswith("http/"):
+        _check_url(signal, environment)
     return name
+
+
+def _check_url(signal: str, environment: Mapping[str, str]) -> None:
+    """The exporter would say it too, with each attempt and long after the start."""
+    for variable in (f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"):
+        endpoint = environment.get(variable)
+        if endpoint:
+            if not endpoint.lower().startswith(("http://", "https://")):
+                raise ConfigError(
+                    f"environment: {variable}: a URL is expected, as http://127.0.0.1:4318, this is {endpoint!r}"
+                )
+            return
 
 
 def _load(signal: str, names: Iterable[str]) -> list[Any]:

@@ -27,19 +27,19 @@ ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
         ({}, {}),
         ({"OTEL_SERVICE_NAME": "x"}, {}),
         ({ENDPOINT: "http://c:4318"}, {"traces": ["otlp_proto_http"], "metrics": ["otlp_proto_http"]}),
-        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "u"}, {"metrics": ["otlp_proto_http"]}),
-        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "u"}, {"traces": ["otlp_proto_http"]}),
+        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://u"}, {"metrics": ["otlp_proto_http"]}),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://u"}, {"traces": ["otlp_proto_http"]}),
         ({"OTEL_METRICS_EXPORTER": "otlp"}, {"metrics": ["otlp_proto_http"]}),
         ({"OTEL_METRICS_EXPORTER": "console, otlp"}, {"metrics": ["console", "otlp_proto_http"]}),
-        ({ENDPOINT: "u", "OTEL_TRACES_EXPORTER": "none"}, {"metrics": ["otlp_proto_http"]}),
-        ({ENDPOINT: "u", "OTEL_SDK_DISABLED": "TRUE"}, {}),
+        ({ENDPOINT: "http://u", "OTEL_TRACES_EXPORTER": "none"}, {"metrics": ["otlp_proto_http"]}),
+        ({ENDPOINT: "http://u", "OTEL_SDK_DISABLED": "TRUE"}, {}),
         (
             {"OTEL_METRICS_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
             {"metrics": ["otlp_proto_grpc"]},
         ),
         (
             {
-                ENDPOINT: "u",
+                ENDPOINT: "http://u",
                 "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc",
                 "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL": "http/protobuf",
             },
@@ -55,9 +55,17 @@ def test_what_the_variables_turn_on(
 
 def test_mistakes_are_said_with_what_to_do() -> None:
     with pytest.raises(ConfigError, match="one of http/protobuf, grpc is expected, this is 'http'"):
-        set_up("s", {ENDPOINT: "u", "OTEL_EXPORTER_OTLP_PROTOCOL": "http"})
+        set_up("s", {ENDPOINT: "http://u", "OTEL_EXPORTER_OTLP_PROTOCOL": "http"})
     with pytest.raises(ConfigError, match="'nope' for metrics is not there; no installed package"):
         set_up("s", {"OTEL_METRICS_EXPORTER": "nope"})
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:4318", "tcp://c:4318"])
+def test_an_endpoint_that_is_no_url_is_said_at_the_start(endpoint: str) -> None:
+    for variable in (ENDPOINT, "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"):
+        with pytest.raises(ConfigError, match=f"{variable}: a URL is expected"):
+            wanted_exporters({variable: endpoint})
+    wanted_exporters({ENDPOINT: endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"})
 
 
 def test_an_exporter_that_is_not_installed_names_its_package(

@@ -24,7 +24,13 @@ __all__ = ["Broker", "BrokerStartError", "FakeClock", "Fault", "FaultProxy", "Fa
 def __getattr__(name: str) -> object:
     # Late: the simulated disk is one of the broker's, which an application's environment need not have.
     if name in ("Fault", "SimDisk", "SimulatedCrash"):
-        from . import simdisk
+        try:
+            from . import simdisk
+        except ModuleNotFoundError as error:
+            if error.name != "protomq_broker":
+                raise
+            message = f"protomq.testing.{name} stands in for the broker's disk: run `pip install .` in a checkout of protomq"
+            raise ModuleNotFoundError(message, name=error.name) from error
 
         return getattr(simdisk, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
