@@ -45,8 +45,9 @@ def list_brokers(
         | {"missing_since": time_text(round(one.removed_time.timestamp() * 1000)), "cause": one.cause}
         for one in gone
     ]
-    columns = (*_COLUMNS, "missing_since") if gone else _COLUMNS
-    print_rows(rows, columns, output, expendable=("start_time", "cluster", "broker_id"))
+    columns = (*_COLUMNS[:2], "missing_since", *_COLUMNS[2:]) if gone else _COLUMNS
+    expendable = ("start_time", "cluster", "broker_id", "remoting_address", "grpc_address")
+    print_rows(rows, columns, output, expendable=expendable)
 
 
 def forget(

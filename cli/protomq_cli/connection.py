@@ -70,11 +70,14 @@ def translate(error: BaseException) -> CliError | None:
         return error
     module = type(error).__module__
     message = str(error)
-    if module.startswith("protomq.") and hasattr(error, "reason"):
+    if module.startswith("protomq.") and hasattr(error, "reason") and hasattr(error, "metadata"):
         code, reason = getattr(error, "code", 0), str(error.reason)
         hint = hint_for(reason)
-        if reason in UNANSWERED and (broker := error.metadata.get("broker_name")):  # type: ignore[attr-defined]
+        broker = error.metadata.get("broker_name", "")
+        if reason in UNANSWERED and broker:
             message = f"broker {broker} does not answer: {message}"
+        if reason == "BROKER_MISSING":
+            hint = hint.replace("NAME", broker)
         return CliError(exit_code_of(code), reason, f"{message}; {hint}" if hint else message)
     if type(error).__name__ == "ServiceError":  # a server that cannot start
         return CliError(exit_code_of(error.code), str(error.reason), str(error.message))  # type: ignore[attr-defined]

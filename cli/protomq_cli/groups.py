@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _COLUMNS = (
     "group", "topic", "broker", "queue_id", "min_offset", "committed_offset", "end_offset", "lag",
 )  # fmt: skip
+_EXPENDABLE = ("min_offset", "group", "topic", "end_offset", "committed_offset")
 
 GroupArgument = Annotated[
     str, typer.Argument(metavar="GROUP", show_default=False, help="Consumer group.")
@@ -94,7 +95,7 @@ def offsets(
             "GROUP_NOT_FOUND",
             f"group {group!r} has committed nothing in topic {topic!r}; `protomq group list` shows the groups",
         )
-    print_rows(rows, _COLUMNS, output, expendable=("min_offset", "group", "topic"))
+    print_rows(rows, _COLUMNS, output, expendable=_EXPENDABLE)
     missing.check()
 
 
@@ -153,7 +154,7 @@ def commit(
         sys.stderr.write(
             f"protomq: group {group!r} is new; `protomq group list` shows all there are\n"
         )
-    print_rows(rows, _COLUMNS, output, expendable=("min_offset", "group", "topic"))
+    print_rows(rows, _COLUMNS, output, expendable=_EXPENDABLE)
     missing.check()
 
 

@@ -361,7 +361,9 @@ class _Printer:
 
     def __init__(self, output: OutputFormat, template: Template | None) -> None:
         self._template = template
-        self._stream = RowStream(TABLE_COLUMNS, output)
+        self._stream = RowStream(
+            TABLE_COLUMNS, output, expendable=("keys", "store_time", "tag")
+        )
         self.count = 0
 
     def print(self, message: Message) -> None:

@@ -108,11 +108,15 @@ class RowStream:
         self._columns = dict(columns)
         width = _width(self._out) if output is OutputFormat.TABLE else None
         self._cut_to = 0
+        self._left_out: list[str] = []
         if width is not None and columns:
-            needed = {name: max(size, len(name)) + 2 for name, size in columns.items()}
+            needed = {
+                name: max(size or TEXT_WIDTH_MIN, len(name)) + 2 for name, size in columns.items()
+            }
             self._columns = {
                 name: needed[name] - 2 for name in fit(needed, needed, expendable, width + 2)
             }
+            self._left_out = [name for name in columns if name not in self._columns]
             *others, last = self._columns
             if last == list(columns)[-1] and columns[last] == 0:
                 self._cut_to = width - sum(self._columns[name] + 2 for name in others)
@@ -154,6 +158,8 @@ class RowStream:
             _write(self._out, "[]" if self._count == 0 else "\n]")
         elif self._output is OutputFormat.YAML and self._count == 0:
             _write(self._out, "[]")
+        elif self._left_out and self._count:
+            _write(self._out, _left_out_line(self._left_out))
         self._out.flush()
 
     def _print_cells(self, row: Row) -> None:
@@ -185,9 +191,9 @@ def _print_table(
         if terminal_width is not None:
             widths = _fit_columns(rows, widths, expendable, terminal_width)
         _draw_table(cells, numeric, widths, out)
-        left_out = [_title(name) for name in columns if name not in widths]
+        left_out = [name for name in columns if name not in widths]
         if left_out:
-            _write(out, f"({', '.join(left_out)}: -o wide)")
+            _write(out, _left_out_line(left_out))
         return
     for line in (map(_title, columns), *zip(*cells.values(), strict=True)):
         padded = [
@@ -240,6 +246,10 @@ def _draw_table(
         file=out, no_color=not colour_wanted(out), markup=False, width=width, height=25
     )
     console.print("", table, "", sep="\n")
+
+
+def _left_out_line(columns: Sequence[str]) -> str:
+    return f"({', '.join(map(_title, columns))}: -o wide)"
 
 
 def _title(name: str) -> str:

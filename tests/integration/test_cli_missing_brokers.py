@@ -71,6 +71,7 @@ def test_a_broker_that_the_name_server_has_lost_is_missed_until_it_is_forgotten(
             error = json.loads(shown.stderr.splitlines()[-1])["error"]
             assert error["reason"] == "BROKER_MISSING", command
             assert "broker b is not registered any more, since 20" in error["message"]
+            assert "`protomq cluster forget b`" in error["message"]
         run("cluster", "forget", "b", namesrv=namesrv)
         assert list(_missing_since(namesrv)) == ["a"]
         run("topic", "list", namesrv=namesrv)

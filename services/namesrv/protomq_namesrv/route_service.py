@@ -240,7 +240,7 @@ class RouteService:
                 Code.NOT_FOUND,
                 "TOPIC_NOT_FOUND",
                 f"no broker has the topic {topic}; "
-                + (f"missing is {gone}, which had it: start it again" if gone else remedy),
+                + (f"not registered any more, but had it: {gone}" if gone else remedy),
                 metadata={"topic": topic},
             )
         return GetRouteResponse(route=route).SerializeToString()

@@ -92,6 +92,21 @@ def test_a_stream_as_a_table_has_one_header() -> None:
     assert stream.getvalue() == "OFFSET  BODY\n1       a\\tb\n2       c\n"
 
 
+def test_a_stream_in_a_narrow_terminal_keeps_its_text_and_says_what_it_leaves_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    stream = Terminal()
+    columns = {"offset": 12, "store_time": 24, "body": 0}
+    with RowStream(columns, OutputFormat.TABLE, stream, expendable=("store_time",)) as out:
+        out.print({"offset": 1, "store_time": "now", "body": "x" * 40})
+    assert stream.getvalue().splitlines() == [
+        "OFFSET        BODY",
+        "1             " + "x" * 25 + "…",
+        "(STORE-TIME: -o wide)",
+    ]
+
+
 def test_an_interrupted_json_stream_is_closed_all_the_same() -> None:
     stream = io.StringIO()
     out = RowStream({}, OutputFormat.JSON, stream)
