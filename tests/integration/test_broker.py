@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import zlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,9 +21,10 @@ from protomq.v1 import send_service_pb2 as send
 from protomq.v1.record_pb2 import Record
 from protomq.v1.topic_pb2 import Permission, Topic
 from protomq.wire import record as layout
-from protomq_broker import offset_commits
+from protomq_broker import offset_commits, plain_body_workers
 from protomq_broker.config import BrokerConfig
 from protomq_broker.main import BrokerProcess
+from protomq_broker.plain_bodies import with_plain_bodies
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import DiskFullError
 from protomq_runtime import grpc_server
@@ -436,6 +439,47 @@ async def test_topics_are_created_changed_listed_and_deleted(client: Client, sta
     client = await start()
     listed = await client.call(admin.ListTopicsRequest(), admin.ListTopicsResponse)
     assert [(topic.name, topic.write_queues) for topic in listed.topics] == [("a", 8), ("c", 8), ("t", 4)]
+
+
+async def test_unpacking_bodies_holds_up_no_other_pull(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpacking, go_on = threading.Semaphore(0), threading.Event()
+
+    def slow(*arguments: Any) -> Any:
+        unpacking.release()
+        assert go_on.wait(60)
+        return with_plain_bodies(*arguments)
+
+    monkeypatch.setattr("protomq_broker.pull_service.with_plain_bodies", slow)
+    packed = zlib.compress(b"x" * 100_000)
+    await client.send(Record(body=packed, flags=layout.COMPRESSION_ZLIB))
+    plain = [asyncio.create_task(client.pull(plain_bodies=True)) for _ in range(8)]  # more than there are lanes
+    try:
+        assert await asyncio.to_thread(unpacking.acquire, timeout=60)
+        for _ in range(4):
+            assert (await client.pull()).records[0].body == packed
+        assert not any(task.done() for task in plain)
+    finally:
+        go_on.set()
+    for answer in await asyncio.gather(*plain):
+        assert answer.records[0].body == b"x" * 100_000
+
+
+async def test_a_held_pull_for_plain_bodies_is_answered_and_an_error_in_unpacking_is_told(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = asyncio.create_task(client.pull(plain_bodies=True, hold_ms=30_000))
+    await client.send(Record(body=zlib.compress(b"x" * 1_000), flags=layout.COMPRESSION_ZLIB))
+    assert (await held).records[0].body == b"x" * 1_000
+
+    def fail(*_: Any) -> Any:
+        raise OSError(5, "the disk cannot be read")
+
+    monkeypatch.setattr("protomq_broker.pull_service.read_regions", fail)
+    assert await failure(client.pull(plain_bodies=True)) == (9, "STORE_FAILED")
+    monkeypatch.setattr(plain_body_workers, "PENDING_MAX", 0)
+    assert await failure(client.pull(plain_bodies=True)) == (8, "SYSTEM_BUSY")
 
 
 async def test_a_group_is_deleted_unless_it_is_in_use(client: Client, start: Start) -> None:

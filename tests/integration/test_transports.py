@@ -10,7 +10,7 @@ import logging
 import random
 import socket
 import threading
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from protomq.v1 import (
     send_service_pb2,
 )
 from protomq.wire.frames import MAGIC, encode_answer, encode_request
-from protomq.wire.status import decode_status
+from protomq.wire.status import GRPC_STATUS_DETAILS_KEY, decode_status
 from protomq_runtime import telemetry
 from protomq_runtime.addresses import Address
 from protomq_runtime.admission import AdmissionConfig
@@ -940,6 +940,40 @@ async def test_a_taken_port_is_an_error_and_leaves_nothing_behind(server, servic
         with pytest.raises(OSError, match="cannot listen"):
             await other.start()
         assert not any(lane.is_alive() for pool in other.pools.values() for lane in pool.lanes)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/protomq.v1.SendService/Nothing",
+        "/protomq.v1.Nothing/Send",
+        "/x",
+        "/a/" + "b" * 3_000,
+        "/grpc.health.v1.Health/X",
+    ],
+)
+async def test_a_method_that_is_not_there_is_told_with_its_reason(server: Server, path: str) -> None:
+    expected = {"definite": "true", "method": path[:200]}
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server.grpc_port}") as made:
+        channel: Any = made
+
+        async def requests() -> AsyncIterator[bytes]:
+            yield b"x"
+
+        calls: list[Callable[[], Awaitable[Any]]] = [
+            lambda: channel.unary_unary(path)(b"x"),
+            lambda: channel.stream_unary(path)(requests()),
+            lambda: channel.unary_stream(path)(b"x").read(),
+            lambda: channel.stream_stream(path)(requests()).read(),
+        ]
+        for call in calls:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call()
+            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+            details = caught.value.trailing_metadata()[GRPC_STATUS_DETAILS_KEY]
+            assert isinstance(details, bytes)
+            status = decode_status(details)
+            assert (status.reason, status.metadata) == ("UNKNOWN_METHOD", expected)
 
 
 async def test_hooks_are_called_with_the_server(server, services):

@@ -215,6 +215,7 @@ class Broker:
     def close(self) -> None:
         """Writes the last offsets and closes the store. The last step of a stop, when no lane runs any more."""
         self._writer.close()
+        self._pull.close()
         if self._server is not None:
             self._commits.close()
         self.store.close()

@@ -1,12 +1,13 @@
 """PullService: reads messages and holds pulls that find none.
 
-An answer is a header and regions of the log as they stand on disk; no record is opened. It runs on several lanes; what a lane holds is its
+An answer is a header and regions of the log as they stand on disk; no record is opened, but for plain bodies, on threads of their own
+(`plain_body_workers.py`). It runs on several lanes; what a lane holds is its
 own (`holds.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -19,11 +20,12 @@ from protomq.wire.hashing import tag_code_of
 from protomq.wire.record import NOT_IN_TAGS, encode_varint
 from protomq_runtime.dispatch import raw
 from protomq_runtime.errors import invalid_argument, too_many, unparsable
-from protomq_runtime.regions import ShortFileError, read_regions
+from protomq_runtime.regions import read_regions
 
 from .group_members import GroupMembers
 from .holds import Hold, LaneHolds, QueueKey
 from .plain_bodies import with_plain_bodies
+from .plain_body_workers import PlainBodyWorkers
 from .store.reading import ReadResult, ReadStatus
 from .store.topics import GROUP_NAME_LENGTH_MAX, QUEUES_MAX
 from .store_errors import to_service_error
@@ -84,6 +86,7 @@ class PullService:
         self._config = config
         self.members = GroupMembers(clock)
         self._holds: dict[Lane, LaneHolds] = {}
+        self._plain_bodies = PlainBodyWorkers(config.lanes.pull_threads)
         self._stopping = False
 
     @raw
@@ -121,6 +124,10 @@ class PullService:
         self._stopping = True
         for lane, holds in tuple(self._holds.items()):
             lane.post(partial(self._release, holds))
+
+    def close(self) -> None:
+        """Ends the threads of its own; no lane runs any more."""
+        self._plain_bodies.close()
 
     def _release(self, holds: LaneHolds) -> None:
         for hold in holds.all():
@@ -281,16 +288,19 @@ class PullService:
         # The store's regions have the same three fields as the runtime's: the store cannot import that one.
         regions = cast("list[Region]", result.regions)
         if request.plain_bodies and regions:
-            try:
+            size_max_bytes = request.size_max_bytes or SIZE_DEFAULT_BYTES
+
+            def unpack() -> Callable[[], None]:
                 stored = b"".join(read_regions(regions))
-            except (OSError, ShortFileError) as error:
-                call.fail(to_service_error(error))
-                return
-            plain = with_plain_bodies(result, stored, request.size_max_bytes or SIZE_DEFAULT_BYTES)
-            if plain is not None:
-                result, data = plain
-                call.answer(encode_header(result, found.incarnation, other) + data)
-                return
+                plain = with_plain_bodies(result, stored, size_max_bytes)
+                if plain is None:
+                    header = encode_header(result, found.incarnation, other)
+                    return lambda: call.answer(header, regions, result.regions_size_bytes)
+                payload = encode_header(plain[0], found.incarnation, other) + plain[1]
+                return lambda: call.answer(payload)
+
+            self._plain_bodies.run(call, unpack)
+            return
         header = encode_header(result, found.incarnation, other)
         call.answer(header, regions, result.regions_size_bytes)
 

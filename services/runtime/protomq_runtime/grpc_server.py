@@ -38,6 +38,7 @@ from .errors import (
     corrupt_log,
     internal,
     request_too_large,
+    unknown_method,
     unparsable,
 )
 from .lane import Lane
@@ -54,6 +55,8 @@ REFLECTION_SERVICES: Final = (
     "grpc.reflection.v1.ServerReflection",
 )
 METADATA_SIZE_MAX_BYTES: Final = 16 << 10
+METHOD_LENGTH_SHOWN: Final = 200
+"""Of the name of a method that there is not: the answer repeats it, and callers take no more metadata than this server does."""
 PENDING_CALLS_MAX: Final = 30_000
 LAST_ANSWERS_GRACE_S: Final = 0.1
 """For answers that are made but not sent yet when the server closes."""
@@ -248,6 +251,7 @@ class GrpcServer:
         _add_health(self._server, self._health)
         self._service_names = ["", *table.service_names]
         _add_reflection(self._server, [*table.service_names, HEALTH_SERVICE, *REFLECTION_SERVICES])
+        self._server.add_generic_rpc_handlers([_UnknownMethods()])  # the last: it takes what is left
 
     def bind(self, host: str, port: int) -> int:
         """Takes the port; answers which, if 0 was asked for. Raises OSError."""
@@ -417,6 +421,19 @@ class GrpcServer:
                 await _abort(context, internal())
 
         return handle
+
+
+class _UnknownMethods(grpc.GenericRpcHandler):
+    """Answers every method with an error that has its ErrorInfo: gRPC's own UNIMPLEMENTED has none."""
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        name = details.method[:METHOD_LENGTH_SHOWN]
+
+        async def refuse(payloads: AsyncIterator[bytes], context: Any) -> None:
+            await _abort(context, unknown_method(name))
+
+        # Any call looks like a stream of requests with a stream of answers.
+        return grpc.stream_stream_rpc_method_handler(cast("Any", refuse))
 
 
 class _Reflection(reflection.aio.ReflectionServicer):
