@@ -25,6 +25,7 @@ from typing import Final
 
 from ._types import MessageQueue
 from .errors import CorruptMessageError, ProtocolError
+from .wire import varints
 from .wire.record import (
     BODY_SIZE_MAX_BYTES,
     BORN_TIME_MS_AT,
@@ -414,14 +415,11 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
     byte = data[position]
     if byte < 0x80:
         return byte, position + 1
-    value = byte & 0x7F
-    for shift in range(7, 70, 7):
-        position += 1
-        byte = data[position]
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (value if value < 1 << 63 else value - (1 << 64)), position + 1
-    raise ProtocolError("a varint has more than 10 bytes")
+    try:
+        value, position = varints.read_varint(data, position)
+    except ValueError as error:
+        raise ProtocolError(str(error)) from error
+    return (value if value < 1 << 63 else value - (1 << 64)), position
 
 
 def field_values(data: bytes, number: int) -> list[bytes]:

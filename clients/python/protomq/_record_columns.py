@@ -28,9 +28,9 @@ from .wire.record import (
     FLAGS_AT,
     RECORD_TAG,
 )
+from .wire.varint_arrays import read_lengths
 
 _UNUSUAL_FLAGS = FLAG_COMPRESSION_MASK | FLAG_DUE_TIME | FLAG_TRANSIT
-_VARINT_SIZE_MAX_BYTES = 5
 _CRC_TO_FLAGS = np.dtype(
     {
         "names": ["crc32c", "flags"],
@@ -169,8 +169,8 @@ def locate_records(
         if columns is not None:
             return columns
     try:
-        record_sizes, records = _read_varints(data, field_starts + 1)
-        body_sizes, body_starts = _read_varints(data, records + 1)
+        record_sizes, records = read_lengths(data, field_starts + 1)
+        body_sizes, body_starts = read_lengths(data, records + 1)
     except IndexError:
         return None
     fronts = body_starts + body_sizes
@@ -267,23 +267,3 @@ def _gather(raw: bytes, dtype: np.dtype[Any], positions: NDArray[np.int64]) -> N
     """What stands at each of the positions. Raises IndexError if one is outside."""
     count = len(raw) - dtype.itemsize + 1
     return np.ndarray((count,), dtype, raw, 0, (1,))[positions]
-
-
-def _read_varints(
-    data: NDArray[np.uint8], positions: NDArray[Any]
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """(values, positions behind them); IndexError at the end of the data or for a varint that is too long."""
-    bytes_there = data[positions]
-    values = (bytes_there & 0x7F).astype(np.int64)
-    positions = positions + 1
-    more = bytes_there >= 0x80
-    for shift in range(7, 7 * _VARINT_SIZE_MAX_BYTES, 7):
-        if not more.any():
-            return values, positions
-        bytes_there = data[positions]
-        values += np.where(more, (bytes_there & 0x7F).astype(np.int64) << shift, 0)
-        positions = positions + more
-        more &= bytes_there >= 0x80
-    if more.any():
-        raise IndexError("a length has more than 5 bytes")
-    return values, positions

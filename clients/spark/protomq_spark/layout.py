@@ -22,6 +22,7 @@ from protomq.wire.record import (
     RECORD_TAG,
     front_end,
 )
+from protomq.wire.varint_arrays import read_lengths
 
 Positions = NDArray[np.int64]
 
@@ -43,7 +44,6 @@ assert TRAILER.itemsize == FIXED_TRAILER_SIZE_BYTES
 
 _KEY, _TAG, _PROPERTY, _ATTRIBUTES = 0x12, 0x1A, 0x22, 0x2A
 _FIRST, _SECOND = 0x0A, 0x12
-_VARINT_SIZE_MAX: Final = 5
 
 
 class UnusualRecordError(ValueError):
@@ -96,8 +96,8 @@ def locate(
     if count and (starts.min() < 0 or ends.max() > len(data)):
         raise UnusualRecordError("a record field ends outside of its buffer")
     try:
-        sizes, records = read_varints(data, starts + 1)
-        body_sizes, body_starts = read_varints(data, records + 1, too_long=len(data))
+        sizes, records = read_lengths(data, starts + 1)
+        body_sizes, body_starts = read_lengths(data, records + 1, too_long=len(data))
     except IndexError:
         raise UnusualRecordError("a length that does not end") from None
     fronts = body_starts + body_sizes
@@ -211,33 +211,9 @@ def _take(data: NDArray[np.uint8], cursor: Positions, limits: Positions, tag: in
     """The field `tag` of each row that has it at its cursor, which is moved behind it."""
     rows = np.flatnonzero(cursor < limits)
     rows = rows[data[cursor[rows]] == tag]
-    sizes, starts = read_varints(data, cursor[rows] + 1)
+    sizes, starts = read_lengths(data, cursor[rows] + 1)
     ends = starts + sizes
     if (ends > limits[rows]).any():
         raise UnusualRecordError("a field that ends outside of its message")
     cursor[rows] = ends
     return Spans(rows, starts, ends)
-
-
-def read_varints(
-    data: NDArray[np.uint8], positions: Positions, too_long: int | None = None
-) -> tuple[Positions, Positions]:
-    """(values, positions behind them). IndexError at the end of the data, and for one of more than 5 bytes, unless that is to have
-    the value `too_long`.
-    """
-    octets = data[positions]
-    values = (octets & 0x7F).astype(np.int64)
-    positions = positions + 1
-    more = octets >= 0x80
-    for shift in range(7, 7 * _VARINT_SIZE_MAX, 7):
-        if not more.any():
-            return values, positions
-        octets = data[np.minimum(positions, len(data) - 1)]
-        values += np.where(more, (octets & 0x7F).astype(np.int64) << shift, 0)
-        positions = positions + more
-        more &= octets >= 0x80
-    if more.any():
-        if too_long is None:
-            raise IndexError("a length has more than 5 bytes")
-        values[more] = too_long
-    return values, positions

@@ -32,6 +32,7 @@ from protomq.wire.record import (
     SEAL_TAG,
     TOPIC_TAG,
 )
+from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 
 APPEND_SIZE_MAX_BYTES: Final = (64 << 20) + 2 * SEAL_SIZE_BYTES
 _TOPIC_SIZE_UNAMBIGUOUS_BYTES: Final = 36
@@ -181,16 +182,11 @@ def _why_not(
 
 def _length(data: bytes, position: int) -> tuple[int, int]:
     """(position behind the length, length); (0, 0) for one that does not end within 5 octets or the data."""
-    value = 0
-    for shift in range(0, 35, 7):
-        if position >= len(data):
-            return 0, 0
-        octet = data[position]
-        position += 1
-        value |= (octet & 0x7F) << shift
-        if octet < 0x80:
-            return position, value
-    return 0, 0
+    try:
+        length, behind = read_varint(data, position, LENGTH_SIZE_MAX_BYTES)
+    except (IndexError, ValueError):
+        return 0, 0
+    return behind, length
 
 
 # -- topics --------------------------------------------------------------------------------------------------------------

@@ -32,6 +32,7 @@ from protomq.wire.record import (
     encode_varint,
     front_end,
 )
+from protomq.wire.varints import read_varint
 
 from .store.reading import ReadResult
 
@@ -82,11 +83,11 @@ def plain_field(field: bytes) -> bytes:
     flags = _flags(field)
     if not flags & FLAG_COMPRESSION_MASK:
         return field
-    start = _behind_length(field, 0)
+    _, start = read_varint(field, 1)
     if field[start] != BODY_TAG:
         return field  # A compressed body is never empty.
-    body_start = _behind_length(field, start)
-    body_end = body_start + _length(field, start)
+    size, body_start = read_varint(field, start + 1)
+    body_end = body_start + size
     end = front_end(field, start, len(field))
     if crc32c(field[start:end]) != _crc32c(field):
         return field
@@ -112,21 +113,3 @@ def _crc32c(field: bytes) -> int:
     """What the producer made, as it stands in the trailer."""
     value: int = _U32.unpack_from(field, len(field) + CRC32C_AT)[0]
     return value
-
-
-def _length(field: bytes, tag_position: int) -> int:
-    """The length that stands behind a tag."""
-    value = shift = 0
-    for octet in field[tag_position + 1 : tag_position + 6]:
-        value |= (octet & 0x7F) << shift
-        if octet < 0x80:
-            break
-        shift += 7
-    return value
-
-
-def _behind_length(field: bytes, tag_position: int) -> int:
-    position = tag_position + 1
-    while field[position] >= 0x80:
-        position += 1
-    return position + 1

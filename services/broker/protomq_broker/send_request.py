@@ -18,6 +18,7 @@ from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest
 from protomq.wire import record as layout
 from protomq.wire.hashing import crc32c, key_hash_of, sharding_hash_of, tag_code_of
+from protomq.wire.varints import read_varint
 from protomq_runtime.errors import Code, ServiceError, invalid_argument
 
 from .bare_record import bare_body_of, write_bare
@@ -272,7 +273,7 @@ def _front_octets(raw: memoryview) -> bytes:
     parts: list[memoryview] = []
     position, end = 0, len(raw)
     while position < end:
-        tag, _ = _varint_at(raw, position, end)
+        tag, _ = _varint_at(raw, position)
         behind = _skip_field(raw, position, end)
         if tag >> 3 <= _FRONT_NUMBER_MAX:
             parts.append(raw[position:behind])
@@ -320,10 +321,10 @@ def _check_bounds(payload: bytes) -> list[tuple[int, int]]:
             others += 1
             if others > FIELDS_BESIDE_RECORDS_MAX:
                 raise invalid_argument("", "too many fields beside the records")
-            tag, value = _varint_at(payload, position, end)
+            tag, value = _varint_at(payload, position)
             position = _skip_field(payload, position, end)
             if tag == layout.RECORD_TAG:  # written wider than it need be
-                spans.append((_varint_at(payload, value, end)[1], position))
+                spans.append((_varint_at(payload, value)[1], position))
     try:
         shapes = _SendShape.FromString(payload).records
     except DecodeError as error:
@@ -339,14 +340,14 @@ def _check_bounds(payload: bytes) -> list[tuple[int, int]]:
 
 def _skip_field(payload: bytes | memoryview, position: int, end: int) -> int:
     """Position behind the field at `position`; only varints, fixed and length-delimited fields occur in a SendRequest."""
-    tag, position = _varint_at(payload, position, end)
+    tag, position = _varint_at(payload, position)
     kind = tag & 7
     if kind == 0:
-        position = _varint_at(payload, position, end)[1]
+        position = _varint_at(payload, position)[1]
     elif kind == 1:
         position += 8
     elif kind == 2:
-        size, position = _varint_at(payload, position, end)
+        size, position = _varint_at(payload, position)
         position += size
     elif kind == 5:
         position += 4
@@ -357,16 +358,11 @@ def _skip_field(payload: bytes | memoryview, position: int, end: int) -> int:
     return position
 
 
-def _varint_at(payload: bytes | memoryview, position: int, end: int) -> tuple[int, int]:
-    value = shift = 0
-    while position < end and shift < 64:
-        byte = payload[position]
-        value |= (byte & 0x7F) << shift
-        position += 1
-        if byte < 0x80:
-            return value, position
-        shift += 7
-    raise invalid_argument("", "the request is cut short")
+def _varint_at(payload: bytes | memoryview, position: int) -> tuple[int, int]:
+    try:
+        return read_varint(payload, position)
+    except (IndexError, ValueError):
+        raise invalid_argument("", "the request is cut short") from None
 
 
 def _too_large(field: str, size_bytes: int, limit_bytes: int) -> ServiceError:

@@ -33,6 +33,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from .hashing import Octets, crc32c, extend_crc32c, hash63, sharding_hash_of, tag_code_of
+from .varints import LENGTH_SIZE_MAX_BYTES, read_varint
 
 RECORD_TAG: Final = 0x0A
 SEAL_TAG: Final = 0x12
@@ -137,17 +138,10 @@ def trailer_size_bytes(topic: bytes, *, has_due_time: bool = False) -> int:
 def front_end(data: bytes | bytearray | memoryview, position: int, end: int) -> int:
     """Where fields 1 to 5 of the record that begins at `position` end: what its CRC covers. Raises ValueError if they do not fit."""
     while position < end and data[position] in FRONT_TAGS:
-        position += 1
-        size = shift = 0
-        more = True
-        while more:
-            if position >= end or shift > 28:
-                raise ValueError("a length does not end")
-            octet = data[position]
-            position += 1
-            size |= (octet & 0x7F) << shift
-            shift += 7
-            more = octet >= 0x80
+        try:
+            size, position = read_varint(data, position + 1, LENGTH_SIZE_MAX_BYTES)
+        except IndexError:
+            raise ValueError("a length does not end") from None
         position += size
     if position > end:
         raise ValueError("a field ends outside of its record")

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from protomq.v1.record_pb2 import Record
 from protomq.wire import record as layout
 from protomq.wire.hashing import key_hash_of
+from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 
 from .append import CorruptRecordError, MoreKey, ScannedRecords
 from .record_arrays import FIXED_TRAILER_DTYPE, opaque, tag_mismatch, topic_field_of, windows
@@ -45,15 +46,11 @@ def record_field_at(
     """(size of the record, size of its tag and length) of the record field at `position`; size -1 if none stands there whole."""
     if end - position < 2 or data[position] != layout.RECORD_TAG:
         return -1, 0
-    size, shift, at = 0, 0, position + 1
-    while at < end and shift <= 28:
-        byte = data[at]
-        size |= (byte & 0x7F) << shift
-        at += 1
-        if byte < 0x80:
-            return (size, at - position) if at + size <= end else (-1, 0)
-        shift += 7
-    return -1, 0
+    try:
+        size, at = read_varint(data, position + 1, LENGTH_SIZE_MAX_BYTES)
+    except (IndexError, ValueError):
+        return -1, 0
+    return (size, at - position) if at + size <= end else (-1, 0)
 
 
 def read_trailers(

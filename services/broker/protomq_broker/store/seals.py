@@ -31,6 +31,7 @@ from protomq.wire.record import (
     SEAL_TAG,
     encode_seal,
 )
+from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 
 from .disk import Disk, read_fully
 from .segment import SegmentFolder
@@ -198,18 +199,12 @@ def _walk_records(data: bytes, at: int, starts: list[int], sizes: list[int]) -> 
                 if position == at and tag == 0
                 else f"no field of a log starts with 0x{tag:02X}",
             )
-        length, shift, behind = 0, 0, position + 1
-        while True:
-            if behind >= end:
-                return -1, ""
-            octet = data[behind]
-            behind += 1
-            length |= (octet & 0x7F) << shift
-            if octet < 0x80:
-                break
-            shift += 7
-            if shift > 28:
-                return -1, "a field whose length has more than five octets"
+        try:
+            length, behind = read_varint(data, position + 1, LENGTH_SIZE_MAX_BYTES)
+        except IndexError:
+            return -1, ""
+        except ValueError:
+            return -1, "a field whose length has more than five octets"
         if tag == PADDING_TAG:
             if position != at or behind + length - position > APPEND_SIZE_MAX_BYTES + 256:
                 return -1, "padding where none can stand"
