@@ -731,7 +731,7 @@ class LogWatch(logging.Handler):
     SIGNS: Final = {
         "torn tail": "torn tail cut",
         "an fsync of the log failed": "fsync failed",
-        "an fsync had failed": "unsynced tail written anew",
+        "are written anew and synced": "unsynced tail written anew",
         "is rebuilt from the log": "derived rebuilt",
         "corrupt log": "quarantine",
         "config/topics.json was lost": "topics restored",
