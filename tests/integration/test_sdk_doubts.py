@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 import textwrap
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from protomq import AsyncPullConsumer, MessageQueue, PullConsumer
+from protomq import AsyncPullConsumer, MessageQueue, PullConsumer, _methods
 from protomq.errors import QueueNotFoundError, TopicNotFoundError
 from protomq.testing import Broker
+from protomq.v1 import route_service_pb2
+from protomq.wire.status import RpcStatus
 from tests.support.fake_server import FakeServer
 
 Q0, Q1 = MessageQueue("t", "broker-a", 0), MessageQueue("t", "broker-a", 1)
@@ -66,6 +70,20 @@ async def test_a_topic_that_does_not_exist_is_told_by_the_async_consumer(
         with pytest.warns(RuntimeWarning, match="topic 'other' does not exist"):
             await source.assign([MessageQueue("other", "broker-a", 0)])
         await source.subscribe("nosuch")
+
+
+def test_a_topic_that_a_broker_has_is_not_told_though_the_name_server_does_not_know_it_yet(
+    server: FakeServer,
+) -> None:
+    server.topics["new"] = 2
+    encoded = server._get_route(route_service_pb2.GetRouteRequest(topic="new").SerializeToString())
+    assert isinstance(encoded, bytes)
+    answer = route_service_pb2.GetRouteResponse.FromString(encoded)
+    answer.route.auto_create = True
+    server.answer_once(_methods.GET_ROUTE, answer.SerializeToString())
+    with consumer(server) as source:
+        source.subscribe("new")
+        assert len(source.assignment()) == 2
 
 
 async def test_where_no_broker_creates_topics_an_unknown_topic_is_an_error(
@@ -146,6 +164,52 @@ def test_the_same_group_of_another_cluster_is_another_group(server: FakeServer) 
     with FakeServer({"t": 2}) as elsewhere, consumer(server) as first, consumer(elsewhere) as second:
         first.subscribe("t")
         second.subscribe("t")
+
+
+# -- what goes on is told once -----------------------------------------------------------------------------------------------
+
+BEYOND = RpcStatus(11, "beyond the end", "OFFSET_OUT_OF_RANGE")
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        record.message
+        for record in caplog.records
+        if record.levelno >= logging.WARNING and "not committed in poll" in record.message
+    ]
+
+
+def test_a_broker_that_refuses_offsets_is_told_once_until_it_takes_some(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.append("t", 0, [b"x"])
+    server.fail(_methods.COMMIT_OFFSETS, BEYOND, times=3)
+    with consumer(server, auto_commit_interval_s=0.001) as source:
+        source.subscribe("t")
+        ends_s = time.monotonic() + 30
+        while ("g", "t", 0) not in server.committed and time.monotonic() < ends_s:
+            source.poll(0.01)
+        assert server.called(_methods.COMMIT_OFFSETS) >= 4
+        assert len(told(caplog)) == 1
+        server.append("t", 0, [b"y"])
+        server.fail(_methods.COMMIT_OFFSETS, BEYOND, times=2)
+        while server.committed["g", "t", 0] < 2 and time.monotonic() < ends_s:
+            source.poll(0.01)
+        assert len(told(caplog)) == 2
+
+
+async def test_a_broker_that_refuses_offsets_is_told_once_by_the_async_consumer(
+    server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.append("t", 0, [b"x"])
+    server.fail(_methods.COMMIT_OFFSETS, BEYOND, times=3)
+    async with async_consumer(server, auto_commit_interval_s=0.001) as source:
+        await source.subscribe("t")
+        ends_s = time.monotonic() + 30
+        while ("g", "t", 0) not in server.committed and time.monotonic() < ends_s:
+            await source.poll(0.01)
+    assert server.called(_methods.COMMIT_OFFSETS) >= 4
+    assert len(told(caplog)) == 1
 
 
 # -- commits that nobody made ------------------------------------------------------------------------------------------------

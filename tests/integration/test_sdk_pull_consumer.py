@@ -622,7 +622,7 @@ async def test_a_broker_that_is_down_is_two_lines_in_the_log_of_coroutines_too(
             server.start()
             server.append("t", 1, [b"back"])
             ends_s = time.monotonic() + PATIENCE_S
-            while not any("answers again" in line for line in caplog.messages):
+            while not any("broker-a answers again" in line for line in caplog.messages):
                 await source.poll(0.2)
                 assert time.monotonic() < ends_s
     about = [line for line in caplog.messages if "name server" not in line]

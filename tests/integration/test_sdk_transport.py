@@ -16,7 +16,7 @@ import pytest
 from protomq import _methods
 from protomq._async_transport import AsyncTransport
 from protomq._remoting_async import AsyncConnection
-from protomq._transport import SyncTransport, TransportOptions
+from protomq._transport import Choice, SyncTransport, TransportOptions
 from protomq._types import BrokerAddress
 from protomq.errors import (
     ClosedError,
@@ -323,6 +323,19 @@ def test_the_remoting_port_is_used_again_when_it_is_back(
         transport.call(address, _methods.PING, (PING,), PATIENCE_S)
         assert transport.kind(address) == "remoting"
         transport.close()
+
+
+def test_a_remoting_port_that_stays_away_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    """It is tried again every 30 s; it is told again only when it was back in between."""
+    choice = Choice("auto")
+    address = BrokerAddress("broker-a", "h:1", "h:2")
+    for now_s in (0.0, 31.0, 62.0):
+        assert choice.try_remoting(address, now_s)
+        choice.fell_back(address, ConnectFailedError("refused"), now_s)
+    assert len(caplog.messages) == 1
+    choice.reached(address)
+    choice.fell_back(address, ConnectFailedError("refused"), 100.0)
+    assert len(caplog.messages) == 2
 
 
 def test_a_broken_remoting_port_falls_back_within_the_call(

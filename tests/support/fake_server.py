@@ -5,6 +5,7 @@ with holds, offsets, topics. What it can be told to do wrong:
 
     fail(method, status)      answer the next call of a method with an error
     stall(method)             never answer the next call of a method
+    answer_once(method, data) answer the next call of a method with this
     drop(method)              close the connection instead of answering the next call
     stop() / start()          go away and come back on the same port
 """
@@ -114,6 +115,9 @@ class FakeServer:
     def fail(self, method: Any, status: RpcStatus, times: int = 1) -> None:
         self._faults[method.method_id].extend([status] * times)
 
+    def answer_once(self, method: Any, answer: bytes) -> None:
+        self._faults[method.method_id].append(answer)
+
     def stall(self, method: Any) -> None:
         self._faults[method.method_id].append("stall")
 
@@ -219,7 +223,7 @@ class FakeServer:
         if isinstance(fault, RpcStatus):
             self._answer(sock, request_id, method_id, encode_status(fault), fault.code)
             return True
-        answer = self._handlers[method_id](self, payload)
+        answer = fault if isinstance(fault, bytes) else self._handlers[method_id](self, payload)
         if isinstance(answer, RpcStatus):
             self._answer(sock, request_id, method_id, encode_status(answer), answer.code)
         elif isinstance(answer, pull_service_pb2.PullRequest):

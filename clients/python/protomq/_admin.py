@@ -13,11 +13,22 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from . import _methods
-from ._checks import check_seconds
+from ._checks import (
+    OFFSET_MAX,
+    QUEUE_ID_MAX,
+    check_count,
+    check_flag,
+    check_seconds,
+    check_text,
+    check_time,
+    check_topic,
+    checked_texts,
+    explain_unknown_settings,
+)
 from ._message import Message, field_values
 from ._routes import Routes
 from ._transport import SyncTransport, TransportOptions
-from ._types import BrokerAddress, MessageQueue, MethodInfo, Permission, QueueRange
+from ._types import PEER_TIMEOUT_S, BrokerAddress, MessageQueue, MethodInfo, Permission, QueueRange
 from .errors import (
     BrokerMissingError,
     BrokerNotFoundError,
@@ -33,6 +44,7 @@ from .errors import (
     ProtomqError,
     TopicExistsError,
     TopicNotFoundError,
+    WrongTypeError,
 )
 
 if TYPE_CHECKING:
@@ -215,6 +227,7 @@ class Admin:
     (BrokerMissingError), until it is back or `forget_broker` was called.
     """
 
+    @explain_unknown_settings
     def __init__(
         self,
         *,
@@ -222,11 +235,17 @@ class Admin:
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         transport: Literal["auto", "remoting", "grpc"] = "auto",
         client_id: str = "",
+        peer_timeout_s: float = PEER_TIMEOUT_S,
+        spin: bool = True,
     ) -> None:
-        """`namesrv`: as in PullConsumer. `request_timeout_s`: of each call to a server."""
+        """`namesrv`, `peer_timeout_s`, `spin`: as in Producer. `request_timeout_s`: of each call to a server."""
         check_seconds("request_timeout_s", request_timeout_s)
         self._request_timeout_s = request_timeout_s
-        self._transport = SyncTransport(TransportOptions(transport=transport, client_id=client_id))
+        self._transport = SyncTransport(
+            TransportOptions(
+                transport, client_id=client_id, peer_timeout_s=peer_timeout_s, spin=spin
+            )
+        )
         self._routes = Routes(self._transport, namesrv)
         self._closed = False
 
@@ -252,6 +271,13 @@ class Admin:
         from .v1 import admin_service_pb2 as pb
         from .v1 import topic_pb2
 
+        check_topic(topic)
+        for name, count in (("write_queues", write_queues), ("read_queues", read_queues)):
+            check_count(name, count, 0, QUEUE_ID_MAX)
+        if not isinstance(permission, Permission):
+            raise WrongTypeError(f"permission is a Permission, Permission.READ for instance, not {permission!r}")
+        check_flag("update", update)
+        check_count("incarnation", incarnation, 0, OFFSET_MAX)
         number: Any = int(permission)
         wanted = topic_pb2.Topic(
             name=topic,
@@ -277,6 +303,7 @@ class Admin:
         """Configuration and queues of a topic. Raises TopicNotFoundError."""
         from .v1 import admin_service_pb2 as pb
 
+        check_topic(topic)
         configs: dict[str, TopicConfig] = {}
         queues: list[QueueStatus] = []
 
@@ -309,6 +336,7 @@ class Admin:
         """Deletes a topic, its queues and committed offsets; the brokers that had it. Raises TopicNotFoundError if none had."""
         from .v1 import admin_service_pb2 as pb
 
+        check_topic(topic)
         deleted: list[str] = []
 
         def ask(broker: BrokerInfo) -> None:
@@ -377,6 +405,7 @@ class Admin:
         """
         from .v1 import admin_service_pb2 as pb
 
+        check_topic(topic)
         found: dict[str, set[str]] = {}
         known = False
 
@@ -521,7 +550,7 @@ class Admin:
         """Counters of the topics named, or of all, by topic."""
         from .v1 import admin_service_pb2 as pb
 
-        request = pb.GetStatsRequest(topics=topics)
+        request = pb.GetStatsRequest(topics=checked_texts("topics", topics))
         sums: dict[str, list[int]] = {}
 
         def ask(broker: BrokerInfo) -> None:
@@ -536,7 +565,7 @@ class Admin:
 
     def ping(self, broker_name: str) -> float:
         """Time of a round trip to the broker's admin lane, in seconds."""
-        address = self._brokers([broker_name])[0][0].address
+        address = self._brokers([check_text("broker_name", broker_name)])[0][0].address
         started_s = time.perf_counter()
         self._transport.call(address, _methods.PING, (), self._request_timeout_s)
         return time.perf_counter() - started_s
@@ -552,7 +581,7 @@ class Admin:
         end: datetime | None = None,
         count_max: int = 32,
     ) -> list[Message]:
-        """Messages with that key, newest first; stored at `begin` or later and before `end`. `count_max`: 1 to 256.
+        """Messages with that key, newest first; stored at `begin` or later and before `end` (with time zones). `count_max`: 1 to 256.
 
         A broker answers with at most 16 MiB of them, 3.5 MiB over gRPC, though with one: ask for older ones with `end`.
 
@@ -561,10 +590,15 @@ class Admin:
         """
         from .v1 import admin_service_pb2 as pb
 
+        check_topic(topic)
+        check_text("key", key)
+        check_count("count_max", count_max, 1, 256)
         request = pb.QueryMessagesRequest(topic=topic, key=key, record_count_max=count_max)
         if begin is not None:
+            check_time("begin", begin)
             request.begin_time.FromMilliseconds(int(begin.timestamp() * 1000))
         if end is not None:
+            check_time("end", end)
             request.end_time.FromMilliseconds(int(end.timestamp() * 1000))
         return self._query(request, count_max)
 
@@ -572,6 +606,8 @@ class Admin:
         """The message with that id, None if no broker has it. Raises as `query_by_key` if it may be damaged."""
         from .v1 import admin_service_pb2 as pb
 
+        check_topic(topic)
+        check_text("message_id", message_id)
         request = pb.QueryMessagesRequest(topic=topic, message_id=message_id, record_count_max=1)
         try:
             found = self._query(request, 1)
@@ -585,7 +621,7 @@ class Admin:
 
     def transport(self, broker_name: str) -> str:
         """ "remoting", "grpc", or "" before the first call to that broker."""
-        return self._transport.kind(self._brokers([broker_name])[0][0].address)
+        return self._transport.kind(self._brokers([check_text("broker_name", broker_name)])[0][0].address)
 
     def close(self) -> None:
         """Closes all connections. May be called twice."""
@@ -652,13 +688,13 @@ class Admin:
         """The masters by name, all or those named; and if all are wanted, those that are missing and had the topic ("": any)."""
         from .v1 import route_service_pb2 as pb
 
-        if isinstance(names, str):
-            raise ConfigurationError(f"brokers is a list of names, not the text {names!r}")
+        wanted = None if names is None else checked_texts("brokers", names)
+        if wanted is not None and not wanted:
+            raise ConfigurationError("brokers names no broker; None stands for all")
         request = pb.GetClusterInfoRequest(topic=topic if names is None else "")
         known, missing = self._cluster(request)
         masters = {broker.broker_name: broker for broker in known if broker.broker_id == 0}
-        if names is not None:
-            wanted = list(names)
+        if wanted is not None:
             for gone in missing:
                 if gone.broker.broker_name in wanted:
                     raise gone.error

@@ -19,8 +19,16 @@ from ._methods import SEND
 from ._outgoing import BatchResult, OutgoingMessage, SendResult, Stored
 from ._producer_options import ProducerOptions, ProducerSettings, show_settings
 from ._retry import attempt_timeout, tenacity_options
-from ._send_core import Request, RequestRetries, SendCore, address_of, as_message, fits
-from ._types import MessageQueue, Route
+from ._send_core import (
+    Request,
+    RequestRetries,
+    SendCore,
+    address_of,
+    as_message,
+    fits,
+    refuse_settings_beside_transport,
+)
+from ._types import PEER_TIMEOUT_S, MessageQueue, Route
 from .errors import (
     BatchIncompleteError,
     ClosedError,
@@ -40,8 +48,8 @@ class AsyncProducer:
         async with AsyncProducer("shop", namesrv="127.0.0.1:9876") as producer:
             result = await producer.send("orders", b"...", key="order-17", tag="created")
 
-    As Producer, with `await`; the arguments are the same. Coroutines that send at the same time share requests on one
-    connection per broker.
+    As Producer, with `await`; the arguments are the same, but for `spin`: nothing blocks here. Coroutines that send at the same time
+    share requests on one connection per broker.
     """
 
     def __init__(
@@ -51,16 +59,19 @@ class AsyncProducer:
         namesrv: str | Sequence[str] | None = None,
         transport: AsyncTransport | Literal["auto", "remoting", "grpc"] = "auto",
         client_id: str = "",
+        peer_timeout_s: float = PEER_TIMEOUT_S,
         **settings: Unpack[ProducerSettings],
     ) -> None:
         self.options = ProducerOptions(group=group, **settings)
         self._core = SendCore(self.options)
         self._owns_transport = not isinstance(transport, AsyncTransport)
-        self._transport = (
-            transport
-            if isinstance(transport, AsyncTransport)
-            else AsyncTransport(self._core.transport_options(transport, client_id))
-        )
+        if isinstance(transport, AsyncTransport):
+            refuse_settings_beside_transport(client_id, peer_timeout_s)
+            self._transport = transport
+        else:
+            self._transport = AsyncTransport(
+                self._core.transport_options(transport, client_id, peer_timeout_s)
+            )
         self._routes = AsyncRoutes(self._transport, namesrv)
         self._closed = False
         self._start()
@@ -100,11 +111,14 @@ class AsyncProducer:
         ):
             message = as_message(topic, body, key, keys, tag, properties, queue, sharding_key)
             return await self._send_message(message, selector, timeout_s)
-        record = self._core.prepare(body, key, keys, tag, properties)
+        if queue is not None and type(queue) is not MessageQueue:
+            check_queue(topic, queue)
+        deadline_s = self._deadline(timeout_s)
+        record = self._core.prepare(body, key, keys, tag, properties, deadline_s=deadline_s)
         if timeout_s is not None or self._pending_size > self.options.pending_size_max_bytes:
-            return await self._send_bounded(topic, record, queue, self._deadline(timeout_s))
+            return await self._send_bounded(topic, record, queue, deadline_s)
         line = self._lines.get((topic, queue)) or self._line(topic, queue)
-        return await self._enqueue(line, record, self._deadline(None)).future
+        return await self._enqueue(line, record, deadline_s).future
 
     async def send_one_way(
         self,
@@ -121,13 +135,12 @@ class AsyncProducer:
         timeout_s: float | None = None,
     ) -> None:
         """Sends a message without an answer: nothing tells whether it was stored. No retries."""
-        check_selector(selector)
-        message = self._core.before_send(
-            as_message(topic, body, key, keys, tag, properties, queue, sharding_key)
-        )
+        message = as_message(topic, body, key, keys, tag, properties, queue, sharding_key)
+        check_selector(selector, message.queue)
+        message = self._core.before_send(message)
         check_queue(message.topic, message.queue)
         deadline_s = self._deadline(timeout_s)
-        record = self._core.prepare_message(message)
+        record = self._core.prepare_message(message, deadline_s)
         route = await self._route(message.topic, deadline_s, message.queue)
         request = self._core.make_request(
             route, (record,), self._core.target_queue(route, message, selector)
@@ -149,12 +162,12 @@ class AsyncProducer:
     ) -> BatchResult:
         """Sends many messages of one topic. See Producer.send_batch; requests to different queues travel at the same time."""
         deadline_s = self._deadline(timeout_s)
-        check_batch(topic, messages, queue, sharding_key)
+        check_batch(topic, messages, keys, tags, queue, sharding_key)
         if not messages:
             return BatchResult(())
         core = self._core
         messages, keys, tags = core.before_batch(topic, messages, keys, tags)
-        records = core.prepare_many(messages, topic, keys, tags)
+        records = core.prepare_many(messages, topic, keys, tags, deadline_s)
         route = await self._route(topic, deadline_s, queue)
         groups, places = core.group(route, records, messages, queue, sharding_key)
         try:
@@ -258,12 +271,12 @@ class AsyncProducer:
     ) -> SendResult:
         """The general way: hooks, selectors, sharding keys."""
         core = self._core
-        check_selector(selector)
+        check_selector(selector, message.queue)
         message = core.before_send(message)
         deadline_s = self._deadline(timeout_s)
         result, error = None, None
         try:
-            record = core.prepare_message(message)
+            record = core.prepare_message(message, deadline_s)
             queue = await self._target_queue(message, selector, deadline_s)
             try:
                 result = await self._send_bounded(message.topic, record, queue, deadline_s)
@@ -331,6 +344,7 @@ class AsyncProducer:
         return entry
 
     def _line(self, topic: str, queue: MessageQueue | None) -> _Line:
+        check_topic(topic)
         check_queue(topic, queue)
         return self._lines.setdefault((topic, queue), _Line(topic, queue))
 

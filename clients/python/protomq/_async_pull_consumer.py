@@ -23,9 +23,9 @@ from ._checks import (
     check_group,
     check_message_queue,
     check_seconds,
-    check_text,
     check_time,
     check_topic,
+    explain_unknown_settings,
 )
 from ._message import Message
 from ._offset_calls import (
@@ -64,7 +64,7 @@ from ._pull_consumer import (
 )
 from ._pull_logic import POLL_MESSAGES, OffsetReset, PullOptions, PullState, Ticket
 from ._transport import TransportOptions
-from ._types import MessageQueue, MethodInfo, QueueRange, Route
+from ._types import PEER_TIMEOUT_S, MessageQueue, MethodInfo, QueueRange, Route
 from ._warnings import warn
 from .errors import (
     ClosedError,
@@ -89,6 +89,7 @@ class AsyncPullConsumer:
     Coroutines of one event loop may share it.
     """
 
+    @explain_unknown_settings
     def __init__(
         self,
         group: str = "",
@@ -105,14 +106,14 @@ class AsyncPullConsumer:
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         transport: Literal["auto", "remoting", "grpc"] = "auto",
         client_id: str = "",
+        peer_timeout_s: float = PEER_TIMEOUT_S,
     ) -> None:
-        """The arguments are those of PullConsumer."""
+        """The arguments are those of PullConsumer, but for `spin`: nothing blocks here."""
         check_begin(begin)
         check_seconds("auto_commit_interval_s", auto_commit_interval_s)
         check_seconds("request_timeout_s", request_timeout_s)
         check_flag("resume", resume)
         check_flag("auto_commit", auto_commit)
-        check_text("client_id", client_id)
         self.group = check_group(group)
         options = PullOptions(
             group, hold_ms, pull_record_count_max, pull_size_max_bytes, offset_reset
@@ -124,7 +125,11 @@ class AsyncPullConsumer:
         self._request_timeout_s = request_timeout_s
         self._pull_timeout_s = hold_ms / 1000 + PULL_TIMEOUT_EXTRA_S
 
-        self._transport = AsyncTransport(TransportOptions(transport=transport, client_id=client_id))
+        self._transport = AsyncTransport(
+            TransportOptions(
+                transport, client_id=client_id, peer_timeout_s=peer_timeout_s
+            )
+        )
         self._routes = AsyncRoutes(self._transport, namesrv)
         self._state = PullState(options)
         self._outages = Outages()
@@ -137,8 +142,11 @@ class AsyncPullConsumer:
         self._committing = False
         self._next_commit_s = time.monotonic() + auto_commit_interval_s
         self._retry_resolve_s = 0.0
+        self._exists: dict[str, bool] = {}
+        """What brokers say of topics: a name server may not know yet of one that was made a moment ago."""
         self._warned_topics: set[str] = set()
         self._warned_of_member = False
+        self._commit_trouble = ""
         self._pid = os.getpid()
         self._closed = False
         opened(self, self._routes.name_servers)
@@ -160,6 +168,7 @@ class AsyncPullConsumer:
 
     async def unsubscribe(self, topic: str) -> None:
         """See PullConsumer.unsubscribe."""
+        check_topic(topic)
         self._subscriptions.pop(topic, None)
         await self._reassign()
 
@@ -406,7 +415,7 @@ class AsyncPullConsumer:
 
     def _doubts(self, *routes: Route) -> list[str]:
         """See PullConsumer._doubts."""
-        found = unknown_topics(routes, self._warned_topics)
+        found = unknown_topics(routes, self._exists, self._warned_topics)
         queue = None if self._warned_of_member else shared_queue(self)
         if queue is not None:
             self._warned_of_member = True
@@ -497,9 +506,12 @@ class AsyncPullConsumer:
                 )
                 starts = first_offsets(rest, decode_queue_ranges(answer), begin)
                 incarnation = decode_range_incarnation(answer)
-        except (TopicNotFoundError, QueueNotFoundError):
+        except (TopicNotFoundError, QueueNotFoundError) as error:
             # Not made yet (auto_create): its first message will have the offset 0.
             committed, starts, incarnation = {}, {}, 0
+            self._exists.setdefault(topic, isinstance(error, QueueNotFoundError))
+        else:
+            self._exists[topic] = True
         self._state.start_all(queues, committed, starts, incarnation)
 
     def _start_pulls(self) -> None:
@@ -544,9 +556,13 @@ class AsyncPullConsumer:
         try:
             await self._commit(self._state.to_commit(safe_only=True), timeout_s, attempts=1)
         except ProtomqError as error:
-            # A broker that is down is told once; what a broker has against the offsets is told each time.
-            level = logging.DEBUG if error.retriable else logging.WARNING
+            # A broker that is down is told by `_outages`; what a broker has against the offsets is told once until it takes some.
+            is_told = error.retriable or error.reason == self._commit_trouble
+            self._commit_trouble = "" if error.retriable else error.reason
+            level = logging.DEBUG if is_told else logging.WARNING
             logger.log(level, "offsets of %s not committed %s: %s", self.group, when, error)
+        else:
+            self._commit_trouble = ""
         finally:
             self._committing = False
 

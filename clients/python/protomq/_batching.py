@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Final
 from zlib import crc32 as zip_crc32
 
+from ._compression import DECOMPRESSED_SIZE_MAX_BYTES
 from .errors import ConfigurationError, MessageTooLargeError, WrongTypeError
 from .wire.hashing import crc32c, extend_crc32c, tag_code_of
 from .wire.record import (
@@ -234,6 +235,14 @@ def refuse_large_body(size_bytes: int) -> MessageTooLargeError:
     return MessageTooLargeError(
         f"a body of {size_bytes} bytes (as it is stored), {BODY_SIZE_MAX_BYTES} are allowed",
         metadata={"limit_bytes": str(BODY_SIZE_MAX_BYTES)},
+    )
+
+
+def refuse_unreadable_body(size_bytes: int) -> MessageTooLargeError:
+    """The error for a body that no consumer would unpack, however small it became."""
+    return MessageTooLargeError(
+        f"a body of {size_bytes} bytes (before compression), {DECOMPRESSED_SIZE_MAX_BYTES} are allowed",
+        metadata={"limit_bytes": str(DECOMPRESSED_SIZE_MAX_BYTES)},
     )
 
 

@@ -5,10 +5,12 @@ A wrong type is a WrongTypeError (a TypeError), a wrong value a ConfigurationErr
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Final
+from typing import Final, ParamSpec
 
 from ._types import MessageQueue
 from .errors import ConfigurationError, WrongTypeError
@@ -75,6 +77,8 @@ def check_texts(
     for item in keys:
         if not isinstance(item, str):
             raise WrongTypeError(f"keys is a list of str, {item!r} is none")
+        if not item:
+            raise ConfigurationError("keys is a list of further keys: none is empty")
     if not isinstance(tag, str):
         raise WrongTypeError(f'tag is a str, not {tag!r}; without one it is ""')
     if sharding_key is not None and not isinstance(sharding_key, str):
@@ -86,6 +90,8 @@ def check_texts(
     if not isinstance(properties, Mapping):
         raise WrongTypeError(f"properties is a dict of str to str, not {properties!r}")
     for name, value in properties.items():
+        if name == "":
+            raise ConfigurationError(f"a property has a name, {name!r}: {value!r} has none")
         if not isinstance(name, str) or not isinstance(value, str):
             raise WrongTypeError(
                 f"properties is a dict of str to str, {name!r}: {value!r} is not; write {_as_text(name)}: {_as_text(value)}"
@@ -105,9 +111,7 @@ def _as_text(value: object) -> str:
 
 def check_topic(topic: object) -> str:
     """The name of a topic."""
-    if not isinstance(topic, str):
-        raise WrongTypeError(f"topic is a str, not {topic!r}")
-    return topic
+    return check_text("topic", topic)
 
 
 def check_message_queue(queue: object) -> MessageQueue:
@@ -134,15 +138,31 @@ def check_queue(topic: str, queue: object) -> None:
         raise ConfigurationError(f"{queue} is no queue of topic {topic!r}")
 
 
-def check_selector(selector: object) -> None:
-    """What chooses a queue, or None."""
+def checked_texts(name: str, values: object) -> list[str]:
+    """A list of str."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        raise WrongTypeError(f"{name} is a list of str, not {values!r}")
+    return [check_text(f"each of {name}", value) for value in values]
+
+
+def check_selector(selector: object, queue: object = None) -> None:
+    """What chooses a queue, or None; not beside a queue that is chosen already."""
+    if selector is not None and queue is not None:
+        raise ConfigurationError(f"selector would never be asked: the queue is {queue}; give one of the two")
     if selector is not None and not callable(selector):
         raise WrongTypeError(
             f"selector is a function (queues, message) -> MessageQueue or None, not {selector!r}"
         )
 
 
-def check_batch(topic: object, messages: object, queue: object, sharding_key: object) -> None:
+def check_batch(
+    topic: object,
+    messages: object,
+    keys: object,
+    tags: object,
+    queue: object,
+    sharding_key: object,
+) -> None:
     """What a batch has beside its messages, and that these can be counted: they are looked at more than once."""
     topic = check_topic(topic)
     if isinstance(messages, str | bytes | bytearray | memoryview):
@@ -153,9 +173,17 @@ def check_batch(topic: object, messages: object, queue: object, sharding_key: ob
         raise WrongTypeError(
             f"messages is a list of bytes or OutgoingMessage, not {_short(messages)}"
         )
+    if isinstance(keys, str) or not isinstance(keys, Sequence | None):
+        raise WrongTypeError(f"keys is a list with a key for each message, not {_short(keys)}")
+    if not isinstance(tags, Sequence):
+        raise WrongTypeError(
+            f"tags is a str, or a list with a tag for each message, not {_short(tags)}"
+        )
     check_queue(topic, queue)
     if sharding_key is not None:
         check_text("sharding_key", sharding_key)
+        if queue is not None:
+            raise ConfigurationError(f"sharding_key would not be used: the queue is {queue}; give one of the two")
 
 
 def check_time(name: str, when: object) -> datetime:
@@ -178,7 +206,59 @@ def check_flag(name: str, value: object) -> bool:
 
 
 def check_text(name: str, value: object) -> str:
-    """A str."""
+    """A str that can be written as UTF-8."""
     if not isinstance(value, str):
         raise WrongTypeError(f"{name} is a str, not {value!r}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigurationError(f"{name} cannot be written as UTF-8: {error}") from error
     return value
+
+
+def check_encodable(
+    key: object, keys: Iterable[object], tag: object, properties: object, sharding_key: object
+) -> None:
+    """Raises ConfigurationError for the text of a message that cannot be written as UTF-8."""
+    check_text("key", key or "")
+    for text in keys:
+        check_text("each of keys", text)
+    check_text("tag", tag)
+    check_text("sharding_key", sharding_key or "")
+    if isinstance(properties, Mapping):
+        for name, value in properties.items():
+            check_text("the name of a property", name)
+            check_text(f"property {name!r}", value)
+
+
+_P = ParamSpec("_P")
+
+
+def explain_unknown_settings(init: Callable[_P, None]) -> Callable[_P, None]:
+    """A decorator of constructors: a keyword that they do not have is refused with the name that is like it most."""
+    known = [
+        parameter.name
+        for parameter in inspect.signature(init).parameters.values()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ][1:]
+
+    @functools.wraps(init)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> None:
+        check_settings(type(args[0]).__name__, kwargs, known)
+        init(*args, **kwargs)
+
+    return checked
+
+
+def check_settings(client: str, given: Iterable[str], known: Sequence[str]) -> None:
+    """Raises WrongTypeError for a keyword that a constructor does not have."""
+    for name in given:
+        if name not in known:
+            import difflib
+
+            # A part of a longer name first: "timeout" is meant for send_timeout_s, however unlike they are.
+            like = [other for other in known if name.strip("_") in other] or difflib.get_close_matches(
+                name, known, 1, 0.5
+            )
+            hint = f"; did you mean {' or '.join(like)}?" if like else f"; it has {', '.join(known)}"
+            raise WrongTypeError(f"{client} has no setting {name!r}{hint}")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import zlib
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from .errors import CompressionError, ConfigurationError
 from .wire import codecs
@@ -48,12 +48,23 @@ FLAGS: Final[dict[str, int]] = {
 LEVEL_DEFAULTS: Final = {"none": 0, "zlib": 5, "lz4": 0, "zstd": 3}
 
 
+PIECE_SIZE_BYTES: Final = 256 << 10
+"""Between two pieces of a large body it is asked whether to go on: 10 ms with zlib."""
+
+
+def _go_on() -> None:
+    """Nobody is in a hurry."""
+
+
 class Compressor(NamedTuple):
-    """A codec with its level. `name` is what is really used, after any fallback."""
+    """A codec with its level. `name` is what is really used, after any fallback.
+
+    `compress` takes a body, and what is called between its pieces, which may raise to give up.
+    """
 
     name: str
     flag: int
-    compress: Callable[[bytes], bytes] | None
+    compress: Callable[[bytes, Callable[[], None]], bytes] | None
 
 
 def make_compressor(name: str = "auto", level: int | None = None) -> Compressor:
@@ -75,14 +86,24 @@ def make_compressor(name: str = "auto", level: int | None = None) -> Compressor:
             f"compression must be one of auto, {', '.join(FLAGS)}, not {name!r}"
         )
     chosen = LEVEL_DEFAULTS[name] if level is None else level
-    return Compressor(name, FLAGS[name], _compress_function(name, chosen))
+    compress = _compress_function(name, chosen)
+    if compress is not None:
+        try:
+            compress(b"", _go_on)
+        except Exception as error:  # Each library has its own class.
+            raise ConfigurationError(
+                f"compression_level {level} is none of {name}: {error}"
+            ) from error
+    return Compressor(name, FLAGS[name], compress)
 
 
-def compress_body(compressor: Compressor, body: bytes) -> tuple[bytes, int]:
-    """(body, flag) as they go into the record: unchanged and 0 where compression does not pay."""
+def compress_body(
+    compressor: Compressor, body: bytes, check: Callable[[], None] = _go_on
+) -> tuple[bytes, int]:
+    """(body, flag) as they go into the record: unchanged and 0 where compression does not pay. `check` may raise to give up."""
     if compressor.compress is None:
         return body, COMPRESSION_NONE
-    packed = compressor.compress(body)
+    packed = compressor.compress(body, check)
     if len(packed) >= len(body):
         return body, COMPRESSION_NONE
     return packed, compressor.flag
@@ -100,13 +121,46 @@ def decompress(data: bytes, flags: int, size_max_bytes: int = DECOMPRESSED_SIZE_
         raise CompressionError(str(error)) from error
 
 
-def _compress_function(name: str, level: int) -> Callable[[bytes], bytes] | None:
+def _compress_function(
+    name: str, level: int
+) -> Callable[[bytes, Callable[[], None]], bytes] | None:
     if name == "none":
         return None
     if name == "zlib":
-        return lambda body: zlib.compress(body, level)
+        return _in_pieces(
+            lambda body: zlib.compress(body, level), lambda: (b"", zlib.compressobj(level))
+        )
     if name == "lz4":
-        module = codecs.lz4_module()
-        return lambda body: bytes(module.compress(body, compression_level=level))
-    module = codecs.zstd_module()
-    return lambda body: bytes(module.compress(body, level=level))
+        lz4 = codecs.lz4_module()
+
+        def begin() -> tuple[bytes, Any]:
+            stream = lz4.LZ4FrameCompressor(compression_level=level)
+            return stream.begin(), stream
+
+        return _in_pieces(lambda body: bytes(lz4.compress(body, compression_level=level)), begin)
+    zstd = codecs.zstd_module()
+    return _in_pieces(
+        lambda body: bytes(zstd.compress(body, level=level)),
+        lambda: (b"", zstd.ZstdCompressor(level=level)),
+    )
+
+
+def _in_pieces(
+    at_once: Callable[[bytes], bytes], begin: Callable[[], tuple[bytes, Any]]
+) -> Callable[[bytes, Callable[[], None]], bytes]:
+    """`at_once` for small bodies; for large ones a stream, of which `begin` makes the head and the object."""
+
+    def compress(body: bytes, check: Callable[[], None]) -> bytes:
+        check()
+        if len(body) <= PIECE_SIZE_BYTES:
+            return at_once(body)
+        head, stream = begin()
+        parts = [head]
+        pieces = memoryview(body)
+        for start in range(0, len(body), PIECE_SIZE_BYTES):
+            parts.append(stream.compress(pieces[start : start + PIECE_SIZE_BYTES]))
+            check()
+        parts.append(stream.flush())
+        return b"".join(parts)
+
+    return compress

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Final, Literal
 
-from ._checks import OFFSET_MAX, check_count, check_message_queue, check_time
+from ._checks import OFFSET_MAX, check_count, check_message_queue, check_text, check_time
 from ._types import BrokerAddress, MessageQueue, QueueRange, Route
 from .errors import ConfigurationError, NoRouteError, QueueNotFoundError, WrongTypeError
 
@@ -28,10 +28,7 @@ def checked_tags(tags: object) -> tuple[str, ...]:
         raise WrongTypeError(f"tags is a list of tags, not the text {tags!r}")
     if isinstance(tags, bytes) or not isinstance(tags, Iterable):
         raise WrongTypeError(f"tags is a list of str, not {tags!r}")
-    checked = tuple(dict.fromkeys(tags))
-    for tag in checked:
-        if not isinstance(tag, str):
-            raise WrongTypeError(f"a tag is a str, not {tag!r}")
+    checked = tuple(dict.fromkeys(check_text("a tag", tag) for tag in tags))
     if "" in checked:
         raise ConfigurationError("a tag is not empty")
     if joined := [tag for tag in checked if "|" in tag]:
@@ -89,11 +86,13 @@ def check_queues_exist(route: Route, queues: Iterable[MessageQueue]) -> None:
         )
 
 
-def unknown_topics(routes: Iterable[Route], told: set[str]) -> list[str]:
-    """A warning for each topic that does not exist yet and is not in `told`, to which it is added."""
+def unknown_topics(
+    routes: Iterable[Route], exists: Mapping[str, bool], told: set[str]
+) -> list[str]:
+    """A warning for each topic that neither name servers nor brokers (`exists`) know, and that is not in `told`: there it is added."""
     texts: list[str] = []
     for route in routes:
-        if route.auto_create and route.topic not in told:
+        if route.auto_create and not exists.get(route.topic, True) and route.topic not in told:
             told.add(route.topic)
             texts.append(
                 f"topic {route.topic!r} does not exist; the consumer waits until the first send to it, or create_topic, makes it: "

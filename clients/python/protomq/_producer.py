@@ -18,9 +18,17 @@ from ._outgoing import BatchResult, OutgoingMessage, SendResult, Stored
 from ._producer_options import ProducerOptions, ProducerSettings, show_settings
 from ._retry import attempt_timeout, tenacity_options
 from ._routes import Routes
-from ._send_core import Request, RequestRetries, SendCore, address_of, as_message, fits
+from ._send_core import (
+    Request,
+    RequestRetries,
+    SendCore,
+    address_of,
+    as_message,
+    fits,
+    refuse_settings_beside_transport,
+)
 from ._transport import SyncTransport
-from ._types import MessageQueue, Route
+from ._types import PEER_TIMEOUT_S, MessageQueue, Route
 from .errors import (
     BatchIncompleteError,
     ClosedError,
@@ -53,6 +61,9 @@ class Producer:
       127.0.0.1:9876 and 127.0.0.1:10911 (a name server, a standalone).
     - `transport`: "auto" (the remoting port, gRPC where that cannot be reached), "remoting", "grpc", or a SyncTransport to share.
     - `client_id`: what the servers' operators see; the group, host and process where empty.
+    - `peer_timeout_s`: a server that answers nothing for so long, probes neither, is gone; 3 or more, over gRPC 20 unless the servers'
+      `connections.peer_timeout_ms` is as low.
+    - `spin`: a blocking call looks for its answer for up to 0.2 ms before it sleeps, where that was of use lately.
     """
 
     def __init__(
@@ -62,16 +73,20 @@ class Producer:
         namesrv: str | Sequence[str] | None = None,
         transport: SyncTransport | Literal["auto", "remoting", "grpc"] = "auto",
         client_id: str = "",
+        peer_timeout_s: float = PEER_TIMEOUT_S,
+        spin: bool = True,
         **settings: Unpack[ProducerSettings],
     ) -> None:
         self.options = ProducerOptions(group=group, **settings)
         self._core = SendCore(self.options)
         self._owns_transport = not isinstance(transport, SyncTransport)
-        self._transport = (
-            transport
-            if isinstance(transport, SyncTransport)
-            else SyncTransport(self._core.transport_options(transport, client_id))
-        )
+        if isinstance(transport, SyncTransport):
+            refuse_settings_beside_transport(client_id, peer_timeout_s, spin)
+            self._transport = transport
+        else:
+            self._transport = SyncTransport(
+                self._core.transport_options(transport, client_id, peer_timeout_s, spin)
+            )
         self._routes = Routes(self._transport, namesrv)
         self._closed = False
         self._start()
@@ -119,8 +134,11 @@ class Producer:
         ):
             message = as_message(topic, body, key, keys, tag, properties, queue, sharding_key)
             return self._send_message(message, selector, timeout_s)
-        record = self._core.prepare(body, key, keys, tag, properties)
-        return self._send_record(topic, record, queue, self._deadline(timeout_s))
+        if queue is not None and type(queue) is not MessageQueue:
+            check_queue(topic, queue)
+        deadline_s = self._deadline(timeout_s)
+        record = self._core.prepare(body, key, keys, tag, properties, deadline_s=deadline_s)
+        return self._send_record(topic, record, queue, deadline_s)
 
     def send_async(
         self,
@@ -142,8 +160,8 @@ class Producer:
         `pending_size_max_bytes` are on their way. Callbacks of the future run on a sending thread: keep them short. Call `flush`
         or `close` before the program ends: what is on its way then is still sent, but nobody sees what fails, only a warning.
         """
-        check_selector(selector)
         message = as_message(topic, body, key, keys, tag, properties, queue, sharding_key)
+        check_selector(selector, message.queue)
         message = self._core.before_send(message)
         deadline_s = self._deadline(timeout_s)
         line, record = self._line_and_record(message, selector, deadline_s)
@@ -174,13 +192,12 @@ class Producer:
         timeout_s: float | None = None,
     ) -> None:
         """Sends a message and returns when it is handed to the kernel; nothing tells whether it was stored. No retries."""
-        check_selector(selector)
-        message = self._core.before_send(
-            as_message(topic, body, key, keys, tag, properties, queue, sharding_key)
-        )
+        message = as_message(topic, body, key, keys, tag, properties, queue, sharding_key)
+        check_selector(selector, message.queue)
+        message = self._core.before_send(message)
         check_queue(message.topic, message.queue)
         deadline_s = self._deadline(timeout_s)
-        record = self._core.prepare_message(message)
+        record = self._core.prepare_message(message, deadline_s)
         route = self._route(message.topic, deadline_s, message.queue)
         request = self._core.make_request(
             route, (record,), self._core.target_queue(route, message, selector)
@@ -209,12 +226,12 @@ class Producer:
         Raises BatchIncompleteError if some requests were stored and another failed; its `stored` tells which.
         """
         deadline_s = self._deadline(timeout_s)
-        check_batch(topic, messages, queue, sharding_key)
+        check_batch(topic, messages, keys, tags, queue, sharding_key)
         if not messages:
             return BatchResult(())
         core = self._core
         messages, keys, tags = core.before_batch(topic, messages, keys, tags)
-        records = core.prepare_many(messages, topic, keys, tags)
+        records = core.prepare_many(messages, topic, keys, tags, deadline_s)
         route = self._route(topic, deadline_s, queue)
         groups, places = core.group(route, records, messages, queue, sharding_key)
         try:
@@ -325,7 +342,7 @@ class Producer:
     ) -> SendResult:
         """The general way: hooks, selectors, sharding keys."""
         core = self._core
-        check_selector(selector)
+        check_selector(selector, message.queue)
         message = core.before_send(message)
         deadline_s = self._deadline(timeout_s)
         result, error = None, None
@@ -349,7 +366,7 @@ class Producer:
     def _line_and_record(
         self, message: OutgoingMessage, selector: QueueSelector | None, deadline_s: float
     ) -> tuple[Line, PreparedRecord]:
-        record = self._core.prepare_message(message)
+        record = self._core.prepare_message(message, deadline_s)
         queue = message.queue
         if queue is None and (message.sharding_key is not None or selector is not None):
             route = self._route(message.topic, deadline_s)
@@ -357,6 +374,7 @@ class Producer:
         return self._lines.get((message.topic, queue)) or self._line(message.topic, queue), record
 
     def _line(self, topic: str, queue: MessageQueue | None) -> Line:
+        check_topic(topic)
         check_queue(topic, queue)
         options = self.options
         line = Line(

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypedDict, TypeVar
 
 from ._batching import REQUEST_SIZE_MAX_BYTES
-from ._checks import check_count, check_flag, check_group, check_seconds, check_text
+from ._checks import (
+    check_count,
+    check_flag,
+    check_group,
+    check_seconds,
+    check_text,
+    explain_unknown_settings,
+)
 from ._compression import COMPRESS_OVER_BYTES, CompressionName
 from .errors import WrongTypeError
 
@@ -25,12 +32,12 @@ class ProducerOptions:
     """Settings of a producer. The defaults are RocketMQ's where it has the setting.
 
     - `group`: name of the producer group, which the servers' operators see.
-    - `send_timeout_s`: seconds that a send may take, all attempts together.
+    - `send_timeout_s`: seconds that a send may take, 0.001 or more; compression and all attempts together.
     - `retries`: attempts after the first, 0 to 16. `retry_another_broker`: they may go to another broker, if the queue is open.
     - `compression`: "zlib", which every consumer can read in any language; "zstd" and "lz4" are faster, but only for consumers
       that have them installed; "auto" (zstd where it is installed here, else zlib) or "none".
     - `compression_level`: None for the codec's own.
-    - `compress_over_bytes`: larger bodies are compressed.
+    - `compress_over_bytes`: larger bodies are compressed, up to 32 MiB: consumers unpack no more.
     - `fault_tolerance`: leave slow and failing brokers alone for a while.
     - `wait_store_ok`: wait for stable storage where the broker flushes synchronously.
     - `hooks`: SendHooks, called around every send.
@@ -125,6 +132,7 @@ def show_settings(client: _Client) -> _Client:
         if field.name in ProducerSettings.__annotations__
     ]
     constructor.__signature__ = signature.replace(parameters=parameters)
+    client.__init__ = explain_unknown_settings(constructor)  # type: ignore[misc]
     if client.__doc__ and ProducerOptions.__doc__:  # There are none under `python -OO`.
         client.__doc__ = f"{client.__doc__.rstrip()}\n\n    {ProducerOptions.__doc__}"
     return client

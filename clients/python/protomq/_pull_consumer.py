@@ -24,9 +24,9 @@ from ._checks import (
     check_group,
     check_message_queue,
     check_seconds,
-    check_text,
     check_time,
     check_topic,
+    explain_unknown_settings,
 )
 from ._message import Message
 from ._offset_calls import (
@@ -59,7 +59,7 @@ from ._pull_logic import POLL_MESSAGES, OffsetReset, PullOptions, PullState, Tic
 from ._pull_multiplexer import PullMultiplexer
 from ._routes import Routes
 from ._transport import SyncTransport, TransportOptions
-from ._types import BrokerAddress, MessageQueue, MethodInfo, QueueRange, Route
+from ._types import PEER_TIMEOUT_S, BrokerAddress, MessageQueue, MethodInfo, QueueRange, Route
 from ._warnings import warn
 from .errors import (
     ClosedError,
@@ -95,6 +95,7 @@ class PullConsumer:
     consume the same messages.
     """
 
+    @explain_unknown_settings
     def __init__(
         self,
         group: str = "",
@@ -111,6 +112,8 @@ class PullConsumer:
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         transport: Literal["auto", "remoting", "grpc"] = "auto",
         client_id: str = "",
+        peer_timeout_s: float = PEER_TIMEOUT_S,
+        spin: bool = True,
     ) -> None:
         """Makes a consumer; raises ConfigurationError.
 
@@ -121,14 +124,13 @@ class PullConsumer:
         the position is outside the queue (its messages expired): go to the "nearest" valid offset, "earliest", "latest", or
         raise an "error". `hold_ms`: how long a broker holds a pull of an empty queue. `pull_record_count_max` and
         `pull_size_max_bytes` bound one answer. Over the remoting port no more is read while 8 MiB wait to be handed out; over
-        gRPC up to two answers per queue are in memory.
+        gRPC up to two answers per queue are in memory. `client_id`, `peer_timeout_s` and `spin`: as in Producer; pulls never spin.
         """
         check_begin(begin)
         check_seconds("auto_commit_interval_s", auto_commit_interval_s)
         check_seconds("request_timeout_s", request_timeout_s)
         check_flag("resume", resume)
         check_flag("auto_commit", auto_commit)
-        check_text("client_id", client_id)
         self.group = check_group(group)
         options = PullOptions(
             group, hold_ms, pull_record_count_max, pull_size_max_bytes, offset_reset
@@ -140,7 +142,11 @@ class PullConsumer:
         self._request_timeout_s = request_timeout_s
         self._pull_timeout_s = hold_ms / 1000 + PULL_TIMEOUT_EXTRA_S
 
-        self._transport = SyncTransport(TransportOptions(transport=transport, client_id=client_id))
+        self._transport = SyncTransport(
+            TransportOptions(
+                transport, client_id=client_id, peer_timeout_s=peer_timeout_s, spin=spin
+            )
+        )
         self._routes = Routes(self._transport, namesrv)
         self._state = PullState(options)
         self._outages = Outages()
@@ -152,8 +158,11 @@ class PullConsumer:
         self._retry_resolve_s = 0.0
         self._lock = threading.RLock()
         self._pid = os.getpid()
+        self._exists: dict[str, bool] = {}
+        """What brokers say of topics: a name server may not know yet of one that was made a moment ago."""
         self._warned_topics: set[str] = set()
         self._warned_of_member = False
+        self._commit_trouble = ""
         self._closed = False
         opened(self, self._routes.name_servers)
 
@@ -180,6 +189,7 @@ class PullConsumer:
 
     def unsubscribe(self, topic: str) -> None:
         """Ends a subscription; nothing is committed by it."""
+        check_topic(topic)
         with self._own_lock():
             self._subscriptions.pop(topic, None)
             self._reassign()
@@ -340,7 +350,7 @@ class PullConsumer:
         return decode_offsets(answer).get(queue.queue_id)
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues of a topic that can be read."""
+        """The queues of a topic that can be read; of one that does not exist yet, those that the first send would make."""
         check_topic(topic)
         return self._routes.get(topic, self._request_timeout_s).read_queues
 
@@ -457,7 +467,7 @@ class PullConsumer:
 
     def _doubts(self, *routes: Route) -> list[str]:
         """What the user may not have meant; each is told once."""
-        found = unknown_topics(routes, self._warned_topics)
+        found = unknown_topics(routes, self._exists, self._warned_topics)
         queue = None if self._warned_of_member else shared_queue(self)
         if queue is not None:
             self._warned_of_member = True
@@ -544,9 +554,12 @@ class PullConsumer:
                 )
                 starts = first_offsets(rest, decode_queue_ranges(answer), begin)
                 incarnation = decode_range_incarnation(answer)
-        except (TopicNotFoundError, QueueNotFoundError):
+        except (TopicNotFoundError, QueueNotFoundError) as error:
             # Not made yet (auto_create): its first message will have the offset 0.
             committed, starts, incarnation = {}, {}, 0
+            self._exists.setdefault(topic, isinstance(error, QueueNotFoundError))
+        else:
+            self._exists[topic] = True
         self._state.start_all(queues, committed, starts, incarnation)
 
     def _exchange(self, wait_s: float) -> None:
@@ -599,9 +612,13 @@ class PullConsumer:
         try:
             self._commit(self._state.to_commit(safe_only=True), timeout_s, attempts=1)
         except ProtomqError as error:
-            # A broker that is down is told once; what a broker has against the offsets is told each time.
-            level = logging.DEBUG if error.retriable else logging.WARNING
+            # A broker that is down is told by `_outages`; what a broker has against the offsets is told once until it takes some.
+            is_told = error.retriable or error.reason == self._commit_trouble
+            self._commit_trouble = "" if error.retriable else error.reason
+            level = logging.DEBUG if is_told else logging.WARNING
             logger.log(level, "offsets of %s not committed %s: %s", self.group, when, error)
+        else:
+            self._commit_trouble = ""
 
     def _commit(self, offsets: Mapping[MessageQueue, int], timeout_s: float, attempts: int) -> None:
         for (topic, broker_name), members in by_broker(offsets).items():

@@ -148,14 +148,14 @@ class Connection:
         "_address", "_buffer", "_request_id", "_sock", "_spinning", "_timeout_ms", "last_used_s",
     )  # fmt: skip
 
-    def __init__(self, sock: socket.socket, address: str) -> None:
+    def __init__(self, sock: socket.socket, address: str, spin: bool = True) -> None:
         sock.settimeout(None)
         self._sock = sock
         self._address = address
         self._buffer = bytearray(_READ_BUFFER_SIZE_BYTES)
         self._request_id = 0
         self._timeout_ms = 0
-        self._spinning = Spinning(cores())
+        self._spinning = Spinning(cores() if spin else 1)
         self.last_used_s = 0.0
 
     @classmethod
@@ -166,9 +166,10 @@ class Connection:
         client_id: str,
         timeout_s: float,
         peer_timeout_s: float = PEER_TIMEOUT_S,
+        spin: bool = True,
     ) -> Connection:
         """Connects and says hello. Raises ConnectFailedError, or the ServerError of the refusal."""
-        return cls(connect(address, lane, client_id, timeout_s, peer_timeout_s), address)
+        return cls(connect(address, lane, client_id, timeout_s, peer_timeout_s), address, spin)
 
     def exchange(
         self, method: MethodInfo, payload: Sequence[bytes], timeout_s: float, one_way: bool
@@ -373,6 +374,7 @@ class ConnectionPool:
             self._options.hello_client_id(),
             timeout_s,
             self._options.peer_timeout_s,
+            self._options.spin,
         )
 
     def _drop_idle(self) -> None:

@@ -11,6 +11,7 @@ goes there as if for the first time.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import random
 import socket
@@ -24,9 +25,10 @@ from ._batching import (
     check_body,
     make_front,
     refuse_large_body,
+    refuse_unreadable_body,
 )
-from ._checks import check_queue, check_texts, check_topic
-from ._compression import compress_body, make_compressor
+from ._checks import check_encodable, check_queue, check_text, check_texts, check_topic
+from ._compression import DECOMPRESSED_SIZE_MAX_BYTES, compress_body, make_compressor
 from ._fault_tolerance import LatencyFaultTolerance
 from ._outgoing import BatchResult, OutgoingMessage, SendResult, SendStatus, Stored
 from ._producer_options import ProducerOptions
@@ -34,12 +36,13 @@ from ._retry import NextStep, RetryPlan, RetryPolicy, backoff_delay
 from ._selectors import RoundRobin, sharded_index
 from ._sequence import SequenceSource
 from ._transport import TransportOptions
-from ._types import BrokerAddress, MessageQueue, Route
+from ._types import PEER_TIMEOUT_S, BrokerAddress, MessageQueue, Route
 from .errors import (
     ConfigurationError,
     NoRouteError,
     ProtocolError,
     ProtomqError,
+    RequestTimeoutError,
     SendOutOfOrderError,
     SequenceExpiredError,
     WrongTypeError,
@@ -227,12 +230,19 @@ class SendCore:
         self._acknowledged.pop(broker_name, None)
 
     def transport_options(
-        self, transport: Literal["auto", "remoting", "grpc"], client_id: str
+        self,
+        transport: Literal["auto", "remoting", "grpc"],
+        client_id: str,
+        peer_timeout_s: float,
+        spin: bool = True,
     ) -> TransportOptions:
         """Options of a transport of its own."""
+        check_text("client_id", client_id)
         if not client_id and self.options.group:
             client_id = f"{self.options.group}@{socket.gethostname()}@{os.getpid()}"
-        return TransportOptions(transport, client_id=client_id)
+        return TransportOptions(
+            transport, client_id=client_id, peer_timeout_s=peer_timeout_s, spin=spin
+        )
 
     def prepare(
         self,
@@ -242,13 +252,19 @@ class SendCore:
         tag: str = "",
         properties: Mapping[str, str] | None = None,
         sharding_key: str | None = None,
+        deadline_s: float = math.inf,
     ) -> PreparedRecord:
-        """Checks and compresses a message. Raises WrongTypeError or MessageTooLargeError."""
+        """Checks and compresses a message. Raises WrongTypeError, MessageTooLargeError or, compressing, RequestTimeoutError."""
         if type(body) is not bytes:
             body = check_body(body)
         flags = 0
         if len(body) > self._plain_size_max:
-            body, flags = compress_body(self.compressor, body)
+            if self.compressor.compress is not None:
+                if len(body) > DECOMPRESSED_SIZE_MAX_BYTES:
+                    raise refuse_unreadable_body(len(body))
+                body, flags = compress_body(
+                    self.compressor, body, lambda: self._check_time_is_left(deadline_s)
+                )
             if len(body) > BODY_SIZE_MAX_BYTES:
                 raise refuse_large_body(len(body))
         # Not `if key`: a key 0 or a tag None must be refused like a key 5.
@@ -263,9 +279,13 @@ class SendCore:
             plain = (key is None or type(key) is str) and type(tag) is str
             if not plain or keys or properties or sharding_key is not None:
                 check_texts(key, keys, tag, properties, sharding_key)
-            first_key, front, more_flags = make_front(
-                key, keys, tag, properties, sharding_key, self.options.born_host
-            )
+            try:
+                first_key, front, more_flags = make_front(
+                    key, keys, tag, properties, sharding_key, self.options.born_host
+                )
+            except UnicodeEncodeError:
+                check_encodable(key, keys, tag, properties, sharding_key)
+                raise
             sharding_hash = sharding_hash_of(sharding_key) if sharding_key else 0
             flags |= more_flags
             return body, first_key, tag, front, flags, time.time_ns() // 1_000_000, sharding_hash
@@ -277,6 +297,7 @@ class SendCore:
         topic: str,
         keys: Sequence[str | None] | None,
         tags: str | Sequence[str],
+        deadline_s: float = math.inf,
     ) -> list[PreparedRecord]:
         """`prepare` for a batch. `keys` and `tags` go with bodies; an OutgoingMessage has its own."""
         check_topic(topic)
@@ -299,6 +320,8 @@ class SendCore:
                     raise ConfigurationError(
                         f"a batch has one topic: {topic!r}, not {message.topic!r}"
                     )
+                if keys is not None or tags:
+                    _refuse_beside_message(index, keys, tags)
                 records.append(
                     prepare(
                         message.body,
@@ -307,16 +330,26 @@ class SendCore:
                         message.tag,
                         message.properties,
                         message.sharding_key,
+                        deadline_s,
                     )
                 )
             else:
                 key = None if keys is None else keys[index]
-                records.append(
-                    prepare(message, key, (), tags if isinstance(tags, str) else tags[index])
-                )
+                tag = tags if isinstance(tags, str) else tags[index]
+                records.append(prepare(message, key, (), tag, deadline_s=deadline_s))
         return records
 
-    def prepare_message(self, message: OutgoingMessage) -> PreparedRecord:
+    def _check_time_is_left(self, deadline_s: float) -> None:
+        if self.clock() >= deadline_s:
+            error = RequestTimeoutError(
+                "the time was up while the body was compressed: give it more, or a faster codec or level"
+            )
+            error.definite = True
+            raise error
+
+    def prepare_message(
+        self, message: OutgoingMessage, deadline_s: float = math.inf
+    ) -> PreparedRecord:
         """`prepare` for the other form."""
         return self.prepare(
             message.body,
@@ -325,6 +358,7 @@ class SendCore:
             message.tag,
             message.properties,
             message.sharding_key,
+            deadline_s,
         )
 
     def before_batch(
@@ -340,7 +374,9 @@ class SendCore:
         self._check_counts(len(messages), keys, tags)
         changed: list[bytes | OutgoingMessage] = []
         for index, message in enumerate(messages):
-            if not isinstance(message, OutgoingMessage):
+            if isinstance(message, OutgoingMessage):
+                _refuse_beside_message(index, keys, tags)
+            else:
                 key = None if keys is None else keys[index]
                 message = OutgoingMessage(
                     topic, message, key, tag=tags if isinstance(tags, str) else tags[index]
@@ -351,8 +387,6 @@ class SendCore:
     def _check_counts(
         self, count: int, keys: Sequence[str | None] | None, tags: str | Sequence[str]
     ) -> None:
-        if isinstance(keys, str):
-            raise WrongTypeError(f"keys is a list with a key for each message, not {keys!r}")
         if (keys is not None and len(keys) != count) or (
             not isinstance(tags, str) and len(tags) != count
         ):
@@ -535,6 +569,26 @@ class SendCore:
         self.sequences.renew()
         self._encoders = {}
         self._acknowledged = {}
+
+
+def _refuse_beside_message(
+    index: int, keys: Sequence[str | None] | None, tags: str | Sequence[str]
+) -> None:
+    """`keys` and `tags` of a batch go with its bodies."""
+    if (keys is not None and keys[index]) or (tags if isinstance(tags, str) else tags[index]):
+        raise ConfigurationError(
+            f"message {index} of the batch is an OutgoingMessage and has its own keys and tag: those beside it would be lost"
+        )
+
+
+def refuse_settings_beside_transport(
+    client_id: str, peer_timeout_s: float, spin: bool = True
+) -> None:
+    """A transport that is handed in has its own settings: those beside it would be lost."""
+    if client_id or peer_timeout_s != PEER_TIMEOUT_S or not spin:
+        raise ConfigurationError(
+            "client_id, peer_timeout_s and spin belong to the transport: give them to its TransportOptions"
+        )
 
 
 def fits(route: Route, queue: MessageQueue | None) -> bool:

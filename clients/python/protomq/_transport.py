@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
 from . import _forks
-from ._checks import check_count, check_seconds
+from ._checks import check_count, check_flag, check_seconds, check_text
 from ._remoting_hello import ForeignProtocolError
 from ._remoting_sync import ConnectionPool, PipelinedConnection, probe
 from ._types import PEER_TIMEOUT_S, BrokerAddress, MethodInfo
@@ -49,7 +49,8 @@ class TransportOptions:
     operators, host@pid where empty. `connections_idle_max`: blocking sockets kept per server and lane. `peer_timeout_s`:
     a server that answers nothing for so long, probes neither, is gone, and its connection is closed; at least 3, over gRPC 20 unless
     the server's own `connections.peer_timeout_ms` is as low: it refuses more frequent pings. A call that gets no answer ends with
-    its own time-out, and closes a connection on which nothing came meanwhile.
+    its own time-out, and closes a connection on which nothing came meanwhile. `spin`: a blocking call over the remoting port looks for
+    its answer for up to 0.2 ms before it sleeps, where that was of use lately; it costs processor time and spares a wake-up.
     """
 
     transport: Literal["auto", "remoting", "grpc"] = "auto"
@@ -57,6 +58,7 @@ class TransportOptions:
     client_id: str = ""
     connections_idle_max: int = 256
     peer_timeout_s: float = PEER_TIMEOUT_S
+    spin: bool = True
 
     def __post_init__(self) -> None:
         if self.transport not in ("auto", "remoting", "grpc"):
@@ -64,6 +66,8 @@ class TransportOptions:
                 f'transport is "auto", "remoting" or "grpc", not {self.transport!r}'
             )
         check_seconds("connect_timeout_s", self.connect_timeout_s)
+        check_text("client_id", self.client_id)
+        check_flag("spin", self.spin)
         check_count("connections_idle_max", self.connections_idle_max, 0)
         if check_seconds("peer_timeout_s", self.peer_timeout_s) < 3:
             raise ConfigurationError(
@@ -81,6 +85,7 @@ class Choice:
     def __init__(self, transport: Literal["auto", "remoting", "grpc"]) -> None:
         self._transport = transport
         self._grpc_until: dict[BrokerAddress, float] = {}
+        self._told: set[BrokerAddress] = set()
 
     def try_remoting(self, address: BrokerAddress, now_s: float) -> bool:
         """Whether to try the remoting port now. After a failure one caller is told so when the time has come, no others."""
@@ -120,12 +125,13 @@ class Choice:
         return min(timeout_s * 0.4 if self.may_fall_back(address) else timeout_s, connect_timeout_s)
 
     def fell_back(self, address: BrokerAddress, error: ConnectFailedError, now_s: float) -> None:
-        """gRPC's port answers where the remoting port did not."""
+        """gRPC's port answers where the remoting port did not. The first of a row is told."""
         foreign = isinstance(error, ForeignProtocolError)
         self._grpc_until[address] = now_s + (
             RETRY_FOREIGN_AFTER_S if foreign else RETRY_REMOTING_AFTER_S
         )
-        if not foreign:
+        if not foreign and address not in self._told:
+            self._told.add(address)
             logger.warning(
                 "remoting port of %s cannot be reached: using gRPC (%s)",
                 address.broker_name or address.remoting_address,
@@ -135,6 +141,7 @@ class Choice:
     def reached(self, address: BrokerAddress) -> None:
         """The remoting port answers."""
         self._grpc_until.pop(address, None)
+        self._told.discard(address)
 
 
 # gRPC's objects must not even be collected in a forked child: their threads are not there.

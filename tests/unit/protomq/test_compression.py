@@ -71,6 +71,29 @@ def test_what_stands_behind_the_end_is_an_error_and_not_cut(codec: str) -> None:
         decompress(packed + packed, flag, 7_999)
 
 
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_large_body_is_one_stream_and_can_be_given_up_between_its_pieces(codec: str) -> None:
+    body = b"".join(b"%d," % i for i in range(300_000))
+    assert len(body) > 4 * _compression.PIECE_SIZE_BYTES
+    calls = []
+    packed, flag = compress_body(make_compressor(codec), body, lambda: calls.append(1))
+    assert decompress(packed, flag) == body
+    assert len(calls) >= 5
+
+    def give_up() -> None:
+        calls.pop()
+        if len(calls) < 3:
+            raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        compress_body(make_compressor(codec), body, give_up)
+
+
+def test_a_level_that_a_codec_does_not_have_is_refused_at_once() -> None:
+    with pytest.raises(ConfigurationError, match="compression_level 22 is none of zlib"):
+        make_compressor("zlib", 22)
+
+
 def test_an_unknown_codec_is_an_error() -> None:
     with pytest.raises(CompressionError, match="unknown compression 7"):
         decompress(b"x", 7)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from protomq import Admin, AsyncProducer, AsyncPullConsumer, Producer, PullConsumer
 from protomq._methods import PING, SEND
 from protomq._remoting_sync import Connection
 from protomq._spinning import (
@@ -116,3 +117,20 @@ def test_ends_and_time_outs_are_told_while_it_spins(peer: Peer) -> None:
     peer.there.shutdown(socket.SHUT_WR)
     with pytest.raises(ConnectionLostError):
         peer.connection.exchange(SEND, (b"request",), 1.0, False)
+
+
+def test_who_wants_no_spinning_gets_none() -> None:
+    mine, theirs = socket.socketpair()
+    with theirs:
+        connection = Connection(mine, "nowhere", spin=False)
+        assert not connection._spinning.is_worth_it(time.monotonic())
+        connection.close()
+
+
+def test_every_client_that_blocks_can_be_told_not_to_spin() -> None:
+    for client in (Producer, PullConsumer, Admin):
+        with client(spin=False, peer_timeout_s=30) as made:
+            options = made._transport.options
+            assert (options.spin, options.peer_timeout_s) == (False, 30)
+    for coroutines in (AsyncProducer, AsyncPullConsumer):
+        assert coroutines(peer_timeout_s=30)._transport.options.peer_timeout_s == 30

@@ -1,0 +1,306 @@
+"""What a newcomer may write by mistake: each mistake is an error that names the argument and says what to give, before anything is asked
+of a server."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from typing import Any
+
+import pytest
+
+from protomq import (
+    Admin,
+    AsyncProducer,
+    AsyncPullConsumer,
+    MessageQueue,
+    OutgoingMessage,
+    Producer,
+    PullConsumer,
+)
+from protomq._compression import DECOMPRESSED_SIZE_MAX_BYTES
+from protomq.errors import ConfigurationError, MessageTooLargeError, RequestTimeoutError
+from tests.support.fake_cluster import FakeAsyncTransport, FakeCluster, FakeSyncTransport
+
+Q = MessageQueue("T", "a", 0)
+MESSAGE = OutgoingMessage("T", b"x")
+NAIVE = datetime(2026, 1, 1)  # noqa: DTZ001
+TEXT: Any = "0"
+NOWHERE = "127.0.0.1:1"
+"""Nothing listens there: who asks gets another error."""
+
+
+class Hook:
+    def __init__(self, answer: object = None) -> None:
+        self.answer = answer
+
+    def before_send(self, message: OutgoingMessage) -> Any:
+        return self.answer
+
+    def after_send(self, message: object, result: object, error: object) -> None:
+        return None
+
+
+def generator() -> Any:
+    yield b"x"
+
+
+PRODUCER_CALLS: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda p: p.send("T", b"x", queue=["T", "a", 0]), r"queue is a MessageQueue\(topic, broker_name, queue_id\)"),
+    (lambda p: p.send("T", b"x", queue=("T", "a", 0)), "queue is a MessageQueue"),
+    (lambda p: p.send("T", b"x", queue=MessageQueue("T", "a", -1)), "queue_id of MessageQueue.* is 0 to"),
+    (lambda p: p.send("T", b"x", queue=MessageQueue("T", "a", TEXT)), "queue_id of MessageQueue.* is an int"),
+    (lambda p: p.send("T", b"x", selector=5), "selector is a function"),
+    (lambda p: p.send_one_way("T", b"x", selector=5), "selector is a function"),
+    (lambda p: p.send("T", b"x", queue=Q, selector=lambda queues, message: Q), "selector would never be asked"),
+    (lambda p: p.send(MESSAGE, b"y", key="k"), "body, key beside it would be lost"),
+    (lambda p: p.send_one_way(MESSAGE, tag="t"), "tag beside it would be lost"),
+    (lambda p: p.send("\ud800", b"x"), "topic cannot be written as UTF-8"),
+    (lambda p: p.send("T", b"x", key="\ud800"), "key cannot be written as UTF-8"),
+    (lambda p: p.send("T", b"x", tag="\ud800"), "tag cannot be written as UTF-8"),
+    (lambda p: p.send("T", b"x", properties={"a": "\ud800"}), "property 'a' cannot be written as UTF-8"),
+    (lambda p: p.send("T", b"x", sharding_key="\ud800"), "sharding_key cannot be written as UTF-8"),
+    (lambda p: p.send("T", b"x", properties={"": "a"}), "a property has a name"),
+    (lambda p: p.send("T", b"x", keys=["a", ""]), "keys is a list of further keys: none is empty"),
+    (lambda p: p.send_batch("T", generator()), r"messages is a list, not .*: write list\(messages\)"),
+    (lambda p: p.send_batch("T", b"abc"), "messages is a list of bodies, not one of them"),
+    (lambda p: p.send_batch("T", 5), "messages is a list of bytes or OutgoingMessage, not 5"),
+    (lambda p: p.send_batch(MESSAGE, [b"x"]), "topic is a str"),
+    (lambda p: p.send_batch(5, []), "topic is a str, not 5"),
+    (lambda p: p.send_batch("T", [b"x"], tags=5), "tags is a str, or a list with a tag for each message"),
+    (lambda p: p.send_batch("T", [b"x"], tags={"a"}), "tags is a str, or a list"),
+    (lambda p: p.send_batch("T", [b"x"], keys={"a"}), "keys is a list with a key for each message"),
+    (lambda p: p.send_batch("T", [b"x"], sharding_key=5), "sharding_key is a str, not 5"),
+    (lambda p: p.send_batch("T", [b"x"], queue=Q, sharding_key="s"), "sharding_key would not be used"),
+    (lambda p: p.send_batch("T", [b"x", MESSAGE], keys=["a", "b"]), "message 1 of the batch is an OutgoingMessage"),
+    (lambda p: p.send_batch("T", [MESSAGE], tags="a"), "message 0 of the batch is an OutgoingMessage"),
+    (lambda p: p.transports(5), "topic is a str, not 5"),
+]  # fmt: skip
+
+PRODUCER_SETTINGS: list[tuple[dict[str, Any], str]] = [
+    ({"timeout": 5}, "has no setting 'timeout'; did you mean .*send_timeout_s"),
+    ({"namesrc": NOWHERE}, "has no setting 'namesrc'; did you mean namesrv"),
+    ({"acks": "all"}, "has no setting 'acks'; it has group, namesrv"),
+    ({"hooks": 5}, "hooks is a list of SendHook, not 5"),
+    ({"hooks": [5]}, "a SendHook has a method before_send, 5 has none"),
+    ({"fault_tolerance": "no"}, "fault_tolerance is True or False, not 'no'"),
+    ({"wait_store_ok": 1}, "wait_store_ok is True or False"),
+    ({"retry_another_broker": None}, "retry_another_broker is True or False"),
+    ({"compression": ["zlib"]}, "compression is a str"),
+    ({"compression_level": 22}, "compression_level 22 is none of zlib"),
+    ({"send_timeout_s": 1e-9}, r"send_timeout_s is 0\.001 to 1e6 seconds, not 1e-09"),
+    ({"client_id": 5}, "client_id is a str, not 5"),
+    ({"peer_timeout_s": 1}, "peer_timeout_s must be at least 3"),
+]
+
+CONSUMER_CALLS: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda c: c.subscribe(["T"]), "topic is a str"),
+    (lambda c: c.subscribe("T", 5), "tags is a list of str, not 5"),
+    (lambda c: c.subscribe("T", None), "tags is a list of str, not None"),
+    (lambda c: c.subscribe("T", [["a"]]), "a tag is a str"),
+    (lambda c: c.subscribe("T", ["\ud800"]), "a tag cannot be written as UTF-8"),
+    (lambda c: c.unsubscribe(["T"]), "topic is a str"),
+    (lambda c: c.assign(Q), r"queues is a list of MessageQueue: write \[MessageQueue"),
+    (lambda c: c.assign(5), "queues is a list of MessageQueue, not 5"),
+    (lambda c: c.assign("T"), "queues is a list of MessageQueue, not 'T'"),
+    (lambda c: c.assign([("T", "a", 0)]), r"a queue is a MessageQueue\(topic, broker_name, queue_id\)"),
+    (lambda c: c.assign([MessageQueue("T", "a", -1)]), "queue_id of .* is 0 to"),
+    (lambda c: c.seek(0, Q), "a queue is a MessageQueue"),
+    (lambda c: c.seek_to_time("2026-01-01"), "when is a datetime, not '2026-01-01'"),
+    (lambda c: c.seek_to_time(date(2026, 1, 1)), "when is a datetime"),
+    (lambda c: c.seek_to_time(NAIVE), r"when is a datetime with a time zone.*write when\.astimezone\(\)"),
+    (lambda c: c.seek_to_time(datetime.now(UTC), Q), "queues is a list of MessageQueue"),
+    (lambda c: c.seek_to_begin(Q), "queues is a list of MessageQueue"),
+    (lambda c: c.seek_to_end(5), "queues is a list of MessageQueue"),
+    (lambda c: c.commit({Q}), "offsets is a dict of MessageQueue to int"),
+    (lambda c: c.commit({("T", 0): 1}), "a queue is a MessageQueue"),
+    (lambda c: c.commit({Q: "1"}), "the offset of MessageQueue.* is an int, not '1'"),
+    (lambda c: c.commit({Q: 1 << 70}), "the offset of MessageQueue"),
+    (lambda c: c.committed("T"), "a queue is a MessageQueue"),
+    (lambda c: c.queues(5), "topic is a str, not 5"),
+    (lambda c: c.queue_range("T"), "a queue is a MessageQueue"),
+    (lambda c: c.min_offset("T"), "a queue is a MessageQueue"),
+    (lambda c: c.end_offset(("T", "a", 0)), "a queue is a MessageQueue"),
+    (lambda c: c.offset_for_time(Q, NAIVE), "when is a datetime with a time zone"),
+    (lambda c: c.position(5), "a queue is a MessageQueue"),
+]  # fmt: skip
+
+CONSUMER_SETTINGS: list[tuple[dict[str, Any], str]] = [
+    ({"timeout": 5}, "has no setting 'timeout'; did you mean request_timeout_s"),
+    ({"group_id": "g"}, "has no setting 'group_id'; did you mean group"),
+    ({"auto_commit": "no"}, "auto_commit is True or False, not 'no'"),
+    ({"resume": 0}, "resume is True or False, not 0"),
+    ({"begin": NAIVE}, "begin is a datetime with a time zone"),
+    ({"client_id": 5}, "client_id is a str"),
+    ({"peer_timeout_s": 1}, "peer_timeout_s must be at least 3"),
+]
+
+ADMIN_CALLS: list[tuple[Callable[[Any], Any], str]] = [
+    (lambda a: a.create_topic("T", brokers=[]), "brokers names no broker; None stands for all"),
+    (lambda a: a.create_topic("T", brokers="a"), "brokers is a list of str, not 'a'"),
+    (lambda a: a.create_topic("T", brokers=5), "brokers is a list of str, not 5"),
+    (lambda a: a.create_topic("T", brokers=[5]), "each of brokers is a str, not 5"),
+    (lambda a: a.create_topic(5), "topic is a str, not 5"),
+    (lambda a: a.create_topic("T", write_queues=-1), "write_queues is 0 to"),
+    (lambda a: a.create_topic("T", read_queues="8"), "read_queues is an int, not '8'"),
+    (lambda a: a.create_topic("T", permission="READ"), "permission is a Permission"),
+    (lambda a: a.create_topic("T", update="no"), "update is True or False"),
+    (lambda a: a.create_topic("T", incarnation=-1), "incarnation is 0 to"),
+    (lambda a: a.describe_topic(5), "topic is a str"),
+    (lambda a: a.delete_topic("T", brokers=[]), "brokers names no broker"),
+    (lambda a: a.list_topics(5), "is a str, not 5"),
+    (lambda a: a.list_groups(5), "topic is a str"),
+    (lambda a: a.broker_status(5), "is a str, not 5"),
+    (lambda a: a.stats("T"), "topics is a list of str, not 'T'"),
+    (lambda a: a.ping(5), "broker_name is a str, not 5"),
+    (lambda a: a.transport(5), "broker_name is a str, not 5"),
+    (lambda a: a.query_by_key("T", "k", count_max=0), "count_max is 1 to 256, not 0"),
+    (lambda a: a.query_by_key("T", 5), "key is a str, not 5"),
+    (lambda a: a.query_by_key("T", "k", begin=NAIVE), "begin is a datetime with a time zone"),
+    (lambda a: a.query_by_key("T", "k", end="now"), "end is a datetime, not 'now'"),
+    (lambda a: a.query_by_id("T", 5), "message_id is a str"),
+]
+
+
+def ids(table: list[tuple[Any, str]]) -> list[str]:
+    return [f"{i}-{re.sub('[^a-z0-9 _]', '', message)[:40]}" for i, (_, message) in enumerate(table)]
+
+
+async def call(function: Callable[[Any], Any], client: Any) -> None:
+    outcome = function(client)
+    if inspect.isawaitable(outcome):
+        await outcome
+
+
+@pytest.mark.parametrize(("misuse", "message"), PRODUCER_CALLS, ids=ids(PRODUCER_CALLS))
+async def test_a_wrong_send_says_what_to_give(misuse: Callable[[Any], Any], message: str) -> None:
+    cluster = FakeCluster()
+    with Producer(transport=FakeSyncTransport(cluster)) as producer:
+        producer.send("T", b"so that there is a line of the queue", queue=Q)
+        with pytest.raises(ConfigurationError, match=message):
+            misuse(producer)
+    async with AsyncProducer(transport=FakeAsyncTransport(cluster)) as other:
+        await other.send("T", b"here too", queue=Q)
+        with pytest.raises(ConfigurationError, match=message):
+            await call(misuse, other)
+    assert len(cluster.calls) == 2
+
+
+@pytest.mark.parametrize(("settings", "message"), PRODUCER_SETTINGS, ids=ids(PRODUCER_SETTINGS))
+def test_a_wrong_setting_of_a_producer_says_what_to_give(
+    settings: dict[str, Any], message: str
+) -> None:
+    for client in (Producer, AsyncProducer):
+        with pytest.raises(ConfigurationError, match=message):
+            client(**settings)
+
+
+@pytest.mark.parametrize(("misuse", "message"), CONSUMER_CALLS, ids=ids(CONSUMER_CALLS))
+async def test_a_wrong_call_of_a_consumer_says_what_to_give(
+    misuse: Callable[[Any], Any], message: str
+) -> None:
+    with PullConsumer("g", namesrv=NOWHERE) as consumer:
+        with pytest.raises(ConfigurationError, match=message):
+            misuse(consumer)
+    async with AsyncPullConsumer("g", namesrv=NOWHERE) as other:
+        with pytest.raises(ConfigurationError, match=message):
+            await call(misuse, other)
+
+
+@pytest.mark.parametrize(("settings", "message"), CONSUMER_SETTINGS, ids=ids(CONSUMER_SETTINGS))
+def test_a_wrong_setting_of_a_consumer_says_what_to_give(
+    settings: dict[str, Any], message: str
+) -> None:
+    for client in (PullConsumer, AsyncPullConsumer):
+        with pytest.raises(ConfigurationError, match=message):
+            client(**settings)
+
+
+@pytest.mark.parametrize(("misuse", "message"), ADMIN_CALLS, ids=ids(ADMIN_CALLS))
+def test_a_wrong_call_of_admin_says_what_to_give(
+    misuse: Callable[[Any], Any], message: str
+) -> None:
+    with Admin(namesrv=NOWHERE) as admin, pytest.raises(ConfigurationError, match=message):
+        misuse(admin)
+
+
+def test_a_wrong_setting_of_admin_says_what_to_give() -> None:
+    wrong: dict[str, Any] = {"timeout": 5}
+    with pytest.raises(TypeError, match="Admin has no setting 'timeout'; did you mean request_"):
+        Admin(**wrong)
+    wrong = {"spin": "no"}
+    with pytest.raises(TypeError, match="spin is True or False"):
+        Admin(**wrong)
+
+
+def test_settings_beside_a_transport_that_is_handed_in_are_refused() -> None:
+    cluster = FakeCluster()
+    beside: list[dict[str, Any]] = [{"client_id": "c"}, {"peer_timeout_s": 30.0}, {"spin": False}]
+    for settings in beside:
+        with pytest.raises(ConfigurationError, match="belong to the transport"):
+            Producer(transport=FakeSyncTransport(cluster), **settings)
+    with pytest.raises(ConfigurationError, match="belong to the transport"):
+        AsyncProducer(transport=FakeAsyncTransport(cluster), peer_timeout_s=30.0)
+
+
+def test_what_a_hook_returns_is_a_message_or_none() -> None:
+    with (
+        Producer(transport=FakeSyncTransport(FakeCluster()), hooks=[Hook(True)]) as producer,
+        pytest.raises(TypeError, match="before_send of a hook returns an OutgoingMessage or None"),
+    ):
+        producer.send("T", b"x")
+
+
+# -- what is allowed ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_value_of_a_property_arrives_as_it_is() -> None:
+    cluster = FakeCluster()
+    with Producer(transport=FakeSyncTransport(cluster)) as producer:
+        producer.send("T", b"x", key="", properties={"a": ""})
+    (record,) = cluster.calls[0].request.records
+    assert (dict(record.properties), list(record.keys)) == ({"a": ""}, [])
+
+
+# -- time --------------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_time_out_covers_compression() -> None:
+    cluster = FakeCluster()
+    body = bytes(1 << 20)
+    message = OutgoingMessage("T", body)
+    with Producer(transport=FakeSyncTransport(cluster)) as producer:
+        producer._core.clock = lambda: time.monotonic() + 100  # The time is up at the first look.
+        for send in (
+            lambda: producer.send("T", body),
+            lambda: producer.send(message),
+            lambda: producer.send_async("T", body),
+            lambda: producer.send_one_way("T", body),
+            lambda: producer.send_batch("T", [body]),
+        ):
+            with pytest.raises(RequestTimeoutError, match="while the body was compressed") as caught:
+                send()
+            assert caught.value.definite
+    async with AsyncProducer(transport=FakeAsyncTransport(cluster)) as other:
+        other._core.clock = lambda: time.monotonic() + 100
+        for send_too in (
+            lambda: other.send("T", body),
+            lambda: other.send(message),
+            lambda: other.send_one_way("T", body),
+            lambda: other.send_batch("T", [body]),
+        ):
+            with pytest.raises(RequestTimeoutError, match="while the body was compressed"):
+                await send_too()
+    assert cluster.calls == []
+
+
+def test_a_body_that_no_consumer_would_unpack_is_refused_however_small_it_gets() -> None:
+    cluster = FakeCluster()
+    with Producer(transport=FakeSyncTransport(cluster)) as producer:
+        with pytest.raises(MessageTooLargeError, match="before compression") as caught:
+            producer.send("T", bytes(DECOMPRESSED_SIZE_MAX_BYTES + 1))
+        assert caught.value.metadata == {"limit_bytes": str(DECOMPRESSED_SIZE_MAX_BYTES)}
+    assert cluster.calls == []
