@@ -20,13 +20,14 @@ from tests.support.waiting import PATIENCE_S, wait_for
 
 
 def refusal_of(folder: Path, *namesrv: object) -> str:
-    """The last line of a broker that does not start for its name."""
+    """The last line of a broker that does not start for its name, which says it once."""
     with start(folder, *namesrv) as process:
         try:
             out, log = process.communicate(timeout=PATIENCE_S)
         finally:
             process.kill()
     assert (process.returncode, out) == (REFUSED, "")
+    assert log.count("belongs to the broker at") == 1
     return log.splitlines()[-1]
 
 

@@ -113,6 +113,7 @@ class Broker:
         self._server: Server | None = None
         self._start_time_ms = clock.now_ms()
         self._registration: BrokerRegistration | None = None
+        self._is_starting = True
         self._announced_topics: tuple[TopicsSnapshot, BrokerTopics] | None = None
 
     def add_services(self, table: DispatchTable) -> None:
@@ -173,6 +174,7 @@ class Broker:
         self.store.topics.on_change = registration.notify_changed
         registration.start()
         registration.wait_tried(deadline - time.monotonic())
+        self._is_starting = False
         for refusal in registration.refusals():
             raise refusal
         server.start_late_lanes()
@@ -246,6 +248,8 @@ class Broker:
     def _note_name_refusal(self, refusal: ServiceError | None) -> None:
         """On a thread of the registration. Who has lost the name takes no sends: consumers look for them in the other broker."""
         self._send.refusal = refusal
+        if refusal is not None and self._is_starting:
+            return  # `register` raises it: it is said once.
         if refusal is not None:
             log.error("no sends are taken until the name is free: %s", refusal.message)
         else:

@@ -375,11 +375,14 @@ class _Session(threading.Thread):
 
     def _complain(self, error: BaseException | None) -> None:
         """Notes what went wrong, and logs it once for each kind of trouble in a row."""
+        at_start = not self.has_tried
         level, complaint, text = logging.WARNING, str(error), str(error)
         if isinstance(error, ServiceError) and error.reason == "NAME_TAKEN":
             # Its text says how long the other one may still be waited for: that is no other trouble each time.
             level, complaint, text = logging.ERROR, error.reason, error.message
             self._judge(error)
+            if at_start:
+                self._last_complaint = complaint  # The broker that starts ends with it, and says it then.
         self._publish(None)
         if complaint != self._last_complaint and not self._stopping.is_set():
             logger.log(
