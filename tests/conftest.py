@@ -20,16 +20,34 @@ SPARK_PROGRAMS = (
     "test_spark_example.py",
 )
 """They start Spark as a process of its own and need no session here."""
+SLOW_FILES = (
+    "test_chaos_processes.py",
+    "test_chaos_store.py",
+    "test_cli.py",
+    "test_connection_limits.py",
+    "test_broker_names.py",
+    "test_broker.py",
+    "test_queue_healing.py",
+    "test_demo.py",
+    "test_examples.py",
+    "test_chaos_planted.py",
+    "test_namesrv.py",
+)
+"""Each takes 10 s and more, whatever the number of its tests. The slowest first."""
 
 
 def _turn(path: str) -> int:
-    """0 for what needs the Spark session, 1 for programs with a Spark of their own, 2 for the rest.
+    """When a file's turn comes: what takes longest comes first, so that at the end all workers have something short to do.
 
-    The session's tests take longest, one after the other: whoever begins them last ends last. Behind them come the programs, so that
-    tests that watch the clock have one Spark beside them at most.
+    0 for what needs the Spark session: one after the other, these take longest. Behind them come the programs with a Spark of their own,
+    one after the other too: more than two Sparks at a time are too many for a small machine.
     """
     name = Path(path).name
-    return (1 if name in SPARK_PROGRAMS else 0) if name.startswith("test_spark_") else 2
+    if name.startswith("test_spark_"):
+        return 1 if name in SPARK_PROGRAMS else 0
+    if name in SLOW_FILES:
+        return 2 + SLOW_FILES.index(name)
+    return 2 + len(SLOW_FILES) + path.startswith("tests/unit/")
 
 
 # A shell has what it starts in the background ignore Ctrl-C, and so do the processes that this one starts: tests would wait for ever.
@@ -46,13 +64,16 @@ class SparkOnOneWorker(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.split("::", 1)[0]
-        return "spark" if _turn(path) == 0 else path
+        return {0: "spark", 1: "programs with Spark"}.get(_turn(path), path)
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
     """For --dist loadfile, which the Makefile asks for."""
-    return SparkOnOneWorker(config, log) if config.getoption("dist") == "loadfile" else None
+    if config.getoption("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False  # It goes by the number of tests, not by their time.
+    return SparkOnOneWorker(config, log)
 
 
 @pytest.hookimpl(trylast=True)

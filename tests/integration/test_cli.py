@@ -23,6 +23,7 @@ from protomq import Admin, Producer
 from protomq.testing import Broker
 from protomq.v1.pull_service_pb2 import PullRequest
 from protomq.v1.pull_service_pb2_grpc import PullServiceStub
+from protomq_runtime.lifecycle import GRACE_S
 from tests.support.cli import PROTOMQ, Finished, jsonl, run, run_process
 from tests.support.waiting import wait_for
 
@@ -572,7 +573,7 @@ Start = Callable[..., tuple[subprocess.Popen[str], str]]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_standalone_prints_one_ready_line_and_stops_within_a_second(
+def test_standalone_prints_one_ready_line_and_stops_without_taking_its_grace(
     started: Start, tmp_path: Path, number: signal.Signals
 ) -> None:
     took_s = []
@@ -589,9 +590,9 @@ def test_standalone_prints_one_ready_line_and_stops_within_a_second(
         assert process.stdout is not None
         assert process.stdout.read() == ""
         assert not (tmp_path / "s" / "abort").exists()
-        if took_s[-1] < 1.5:  # Where others are at work it may take more tries.
+        if took_s[-1] < GRACE_S:  # Where others are at work it may take more tries.
             break
-    assert min(took_s) < 1.5
+    assert min(took_s) < GRACE_S, took_s
 
 
 def test_a_second_server_on_the_same_store_is_refused_in_one_line(
