@@ -30,7 +30,7 @@ ROWS = st.lists(
             "body": BODIES,
             "key": TEXTS,
             "tags": st.none() | st.sampled_from(["", "A", "länger"]),
-            "properties": st.none() | st.dictionaries(st.text(max_size=9), st.text(max_size=9), max_size=3),
+            "properties": st.none() | st.dictionaries(st.text(min_size=1, max_size=9), st.text(max_size=9), max_size=3),
             "sharding_key": st.none() | st.text(max_size=5),
         }
     ),
