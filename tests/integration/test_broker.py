@@ -482,6 +482,25 @@ async def test_a_held_pull_for_plain_bodies_is_answered_and_an_error_in_unpackin
     assert await failure(client.pull(plain_bodies=True)) == (8, "SYSTEM_BUSY")
 
 
+async def test_what_cannot_be_meant_is_refused_by_field(client: Client) -> None:
+    offset = consumer.QueueOffset(topic="t", queue_id=0)
+    times: dict[str, Any] = {"begin_time": Timestamp(seconds=9), "end_time": Timestamp(seconds=8)}
+    for request, field in (
+        (consumer.CommitOffsetsRequest(consumer_group="g", offsets=[offset, offset]), "offsets[1]"),
+        (consumer.GetOffsetsRequest(consumer_group="g", topic="t", queue_ids=[0, 0]), "queue_ids"),
+        (consumer.GetQueueRangeRequest(topic="t", queue_ids=[0, 0]), "queue_ids"),
+        (consumer.GetQueueRangeRequest(topic="t", queue_ids=range(2_000)), "queue_ids"),
+        (admin.GetStatsRequest(topics=["t", "t"]), "topics"),
+        (admin.QueryMessagesRequest(topic="t", key="k", **times), "end_time"),
+        (pull.PullRequest(topic="t", consumer_group="a b"), "consumer_group"),
+        (pull.PullRequest(topic="t", consumer_group="g" * 121), "consumer_group"),
+    ):
+        with pytest.raises(CallFailed) as caught:
+            await client.call(request, Message)
+        status = caught.value.status
+        assert (status.reason, [name for name, _ in status.field_violations]) == ("INVALID_ARGUMENT", [field])
+
+
 async def test_a_group_is_deleted_unless_it_is_in_use(client: Client, start: Start) -> None:
     def delete(group: str, *, force: bool = False) -> Any:
         request = admin.DeleteGroupRequest(consumer_group=group, force=force)
@@ -854,8 +873,9 @@ async def test_an_offset_outside_the_queue_is_refused_with_the_range(client: Cli
 
 async def test_one_bad_offset_of_many_commits_none(client: Client) -> None:
     await client.send(Record(body=b"x"))
+    await client.call(admin.CreateTopicRequest(topic=Topic(name="u")), admin.CreateTopicResponse)
     request = commit_request(1)
-    request.offsets.add(topic="t", queue_id=0, queue_offset=9)
+    request.offsets.add(topic="u", queue_id=0, queue_offset=9)
     assert await failure(client.call(request, consumer.CommitOffsetsResponse)) == (11, "OFFSET_OUT_OF_RANGE")
     assert await committed(client) == []
 

@@ -283,6 +283,8 @@ class AdminService:
     @tells_store_errors
     def get_stats(self, request: GetStatsRequest, context: CallContext) -> GetStatsResponse:
         """Counters since the start; a topic nobody used since has zeros."""
+        if len(set(request.topics)) < len(request.topics):
+            raise invalid_argument("topics", "names a topic twice")
         names = request.topics or sorted(topic.name for topic in self._store.topics.all())
         answer = GetStatsResponse()
         for name in names:
@@ -330,6 +332,8 @@ class AdminService:
             begin_ms = time_ms_of("begin_time", request.begin_time)
         if request.HasField("end_time"):
             end_ms = time_ms_of("end_time", request.end_time)
+        if begin_ms is not None and end_ms is not None and end_ms < begin_ms:
+            raise invalid_argument("end_time", "is before begin_time")
         if request.key:
             candidates = self._store.find_by_key_hash(
                 request.topic, key_hash_of(request.key), begin_ms, end_ms

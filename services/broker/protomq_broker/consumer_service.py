@@ -27,6 +27,7 @@ from .topic_access import (
     check_committed_offset,
     check_group_name,
     check_incarnation,
+    check_queue_ids,
     check_read_queue,
     existing_topic,
     read_one_incarnation,
@@ -71,8 +72,7 @@ class ConsumerService:
         check_group_name(request.consumer_group)
 
         def read(topic: TopicConfig) -> Mapping[int, int]:
-            for queue_id in request.queue_ids:
-                check_read_queue(topic, queue_id)
+            check_queue_ids(topic, request.queue_ids)
             return self._store.offsets.of_topic(
                 request.consumer_group, topic.name, topic.incarnation
             )
@@ -100,8 +100,7 @@ class ConsumerService:
         """First and end offset of queues."""
 
         def read(topic: TopicConfig) -> list[QueueRange]:
-            for queue_id in request.queue_ids:
-                check_read_queue(topic, queue_id)
+            check_queue_ids(topic, request.queue_ids)
             ranges = []
             for queue_id in request.queue_ids or range(topic.read_queues):
                 min_offset, end_offset = self._store.queue_range(topic.name, queue_id)
@@ -134,7 +133,14 @@ class ConsumerService:
         check_group_name(request.consumer_group)
         if len(request.offsets) > OFFSETS_PER_COMMIT_MAX:
             raise invalid_argument("offsets", f"at most {OFFSETS_PER_COMMIT_MAX} at once")
-        for offset in request.offsets:
+        named: set[tuple[str, int]] = set()
+        for number, offset in enumerate(request.offsets):
+            queue = (offset.topic, offset.queue_id)
+            if queue in named:
+                raise invalid_argument(
+                    f"offsets[{number}]", "names a queue that an earlier one names; give one offset for each"
+                )
+            named.add(queue)
             topic = existing_topic(self._store, offset.topic)
             check_incarnation(topic, offset.topic_incarnation)
             check_committed_offset(self._store, topic, offset.queue_id, offset.queue_offset)

@@ -27,7 +27,7 @@ from .holds import Hold, LaneHolds, QueueKey
 from .plain_bodies import with_plain_bodies
 from .plain_body_workers import PlainBodyWorkers
 from .store.reading import ReadResult, ReadStatus
-from .store.topics import GROUP_NAME_LENGTH_MAX, QUEUES_MAX
+from .store.topics import QUEUES_MAX
 from .store_errors import to_service_error
 from .topic_access import (
     check_committed_offset,
@@ -101,7 +101,7 @@ class PullService:
             call.fail(to_service_error(error))
             return
         group = request.consumer_group
-        if group and len(group) <= GROUP_NAME_LENGTH_MAX:
+        if group:
             self.members.seen(group, request.member or call.peer, request.hold_ms)
         if request.member and group:
             self.members.pulled(_queue_of_group(request), request.member)
@@ -161,8 +161,9 @@ class PullService:
             raise invalid_argument(
                 "tags", f"no message has the tag {wrong!r}: give the tags one by one, without ||"
             )
-        if request.HasField("commit_offset"):
+        if request.consumer_group or request.HasField("commit_offset"):
             check_group_name(request.consumer_group)
+        if request.HasField("commit_offset"):
             topic = self._topic_of(request)
             check_committed_offset(self._store, topic, request.queue_id, request.commit_offset)
         if call.transport == "grpc" or request.plain_bodies:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from protomq_runtime.errors import Code, ServiceError, invalid_argument
 
-from .store.topics import InvalidNameError, TopicConfig, require_group_name, require_topic_name
+from .store.topics import (
+    QUEUES_MAX,
+    InvalidNameError,
+    TopicConfig,
+    require_group_name,
+    require_topic_name,
+)
 
 if TYPE_CHECKING:
     from .config import BrokerConfig
@@ -110,6 +116,14 @@ def check_read_queue(topic: TopicConfig, queue_id: int) -> None:
                 "read_queues": str(topic.read_queues),
             },
         )
+
+
+def check_queue_ids(topic: TopicConfig, queue_ids: Sequence[int]) -> None:
+    """Raises ServiceError unless the topic has all of these queues to read, each named once."""
+    if len(queue_ids) > QUEUES_MAX or len(set(queue_ids)) < len(queue_ids):
+        raise invalid_argument("queue_ids", f"names each queue once, {QUEUES_MAX} at most")
+    for queue_id in queue_ids:
+        check_read_queue(topic, queue_id)
 
 
 def check_committed_offset(

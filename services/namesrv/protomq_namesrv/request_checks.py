@@ -8,7 +8,7 @@ from typing import Final
 
 from protomq.v1.route_service_pb2 import Broker, RegisterBrokerRequest
 from protomq.v1.topic_pb2 import DataVersion, Permission, Topic
-from protomq_runtime.addresses import parse_address
+from protomq_runtime.addresses import WILDCARD_HOSTS, parse_address
 from protomq_runtime.errors import Code, ServiceError, too_many
 
 from .route_snapshot import BrokerKey, Registration, TopicShare, Version
@@ -134,9 +134,17 @@ def _broker_violations(broker: Broker) -> Iterator[Violation]:
         address = getattr(broker, name)
         if address:
             try:
-                parse_address(address)
+                host = parse_address(address).host
             except ValueError as error:
                 yield f"broker.{name}", str(error)
+            else:
+                if host in WILDCARD_HOSTS:
+                    yield (
+                        f"broker.{name}",
+                        f"{address!r} is an address to listen on; clients need one that they can connect to",
+                    )
+    if broker.grpc_address and broker.grpc_address == broker.remoting_address:
+        yield "broker.remoting_address", "is that of gRPC; a port speaks one of the two"
     if broker.incarnation <= 0:
         yield "broker.incarnation", "has to be the start of the process in milliseconds since 1970"
     if broker.store_id < 0:
@@ -170,6 +178,8 @@ def _topic_violations(topic: Topic, at: str) -> Iterator[Violation]:
         )
     if topic.permission not in _PERMISSIONS:
         yield f"{at}.permission", f"is {topic.permission}, which is not a Permission"
+    if topic.incarnation < 0:
+        yield f"{at}.incarnation", f"is {topic.incarnation}; it has to be 0 (= not known) or above"
 
 
 def _name_violations(field: str, name: str) -> Iterator[Violation]:

@@ -72,6 +72,9 @@ def test_registration_is_independent_of_the_request() -> None:
         ({"grpc_address": "nonsense"}, "broker.grpc_address"),
         ({"remoting_address": "host:0"}, "broker.remoting_address"),
         ({"ha_address": "host"}, "broker.ha_address"),
+        ({"grpc_address": "0.0.0.0:8081"}, "broker.grpc_address"),
+        ({"remoting_address": "[::]:10911"}, "broker.remoting_address"),
+        ({"remoting_address": "10.0.0.1:8081"}, "broker.remoting_address"),  # which gRPC has
         ({"incarnation": 0}, "broker.incarnation"),
         ({"permission": 17}, "broker.permission"),
         ({"auto_create_queues": -1}, "broker.auto_create_queues"),
@@ -90,6 +93,7 @@ def test_impossible_broker_is_refused_by_field(fields: dict[str, Any], refused: 
         (Topic(name="t", write_queues=-1), "topics[0].write_queues"),
         (Topic(name="t", read_queues=1_025), "topics[0].read_queues"),
         (Topic(name="t", permission=9), "topics[0].permission"),  # type: ignore[arg-type]
+        (Topic(name="t", incarnation=-1), "topics[0].incarnation"),
     ],
 )
 def test_impossible_topic_is_refused_by_field(topic: Topic, refused: str) -> None:

@@ -496,7 +496,7 @@ class GetStatsRequest(_message.Message):
     TOPICS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """The topics; none: all."""
+        """The topics, each once; none: all."""
 
     def __init__(
         self,

@@ -67,7 +67,7 @@ class CommitOffsetsRequest(_message.Message):
     """The consumer group."""
     @_builtins.property
     def offsets(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueOffset]:
-        """The offsets; each may rise or, on an explicit seek, fall."""
+        """The offsets, one for each queue; each may rise or, on an explicit seek, fall."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class GetOffsetsRequest(_message.Message):
     """Incarnation of the topic that is meant; another than the current one is refused with TOPIC_RECREATED. 0: not checked."""
     @_builtins.property
     def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The queues; none: all with a committed offset."""
+        """The queues, each once; none: all with a committed offset."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class GetQueueRangeRequest(_message.Message):
     """Incarnation of the topic that is meant; another than the current one is refused with TOPIC_RECREATED. 0: not checked."""
     @_builtins.property
     def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The queues; none: all."""
+        """The queues, each once; none: all."""
 
     def __init__(
         self,
