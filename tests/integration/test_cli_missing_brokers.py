@@ -41,6 +41,10 @@ def test_a_broker_that_the_name_server_has_lost_is_missed_until_it_is_forgotten(
             ["topic", "delete", "t", "--yes"],
             ["cluster", "status"],
         ]
+        # Who waits for what comes is told at the start, and goes on.
+        waiting = run("consume", "t", "-G", "g2", "-c", "1", namesrv=namesrv)
+        assert "broker b is not registered any more" in waiting.stderr
+        assert len(jsonl(waiting)) == 1
         for command in partial:
             shown = run(*command, "-o", "jsonl", namesrv=namesrv, code=7)
             error = json.loads(shown.stderr.splitlines()[-1])["error"]

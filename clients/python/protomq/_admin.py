@@ -44,6 +44,7 @@ from .errors import (
     ProtomqError,
     TopicExistsError,
     TopicNotFoundError,
+    TransportError,
     WrongTypeError,
 )
 
@@ -675,7 +676,8 @@ class Admin:
             except _ANSWERS:
                 raise
             except ProtomqError as error:
-                error.metadata = {**error.metadata, "broker_name": broker.broker_name}
+                if isinstance(error, TransportError):  # A server's metadata are its own.
+                    error.metadata = {**error.metadata, "broker_name": broker.broker_name}
                 failures[broker.broker_name] = error
         failures |= {gone.broker.broker_name: gone.error for gone in missing}
         if len(failures) == len(brokers) + len(missing):
