@@ -373,6 +373,8 @@ def _properties_of(value: Any) -> Mapping[str, str] | None:
     )
     properties: dict[str, str] = {}
     for name, text in pairs:
+        if name == "":
+            raise BadRowError("a property or header without a name cannot be sent")
         if name is None or text is None:
             raise BadRowError(f"property {name!r} has no value: null cannot be sent")
         if name in properties:

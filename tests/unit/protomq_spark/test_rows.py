@@ -135,6 +135,7 @@ def test_what_the_broker_would_refuse_is_refused_before_it_is_sent(
         {"body": [b"x", None]},
         {"body": [b"x"], "topic": [None]},
         {"body": [b"x"], "headers": [[{"key": "a", "value": None}]]},
+        {"body": [b"x"], "headers": [[{"key": "", "value": b"1"}]]},
         {"body": [b"x"], "headers": [[{"key": "a", "value": b"1"}, {"key": "a", "value": b"2"}]]},
         {"body": [b"x"], "key": [b"\xff"]},
         {"body": [1]},
