@@ -169,9 +169,9 @@ class ConsumerOffsets:
         return dict(known.offsets) if known is not None and known.incarnation == incarnation else {}
 
     def groups(self) -> dict[str, list[str]]:
-        """All groups that have committed, each with the topics in which it has."""
+        """All groups that have committed, each with the topics in which it has, by name."""
         with self._lock:
-            return {group: list(topics) for group, topics in self._groups.items()}
+            return {group: sorted(topics) for group, topics in self._groups.items()}
 
     def has_group(self, group: str) -> bool:
         """Whether the group has committed anything."""
