@@ -18,6 +18,7 @@ from ._checks import (
     QUEUE_ID_MAX,
     check_count,
     check_flag,
+    check_group,
     check_seconds,
     check_text,
     check_time,
@@ -444,6 +445,8 @@ class Admin:
         """
         from .v1 import admin_service_pb2 as pb
 
+        check_group(group)
+        check_flag("force", force)
         deleted: list[str] = []
 
         def ask(broker: BrokerInfo) -> None:

@@ -153,6 +153,8 @@ ADMIN_CALLS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda a: a.delete_topic("T", brokers=[]), "brokers names no broker"),
     (lambda a: a.list_topics(5), "is a str, not 5"),
     (lambda a: a.list_groups(5), "topic is a str"),
+    (lambda a: a.delete_group(5), "group is a str, not 5"),
+    (lambda a: a.delete_group("g", force="no"), "force is True or False"),
     (lambda a: a.broker_status(5), "is a str, not 5"),
     (lambda a: a.stats("T"), "topics is a list of str, not 'T'"),
     (lambda a: a.ping(5), "broker_name is a str, not 5"),
