@@ -12,15 +12,21 @@ from pathlib import Path
 import pytest
 
 from protomq.v1 import admin_service_pb2 as admin
+from protomq.v1 import consumer_service_pb2 as consumer
 from protomq.v1 import options_pb2
 from protomq.v1 import send_service_pb2 as send
 from protomq.v1.record_pb2 import Record
 from protomq.v1.route_service_pb2 import RegisterBrokerRequest, RegisterBrokerResponse
+from protomq.v1.state_pb2 import OffsetsRecord
+from protomq.v1.topic_pb2 import Topic
 from protomq_broker import broker as broker_module
 from protomq_broker.config import BrokerConfig, MetricsConfig
 from protomq_broker.main import BrokerProcess
 from protomq_broker.name_server_connections import NameServer
 from protomq_broker.store.config import StoreConfig
+from protomq_broker.store.offsets import OFFSETS_TOPIC
+from protomq_broker.store.store import Store
+from protomq_broker.store.topics import TopicConfig
 from protomq_runtime.addresses import ListenConfig
 from protomq_runtime.errors import Code, ServiceError
 from tests.integration.transport_callers import Caller, CallFailed, GrpcCaller, RemotingCaller
@@ -29,6 +35,13 @@ from tests.unit.protomq_broker.test_registration import FakeConnection, FakeName
 PATIENCE_S = 30.0
 PING = "/protomq.v1.AdminService/Ping"
 SEND = "/protomq.v1.SendService/Send"
+CREATE_TOPIC = "/protomq.v1.AdminService/CreateTopic"
+DELETE_TOPIC = "/protomq.v1.AdminService/DeleteTopic"
+DELETE_GROUP = "/protomq.v1.AdminService/DeleteGroup"
+COMMIT = "/protomq.v1.ConsumerService/CommitOffsets"
+NEW_TOPIC = admin.CreateTopicRequest(topic=Topic(name="new", write_queues=1)).SerializeToString()
+OLD_TOPIC = admin.DeleteTopicRequest(topic="old").SerializeToString()
+OLD_GROUP = admin.DeleteGroupRequest(consumer_group="old").SerializeToString()
 MESSAGE = send.SendRequest(topic="t", records=[Record(body=b"x")]).SerializeToString()
 
 
@@ -129,6 +142,19 @@ def name_server() -> Iterator[SlowNameServer]:
     server.answer.set()
 
 
+def commit_of(group: str) -> bytes:
+    offset = consumer.QueueOffset(topic="old", queue_id=0, queue_offset=0)
+    return consumer.CommitOffsetsRequest(consumer_group=group, offsets=[offset]).SerializeToString()
+
+
+def fill(store: Store) -> None:
+    """A topic and a group of it, both "old"."""
+    topic = store.topics.create(TopicConfig("old"))
+    request = consumer.CommitOffsetsRequest.FromString(commit_of("old"))
+    request.offsets[0].topic_incarnation = topic.incarnation
+    store.append_state(OFFSETS_TOPIC, [OffsetsRecord(commits=[request]).SerializeToString()])
+
+
 @pytest.fixture(params=["remoting", "grpc"])
 async def starting(
     tmp_path: Path,
@@ -139,6 +165,7 @@ async def starting(
     """A broker that waits for its name server, its start, and connections for administration and for sends."""
     monkeypatch.setattr(broker_module, "REGISTER_TIMEOUT_S", PATIENCE_S)
     process = BrokerProcess(config_in(tmp_path), name_servers=[name_server.as_name_server()])
+    fill(process.broker.store)
     start = asyncio.create_task(process.start())
     assert await asyncio.to_thread(name_server.asked.wait, PATIENCE_S)
     server = process.server
@@ -164,7 +191,7 @@ async def test_while_name_servers_are_asked_the_ports_are_open_and_sends_wait(
     assert await administration.call(PING, b"") == b""
     sent = asyncio.create_task(sender.call(SEND, MESSAGE, PATIENCE_S))
     assert await administration.call(PING, b"") == b""
-    assert process.broker.store.topics.all() == []
+    assert [topic.name for topic in process.broker.store.topics.all()] == ["old"]
     assert not start.done()
     assert not sent.done()
     name_server.answer.set()
@@ -188,6 +215,61 @@ async def test_a_name_that_is_taken_ends_the_start_before_any_send_is_done(
         await sent
     assert (caught.value.status.reason, caught.value.status.metadata["definite"]) == ("SHUTTING_DOWN", "true")
     assert process.broker.store.appended_position == appended
+
+
+CHANGES = [
+    (CREATE_TOPIC, NEW_TOPIC),
+    (COMMIT, commit_of("new")),
+    (DELETE_GROUP, OLD_GROUP),
+    (DELETE_TOPIC, OLD_TOPIC),
+]
+
+
+@pytest.mark.parametrize(("method", "payload"), CHANGES)
+async def test_a_broker_whose_name_is_taken_changes_nothing_and_says_so(
+    starting: tuple[BrokerProcess, asyncio.Task[None], Caller, Caller],
+    name_server: SlowNameServer,
+    method: str,
+    payload: bytes,
+) -> None:
+    process, start, administration, _ = starting
+    store = process.broker.store
+    change = asyncio.create_task(administration.call(method, payload, PATIENCE_S))
+    assert await administration.call(PING, b"") == b""
+    appended = store.appended_position
+    name_server.taken = ServiceError(Code.FAILED_PRECONDITION, "NAME_TAKEN", "another one has it")
+    name_server.answer.set()
+    with pytest.raises(ServiceError, match="another one has it"):
+        await start
+    with pytest.raises(CallFailed) as caught:
+        await change
+    status = caught.value.status
+    assert (status.reason in ("NAME_TAKEN", "SHUTTING_DOWN"), status.metadata["definite"]) == (True, "true")
+    assert store.appended_position == appended
+    assert [topic.name for topic in store.topics.all()] == ["old"]
+
+
+@pytest.mark.parametrize(("method", "payload"), CHANGES)
+async def test_changes_wait_for_the_name_servers_and_are_made_then(
+    starting: tuple[BrokerProcess, asyncio.Task[None], Caller, Caller],
+    name_server: SlowNameServer,
+    method: str,
+    payload: bytes,
+) -> None:
+    process, start, administration, _ = starting
+    store = process.broker.store
+    appended = store.appended_position
+    change = asyncio.create_task(administration.call(method, payload, PATIENCE_S))
+    assert await administration.call(PING, b"") == b""
+    assert not change.done()
+    assert ([topic.name for topic in store.topics.all()], store.appended_position) == (["old"], appended)
+    name_server.answer.set()
+    await start
+    await change
+    names = {topic.name for topic in store.topics.all()}
+    assert names == {CREATE_TOPIC: {"old", "new"}, DELETE_TOPIC: set[str]()}.get(method, {"old"})
+    assert (store.appended_position > appended) == (method in (COMMIT, DELETE_GROUP))
+    assert store.offsets.has_group("new") == (method == COMMIT)
 
 
 @pytest.mark.slow

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from .group_members import GroupMembers
     from .offset_commits import OffsetCommits
     from .store.store import Store
+    from .write_permit import WritePermit
 
 PAGE_SIZE_DEFAULT = 100
 PAGE_SIZE_MAX = 1_000
@@ -93,7 +94,7 @@ class AdminService:
     """Implements protomq.v1.AdminService, on the admin lane.
 
     `lane_status` gives the state of all lanes; `announce` returns when the name servers know the topics as they are, or do not hurry;
-    `write_refusal` says why no writes are taken, "" if they are.
+    `write_refusal` says why no writes are taken, "" if they are; topics change when the `permit` is given.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class AdminService:
         write_refusal: Callable[[], str],
         commits: OffsetCommits,
         members: GroupMembers,
+        permit: WritePermit,
     ) -> None:
         self._store = store
         self._config = config
@@ -119,6 +121,7 @@ class AdminService:
         self._write_refusal = write_refusal
         self._commits = commits
         self._members = members
+        self._permit = permit
         self._start_time_ms = clock.now_ms()
 
     @drained
@@ -127,6 +130,9 @@ class AdminService:
 
         All that have arrived by now are one change: each one rewrites the table of topics and registers all of them again.
         """
+        self._permit.when_given(calls, self._create_topics)
+
+    def _create_topics(self, calls: list[Call]) -> None:
         wanted: dict[str, TopicConfig] = {}
         taken: list[tuple[Call, TopicConfig]] = []
         for call in calls:
@@ -165,15 +171,24 @@ class AdminService:
             queues.append(status)
         return DescribeTopicResponse(topic=topic_to_message(topic), queues=queues)
 
-    @tells_store_errors
-    def delete_topic(
-        self, request: DeleteTopicRequest, context: CallContext
-    ) -> DeleteTopicResponse:
+    @raw
+    def delete_topic(self, call: Call) -> None:
         """Deletes a topic with its queues and committed offsets."""
-        topic = existing_topic(self._store, request.topic)
-        self._store.delete_topic(topic.name)
-        self._announce()
-        return DeleteTopicResponse()
+        self._permit.when_given([call], self._delete_topics)
+
+    def _delete_topics(self, calls: list[Call]) -> None:
+        for call in calls:
+            try:
+                request = DeleteTopicRequest.FromString(bytes(call.payload))
+                topic = existing_topic(self._store, request.topic)
+                self._store.delete_topic(topic.name)
+            except DecodeError:
+                call.fail(unparsable("protomq.v1.DeleteTopicRequest"))
+            except Exception as error:
+                call.fail(to_service_error(error))
+            else:
+                self._announce()
+                call.answer(DeleteTopicResponse().SerializeToString())
 
     @tells_store_errors
     def list_topics(self, request: ListTopicsRequest, context: CallContext) -> ListTopicsResponse:

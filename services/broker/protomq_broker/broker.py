@@ -32,6 +32,7 @@ from protomq_runtime.addresses import (
     parse_address,
 )
 from protomq_runtime.admission import AdmissionConfig
+from protomq_runtime.errors import SHUTTING_DOWN
 from protomq_runtime.server import LaneConfig, Server
 
 from .admin_service import AdminService, topic_to_message
@@ -45,6 +46,7 @@ from .send_service import SendService
 from .store.store import Store
 from .system_writer import SystemWriter
 from .waiting_answers import WaitingAnswers
+from .write_permit import WritePermit
 
 if TYPE_CHECKING:
     from protomq_runtime.clock import Clock
@@ -83,7 +85,8 @@ class Broker:
         self.name = config.broker_name or socket.gethostname()
         self._clock = clock
         self._name_servers = tuple(name_servers)
-        self._writer = SystemWriter()
+        self._permit = WritePermit()
+        self._writer = SystemWriter(self._permit)
         self.store = Store.open(
             Path(config.data_dir),
             config.store,
@@ -109,6 +112,7 @@ class Broker:
             write_refusal=self._write_refusal,
             commits=self._commits,
             members=self._pull.members,
+            permit=self._permit,
         )
         self._server: Server | None = None
         self._start_time_ms = clock.now_ms()
@@ -161,10 +165,11 @@ class Broker:
         positions.on_flushed.append(lambda position: send_lane.post(self._waiting.resolve))
 
     def register(self) -> None:
-        """Registers with the name servers, when the ports are open; then the send lane begins. Waits for both, 2 s at most.
+        """Registers with the name servers, when the ports are open; then the send lane begins, and what else changes something is done.
+        Waits for both, 2 s at most.
 
         All name servers are asked side by side; one that is silent is waited for no longer than that, one that cannot be reached is not
-        what sends wait for. Raises ServiceError NAME_TAKEN if one of them says that the name belongs to another broker: no send was done.
+        what sends wait for. Raises ServiceError NAME_TAKEN if one of them says that the name is another broker's: nothing was changed.
         """
         server = self._server
         assert server is not None, "start comes first"
@@ -176,7 +181,9 @@ class Broker:
         registration.wait_tried(deadline - time.monotonic())
         self._is_starting = False
         for refusal in registration.refusals():
+            self._permit.refuse(refusal)
             raise refusal
+        self._permit.give()
         server.start_late_lanes()
         # Who waits for the ready line wants to find the broker; its name servers may be starting beside it.
         registration.wait_registered(max(deadline - time.monotonic(), 0.0))
@@ -209,7 +216,8 @@ class Broker:
         )
 
     def unregister(self) -> None:
-        """Tells the name servers that no new work shall come. The first step of a stop."""
+        """Tells the name servers that no new work shall come. The first step of a stop: what waits for the permit is refused."""
+        self._permit.refuse(SHUTTING_DOWN)
         if self._registration is not None:
             self._registration.stop()
             self._registration = None

@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from protomq_runtime.lane import Lane
 
     from .store.store import Store
+    from .write_permit import WritePermit
 
 log = logging.getLogger("protomq.broker")
 
 class SystemWriter:
     """`post` and `run`: any thread. `append`: the send lane. `start`, `close`: the broker."""
 
-    def __init__(self) -> None:
+    def __init__(self, permit: WritePermit) -> None:
+        self._permit = permit
         self._store: Store | None = None
         self._lane: Lane | None = None
         self._closed = threading.Event()
@@ -54,6 +56,8 @@ class SystemWriter:
 
         def call() -> None:
             try:
+                if self._permit.refusal is not None:
+                    raise NoWriterError(self._permit.refusal.message)
                 function()
             except Exception as error:
                 failures.append(error)
@@ -68,6 +72,9 @@ class SystemWriter:
             raise failures[0]
 
     def append(self, topic: str, bodies: Sequence[bytes]) -> int:
-        """Appends one record of a system topic for each body, together; where they end. Raises what `Store.append` raises."""
+        """Appends one record of a system topic for each body, together; where they end. Raises what `Store.append` raises, and the
+        refusal where the broker may not write."""
         assert self._store is not None
+        if self._permit.refusal is not None:
+            raise self._permit.refusal
         return self._store.append_state(topic, bodies)

@@ -15,6 +15,7 @@ from protomq_broker.store.store import Store
 from protomq_broker.store.topics import TopicConfig
 from protomq_broker.system_writer import SystemWriter
 from protomq_broker.waiting_answers import WaitingAnswers
+from protomq_broker.write_permit import WritePermit
 from protomq_runtime.errors import Code, ServiceError
 
 from .store.log_helpers import ManualClock, make_request
@@ -33,6 +34,8 @@ class StubCall:
 
 
 def service_of(store: Store, clock: ManualClock) -> AdminService:
+    permit = WritePermit()
+    permit.give()
     return AdminService(
         store,
         BrokerConfig(),
@@ -42,8 +45,9 @@ def service_of(store: Store, clock: ManualClock) -> AdminService:
         lane_status=list,
         announce=lambda: None,
         write_refusal=lambda: "",
-        commits=OffsetCommits(store, SystemWriter(), WaitingAnswers(store, clock), BrokerConfig()),
+        commits=OffsetCommits(store, SystemWriter(permit), WaitingAnswers(store, clock), BrokerConfig()),
         members=GroupMembers(clock),
+        permit=permit,
     )
 
 

@@ -17,6 +17,7 @@ from protomq_broker.store.store import Store
 from protomq_broker.store.topics import TopicConfig
 from protomq_broker.system_writer import SystemWriter
 from protomq_broker.waiting_answers import NOT_STORED_IN_TIME, WaitingAnswers
+from protomq_broker.write_permit import WritePermit
 from protomq_runtime.errors import Code, ServiceError
 
 from .store.log_helpers import ManualClock
@@ -75,7 +76,7 @@ class StubLane:
 
 
 def make_commits() -> tuple[OffsetCommits, StubLane, Store, int]:
-    store, lane, writer = open_store(SimDisk()), StubLane(), SystemWriter()
+    store, lane, writer = open_store(SimDisk()), StubLane(), SystemWriter(WritePermit())
     writer.start(store, cast("Any", lane))
     incarnation = store.topics.create(TopicConfig("topic")).incarnation
     waiting = WaitingAnswers(store, ManualClock())
@@ -220,7 +221,7 @@ def test_a_deletion_that_the_log_does_not_take_deletes_nothing_and_later_pulls_d
 
 
 def test_a_deletion_waits_for_the_disk_as_a_commit_does() -> None:
-    lane, store, writer = StubLane(), open_store(SimDisk(), sync_flush=True), SystemWriter()
+    lane, store, writer = StubLane(), open_store(SimDisk(), sync_flush=True), SystemWriter(WritePermit())
     waiting = WaitingAnswers(store, ManualClock())
     writer.start(store, cast("Any", lane))
     store_commit(store, "group", "topic", 0, 5)
@@ -236,7 +237,7 @@ def test_a_deletion_waits_for_the_disk_as_a_commit_does() -> None:
 
 def test_a_commit_waits_for_the_disk_no_longer_than_a_send() -> None:
     clock, lane = ManualClock(), StubLane()
-    store, writer = open_store(SimDisk(), sync_flush=True), SystemWriter()
+    store, writer = open_store(SimDisk(), sync_flush=True), SystemWriter(WritePermit())
     writer.start(store, cast("Any", lane))
     incarnation = store.topics.create(TopicConfig("topic")).incarnation
     waiting = WaitingAnswers(store, clock)

@@ -1,0 +1,84 @@
+"""Whether this broker may change what it stores: not before its name servers have been asked whether its name is free.
+
+Sends wait in their lane, which begins late. Other calls that change something are on lanes that serve from the start: they wait here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from protomq_runtime.errors import DEADLINE_EXCEEDED, system_busy
+
+if TYPE_CHECKING:
+    from protomq_runtime.call import Call
+    from protomq_runtime.errors import ServiceError
+
+WAITING_MAX: Final = 1_000
+"""Calls that wait for the decision, which takes some 2 s at most. More are refused (SYSTEM_BUSY)."""
+RETRY_DELAY_MS: Final = 1_000
+
+
+class WritePermit:
+    """Decided once: given, or refused for good. Any thread."""
+
+    def __init__(self) -> None:
+        self._deciding = threading.Lock()
+        self._is_decided = False
+        self._refusal: ServiceError | None = None
+        self._waiting: list[Callable[[], None]] = []
+        self._waiting_count = 0
+
+    @property
+    def refusal(self) -> ServiceError | None:
+        """Why nothing is changed any more; None: not decided yet, or given."""
+        return self._refusal
+
+    def give(self) -> None:
+        """Changes are made from now on, unless that was refused before."""
+        self._decide(None)
+
+    def refuse(self, refusal: ServiceError) -> None:
+        """No change is ever made, unless the permit was given before."""
+        self._decide(refusal)
+
+    def when_given(self, calls: Sequence[Call], change: Callable[[list[Call]], None]) -> None:
+        """Calls `change` with the calls, which have one lane, on that lane: at once, or when the permit is given. Else they fail."""
+        with self._deciding:
+            is_decided = self._is_decided
+            has_room = self._waiting_count + len(calls) <= WAITING_MAX
+            if not is_decided and has_room:
+                self._waiting_count += len(calls)
+                lane = calls[0].lane
+                self._waiting.append(lambda: lane.post(lambda: self._go_on(calls, change)))
+        if is_decided:
+            self._go_on(calls, change)
+        elif not has_room:
+            _fail(calls, system_busy(calls[0].lane.pool.name, RETRY_DELAY_MS))
+
+    def _go_on(self, calls: Sequence[Call], change: Callable[[list[Call]], None]) -> None:
+        if self._refusal is not None:
+            _fail(calls, self._refusal)
+            return
+        now = time.monotonic()
+        late = [call for call in calls if call.deadline is not None and now > call.deadline]
+        _fail(late, DEADLINE_EXCEEDED)
+        in_time = [call for call in calls if call not in late]
+        if in_time:
+            change(in_time)
+
+    def _decide(self, refusal: ServiceError | None) -> None:
+        with self._deciding:
+            if self._is_decided:
+                return
+            self._is_decided, self._refusal = True, refusal
+            waiting, self._waiting = self._waiting, []
+        for go_on in waiting:
+            go_on()
+
+
+def _fail(calls: Sequence[Call], error: ServiceError) -> None:
+    for call in calls:
+        call.fail(error)
