@@ -118,8 +118,8 @@ class FakeServer:
     def answer_once(self, method: Any, answer: bytes) -> None:
         self._faults[method.method_id].append(answer)
 
-    def stall(self, method: Any) -> None:
-        self._faults[method.method_id].append("stall")
+    def stall(self, method: Any, times: int = 1) -> None:
+        self._faults[method.method_id].extend(["stall"] * times)
 
     def drop(self, method: Any) -> None:
         self._faults[method.method_id].append("drop")

@@ -37,6 +37,7 @@ from ._offset_calls import (
     checked_offsets,
     checked_queues,
     checked_tags,
+    combined,
     decode_offsets,
     decode_offsets_incarnation,
     decode_queue_ranges,
@@ -73,6 +74,7 @@ from .errors import (
     ProtomqError,
     QueueNotFoundError,
     TopicNotFoundError,
+    TransportError,
 )
 
 logger = logging.getLogger("protomq")
@@ -146,7 +148,8 @@ class AsyncPullConsumer:
         """What brokers say of topics: a name server may not know yet of one that was made a moment ago."""
         self._warned_topics: set[str] = set()
         self._warned_of_member = False
-        self._commit_trouble = ""
+        self._commit_troubles: set[str] = set()
+        """Reasons of brokers that refused the last commit."""
         self._pid = os.getpid()
         self._closed = False
         opened(self, self._routes.name_servers)
@@ -295,7 +298,9 @@ class AsyncPullConsumer:
         if checked is None:
             self._state.user_came_back()
             checked = self._state.to_commit(safe_only=True)
-        await self._commit(checked, self._request_timeout_s, CALL_ATTEMPTS)
+        errors = await self._commit(checked, self._request_timeout_s, CALL_ATTEMPTS)
+        if errors:
+            raise combined(errors)
 
     async def committed(self, queue: MessageQueue) -> int | None:
         """See PullConsumer.committed."""
@@ -357,7 +362,7 @@ class AsyncPullConsumer:
         if commit:
             self._state.user_came_back()
         if self._auto_commit:
-            await self._commit_now("on close", self._request_timeout_s)
+            await self._commit_now("on close", self._request_timeout_s, is_last=True)
         for task in self._pulls:
             task.cancel()
         await asyncio.gather(*self._pulls, return_exceptions=True)
@@ -370,7 +375,7 @@ class AsyncPullConsumer:
     async def __aexit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
         await self.close(commit=exception_type is None)
 
-    def finish_at_exit(self) -> int:
+    def finish_at_exit(self, timeout_s: float) -> int:
         """When the interpreter ends, and with it the loop: the queues of which something is not committed. Called by itself."""
         if self._closed or not self._auto_commit or self._pid != os.getpid():
             return 0
@@ -550,26 +555,33 @@ class AsyncPullConsumer:
             self._start_pulls()  # The next hold stands at the broker while the user works.
         self._wake()
 
-    async def _commit_now(self, when: str, timeout_s: float) -> None:
+    async def _commit_now(self, when: str, timeout_s: float, *, is_last: bool = False) -> None:
         """See PullConsumer._commit_now."""
         self._committing = True
         try:
-            await self._commit(self._state.to_commit(safe_only=True), timeout_s, attempts=1)
-        except ProtomqError as error:
-            # A broker that is down is told by `_outages`; what a broker has against the offsets is told once until it takes some.
-            is_told = error.retriable or error.reason == self._commit_trouble
-            self._commit_trouble = "" if error.retriable else error.reason
-            level = logging.DEBUG if is_told else logging.WARNING
-            logger.log(level, "offsets of %s not committed %s: %s", self.group, when, error)
-        else:
-            self._commit_trouble = ""
+            errors = await self._commit(self._state.to_commit(safe_only=True), timeout_s, 1)
         finally:
             self._committing = False
+        for (topic, broker_name), error in errors.items():
+            # A broker that is down is told by `_outages`; what a broker has against the offsets is told once until it takes some.
+            is_told = error.retriable or error.reason in self._commit_troubles
+            level = logging.DEBUG if is_told and not is_last else logging.WARNING
+            logger.log(
+                level,
+                "offsets of %s in %s/%s not committed %s: %s",
+                self.group, topic, broker_name, when, error,
+            )  # fmt: skip
+        self._commit_troubles = {error.reason for error in errors.values() if not error.retriable}
 
     async def _commit(
         self, offsets: Mapping[MessageQueue, int], timeout_s: float, attempts: int
-    ) -> None:
+    ) -> dict[tuple[str, str], ProtomqError]:
+        """See PullConsumer._commit."""
+        errors: dict[tuple[str, str], ProtomqError] = {}
+        silent: set[str] = set()
         for (topic, broker_name), members in by_broker(offsets).items():
+            if broker_name in silent:
+                continue
             part = {queue: offsets[queue] for queue in members}
             incarnations = {queue: self._state.incarnation(queue) for queue in members}
             request = encode_commit(self.group, part, incarnations)
@@ -580,8 +592,12 @@ class AsyncPullConsumer:
             except ProtomqError as error:
                 if error.retriable:
                     self._outages.failed(f"broker {broker_name}", topic, error)
-                raise
-            self._state.committed(part)
+                if isinstance(error, TransportError):
+                    silent.add(broker_name)
+                errors[topic, broker_name] = error
+            else:
+                self._state.committed(part)
+        return errors
 
     async def _call(
         self,

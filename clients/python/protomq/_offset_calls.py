@@ -8,7 +8,13 @@ from typing import Final, Literal
 
 from ._checks import OFFSET_MAX, check_count, check_message_queue, check_text, check_time
 from ._types import BrokerAddress, MessageQueue, QueueRange, Route
-from .errors import ConfigurationError, NoRouteError, QueueNotFoundError, WrongTypeError
+from .errors import (
+    ConfigurationError,
+    NoRouteError,
+    ProtomqError,
+    QueueNotFoundError,
+    WrongTypeError,
+)
 
 Begin = Literal["earliest", "latest"] | datetime
 _NONE_KNOWN: Final[Mapping[MessageQueue, int]] = {}
@@ -130,6 +136,14 @@ def by_broker(queues: Iterable[MessageQueue]) -> dict[tuple[str, str], list[Mess
     for queue in queues:
         groups.setdefault((queue.topic, queue.broker_name), []).append(queue)
     return groups
+
+
+def combined(errors: Mapping[tuple[str, str], ProtomqError]) -> ProtomqError:
+    """The first of the errors by topic and broker name; its notes tell all."""
+    first = next(iter(errors.values()))
+    for (topic, broker_name), error in errors.items():
+        first.add_note(f"offsets in {topic}/{broker_name} not committed: {type(error).__name__}: {str(error).splitlines()[0]}")
+    return first
 
 
 def encode_commit(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import time
 import weakref
 from typing import Final, Protocol
 
@@ -17,6 +18,9 @@ from ._types import MessageQueue
 from ._warnings import warn
 
 logger = logging.getLogger("protomq")
+
+COMMITS_AT_EXIT_S: Final = 3.0
+"""What all commits may take together when the interpreter ends."""
 
 
 class OpenConsumer(Protocol):
@@ -27,8 +31,8 @@ class OpenConsumer(Protocol):
     def assignment(self) -> tuple[MessageQueue, ...]:
         """The queues being consumed."""
 
-    def finish_at_exit(self) -> int:
-        """Commits what may be committed; of how many queues something is left that comes again."""
+    def finish_at_exit(self, timeout_s: float) -> int:
+        """Commits what may be committed, within the time; of how many queues something is left that comes again."""
 
 
 _open: Final[dict[int, tuple[weakref.ref[OpenConsumer], NameServerList]]] = {}
@@ -64,6 +68,11 @@ def shared_queue(consumer: OpenConsumer) -> MessageQueue | None:
     return None
 
 
+def share_s(ends_s: float, left_count: int) -> float:
+    """What the next of so many may take of the time that is left, in seconds: one that is silent leaves the others theirs."""
+    return max((ends_s - time.monotonic()) / left_count, 0.001)
+
+
 def shared_queue_text(group: str, queue: MessageQueue) -> str:
     """The warning about it."""
     return (
@@ -83,8 +92,18 @@ def uncommitted_text(group: str, queue_count: int, when: str) -> str:
 
 @atexit.register
 def _at_exit() -> None:
-    for reference, _ in list(_open.values()):
-        consumer = reference()
-        count = consumer.finish_at_exit() if consumer is not None else 0
-        if consumer is not None and count:
-            warn(logger, uncommitted_text(consumer.group, count, "the interpreter ended"))
+    """All consumers commit before the first warning: where warnings are errors, it ends this."""
+    ends_s = time.monotonic() + COMMITS_AT_EXIT_S
+    consumers = [consumer for reference, _ in list(_open.values()) if (consumer := reference())]
+    texts: list[str] = []
+    for i, consumer in enumerate(consumers):
+        try:
+            count = consumer.finish_at_exit(share_s(ends_s, len(consumers) - i))
+        except Exception as error:
+            logger.exception("group %s could not commit at exit", consumer.group)
+            texts.append(f"group {consumer.group} could not commit when the interpreter ended: {error!r}")
+            continue
+        if count:
+            texts.append(uncommitted_text(consumer.group, count, "the interpreter ended"))
+    for text in texts:
+        warn(logger, text)

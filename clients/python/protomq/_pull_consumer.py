@@ -10,6 +10,7 @@ Rules:
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -38,6 +39,7 @@ from ._offset_calls import (
     checked_offsets,
     checked_queues,
     checked_tags,
+    combined,
     decode_offsets,
     decode_offsets_incarnation,
     decode_queue_ranges,
@@ -53,7 +55,14 @@ from ._offset_calls import (
     subscribed_queues,
     unknown_topics,
 )
-from ._open_consumers import closed, opened, shared_queue, shared_queue_text, uncommitted_text
+from ._open_consumers import (
+    closed,
+    opened,
+    share_s,
+    shared_queue,
+    shared_queue_text,
+    uncommitted_text,
+)
 from ._outages import Outages
 from ._pull_logic import POLL_MESSAGES, OffsetReset, PullOptions, PullState, Ticket
 from ._pull_multiplexer import PullMultiplexer
@@ -68,6 +77,7 @@ from .errors import (
     ProtomqError,
     QueueNotFoundError,
     TopicNotFoundError,
+    TransportError,
 )
 
 logger = logging.getLogger("protomq")
@@ -162,7 +172,8 @@ class PullConsumer:
         """What brokers say of topics: a name server may not know yet of one that was made a moment ago."""
         self._warned_topics: set[str] = set()
         self._warned_of_member = False
-        self._commit_trouble = ""
+        self._commit_troubles: set[str] = set()
+        """Reasons of brokers that refused the last commit."""
         self._closed = False
         opened(self, self._routes.name_servers)
 
@@ -330,7 +341,7 @@ class PullConsumer:
     def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
         """Stores offsets for the group; without an argument the positions, including what the last `poll` returned.
 
-        Raises what the call to a broker raises, after retries; brokers before it have taken theirs.
+        Raises what the call to a broker raises, after retries, and after every broker was asked; notes of the error tell which failed.
         """
         self._check_group()
         checked = None if offsets is None else checked_offsets(offsets)
@@ -339,7 +350,9 @@ class PullConsumer:
             if checked is None:
                 self._state.user_came_back()
                 checked = self._state.to_commit(safe_only=True)
-            self._commit(checked, self._request_timeout_s, CALL_ATTEMPTS)
+            errors = self._commit(checked, self._request_timeout_s, CALL_ATTEMPTS)
+        if errors:
+            raise combined(errors)
 
     def committed(self, queue: MessageQueue) -> int | None:
         """The offset that the group has committed at the broker; None: none."""
@@ -387,7 +400,10 @@ class PullConsumer:
     # -- end -------------------------------------------------------------------------------------------------------------
 
     def close(self, *, commit: bool = True) -> None:
-        """Commits (if that is on, and unless `commit` is False) and closes all connections. May be called twice."""
+        """Commits (if that is on, and unless `commit` is False) and closes all connections. May be called twice.
+
+        Each broker has the request time-out for it; the log tells which one did not take its offsets.
+        """
         self._closed = True
         closed(self)
         self.wakeup()
@@ -395,7 +411,7 @@ class PullConsumer:
             if commit:
                 self._state.user_came_back()
             if self._auto_commit and self._pulls is not None:
-                self._commit_now("on close", self._request_timeout_s)
+                self._commit_now("on close", self._request_timeout_s, is_last=True)
             self._auto_commit = False
             self._close_pulls()
             self._transport.close()
@@ -407,15 +423,16 @@ class PullConsumer:
         # After an exception the last batch may not have been dealt with: it is not committed, and comes again.
         self.close(commit=exception_type is None)
 
-    def finish_at_exit(self) -> int:
+    def finish_at_exit(self, timeout_s: float) -> int:
         """When the interpreter ends: commits what has been dealt with. The queues of which more was handed out. Called by itself."""
+        ends_s = time.monotonic() + timeout_s
         if self._closed or not self._auto_commit or self._pid != os.getpid():
             return 0
         self._closed = True
         self.wakeup()
         # A thread that is no user of ours any more may have it.
-        if self._lock.acquire(timeout=self._request_timeout_s):
-            self._commit_now("at exit", self._request_timeout_s)
+        if self._lock.acquire(timeout=timeout_s):
+            self._commit_now("at exit", self._request_timeout_s, ends_s=ends_s, is_last=True)
         return self._state.uncommitted_count()
 
     def __del__(self) -> None:
@@ -607,31 +624,55 @@ class PullConsumer:
             raise result
         self._outages.failed(f"broker {queue.broker_name}", queue.topic, result)
 
-    def _commit_now(self, when: str, timeout_s: float) -> None:
-        """Commits what was dealt with; a failure is logged, the next commit makes up for it."""
-        try:
-            self._commit(self._state.to_commit(safe_only=True), timeout_s, attempts=1)
-        except ProtomqError as error:
+    def _commit_now(
+        self, when: str, timeout_s: float, *, ends_s: float = math.inf, is_last: bool = False
+    ) -> None:
+        """Commits what was dealt with; a failure is logged, the next commit makes up for it, unless this is the last one."""
+        errors = self._commit(self._state.to_commit(safe_only=True), timeout_s, 1, ends_s)
+        for (topic, broker_name), error in errors.items():
             # A broker that is down is told by `_outages`; what a broker has against the offsets is told once until it takes some.
-            is_told = error.retriable or error.reason == self._commit_trouble
-            self._commit_trouble = "" if error.retriable else error.reason
-            level = logging.DEBUG if is_told else logging.WARNING
-            logger.log(level, "offsets of %s not committed %s: %s", self.group, when, error)
-        else:
-            self._commit_trouble = ""
+            is_told = error.retriable or error.reason in self._commit_troubles
+            level = logging.DEBUG if is_told and not is_last else logging.WARNING
+            logger.log(
+                level,
+                "offsets of %s in %s/%s not committed %s: %s",
+                self.group, topic, broker_name, when, error,
+            )  # fmt: skip
+        self._commit_troubles = {error.reason for error in errors.values() if not error.retriable}
 
-    def _commit(self, offsets: Mapping[MessageQueue, int], timeout_s: float, attempts: int) -> None:
-        for (topic, broker_name), members in by_broker(offsets).items():
+    def _commit(
+        self,
+        offsets: Mapping[MessageQueue, int],
+        timeout_s: float,
+        attempts: int,
+        ends_s: float = math.inf,
+    ) -> dict[tuple[str, str], ProtomqError]:
+        """Commits at every broker, for each of which `timeout_s` is the limit, and `ends_s` the end for all. What went
+        wrong, by topic and broker name.
+
+        One that does not answer is not asked for its other topics.
+        """
+        errors: dict[tuple[str, str], ProtomqError] = {}
+        silent: set[str] = set()
+        parts = by_broker(offsets)
+        for i, ((topic, broker_name), members) in enumerate(parts.items()):
+            if broker_name in silent:
+                continue
             part = {queue: offsets[queue] for queue in members}
             incarnations = {queue: self._state.incarnation(queue) for queue in members}
             request = encode_commit(self.group, part, incarnations)
+            limit_s = min(timeout_s, share_s(ends_s, len(parts) - i))
             try:
-                self._call(topic, broker_name, _methods.COMMIT_OFFSETS, request, timeout_s, attempts)
+                self._call(topic, broker_name, _methods.COMMIT_OFFSETS, request, limit_s, attempts)
             except ProtomqError as error:
                 if error.retriable:
                     self._outages.failed(f"broker {broker_name}", topic, error)
-                raise
-            self._state.committed(part)
+                if isinstance(error, TransportError):
+                    silent.add(broker_name)
+                errors[topic, broker_name] = error
+            else:
+                self._state.committed(part)
+        return errors
 
     def _call(
         self,
