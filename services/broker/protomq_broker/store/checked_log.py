@@ -9,9 +9,9 @@ Rules:
 - A reader names the parts of the log that it is about to give, and is told of damage in them. What is not known to hold is walked
   first: the piece in which it stands, from the boundary in front of it, not the whole segment (`checked_segment.py`).
 - What is known costs a reader 3 microseconds: no byte of it is read, the kernel is asked whether the part is in the page cache still. What
-  was appended in the last second need not ask: no read can have brought that from the disk yet.
-- If not, or once a second, the kernel is asked for the whole segment, before anything of it is read: a read brings more into the cache
-  than it wants, and what came so would pass for checked.
+  was appended in the last second is not asked for.
+- If it is not, its pieces are doubted, before anything is read, and with them those around that have left too: a read brings more into the
+  cache than it wants, and what came so would pass for checked. What another program has read back is not noticed.
 - What does not hold is looked at twice before anybody is told.
 - Any thread may call. Walks are done one at a time; who asks for what is known waits for none of them, but for the first read of a
   segment that is new.
@@ -39,7 +39,12 @@ PIECE_SIZE_BYTES: Final = 1 << 20
 SAVED_COUNT_MIN: Final = 16
 """Boundaries that are new before a segment's file is written again, and that it must have at all."""
 LOOK_INTERVAL_MS: Final = 1_000
-"""Between two questions to the kernel about one segment. After a pause the first read asks: what left the cache meanwhile is noticed."""
+"""Between two looks whether a segment's file is untouched. What was appended behind the last one is not asked for."""
+GAP_SIZE_MAX_BYTES: Final = 64 << 10
+"""Between two parts of a read that are asked for together: its pages cost as much as another question."""
+READ_AHEAD_BYTES: Final = 4 << 20
+READ_BEHIND_BYTES: Final = 1 << 20
+"""What the kernel may bring into the cache besides what is read; it reads 128 KiB ahead where nobody has set more."""
 CLOCK_SLACK_NS: Final = 2_000_000_000
 """Between the time that an append was stamped with and the time that its file has: a slow write, a clock that is corrected."""
 
@@ -117,16 +122,24 @@ class CheckedLog:
     # Any thread.
 
     def find_damage(self, parts: Iterable[tuple[int, int]]) -> DamagedRange | None:
-        """Damage in parts of the log (position, size), each within a segment and a reader's to be given; None if they hold."""
-        start = end = 0  # what the last part has shown to hold
+        """Damage in what a reader is about to give: parts (position, size) that begin within a segment each; None if they hold."""
+        start = end = 0
         for position, size_bytes in parts:
-            if start <= position and position + size_bytes <= end:
+            if end and self._is_beside(end, position):
+                end = max(end, position + size_bytes)
                 continue
-            found = self._confirm(position, position + size_bytes)
-            if isinstance(found, DamagedRange):
-                return found
-            start, end = found
-        return None
+            if end and (damage := self._confirm(start, end)) is not None:
+                return damage
+            start, end = position, position + size_bytes
+        return self._confirm(start, end) if end else None
+
+    def _is_beside(self, end: int, position: int) -> bool:
+        """Whether what begins at `position` is better looked at together with what ends at `end`."""
+        segment_size_bytes = self._folder.segment_size_bytes
+        return (
+            0 <= position - end <= GAP_SIZE_MAX_BYTES
+            and position // segment_size_bytes == (end - 1) // segment_size_bytes
+        )
 
     def damage_from(self, position: int, reason: str) -> DamagedRange:
         """The range that does not hold, from `position` on. Raises CorruptLogError if that is behind the end of the log."""
@@ -135,58 +148,66 @@ class CheckedLog:
             raise CorruptLogError(
                 self._folder.path_at(position), position, f"the log ends at {tail.position}"
             )
+        self._doubt_all(position, position)
         found = find_resync(self._disk, self._folder, position)
+        self._doubt_all(position, tail.position if found is None else found.position)
         if found is None or found.position > tail.position:
             found = Resync(tail.position, tail.crc32c)
         return DamagedRange(position, found.position, found.crc32c, reason)
 
     # Parts.
 
-    def _confirm(self, start: int, end: int) -> tuple[int, int] | DamagedRange:
-        """A range of the log around [start, end) that holds, or damage in it."""
+    def _confirm(self, start: int, end: int) -> DamagedRange | None:
+        """Damage in [start, end), a part of one segment; None if it holds."""
         file = self._folder.at(start)
         if file is None:
-            return start, end  # deleted, or missing: there is nothing to be given
+            return None  # deleted, or missing: there is nothing to be given
+        end = min(end, file.end_position, max(start + 1, self._tail().position))
         checked = self._segments.get(file.base_position)
         if checked is None:
             with self._lock:
                 self._take_notes()
                 checked = self._segment_of(file.base_position)
-        elif self._appended and self._lock.acquire(
-            blocking=False
-        ):  # else somebody walks: later will do
+        # While somebody walks, the notes wait: later will do.
+        elif self._appended and self._lock.acquire(blocking=False):
             try:
                 self._take_notes()
             finally:
                 self._lock.release()
         now_ms = self._monotonic_ms()
-        around = checked.pieces.around(start, end)
-        if now_ms - checked.looked_ms >= LOOK_INTERVAL_MS or (
-            around[0] < checked.looked_position
-            and not file.is_cached(around[0] - file.base_position, around[1] - around[0])
-        ):
-            self._look(checked, file, now_ms)
-        pieces = checked.pieces
-        if pieces.first_unknown(start, end) is None:
-            return pieces.around(start, end)
+        if now_ms - checked.looked_ms >= LOOK_INTERVAL_MS:
+            checked.looked_ms, checked.looked_position = now_ms, self._tail().position
+            if not self._is_untouched(checked, file):
+                checked.doubt(checked.base_position, checked.end_position)
+        if start < checked.looked_position and not self._is_cached(file, start, end):
+            doubt_count = checked.doubt_count
+            self._doubt_lost(checked, file, start, end)
+            if checked.doubt_count == doubt_count:  # it has come back meanwhile
+                checked.doubt(start, end)
+            self._doubt_lost(checked, file, start - READ_BEHIND_BYTES, start)
+            self._doubt_lost(checked, file, end, end + READ_AHEAD_BYTES)
+        if checked.pieces.first_unknown(start, end) is None:
+            return None
         with self._lock:
-            damage = self._walk(checked, start, end)
-        return (start, end) if damage is None else damage
+            return self._walk(checked, start, end)
 
-    def _look(self, checked: CheckedSegment, file: SegmentFile, now_ms: int) -> None:
-        """Asks the kernel what of a segment can be what it was when it was found to hold."""
-        tail_position = self._tail().position
-        checked.looked_ms, checked.looked_position = now_ms, tail_position
-        lost = None
-        if self._is_untouched(checked, file):
-            lost = checked.pieces.lost(
-                checked.base_position,
-                min(tail_position, checked.end_position),
-                lambda start, end: file.is_cached(start - file.base_position, end - start),
-            )
-        if lost != []:
-            with self._lock:
-                checked.distrust(lost)
+    @staticmethod
+    def _is_cached(file: SegmentFile, start: int, end: int) -> bool:
+        return file.is_cached(start - file.base_position, end - start)
+
+    def _doubt_lost(self, checked: CheckedSegment, file: SegmentFile, start: int, end: int) -> None:
+        """Doubts the pieces with a part in [start, end) of which something has left the page cache."""
+        start = max(start, checked.base_position)
+        end = min(end, checked.end_position, self._tail().position)
+        for first, behind in checked.pieces.good_parts(start, end):
+            if not self._is_cached(file, first, behind):
+                checked.doubt(first, behind)
+
+    def _doubt_all(self, start: int, end: int) -> None:
+        """Doubts [start, end] and the rest of its last segment: somebody reads there who does not check."""
+        for checked in list(self._segments.values()):
+            if start < checked.end_position and checked.base_position <= end:
+                checked.doubt(max(start, checked.base_position), checked.end_position)
 
     def _is_untouched(self, checked: CheckedSegment, file: SegmentFile) -> bool:
         """Whether nobody but this process has written to the file."""
@@ -246,7 +267,7 @@ class CheckedLog:
         if problem:
             return self.damage_from(walker.position, problem)
         if walker.position == piece_end.position and piece_end.crc32c not in (None, walker.crc32c):
-            checked.distrust()
+            checked.doubt(checked.base_position, checked.end_position)
             assert piece_end.crc32c is not None
             reason = "these appends are not those that stood here"
             return DamagedRange(at.position, piece_end.position, piece_end.crc32c, reason)
@@ -266,8 +287,10 @@ class CheckedLog:
                 skips=skips_of(self._quarantine.ranges),
                 end_position=end_position,
             )
+            doubt_count = checked.doubt_count
             for block in walker:
-                checked.note(stretch_of(block), PIECE_SIZE_BYTES)
+                checked.note(stretch_of(block), PIECE_SIZE_BYTES, doubt_count)
+                doubt_count = checked.doubt_count
                 if walker.position >= wanted_end:
                     break
             tries -= 1
@@ -316,4 +339,7 @@ class CheckedLog:
             return 0
         if base == self._folder.first_position:
             return self._log_start().crc32c
-        return chain_at_end(self._folder.at(base - 1))
+        before, file = self._segments.get(base - self._folder.segment_size_bytes), self._folder.at(base - 1)
+        if before is not None and file is not None:
+            self._doubt_lost(before, file, base - READ_BEHIND_BYTES, base)
+        return chain_at_end(file)

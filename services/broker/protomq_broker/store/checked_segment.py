@@ -9,8 +9,9 @@ stands in front of it.
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .seals import WalkedBlock
@@ -55,25 +56,15 @@ class Pieces(NamedTuple):
         piece_end = self.end_of(self.at(end - 1))
         return self.positions[self.at(start)], end if piece_end is None else piece_end
 
-    def lost(self, start: int, end: int, is_cached: Callable[[int, int], bool]) -> list[int]:
-        """Where the pieces begin that are known to hold and of whose part in [start, end) `is_cached(from, to)` says no.
-
-        Halves what is not cached until it is one piece: few questions where much is cached, or little is known.
-        """
-        lost: list[int] = []
-        stack = [(self.at(start), bisect_left(self.positions, end))]
-        while stack:
-            low, high = stack.pop()
-            first = max(start, self.positions[low])
-            behind = min(end, self.positions[high]) if high < len(self.positions) else end
-            if first >= behind or True not in self.good[low:high] or is_cached(first, behind):
-                continue
-            if high - low == 1:
-                lost.append(self.positions[low])
-            else:
-                middle = (low + high) // 2
-                stack += [(middle, high), (low, middle)]
-        return lost
+    def good_parts(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Of each piece that is known to hold, its part in [start, end)."""
+        parts: list[tuple[int, int]] = []
+        for index in range(self.at(start), bisect_left(self.positions, end)):
+            piece_end = self.end_of(index)
+            if self.good[index]:
+                stop = end if piece_end is None else min(end, piece_end)
+                parts.append((max(start, self.positions[index]), stop))
+        return parts
 
     def first_unknown(self, start: int, end: int) -> int | None:
         """Index of the first piece with a part of [start, end) that is not known to hold; None if all are."""
@@ -86,21 +77,23 @@ class Pieces(NamedTuple):
 
 
 class CheckedSegment:
-    """See the module's docstring. One thread at a time changes it.
+    """See the module's docstring. Any thread.
 
     Attributes:
+        doubt_count: how often something was doubted: who has walked bytes in front of a doubt has not shown that they hold behind it.
         base_position, end_position: of the segment.
         pieces: what is known.
         written_ns: when the file had last been written to, as of the last look.
         is_growing: this process may have appended to it since.
-        looked_ms: when the kernel was asked about all of it last, by the monotonic clock.
-        looked_position: where the log ended then.
+        looked_ms: when somebody looked whether the file is untouched, by the monotonic clock; looked_position: where the log ended then.
         is_hinted: some of the boundaries were read from a file.
         saved_count: how many boundaries the file has.
     """
 
     __slots__ = (
+        "_lock",
         "base_position",
+        "doubt_count",
         "end_position",
         "is_growing",
         "is_hinted",
@@ -120,6 +113,8 @@ class CheckedSegment:
         self.is_hinted = False
         self.looked_ms = -(1 << 62)
         self.looked_position = 0
+        self.doubt_count = 0
+        self._lock = threading.Lock()  # never held while anything is read
         self.saved_count = 0
 
     def take_hints(self, boundaries: Sequence[tuple[int, int]]) -> None:
@@ -131,8 +126,9 @@ class CheckedSegment:
 
     def forget_hints(self) -> None:
         """One of them may be wrong: all boundaries go."""
-        self.pieces = Pieces([self.base_position], [None], [False])
-        self.is_hinted = False
+        with self._lock:
+            self.pieces = Pieces([self.base_position], [None], [False])
+            self.is_hinted = False
 
     def boundaries(self, end_position: int) -> list[tuple[int, int]]:
         """Those below a position, where the CRC is known."""
@@ -145,6 +141,10 @@ class CheckedSegment:
 
     def add(self, position: int, crc32c: int | None) -> None:
         """Makes a boundary, if it is none. Both parts of a piece that is split are as good as it was."""
+        with self._lock:
+            self._add(position, crc32c)
+
+    def _add(self, position: int, crc32c: int | None) -> None:
         positions, crcs, good = self.pieces
         index = bisect_left(positions, position)
         if index < len(positions) and positions[index] == position:
@@ -157,14 +157,24 @@ class CheckedSegment:
         good.insert(index, good[index - 1])
         self.pieces = Pieces(positions, crcs, good)
 
-    def note(self, walked: Stretch, piece_size_bytes: int) -> None:
-        """Appends were walked, and hold. Neighbours that hold become one piece, of this size at most: a walk may come in small steps."""
-        self.add(walked.start_position, walked.previous_crc32c)
-        if walked.end_position < self.end_position:
-            self.add(walked.end_position, walked.crc32c)
-        self.trust(walked.start_position, walked.end_position)
+    def note(
+        self, walked: Stretch, piece_size_bytes: int, doubt_count: int | None = None
+    ) -> None:
+        """Appends were walked, and hold. Neighbours that hold become one piece, of this size at most: a walk may come in small steps.
+
+        `doubt_count`: what it was before they were read; if there was a doubt since, only the boundaries are noted.
+        """
+        with self._lock:
+            self._add(walked.start_position, walked.previous_crc32c)
+            if walked.end_position < self.end_position:
+                self._add(walked.end_position, walked.crc32c)
+            if doubt_count in (None, self.doubt_count):
+                self._trust(walked.start_position, walked.end_position)
+                self._join(walked.start_position, piece_size_bytes)
+
+    def _join(self, position: int, piece_size_bytes: int) -> None:
         positions, crcs, good = self.pieces
-        index = bisect_left(positions, walked.start_position)
+        index = bisect_left(positions, position)
         end = self.pieces.end_of(index)
         if (
             index
@@ -180,16 +190,22 @@ class CheckedSegment:
 
     def trust(self, start: int, end: int) -> None:
         """The pieces within [start, end), two boundaries or the segment's end, hold."""
+        with self._lock:
+            self._trust(start, end)
+
+    def _trust(self, start: int, end: int) -> None:
         positions, crcs, good = self.pieces
         first, last = bisect_left(positions, start), bisect_left(positions, end)
         good = good.copy()
         good[first:last] = [True] * (last - first)
         self.pieces = Pieces(positions, crcs, good)
 
-    def distrust(self, lost: Sequence[int] | None = None) -> None:
-        """The pieces that begin at `lost`, or all, are not known to hold any more; the boundaries stay."""
-        positions, crcs, good = self.pieces
-        good = [False] * len(positions) if lost is None else good.copy()
-        for position in lost or ():
-            good[self.pieces.at(position)] = False
-        self.pieces = Pieces(positions, crcs, good)
+    def doubt(self, start: int, end: int) -> None:
+        """No piece with a part of [start, end) is known to hold any more; the boundaries stay."""
+        with self._lock:
+            positions, crcs, good = self.pieces
+            first, last = self.pieces.at(start), bisect_left(positions, end)
+            good = good.copy()
+            good[first:last] = [False] * (last - first)
+            self.pieces = Pieces(positions, crcs, good)
+            self.doubt_count += 1

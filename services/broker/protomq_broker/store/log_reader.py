@@ -263,7 +263,7 @@ class LogReader:
 
     def record_at(self, position: int) -> bytes | None:
         """The record (without tag and length) at a position, None if it is gone or damaged."""
-        segment = self._sound_segment_at(position)
+        segment = self._sound_segment_at(position, _FIRST_READ_SIZE_BYTES)
         if segment is None:
             return None
         offset = position - segment.base_position
@@ -272,14 +272,15 @@ class LogReader:
         if size < 0:
             return None
         if head + size > len(data):
+            if self._sound_segment_at(position, head + size) is None:
+                return None
             data = segment.read(offset, head + size)
         return data[head : head + size] if head + size <= len(data) else None
 
-    def _sound_segment_at(self, position: int) -> SegmentFile | None:
-        """The segment of a record that is there and holds; None if it is gone or damaged."""
+    def _sound_segment_at(self, position: int, size_bytes: int) -> SegmentFile | None:
+        """The segment of a record that is there and holds, if so much of it is read; None if it is gone or damaged."""
         while self.damage_at(position) is None:
-            # An append holds as a whole: so does the record that begins at its place, and ends in it.
-            damage = self._checked.find_damage(((position, 1),))
+            damage = self._checked.find_damage(((position, size_bytes),))
             if damage is None:
                 return self._folder.at(position)
             self._quarantine.set_aside(damage)
@@ -293,7 +294,7 @@ class LogReader:
         return None
 
     def _store_time_at(self, position: int) -> StoreTime:
-        segment = self._sound_segment_at(position)
+        segment = self._sound_segment_at(position, _HEAD_SIZE_BYTES)
         if segment is None:
             damage = self.damage_at(position)
             return StoreTime(None, damage.end_position) if damage is not None else StoreTime(0)
@@ -308,7 +309,7 @@ class LogReader:
 
     def _store_time(self, position: int, size: int) -> int:
         """Store time of the record field at `position`; 0 if it is gone or damaged."""
-        segment = self._sound_segment_at(position)
+        segment = self._sound_segment_at(position, size)
         if segment is None or not size:
             return 0
         return int.from_bytes(

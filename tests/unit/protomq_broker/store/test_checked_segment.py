@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,17 +17,12 @@ def stretch(start: int, end: int) -> Stretch:
     return Stretch(start, start, end, end)  # The CRC at a position is the position here.
 
 
-def cached_but_for(gone: range) -> Callable[[int, int], bool]:
-    return lambda start, end: end <= gone.start or gone.stop <= start
-
-
 @given(
     st.lists(
         st.one_of(
             st.tuples(st.just("walk"), st.integers(0, SIZE - 1), st.integers(1, 24)),
             st.tuples(st.just("boundary"), st.integers(1, SIZE - 1), st.just(0)),
-            st.tuples(st.just("distrust"), st.just(0), st.just(0)),
-            st.tuples(st.just("evict"), st.integers(0, SIZE - 1), st.integers(1, 24)),
+            st.tuples(st.just("doubt"), st.integers(0, SIZE - 1), st.integers(1, 24)),
         ),
         max_size=40,
     )
@@ -45,17 +39,18 @@ def test_what_holds_is_what_was_walked_since_the_last_doubt(
             holds.update(range(at, end))
         elif what == "boundary":
             segment.add(BASE + at, BASE + at)
-        elif what == "evict":
+        else:
             gone = range(BASE + at, min(BASE + at + size, BASE + SIZE))
             ends = [*segment.pieces.positions[1:], BASE + SIZE]
             for first, end in zip(segment.pieces.positions, ends, strict=True):
                 if any(first <= position < end for position in gone):
                     holds.difference_update(range(first - BASE, end - BASE))
-            segment.distrust(segment.pieces.lost(BASE, BASE + SIZE, cached_but_for(gone)))
-        else:
-            segment.distrust()
-            holds.clear()
+            segment.doubt(gone.start, gone.stop)
         pieces = segment.pieces
+        parts = pieces.good_parts(BASE + 5, BASE + SIZE - 5)
+        assert {p for start, end in parts for p in range(start - BASE, end - BASE)} == {
+            p for p in holds if 5 <= p < SIZE - 5
+        }
         assert pieces.positions[0] == BASE
         assert pieces.positions == sorted(set(pieces.positions))
         assert all(crc in (None, at) for at, crc in zip(pieces.positions, pieces.crcs, strict=True))
@@ -73,22 +68,12 @@ def test_a_walk_in_small_steps_leaves_no_more_boundaries_than_one_in_large_steps
     assert all(b - a <= PIECE for a, b in itertools.pairwise(positions))
 
 
-def test_few_questions_find_the_pieces_that_have_left_the_cache() -> None:
-    segment = CheckedSegment(0, 1 << 20, 0)
-    for at in range(0, 1 << 20, 1 << 10):
-        segment.note(stretch(at, at + (1 << 10)), 1 << 10)
-    asked: list[tuple[int, int]] = []
-
-    def is_cached(first: int, end: int) -> bool:
-        asked.append((first, end))
-        return not (first < 5_000 < end or first < 900_000 < end)
-
-    assert segment.pieces.lost(0, 1 << 20, is_cached) == [4_096, 899_072]
-    assert len(asked) < 50
-    asked.clear()
-    assert segment.pieces.lost(4_500, 4_900, is_cached) == []
-    assert asked == [(4_500, 4_900)], "no more than the part that is read"
-    segment.distrust([4_096, 899_072])
-    assert [
-        p for p in (0, 4_096, 5_120, 899_072) if segment.pieces.first_unknown(p, p + 1) is None
-    ] == [0, 5_120]
+def test_who_has_walked_in_front_of_a_doubt_has_shown_nothing_behind_it() -> None:
+    segment = CheckedSegment(0, 1_024, 0)
+    before = segment.doubt_count
+    segment.doubt(0, 1_024)
+    segment.note(stretch(0, 512), 512, before)
+    assert segment.pieces.first_unknown(0, 1) == 0
+    assert segment.pieces.positions == [0, 512], "the boundary is noted all the same"
+    segment.note(stretch(0, 512), 512, segment.doubt_count)
+    assert segment.pieces.first_unknown(0, 512) is None
