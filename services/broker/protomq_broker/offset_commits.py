@@ -76,11 +76,13 @@ class OffsetCommits:
         self._config = config
         self._writer = writer
         self._waiting = waiting
-        self._arriving = threading.Lock()  # of the next five; never held over an append
+        self._arriving = threading.Lock()  # of the next six; never held over an append
         self._arrived: deque[_Commit] = deque()
         self._arrived_size_bytes = 0
         self._is_posted = False
         self._passing: dict[OffsetKey, QueueOffset] = {}  # what pulls committed, newest only
+        self._taken: dict[OffsetKey, QueueOffset] = {}
+        """Of it, what this turn of the send lane appends: what comes meanwhile is newer, and goes behind commits that come before it."""
         self._dropped_count = 0  # since the last warning
         self._retry: Timer | None = None
 
@@ -95,6 +97,7 @@ class OffsetCommits:
                 for offset in request.offsets:  # what pulls committed there was earlier
                     key = OffsetKey(request.consumer_group, offset.topic, offset.queue_id)
                     self._passing.pop(key, None)
+                    self._taken.pop(key, None)
         if has_room:
             self._post()
         else:
@@ -104,7 +107,8 @@ class OffsetCommits:
         """Appends one offset; nobody waits for it."""
         key = OffsetKey(group, offset.topic, offset.queue_id)
         with self._arriving:
-            if len(self._passing) < PASSING_MAX or key in self._passing:
+            count = len(self._passing) + len(self._taken)
+            if count < PASSING_MAX or key in self._passing:
                 self._passing[key] = offset
             else:
                 self._dropped_count += 1
@@ -123,10 +127,15 @@ class OffsetCommits:
             self._is_posted = False  # what arrives from here on posts again
             waiting, self._arrived = self._arrived, deque()
             self._arrived_size_bytes = 0
+            if self._retry is None:
+                self._taken, self._passing = self._passing, {}
         while waiting:
             self._append_waiting(waiting)
-        while self._passing and self._retry is None and self._append_passing():
+        while self._taken and self._append_passing():
             pass
+        with self._arriving:
+            self._passing = self._taken | self._passing  # what failed, unless a newer one has come
+            self._taken = {}
 
     def close(self) -> None:
         """No lane runs any more: appends what is left."""
@@ -186,22 +195,23 @@ class OffsetCommits:
         """Appends what pulls committed, as much as fits into one record; whether it is in the log. What is not is tried again."""
         record = _Record(self._store)
         with self._arriving:
-            passing = list(islice(self._passing.items(), PASSING_SLICE))
-        taken: list[tuple[OffsetKey, QueueOffset]] = []
+            passing = list(islice(self._taken.items(), PASSING_SLICE))
+        done: list[OffsetKey] = []
         for key, offset in passing:
             request = CommitOffsetsRequest(consumer_group=key.group, offsets=[offset])
             try:
                 record.add(_Commit(request, None))
             except Exception as error:  # its topic has gone since, say
                 log.info("the offset that %s committed by a pull is not taken: %s", key, error)
-            taken.append((key, offset))
+            done.append(key)
             if record.size_bytes >= RECORD_SIZE_BYTES:
                 break
         try:
             record.append(self._writer)
         except Exception as error:
             with self._arriving:
-                kept_count, dropped_count = len(self._passing), self._dropped_count
+                kept_count = len(self._taken.keys() | self._passing.keys())
+                dropped_count = self._dropped_count
                 self._dropped_count = 0
             log.warning(
                 "offsets that pulls committed are not in the log yet, %d of them, and %d were dropped since the last attempt: %s",
@@ -210,9 +220,8 @@ class OffsetCommits:
             self._retry_later()
             return False
         with self._arriving:
-            for key, offset in taken:
-                if self._passing.get(key) is offset:  # else a later one has come meanwhile
-                    del self._passing[key]
+            for key in done:
+                self._taken.pop(key, None)  # else a commit has come meanwhile
         return True
 
     def _retry_later(self) -> None:

@@ -115,6 +115,57 @@ def test_what_pulls_commit_while_the_log_takes_nothing_is_said_once_and_appended
     assert committed(store, "group", "topic", 0) == 4
 
 
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(
+    ("before", "during", "expected"),
+    [
+        ([], ["commit 20", "pull 25"], 25),
+        ([], ["pull 20", "commit 25"], 25),
+        (["pull 15"], ["commit 20"], 20),
+        (["pull 15"], ["pull 20"], 20),
+        (["pull 15"], ["commit 20", "pull 25"], 25),
+        (["commit 15", "pull 20"], [], 20),
+    ],
+)
+def test_of_offsets_that_come_during_an_append_the_last_one_stays(
+    before: list[str], during: list[str], expected: int, fails: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`fails`: that append, and those of its turn."""
+    commits, lane, store, incarnation = make_commits()
+    append = store.append_state
+
+    def commit(how: str, queue_id: int = 0) -> None:
+        kind, number = how.split()
+        offset = QueueOffset(topic="topic", queue_id=queue_id, topic_incarnation=incarnation)
+        offset.queue_offset = int(number)
+        if kind == "pull":
+            commits.commit_in_passing("group", offset)
+        else:
+            request = CommitOffsetsRequest(consumer_group="group", offsets=[offset])
+            commits.commit(request, cast("Any", StubCall(lane)))
+
+    coming = list(during)
+
+    def append_and_be_late(*arguments: Any) -> int:
+        while coming:
+            commit(coming.pop(0))
+        if fails and is_first_turn:
+            raise DiskFullError("the disk is full")
+        return append(*arguments)
+
+    monkeypatch.setattr(store, "append_state", append_and_be_late)
+    commit("commit 1", queue_id=1)
+    for how in before:
+        commit(how)
+    is_first_turn = True
+    lane.posted.pop(0)()
+    is_first_turn = False
+    lane.run(lane.posted)
+    lane.run(lane.due)
+    lane.run(lane.posted)
+    assert committed(store, "group", "topic", 0) == expected
+
+
 def test_what_pulls_commit_beyond_the_limit_is_counted_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
