@@ -180,7 +180,7 @@ async def starting(
         await caller.close()
     name_server.answer.set()
     await asyncio.wait([start])
-    if start.exception() is None:
+    if not start.cancelled() and start.exception() is None:
         await process.stop(1)
 
 
@@ -270,6 +270,32 @@ async def test_changes_wait_for_the_name_servers_and_are_made_then(
     assert names == {CREATE_TOPIC: {"old", "new"}, DELETE_TOPIC: set[str]()}.get(method, {"old"})
     assert (store.appended_position > appended) == (method in (COMMIT, DELETE_GROUP))
     assert store.offsets.has_group("new") == (method == COMMIT)
+
+
+async def test_a_start_that_is_given_up_leaves_nothing_running(
+    starting: tuple[BrokerProcess, asyncio.Task[None], Caller, Caller], name_server: SlowNameServer
+) -> None:
+    process, start, _, sender = starting
+    sent = asyncio.create_task(sender.call(SEND, MESSAGE, PATIENCE_S))
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    name_server.answer.set()
+    with pytest.raises(CallFailed, match="SHUTTING_DOWN"):
+        await sent
+    process.server.start_late_lanes()  # as the registration does when it ends late
+    assert not any(lane.is_alive() for pool in process.server.pools.values() for lane in pool.lanes)
+
+
+async def test_a_registration_that_comes_behind_the_stop_asks_no_name_server(
+    tmp_path: Path, name_server: SlowNameServer
+) -> None:
+    name_server.answer.set()
+    process = BrokerProcess(config_in(tmp_path), name_servers=[name_server.as_name_server()])
+    await process.server.start()
+    await process.stop(1)
+    process.broker.register()
+    assert not name_server.asked.is_set()
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -116,7 +117,9 @@ class Broker:
         )
         self._server: Server | None = None
         self._start_time_ms = clock.now_ms()
+        self._registering = threading.Lock()  # of the next two: a start that is given up may go on for a while
         self._registration: BrokerRegistration | None = None
+        self._is_unregistered = False
         self._is_starting = True
         self._announced_topics: tuple[TopicsSnapshot, BrokerTopics] | None = None
 
@@ -175,15 +178,19 @@ class Broker:
         assert server is not None, "start comes first"
         deadline = time.monotonic() + REGISTER_TIMEOUT_S
         registration = self._make_registration(server)
-        self._registration = registration
-        self.store.topics.on_change = registration.notify_changed
-        registration.start()
+        with self._registering:
+            if self._is_unregistered:
+                return
+            self._registration = registration
+            self.store.topics.on_change = registration.notify_changed
+            registration.start()
         registration.wait_tried(deadline - time.monotonic())
         self._is_starting = False
         for refusal in registration.refusals():
             self._permit.refuse(refusal)
             raise refusal
-        self._permit.give()
+        if not self._permit.give():
+            return  # the start was given up
         server.start_late_lanes()
         # Who waits for the ready line wants to find the broker; its name servers may be starting beside it.
         registration.wait_registered(max(deadline - time.monotonic(), 0.0))
@@ -218,9 +225,11 @@ class Broker:
     def unregister(self) -> None:
         """Tells the name servers that no new work shall come. The first step of a stop: what waits for the permit is refused."""
         self._permit.refuse(SHUTTING_DOWN)
-        if self._registration is not None:
-            self._registration.stop()
-            self._registration = None
+        with self._registering:
+            self._is_unregistered = True
+            registration, self._registration = self._registration, None
+        if registration is not None:
+            registration.stop()
 
     def close(self) -> None:
         """Writes the last offsets and closes the store. The last step of a stop, when no lane runs any more."""
@@ -271,8 +280,9 @@ class Broker:
         """Waits until the name servers know the topics: who has created one can ask for its route. Not where there are so many
         that registering them takes longer than a caller wants to wait.
         """
-        if self._registration is not None and len(self.store.topics.all()) <= ANNOUNCED_COUNT_MAX:
-            self._registration.wait_announced(ANNOUNCE_TIMEOUT_S)
+        registration = self._registration
+        if registration is not None and len(self.store.topics.all()) <= ANNOUNCED_COUNT_MAX:
+            registration.wait_announced(ANNOUNCE_TIMEOUT_S)
 
     def _topics(self) -> BrokerTopics:
         """Built anew only when the topics have changed. Called by the threads of the registration."""

@@ -120,6 +120,7 @@ class BrokerRegistration:
         """
         self._on_name_refusal = on_name_refusal
         self._told_refusal: ServiceError | None = None
+        self._is_stopped = False
         config = _SessionConfig(
             broker=broker,
             topics=topics,
@@ -153,16 +154,19 @@ class BrokerRegistration:
         return sum(session.known_version is not None for session in self._sessions)
 
     def wait_registered(self, timeout_s: float) -> bool:
-        """Whether all name servers know this broker within `timeout_s`."""
+        """Waits until all name servers know this broker, or `stop` is called; whether they do within `timeout_s`."""
         with self._announced:
-            return self._announced.wait_for(
-                lambda: self.registered_count() == len(self._sessions), timeout_s
+            self._announced.wait_for(
+                lambda: self._is_stopped or self.registered_count() == len(self._sessions), timeout_s
             )
+            return self.registered_count() == len(self._sessions)
 
     def wait_tried(self, timeout_s: float) -> None:
-        """Waits until each name server has been asked once, answered or not; at most so long."""
+        """Waits until each name server has been asked once, answered or not, or `stop` is called; at most so long."""
         with self._announced:
-            self._announced.wait_for(lambda: all(each.has_tried for each in self._sessions), timeout_s)
+            self._announced.wait_for(
+                lambda: self._is_stopped or all(each.has_tried for each in self._sessions), timeout_s
+            )
 
     def refusals(self) -> list[ServiceError]:
         """What the name servers say that refuse the broker its name."""
@@ -190,6 +194,9 @@ class BrokerRegistration:
 
     def stop(self, timeout_s: float = 1.0) -> None:
         """Unregister where there is a connection, and end the threads; at most so long, however many name servers are silent."""
+        with self._announced:
+            self._is_stopped = True
+            self._announced.notify_all()
         for session in self._sessions:
             session.request_stop()
         deadline = time.monotonic() + timeout_s

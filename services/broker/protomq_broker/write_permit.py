@@ -36,9 +36,10 @@ class WritePermit:
         """Why nothing is changed any more; None: not decided yet, or given."""
         return self._refusal
 
-    def give(self) -> None:
-        """Changes are made from now on, unless that was refused before."""
+    def give(self) -> bool:
+        """Changes are made from now on, unless that was refused before; whether they are."""
         self._decide(None)
+        return self._refusal is None
 
     def refuse(self, refusal: ServiceError) -> None:
         """No change is ever made, unless the permit was given before."""

@@ -69,6 +69,9 @@ class Server:
         `late_lanes` begin with `start_late_lanes`, not with `start`.
         """
         self._late_lanes = frozenset(late_lanes)
+        self._beginning = threading.Lock()
+        """Of late lanes: they begin once, in time or with the stop. Of the next one, too."""
+        self._is_stopping = False
         self.table = table
         self.name = name
         self.version = version
@@ -126,9 +129,11 @@ class Server:
             self._remoting.start()
 
     def start_late_lanes(self) -> None:
-        """What has come for them is done now. Once, behind `start`."""
-        for name in self._late_lanes:
-            _start_all(self.pools[name].lanes)
+        """What has come for them is done now, unless the server stops meanwhile. Behind `start`; any thread."""
+        with self._beginning:
+            if not self._is_stopping:
+                for name in self._late_lanes:
+                    _start_all(self.pools[name].lanes)
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """Refuses, lets the services answer what they hold, and closes. Takes the grace only if calls stay unanswered."""
@@ -142,9 +147,11 @@ class Server:
         all_lanes = [lane for pool in self.pools.values() for lane in pool.lanes]
         for lane in all_lanes:
             lane.refuse(SHUTTING_DOWN)
-        if any(lane.is_alive() for lane in all_lanes):
-            # What waits for a lane that has never run is to be told, too.
-            _start_all(lane for lane in all_lanes if lane.ident is None)
+        with self._beginning:
+            self._is_stopping = True
+            if any(lane.is_alive() for lane in all_lanes):
+                # What waits for a lane that has never run is to be told, too.
+                _start_all(all_lanes)
         lanes = [lane for lane in all_lanes if lane.is_alive()]
         while self._started:
             implementation = self._started.pop()
@@ -211,8 +218,10 @@ def default_lane_config(lane: str) -> LaneConfig:
 
 
 def _start_all(lanes: Iterable[Lane]) -> None:
+    """Those that have never run."""
     for lane in lanes:
-        lane.start()
+        if lane.ident is None:
+            lane.start()
 
 
 async def _pass_through(lanes: Sequence[Lane], timeout_s: float) -> None:
