@@ -89,7 +89,10 @@ def _more_key_rows(more_keys: Sequence[MoreKey]) -> list[NDArray[Any]]:
 
 
 def _message_id_rows_of_scan(records: ScannedRecords, first: int) -> NDArray[Any]:
-    """As in `rows_of_noted` for records of which nobody knows any more which request they came in: runs take the place of requests."""
+    """As in `rows_of_noted` for records of which nobody knows any more which request they came in: runs take the place of requests.
+
+    A run ends with its append at the latest: damage takes whole appends, and the row of one must not stand in another.
+    """
     producer_ids, epochs = (
         records.producer_ids[first:],
         records.producer_epochs[first:].astype(np.uint64),
@@ -97,6 +100,8 @@ def _message_id_rows_of_scan(records: ScannedRecords, first: int) -> NDArray[Any
     sequences, positions = records.sequences[first:], records.positions[first:]
     goes_on = run_continues(records)[first:]
     goes_on[0] = False
+    sizes = records.sizes[first:]
+    goes_on[1:] &= positions[1:] == positions[:-1] + sizes[:-1]  # else a seal stands in between
     followed = np.append(goes_on[1:], False)
     alone = ~goes_on & ~followed
     anchors = (~goes_on | (sequences % np.uint64(SEQUENCES_PER_BLOCK) == 0)) & (producer_ids != 0)

@@ -145,6 +145,31 @@ def test_an_id_in_a_request_of_many_that_is_lost(ahead: int) -> None:
         assert len(list(store.find_by_message_id("even", (7, 0, 8 + ahead)))) == 1
 
 
+@pytest.mark.parametrize("counts", [(20, 4, 4, 4, 4), (1, 1, 1, 1)])
+def test_an_id_is_found_behind_a_lost_request_though_the_index_was_made_from_the_log(
+    counts: tuple[int, ...],
+) -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    for number, count in enumerate(counts):
+        first = sum(counts[:number])
+        store.append(
+            [make_request([b"x"] * count, topic="even", producer_id=PRODUCER_ID, sequence=first)]
+        )
+    store.close()
+    lose_derived(disk, "index")
+    open_store(disk).close()
+    store = open_store(disk)
+    (region,) = store.read("even", 0, 0, 1, 1).regions
+    damage(store, disk, region.file.base_position + region.offset)
+    identities = [(PRODUCER_ID, 0, sequence) for sequence in range(sum(counts))]
+    for identity in identities[: counts[0]]:
+        with pytest.raises(CorruptLogError):
+            list(store.find_by_message_id("even", identity))
+    for identity in identities[counts[0] :]:
+        assert len(list(store.find_by_message_id("even", identity))) == 1
+
+
 @pytest.mark.parametrize(
     "lost_too",
     [(), ("index",), ("index", "consumequeue"), ("index", "consumequeue", "repeatedsends")],
