@@ -23,16 +23,21 @@ from protomq.testing import Broker
 from protomq.v1.admin_service_pb2 import CreateTopicRequest, GetBrokerStatusResponse
 from protomq.v1.pull_service_pb2 import PullRequest
 from protomq.v1.topic_pb2 import Topic
-from protomq_runtime.connection_limits import ConnectionLimits
+from protomq_runtime.connection_limits import HELLO_TIMEOUT_S, ConnectionLimits
 from tests.integration.test_sdk_consumer_and_broker import TRANSPORTS, Transport
 from tests.support.vanishing_network import VanishingNetwork, why_no_network
-from tests.support.waiting import PATIENCE_S, wait_for
+from tests.support.waiting import PATIENCE_S, fastest_s, wait_for
 
 TOPIC = "limits"
 GRPC_MAX = 5
 PEER_TIMEOUT_S = 4.0
-BOUND_S = 30.0
-"""For what the peer's time-out or a call's deadline ends: without them it takes a minute and more."""
+RELEASED_S = 3 * PEER_TIMEOUT_S
+"""What ends with the peer's time-out ends by then: far below the default of 60 s, and the 20 s below which gRPC forbids pings."""
+DEADLINE_S = 0.7
+ENDED_S = 2.5
+"""A call with that deadline has ended by then, its caller's turn on a busy machine included."""
+FAR_PEER_TIMEOUT_S = 60.0
+"""Where something else is to end what waits."""
 
 
 def address_of(broker: Broker) -> BrokerAddress:
@@ -125,11 +130,14 @@ def is_closed(sock: socket.socket) -> bool:
 def test_connections_that_say_nothing_give_their_place_back(tmp_path: Path) -> None:
     with broker_with(tmp_path, connections_total_max=GRPC_MAX) as broker, ExitStack() as open_ones:
         for address in (broker.grpc_address, broker.remoting_address):
+            began = time.monotonic()
             silent = [
                 open_ones.enter_context(socket.create_connection(host_and_port(address)))
                 for _ in range(GRPC_MAX)
             ]
             wait_for(lambda: all(map(is_closed, silent)))  # noqa: B023
+            # gRPC alone gives them two minutes.
+            assert time.monotonic() - began < 4 * HELLO_TIMEOUT_S
         with own_channel(broker.grpc_address) as channel:
             wait_for(lambda: answers(channel))
 
@@ -208,6 +216,13 @@ def holds_of(broker: Broker, network: VanishingNetwork) -> int:
 def test_holds_of_callers_that_vanish_are_released_within_the_bound(
     network: VanishingNetwork, far_broker: Broker, transport: Transport
 ) -> None:
+    """At the broker and at the callers, who wait no longer either."""
+    took_s = fastest_s(lambda: release_s(network, far_broker, transport), RELEASED_S, tries=3)
+    assert took_s < RELEASED_S
+
+
+def release_s(network: VanishingNetwork, far_broker: Broker, transport: Transport) -> float:
+    """Time from the moment when four callers vanish until both sides have given up."""
     pull = PullRequest(topic=TOPIC, queue_id=0, hold_ms=60_000).SerializeToString()
     port = host_and_port(
         far_broker.grpc_address if transport == "grpc" else far_broker.remoting_address
@@ -220,6 +235,7 @@ def test_holds_of_callers_that_vanish_are_released_within_the_bound(
         except ProtomqError as error:
             ended.append((time.monotonic(), error))
 
+    network.heal()
     with ExitStack() as stack:
         callers = [stack.enter_context(SyncTransport(options_for(transport))) for _ in range(4)]
         threads = [threading.Thread(target=hold, args=(caller,), daemon=True) for caller in callers]
@@ -232,14 +248,14 @@ def test_holds_of_callers_that_vanish_are_released_within_the_bound(
         # The broker's side.
         wait_for(lambda: holds_of(far_broker, network) == 0)
         wait_for(lambda: network.connections_inside(port) == 0)
-        assert time.monotonic() - vanished_at < BOUND_S
+        released_at = time.monotonic()
         # The callers' side: nobody waits for the time of the call.
         for thread in threads:
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
     assert len(ended) == 4
     assert all(isinstance(error, TransportError) for _, error in ended)
-    assert max(at for at, _ in ended) - vanished_at < BOUND_S
+    return max(released_at, *(at for at, _ in ended)) - vanished_at
 
 
 @TRANSPORTS
@@ -247,14 +263,18 @@ def test_calls_end_with_their_deadline_and_go_on_when_the_network_is_back(
     network: VanishingNetwork, far_broker: Broker, transport: Transport
 ) -> None:
     address = address_of(far_broker)
-    with SyncTransport(options_for(transport, 2 * BOUND_S)) as caller:
-        assert caller.call(address, PING, [b""], PATIENCE_S) == b""
-        network.vanish()
-        for _ in range(3):
+    with SyncTransport(options_for(transport, FAR_PEER_TIMEOUT_S)) as caller:
+
+        def call_s() -> float:
             began = time.monotonic()
             with pytest.raises(TransportError):
-                caller.call(address, PING, [b""], 0.7)
-            assert time.monotonic() - began < BOUND_S
+                caller.call(address, PING, [b""], DEADLINE_S)
+            return time.monotonic() - began
+
+        assert caller.call(address, PING, [b""], PATIENCE_S) == b""
+        network.vanish()
+        for _ in range(3):  # The first, on a connection that was good; those after it.
+            assert fastest_s(call_s, ENDED_S) < ENDED_S
         network.heal()
         wait_for(lambda: is_answered(caller, address))
 
@@ -273,15 +293,17 @@ def test_asyncio_calls_end_with_their_deadline_and_go_on_too(
     address = address_of(far_broker)
 
     async def run() -> None:
-        async with AsyncTransport(options_for(transport, 2 * BOUND_S)) as caller:
+        async with AsyncTransport(options_for(transport, FAR_PEER_TIMEOUT_S)) as caller:
             assert await caller.call(address, PING, [b""], PATIENCE_S) == b""
             network.vanish()
-            began = time.monotonic()
-            results = await asyncio.gather(
-                *(caller.call(address, PING, [b""], 0.7) for _ in range(50)), return_exceptions=True
-            )
-            assert all(isinstance(result, TransportError) for result in results)
-            assert time.monotonic() - began < BOUND_S
+            took_s: list[float] = []
+            while len(took_s) < 5 and min(took_s, default=ENDED_S) >= ENDED_S:
+                began = time.monotonic()
+                calls = [caller.call(address, PING, [b""], DEADLINE_S) for _ in range(50)]
+                results = await asyncio.gather(*calls, return_exceptions=True)
+                took_s.append(time.monotonic() - began)
+                assert all(isinstance(result, TransportError) for result in results)
+            assert min(took_s) < ENDED_S, took_s
             network.heal()
             ends = time.monotonic() + PATIENCE_S
             while True:
@@ -298,6 +320,13 @@ def test_what_was_sent_to_a_peer_that_vanished_is_given_up(
     network: VanishingNetwork, far_broker: Broker
 ) -> None:
     """Answers on their way: the kernel repeats them, and does not probe meanwhile; without TCP_USER_TIMEOUT that takes 15 minutes."""
+    took_s = fastest_s(lambda: give_up_s(network, far_broker), RELEASED_S, tries=3)
+    assert 1 < took_s < RELEASED_S
+
+
+def give_up_s(network: VanishingNetwork, far_broker: Broker) -> float:
+    """Time from an answer to a peer that has vanished until its connection is closed."""
+    network.heal()
     address = address_of(far_broker)
     port = host_and_port(far_broker.remoting_address)[1]
     with SyncTransport(options_for("remoting")) as caller:
@@ -318,8 +347,9 @@ def test_what_was_sent_to_a_peer_that_vanished_is_given_up(
         assert network.connections_inside(port) >= 1
         answered_at = time.monotonic()
         wait_for(lambda: network.connections_inside(port) == 0)
-        assert time.monotonic() - answered_at > 1
+        took_s = time.monotonic() - answered_at
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
         assert failed
         assert not isinstance(failed[0], ConnectFailedError)
+        return took_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import Final
@@ -19,6 +20,16 @@ def wait_for(
     while not happened():
         assert time.monotonic() < ends_s, "it did not happen in time"
         time.sleep(pause_s)
+
+
+def fastest_s(run: Callable[[], float], enough_s: float, tries: int = 5) -> float:
+    """The least that `run` returned, in seconds; it runs again while that is not below `enough_s`: others may be at work here."""
+    least_s = math.inf
+    for _ in range(tries):
+        least_s = min(least_s, run())
+        if least_s < enough_s:
+            break
+    return least_s
 
 
 async def async_wait_for(happened: Callable[[], object], timeout_s: float = 180.0) -> None:
