@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -78,6 +79,11 @@ PAGE_SIZE_MAX = 1_000
 QUERY_COUNT_DEFAULT = 32
 QUERY_COUNT_MAX = 256
 DAMAGES_NAMED_MAX = 100
+_LOOK_UP_TOO_LONG = ServiceError(
+    Code.DEADLINE_EXCEEDED,
+    "DEADLINE_EXCEEDED",
+    "many messages have this key, and the look-up was not done in time: narrow it by begin_time and end_time, or allow more time",
+)
 
 _TO_PERMISSION = {
     (False, False): Permission.PERMISSION_NONE,
@@ -328,13 +334,20 @@ class AdminService:
         except DecodeError as error:
             raise unparsable("protomq.v1.QueryMessagesRequest") from error
         size_max_bytes = GRPC_SIZE_MAX_BYTES if call.transport == "grpc" else SIZE_MAX_BYTES
-        call.answer(b"".join(self._find_messages(request, size_max_bytes)))
+        call.answer(b"".join(self._find_messages(request, size_max_bytes, call.deadline)))
 
-    def _find_messages(self, request: QueryMessagesRequest, size_max_bytes: int) -> list[bytes]:
+    def _find_messages(
+        self, request: QueryMessagesRequest, size_max_bytes: int, deadline: float | None
+    ) -> list[bytes]:
         """Record fields, newest first, of so many bytes together; one is always given. The first that does not fit ends it.
 
         Where the next one may be damaged: CORRUPT_LOG, with the number of those that were found before it.
         """
+
+        def check_time() -> None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise _LOOK_UP_TOO_LONG
+
         readable_topic(self._store, request.topic)
         if bool(request.key) == bool(request.message_id):
             raise invalid_argument("key", "give a key or a message_id, one of the two")
@@ -351,7 +364,11 @@ class AdminService:
             raise invalid_argument("end_time", "is before begin_time")
         if request.key:
             candidates = self._store.find_by_key_hash(
-                request.topic, key_hash_of(request.key), begin_ms, end_ms
+                request.topic,
+                key_hash_of(request.key),
+                begin_ms,
+                end_ms,
+                check_time=check_time,
             )
         else:
             try:

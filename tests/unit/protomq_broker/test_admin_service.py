@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
+
+import pytest
 
 from protomq.testing.simdisk import SimDisk
 from protomq.v1.admin_service_pb2 import QueryMessagesRequest, QueryMessagesResponse
@@ -25,8 +28,9 @@ from .store.store_helpers import SEGMENT, open_store
 class StubCall:
     transport = "grpc"
 
-    def __init__(self, request: QueryMessagesRequest) -> None:
+    def __init__(self, request: QueryMessagesRequest, deadline: float | None = None) -> None:
         self.payload = request.SerializeToString()
+        self.deadline = deadline
         self.answered = b""
 
     def answer(self, payload: bytes) -> None:
@@ -104,3 +108,14 @@ def test_as_many_are_found_by_key_as_are_asked_for() -> None:
         store.append([make_request([b"x"] * 100, key="k", producer_id=7, sequence=first)])
     found = look_up(service_of(store, clock), key="k", record_count_max=256)
     assert found == list(range(299, 43, -1))
+
+
+def test_a_look_up_by_key_ends_with_its_caller_s_time() -> None:
+    clock = ManualClock()
+    store = open_store(SimDisk(), clock=clock)
+    store.topics.create(TopicConfig("topic"))
+    store.append([make_request([b"x"], key="k", producer_id=7, sequence=0)])
+    call = StubCall(QueryMessagesRequest(topic="topic", key="k"), time.monotonic())
+    with pytest.raises(ServiceError, match="narrow it by begin_time") as caught:
+        service_of(store, clock).query_messages(call)  # type: ignore[arg-type]
+    assert caught.value.code == Code.DEADLINE_EXCEEDED

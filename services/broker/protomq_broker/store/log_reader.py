@@ -286,6 +286,11 @@ class LogReader:
             self._quarantine.set_aside(damage)
         return None
 
+    @property
+    def has_damage(self) -> bool:
+        """Whether any part of the log is known to be damaged."""
+        return bool(self._quarantine.ranges)
+
     def damage_at(self, position: int) -> DamagedRange | None:
         """The damaged range in which a position lies, None if it lies in none that is known."""
         for damage in self._quarantine.ranges:

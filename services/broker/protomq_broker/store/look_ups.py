@@ -1,7 +1,8 @@
 """Looking messages up by key and by message id.
 
 Rules:
-- The index gives candidates, newest first, which are read and compared: two keys can have one hash.
+- The index gives candidates, newest first, which are read and compared: two keys can have one hash. Those to which no queue of the topic
+  leads are another topic's, and are not opened.
 - A message that stands in a damaged part of the log is never passed over without a word. Whoever asks for a key gets what is newer, then
   CorruptLogError; whoever asks for an id gets the message if a sound one has it, else CorruptLogError.
 - A candidate in a damaged part cannot be opened, to compare its key. It counts as a message of the topic if an entry of the topic's
@@ -13,13 +14,14 @@ Rules:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
 
 from protomq.v1.record_pb2 import Record
 
+from .consume_queue import ConsumeQueueDamagedError
 from .consume_queue_table import ConsumeQueueTable
 from .errors import CorruptLogError, TooManyCandidatesError
 from .index import MessageIndex
@@ -30,7 +32,15 @@ from .segment import SegmentFolder
 
 CANDIDATES_MAX: Final = 65_536
 """Records that one look-up opens at most: as many as a read with a filter looks at entries."""
+LISTED_MAX: Final = 1 << 20
+"""Candidates that one look-up takes from the index at most."""
 _PAGE_COUNT: Final = 256
+_PAGE_COUNT_MAX: Final = 8_192
+"""Pages grow: who goes through many candidates finds them with few searches."""
+_QUEUES_SHARE: Final = 4
+"""A page has so many candidates for each queue of the topic at least, or its records are opened: that is cheaper then."""
+_ENTRIES_SHARE: Final = 16
+"""So many entries of a queue are compared for each candidate of a page at most."""
 _ADVICE: Final = (
     "message {} may be what is looked for: leave its time out (begin_time, end_time), or have the operator take the damage out "
     "(`protomq log repair`)"
@@ -58,11 +68,19 @@ class MessageLookUps:
         self._positions = positions
 
     def by_key_hash(
-        self, topic: str, key_hash: int, begin_ms: int | None = None, end_ms: int | None = None
+        self,
+        topic: str,
+        key_hash: int,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        *,
+        check_time: Callable[[], None] = lambda: None,
     ) -> Iterator[bytes]:
         """Records (without tag and length) of a topic that may have a key of this hash, newest first: the caller compares the keys.
 
         Left out are those that were stored before `begin_ms`, or at `end_ms` or later; of milliseconds at the border the caller decides.
+
+        `check_time` is called between any two searches and records, and may raise to end a look-up that takes too long.
 
         Raises CorruptLogError where the next one may be lost, TooManyCandidatesError, and ConsumeQueueDamagedError where the topic's
         queues cannot tell whether a record is theirs.
@@ -73,8 +91,9 @@ class MessageLookUps:
         if end_ms is not None:
             end = min(end, self._reader.position_behind_time(topic, end_ms))
         unknown = self._index.unknown_from(start, end)
-        candidates = heapq.merge(self._key_candidates(key_hash, start, end), unknown, reverse=True)
-        for position in candidates:
+        known = self._key_candidates(topic, key_hash, start, end, check_time)
+        for position in heapq.merge(known, unknown, reverse=True):
+            check_time()
             data = self._reader.record_at(position)
             if data is None:
                 error = self._lost_at(topic, position, is_exact=position not in unknown)
@@ -110,20 +129,54 @@ class MessageLookUps:
         if lost is not None and not given:
             raise lost
 
-    def _key_candidates(self, key_hash: int, start: int, end: int) -> Iterator[int]:
-        """Positions, newest first. Raises TooManyCandidatesError."""
-        count = 0
+    def _key_candidates(
+        self, topic: str, key_hash: int, start: int, end: int, check_time: Callable[[], None]
+    ) -> Iterator[int]:
+        """Positions, newest first, of what may be the topic's. Raises TooManyCandidatesError."""
+        listed_count = opened_count = 0
+        page_count = _PAGE_COUNT
         while True:
+            check_time()
             page = self._index.find_key(
-                key_hash, start_position=start, end_position=end, count_max=_PAGE_COUNT
+                key_hash, start_position=start, end_position=end, count_max=page_count
             )
-            yield from page
-            count += len(page)
-            if len(page) < _PAGE_COUNT:
+            listed_count += len(page)
+            for position in self._may_be_of(topic, page):
+                if opened_count >= CANDIDATES_MAX:
+                    raise TooManyCandidatesError(opened_count)
+                opened_count += 1
+                yield position
+            if len(page) < page_count:
                 return
-            if count >= CANDIDATES_MAX:
-                raise TooManyCandidatesError(count)
+            if listed_count >= LISTED_MAX:
+                raise TooManyCandidatesError(listed_count)
             end = page[-1]
+            page_count = min(2 * page_count, _PAGE_COUNT_MAX)
+
+    def _may_be_of(self, topic: str, page: Sequence[int]) -> Sequence[int]:
+        """The positions of a page, newest first, without those to which no queue of the topic leads; all if that is not cheap to tell,
+        or cannot be told for damage.
+        """
+        queues = self._queues.queues_of(topic).values()
+        if not page or len(queues) * _QUEUES_SHARE > len(page) or self._reader.has_damage:
+            return page
+        positions = np.array(page, np.uint64)
+        listed = np.zeros(len(page), np.bool_)
+        for queue in queues:
+            try:
+                first = queue.first_at_or_beyond(page[-1])
+                count = queue.first_at_or_beyond(page[0] + 1) - first
+                if count <= 0:
+                    continue
+                if count > _ENTRIES_SHARE * len(page):
+                    return page
+                entries = queue.entries(first, count)
+            except ConsumeQueueDamagedError:
+                return page
+            if len(entries) < count:
+                return page
+            listed |= np.isin(positions, entries["position"])
+        return positions[listed].tolist()
 
     def _follow(
         self, topic: str, identity: Identity, position: int, readable: int

@@ -465,10 +465,18 @@ class Store:
         return self._reader.store_time_of(topic, queue_id, queue_offset)
 
     def find_by_key_hash(
-        self, topic: str, key_hash: int, begin_ms: int | None = None, end_ms: int | None = None
+        self,
+        topic: str,
+        key_hash: int,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        *,
+        check_time: Callable[[], None] = lambda: None,
     ) -> Iterator[bytes]:
         """As `MessageLookUps.by_key_hash`."""
-        return self._look_ups.by_key_hash(topic, key_hash, begin_ms, end_ms)
+        return self._look_ups.by_key_hash(
+            topic, key_hash, begin_ms, end_ms, check_time=check_time
+        )
 
     def find_by_message_id(self, topic: str, identity: Identity) -> Iterator[bytes]:
         """As `MessageLookUps.by_message_id`."""

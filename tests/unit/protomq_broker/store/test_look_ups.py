@@ -272,3 +272,35 @@ def test_messages_are_found_by_each_of_their_keys_live_and_after_starts() -> Non
         lose_derived(disk, *lost)
         store = open_store(disk)
         assert {key: bodies(key) for key in found} == found
+
+
+def test_messages_of_other_topics_with_the_key_are_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look_ups, "CANDIDATES_MAX", 10)
+    store = open_store(SimDisk(), clock=ManualClock(), segment=1 << 20)
+
+    def send(topic: str, count: int) -> None:
+        store.append([make_request([b"x"] * count, topic=topic, queue_id=0, key="shared")])
+
+    send("rare", 1)
+    for _ in range(5):
+        send("often", 100)
+    send("rare", 2)
+    send("often", 100)
+    assert len(by_key(store, "rare", "shared")[0]) == 3
+    assert by_key(store, "none", "shared") == ([], None)
+    with pytest.raises(TooManyCandidatesError):
+        by_key(store, "often", "shared")
+
+
+def test_a_look_up_ends_when_its_time_is_over() -> None:
+    store = filled_store(SimDisk())
+    looked: list[bytes] = []
+
+    def check_time() -> None:
+        if len(looked) == 3:
+            raise TimeoutError
+
+    found = store.find_by_key_hash("even", key_hash_of("shared"), check_time=check_time)
+    looked += [next(found) for _ in range(3)]
+    with pytest.raises(TimeoutError):
+        next(found)
