@@ -30,7 +30,6 @@ from protomq_runtime.addresses import (
     AdvertisedAddresses,
     ListenConfig,
     advertised_addresses,
-    parse_address,
 )
 from protomq_runtime.admission import AdmissionConfig
 from protomq_runtime.errors import SHUTTING_DOWN
@@ -198,8 +197,10 @@ class Broker:
     def _make_registration(self, server: Server) -> BrokerRegistration:
         servers = [
             *self._name_servers,
-            *(remote_name_server(parse_address(text)) for text in self.config.namesrv),
+            *map(remote_name_server, self.config.name_server_addresses),
         ]
+        if not servers:
+            log.warning("no name server is configured (namesrv): no client finds this broker")
         advertised = self.advertised_addresses(server)
         return BrokerRegistration(
             route_service_pb2.Broker(
@@ -242,7 +243,7 @@ class Broker:
     def advertised_addresses(self, server: Server) -> AdvertisedAddresses:
         """What clients are told."""
         listen: ListenConfig = self.config.listen
-        peer = parse_address(self.config.namesrv[0]) if self.config.namesrv else None
+        peer = next(iter(self.config.name_server_addresses), None)
         return advertised_addresses(listen, server.grpc_port, server.remoting_port, peer)
 
     def metrics(self) -> BrokerMetrics:

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Final
 
-from protomq_runtime.addresses import ListenConfig, parse_listen_address
+from protomq_runtime.addresses import (
+    Address,
+    ListenConfig,
+    parse_address_list,
+    parse_listen_address,
+)
 from protomq_runtime.connection_limits import ConnectionLimits
 
 from .store.config import StoreConfig
 from .store.topics import QUEUES_MAX
+
+THREADS_MAX: Final = 64
+DEPTH_MAX: Final = 10_000_000
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,126}")
+"""Of a cluster or broker: what name servers take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +49,13 @@ class LaneSizes:
     consumer_depth_max: int = 10_000
     admin_threads: int = 1
     admin_depth_max: int = 1_000
+
+    def __post_init__(self) -> None:
+        for lane_field in fields(self):
+            largest = THREADS_MAX if lane_field.name.endswith("_threads") else DEPTH_MAX
+            value = getattr(self, lane_field.name)
+            if not 1 <= value <= largest:
+                raise ValueError(f"{lane_field.name} is {value}; it must be 1 to {largest}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +86,7 @@ class BrokerConfig:
         cluster: name of the cluster (RocketMQ: DefaultCluster).
         broker_name: name of the broker; "" takes the host's name, as RocketMQ does.
         broker_id: 0, a master: slaves (above 0) need replication, which is not there yet.
-        namesrv: addresses of the name servers, host:port, of their gRPC or remoting ports.
+        namesrv: addresses of the name servers, host:port, of their gRPC or remoting ports; several in one text are separated by `;`.
         listen: where the broker listens, and under which addresses clients reach it. The host is 127.0.0.1, unlike RocketMQ's:
             nothing is open to the network unless it is asked for. Ports: gRPC 8081 (RocketMQ's proxy), remoting 10911.
         connections: how many connections the ports take, and when a silent peer is gone.
@@ -105,6 +125,13 @@ class BrokerConfig:
                 f"broker_id is {self.broker_id}, a slave's: there is no replication yet, and it would take sends as a master does. "
                 "Leave broker_id 0 and give each broker a broker_name of its own"
             )
+        check_name("cluster", self.cluster)
+        if self.broker_name:
+            check_name("broker_name", self.broker_name)
+        try:
+            parse_address_list(";".join(self.namesrv))
+        except ValueError as error:
+            raise ValueError(f"namesrv: {error}") from None
         for name in (
             "sync_flush_timeout_ms",
             "hold_max_ms",
@@ -112,3 +139,16 @@ class BrokerConfig:
         ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+
+    @property
+    def name_server_addresses(self) -> Sequence[Address]:
+        """Of `namesrv`, each once."""
+        return parse_address_list(";".join(self.namesrv))
+
+
+def check_name(what: str, name: str) -> None:
+    """Raises ValueError for a name that no name server would take."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{what} is {name!r}; it must be 1 to 127 characters of A-Z a-z 0-9 _ . - and start with none of the last two"
+        )

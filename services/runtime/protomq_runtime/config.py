@@ -130,8 +130,21 @@ def _parse_file(path: Path, text: str) -> dict[str, Any]:
     if path.suffix in (".yaml", ".yml"):
         import yaml  # Only where such a file is used: it costs 20 ms.
 
+        class Loader(yaml.SafeLoader):
+            """A key that stands twice is an error: in YAML the last one wins without a word."""
+
+            def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+                names: set[str] = set()
+                for key, _ in node.value:
+                    if key.value in names:
+                        raise yaml.constructor.ConstructorError(
+                            None, None, f"{key.value} stands twice", key.start_mark
+                        )
+                    names.add(key.value)
+                return super().construct_mapping(node, deep)
+
         try:
-            tree = yaml.safe_load(text)
+            tree = Loader(text).get_single_data()
         except yaml.YAMLError as error:
             raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
         if tree is None:

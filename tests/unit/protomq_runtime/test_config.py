@@ -149,6 +149,7 @@ def test_a_flag_reaches_into_a_table_of_sections():
             "store: {flush_mod: x}",
             r"a\.yaml: store\.flush_mod: there is no such field; do you mean flush_mode\?",
         ),
+        ("name: a\nname: b", r"a\.yaml: name stands twice .*line 2"),
         ("store: 3", r"a\.yaml: store: a section is expected, this is 3"),
         (
             "store: {flush_mode: never}",
