@@ -1,14 +1,13 @@
 """What producers that nobody closed still have to send when the interpreter ends.
 
 Python joins the sending threads first, and they send what waits in their lines. Then `finish_at_exit` of every living producer runs:
-what is left by then, or has failed meanwhile, is told to the log and in a RuntimeWarning, which Python shows by default.
+what is left by then, or has failed unseen, is told to the log and in a RuntimeWarning, which Python shows by default.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
-import threading
 import weakref
 from typing import Protocol
 
@@ -30,25 +29,6 @@ _finishing: weakref.WeakSet[Finishing] = weakref.WeakSet()
 def call_at_exit(producer: Finishing) -> None:
     """Has `producer.finish_at_exit()` called when the interpreter ends, if the producer lives then."""
     _finishing.add(producer)
-
-
-def interpreter_ends() -> bool:
-    """Whether the main thread has ended: whoever waited for an outcome is gone."""
-    return _ends
-
-
-def _begin_to_end() -> None:
-    global _ends
-    _ends = True
-
-
-_ends = False
-try:
-    # Not public, but what concurrent.futures lives by. `main_thread().is_alive()`, asked by another thread at the wrong moment,
-    # fails an assertion of Python's own. Without it, what fails at the end is not counted.
-    threading._register_atexit(_begin_to_end)  # type: ignore[attr-defined]
-except (AttributeError, RuntimeError):
-    pass
 
 
 def warn_of_loss(count: int, when: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final, Literal, Unpack
 
-from ._at_exit import call_at_exit, interpreter_ends
+from ._at_exit import call_at_exit
 from ._batching import PreparedRecord, split_records
 from ._checks import check_batch, check_queue, check_seconds, check_selector, check_topic
 from ._forks import call_after_fork
@@ -27,8 +28,10 @@ from ._send_core import (
     fits,
     refuse_settings_beside_transport,
 )
+from ._send_future import SendFuture, UnseenFailures, unseen_text
 from ._transport import SyncTransport
 from ._types import PEER_TIMEOUT_S, MessageQueue, Route
+from ._warnings import warn
 from .errors import (
     BatchIncompleteError,
     ClosedError,
@@ -40,6 +43,8 @@ from .errors import (
 
 if TYPE_CHECKING:
     from ._selectors import QueueSelector
+
+logger = logging.getLogger("protomq.producer")
 
 WORKERS_MAX: Final = 4
 """Threads that lead the requests of `send_async` when no thread that sends could; started on first use."""
@@ -89,6 +94,7 @@ class Producer:
             )
         self._routes = Routes(self._transport, namesrv)
         self._closed = False
+        self._failures = UnseenFailures()
         self._start()
         call_after_fork(self)
         call_at_exit(self)
@@ -98,9 +104,8 @@ class Producer:
         self._workers: ThreadPoolExecutor | None = None
         self._workers_lock = threading.Lock()
         self._room = Room(self.options.pending_size_max_bytes)
-        self._pending: set[Future[SendResult]] = set()
+        self._pending: set[SendFuture] = set()
         """Of `send_async`, without an outcome."""
-        self._lost_at_exit = 0
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
@@ -157,21 +162,22 @@ class Producer:
         """Sends a message without waiting; the future has the result or the error.
 
         Messages to one chosen queue (or with one sharding key) keep the order of the calls. Waits only while more than
-        `pending_size_max_bytes` are on their way. Callbacks of the future run on a sending thread: keep them short. Call `flush`
-        or `close` before the program ends: what is on its way then is still sent, but nobody sees what fails, only a warning.
+        `pending_size_max_bytes` are on their way. Callbacks of the future run on a sending thread: keep them short. Look at each
+        future: of a failure that nobody has seen, `flush`, `close` or the end of the program tell no more than a RuntimeWarning.
         """
         message = as_message(topic, body, key, keys, tag, properties, queue, sharding_key)
         check_selector(selector, message.queue)
         message = self._core.before_send(message)
         deadline_s = self._deadline(timeout_s)
         line, record = self._line_and_record(message, selector, deadline_s)
-        future: Future[SendResult] = Future()
+        future = SendFuture(self._failures)
         size = len(record[0]) + len(record[3])
         self._room.take(size, deadline_s)
         self._pending.add(future)
-        future.add_done_callback(lambda done: self._forget(done, size))
+        # Past SendFuture, here and in the callbacks: what the producer itself asks does not count as seen.
+        Future.add_done_callback(future, lambda _: self._forget(future, size))
         if self.options.hooks:
-            future.add_done_callback(lambda done: self._after_async_send(message, done))
+            Future.add_done_callback(future, lambda done: self._after_async_send(message, done))
         entry = Entry(record, deadline_s, future)
         if line.enter(entry) and not self._submit(line, [entry]):
             self._lead(line, [entry])
@@ -245,6 +251,7 @@ class Producer:
     def flush(self, timeout_s: float | None = None) -> None:
         """Waits until every message that was given to `send_async` has its outcome, which its future has then.
 
+        Failures whose future nobody has looked at (result, exception, a callback) are told in a RuntimeWarning, and in the log.
         Raises RequestTimeoutError after `timeout_s` (None: the send time-out); what is not there by then stays on its way.
         """
         deadline_s = self._deadline(timeout_s)
@@ -253,6 +260,7 @@ class Producer:
             raise RequestTimeoutError(
                 f"{len(waiting)} messages have no outcome yet", metadata={"pending": str(len(waiting))}
             )
+        self._tell_unseen_failures()
 
     # -- life ----------------------------------------------------------------------------------------------------------
 
@@ -282,10 +290,15 @@ class Producer:
     def close(self, timeout_s: float | None = None) -> None:
         """Waits until what is on its way has its answer, at most `timeout_s` (None: the send time-out).
 
-        What still waits then fails with ClosedError. With 0 it waits for nothing.
+        What still waits then fails with ClosedError. With 0 it waits for nothing. Failures that nobody has seen: as `flush`.
         """
+        if self._shut(timeout_s):
+            self._tell_unseen_failures()
+
+    def _shut(self, timeout_s: float | None) -> bool:
+        """Closes everything; False: it was closed."""
         if self._closed:
-            return
+            return False
         if timeout_s is None:
             timeout_s = self.options.send_timeout_s
         deadline_s = time.monotonic() + check_seconds("timeout_s", timeout_s, zero=True)
@@ -300,16 +313,25 @@ class Producer:
             self._workers.shutdown(wait=False)
         if self._owns_transport:
             self._transport.close()
+        return True
+
+    def _tell_unseen_failures(self) -> None:
+        """About the line that calls the public method that calls this. After `close` what has no outcome will have none to see."""
+        count, error = self._failures.take(list(self._pending) if self._closed else ())
+        if count:
+            warn(logger, unseen_text(count, error), 3)
 
     def __enter__(self) -> Producer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        if self._shut(None):
+            self._tell_unseen_failures()
 
     def after_fork(self) -> None:
         """In a forked child: no connections, no waiting messages, another producer id. Called by itself."""
         self._core.after_fork()
+        self._failures.restart()
         self._start()
 
     def finish_at_exit(self) -> int:
@@ -317,7 +339,7 @@ class Producer:
         if self._closed:
             return 0
         waiting = wait(list(self._pending), self.options.send_timeout_s).not_done
-        return self._lost_at_exit + len(waiting)
+        return len(waiting) + self._failures.take()[0]
 
     # -- one message ---------------------------------------------------------------------------------------------------
 
@@ -385,16 +407,14 @@ class Producer:
         )
         return self._lines.setdefault((topic, queue), line)
 
-    def _forget(self, done: Future[SendResult], size_bytes: int) -> None:
+    def _forget(self, done: SendFuture, size_bytes: int) -> None:
         """A message of `send_async` has its outcome."""
         self._pending.discard(done)
         self._room.give_back(size_bytes)
-        if interpreter_ends() and not done.cancelled() and done.exception() is not None:
-            self._lost_at_exit += 1
 
     def _after_async_send(self, message: OutgoingMessage, done: Future[SendResult]) -> None:
         if not done.cancelled():
-            error = done.exception()
+            error = Future.exception(done)
             self._core.after_send(message, None if error else done.result(), error)
 
     # -- leading and following -----------------------------------------------------------------------------------------

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future, as_completed, wait
 from pathlib import Path
 
 import pytest
 
-from protomq import AsyncProducer, Producer
+from protomq import AsyncProducer, Producer, SendResult
 from protomq.errors import (
     ClosedError,
     ConfigurationError,
@@ -57,13 +60,106 @@ def test_flush_waits_until_all_that_was_sent_before_is_stored() -> None:
         producer.flush()
 
 
-def test_flush_leaves_errors_to_the_futures() -> None:
+def fail_all(cluster: FakeCluster) -> None:
+    def refuse(call: SendCall) -> None:
+        raise InvalidArgumentError("no")
+
+    cluster.on_send = refuse
+
+
+def test_flush_tells_failures_that_nobody_has_looked_at_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     cluster = FakeCluster()
-    cluster.script("a", InvalidArgumentError("no"))
+    fail_all(cluster)
+    with Producer(transport=FakeSyncTransport(cluster)) as producer:
+        futures = [producer.send_async("T", b"%d" % i) for i in range(5)]
+        with pytest.warns(RuntimeWarning, match="5 messages of send_async.*InvalidArgument") as told:
+            producer.flush()
+        assert told[0].filename == __file__
+        assert "5 messages of send_async" in caplog.text
+        producer.flush()  # And no more of them here, nor by `close`.
+        assert all(isinstance(future.exception(0), InvalidArgumentError) for future in futures)
+
+
+def end_with_close(transport: FakeSyncTransport) -> None:
+    producer = Producer(transport=transport)
+    producer.send_async("T", b"x")
+    producer.close()
+    producer.close()
+
+
+def end_of_with(transport: FakeSyncTransport) -> None:
+    with Producer(transport=transport) as producer:
+        producer.send_async("T", b"x")
+
+
+@pytest.mark.parametrize("end", [end_with_close, end_of_with])
+def test_the_end_of_a_producer_tells_failures_that_nobody_has_looked_at(
+    end: Callable[[FakeSyncTransport], None],
+) -> None:
+    cluster = FakeCluster()
+    fail_all(cluster)
+    with pytest.warns(RuntimeWarning, match="1 message of send_async was not stored") as told:
+        end(FakeSyncTransport(cluster))
+    assert [warning.filename for warning in told] == [__file__]
+
+
+def see_result(future: Future[SendResult]) -> None:
+    with pytest.raises(InvalidArgumentError):
+        future.result(60)
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda future: future.exception(60),
+        see_result,
+        lambda future: future.add_done_callback(lambda _: None),
+        lambda future: next(as_completed([future])).exception(),
+    ],
+    ids=["exception", "result", "callback", "as_completed"],
+)
+def test_a_failure_that_somebody_has_looked_at_is_not_told(
+    look: Callable[[Future[SendResult]], object],
+) -> None:
+    cluster = FakeCluster()
+    fail_all(cluster)
+    with Producer(transport=FakeSyncTransport(cluster)) as producer:
+        look(producer.send_async("T", b"x"))
+        producer.flush()
+
+
+def test_who_looked_before_the_failure_has_seen_it() -> None:
+    cluster = FakeCluster()
+    asked = threading.Event()
+
+    def refuse(call: SendCall) -> None:
+        assert asked.wait(60)
+        raise InvalidArgumentError("no")
+
+    cluster.on_send = refuse
     with Producer(transport=FakeSyncTransport(cluster)) as producer:
         future = producer.send_async("T", b"x")
-        producer.flush()
-        assert isinstance(future.exception(0), InvalidArgumentError)
+        with pytest.raises(TimeoutError):
+            future.result(0)
+        asked.set()
+        assert not wait([future], 60).not_done
+
+
+async def test_asyncio_tells_failures_of_tasks_that_nobody_has_looked_at() -> None:
+    cluster = FakeCluster()
+    fail_all(cluster)
+    told: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    async with AsyncProducer(transport=FakeAsyncTransport(cluster)) as producer:
+        tasks = [asyncio.create_task(producer.send("T", b"%d" % i)) for i in range(5)]
+        await asyncio.sleep(0)  # They begin.
+        await producer.flush()
+        await asyncio.wait(tasks)
+    del tasks
+    gc.collect()
+    assert [type(context["exception"]) for context in told] == [InvalidArgumentError] * 5
 
 
 async def test_flush_waits_for_the_sends_of_other_tasks() -> None:
@@ -138,6 +234,22 @@ for number in range(7):
     assert stdout == "stored 1\n"
     assert "RuntimeWarning: 7 messages were not sent, or nobody knows: the interpreter" in stderr
     assert "flush() or close()" in stderr
+
+
+def test_what_failed_before_the_end_is_told_where_nobody_closed_the_producer() -> None:
+    _, stderr = run_program("""
+from concurrent.futures import wait
+producer = Producer(transport=FakeSyncTransport(cluster), retries=0)
+
+def refuse(call):
+    raise ShuttingDownError("bye")
+
+cluster.on_send = refuse
+seen, unseen = producer.send_async("T", b"x"), producer.send_async("T", b"x")
+seen.exception()
+wait([unseen])
+""")
+    assert "RuntimeWarning: 1 message was not sent, or nobody knows: the interpreter" in stderr
 
 
 def test_nothing_is_told_where_the_producer_was_flushed_or_closed() -> None:
