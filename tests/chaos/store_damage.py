@@ -663,6 +663,7 @@ def _check_repair(
         repair(ROOT, "/kept", disk=world.disk)
         world.open()
         found = _check_served(world, baseline, start, stop, cut)
+        found += _check_found_after_repair(world, baseline)
         world.send_some(1)
         world.flush()
         again = world.fork("power", world.rng)
@@ -672,6 +673,31 @@ def _check_repair(
     except Exception as error:
         return [Violation("D8", f"the repaired store does not start or go on: {error!r}")]
     return found + parse_log(again.files()).violations
+
+
+def _check_found_after_repair(world: StoreWorld, baseline: Baseline) -> list[Violation]:
+    """Every message that is served is found by its key; of the others a look-up gives nothing, and no error."""
+    assert world.store is not None
+    served = _places(world)
+    found: list[Violation] = []
+    for place, (id_, position) in baseline.items():
+        try:
+            records = map(
+                Record.FromString, world.store.find_by_key_hash(place[0], key_hash_of(id_))
+            )
+            places = {(r.topic, r.queue_id, r.queue_offset) for r in records}
+        except CorruptLogError as error:
+            found.append(
+                Violation("D8", f"a look-up of {id_} at {place}, position {position}: {error}")
+            )
+            continue
+        if (place in served) != (place in places):
+            found.append(
+                Violation(
+                    "D8", f"a look-up of {id_} at {place}, position {position}, gives {places}"
+                )
+            )
+    return found
 
 
 def _check_derived_damage(

@@ -170,7 +170,9 @@ class LogReader:
         """A position of the log from which on nothing of the topic stands that was stored before `time_ms`."""
         positions = []
         for queue, offset in self._offsets_at_time(topic, time_ms):
-            for damage in self._quarantine.ranges:  # the time of what is lost is not known: it may be earlier
+            for damage in (
+                self._quarantine.ranges
+            ):  # the time of what is lost is not known: it may be earlier
                 first, following = lost_in(queue, damage)
                 if first <= offset < following:
                     offset = following
@@ -297,6 +299,11 @@ class LogReader:
             if damage.start_position <= position < damage.end_position:
                 return damage
         return None
+
+    def is_repaired(self, position: int) -> bool:
+        """Whether a position lies in a damaged range that `protomq log repair` has taken out."""
+        damage = self.damage_at(position)
+        return damage is not None and self._quarantine.is_repaired(damage)
 
     def _store_time_at(self, position: int) -> StoreTime:
         segment = self._sound_segment_at(position, _HEAD_SIZE_BYTES)

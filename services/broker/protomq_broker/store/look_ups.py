@@ -9,6 +9,7 @@ Rules:
   queues leads to it, or if they have lost entries in that part, one of which may have led there. Else it is another topic's.
 - Where the index was made anew with damage in the log, it knows nothing of what had stood there (`MessageIndex.unknown_from`): all that
   the topic has lost there may be what is looked for.
+- What `protomq log repair` has taken out is gone for look-ups, as if it had never been: no error tells of it.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ class MessageLookUps:
             try:
                 position, data = self._follow(topic, identity, candidate, readable)
             except CorruptLogError as error:
-                lost = lost or error
+                if not self._reader.is_repaired(error.position):
+                    lost = lost or error
                 continue
             if data is None:
                 if position >= 0:
@@ -218,12 +220,13 @@ class MessageLookUps:
         )
 
     def _lost_at(self, topic: str, position: int, *, is_exact: bool) -> CorruptLogError | None:
-        """The error if a record that cannot be read at `position` is one of the topic, or may be; None if it is gone, or another's.
+        """The error if a record that cannot be read at `position` is one of the topic, or may be; None if it is gone, repaired,
+        or another's.
 
         `is_exact`: a record stands there; else anything may that the damaged part has from there on.
         """
         damage = self._reader.damage_at(position) or self._missing_at(position)
-        if damage is None:
+        if damage is None or self._reader.is_repaired(position):
             return None
         for queue in self._queues.queues_of(topic).values():
             first, following = lost_in(queue, damage)

@@ -11,7 +11,7 @@ from .consume_queue import ConsumeQueueDamagedError
 from .consume_queue_table import ConsumeQueueTable
 from .disk import Disk
 from .offsets import OFFSETS_TOPIC
-from .recovery import DamagedRange, merged_ranges, write_quarantine
+from .recovery import DamagedRange, is_repaired, merged_ranges, write_quarantine
 from .segment import SegmentFolder
 
 log = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ class Quarantine:
         self._queues = queues
         self._sync_to = sync_to
         self._lock = threading.Lock()
+        self._repaired: dict[DamagedRange, bool] = {}
         for damage in ranges:
             if warning := self._warning_of(damage):
                 log.warning(
@@ -70,10 +71,18 @@ class Quarantine:
             self.ranges = merged_ranges([*known, damage])
             write_quarantine(self._disk, self._path, self.ranges)
 
+    def is_repaired(self, damage: DamagedRange) -> bool:
+        """Whether `protomq log repair` has taken the damage out. Read once: nobody repairs a store that is open."""
+        known = self._repaired.get(damage)
+        if known is None:
+            known = self._repaired[damage] = is_repaired(self._disk, self._folder, damage)
+        return known
+
     def forget_below(self, position: int) -> None:
         """The log begins at `position` now."""
         with self._lock:
             self.ranges = [damage for damage in self.ranges if damage.end_position > position]
+            self._repaired.clear()
 
     def _warning_of(self, damage: DamagedRange) -> str:
         """What the broker's own records in a range say is lost with it, as far as their queue tells; "" if none stand there."""

@@ -410,6 +410,16 @@ def is_filled(
     return (walker.position, walker.crc32c) == (damage.end_position, damage.previous_crc32c)
 
 
+def is_repaired(disk: Disk, folder: SegmentFolder, damage: DamagedRange) -> bool:
+    """As `is_filled`, for who does not come along the chain: the seal in front of the range ends in the CRC with which it goes on."""
+    segment = folder.at(damage.start_position)
+    if segment is None:
+        return False
+    offset = damage.start_position - segment.base_position
+    crc = int.from_bytes(segment.read(offset - 4, 4), "little") if offset else None
+    return is_filled(disk, folder, damage, crc)
+
+
 def write_quarantine(disk: Disk, path: str, damaged: Sequence[DamagedRange]) -> None:
     """Remembers the ranges, durably."""
     ranges = [

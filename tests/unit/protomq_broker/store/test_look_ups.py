@@ -13,6 +13,7 @@ from protomq_broker.store import look_ups
 from protomq_broker.store.append import AppendRequest
 from protomq_broker.store.errors import CorruptLogError, TooManyCandidatesError
 from protomq_broker.store.recovery import DamagedRange
+from protomq_broker.store.repair import repair
 from protomq_broker.store.store import Store
 
 from .log_helpers import ManualClock, make_request
@@ -196,6 +197,41 @@ def test_what_is_damaged_is_told_also_where_what_is_derived_was_made_anew(
         assert by_key(store, "odd", "shared") == (shared("odd"), None)
         assert by_id(store, 41) == ([41], None)
         assert by_id(store, 42) == ([42], None)
+        store.close()
+
+
+@pytest.mark.parametrize("derived_lost", [(), ("index",), ("index", "consumequeue")])
+@pytest.mark.parametrize("kind", ["flip", "middle segment missing", "last segment missing"])
+def test_after_a_repair_what_is_sound_is_found_and_look_ups_say_nothing_of_the_rest(
+    kind: str, derived_lost: tuple[str, ...]
+) -> None:
+    disk = SimDisk()
+    store = filled_store(disk)
+    positions = [position_of(store, index) for index in range(COUNT)]
+    position = positions[-1 if kind == "last segment missing" else 40]
+    store.close()
+    if kind == "flip":
+        damage(store, disk, position)
+    else:
+        disk.remove(f"/s/commitlog/{position - position % SEGMENT:020d}")
+    lose_derived(disk, *derived_lost)
+    open_store(disk, corruption="quarantine").close()
+    repair("/s", "/kept", disk=disk)
+    for _ in range(2):
+        store = open_store(disk)
+        lost = {
+            n
+            for n in range(COUNT)
+            for found in store.damaged_ranges
+            if found.start_position <= positions[n] < found.end_position
+        }
+        assert lost
+        for index in range(COUNT):
+            sound = [] if index in lost else [index]
+            assert by_id(store, index) == (sound, None)
+        for topic in ("even", "odd"):
+            kept = [n for n in shared(topic) if n not in lost]
+            assert by_key(store, topic, "shared") == (kept, None)
         store.close()
 
 
