@@ -16,6 +16,7 @@ from protomq_runtime.errors import (
     too_many,
 )
 
+from .said_once import SaidOnce
 from .store.append import CorruptRecordError
 from .store.consume_queue import ConsumeQueueDamagedError
 from .store.errors import (
@@ -39,6 +40,7 @@ from .store.repeated_sends import (
 from .store.topics import IncarnationGivenError, InvalidNameError
 
 log = logging.getLogger("protomq.broker")
+_damage_said = SaidOnce()
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -131,8 +133,12 @@ def to_service_error(error: Exception) -> ServiceError:
 def of_corrupt_log(
     error: CorruptLogError | CorruptRecordError, *, found_count: int | None = None
 ) -> ServiceError:
-    """CORRUPT_LOG. `found_count`: of a look-up: how many messages it had found, all newer than the damage."""
-    log.error("damage in the log: %s", error)
+    """CORRUPT_LOG. `found_count`: of a look-up: how many messages it had found, all newer than the damage.
+
+    The operator is told of each damaged place once a minute, not with each answer.
+    """
+    is_due = _damage_said.is_due((getattr(error, "path", ""), error.position))
+    log.log(logging.ERROR if is_due else logging.DEBUG, "damage in the log: %s", error)
     known: dict[str, object] = {"position": error.position}
     message = str(error)
     if isinstance(error, CorruptLogError) and error.lost is not None:
