@@ -478,7 +478,7 @@ async def test_a_held_pull_for_plain_bodies_is_answered_and_an_error_in_unpackin
 
     monkeypatch.setattr("protomq_broker.pull_service.read_regions", fail)
     assert await failure(client.pull(plain_bodies=True)) == (9, "STORE_FAILED")
-    monkeypatch.setattr(plain_body_workers, "PENDING_MAX", 0)
+    monkeypatch.setattr(plain_body_workers, "PENDING_SIZE_MAX_BYTES", 0)
     assert await failure(client.pull(plain_bodies=True)) == (8, "SYSTEM_BUSY")
 
 

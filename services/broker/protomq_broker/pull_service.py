@@ -292,6 +292,8 @@ class PullService:
             size_max_bytes = request.size_max_bytes or SIZE_DEFAULT_BYTES
 
             def unpack() -> Callable[[], None]:
+                if not self._store.regions_hold(result.regions):  # it waited for a worker meanwhile
+                    return lambda: self._answer_anew(call, request)
                 stored = b"".join(read_regions(regions))
                 plain = with_plain_bodies(result, stored, size_max_bytes)
                 if plain is None:
@@ -300,10 +302,18 @@ class PullService:
                 payload = encode_header(plain[0], found.incarnation, other) + plain[1]
                 return lambda: call.answer(payload)
 
-            self._plain_bodies.run(call, unpack)
+            self._plain_bodies.run(call, result.regions_size_bytes, unpack)
             return
         header = encode_header(result, found.incarnation, other)
         call.answer(header, regions, result.regions_size_bytes)
+
+    def _answer_anew(self, call: Call, request: PullRequest) -> None:
+        try:
+            found = self._look(request, request.queue_offset, frozenset(map(tag_code_of, request.tags)))
+        except Exception as error:
+            call.fail(to_service_error(error))
+        else:
+            self._answer(call, request, found)
 
 
 def _queue_of_group(request: PullRequest) -> tuple[str, str, int]:

@@ -129,6 +129,15 @@ class LogReader:
             selection.size_bytes,
         )
 
+    def regions_hold(self, regions: Sequence[LogRegion]) -> bool:
+        """As `Store.regions_hold`."""
+        damage = self._checked.find_damage(
+            (region.file.base_position + region.offset, region.size_bytes) for region in regions
+        )
+        if damage is not None:
+            self._quarantine.set_aside(damage)
+        return damage is None
+
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """(first queue offset that is there, one past the last that may be read)."""
         queue = self._queues.find(topic, queue_id)

@@ -49,7 +49,7 @@ from .opening import (
 )
 from .positions import LogTail, Positions, QueueKey
 from .quarantine import Quarantine
-from .reading import ReadResult, StoredPlace, TopicCounters
+from .reading import LogRegion, ReadResult, StoredPlace, TopicCounters
 from .record_region import stamp_region
 from .recovery import (
     DamagedRange,
@@ -463,6 +463,10 @@ class Store:
     def store_time_of(self, topic: str, queue_id: int, queue_offset: int) -> int:
         """Store time of a message that is there; KeyError if it is not, or may not be read."""
         return self._reader.store_time_of(topic, queue_id, queue_offset)
+
+    def regions_hold(self, regions: Sequence[LogRegion]) -> bool:
+        """Whether regions of an earlier answer hold now: they can be damaged behind it. If not, the next `read` knows it."""
+        return self._reader.regions_hold(regions)
 
     def find_by_key_hash(
         self,
