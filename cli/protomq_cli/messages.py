@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self, cast
 
 import typer
 
@@ -47,6 +47,7 @@ _SENT_COLUMNS: Final = {
     "topic": 16, "broker": 16, "queue_id": 8, "queue_offset": 12, "status": 12, "message_id": 40,
 }  # fmt: skip
 _BATCH_COUNT: Final = 512
+_READ_SIZE_BYTES: Final = 256 << 10
 _PULLED_DEFAULT: Final = 32
 """RocketMQ's maxNums."""
 
@@ -187,7 +188,7 @@ def send(
                 "NOT_INSTALLED",
                 f'{compression} is not installed here; pip install "protomq[compression]", or leave --compression out',
             )
-        for batch in _in_batches(_contents(body, file, key_separator, count)):
+        for batch in _batches(body, file, key_separator, count):
             messages = [message(*content) for content in batch]
             try:
                 results = producer.send_batch(topic, messages)
@@ -391,44 +392,55 @@ class _Printer:
             self._stream.__exit__(kind, error, trace)
 
 
-def _contents(
+Content = tuple[str | None, bytes]
+"""Key or None, body."""
+
+
+def _batches(
     body: str | None, file: Path | None, key_separator: str | None, count: int
-) -> Iterator[tuple[str | None, bytes]]:
-    """(key or None, body) of each message to send."""
-    if body is not None or file is not None:
-        if body is not None:
-            content = body.encode("utf-8", "surrogateescape")
-        elif str(file) == "-":
-            content = sys.stdin.buffer.read()
-        else:
-            assert file is not None
-            content = file.read_bytes()
-        yield from itertools.repeat((None, content), count)
+) -> Iterator[list[Content]]:
+    """The messages to send, as many at a time as go together."""
+    if body is None and file is None:
+        yield from _stdin_batches(key_separator)
         return
+    if body is not None:
+        content = body.encode("utf-8", "surrogateescape")
+    elif str(file) == "-":
+        content = sys.stdin.buffer.read()
+    else:
+        assert file is not None
+        content = file.read_bytes()
+    for start in range(0, count, _BATCH_COUNT):
+        yield [(None, content)] * min(_BATCH_COUNT, count - start)
+
+
+def _stdin_batches(key_separator: str | None) -> Iterator[list[Content]]:
+    """A message a line. What has come so far goes at once: whoever writes slowly into a pipe waits for nothing."""
     if sys.stdin.isatty():
         sys.stderr.write("one message a line, Ctrl-D ends\n")
-    for line in sys.stdin.buffer:
-        content = line.removesuffix(b"\n")
-        if key_separator is None:
-            yield None, content
-            continue
-        line_key, found, rest = content.partition(key_separator.encode())
-        if not found:
-            raise CliError(
-                ExitCode.USAGE,
-                "NO_KEY",
-                f"no {key_separator!r} in the line {content[:80].decode('utf-8', 'replace')!r}",
-            )
-        yield line_key.decode("utf-8", "replace"), rest
+    stdin = cast(io.BufferedReader, sys.stdin.buffer)
+    numbers = itertools.count(1)
+    rest = b""
+    while chunk := stdin.read1(_READ_SIZE_BYTES):
+        *lines, rest = (rest + chunk).split(b"\n")
+        for start in range(0, len(lines), _BATCH_COUNT):
+            batch = lines[start : start + _BATCH_COUNT]
+            yield [_content_of(line, next(numbers), key_separator) for line in batch]
+    if rest:
+        yield [_content_of(rest, next(numbers), key_separator)]
 
 
-def _in_batches(
-    contents: Iterator[tuple[str | None, bytes]],
-) -> Iterator[list[tuple[str | None, bytes]]]:
-    """Many at a time from a file or a pipe; from a terminal each line goes at once."""
-    size = 1 if sys.stdin.isatty() else _BATCH_COUNT
-    while batch := list(itertools.islice(contents, size)):
-        yield batch
+def _content_of(line: bytes, number: int, key_separator: str | None) -> Content:
+    if key_separator is None:
+        return None, line
+    key, found, body = line.partition(key_separator.encode())
+    if not found:
+        raise CliError(
+            ExitCode.USAGE,
+            "NO_KEY",
+            f"no {key_separator!r} in line {number}, {line[:80].decode('utf-8', 'replace')!r}",
+        )
+    return key.decode("utf-8", "replace"), body
 
 
 def _parse_property(text: str) -> tuple[str, str]:

@@ -220,6 +220,31 @@ def test_lines_of_stdin_become_messages(cli: Cli, protomq_topic: str) -> None:
     assert output == "2 0 k1=one\n2 1 k2=two:more\n2 2 k3=\n"
 
 
+def test_a_line_of_a_slow_pipe_is_sent_when_it_comes_and_is_not_lost_by_ctrl_c(
+    cli: Cli, protomq_server: Broker, protomq_topic: str
+) -> None:
+    address = protomq_server.remoting_address
+    command = [*PROTOMQ, "send", protomq_topic, "-n", address, "-o", "jsonl"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for number in range(3):
+            process.stdin.write(f"line {number}\n")
+            process.stdin.flush()
+            assert process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    bodies = {row["body"] for row in jsonl(cli("pull", protomq_topic))}
+    assert bodies == {"line 0", "line 1", "line 2"}
+
+
+def test_lines_without_a_key_are_told_by_number(cli: Cli, protomq_topic: str) -> None:
+    refused = cli("send", protomq_topic, "-K", ":", stdin="a:1\nb\n", code=2)
+    assert "no ':' in line 2, 'b'" in refused.stderr
+
+
 def test_a_file_becomes_one_message(cli: Cli, protomq_topic: str, tmp_path: Path) -> None:
     path = tmp_path / "body"
     path.write_bytes(b"\xff\x00\n")
