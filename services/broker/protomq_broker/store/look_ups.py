@@ -233,7 +233,10 @@ class MessageLookUps:
             if first >= following:
                 continue
             offset = max(first, queue.first_at_or_beyond(position))
-            if is_exact and not (offset < following and queue.entry(offset)[0] == position):
+            stands_there = offset < following and (
+                not is_exact or queue.entry(offset)[0] == position
+            )
+            if not stands_there:
                 sizes = queue.entries(first, following - first)["size"]
                 if np.count_nonzero(sizes) == following - first:
                     continue  # it knows all of these, and none stands there

@@ -200,6 +200,22 @@ def test_what_is_damaged_is_told_also_where_what_is_derived_was_made_anew(
         store.close()
 
 
+def test_with_the_last_segment_missing_sound_messages_are_found_and_the_others_told() -> None:
+    disk = SimDisk()
+    store = filled_store(disk)
+    positions = [position_of(store, index) for index in range(COUNT)]
+    base = positions[-1] - positions[-1] % SEGMENT
+    store.close()
+    disk.remove(f"/s/commitlog/{base:020d}")
+    for _ in range(2):
+        store = open_store(disk, corruption="quarantine")
+        for index in range(0, COUNT, 3):
+            is_lost = positions[index] >= base
+            found, error = by_key(store, topic_of(index), f"k{index}")
+            assert (found, error is not None) == (([], True) if is_lost else ([index], False))
+        store.close()
+
+
 @pytest.mark.parametrize("derived_lost", [(), ("index",), ("index", "consumequeue")])
 @pytest.mark.parametrize("kind", ["flip", "middle segment missing", "last segment missing"])
 def test_after_a_repair_what_is_sound_is_found_and_look_ups_say_nothing_of_the_rest(
