@@ -338,7 +338,9 @@ def grpc_slow_readers(enemy: Enemy) -> None:
             before = sum(enemy.statuses.values()) - enemy.statuses[0]
             for payload in payloads * 3:
                 _grpc_call(enemy, channel, PATHS[1], payload)
-            assert sum(enemy.statuses.values()) - enemy.statuses[0] == before, "an honest pull failed"
+            assert sum(enemy.statuses.values()) - enemy.statuses[0] == before, (
+                "an honest pull failed"
+            )
 
 
 def _http2(kind: int, flags: int, stream: int, payload: bytes) -> bytes:

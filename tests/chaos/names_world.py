@@ -1,8 +1,8 @@
 """Two brokers with one name and a store each, started, killed, stopped, frozen and thawed beside name servers that are restarted.
 
-    N1   as long as a name server can be asked, at most one of the two takes sends, and it is the one in the routes
-    N2   a broker that has the name and is not touched keeps it, in the routes of every name server too
-    N3   while it has it, the other one does not start
+N1   as long as a name server can be asked, at most one of the two takes sends, and it is the one in the routes
+N2   a broker that has the name and is not touched keeps it, in the routes of every name server too
+N3   while it has it, the other one does not start
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class NamesWorld:
         self._stack = stack
         self._ports = [(_free_port(), _free_port()) for _ in range(self.rng.choice((1, 2)))]
         self._name_servers = [ExitStack() for _ in self._ports]
-        self.name_servers: list[Namesrv] = [self._start_name_server(i) for i in range(len(self._ports))]
+        self.name_servers: list[Namesrv] = [
+            self._start_name_server(i) for i in range(len(self._ports))
+        ]
         stack.callback(self._end)
 
     def round(self) -> None:
@@ -116,7 +118,9 @@ class NamesWorld:
             self._broken("N1", wrong)
         owners = [name for name in self.brokers if self._takes_sends(name)]
         if self.owner and owners != [self.owner]:
-            self._broken("N2", f"{self.owner} had the name and was not touched; now it is with {owners}")
+            self._broken(
+                "N2", f"{self.owner} had the name and was not touched; now it is with {owners}"
+            )
         self.owner = owners[0] if len(owners) == 1 else ""
 
     def _n1(self) -> str:

@@ -516,7 +516,9 @@ def _checkpoint_ahead() -> Any:
 
 def _reads_beyond_the_end() -> Any:
     """Under SYNC_FLUSH messages are readable before they are synced."""
-    return _patch(Positions, "readable", property(lambda self: self.appended, lambda self, position: None))
+    return _patch(
+        Positions, "readable", property(lambda self: self.appended, lambda self, position: None)
+    )
 
 
 def _read_too_early(seed: int) -> list[Violation]:
@@ -834,7 +836,11 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted("flips a bit of a key, seen in the log", _flips_a_bit_of_a_key, _keys_in_the_log),
     Planted("renames before the sync", _file_without_a_sync, settings),
     Planted("forgets idle groups", _idle_groups_are_forgotten, idle_group),
-    Planted("answers commits before the append", _commits_are_answered_before_they_are_appended, settings),
+    Planted(
+        "answers commits before the append",
+        _commits_are_answered_before_they_are_appended,
+        settings,
+    ),
     Planted("deletes segments in one go", _segments_deleted_in_one_go, retention),
     Planted("believes a flipped entry", _believes_every_entry, _flipped_entries),
     Planted("heals without the log", _heals_without_the_log, _damaged_while_open),

@@ -121,7 +121,12 @@ class SparkWorld:
         if bug:
             write_format = "protomq-recorded"
             write |= {"record.folder": str(self._folder / "records"), "record.bug": bug}
-        query = {"read_format": "protomq", "read": read, "write_format": write_format, "write": write}
+        query = {
+            "read_format": "protomq",
+            "read": read,
+            "write_format": write_format,
+            "write": write,
+        }
         query["checkpoint"] = str(self._folder / "checkpoint")
         return {
             "master": "local[2,4]", "warehouse": str(self._folder / "warehouse"), "queries": [query],
@@ -313,7 +318,9 @@ class SparkWorld:
         log = self._folder / "driver.log"
         if not self._driver.wait(END_TIMEOUT_S):
             tail = log.read_text()[-3000:]
-            return [Violation("I2", f"no fault is left, and Spark does not come to its end:\n{tail}")]
+            return [
+                Violation("I2", f"no fault is left, and Spark does not come to its end:\n{tail}")
+            ]
         return []
 
     def check(self) -> list[Violation]:
@@ -343,7 +350,9 @@ class SparkWorld:
 
     def _failures(self) -> list[Violation]:
         path = self._folder / "failures"
-        texts = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        texts = (
+            [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        )
         self.counts["query failures"] += len(texts)
         found = [
             Violation("I1", f"the query failed with {text[:3000]}")
@@ -352,7 +361,9 @@ class SparkWorld:
         ]
         if len(texts) > self._workers_killed:
             found.append(
-                Violation("I1", f"{self._workers_killed} workers killed, {len(texts)} failures: {texts}")
+                Violation(
+                    "I1", f"{self._workers_killed} workers killed, {len(texts)} failures: {texts}"
+                )
             )
         return found
 

@@ -645,9 +645,27 @@ def _check_quarantine(
         found += _check_served(again, _places_then(world), start, stop, None)
         found += _check_looked_up(again, counted)
         again.close()
+        found += _check_ends_without_caches(again)
     except Exception as error:
         return [Violation("D8", f"the store does not start or go on: {error!r}")]
     return found
+
+
+def _check_ends_without_caches(world: StoreWorld) -> list[Violation]:
+    """Of a store that is closed the derived files are deleted: no queue ends earlier than before, and what its readers get is the same."""
+    before = {(q["topic"], q["queue"]): q for q in last_scan(world.history.events)["queues"]}
+    for folder in ("consumequeue", "index", "repeatedsends", "boundaries"):
+        world.disk.remove(f"{ROOT}/{folder}")
+    world.open()
+    world.scan()
+    after = {(q["topic"], q["queue"]): q for q in last_scan(world.history.events)["queues"]}
+    world.close()
+    return [
+        Violation("D8", f"(caches deleted) {key} is {after.get(key)}, it was {queue}"[:2000])
+        for key, queue in before.items()
+        if key not in after
+        or (after[key]["holes"], after[key]["records"]) != (queue["holes"], queue["records"])
+    ]
 
 
 def _places_then(world: StoreWorld) -> Baseline:
@@ -670,6 +688,7 @@ def _check_repair(
         again.open()
         found += _check_served(again, _places_then(world), start, stop, None)
         again.close()
+        found += _check_ends_without_caches(again)
     except Exception as error:
         return [Violation("D8", f"the repaired store does not start or go on: {error!r}")]
     return found + parse_log(again.files()).violations

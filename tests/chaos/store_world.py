@@ -205,8 +205,7 @@ class StoreWorld:
         other.history.now_ns = other._tick
         other.history._calls = self.history._calls
         senders = {
-            id(sender): replace(sender, uncertain=[])
-            for sender in (*self.senders, self.anonymous)
+            id(sender): replace(sender, uncertain=[]) for sender in (*self.senders, self.anonymous)
         }
         other.senders = [senders[id(sender)] for sender in self.senders]
         other.anonymous = senders[id(self.anonymous)]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Final
@@ -134,6 +134,11 @@ class ConsumeQueueTable:
     def topics(self) -> list[str]:
         """All topics that have a queue."""
         return list(self._queues)
+
+    def all(self) -> Iterator[ConsumeQueue]:
+        """All queues."""
+        for queues in list(self._queues.values()):
+            yield from list(queues.values())
 
     def queue_count(self) -> int:
         """Number of queues."""

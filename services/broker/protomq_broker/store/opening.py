@@ -15,8 +15,6 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from protomq.wire.record import PHYSICAL_OFFSET_AT
-
 from .append import AppendRequest, CorruptRecordError, ScannedRecords
 from .boundaries import BoundaryFiles
 from .checked_segment import Stretch, stretch_of
@@ -24,10 +22,11 @@ from .checkpoint import Checkpoint
 from .config import FORMAT_VERSION, StoreConfig, check_format
 from .consume_queue import ConsumeQueueDamagedError
 from .consume_queue_table import ConsumeQueueTable
-from .disk import Disk, read_fully, read_json, sync_names_above
+from .disk import Disk, read_json, sync_names_above
 from .errors import CorruptLogError, StoreSettingsError
 from .index import MessageIndex
-from .queue_ends import forget_saved_ends, read_saved_ends, save_ends
+from .lost_records import records_that_seem_whole
+from .queue_ends import ends_in, keep_ends_of_damage, read_saved_ends, save_ends
 from .record_scan import read_trailers
 from .recovery import (
     CorruptionMode,
@@ -42,7 +41,7 @@ from .recovery import (
     skips_of,
 )
 from .repeated_sends import RepeatedSends
-from .seals import LogWalker, WalkedBlock, find_fields
+from .seals import LogWalker, WalkedBlock
 from .segment import SEGMENT_NAME, SegmentFolder
 from .side_files import SideFileDamagedError, read_json_file, size_of_file, write_json_file
 from .topics import TopicTable, incarnation_of_first
@@ -193,7 +192,8 @@ def recover_store(
         structure.truncate(recovered.tail.position)
     queues.keep_ends(recovered.damaged, deleted, recovered.tail.position)
     queues.forget_deleted(deleted)
-    forget_saved_ends(disk, config_folder)
+    ends = ends_in(queues.all(), recovered.damaged)
+    keep_ends_of_damage(disk, config_folder, recovered.damaged, ends)
     return recovered
 
 
@@ -419,27 +419,10 @@ class _Replay:
         """
         if self._queues not in self._derived:
             return
-        for segment in self._folder.overlapping(start, end):
-            base = max(start, segment.base_position)
-            size = min(end, segment.end_position) - base
-            data = read_fully(self._disk, segment.fd, size, base - segment.base_position)
-            starts, sizes = find_fields(data)
-            rows = [
-                row
-                for row, (at, field_size) in enumerate(zip(starts, sizes, strict=True))
-                if _stamped_position(data, at + field_size) == base + at
-            ]
-            for row in rows:
-                self._save_offset(data, base, starts[row], sizes[row])
-
-    def _save_offset(self, data: bytes, base: int, at: int, size: int) -> None:
-        try:
-            record = read_trailers(data, base, np.array([at], np.int64), np.array([size], np.int64))
-        except (CorruptRecordError, ValueError):
-            return
-        queue = self._queues.find(record.topics[0], int(record.queue_ids[0]))
-        if queue is not None and queue.end_offset == int(record.queue_offsets[0]):
-            self._queues.replay(record)
+        for record in records_that_seem_whole(self._disk, self._folder, start, end):
+            queue = self._queues.find(record.topics[0], int(record.queue_ids[0]))
+            if queue is not None and queue.end_offset == int(record.queue_offsets[0]):
+                self._queues.replay(record)
 
 
 def _without_deleted(records: ScannedRecords, deleted: Mapping[str, int]) -> ScannedRecords:
@@ -450,7 +433,8 @@ def _without_deleted(records: ScannedRecords, deleted: Mapping[str, int]) -> Sca
     columns = {
         field.name: getattr(records, field.name)[kept]
         for field in fields(records)
-        if field.name not in ("topics", "more_keys")  # a key that leads to what is gone is passed over
+        if field.name
+        not in ("topics", "more_keys")  # a key that leads to what is gone is passed over
     }
     return replace(records, **columns)
 
@@ -466,7 +450,3 @@ def _is_owned(records: ScannedRecords, deleted: Mapping[str, int]) -> NDArray[np
     ends = np.array([deleted.get(topic, 0) for topic in records.topics], np.int64)
     owned: NDArray[np.bool_] = records.positions >= ends[records.topic_indexes]
     return owned
-
-
-def _stamped_position(data: bytes, end: int) -> int:
-    return int.from_bytes(data[end + PHYSICAL_OFFSET_AT : end], "little")

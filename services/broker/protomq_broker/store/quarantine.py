@@ -11,6 +11,7 @@ from .consume_queue import ConsumeQueueDamagedError
 from .consume_queue_table import ConsumeQueueTable
 from .disk import Disk
 from .offsets import OFFSETS_TOPIC
+from .queue_ends import ends_in, keep_ends_of_damage
 from .recovery import DamagedRange, is_repaired, merged_ranges, write_quarantine
 from .segment import SegmentFolder
 
@@ -69,6 +70,7 @@ class Quarantine:
                 self._warning_of(damage),
             )
             self.ranges = merged_ranges([*known, damage])
+            self._keep_ends([damage])
             write_quarantine(self._disk, self._path, self.ranges)
 
     def is_repaired(self, damage: DamagedRange) -> bool:
@@ -81,8 +83,16 @@ class Quarantine:
     def forget_below(self, position: int) -> None:
         """The log begins at `position` now."""
         with self._lock:
-            self.ranges = [damage for damage in self.ranges if damage.end_position > position]
             self._repaired.clear()
+            kept = [damage for damage in self.ranges if damage.end_position > position]
+            if len(kept) < len(self.ranges):
+                self.ranges = kept
+                self._keep_ends([])
+
+    def _keep_ends(self, found: Sequence[DamagedRange]) -> None:
+        """Remembers beside the log how far the queues went in it: their files may be deleted, and the log does not tell any more."""
+        folder = self._path.rpartition("/")[0]
+        keep_ends_of_damage(self._disk, folder, self.ranges, ends_in(self._queues.all(), found))
 
     def _warning_of(self, damage: DamagedRange) -> str:
         """What the broker's own records in a range say is lost with it, as far as their queue tells; "" if none stand there."""

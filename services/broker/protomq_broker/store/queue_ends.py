@@ -1,20 +1,26 @@
-"""How far consume queues went, by what their files hold behind the table's position.
+"""How far consume queues went, where the log alone would not tell.
 
-A start believes the table, and makes what lies behind it from the log. Where the log has lost a part, the entries behind the table's
-position are all that is left of those messages: they are never served, but their offsets must not be given again, and readers are told.
+A start believes the table, and makes what lies behind it from the log. Where the log has lost a part, the entries of the queues are all
+that is left of those messages: they are never served, but their offsets must not be given again, and readers are told. Since the files
+of queues may be deleted, the ends of queues in damaged ranges stand in config/ too, for as long as the ranges are in the log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
 
+from .consume_queue import ConsumeQueue, ConsumeQueueDamagedError
 from .disk import Disk, read_fully, remove_file
 from .entry_check import salt_of, which_hold
+from .recovery import DamagedRange
 from .selection import ENTRY_SIZE_BYTES
 from .side_files import SideFileDamagedError, read_json_file, write_json_file
+
+log = logging.getLogger(__name__)
 
 LOOK_COUNT: Final = 3_200
 """Entries at the end of a file that are looked at: the last ones may be torn."""
@@ -79,20 +85,59 @@ def ends_below(disk: Disk, folder: str, path: str) -> Iterator[QueueEnd]:
                 return
 
 
+def ends_in(queues: Iterable[ConsumeQueue], damaged: Sequence[DamagedRange]) -> list[QueueEnd]:
+    """How far the queues went within each damaged range; of those that have nothing there, nothing."""
+    ends = []
+    for queue in queues:
+        for damage in damaged:
+            try:
+                end_offset = queue.first_at_or_beyond(damage.end_position)
+                if queue.first_at_or_beyond(damage.start_position) == end_offset:
+                    continue
+                position, size, _ = queue.entry(end_offset - 1)
+            except ConsumeQueueDamagedError:  # nothing is given again that it may have had
+                end_offset, position, size = queue.end_offset, damage.start_position, 0
+            ends.append(
+                QueueEnd(
+                    queue.topic, queue.queue_id, queue.known_min_offset, end_offset, position, position + size,
+                )
+            )  # fmt: skip
+    return ends
+
+
+def keep_ends_of_damage(
+    disk: Disk, config_folder: str, damaged: Sequence[DamagedRange], ends: Iterable[QueueEnd]
+) -> None:
+    """Keeps those of `ends`, and of those kept before, that stand in damaged ranges: all that the log has of these messages may go."""
+    furthest: dict[tuple[str, int, int], QueueEnd] = {}
+    for end in (*read_saved_ends(disk, config_folder), *ends):
+        for damage in damaged:
+            if damage.start_position <= end.position < damage.end_position:
+                key = (end.topic, end.queue_id, damage.start_position)
+                if key not in furthest or furthest[key].end_offset < end.end_offset:
+                    furthest[key] = end
+    kept = [furthest[key] for key in sorted(furthest)]
+    if not kept:
+        remove_file(disk, f"{config_folder}/{FILE_NAME}")
+    elif kept != read_saved_ends(disk, config_folder):
+        save_ends(disk, config_folder, kept)
+
+
 def save_ends(disk: Disk, config_folder: str, ends: Iterable[QueueEnd]) -> None:
     """Keeps the ends for the next start: this one ends here, and the files have been cut."""
     write_json_file(disk, f"{config_folder}/{FILE_NAME}", {"ends": list(ends)})
 
 
 def read_saved_ends(disk: Disk, config_folder: str) -> list[QueueEnd]:
-    """What `save_ends` has kept; nothing if that does not hold."""
+    """What is kept; nothing if that does not hold, which is said."""
     try:
-        content = read_json_file(disk, f"{config_folder}/{FILE_NAME}") or {}
+        content = read_json_file(disk, f"{config_folder}/{FILE_NAME}") or {"ends": ()}
         return [QueueEnd(str(end[0]), *map(int, end[1:])) for end in content["ends"]]
-    except (SideFileDamagedError, KeyError, TypeError, ValueError, IndexError):
+    except (SideFileDamagedError, KeyError, TypeError, ValueError, IndexError) as error:
+        log.error(
+            "%s/%s: how far queues went in damaged ranges is forgotten: %s",
+            config_folder,
+            FILE_NAME,
+            error,
+        )
         return []
-
-
-def forget_saved_ends(disk: Disk, config_folder: str) -> None:
-    """A start has taken them over."""
-    remove_file(disk, f"{config_folder}/{FILE_NAME}")

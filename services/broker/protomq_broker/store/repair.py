@@ -5,7 +5,8 @@ A damaged range cannot be made good without a replica. Repair takes it out so th
 1. The bytes are copied into the folder of the caller's choice, synced, before anything is touched.
 2. The range is filled with padding appends. The last one ends in the very CRC with which the append behind it goes on (four bytes of its
    padding see to that, see crc_forge.py), so everything behind stays as it is, byte for byte.
-3. The range stays in config/quarantine.json: the offsets of the lost messages are answered with an error, never with other messages.
+3. The range stays in config/quarantine.json, and how far queues went in it in config/queue_ends.json: the offsets of the lost messages are
+   answered with an error, never with other messages.
 
 A torn tail is copied and cut, as a start would do. Interrupted, it can be run again.
 """
@@ -27,7 +28,9 @@ from .crc_forge import bytes_between, unwind_crc32c
 from .disk import Disk, read_fully, sync_names_above, write_file_atomically, write_fully
 from .errors import StoreError
 from .lock import StoreLock
+from .lost_records import EndsByLog
 from .offline import OfflineStore, open_offline
+from .queue_ends import QueueEnd, ends_below, read_saved_ends, save_ends
 from .recovery import DamagedRange, has_bytes_behind, is_filled, merged_ranges, write_quarantine
 from .seals import APPEND_SIZE_MAX_BYTES, encode_head, encode_padding
 from .segment import SegmentFile
@@ -68,26 +71,32 @@ def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) 
         position, crc, store_time_ms = start.position, start.crc32c or 0, 0
         found: list[tuple[DamagedRange, int, int]] = []
         set_aside = deque(store.damaged)
+        ends = EndsByLog(disk, store.folder)
         for item in find_damage(store, start):
             base = item.start_position if isinstance(item, DamagedRange) else item.base_position
             while set_aside and set_aside[0].start_position < base:
                 # A walk passes over what was set aside while the store was open.
                 damage = set_aside.popleft()
                 if damage.start_position == position:  # else it is part of what was found here
+                    ends.pass_over(damage)
                     found.append((damage, crc, store_time_ms))
                     position, crc = damage.end_position, damage.previous_crc32c
             if isinstance(item, DamagedRange):
+                ends.pass_over(item)
                 found.append((item, crc, store_time_ms))
                 position, crc = item.end_position, item.previous_crc32c
             else:
+                ends.take(item)
                 position, crc = item.base_position + item.size_bytes, item.seals[-1].crc32c
                 store_time_ms = item.seals[-1].store_time_ms
         for damage in set_aside:
             if damage.start_position == position:
+                ends.pass_over(damage)
                 found.append((damage, crc, store_time_ms))
                 position, crc = damage.end_position, damage.previous_crc32c
         found = [each for each in found if not is_filled(disk, store.folder, each[0], each[1])]
         done = _forget_below(store, start.position)
+        _keep_ends(store, [damage for damage, _, _ in found], ends.found)
         for damage, previous_crc32c, time_ms in found:
             done.append(_take_out(store, damage, previous_crc32c, time_ms, str(keep_dir)))
         if has_bytes_behind(disk, store.folder, position):
@@ -102,6 +111,21 @@ def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) 
         return done
     finally:
         lock.release()
+
+
+def _keep_ends(store: OfflineStore, found: list[DamagedRange], ends: list[QueueEnd]) -> None:
+    """Before anything is filled: how far the queues went there, by the log itself and by what a start would go by."""
+    folder, config_folder = f"{store.root}/consumequeue", f"{store.root}/config"
+    if store.disk.is_folder(folder):
+        ends = [*ends, *ends_below(store.disk, folder, folder)]
+    there = [
+        end
+        for end in ends
+        if any(damage.start_position <= end.position < damage.end_position for damage in found)
+    ]
+    if there:
+        kept = read_saved_ends(store.disk, config_folder)
+        save_ends(store.disk, config_folder, dict.fromkeys([*kept, *there]))
 
 
 def _take_out(

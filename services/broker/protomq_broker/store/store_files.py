@@ -95,9 +95,7 @@ class StoreFiles:
     def rebuild_queues(self, recovered: RecoveredLog) -> None:
         """Makes the consume queues anew from the log."""
         deleted = self.topics.deleted
-        rebuild_queues(
-            self.disk, self.folder, self._checkpoint(), recovered, self.queues, deleted
-        )
+        rebuild_queues(self.disk, self.folder, self._checkpoint(), recovered, self.queues, deleted)
 
     @property
     def _checkpoint_path(self) -> str:

@@ -21,6 +21,7 @@ from protomq_broker.store.disk import write_file_atomically
 from protomq_broker.store.entry_check import salt_of, sealed
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.reading import ReadStatus
+from protomq_broker.store.repair import repair
 from protomq_broker.store.seals import LogWalker
 from protomq_broker.store.store import Store
 
@@ -201,7 +202,9 @@ def test_no_queue_ends_early_where_only_its_files_tell_of_lost_messages(
     store = open_store(disk)
     check_nothing_wrong(store)
     send_more(store)
-    assert "/s/config/queue_ends.json" not in disk.files()
+    store.close()
+    disk.remove("/s/consumequeue")
+    check_nothing_wrong(open_store(disk))
 
 
 def test_a_queue_whose_first_messages_are_lost_does_not_begin_late() -> None:
@@ -532,3 +535,66 @@ def test_an_entry_that_holds_and_leads_to_another_message_is_not_believed(how: s
         store._keeper.turn()
     check_nothing_wrong(store, lost_some=False)
     assert store.healed_file_count == 1
+
+
+def delete_caches(disk: SimDisk) -> None:
+    for folder in ("consumequeue", "index", "repeatedsends", "boundaries"):
+        disk.remove(f"/s/{folder}")
+
+
+@pytest.mark.parametrize("is_repaired", [False, True])
+@pytest.mark.parametrize("harm", HARMS)
+def test_ends_that_stood_in_a_range_set_aside_outlive_the_caches(
+    harm: Callable[[SimDisk, int], None], is_repaired: bool
+) -> None:
+    disk = SimDisk()
+    store = filled_store(disk)
+    end = store.appended_position
+    store.close()
+    harm(disk, end)
+    store = open_store(disk, corruption="quarantine")
+    lost = check_nothing_wrong(store)
+    store.close()
+    if is_repaired:
+        repair("/s", "/kept", disk=disk)
+    for _ in range(2):
+        delete_caches(disk)
+        store = open_store(disk)
+        assert check_nothing_wrong(store) == lost
+        store.close()
+    delete_caches(disk)
+    send_more(open_store(disk))
+
+
+@pytest.mark.parametrize("has_queues", [False, True])
+@pytest.mark.parametrize("how", ["met while open", "met by nobody before the repair"])
+def test_the_last_message_of_a_queue_that_is_damaged_and_repaired_keeps_its_offset(
+    how: str, has_queues: bool
+) -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    for index in range(20):
+        store.append([make_request([body_of(index)], queue_id=0)])
+    position = store.appended_position
+    store.append([make_request([body_of(20)], queue_id=0, key="last")])
+    for index in range(COUNT):
+        store.append([make_request([body_of(index)], queue_id=1)])
+    store.close()
+    disk.flip_bit(segment_path(position), (position % SEGMENT + 50) * 8)
+    if how == "met while open":
+        store = open_store(disk, corruption="quarantine")
+        assert scan(store, 0)[1] == [20]
+        store.close()
+    if not has_queues:
+        delete_caches(disk)
+    repair("/s", "/kept", disk=disk)
+    for _ in range(2):
+        delete_caches(disk)
+        store = open_store(disk)
+        assert store.queue_range("topic", 0) == (0, 21)
+        assert scan(store, 0)[1] == [20]
+        store.close()
+    store = open_store(disk)
+    request = make_request([b"more"], queue_id=0)
+    store.append([request])
+    assert request.queue_offset == 21

@@ -30,7 +30,9 @@ def test_the_largest_number_reads_back(root: str) -> None:
 
 
 @pytest.mark.parametrize("bit", range(20 * 8))
-def test_a_damaged_number_is_never_used(root: str, bit: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_number_is_never_used(
+    root: str, bit: int, caplog: pytest.LogCaptureFixture
+) -> None:
     store_id(Disk(), root, lambda: 7)
     path = Path(root) / "config/storeId"
     content = bytearray(path.read_bytes())

@@ -306,7 +306,10 @@ def test_a_deleted_group_does_not_come_back_by_the_loss_of_any_cache(
             disk.remove(f"/s/{name}")
     store = open_store(disk)
     assert store.offsets.groups() == {"again": ["topic"]}
-    assert (committed(store, "again", "topic", 0), committed(store, "again", "topic", 1)) == (None, 7)
+    assert (committed(store, "again", "topic", 0), committed(store, "again", "topic", 1)) == (
+        None,
+        7,
+    )
 
 
 def test_a_deleted_group_does_not_come_back_when_segments_go() -> None:

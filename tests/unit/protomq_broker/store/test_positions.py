@@ -46,4 +46,6 @@ def test_all_listeners_are_told_though_one_fails(caplog: pytest.LogCaptureFixtur
     positions.note_flushed(0)
     positions.note_failed()
     assert told == [0, 0]
-    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == ["a defect"] * 2
+    assert [str(record.exc_info[1]) for record in caplog.records if record.exc_info] == [
+        "a defect"
+    ] * 2

@@ -129,7 +129,9 @@ def test_records_of_one_size_are_proved_and_stamped(count: int, topic: str, size
 def test_records_of_one_size_with_bodies_of_different_sizes_are_proved() -> None:
     template = layout.RecordTemplate(TOPIC, 1, 1)
     records = [
-        template.encode(b"b" * (10 + i % 3), i, 1, key="k", front=layout.encode_front(["k" * (5 - i % 3)]))
+        template.encode(
+            b"b" * (10 + i % 3), i, 1, key="k", front=layout.encode_front(["k" * (5 - i % 3)])
+        )
         for i in range(30)
     ]
     assert len({len(record) for record in records}) == 1
@@ -375,9 +377,13 @@ def test_scan_of_garbage_names_the_position() -> None:
     st.one_of(
         st.binary(min_size=1, max_size=12),
         st.lists(
-            st.one_of(st.sampled_from([0x12, 0x1A, 0, 1, 2, 3, 65, 66]), st.integers(0, 255)), min_size=1, max_size=9
+            st.one_of(st.sampled_from([0x12, 0x1A, 0, 1, 2, 3, 65, 66]), st.integers(0, 255)),
+            min_size=1,
+            max_size=9,
         ).map(bytes),
-        st.tuples(st.text(max_size=3), st.text(max_size=3)).map(lambda names: layout.encode_front(names[:1], names[1])),
+        st.tuples(st.text(max_size=3), st.text(max_size=3)).map(
+            lambda names: layout.encode_front(names[:1], names[1])
+        ),
     ),
     st.booleans(),
     st.booleans(),

@@ -183,7 +183,9 @@ def test_settings_that_are_damaged_come_back_from_the_segments(
         assert f"{path} is damaged" in caplog.text
 
 
-def test_settings_that_are_missing_are_made_anew_by_a_start_and_the_offline_commands_say_so() -> None:
+def test_settings_that_are_missing_are_made_anew_by_a_start_and_the_offline_commands_say_so() -> (
+    None
+):
     disk = SimDisk()
     open_store(disk).close()
     path = "/s/config/store.json"
