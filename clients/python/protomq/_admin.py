@@ -26,6 +26,7 @@ from ._checks import (
     checked_texts,
     explain_unknown_settings,
 )
+from ._late_imports import load_needed_modules
 from ._message import Message, field_values
 from ._routes import Routes
 from ._transport import SyncTransport, TransportOptions
@@ -248,6 +249,7 @@ class Admin:
                 transport, client_id=client_id, peer_timeout_s=peer_timeout_s, spin=spin
             )
         )
+        load_needed_modules("protomq.v1.admin_service_pb2", "protomq.v1.topic_pb2")
         self._routes = Routes(self._transport, namesrv)
         self._closed = False
 

@@ -14,6 +14,7 @@ from ._at_exit import call_at_exit, warn_of_loss
 from ._batching import PreparedRecord, split_records
 from ._checks import check_batch, check_queue, check_seconds, check_selector, check_topic
 from ._forks import call_after_fork
+from ._late_imports import fork_waits
 from ._lines import take_batch
 from ._methods import SEND
 from ._outgoing import BatchResult, OutgoingMessage, SendResult, Stored
@@ -450,7 +451,8 @@ class AsyncProducer:
     async def _retry(
         self, request: Request, route: Route, deadline_s: float, error: ProtomqError
     ) -> Stored:
-        from tenacity import AsyncRetrying
+        with fork_waits:
+            from tenacity import AsyncRetrying
 
         retries = RequestRetries(self._core, request, deadline_s, route, self._routes.invalidate)
         first_error: ProtomqError | None = error

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from ._late_imports import fork_waits, load_needed_modules
 from ._remoting_async import AsyncConnection
 from ._remoting_hello import split_address
 from ._transport import Choice, Kind, TransportOptions
@@ -31,6 +32,7 @@ class AsyncTransport:
     """Calls from coroutines: pipelined on one connection per server and lane."""
 
     def __init__(self, options: TransportOptions | None = None) -> None:
+        load_needed_modules()
         self.options = options or TransportOptions()
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -207,7 +209,8 @@ class AsyncTransport:
             self._loop = loop
 
     def _grpc_link(self, grpc_address: str) -> AioGrpcLink:
-        from ._grpc_transport import AioGrpcLink
+        with fork_waits:
+            from ._grpc_transport import AioGrpcLink
 
         link = self._grpc_links.get(grpc_address)
         if link is None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final, ParamSpec
 
+from ._late_imports import fork_waits
 from ._types import MessageQueue
 from .errors import ConfigurationError, WrongTypeError
 
@@ -254,7 +255,8 @@ def check_settings(client: str, given: Iterable[str], known: Sequence[str]) -> N
     """Raises WrongTypeError for a keyword that a constructor does not have."""
     for name in given:
         if name not in known:
-            import difflib
+            with fork_waits:
+                import difflib
 
             # A part of a longer name first: "timeout" is meant for send_timeout_s, however unlike they are.
             like = [other for other in known if name.strip("_") in other] or difflib.get_close_matches(

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from itertools import repeat
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from ._late_imports import fork_waits
 from ._message import (
     CONTIGUOUS_MAX_BYTES,
     TRAILER_SIZE_MIN_BYTES,
@@ -206,7 +207,8 @@ class AnswerMessages:
         self._queue = queue
         self._columns: RecordColumns | None = None
         if len(answer.starts) >= _COLUMNS_COUNT_MIN:
-            from ._record_columns import locate_records
+            with fork_waits:
+                from ._record_columns import locate_records
 
             self._columns = locate_records(
                 answer.raw, answer.base, answer.starts, answer.sizes, len(queue.topic)

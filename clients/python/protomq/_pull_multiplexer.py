@@ -18,6 +18,7 @@ import time
 from typing import Any, Final, NamedTuple
 
 from . import _methods
+from ._late_imports import fork_waits
 from ._pull_logic import Ticket
 from ._remoting_hello import error_of_answer
 from ._remoting_sync import PipelinedConnection
@@ -254,7 +255,8 @@ class PullMultiplexer:
 
     def _grpc_ended(self, ticket: Ticket, call: Any) -> None:
         """Runs in a thread of gRPC's."""
-        from ._grpc_transport import outcome_of_future
+        with fork_waits:
+            from ._grpc_transport import outcome_of_future
 
         self._grpc_calls.discard(call)
         self._reports.put(Outcome(ticket, outcome_of_future(call, _methods.PULL)))

@@ -24,6 +24,7 @@ from enum import Enum
 from typing import Any, Final
 
 from ._checks import check_count
+from ._late_imports import fork_waits
 from .errors import ConnectFailedError, ConnectionLostError, NoRouteError, ProtomqError
 
 ATTEMPT_TIMEOUT_MIN_S: Final = 0.5
@@ -124,7 +125,8 @@ def backoff_delay(
 
 def tenacity_options(decide: Callable[[ProtomqError], float | None]) -> dict[str, Any]:
     """Arguments for tenacity.Retrying or AsyncRetrying. `decide` answers the seconds to wait after an error, or None to give up."""
-    import tenacity  # 30 ms of import, and most processes never need a retry.
+    with fork_waits:
+        import tenacity  # 30 ms of import, and most processes never need a retry.
 
     decided: list[float] = [0.0]
 

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from . import _methods
+from ._late_imports import fork_waits
 from ._outages import Outages
 from ._remoting_hello import split_address
 from ._types import BrokerAddress, MessageQueue, MethodInfo, Permission, Route
@@ -85,8 +86,9 @@ class NameServerList:
 
     def read_url(self, timeout_s: float, now_s: float) -> None:
         """Reads the URL; a failure keeps what was known. Blocks."""
-        import http.client
-        import urllib.request
+        with fork_waits:
+            import http.client
+            import urllib.request
 
         # The next attempt after a failure comes soon, but not with every call.
         self._read_at_s = now_s - URL_REREAD_S + RETRY_AFTER_FAILURE_S

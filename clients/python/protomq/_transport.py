@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
 from . import _forks
 from ._checks import check_count, check_flag, check_seconds, check_text
+from ._late_imports import fork_waits, load_needed_modules
 from ._remoting_hello import ForeignProtocolError
 from ._remoting_sync import ConnectionPool, PipelinedConnection, probe
 from ._types import PEER_TIMEOUT_S, BrokerAddress, MethodInfo
@@ -166,6 +167,7 @@ class SyncTransport:
     """
 
     def __init__(self, options: TransportOptions | None = None) -> None:
+        load_needed_modules()
         self.options = options or TransportOptions()
         self._closed = False
         self._start()
@@ -346,7 +348,8 @@ class SyncTransport:
         return link
 
     def _grpc_link(self, grpc_address: str) -> GrpcLink:
-        from ._grpc_transport import GrpcLink  # grpc is loaded where it is needed only.
+        with fork_waits:
+            from ._grpc_transport import GrpcLink  # grpc is loaded where it is needed only.
 
         with self._lock:
             link = self._grpc_links.get(grpc_address)
