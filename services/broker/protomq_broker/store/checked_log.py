@@ -339,7 +339,10 @@ class CheckedLog:
             return 0
         if base == self._folder.first_position:
             return self._log_start().crc32c
-        before, file = self._segments.get(base - self._folder.segment_size_bytes), self._folder.at(base - 1)
+        before, file = (
+            self._segments.get(base - self._folder.segment_size_bytes),
+            self._folder.at(base - 1),
+        )
         if before is not None and file is not None:
             self._doubt_lost(before, file, base - READ_BEHIND_BYTES, base)
         return chain_at_end(file)

@@ -157,9 +157,7 @@ class CheckedSegment:
         good.insert(index, good[index - 1])
         self.pieces = Pieces(positions, crcs, good)
 
-    def note(
-        self, walked: Stretch, piece_size_bytes: int, doubt_count: int | None = None
-    ) -> None:
+    def note(self, walked: Stretch, piece_size_bytes: int, doubt_count: int | None = None) -> None:
         """Appends were walked, and hold. Neighbours that hold become one piece, of this size at most: a walk may come in small steps.
 
         `doubt_count`: what it was before they were read; if there was a doubt since, only the boundaries are noted.

@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Final
@@ -81,6 +82,7 @@ class ConsumeQueueTable:
         log_start: first position that the log still has.
         damage: after `load`: why its files were not taken over; "" if they were.
         known_ends: after `load`: how far queues went where that is more than they have now.
+        keep_known_ends: called before files that tell of `known_ends` are cut or removed: a start may be killed at any time.
     """
 
     def __init__(self, disk: Disk, folder: str, *, files_max: int | None = None) -> None:
@@ -89,6 +91,8 @@ class ConsumeQueueTable:
         self.log_start = 0
         self.damage = ""
         self.known_ends: list[QueueEnd] = []
+        self.keep_known_ends: Callable[[list[QueueEnd]], None] = _ignore
+        self._cuts: list[Callable[[], None]] = []
         self._disk = disk
         self._folder = folder
         self._files = OpenFiles(disk, open_files_max() if files_max is None else files_max)
@@ -303,6 +307,11 @@ class ConsumeQueueTable:
             self._rows.set(queue.row, row.min_offset, row.end_offset, row.damaged)
             self._load_queue(queue, row.min_offset, row.end_offset, row.damaged)
         self._remove_strays()
+        if self.known_ends:
+            self.keep_known_ends(self.known_ends)
+        for cut in self._cuts:
+            cut()
+        self._cuts = []
         if self._touched:  # what is made good now is not durable before the next checkpoint
             self._write_table(position)
 
@@ -313,6 +322,8 @@ class ConsumeQueueTable:
             for queues in self._queues.values()
             for queue in queues.values()
         ]
+        if self.known_ends:
+            self.keep_known_ends(self.known_ends)
         self._files.forget_below("")
         self._clear()
         remove_file(self._disk, self._table_path)
@@ -574,7 +585,7 @@ class ConsumeQueueTable:
                 return max(min_offset, file_start + size // ENTRY_SIZE_BYTES)
             if size > wanted * ENTRY_SIZE_BYTES:
                 self._note_end(queue, path)
-                cut_file(self._disk, path, wanted * ENTRY_SIZE_BYTES)
+                self._cuts.append(partial(cut_file, self._disk, path, wanted * ENTRY_SIZE_BYTES))
             if size >= FILE_SIZE_BYTES and file_start + wanted == end_offset:
                 self._remove_files_behind(queue, path)
             offset = file_start + wanted
@@ -590,7 +601,7 @@ class ConsumeQueueTable:
             if queues is None:
                 if self._disk.is_folder(path):
                     self.known_ends += ends_below(self._disk, self._folder, path)
-                    self._remove_folder(path)
+                    self._cuts.append(partial(self._remove_folder, path))
                 else:
                     self._unlink(path)
                 continue
@@ -602,7 +613,7 @@ class ConsumeQueueTable:
             for name in self._disk.list(path):
                 if name not in known:
                     self.known_ends += ends_below(self._disk, self._folder, f"{path}/{name}")
-                    self._remove_folder(f"{path}/{name}")
+                    self._cuts.append(partial(self._remove_folder, f"{path}/{name}"))
 
     def _note_end(self, queue: ConsumeQueue, path: str) -> None:
         """A file goes on behind what the table says."""
@@ -615,7 +626,7 @@ class ConsumeQueueTable:
             path = f"{queue.folder}/{name}"
             if path > last_path:
                 self._note_end(queue, path)
-                self._unlink(path)
+                self._cuts.append(partial(self._unlink, path))
 
     def _remove_folder(self, folder: str) -> None:
         self._files.forget_below(folder)
@@ -624,6 +635,10 @@ class ConsumeQueueTable:
     def _unlink(self, path: str) -> None:
         self._files.forget(path)
         self._disk.unlink(path)
+
+
+def _ignore(_: object) -> None:
+    pass
 
 
 def _in_order(queues: Iterable[ConsumeQueue]) -> list[ConsumeQueue]:

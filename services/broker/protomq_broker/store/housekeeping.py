@@ -49,7 +49,7 @@ class StoreActions(NamedTuple):
     Attributes:
         checkpoint: makes everything durable and writes the checkpoint.
         uncheckpointed_bytes: how much was appended since the last one.
-        delete_segments_below: deletes old segments.
+        delete_segments_below: deletes old segments, fewer where some are needed; where the log starts now.
         keep_from_position: what the log has from here on is needed; None if nothing is.
         set_refusal: refuses writes with a reason, "" takes them again.
         scrub: reads some of the old segments again, given the monotonic clock.
@@ -162,8 +162,11 @@ class Housekeeper:
         decision = decide(self._state, look, self._rules)
         self._state = decision.state
         if decision.delete_below:
-            log.info("%d segments are deleted: %s", len(decision.delete), decision.reason)
-            self._actions.delete_segments_below(decision.delete_below)
+            first = self._actions.delete_segments_below(decision.delete_below)
+            # What a recovery would need stays until the next checkpoint.
+            count = sum(segment.end_position <= first for segment in decision.delete)
+            if count:
+                log.info("%d segments are deleted: %s", count, decision.reason)
         if decision.write_refusal != self._refusal:
             self._refusal = decision.write_refusal
             log.warning("writes: %s", self._refusal or "are taken again")

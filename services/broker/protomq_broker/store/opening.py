@@ -26,7 +26,7 @@ from .disk import Disk, read_json, sync_names_above
 from .errors import CorruptLogError, StoreSettingsError
 from .index import MessageIndex
 from .lost_records import records_that_seem_whole
-from .queue_ends import ends_in, keep_ends_of_damage, read_saved_ends, save_ends
+from .queue_ends import ends_in, keep_ends_of_damage, save_ends
 from .record_scan import read_trailers
 from .recovery import (
     CorruptionMode,
@@ -161,7 +161,6 @@ def recover_store(
     segments. `on_walked` is told what was walked.
     """
     config_folder = f"{root}/config"
-    queues.known_ends += read_saved_ends(disk, config_folder)
     positions = [structure.replay_from for structure in derived]
     try:
         recovered, replay = _recover(

@@ -478,9 +478,7 @@ class Store:
         check_time: Callable[[], None] = lambda: None,
     ) -> Iterator[bytes]:
         """As `MessageLookUps.by_key_hash`."""
-        return self._look_ups.by_key_hash(
-            topic, key_hash, begin_ms, end_ms, check_time=check_time
-        )
+        return self._look_ups.by_key_hash(topic, key_hash, begin_ms, end_ms, check_time=check_time)
 
     def find_by_message_id(self, topic: str, identity: Identity) -> Iterator[bytes]:
         """As `MessageLookUps.by_message_id`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from .boundaries import BoundaryFiles
@@ -19,6 +20,7 @@ from .index import MessageIndex
 from .lock import AbortFile, StoreLock
 from .log_proof import forget_unused_segments
 from .opening import Derived, check_settings, rebuild_queues, recover_store
+from .queue_ends import read_saved_ends, save_ends
 from .recovery import RecoveredLog, StartPoint
 from .repeated_sends import RepeatedSends
 from .segment import SegmentFolder
@@ -70,6 +72,9 @@ class StoreFiles:
         path = self._checkpoint_path
         if checkpoint is None and disk.exists(path):
             log.warning("%s does not hold: the log is walked from its first segment on", path)
+        config_folder = f"{self.root}/config"
+        self.queues.known_ends += read_saved_ends(disk, config_folder)
+        self.queues.keep_known_ends = partial(save_ends, disk, config_folder)
         self.queues.load(self.folder.first_position)
         self.index.load()
         self.repeated.load(self.folder.first_position)

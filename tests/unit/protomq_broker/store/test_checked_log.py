@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from protomq.testing.simdisk import SimDisk
+from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire.hashing import key_hash_of
 from protomq_broker.store import checked_log, opening
@@ -205,6 +205,28 @@ def test_no_queue_ends_early_where_only_its_files_tell_of_lost_messages(
     store.close()
     disk.remove("/s/consumequeue")
     check_nothing_wrong(open_store(disk))
+
+
+def test_no_queue_ends_early_where_the_start_that_set_it_aside_was_killed_at_any_step() -> None:
+    disk = SimDisk()
+    store = filled_store(disk)
+    for derived in store._derived:
+        derived.flush()
+    end = store.appended_position
+    disk = disk.killed()
+    zero_the_end(disk, end)
+    step, is_done = 0, False
+    while not is_done:
+        step += 1
+        image = disk.killed()
+        image.fail_at(step, Fault.CRASH)
+        try:
+            open_store(image, corruption="quarantine")
+            is_done = True
+        except SimulatedCrash:
+            pass
+        check_nothing_wrong(open_store(image.killed(), corruption="quarantine"))
+    assert step > 20
 
 
 def test_a_queue_whose_first_messages_are_lost_does_not_begin_late() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from protomq.testing.simdisk import Fault, SimDisk
@@ -96,6 +98,24 @@ def test_old_segments_go_when_the_disk_fills_and_the_newest_stays() -> None:
     turn(store)
     assert 0 < store.min_position <= store.appended_position
     assert store.queue_range("topic", 0)[0] > 0
+
+
+def test_segments_that_a_recovery_needs_are_not_said_to_be_deleted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk, clock = SizedDisk(), ManualClock()
+    store = open_store(disk, clock)
+    fill(store, 4)
+    disk.used_ratio = 0.89
+    with caplog.at_level(logging.INFO):
+        turn(store)
+    assert store.min_position == 0, "there is no checkpoint yet"
+    assert "deleted" not in caplog.text
+    clock.time_ms += 10_000
+    with caplog.at_level(logging.INFO):
+        turn(store)
+    assert store.min_position > 0
+    assert f"{store.min_position // SEGMENT} segments are deleted: the disk" in caplog.text
 
 
 def test_what_somebody_needs_is_not_deleted() -> None:

@@ -326,7 +326,9 @@ def test_messages_are_found_by_each_of_their_keys_live_and_after_starts() -> Non
         assert {key: bodies(key) for key in found} == found
 
 
-def test_messages_of_other_topics_with_the_key_are_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_other_topics_with_the_key_are_not_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(look_ups, "CANDIDATES_MAX", 10)
     store = open_store(SimDisk(), clock=ManualClock(), segment=1 << 20)
 
