@@ -254,6 +254,26 @@ def test_tags_are_filtered_at_the_broker_and_again_here(server: FakeServer) -> N
         assert [message.body for message in drain(source, 1)] == [b"5"]
 
 
+@pytest.mark.parametrize("tags", [["*"], ["A", "*"]])
+def test_the_tag_star_means_all_as_in_rocketmq(server: FakeServer, tags: list[str]) -> None:
+    for i, tag in enumerate(["A", "B", ""]):
+        server.append("t", 0, [b"%d" % i], tag=tag, front=encode_front((), tag))
+    with consumer(server) as source:
+        source.subscribe("t", tags=tags)
+        assert [message.body for message in drain(source, 3)] == [b"0", b"1", b"2"]
+
+
+async def test_the_tag_star_means_all_for_the_async_consumer_too(server: FakeServer) -> None:
+    for i, tag in enumerate(["A", "B", ""]):
+        server.append("t", 0, [b"%d" % i], tag=tag, front=encode_front((), tag))
+    async with AsyncPullConsumer(namesrv=server.address, begin="earliest") as source:
+        await source.subscribe("t", tags=["*"])
+        got: list[bytes] = []
+        while len(got) < 3:
+            got.extend(message.body for message in await source.poll(10))
+    assert got == [b"0", b"1", b"2"]
+
+
 def test_an_illegal_offset(server: FakeServer) -> None:
     fill(server)
     server.min_offsets["t", 0] = 6

@@ -29,7 +29,7 @@ def check_begin(begin: object) -> None:
 
 
 def checked_tags(tags: object) -> tuple[str, ...]:
-    """The tags to ask for; raises ConfigurationError for what is most likely a mistake."""
+    """The tags to ask for, () for all, as "*" among them is in RocketMQ; raises ConfigurationError for most likely mistakes."""
     if isinstance(tags, str):
         raise WrongTypeError(f"tags is a list of tags, not the text {tags!r}")
     if isinstance(tags, bytes) or not isinstance(tags, Iterable):
@@ -39,7 +39,7 @@ def checked_tags(tags: object) -> tuple[str, ...]:
         raise ConfigurationError("a tag is not empty")
     if joined := [tag for tag in checked if "|" in tag]:
         raise ConfigurationError(f"tags is a list: no tag has a |, {joined[0]!r} are several")
-    return checked
+    return () if "*" in checked else checked
 
 
 def checked_queues(queues: object) -> tuple[MessageQueue, ...]:
