@@ -53,11 +53,19 @@ from ._offset_calls import (
     subscribed_queues,
     unknown_topics,
 )
-from ._open_consumers import closed, opened, shared_queue, shared_queue_text, uncommitted_text
+from ._open_consumers import (
+    closed,
+    not_taken_text,
+    opened,
+    shared_queue,
+    shared_queue_text,
+    uncommitted_text,
+)
 from ._outages import Outages
 from ._pull_consumer import (
     AUTO_COMMIT_INTERVAL_S,
     CALL_ATTEMPTS,
+    LAST_COMMIT_ATTEMPTS,
     POLL_CALL_TIMEOUT_S,
     PULL_TIMEOUT_EXTRA_S,
     REQUEST_TIMEOUT_S,
@@ -354,26 +362,36 @@ class AsyncPullConsumer:
 
     async def close(self, *, commit: bool = True) -> None:
         """See PullConsumer.close."""
+        if text := await self._shut(commit):
+            warn(logger, text, 2)
+
+    async def _shut(self, commit: bool) -> str:
+        """Closes everything; what is to be told of the last commit."""
         if self._closed:
-            return
+            return ""
+        text = ""
         self._closed = True
         closed(self)
         self._wake()
         if commit:
             self._state.user_came_back()
         if self._auto_commit:
-            await self._commit_now("on close", self._request_timeout_s, is_last=True)
+            error = await self._commit_now("on close", self._request_timeout_s, is_last=True)
+            if error is not None and (count := self._state.uncommitted_count()):
+                text = not_taken_text(self.group, count, error)
         for task in self._pulls:
             task.cancel()
         await asyncio.gather(*self._pulls, return_exceptions=True)
         await self._routes.close()
         await self._transport.close()
+        return text
 
     async def __aenter__(self) -> AsyncPullConsumer:
         return self
 
     async def __aexit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
-        await self.close(commit=exception_type is None)
+        if text := await self._shut(exception_type is None):
+            warn(logger, text, 2)
 
     def finish_at_exit(self, timeout_s: float) -> int:
         """When the interpreter ends, and with it the loop: the queues of which something is not committed. Called by itself."""
@@ -555,11 +573,14 @@ class AsyncPullConsumer:
             self._start_pulls()  # The next hold stands at the broker while the user works.
         self._wake()
 
-    async def _commit_now(self, when: str, timeout_s: float, *, is_last: bool = False) -> None:
+    async def _commit_now(
+        self, when: str, timeout_s: float, *, is_last: bool = False
+    ) -> ProtomqError | None:
         """See PullConsumer._commit_now."""
         self._committing = True
         try:
-            errors = await self._commit(self._state.to_commit(safe_only=True), timeout_s, 1)
+            attempts = LAST_COMMIT_ATTEMPTS if is_last else 1
+            errors = await self._commit(self._state.to_commit(safe_only=True), timeout_s, attempts)
         finally:
             self._committing = False
         for (topic, broker_name), error in errors.items():
@@ -572,6 +593,7 @@ class AsyncPullConsumer:
                 self.group, topic, broker_name, when, error,
             )  # fmt: skip
         self._commit_troubles = {error.reason for error in errors.values() if not error.retriable}
+        return next(iter(errors.values()), None)
 
     async def _commit(
         self, offsets: Mapping[MessageQueue, int], timeout_s: float, attempts: int

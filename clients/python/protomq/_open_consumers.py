@@ -16,6 +16,7 @@ from typing import Final, Protocol
 from ._routes import NameServerList
 from ._types import MessageQueue
 from ._warnings import warn
+from .errors import ProtomqError
 
 logger = logging.getLogger("protomq")
 
@@ -83,11 +84,19 @@ def shared_queue_text(group: str, queue: MessageQueue) -> str:
 
 def uncommitted_text(group: str, queue_count: int, when: str) -> str:
     """The warning about messages that were handed out, and whose offsets nobody committed."""
+    why = f"{when}, and the consumer was not closed; use `with`, or call close()"
+    return _comes_again(group, queue_count, why)
+
+
+def not_taken_text(group: str, queue_count: int, error: ProtomqError) -> str:
+    """The warning of `close` where brokers did not take their offsets; `error`: the first of them."""
+    why = f"the last commit, on close, failed: {error!r}; call commit() before close() where you want the error"
+    return _comes_again(group, queue_count, why)
+
+
+def _comes_again(group: str, queue_count: int, why: str) -> str:
     queues = f"{queue_count} queue{'s' if queue_count > 1 else ''}"
-    return (
-        f"messages of {queues} that were handed out to group {group} are not committed, and will come again: {when}, and the consumer "
-        "was not closed; use `with`, or call close()"
-    )
+    return f"messages of {queues} that were handed out to group {group} are not committed, and will come again: {why}"
 
 
 @atexit.register

@@ -57,6 +57,7 @@ from ._offset_calls import (
 )
 from ._open_consumers import (
     closed,
+    not_taken_text,
     opened,
     share_s,
     shared_queue,
@@ -91,6 +92,8 @@ RETRY_RESOLVE_S: Final = 2.0
 PULL_TIMEOUT_EXTRA_S: Final = 5.0
 """What a pull may take beyond its hold: a cold disk, a slow network."""
 CALL_ATTEMPTS: Final = 3
+LAST_COMMIT_ATTEMPTS: Final = 2
+"""Nothing makes up for it: a broker that came back since the last call has closed the connection, and answers on a new one."""
 
 
 class PullConsumer:
@@ -180,7 +183,7 @@ class PullConsumer:
     # -- what to consume -------------------------------------------------------------------------------------------------
 
     def subscribe(self, topic: str, tags: Iterable[str] = ()) -> None:
-        """Consumes all queues of a topic, also those that it gets later; `tags`: only messages with one of these.
+        """Consumes all queues of a topic, also those that it gets later; `tags`: only messages with one of these ("*": all).
 
         May be called for several topics, and again for one: to change the tags from here on, or to begin anew in a topic that was
         deleted and made again (`poll` raises TopicRecreatedError then). A topic that does not exist yet, where brokers create topics
@@ -402,8 +405,15 @@ class PullConsumer:
     def close(self, *, commit: bool = True) -> None:
         """Commits (if that is on, and unless `commit` is False) and closes all connections. May be called twice.
 
-        Each broker has the request time-out for it; the log tells which one did not take its offsets.
+        Each broker has the request time-out for it. A RuntimeWarning tells that messages will come again because one did not take
+        its offsets; the log tells which.
         """
+        if text := self._shut(commit):
+            warn(logger, text, 2)
+
+    def _shut(self, commit: bool) -> str:
+        """Closes everything; what is to be told of the last commit."""
+        text = ""
         self._closed = True
         closed(self)
         self.wakeup()
@@ -411,17 +421,21 @@ class PullConsumer:
             if commit:
                 self._state.user_came_back()
             if self._auto_commit and self._pulls is not None:
-                self._commit_now("on close", self._request_timeout_s, is_last=True)
+                error = self._commit_now("on close", self._request_timeout_s, is_last=True)
+                if error is not None and (count := self._state.uncommitted_count()):
+                    text = not_taken_text(self.group, count, error)
             self._auto_commit = False
             self._close_pulls()
             self._transport.close()
+        return text
 
     def __enter__(self) -> PullConsumer:
         return self
 
     def __exit__(self, exception_type: type[BaseException] | None, *_: object) -> None:
         # After an exception the last batch may not have been dealt with: it is not committed, and comes again.
-        self.close(commit=exception_type is None)
+        if text := self._shut(exception_type is None):
+            warn(logger, text, 2)
 
     def finish_at_exit(self, timeout_s: float) -> int:
         """When the interpreter ends: commits what has been dealt with. The queues of which more was handed out. Called by itself."""
@@ -626,9 +640,13 @@ class PullConsumer:
 
     def _commit_now(
         self, when: str, timeout_s: float, *, ends_s: float = math.inf, is_last: bool = False
-    ) -> None:
-        """Commits what was dealt with; a failure is logged, the next commit makes up for it, unless this is the last one."""
-        errors = self._commit(self._state.to_commit(safe_only=True), timeout_s, 1, ends_s)
+    ) -> ProtomqError | None:
+        """Commits what was dealt with; a failure is logged, the next commit makes up for it, unless this is the last one.
+
+        Answers the first error.
+        """
+        attempts = LAST_COMMIT_ATTEMPTS if is_last else 1
+        errors = self._commit(self._state.to_commit(safe_only=True), timeout_s, attempts, ends_s)
         for (topic, broker_name), error in errors.items():
             # A broker that is down is told by `_outages`; what a broker has against the offsets is told once until it takes some.
             is_told = error.retriable or error.reason in self._commit_troubles
@@ -639,6 +657,7 @@ class PullConsumer:
                 self.group, topic, broker_name, when, error,
             )  # fmt: skip
         self._commit_troubles = {error.reason for error in errors.values() if not error.retriable}
+        return next(iter(errors.values()), None)
 
     def _commit(
         self,
