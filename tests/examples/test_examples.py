@@ -31,8 +31,9 @@ def run_example(broker: Broker, name: str, *arguments: str, **environment: str) 
     return finished.stdout
 
 
-def test_send_receive(protomq_server: Broker) -> None:
-    lines = run_example(protomq_server, "send_receive.py").splitlines()
+def test_send_receive() -> None:
+    with Broker() as broker:  # of its own: the README's programs use the same topic
+        lines = run_example(broker, "send_receive.py").splitlines()
     assert lines[0].startswith("sent <SendResult SEND_OK greetings/")
     assert lines[1:] == ["received k1 hello"]
 
