@@ -19,7 +19,7 @@ from protomq_spark.pipelines.lag import (
     state_of,
     topic_rows,
 )
-from protomq_spark.pipelines.report import RunReport, charts_of_batches, short, text_table
+from protomq_spark.pipelines.report import RunReport, charts_of_batches, end_of, short, text_table
 
 A, B, NEW = (MessageQueue("t", "broker", n) for n in range(3))
 
@@ -115,6 +115,19 @@ def test_a_report_without_matplotlib_says_how_to_get_it(
     assert (tmp_path / "report.json").exists()
     assert not (tmp_path / "report.png").exists()
     assert "pip install 'protomq-spark[report]'" in capsys.readouterr().err
+
+
+def test_batches_that_are_told_of_together_keep_their_own_times() -> None:
+    report = RunReport("transform", {})
+    ends = [
+        end_of({"timestamp": f"2100-01-01T00:00:{text}Z", "durationMs": {"triggerExecution": 500}})
+        for text in ("05.250", "07.250")
+    ]
+    for number, ended_at in enumerate(ends):
+        report.batch(number, ended_at=ended_at, messages=1)
+    first, last = (batch["elapsed_s"] for batch in report.batches)
+    assert last - first == pytest.approx(2.0)
+    assert ends[1] == 4_102_444_807.75
 
 
 def test_batches_are_a_panel_for_each_number() -> None:

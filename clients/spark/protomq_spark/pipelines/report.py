@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -51,9 +52,13 @@ class RunReport:
         """Since the run began."""
         return round(time.monotonic() - self._began_s, 3)
 
-    def batch(self, number: int, **numbers: int | float) -> None:
-        """A micro-batch is done: one line on the terminal."""
+    def batch(
+        self, number: int, *, ended_at: float | None = None, **numbers: int | float
+    ) -> None:
+        """A micro-batch is done: one line on the terminal. `ended_at`: when, in seconds since 1970; None: just now."""
         elapsed_s = self.elapsed_s()
+        if ended_at is not None:
+            elapsed_s = max(round(ended_at - self._began_at, 3), 0.0)
         self.batches.append({"batch": number, "elapsed_s": elapsed_s, **numbers})
         told = ", ".join(f"{name} {value:,}" for name, value in numbers.items())
         say(f"batch {number}: {told} ({elapsed_s:.1f} s)")
@@ -208,6 +213,12 @@ def show_tasks(spark: SparkSession) -> Iterator[None]:
     finally:
         over.set()
         thread.join()
+
+
+def end_of(progress: Any) -> float:
+    """When a micro-batch ended, in seconds since 1970: Spark tells of several at once, later."""
+    began_at = datetime.fromisoformat(progress["timestamp"].replace("Z", "+00:00")).timestamp()
+    return began_at + float(progress["durationMs"]["triggerExecution"]) / 1000
 
 
 def progress_of(query: StreamingQuery) -> Iterator[Any]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from protomq_spark.batches import send_batch
 
-from .report import RunReport, progress_of, say
+from .report import RunReport, end_of, progress_of, say
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,7 +77,8 @@ def run(spark: SparkSession, arguments: argparse.Namespace, report: RunReport) -
     try:
         for progress in progress_of(query):
             count += progress["numInputRows"]
-            report.batch(progress["batchId"], messages=progress["numInputRows"])
+            rows = progress["numInputRows"]
+            report.batch(progress["batchId"], ended_at=end_of(progress), messages=rows)
     finally:
         query.stop()
         report.result = {"messages_read": count}
