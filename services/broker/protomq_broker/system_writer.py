@@ -5,7 +5,6 @@ What another thread has to append it hands over with `post` or `run`. An answer 
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
     from .store.store import Store
     from .write_permit import WritePermit
 
-log = logging.getLogger("protomq.broker")
 
 class SystemWriter:
     """`post` and `run`: any thread. `append`: the send lane. `start`, `close`: the broker."""

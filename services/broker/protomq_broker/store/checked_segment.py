@@ -51,11 +51,6 @@ class Pieces(NamedTuple):
         """Where a piece ends; None for the last one."""
         return self.positions[index + 1] if index + 1 < len(self.positions) else None
 
-    def around(self, start: int, end: int) -> tuple[int, int]:
-        """The pieces in which [start, end) lies; up to `end` only where nobody knows yet where the last one ends."""
-        piece_end = self.end_of(self.at(end - 1))
-        return self.positions[self.at(start)], end if piece_end is None else piece_end
-
     def good_parts(self, start: int, end: int) -> list[tuple[int, int]]:
         """Of each piece that is known to hold, its part in [start, end)."""
         parts: list[tuple[int, int]] = []
