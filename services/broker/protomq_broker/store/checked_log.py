@@ -232,7 +232,11 @@ class CheckedLog:
             crc = pieces.crcs[index] if index else self._chain_at(first)
             at = self._skip(StartPoint(first, crc))
             if at.position >= (end if piece_end is None else piece_end):
-                checked.trust(first, first + 1)  # all of it is set aside
+                # What was asked for is set aside; behind that, nobody has looked.
+                if piece_end is None and at.position < checked.end_position:
+                    checked.add(at.position, at.crc32c)
+                    piece_end = at.position
+                checked.trust(first, first + 1 if piece_end is None else piece_end)
                 continue
             if piece_end is None:
                 damage = self._walk_open(checked, at, end)

@@ -332,6 +332,28 @@ def test_what_stands_beside_a_piece_that_left_the_cache_is_not_walked_again(
     assert end - start < SEGMENT // 2
 
 
+def test_what_stands_behind_a_range_set_aside_is_walked_before_it_is_given() -> None:
+    """A look-up in front of the range asks for more than its record: up into the range, and no further."""
+    disk = SimDisk()
+    store = filled_store(disk)
+    entries = [store._queues.queue("topic", q).entry(o) for o in range(COUNT // 2) for q in QUEUES]
+    store.close()
+    first = next(i for i, (position, _, _) in enumerate(entries) if position > SEGMENT + 1_000)
+    position, _, _ = entries[first]
+    disk.overwrite(segment_path(position), position % SEGMENT + 5, bytes(2_500))
+    later = next(i for i, entry in enumerate(entries) if entry[0] > position + 4_500)
+    place, place_size, _ = entries[later]
+    assert segment_path(place) == segment_path(position)
+    disk.overwrite(segment_path(place), (place + place_size // 2) % SEGMENT, b"harm")
+    store = open_store(disk)
+    before = store._reader.record_at(entries[first - 1][0])
+    assert before is not None
+    assert Record.FromString(before).body == body_of(first - 1)
+    assert store._reader.record_at(entries[first - 1][0]) == before
+    assert store._reader.record_at(place) is None
+    assert len(store.damaged_ranges) == 2
+
+
 def test_the_last_append_under_an_open_store_too() -> None:
     disk = SimDisk()
     store = filled_store(disk)
