@@ -18,9 +18,9 @@ from protomq_cli.output import OutputFormat, RowStream, print_rows
 
 if TYPE_CHECKING:
     from protomq.v1.record_pb2 import Record
-    from protomq_broker.store.offline import LogItem
-    from protomq_broker.store.seals import Seal
-    from protomq_broker.store.verify import Finding
+    from protomq_broker.store.log.seals import Seal
+    from protomq_broker.store.tools.offline import LogItem
+    from protomq_broker.store.tools.verify import Finding
 
 _COLUMNS = {
     "position": 12, "size_bytes": 10, "kind": 6, "topic": 12, "queue_id": 8, "queue_offset": 12, "keys": 12,
@@ -88,8 +88,8 @@ def verify(store: StoreArgument, output: Output = OutputFormat.TABLE) -> None:
     taken out.
     """
     with _offline(store):
-        from protomq_broker.store.verify import FindingKind
-        from protomq_broker.store.verify import verify as verify_store
+        from protomq_broker.store.tools.verify import FindingKind
+        from protomq_broker.store.tools.verify import verify as verify_store
 
         findings = verify_store(store)
     rows = [_finding_row(finding) for finding in findings]
@@ -128,9 +128,9 @@ def repair(
     kept in --keep. No broker may be running on the store.
     """
     with _offline(store):
-        from protomq_broker.store.repair import repair as repair_store
-        from protomq_broker.store.verify import FindingKind
-        from protomq_broker.store.verify import verify as verify_store
+        from protomq_broker.store.tools.repair import repair as repair_store
+        from protomq_broker.store.tools.verify import FindingKind
+        from protomq_broker.store.tools.verify import verify as verify_store
 
         if not yes:
             kinds = (FindingKind.CORRUPTION, FindingKind.QUARANTINE, FindingKind.TORN_TAIL)
@@ -180,7 +180,7 @@ def _confirm(findings: list[Finding]) -> None:
 
 
 def _rows(store: Path, position: int, end_position: int | None) -> Iterator[dict[str, Any]]:
-    from protomq_broker.store.offline import dump as dump_log
+    from protomq_broker.store.tools.offline import dump as dump_log
 
     for item in dump_log(store, start_position=position, end_position=end_position):
         if item.problem:

@@ -16,34 +16,29 @@ import numpy as np
 
 from protomq.testing.simdisk import Fault, SimDisk
 from protomq.wire.hashing import Octets
-from protomq_broker.store import checkpoint as checkpoint_module
-from protomq_broker.store import (
-    commit_log,
-    consume_queue,
-    entry_check,
-    opening,
-    queue_patch,
-    recovery,
-    side_files,
-)
-from protomq_broker.store import disk as disk_module
-from protomq_broker.store.append import AppendRequest
-from protomq_broker.store.checked_log import CheckedLog
-from protomq_broker.store.checkpoint import Checkpoint
-from protomq_broker.store.commit_log import CommitLog
-from protomq_broker.store.consume_queue import ConsumeQueueDamagedError
-from protomq_broker.store.consume_queue_table import ConsumeQueueTable
-from protomq_broker.store.disk import Disk
+from protomq_broker.store import opening
 from protomq_broker.store.errors import DiskFullError, StoreError
-from protomq_broker.store.flusher import LogFlusher
-from protomq_broker.store.index import MessageIndex
-from protomq_broker.store.log_reader import LogReader
-from protomq_broker.store.look_ups import MessageLookUps
-from protomq_broker.store.positions import LogTail, Positions
-from protomq_broker.store.reading import ReadResult
-from protomq_broker.store.record_region import stamp_region
-from protomq_broker.store.repeated_sends import RepeatedSends
-from protomq_broker.store.segment import SegmentFile, SegmentFolder
+from protomq_broker.store.files import disk as disk_module
+from protomq_broker.store.files import side_files
+from protomq_broker.store.files.disk import Disk
+from protomq_broker.store.index.index import MessageIndex
+from protomq_broker.store.index.look_ups import MessageLookUps
+from protomq_broker.store.log import checkpoint as checkpoint_module
+from protomq_broker.store.log import commit_log, recovery
+from protomq_broker.store.log.append import AppendRequest
+from protomq_broker.store.log.checked_log import CheckedLog
+from protomq_broker.store.log.checkpoint import Checkpoint
+from protomq_broker.store.log.commit_log import CommitLog
+from protomq_broker.store.log.flusher import LogFlusher
+from protomq_broker.store.log.positions import LogTail, Positions
+from protomq_broker.store.log.record_region import stamp_region
+from protomq_broker.store.log.segment import SegmentFile, SegmentFolder
+from protomq_broker.store.queues import consume_queue, entry_check, queue_patch
+from protomq_broker.store.queues.consume_queue import ConsumeQueueDamagedError
+from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
+from protomq_broker.store.queues.log_reader import LogReader
+from protomq_broker.store.queues.reading import ReadResult
+from protomq_broker.store.state.repeated_sends import RepeatedSends
 from protomq_broker.store.store import Store
 
 from .checker import Violation, parse_log

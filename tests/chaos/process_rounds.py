@@ -25,7 +25,7 @@ from pathlib import Path
 from protomq import Producer
 from protomq.errors import ProtomqError
 from protomq.testing import Broker, BrokerStartError, FaultProxy
-from protomq_broker.store.verify import FindingKind, verify
+from protomq_broker.store.tools.verify import FindingKind, verify
 
 from .checker import LogReport, Violation, parse_log
 from .checker.log_files import read_files

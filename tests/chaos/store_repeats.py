@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from protomq_broker.store.repeated_sends import RepeatedSends
+from protomq_broker.store.state.repeated_sends import RepeatedSends
 
 from .checker import Violation
 from .store_world import StoreWorld, _Sender

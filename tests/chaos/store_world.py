@@ -24,7 +24,7 @@ from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.v1.state_pb2 import OffsetsRecord
 from protomq.wire.hashing import key_hash_of, tag_code_of
 from protomq.wire.record import RecordTemplate, encode_front, encode_record_field
-from protomq_broker.store.append import AppendRequest
+from protomq.wire.topics import OFFSETS_TOPIC
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import (
     AppendTooLargeError,
@@ -33,19 +33,19 @@ from protomq_broker.store.errors import (
     StoreError,
     StoreFailedError,
 )
-from protomq_broker.store.offsets import OFFSETS_TOPIC
-from protomq_broker.store.reading import ReadResult, ReadStatus, StoredPlace
-from protomq_broker.store.record_region import prove_region
-from protomq_broker.store.repeated_sends import (
+from protomq_broker.store.log.append import AppendRequest
+from protomq_broker.store.log.record_region import prove_region
+from protomq_broker.store.queues.reading import ReadResult, ReadStatus, StoredPlace
+from protomq_broker.store.queues.selection import NO_TAGS
+from protomq_broker.store.state.repeated_sends import (
     RETRY_MAX_MS,
     SendInFlightError,
     SendOutOfOrderError,
     SequenceExpiredError,
     TooManyProducersError,
 )
-from protomq_broker.store.selection import NO_TAGS
+from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
-from protomq_broker.store.topics import TopicConfig
 
 from .bodies import body_of, is_body_of, message_id
 from .checker import Promise, Violation, check_history, check_store_files

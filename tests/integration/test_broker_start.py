@@ -19,14 +19,14 @@ from protomq.v1.record_pb2 import Record
 from protomq.v1.route_service_pb2 import RegisterBrokerRequest, RegisterBrokerResponse
 from protomq.v1.state_pb2 import OffsetsRecord
 from protomq.v1.topic_pb2 import Topic
+from protomq.wire.topics import OFFSETS_TOPIC
 from protomq_broker import broker as broker_module
 from protomq_broker.config import BrokerConfig, MetricsConfig
 from protomq_broker.main import BrokerProcess
 from protomq_broker.name_server_connections import NameServer
 from protomq_broker.store.config import StoreConfig
-from protomq_broker.store.offsets import OFFSETS_TOPIC
+from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
-from protomq_broker.store.topics import TopicConfig
 from protomq_runtime.addresses import ListenConfig
 from protomq_runtime.errors import Code, ServiceError
 from tests.integration.transport_callers import Caller, CallFailed, GrpcCaller, RemotingCaller

@@ -12,12 +12,12 @@ import pytest
 from protomq.v1.record_pb2 import RecordBatch
 from protomq.wire.hashing import crc32c
 from protomq.wire.record import RecordTemplate, encode_record_field, encode_varint
-from protomq_broker.store.append import AppendRequest
 from protomq_broker.store.config import StoreConfig
-from protomq_broker.store.reading import ReadStatus
-from protomq_broker.store.record_region import prove_region
+from protomq_broker.store.log.append import AppendRequest
+from protomq_broker.store.log.record_region import prove_region
+from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.store import Store
-from protomq_broker.store.verify import verify
+from protomq_broker.store.tools.verify import verify
 
 APPENDS = 600
 BATCH = 40

@@ -94,6 +94,38 @@ def test_the_store_knows_neither_grpc_nor_asyncio_nor_the_runtime() -> None:
         ), path
 
 
+STORE_LAYERS = ("files", "log", "queues", "index", "state", "", "tools")
+"""The folders of the store, lowest first; "" is what joins them: the modules beside the folders."""
+STORE_VALUES = ("errors", "config")
+"""Modules beside the folders that any layer may use."""
+
+
+def layers_imported_by(path: Path) -> Iterator[str]:
+    """The layers of the store of which a module of it imports something."""
+    folder = path.relative_to(STORE).parts[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        names = (node.module or "").split(".") if node.module else [a.name for a in node.names]
+        if node.level == 1:
+            names = [*folder, *names]
+        elif names[:2] == ["protomq_broker", "store"]:
+            names = names[2:] or [alias.name for alias in node.names]
+        else:
+            continue
+        if names[0] not in STORE_VALUES:
+            yield names[0] if names[0] in STORE_LAYERS else ""
+
+
+def test_the_layers_of_the_store_point_one_way() -> None:
+    for path in files_of(STORE):
+        own = path.relative_to(STORE).parts[0] if path.parent != STORE else ""
+        for layer in layers_imported_by(path):
+            assert STORE_LAYERS.index(layer) <= STORE_LAYERS.index(own), (
+                f"{path}: imports of {layer or 'the store'!r}, which stands above it"
+            )
+
+
 def test_the_store_reads_no_clock_and_no_randomness() -> None:
     for path in files_of(STORE):
         for module in imports_of(path):

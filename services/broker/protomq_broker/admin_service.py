@@ -47,7 +47,7 @@ from .metrics import resident_memory_bytes
 from .pull_service import GRPC_SIZE_MAX_BYTES, SIZE_MAX_BYTES
 from .request_times import time_ms_of
 from .store.errors import CorruptLogError
-from .store.topics import (
+from .store.state.topics import (
     QUEUES_MAX,
     IncarnationGivenError,
     InvalidNameError,

@@ -10,7 +10,7 @@ from typing import Final
 
 from protomq.wire import record as layout
 
-from .store.record_scan import record_field_at
+from .store.log.record_scan import record_field_at
 
 _TOPIC_TAG: Final = 0x22
 _VARINT_TAGS: Final = frozenset((0x28, 0x38))

@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from protomq_runtime.errors import ServiceError
 
     from .config import BrokerConfig
-    from .store.topics import TopicsSnapshot
+    from .store.state.topics import TopicsSnapshot
 
 log = logging.getLogger("protomq.broker")
 

@@ -17,7 +17,7 @@ from protomq_runtime.addresses import (
 from protomq_runtime.connection_limits import ConnectionLimits
 
 from .store.config import StoreConfig
-from .store.topics import QUEUES_MAX
+from .store.state.topics import QUEUES_MAX
 
 THREADS_MAX: Final = 64
 DEPTH_MAX: Final = 10_000_000

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from protomq_runtime.call import Call, CallContext
 
     from .offset_commits import OffsetCommits
+    from .store.state.topics import TopicConfig
     from .store.store import Store
-    from .store.topics import TopicConfig
 
 T = TypeVar("T")
 

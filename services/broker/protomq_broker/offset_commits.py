@@ -23,9 +23,10 @@ from protomq.v1.admin_service_pb2 import DeleteGroupResponse
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, CommitOffsetsResponse, QueueOffset
 from protomq.v1.state_pb2 import OffsetsRecord
 from protomq.wire.record import encode_varint
+from protomq.wire.topics import OFFSETS_TOPIC
 from protomq_runtime.errors import system_busy
 
-from .store.offsets import GROUPS_MAX, OFFSETS_TOPIC, OffsetKey, TooManyGroupsError
+from .store.state.offsets import GROUPS_MAX, OffsetKey, TooManyGroupsError
 from .store_errors import to_service_error
 from .topic_access import check_incarnation, existing_topic, group_not_found
 

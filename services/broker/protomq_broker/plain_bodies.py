@@ -34,7 +34,7 @@ from protomq.wire.record import (
 )
 from protomq.wire.varints import read_varint
 
-from .store.reading import ReadResult
+from .store.queues.reading import ReadResult
 
 _U32 = Struct("<I")
 

@@ -26,8 +26,8 @@ from .group_members import GroupMembers
 from .holds import Hold, LaneHolds, QueueKey
 from .plain_bodies import with_plain_bodies
 from .plain_body_workers import PlainBodyWorkers
-from .store.reading import ReadResult, ReadStatus
-from .store.topics import QUEUES_MAX
+from .store.queues.reading import ReadResult, ReadStatus
+from .store.state.topics import QUEUES_MAX
 from .store_errors import to_service_error
 from .topic_access import (
     check_committed_offset,
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
     from .config import BrokerConfig
     from .offset_commits import OffsetCommits
+    from .store.state.topics import TopicConfig
     from .store.store import Store
-    from .store.topics import TopicConfig
 
 RECORD_COUNT_DEFAULT = 32
 RECORD_COUNT_MAX = 32_768

@@ -22,9 +22,9 @@ from protomq.wire.varints import read_varint
 from protomq_runtime.errors import Code, ServiceError, invalid_argument
 
 from .bare_record import bare_body_of, write_bare
-from .store.append import RecordRegion
-from .store.record_region import prove_region
-from .store.record_scan import record_field_at
+from .store.log.append import RecordRegion
+from .store.log.record_region import prove_region
+from .store.log.record_scan import record_field_at
 
 FIELDS_BESIDE_RECORDS_MAX: Final = 64
 """Top-level fields that a request without `record_sizes` may have beside its records."""

@@ -18,9 +18,9 @@ from protomq_runtime.dispatch import drained
 from protomq_runtime.errors import Code, ServiceError
 
 from .send_request import ProducerIdentity, parse_send_header, read_records
-from .store.append import AppendRequest
-from .store.repeated_sends import SendInFlightError
-from .store.topics import incarnation_of_first
+from .store.log.append import AppendRequest
+from .store.state.repeated_sends import SendInFlightError
+from .store.state.topics import incarnation_of_first
 from .store_errors import to_service_error
 from .topic_access import writable_topic
 from .waiting_answers import NOT_STORED_IN_TIME
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from protomq_runtime.clock import Clock
 
     from .config import BrokerConfig
+    from .store.state.topics import TopicConfig
     from .store.store import Store, StoredPlace
-    from .store.topics import TopicConfig
     from .waiting_answers import WaitingAnswers
 
 SEND_OK = SendStatus.SEND_STATUS_SEND_OK

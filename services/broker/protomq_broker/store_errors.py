@@ -17,8 +17,6 @@ from protomq_runtime.errors import (
 )
 
 from .said_once import SaidOnce
-from .store.append import CorruptRecordError
-from .store.consume_queue import ConsumeQueueDamagedError
 from .store.errors import (
     AppendTooLargeError,
     CorruptLogError,
@@ -27,9 +25,11 @@ from .store.errors import (
     StoreFailedError,
     TooManyCandidatesError,
 )
-from .store.index_runs import IndexDamagedError
-from .store.offsets import GROUPS_MAX, TooManyGroupsError
-from .store.repeated_sends import (
+from .store.index.index_runs import IndexDamagedError
+from .store.log.append import CorruptRecordError
+from .store.queues.consume_queue import ConsumeQueueDamagedError
+from .store.state.offsets import GROUPS_MAX, TooManyGroupsError
+from .store.state.repeated_sends import (
     ProducerFencedError,
     RepeatedSendError,
     SendOutOfOrderError,
@@ -37,7 +37,7 @@ from .store.repeated_sends import (
     SequenceUsedError,
     TooManyProducersError,
 )
-from .store.topics import IncarnationGivenError, InvalidNameError
+from .store.state.topics import IncarnationGivenError, InvalidNameError
 
 log = logging.getLogger("protomq.broker")
 _damage_said = SaidOnce()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from protomq_runtime.errors import Code, ServiceError, invalid_argument
 
-from .store.topics import (
+from .store.state.topics import (
     QUEUES_MAX,
     InvalidNameError,
     TopicConfig,

@@ -14,8 +14,8 @@ from protomq_broker.admin_service import AdminService
 from protomq_broker.config import BrokerConfig
 from protomq_broker.group_members import GroupMembers
 from protomq_broker.offset_commits import OffsetCommits
+from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
-from protomq_broker.store.topics import TopicConfig
 from protomq_broker.system_writer import SystemWriter
 from protomq_broker.waiting_answers import WaitingAnswers
 from protomq_broker.write_permit import WritePermit

@@ -13,8 +13,8 @@ from protomq_broker import offset_commits
 from protomq_broker.config import BrokerConfig
 from protomq_broker.offset_commits import OffsetCommits
 from protomq_broker.store.errors import DiskFullError
+from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
-from protomq_broker.store.topics import TopicConfig
 from protomq_broker.system_writer import SystemWriter
 from protomq_broker.waiting_answers import NOT_STORED_IN_TIME, WaitingAnswers
 from protomq_broker.write_permit import WritePermit

@@ -22,7 +22,7 @@ from protomq.wire.record import (
     front_end,
 )
 from protomq_broker.plain_bodies import plain_field, with_plain_bodies
-from protomq_broker.store.reading import ReadResult, ReadStatus
+from protomq_broker.store.queues.reading import ReadResult, ReadStatus
 
 TEMPLATE = RecordTemplate("flights", 7, 1)
 

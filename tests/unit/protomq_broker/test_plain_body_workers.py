@@ -15,7 +15,7 @@ from protomq_broker import plain_body_workers, pull_service
 from protomq_broker.config import BrokerConfig
 from protomq_broker.plain_body_workers import CALL_OVERHEAD_BYTES, PlainBodyWorkers
 from protomq_broker.pull_service import PullService
-from protomq_broker.store.topics import TopicConfig
+from protomq_broker.store.state.topics import TopicConfig
 from protomq_runtime.errors import ServiceError
 
 from .store.log_helpers import ManualClock, make_request

@@ -16,7 +16,7 @@ from protomq.wire.hashing import crc32c, key_hash_of, tag_code_of
 from protomq_broker import send_request
 from protomq_broker.bare_record import bare_body_of
 from protomq_broker.send_request import ProducerIdentity, parse_send_header, read_records
-from protomq_broker.store.append import RecordRegion
+from protomq_broker.store.log.append import RecordRegion
 from protomq_runtime.errors import Code, ServiceError
 
 

@@ -14,10 +14,10 @@ from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest, SendResponse, SendStatus
 from protomq_broker.config import BrokerConfig
 from protomq_broker.send_service import SendService
-from protomq_broker.store.append import AppendRequest
 from protomq_broker.store.config import StoreConfig
+from protomq_broker.store.log.append import AppendRequest
+from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
-from protomq_broker.store.topics import TopicConfig
 from protomq_broker.waiting_answers import WaitingAnswers
 from protomq_runtime.errors import ServiceError
 

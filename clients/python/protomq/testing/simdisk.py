@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Final, NamedTuple, TypeVar, cast
 
-from protomq_broker.store.disk import Disk, DiskUsage
+from protomq_broker.store.files.disk import Disk, DiskUsage
 
 SECTOR_SIZE_BYTES: Final = 512
 _Node = TypeVar("_Node", bound="_File | _Folder")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from .errors import StoreSettingsError
-from .recovery import CorruptionMode
+from .log.recovery import CorruptionMode
 
 FORMAT_VERSION: Final = 2
 """Of what stands on disk. 2: the fields of a record are numbered anew, and its CRC covers all that is the producer's."""

@@ -14,14 +14,14 @@ from typing import Final, NamedTuple, Protocol
 
 from protomq.wire.record import SEAL_SIZE_BYTES
 
-from .commit_log import CommitLog
 from .config import StoreConfig
-from .disk import Disk
 from .errors import StoreError
+from .files.disk import Disk
+from .files.side_files import SideFileDamagedError, read_json_file, write_json_file
+from .log.commit_log import CommitLog
+from .log.seals import decode_seal
 from .opening import Derived
 from .retention import Look, RetentionRules, RetentionState, SegmentAge, decide
-from .seals import decode_seal
-from .side_files import SideFileDamagedError, read_json_file, write_json_file
 
 log = logging.getLogger(__name__)
 

@@ -5,12 +5,14 @@ A start takes the same from the derived structures that it loads, which cuts the
 
 from __future__ import annotations
 
-from . import consume_queue_table, index, repeated_sends
-from .checkpoint import read_checkpoint
-from .disk import Disk
-from .queue_ends import ends_below, read_saved_ends
-from .recovery import has_bytes_behind
-from .segment import SegmentFolder
+from .files.disk import Disk
+from .index import index
+from .log.checkpoint import read_checkpoint
+from .log.recovery import has_bytes_behind
+from .log.segment import SegmentFolder
+from .queues import consume_queue_table
+from .queues.queue_ends import ends_below, read_saved_ends
+from .state import repeated_sends
 
 
 def derived_position(disk: Disk, root: str) -> int:

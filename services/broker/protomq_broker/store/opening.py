@@ -15,20 +15,17 @@ from typing import Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .append import AppendRequest, CorruptRecordError, ScannedRecords
-from .boundaries import BoundaryFiles
-from .checked_segment import Stretch, stretch_of
-from .checkpoint import Checkpoint
 from .config import FORMAT_VERSION, StoreConfig, check_format
-from .consume_queue import ConsumeQueueDamagedError
-from .consume_queue_table import ConsumeQueueTable
-from .disk import Disk, read_json, sync_names_above
 from .errors import CorruptLogError, StoreSettingsError
-from .index import MessageIndex
-from .lost_records import records_that_seem_whole
-from .queue_ends import ends_in, keep_ends_of_damage, save_ends
-from .record_scan import read_trailers
-from .recovery import (
+from .files.disk import Disk, read_json, sync_names_above
+from .files.side_files import SideFileDamagedError, read_json_file, size_of_file, write_json_file
+from .index.index import MessageIndex
+from .log.append import AppendRequest, CorruptRecordError, ScannedRecords
+from .log.boundaries import BoundaryFiles
+from .log.checked_segment import Stretch, stretch_of
+from .log.checkpoint import Checkpoint
+from .log.record_scan import read_trailers
+from .log.recovery import (
     CorruptionMode,
     RecoveredLog,
     StartPoint,
@@ -40,11 +37,14 @@ from .recovery import (
     rewrite_unsynced,
     skips_of,
 )
-from .repeated_sends import RepeatedSends
-from .seals import LogWalker, WalkedBlock
-from .segment import SEGMENT_NAME, SegmentFolder
-from .side_files import SideFileDamagedError, read_json_file, size_of_file, write_json_file
-from .topics import TopicTable, incarnation_of_first
+from .log.seals import LogWalker, WalkedBlock
+from .log.segment import SEGMENT_NAME, SegmentFolder
+from .queues.consume_queue import ConsumeQueueDamagedError
+from .queues.consume_queue_table import ConsumeQueueTable
+from .queues.lost_records import records_that_seem_whole
+from .queues.queue_ends import ends_in, keep_ends_of_damage, save_ends
+from .state.repeated_sends import RepeatedSends
+from .state.topics import TopicTable, incarnation_of_first
 
 log = logging.getLogger(__name__)
 

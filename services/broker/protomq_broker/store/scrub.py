@@ -14,13 +14,13 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from .checked_log import CheckedLog
-from .checked_segment import stretch_of
-from .disk import Disk
-from .quarantine import Quarantine
-from .recovery import StartPoint, skips_of
-from .seals import LogWalker
-from .segment import SegmentFolder
+from .files.disk import Disk
+from .log.checked_log import CheckedLog
+from .log.checked_segment import stretch_of
+from .log.recovery import StartPoint, skips_of
+from .log.seals import LogWalker
+from .log.segment import SegmentFolder
+from .queues.quarantine import Quarantine
 
 log = logging.getLogger(__name__)
 

@@ -1,14 +1,14 @@
 """The store of one broker: the log and everything that is derived from it, behind one face.
 
     Store
-      CommitLog             the truth                  commit_log.py < segment.py, seals.py
-      CheckedLog            what of it holds, as far as is known: checked_log.py
-      ConsumeQueueTable     queue offset -> position   derived
-      MessageIndex          key or id -> position      derived
-      RepeatedSends         producer, sequence -> place derived
-      TopicTable, ConsumerOffsets                      configuration
-      LogFlusher, checkpoints                          flusher.py, checkpoint.py
-      QueueHealer                                      what readers find damaged of the queues is made anew: heal.py
+      CommitLog             the truth                                       log/
+      CheckedLog            what of it holds, as far as is known            log/
+      ConsumeQueueTable     queue offset -> position, derived               queues/
+      MessageIndex          key or id -> position, derived                  index/
+      RepeatedSends         producer, sequence -> place, derived            state/
+      ConsumerOffsets, TopicTable                                           state/
+      LogFlusher, checkpoints                                               log/
+      QueueHealer           makes damaged consume queue files anew          queues/
 
 Who may call: `append`, `find_repeated` on the writer thread, one and always the same. Everything else on any thread.
 
@@ -27,40 +27,41 @@ from typing import Final
 import numpy as np
 
 from protomq.wire.hashing import Octets
+from protomq.wire.topics import OFFSETS_TOPIC
 
-from .append import AppendRequest
-from .checked_log import CheckedLog
-from .checkpoint import Checkpoint, write_checkpoint
-from .commit_log import DISK_FULL_ERRNOS, CommitLog, Reserve
 from .config import StoreConfig
-from .consume_queue import ConsumeQueueDamagedError, DamagedFile
-from .disk import Disk
 from .errors import DiskFullError, NoWriterError, StoreError, StoreFailedError
-from .flusher import BackgroundThread, LogFlusher
-from .heal import LogState, QueueHealer
+from .files.disk import Disk
+from .files.lock import StoreLock
 from .housekeeping import Clock, Housekeeper, StoreActions
-from .lock import StoreLock
-from .log_reader import LogReader
-from .look_ups import Identity, MessageLookUps
-from .offsets import OFFSETS_TOPIC, ConsumerOffsets, OffsetKey
-from .opening import (
-    make_folders,
-    restore_topics,
-)
-from .positions import LogTail, Positions, QueueKey
-from .quarantine import Quarantine
-from .reading import LogRegion, ReadResult, StoredPlace, TopicCounters
-from .record_region import stamp_region
-from .recovery import (
+from .index.look_ups import Identity, MessageLookUps
+from .log.append import AppendRequest
+from .log.checked_log import CheckedLog
+from .log.checkpoint import Checkpoint, write_checkpoint
+from .log.commit_log import DISK_FULL_ERRNOS, CommitLog, Reserve
+from .log.flusher import BackgroundThread, LogFlusher
+from .log.positions import LogTail, Positions, QueueKey
+from .log.record_region import stamp_region
+from .log.recovery import (
     DamagedRange,
     RecoveredLog,
     chain_at_end,
 )
+from .opening import (
+    make_folders,
+    restore_topics,
+)
+from .queues.consume_queue import ConsumeQueueDamagedError, DamagedFile
+from .queues.heal import LogState, QueueHealer
+from .queues.log_reader import LogReader
+from .queues.quarantine import Quarantine
+from .queues.reading import LogRegion, ReadResult, StoredPlace, TopicCounters
+from .queues.selection import NO_TAGS
 from .scrub import Scrubber
-from .selection import NO_TAGS
-from .states import StateMachine, positions_of, replay_states, state_region
+from .state.offsets import ConsumerOffsets, OffsetKey
+from .state.states import StateMachine, positions_of, replay_states, state_region
+from .state.topics import QUEUES_DEFAULT
 from .store_files import Recovery, StoreFiles
-from .topics import QUEUES_DEFAULT
 
 __all__ = ["QueueKey", "Store", "StoredPlace", "TopicCounters"]
 

@@ -8,23 +8,23 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from .boundaries import BoundaryFiles
-from .checked_segment import Stretch
-from .checkpoint import Checkpoint, read_checkpoint
 from .config import StoreConfig
-from .consume_queue_table import ConsumeQueueTable
-from .disk import Disk
+from .files.disk import Disk
+from .files.identity import store_id
+from .files.lock import AbortFile, StoreLock
 from .housekeeping import Clock
-from .identity import store_id
-from .index import MessageIndex
-from .lock import AbortFile, StoreLock
+from .index.index import MessageIndex
+from .log.boundaries import BoundaryFiles
+from .log.checked_segment import Stretch
+from .log.checkpoint import Checkpoint, read_checkpoint
+from .log.recovery import RecoveredLog, StartPoint
+from .log.segment import SegmentFolder
 from .log_proof import forget_unused_segments
 from .opening import Derived, check_settings, rebuild_queues, recover_store
-from .queue_ends import read_saved_ends, save_ends
-from .recovery import RecoveredLog, StartPoint
-from .repeated_sends import RepeatedSends
-from .segment import SegmentFolder
-from .topics import TopicTable
+from .queues.consume_queue_table import ConsumeQueueTable
+from .queues.queue_ends import read_saved_ends, save_ends
+from .state.repeated_sends import RepeatedSends
+from .state.topics import TopicTable
 
 log = logging.getLogger(__name__)
 

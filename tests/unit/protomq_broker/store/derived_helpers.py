@@ -10,20 +10,20 @@ from typing import NamedTuple
 import numpy as np
 
 from protomq.wire.record import SEAL_SIZE_BYTES
-from protomq_broker.store import (
+from protomq_broker.store.log.append import AppendRequest, RecordRegion, ScannedRecords
+from protomq_broker.store.queues import (
     consume_queue,
     consume_queue_table,
     heal,
     queue_flush,
     queue_replay,
 )
-from protomq_broker.store.append import AppendRequest, RecordRegion, ScannedRecords
-from protomq_broker.store.consume_queue import (
+from protomq_broker.store.queues.consume_queue import (
     ENTRIES_PER_FILE,
     ConsumeQueue,
     ConsumeQueueDamagedError,
 )
-from protomq_broker.store.repeated_sends import RepeatedSends
+from protomq_broker.store.state.repeated_sends import RepeatedSends
 
 
 class Send(NamedTuple):

@@ -6,15 +6,20 @@ from collections.abc import Sequence
 
 from protomq.testing.simdisk import SimDisk
 from protomq.wire.record import FLAG_MANY_KEYS, RecordTemplate, encode_front, encode_record_field
-from protomq_broker.store.append import AppendRequest
-from protomq_broker.store.checkpoint import Checkpoint
-from protomq_broker.store.commit_log import CommitLog
-from protomq_broker.store.disk import Disk, sync_names_above
-from protomq_broker.store.positions import LogTail, Positions
-from protomq_broker.store.record_region import prove_region
-from protomq_broker.store.recovery import CorruptionMode, RecoveredLog, choose_start, recover_log
-from protomq_broker.store.seals import WalkedBlock
-from protomq_broker.store.segment import SegmentFolder
+from protomq_broker.store.files.disk import Disk, sync_names_above
+from protomq_broker.store.log.append import AppendRequest
+from protomq_broker.store.log.checkpoint import Checkpoint
+from protomq_broker.store.log.commit_log import CommitLog
+from protomq_broker.store.log.positions import LogTail, Positions
+from protomq_broker.store.log.record_region import prove_region
+from protomq_broker.store.log.recovery import (
+    CorruptionMode,
+    RecoveredLog,
+    choose_start,
+    recover_log,
+)
+from protomq_broker.store.log.seals import WalkedBlock
+from protomq_broker.store.log.segment import SegmentFolder
 
 QUARANTINE_PATH = "/s/config/quarantine.json"
 SEGMENT_SIZE_BYTES = 4096

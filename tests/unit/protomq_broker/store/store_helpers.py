@@ -5,12 +5,12 @@ from __future__ import annotations
 from protomq.testing.simdisk import SimDisk
 from protomq.v1.record_pb2 import RecordBatch
 from protomq.v1.state_pb2 import OffsetsRecord
+from protomq.wire.topics import OFFSETS_TOPIC
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import CorruptLogError
-from protomq_broker.store.offsets import OFFSETS_TOPIC
-from protomq_broker.store.reading import ReadStatus
+from protomq_broker.store.queues.reading import ReadStatus
+from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
-from protomq_broker.store.topics import TopicConfig
 
 from .log_helpers import ManualClock
 

@@ -14,16 +14,17 @@ import pytest
 from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire.hashing import key_hash_of
-from protomq_broker.store import checked_log, opening
-from protomq_broker.store.boundaries import BoundaryFiles
-from protomq_broker.store.consume_queue import ConsumeQueueDamagedError
-from protomq_broker.store.disk import write_file_atomically
-from protomq_broker.store.entry_check import salt_of, sealed
+from protomq_broker.store import opening
 from protomq_broker.store.errors import CorruptLogError
-from protomq_broker.store.reading import ReadStatus
-from protomq_broker.store.repair import repair
-from protomq_broker.store.seals import LogWalker
+from protomq_broker.store.files.disk import write_file_atomically
+from protomq_broker.store.log import checked_log
+from protomq_broker.store.log.boundaries import BoundaryFiles
+from protomq_broker.store.log.seals import LogWalker
+from protomq_broker.store.queues.consume_queue import ConsumeQueueDamagedError
+from protomq_broker.store.queues.entry_check import salt_of, sealed
+from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.store import Store
+from protomq_broker.store.tools.repair import repair
 
 from .log_helpers import ManualClock, make_request
 from .store_helpers import SEGMENT, open_store, read_all

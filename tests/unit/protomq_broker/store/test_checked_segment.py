@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protomq_broker.store.checked_segment import CheckedSegment, Stretch
+from protomq_broker.store.log.checked_segment import CheckedSegment, Stretch
 
 BASE, SIZE = 1_000, 64
 PIECE = 16

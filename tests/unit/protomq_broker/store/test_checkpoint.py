@@ -7,14 +7,14 @@ import random
 import pytest
 
 from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
-from protomq_broker.store.checkpoint import (
+from protomq_broker.store.files.disk import sync_names_above
+from protomq_broker.store.log.checkpoint import (
     Checkpoint,
     decode_checkpoint,
     encode_checkpoint,
     read_checkpoint,
     write_checkpoint,
 )
-from protomq_broker.store.disk import sync_names_above
 
 CHECKPOINT = Checkpoint(
     0x0807060504030201, 0x08070605040302, 0xAABBCCDD, 7, 1_700_000_000_000, 1 << 30, 5

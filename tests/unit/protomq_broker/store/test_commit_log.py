@@ -8,7 +8,7 @@ import pytest
 
 from protomq.testing.simdisk import Fault, SimDisk
 from protomq_broker.store.errors import AppendTooLargeError, DiskFullError, StoreFailedError
-from protomq_broker.store.seals import LogWalker
+from protomq_broker.store.log.seals import LogWalker
 
 from .log_helpers import SEGMENT_SIZE_BYTES, Log, make_record, recover
 

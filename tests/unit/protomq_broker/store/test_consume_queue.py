@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from protomq.testing.simdisk import SimDisk
-from protomq_broker.store import consume_queue
-from protomq_broker.store.consume_queue import (
+from protomq_broker.store.files.side_files import OpenFiles
+from protomq_broker.store.queues import consume_queue
+from protomq_broker.store.queues.consume_queue import (
     ConsumeQueue,
     ConsumeQueueDamagedError,
     QueueFiles,
     StoreTime,
     first_disorder,
 )
-from protomq_broker.store.entry_check import check_of, salt_of
-from protomq_broker.store.selection import ENTRY
-from protomq_broker.store.side_files import OpenFiles
+from protomq_broker.store.queues.entry_check import check_of, salt_of
+from protomq_broker.store.queues.selection import ENTRY
 
 FOLDER = "/s/consumequeue"
 FIRST_FILE = f"{FOLDER}/topic/3/{0:020d}"

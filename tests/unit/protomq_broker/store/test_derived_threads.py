@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protomq_broker.store.append import AppendRequest
-from protomq_broker.store.consume_queue_table import ConsumeQueueTable
-from protomq_broker.store.disk import Disk
-from protomq_broker.store.index import MessageIndex
+from protomq_broker.store.files.disk import Disk
+from protomq_broker.store.index.index import MessageIndex
+from protomq_broker.store.log.append import AppendRequest
+from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
 from tests.unit.protomq_broker.store.derived_helpers import Send, make_region
 
 SIZE = 200

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from protomq.testing.simdisk import Fault, SimDisk
-from protomq_broker.store.disk import (
+from protomq_broker.store.files.disk import (
     Disk,
     read_file,
     read_fully,

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protomq_broker.store import entry_check
-from protomq_broker.store.entry_check import (
+from protomq_broker.store.errors import StoreError
+from protomq_broker.store.log.seals import RECORD_FIELD_SIZE_MAX_BYTES
+from protomq_broker.store.queues import entry_check
+from protomq_broker.store.queues.entry_check import (
     OFFSET_STEP,
     WORD_FACTORS,
     check_of,
@@ -20,9 +22,7 @@ from protomq_broker.store.entry_check import (
     sealed,
     sealed_together,
 )
-from protomq_broker.store.errors import StoreError
-from protomq_broker.store.seals import RECORD_FIELD_SIZE_MAX_BYTES
-from protomq_broker.store.selection import ENTRY
+from protomq_broker.store.queues.selection import ENTRY
 
 Row = tuple[int, int, int]
 positions = st.integers(0, (1 << 56) - 1)

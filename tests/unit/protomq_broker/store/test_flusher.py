@@ -8,7 +8,7 @@ import pytest
 
 from protomq.testing.simdisk import Fault, SimDisk
 from protomq_broker.store.errors import StoreFailedError
-from protomq_broker.store.flusher import BackgroundThread, LogFlusher
+from protomq_broker.store.log.flusher import BackgroundThread, LogFlusher
 
 from .log_helpers import SEGMENT_SIZE_BYTES, Log, make_record
 

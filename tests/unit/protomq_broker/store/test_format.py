@@ -9,9 +9,9 @@ import protomq_broker.store
 from protomq.testing.simdisk import SimDisk
 from protomq.v1.record_pb2 import RecordBatch
 from protomq.wire.record import RecordTemplate, encode_front, encode_record_field
-from protomq_broker.store.append import AppendRequest
 from protomq_broker.store.config import StoreConfig
-from protomq_broker.store.record_region import prove_region
+from protomq_broker.store.log.append import AppendRequest
+from protomq_broker.store.log.record_region import prove_region
 from protomq_broker.store.store import Store
 
 from .log_helpers import ManualClock

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from protomq_broker.store.disk import Disk
-from protomq_broker.store.identity import store_id
+from protomq_broker.store.files.disk import Disk
+from protomq_broker.store.files.identity import store_id
 
 
 @pytest.fixture

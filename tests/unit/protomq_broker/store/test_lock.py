@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from protomq.testing.simdisk import SimDisk
-from protomq_broker.store.disk import Disk
 from protomq_broker.store.errors import StoreLockedError
-from protomq_broker.store.lock import AbortFile, StoreLock, is_locked
+from protomq_broker.store.files.disk import Disk
+from protomq_broker.store.files.lock import AbortFile, StoreLock, is_locked
 
 
 def test_on_a_real_disk_a_second_lock_is_refused_and_names_the_process(tmp_path: Path) -> None:

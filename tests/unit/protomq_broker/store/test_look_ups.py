@@ -9,12 +9,12 @@ import pytest
 from protomq.testing.simdisk import SimDisk
 from protomq.v1.record_pb2 import Record
 from protomq.wire.hashing import key_hash_of
-from protomq_broker.store import look_ups
-from protomq_broker.store.append import AppendRequest
 from protomq_broker.store.errors import CorruptLogError, TooManyCandidatesError
-from protomq_broker.store.recovery import DamagedRange
-from protomq_broker.store.repair import repair
+from protomq_broker.store.index import look_ups
+from protomq_broker.store.log.append import AppendRequest
+from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.store import Store
+from protomq_broker.store.tools.repair import repair
 
 from .log_helpers import ManualClock, make_request
 from .store_helpers import SEGMENT, open_store

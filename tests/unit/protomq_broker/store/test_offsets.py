@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from protomq.testing.simdisk import SimDisk
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, QueueOffset
 from protomq.v1.state_pb2 import OffsetsRecord
+from protomq.wire.topics import OFFSETS_TOPIC
 from protomq_broker.store import store as store_module
 from protomq_broker.store.errors import DiskFullError, StoreFailedError
-from protomq_broker.store.offsets import OFFSETS_TOPIC, ConsumerOffsets, OffsetKey
+from protomq_broker.store.state.offsets import ConsumerOffsets, OffsetKey
+from protomq_broker.store.state.topics import TopicConfig, incarnation_of_first
 from protomq_broker.store.store import Store
-from protomq_broker.store.topics import TopicConfig, incarnation_of_first
 
 from .log_helpers import make_request
 from .store_helpers import SEGMENT, commit, committed, open_store

@@ -11,9 +11,9 @@ import pytest
 from protomq.testing.simdisk import Fault, Operation, SimDisk, SimulatedCrash
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.opening import make_folders
+from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
-from protomq_broker.store.topics import TopicConfig
-from protomq_broker.store.verify import verify
+from protomq_broker.store.tools.verify import verify
 
 from .log_helpers import make_request
 from .store_helpers import (

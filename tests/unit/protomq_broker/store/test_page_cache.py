@@ -9,8 +9,8 @@ import pytest
 
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import CorruptLogError
-from protomq_broker.store.page_cache import is_cached, kernel_tells
-from protomq_broker.store.reading import ReadStatus
+from protomq_broker.store.files.page_cache import is_cached, kernel_tells
+from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.store import Store
 from protomq_runtime.clock import SystemClock
 

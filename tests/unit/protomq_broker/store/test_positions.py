@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protomq_broker.store.positions import LogTail, Positions, QueueKey
+from protomq_broker.store.log.positions import LogTail, Positions, QueueKey
 
 
 @given(st.booleans(), st.lists(st.one_of(st.integers(1, 50), st.just("flush")), max_size=40))

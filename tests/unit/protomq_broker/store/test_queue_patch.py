@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protomq_broker.store.consume_queue import LOST_TAG_CODE, first_disorder
-from protomq_broker.store.entry_check import salt_of, sealed, which_hold
-from protomq_broker.store.queue_patch import Bounds, QueuePatch, Span, merged
-from protomq_broker.store.selection import ENTRY, ENTRY_SIZE_BYTES
+from protomq_broker.store.queues.consume_queue import LOST_TAG_CODE, first_disorder
+from protomq_broker.store.queues.entry_check import salt_of, sealed, which_hold
+from protomq_broker.store.queues.queue_patch import Bounds, QueuePatch, Span, merged
+from protomq_broker.store.queues.selection import ENTRY, ENTRY_SIZE_BYTES
 
 SALT = salt_of("topic", 3)
 FIRST = 17

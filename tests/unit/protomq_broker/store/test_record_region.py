@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from protomq.v1.record_pb2 import Record, RecordBatch, Transit
 from protomq.wire import record as layout
-from protomq_broker.store import front as fronts
-from protomq_broker.store.append import CorruptRecordError, RecordRegion
-from protomq_broker.store.record_region import prove_region, stamp_region
-from protomq_broker.store.record_scan import scan_records
+from protomq_broker.store.log import front as fronts
+from protomq_broker.store.log.append import CorruptRecordError, RecordRegion
+from protomq_broker.store.log.record_region import prove_region, stamp_region
+from protomq_broker.store.log.record_scan import scan_records
 
 TOPIC = "flights"
 COUNTS = (1, 2, 24, 25, 60)  # one; few, record by record; many, by arrays

@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
-from protomq_broker.store.checkpoint import Checkpoint
-from protomq_broker.store.commit_log import CommitLog
 from protomq_broker.store.errors import CorruptLogError
-from protomq_broker.store.positions import LogTail, Positions
-from protomq_broker.store.recovery import (
+from protomq_broker.store.log.checkpoint import Checkpoint
+from protomq_broker.store.log.commit_log import CommitLog
+from protomq_broker.store.log.positions import LogTail, Positions
+from protomq_broker.store.log.recovery import (
     DamagedRange,
     RecoveredLog,
     read_quarantine,
     rewrite_unsynced,
 )
-from protomq_broker.store.seals import LogWalker
+from protomq_broker.store.log.seals import LogWalker
 
 from .log_helpers import QUARANTINE_PATH, SEGMENT_SIZE_BYTES, Log, make_record, recover
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protomq.testing.simdisk import SimDisk
-from protomq_broker.store import producer_table
-from protomq_broker.store.producer_runs import run_count
-from protomq_broker.store.producer_table import ProducerTable
-from protomq_broker.store.repeated_sends import (
+from protomq_broker.store.state import producer_table
+from protomq_broker.store.state.producer_runs import run_count
+from protomq_broker.store.state.producer_table import ProducerTable
+from protomq_broker.store.state.repeated_sends import (
     IDLE_MAX_MS,
     IDLE_STEP_MS,
     RETRY_MAX_MS,

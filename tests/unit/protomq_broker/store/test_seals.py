@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from protomq.v1.record_pb2 import RecordBatch
 from protomq.wire.record import SEAL_SIZE_BYTES, encode_seal
-from protomq_broker.store import crc_forge
-from protomq_broker.store.seals import (
+from protomq_broker.store.log import crc_forge
+from protomq_broker.store.log.seals import (
     EMPTY,
     LogWalker,
     Skip,

@@ -6,7 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protomq.wire.record import SEAL_SIZE_BYTES
-from protomq_broker.store.selection import ENTRY, Selection, _select_few, _select_many, select
+from protomq_broker.store.queues.selection import (
+    ENTRY,
+    Selection,
+    _select_few,
+    _select_many,
+    select,
+)
 
 SEGMENT = 4096
 

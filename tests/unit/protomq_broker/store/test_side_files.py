@@ -7,9 +7,9 @@ import resource
 import pytest
 
 from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
-from protomq_broker.store import side_files
-from protomq_broker.store.disk import sync_names_above
-from protomq_broker.store.side_files import (
+from protomq_broker.store.files import side_files
+from protomq_broker.store.files.disk import sync_names_above
+from protomq_broker.store.files.side_files import (
     OpenFiles,
     SideFileDamagedError,
     cut_file,

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire.hashing import key_hash_of, tag_code_of
-from protomq_broker.store.consume_queue import ConsumeQueueDamagedError
-from protomq_broker.store.disk import write_file_atomically
+from protomq.wire.topics import OFFSETS_TOPIC
 from protomq_broker.store.errors import (
     AppendTooLargeError,
     CorruptLogError,
@@ -25,11 +24,12 @@ from protomq_broker.store.errors import (
     StoreLockedError,
     StoreSettingsError,
 )
-from protomq_broker.store.offline import open_offline
-from protomq_broker.store.offsets import OFFSETS_TOPIC
-from protomq_broker.store.reading import ReadStatus
-from protomq_broker.store.side_files import write_json_file
-from protomq_broker.store.topics import TopicConfig
+from protomq_broker.store.files.disk import write_file_atomically
+from protomq_broker.store.files.side_files import write_json_file
+from protomq_broker.store.queues.consume_queue import ConsumeQueueDamagedError
+from protomq_broker.store.queues.reading import ReadStatus
+from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.store.tools.offline import open_offline
 
 from .log_helpers import ManualClock, make_request
 from .store_helpers import (

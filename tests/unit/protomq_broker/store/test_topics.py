@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from protomq.testing.simdisk import Fault, Operation, SimDisk
-from protomq_broker.store.side_files import write_json_file
-from protomq_broker.store.topics import (
+from protomq_broker.store.files.side_files import write_json_file
+from protomq_broker.store.state.topics import (
     IncarnationGivenError,
     InvalidNameError,
     TopicConfig,

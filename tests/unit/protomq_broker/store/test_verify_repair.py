@@ -13,11 +13,11 @@ from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq.v1.record_pb2 import RecordBatch
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import CorruptLogError, StoreLockedError, StoreSettingsError
-from protomq_broker.store.offline import dump
-from protomq_broker.store.reading import ReadStatus
-from protomq_broker.store.repair import repair
+from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.store import Store
-from protomq_broker.store.verify import FindingKind, verify
+from protomq_broker.store.tools.offline import dump
+from protomq_broker.store.tools.repair import repair
+from protomq_broker.store.tools.verify import FindingKind, verify
 
 from . import store_helpers
 from .log_helpers import ManualClock, make_request

@@ -1,0 +1,98 @@
+"""The files `lock` and `abort` in the root of a store.
+
+`lock` is held with flock by the process that has the store open, and says who that is: {"pid": …, "cache_id": …}. The lock goes with the
+process, however it dies; the content stays. The cache id names the boot and the mount under which the store was last opened: as long
+as it is the same, the page cache has kept all that was written, synced or not. It is written only when recovery is through, since a
+recovery that is interrupted must decide the same the next time.
+
+`abort` is there from start to clean stop. Found at a start, it says that the process did not stop cleanly. It is for people and tools:
+recovery does not ask it, since a disk that loses an fsync may as well lose a file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Final
+
+from protomq_broker.store.errors import StoreLockedError
+
+from .disk import Disk, read_fully, read_json, remove_file, write_file_atomically, write_fully
+
+LOCK_SIZE_BYTES: Final = 512
+
+
+class StoreLock:
+    """The lock of one store. `previous_cache_id` is what the last process to recover it left there."""
+
+    def __init__(self, disk: Disk, root: str, pid: int | None = None) -> None:
+        """Takes the lock; StoreLockedError if another process has it."""
+        self._disk = disk
+        self._pid = os.getpid() if pid is None else pid
+        self._fd = disk.create(f"{root}/lock")
+        content = self._read()
+        if not disk.lock(self._fd):
+            disk.close(self._fd)
+            holder = content.get("pid", 0)
+            raise StoreLockedError(root, holder if isinstance(holder, int) else 0)
+        cache_id = self._read().get("cache_id", "")
+        self.previous_cache_id: str = cache_id if isinstance(cache_id, str) else ""
+        try:
+            self.publish(self.previous_cache_id)
+        except OSError:
+            disk.close(self._fd)
+            raise
+
+    def publish(self, cache_id: str) -> None:
+        """Writes who holds the lock and under which page cache. Need not be durable: after a power cut it differs anyway."""
+        content = json.dumps({"pid": self._pid, "cache_id": cache_id}).encode()
+        write_fully(self._disk, self._fd, content.ljust(LOCK_SIZE_BYTES - 1) + b"\n", 0)
+
+    def release(self) -> None:
+        """Gives the lock back. The file stays."""
+        if self._fd >= 0:
+            self._disk.close(self._fd)
+            self._fd = -1
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            content = json.loads(read_fully(self._disk, self._fd, LOCK_SIZE_BYTES, 0))
+        except ValueError:
+            return {}
+        return content if isinstance(content, dict) else {}
+
+
+def previous_cache_id(disk: Disk, root: str) -> str:
+    """The id of the page cache under which the store was last recovered, whoever has the lock; "" if nobody knows."""
+    content = read_json(disk, f"{root}/lock")
+    found = content.get("cache_id") if isinstance(content, dict) else None
+    return found if isinstance(found, str) else ""
+
+
+def is_locked(disk: Disk, root: str) -> bool:
+    """Whether a process has the store open."""
+    try:
+        fd = disk.open(f"{root}/lock")
+    except FileNotFoundError:
+        return False
+    try:
+        return not disk.lock(fd)
+    finally:
+        disk.close(fd)
+
+
+class AbortFile:
+    """The file `abort`. `found`: the last process left it."""
+
+    def __init__(self, disk: Disk, root: str) -> None:
+        self._disk = disk
+        self._path = f"{root}/abort"
+        self.found = disk.exists(self._path)
+
+    def write(self) -> None:
+        """The store is open from here on."""
+        write_file_atomically(self._disk, self._path, b"")
+
+    def remove(self) -> None:
+        """The store was closed cleanly."""
+        remove_file(self._disk, self._path)

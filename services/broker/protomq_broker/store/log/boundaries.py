@@ -1,0 +1,50 @@
+"""Where a segment can be walked from, as it stands beside the log: so that one message of a gigabyte can be checked without all of it.
+
+    boundaries/<start of the segment, 20 digits>     state file (`side_files.py`): rows of position u64, CRC-32C of the chain there u32
+
+Derived, and only a hint: whoever walks from one of these and finds that the log does not hold walks from the segment's head before he
+says so. One that is missing costs the first reader of that segment the walk from its head: a second for a gigabyte, if the disk can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+import numpy as np
+
+from protomq_broker.store.files.disk import Disk, remove_file
+from protomq_broker.store.files.side_files import read_state_file, write_state_file
+
+_MAGIC: Final = b"PMQBND01"
+_ROW: Final = np.dtype([("position", "<u8"), ("crc32c", "<u4")])
+
+
+class BoundaryFiles:
+    """The files, in one folder, which exists."""
+
+    def __init__(self, disk: Disk, folder: str) -> None:
+        self._disk = disk
+        self._folder = folder
+
+    def read(self, base_position: int) -> list[tuple[int, int]]:
+        """(position, CRC) of the boundaries in a segment, rising; none if there is no file that holds."""
+        payload = read_state_file(self._disk, self._path(base_position), _MAGIC)
+        if payload is None or len(payload) % _ROW.itemsize:
+            return []
+        rows: list[tuple[int, int]] = np.frombuffer(payload, _ROW).tolist()
+        return rows
+
+    def write(self, base_position: int, boundaries: Iterable[tuple[int, int]]) -> None:
+        """Replaces a segment's file."""
+        rows = np.array(list(boundaries), _ROW)
+        write_state_file(self._disk, self._path(base_position), _MAGIC, rows.tobytes())
+
+    def remove_below(self, position: int) -> None:
+        """Segments below `position` are gone."""
+        for name in self._disk.list(self._folder):
+            if name.isdecimal() and int(name) < position:
+                remove_file(self._disk, f"{self._folder}/{name}")
+
+    def _path(self, base_position: int) -> str:
+        return f"{self._folder}/{base_position:020d}"

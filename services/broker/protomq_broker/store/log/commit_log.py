@@ -1,0 +1,280 @@
+"""The commit log: appends groups of records, each group closed by one seal.
+
+Rules:
+- One writer: `position_for` and `append` are called on the writer thread only.
+- An append is one positioned write. `tail` moves only when all of it is written; after a write that failed or fell short, its place is
+  zeroed, and if that fails too the log has failed: nothing is ever appended behind half a record.
+- No append crosses segments: what is left of a segment is filled with padding, which has a seal of its own. Every segment begins with an
+  empty append, so that the chain of CRCs can be taken up there when older segments are gone.
+- A failed log stays failed until a restart has recovered it.
+
+`positions.py` has where it stands.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Final, cast
+
+from protomq.wire.hashing import Octets
+from protomq.wire.record import SEAL_SIZE_BYTES, encode_seal
+from protomq_broker.store.errors import AppendTooLargeError, DiskFullError, StoreFailedError
+from protomq_broker.store.files.disk import Disk, write_fully
+
+from .positions import LogTail, Positions
+from .seals import APPEND_SIZE_MAX_BYTES, encode_padding
+from .segment import SegmentFile, SegmentFolder
+
+DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+CLOSING_SIZE_BYTES: Final = 6 + SEAL_SIZE_BYTES
+"""What must stay free behind an append: a padding field and its seal. The smallest padding has two octets, but with four free ones a repair
+can make it end in any CRC (`crc_forge`), so that what stands behind it keeps its own."""
+
+ZEROS_SIZE_BYTES: Final = 1 << 20
+
+
+class Reserve(IntEnum):
+    """Who may use the last part of the space that the log has when the disk gives no more: so many quarters of it are kept from them."""
+
+    CARRIED = 0
+    """What must be appended before segments can be deleted: without it a full disk could never be freed."""
+    STATE = 2
+    """Other records of the broker's own."""
+    MESSAGES = 4
+    """What clients send."""
+
+
+RESERVE_SIZE_MAX_BYTES: Final = 4 << 20
+
+
+class CommitLog:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        folder: SegmentFolder,
+        positions: Positions,
+        *,
+        epoch: int = 0,
+    ) -> None:
+        self.folder = folder
+        self.tail = positions.tail
+        """Where the writer goes on: ahead of the published tail while an append is under way."""
+        self.epoch = epoch
+        self.failure = ""
+        """Why nothing is appended any more; "" as long as the log is well."""
+        self.append_size_max_bytes = min(
+            APPEND_SIZE_MAX_BYTES,
+            folder.segment_size_bytes - 2 * SEAL_SIZE_BYTES - CLOSING_SIZE_BYTES,
+        )
+        """The most that one append takes, without its seal."""
+        self._reserve_bytes = min(RESERVE_SIZE_MAX_BYTES, folder.segment_size_bytes // 8)
+        self._disk = disk
+        self._positions = positions
+        self._pwritev = disk.pwritev
+        self._segment: SegmentFile | None = folder.at(self.tail.position)
+        self._create_lock = threading.Lock()
+
+    def position_for(self, size_bytes: int, reserve: Reserve = Reserve.MESSAGES) -> int:
+        """Where an append of `size_bytes` will start; goes on to the next segment when it does not fit into this one.
+
+        The last part of the last segment is a reserve: entered only by whom `reserve` allows it, or when the next segment is there.
+        Raises DiskFullError, StoreFailedError, AppendTooLargeError.
+        """
+        if size_bytes > self.append_size_max_bytes:
+            raise AppendTooLargeError(size_bytes, self.append_size_max_bytes)
+        segment, position = self._segment, self.tail.position
+        if (
+            segment is not None
+            and position != segment.base_position
+            and position + size_bytes + SEAL_SIZE_BYTES + CLOSING_SIZE_BYTES <= segment.end_position
+        ):
+            kept_bytes = self._reserve_bytes * reserve // Reserve.MESSAGES
+            if position + size_bytes > segment.end_position - kept_bytes:
+                self._make_next(segment)
+            return position
+        self._roll(size_bytes)
+        return self.tail.position
+
+    def append(self, parts: Sequence[Octets], record_count: int, store_time_ms: int) -> LogTail:
+        """Writes the parts and their seal at the tail and moves it. The caller has asked `position_for` first.
+
+        Raises DiskFullError or StoreFailedError: then nothing of it is in the log.
+        """
+        if self.failure:
+            raise StoreFailedError(self.failure)
+        tail, segment = self.tail, self._segment
+        assert segment is not None
+        position = tail.position
+        seal = encode_seal(
+            tail.crc32c,
+            *parts,
+            epoch=self.epoch,
+            start_position=position,
+            record_count=record_count,
+            store_time_ms=store_time_ms,
+            synced_position=self._positions.flushed,
+        )
+        size = sum(map(len, parts)) + SEAL_SIZE_BYTES
+        at = position - segment.base_position
+        try:
+            written = self._pwritev(segment.fd, (*cast(Sequence[bytes], parts), seal), at)
+            if written != size:
+                whole = b"".join((*map(bytes, parts), seal))
+                write_fully(self._disk, segment.fd, memoryview(whole)[written:], at + written)
+        except OSError as error:
+            self._take_back(tail, size, error)
+        self.tail = tail = LogTail(
+            position + size, int.from_bytes(seal[-4:], "little"), store_time_ms
+        )
+        return tail
+
+    def take_back(self, tail: LogTail, reason: str) -> None:
+        """Undoes the last append, before anybody was told of it, and stops the log for good; `tail` is what stood before."""
+        segment = self._segment
+        assert segment is not None
+        assert segment.base_position <= tail.position <= self.tail.position
+        size = self.tail.position - tail.position
+        self.tail = tail
+        self.fail(reason)
+        try:
+            self._write_zeros(segment, tail.position, size)
+        except OSError as error:
+            self.failure += f"; then the append could not be taken back: {error}"
+
+    def fail(self, reason: str) -> None:
+        """Stops all appends for good; any thread. The first reason stays."""
+        if not self.failure:
+            self.failure = reason
+
+    def prepare_next_segment(self) -> bool:
+        """Makes the segment behind the current one if it is not there, so that a roll need not wait; any thread. False on a full disk."""
+        segment = self._segment
+        if segment is None:
+            return True
+        try:
+            self._segment_at(segment.end_position)
+        except OSError:
+            return False
+        return True
+
+    @property
+    def has_next_segment(self) -> bool:
+        """Whether the segment behind the current one is there; any thread."""
+        segment = self._segment
+        return segment is not None and segment.end_position in self.folder.files
+
+    def is_next_segment_due(self) -> bool:
+        """Whether the current segment is more than half full and has no successor."""
+        segment, position = self._segment, self.tail.position
+        if segment is None or position < segment.base_position + segment.size_bytes // 2:
+            return False
+        return segment.end_position not in self.folder.files
+
+    def start_without(self, position: int) -> int:
+        """Where the log would begin if the segments that end at or below `position` were removed; any thread."""
+        position = min(position, self.tail.position, self._positions.flushed)
+        first = self.folder.first_position
+        while (
+            segment := self.folder.files.get(first)
+        ) is not None and segment.end_position <= position:
+            first = segment.end_position
+        return first
+
+    def remove_segments_below(self, position: int) -> list[SegmentFile]:
+        """Removes the segments that end at or below `position`, but never the one being written; any thread. Returns them."""
+        with self._create_lock:
+            position = min(position, self.tail.position, self._positions.flushed)
+            current = self._segment
+            removed = [
+                segment
+                for segment in self.folder.files.values()
+                if segment.end_position <= position and segment is not current
+            ]
+            removed.sort(key=lambda segment: segment.base_position)
+            self.folder.remove([segment.base_position for segment in removed])
+            return removed
+
+    def close(self) -> None:
+        """Lets go of the files; nothing can be appended any more."""
+        self.fail("the store is closed")
+        self._segment = None
+        self.folder.files = {}
+
+    def _roll(self, size_bytes: int) -> None:
+        """Makes the tail stand in a segment with room for `size_bytes`, behind its head."""
+        if self.failure:
+            raise StoreFailedError(self.failure)
+        segment, tail = self._segment, self.tail
+        try:
+            if segment is None or tail.position == segment.end_position:
+                following = self._segment_at(tail.position)
+            elif tail.position == segment.base_position:
+                following = segment
+            else:
+                following = self._segment_at(
+                    segment.end_position
+                )  # first, so that a full disk changes nothing
+                gap = segment.end_position - tail.position - SEAL_SIZE_BYTES
+                self._append_empty(encode_padding(gap))
+        except OSError as error:
+            if error.errno in DISK_FULL_ERRNOS:
+                raise DiskFullError(f"no space for the next segment: {error}") from error
+            self.fail(f"the next segment cannot be made: {error}")
+            raise StoreFailedError(self.failure) from error
+        self._segment = following
+        self._append_empty(b"")
+        assert (
+            self.tail.position + size_bytes + SEAL_SIZE_BYTES + CLOSING_SIZE_BYTES
+            <= following.end_position
+        )
+
+    def _make_next(self, segment: SegmentFile) -> None:
+        """Makes sure that there is a segment behind this one, or raises DiskFullError."""
+        if segment.end_position in self.folder.files:
+            return
+        try:
+            self._segment_at(segment.end_position)
+        except OSError as error:
+            if error.errno not in DISK_FULL_ERRNOS:
+                raise
+            raise DiskFullError(f"no space for the next segment: {error}") from error
+
+    def _append_empty(self, data: bytes) -> None:
+        """Padding, or the head of a segment."""
+        self.append((data,), 0, self.tail.store_time_ms)
+
+    def _segment_at(self, base_position: int) -> SegmentFile:
+        with self._create_lock:
+            segment = self.folder.files.get(base_position)
+            return segment if segment is not None else self.folder.create(base_position)
+
+    def _take_back(self, tail: LogTail, size: int, error: OSError) -> None:
+        """A write failed, perhaps half-way: clears its place and raises."""
+        if error.errno not in DISK_FULL_ERRNOS:
+            self.fail(f"a write to the log failed at position {tail.position}: {error}")
+        segment = self._segment
+        assert segment is not None
+        try:
+            self._write_zeros(segment, tail.position, size)
+        except OSError as second:
+            self.fail(
+                f"a write to the log failed at position {tail.position} and could not be taken back: {second}"
+            )
+        if self.failure:
+            raise StoreFailedError(self.failure) from error
+        raise DiskFullError(
+            f"no space for an append of {size} bytes at position {tail.position}: {error}"
+        ) from error
+
+    def _write_zeros(self, segment: SegmentFile, position: int, size: int) -> None:
+        at, end = position - segment.base_position, position - segment.base_position + size
+        while at < end:
+            count = min(end - at, ZEROS_SIZE_BYTES)
+            write_fully(self._disk, segment.fd, bytes(count), at)
+            at += count

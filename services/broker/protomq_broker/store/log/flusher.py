@@ -1,0 +1,106 @@
+"""Making the log durable, and the two background threads of a store.
+
+Rules:
+- An fsync covers what was written before it began, so the position is taken first.
+- A failed fsync is fatal: the kernel may have marked the pages clean, so trying again proves nothing. The log takes no more appends;
+  the flushed position stays where it was, and the next start writes anew what is behind it (`recovery.rewrite_unsynced`). (A log that
+  failed for another reason is still synced: what it has is to be kept.)
+- Under SYNC_FLUSH every request wakes the thread; what was appended while a sync was running is covered by the next one, together
+  (group commit).
+
+Two threads, not one: consume queues of ten thousand topics take a while to sync, and no send under SYNC_FLUSH may wait for that.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from protomq_broker.store.files.disk import Disk
+
+from .commit_log import CommitLog
+from .positions import Positions
+
+log = logging.getLogger(__name__)
+
+
+class LogFlusher:
+    """Syncs the log. `flush` may be called by any thread, one at a time gets through."""
+
+    def __init__(self, disk: Disk, commit_log: CommitLog, positions: Positions) -> None:
+        self._disk = disk
+        self._log = commit_log
+        self._positions = positions
+        self._has_failed = False
+        self._lock = threading.Lock()
+
+    def flush(self) -> int:
+        """Syncs what has been appended by now; the flushed position, which never moves again after a sync has failed."""
+        with self._lock:
+            commit_log = self._log
+            position, start = self._positions.appended, self._positions.flushed
+            if position <= start or self._has_failed:
+                return start
+            try:
+                for segment in commit_log.folder.overlapping(start, position):
+                    self._disk.fdatasync(segment.fd)
+            except OSError as error:
+                self._has_failed = True
+                reason = (
+                    f"an fsync of the log failed, what was appended from position {start} on may not be on disk: {error}. "
+                    "Check the disk, then restart the broker: it recovers from the log"
+                )
+                log.critical("%s", reason)
+                commit_log.fail(reason)
+                self._positions.note_failed()
+                return start
+            self._positions.note_flushed(position)
+            return position
+
+
+class BackgroundThread:
+    """Calls `work` every `interval_ms`, and at once when woken. An exception ends it, and `on_crash` is told."""
+
+    def __init__(
+        self,
+        name: str,
+        interval_ms: int,
+        work: Callable[[], None],
+        on_crash: Callable[[BaseException], None],
+    ) -> None:
+        self._interval_s = interval_ms / 1000
+        self._work = work
+        self._on_crash = on_crash
+        self._wanted = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Has the work done as soon as possible; any thread, does not wait."""
+        if not self._wanted.is_set():
+            self._wanted.set()
+
+    def stop(self) -> None:
+        """Ends the thread after the work that is being done, and waits for that."""
+        self._stopping = True
+        self._wanted.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._wanted.wait(self._interval_s)
+            self._wanted.clear()
+            if self._stopping:
+                return
+            try:
+                self._work()
+            except Exception as error:
+                log.exception("the thread %s has ended", self._thread.name)
+                self._on_crash(error)
+                return

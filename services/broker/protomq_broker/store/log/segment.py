@@ -1,0 +1,181 @@
+"""The files of the commit log: one folder, one file per segment.
+
+A segment has a fixed size, is preallocated, and is named by the physical offset of its first byte in 20 digits. It is made under a
+temporary name and gets its own only when its space is allocated and synced, so a segment with a proper name always has its full size;
+anything else is damage. What has not been written reads as zeros.
+
+Who may call: files may be read from any thread. The table of segments is replaced as a whole, so any thread may look things up in it;
+only one thread at a time may create or remove (`CommitLog` holds a lock around that).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from protomq_broker.store.errors import StoreSettingsError
+from protomq_broker.store.files.disk import Disk
+
+SEGMENT_NAME: Final = re.compile(r"\d{20}")
+TEMPORARY_SUFFIX: Final = ".tmp"
+
+
+class SegmentFile:
+    """One segment, open for as long as anybody refers to it.
+
+    A pull that is sending from it holds a reference, so the file may lose its name (retention) while the bytes are still there.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_disk",
+        "base_position",
+        "end_position",
+        "fd",
+        "path",
+        "size_bytes",
+    )
+
+    def __init__(self, disk: Disk, path: str, fd: int, base_position: int, size_bytes: int) -> None:
+        self._disk = disk
+        self.path = path
+        self.fd = fd
+        self.base_position = base_position
+        self.size_bytes = size_bytes
+        self.end_position = base_position + size_bytes
+
+    def fileno(self) -> int:
+        """The descriptor, for sendfile."""
+        return self.fd
+
+    def read(self, segment_offset: int, size_bytes: int) -> bytes:
+        """Bytes of the segment; less where the file is cut short."""
+        return self._disk.pread(self.fd, size_bytes, segment_offset)
+
+    def stored_size_bytes(self) -> int:
+        """Size of the file: that of the segment, unless it is cut short."""
+        return self._disk.size(self.fd)
+
+    def is_cached(self, segment_offset: int, size_bytes: int) -> bool:
+        """Whether all of a part is in the page cache; True where the kernel does not tell."""
+        return self._disk.is_cached(self.fd, segment_offset, size_bytes)
+
+    def written_ns(self) -> int:
+        """When the file was last written to, by anybody: nanoseconds since 1970."""
+        return self._disk.written_ns(self.fd)
+
+    def __del__(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                self._disk.close(fd)
+
+
+class SegmentFolder:
+    """The segments of a log, by base position."""
+
+    __slots__ = ("_disk", "files", "path", "segment_size_bytes")
+
+    def __init__(self, disk: Disk, path: str, segment_size_bytes: int) -> None:
+        self._disk = disk
+        self.path = path
+        self.segment_size_bytes = segment_size_bytes
+        self.files: dict[int, SegmentFile] = {}
+        """In their order. Replaced, never changed: a reader that took it may go on with it."""
+
+    def open(self, *, read_only: bool = False) -> None:
+        """Opens the segments that are there; half-made ones are removed, unless `read_only`. The folder exists.
+
+        Raises StoreSettingsError.
+        """
+        files: dict[int, SegmentFile] = {}
+        for name in self._disk.list(self.path):
+            path = f"{self.path}/{name}"
+            if name.endswith(TEMPORARY_SUFFIX):
+                if not read_only:
+                    self._disk.unlink(path)
+            elif SEGMENT_NAME.fullmatch(name):
+                base_position = int(name)
+                fd = self._disk.open_read_only(path) if read_only else self._disk.open(path)
+                segment = SegmentFile(self._disk, path, fd, base_position, self.segment_size_bytes)
+                if (
+                    base_position % self.segment_size_bytes
+                    or self._disk.size(segment.fd) > self.segment_size_bytes
+                ):
+                    raise StoreSettingsError(
+                        f"{path}: this is no segment of {self.segment_size_bytes} bytes"
+                    )
+                files[base_position] = segment
+        if not read_only:  # the last process may have been killed between a rename and its sync
+            self._disk.fsync_dir(self.path)
+        self.files = files
+
+    def at(self, position: int) -> SegmentFile | None:
+        """The segment in which the position lies."""
+        return self.files.get(position - position % self.segment_size_bytes)
+
+    def path_at(self, position: int) -> str:
+        """Path of the segment in which the position lies, whether it is there or not."""
+        return f"{self.path}/{position - position % self.segment_size_bytes:020d}"
+
+    def overlapping(self, start: int, end: int) -> Iterator[SegmentFile]:
+        """The segments that hold a part of [start, end), in order."""
+        for segment in self.files.values():
+            if segment.base_position < end and segment.end_position > start:
+                yield segment
+
+    @property
+    def first_position(self) -> int:
+        """Where the oldest segment starts; 0 if there is none."""
+        return next(iter(self.files), 0)
+
+    def create(self, base_position: int) -> SegmentFile:
+        """Makes a segment, durably, or raises OSError and leaves nothing behind."""
+        assert base_position % self.segment_size_bytes == 0
+        path = self.path_at(base_position)
+        temporary = path + TEMPORARY_SUFFIX
+        disk = self._disk
+        fd = disk.create(temporary)
+        try:
+            disk.allocate(fd, self.segment_size_bytes)
+            disk.fsync(fd)
+            disk.rename(temporary, path)
+            disk.fsync_dir(self.path)
+        except OSError:
+            disk.close(fd)
+            for leftover in (temporary, path):
+                with contextlib.suppress(OSError):
+                    disk.unlink(leftover)
+            raise
+        segment = SegmentFile(disk, path, fd, base_position, self.segment_size_bytes)
+        self.files = dict(sorted([*self.files.items(), (base_position, segment)]))
+        return segment
+
+    def remove(self, base_positions: list[int]) -> None:
+        """Removes segments, durably and one after the other: a crash leaves no gap where the order has none.
+
+        Files that somebody still reads stay open through their references.
+        """
+        for base_position in base_positions:
+            path = self.files[base_position].path
+            self.files = {base: file for base, file in self.files.items() if base != base_position}
+            with contextlib.suppress(FileNotFoundError):
+                self._disk.unlink(path)
+            self._disk.fsync_dir(self.path)
+
+    def clear_from(self, position: int) -> None:
+        """Makes everything from `position` on read as zeros, durably; later segments go. Only for recovery: nobody may be reading.
+
+        Safe to be interrupted at any point and done again.
+        """
+        self.remove(
+            sorted((base for base in self.files if base >= position and base != 0), reverse=True)
+        )
+        segment = self.at(position)
+        if segment is None or position >= segment.end_position:
+            return
+        self._disk.truncate(segment.fd, position - segment.base_position)
+        self._disk.allocate(segment.fd, self.segment_size_bytes)
+        self._disk.fsync(segment.fd)

@@ -1,0 +1,658 @@
+"""All consume queues of a store: made from the log, flushed behind it, and trusted only as far as a checkpoint says.
+
+    consumequeue/table.bin                          the table: `queue_rows.py`
+    consumequeue/<topic>/<queue>/<byte offset>      entries: `consume_queue.py`
+
+Rules:
+- The table names every queue and its end as of a position of the log up to which everything is durable. At the start a queue is
+  what the table says, not what its files say: what lies behind is cut and comes again from the log; a file that is too short
+  lowers `replay_from`. Without a table all is rebuilt.
+- `apply` runs on the writer thread, `flush`, `checkpoint` and `delete_below` on the flusher thread; the lock keeps the two apart for
+  as long as a group of requests is added, and is never held during input or output. Another lock lets one thread at a time change
+  files. Readers take no lock.
+- Ten thousand topics are normal: a queue that rests holds no buffer, a bounded number of files is open, and the start reads no folder
+  but the topics'.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protomq_broker.store.files.disk import Disk, remove_file
+from protomq_broker.store.files.side_files import (
+    OpenFile,
+    OpenFiles,
+    cut_file,
+    empty_folder,
+    open_files_max,
+    read_state_file,
+    remove_tree,
+    size_of_file,
+    why_not,
+    write_state_file,
+)
+from protomq_broker.store.log.append import AppendRequest, ScannedRecords
+from protomq_broker.store.log.recovery import DamagedRange
+
+from .consume_queue import (
+    ENTRIES_PER_FILE,
+    FILE_SIZE_BYTES,
+    NEW_FOLDER,
+    NO_FOLDER,
+    ConsumeQueue,
+    ConsumeQueueDamagedError,
+    DamagedFile,
+    QueueFiles,
+)
+from .queue_ends import QueueEnd, end_in_file, ends_below
+from .queue_flush import flush_together
+from .queue_replay import fill_lost, replay_queue, restart, sound_end
+from .queue_rows import QueueRows, decode_rows
+from .selection import ENTRY_SIZE_BYTES
+
+log = logging.getLogger(__name__)
+
+TABLE_FILE_NAME: Final = "table.bin"
+"""No topic can have this name: a dot is not allowed in one."""
+
+SYNC_ALL_COUNT_MIN: Final = 64
+"""So many queues are synced by one sync of the file system: here 20 ms, as much as a dozen of files one by one."""
+
+_MAGIC: Final = b"PMQCQT02"
+"""Its number is that of the entries too: 01 had no check bits."""
+_QUEUE_BITS: Final = 32
+_REPLAYED_ENTRIES_MAX: Final = 1 << 20
+"""So many entries a replay keeps in memory: 20 MB."""
+
+
+class ConsumeQueueTable:
+    """The consume queues of a store.
+
+    Attributes:
+        replay_from: after `load`: what the log has below this position is in the queues already.
+        needs_rebuild: files turned out not to hold after all; call `start_rebuild`, then replay from the log's start.
+        log_start: first position that the log still has.
+        damage: after `load`: why its files were not taken over; "" if they were.
+        known_ends: after `load`: how far queues went where that is more than they have now.
+        keep_known_ends: called before files that tell of `known_ends` are cut or removed: a start may be killed at any time.
+    """
+
+    def __init__(self, disk: Disk, folder: str, *, files_max: int | None = None) -> None:
+        self.replay_from = 0
+        self.needs_rebuild = False
+        self.log_start = 0
+        self.damage = ""
+        self.known_ends: list[QueueEnd] = []
+        self.keep_known_ends: Callable[[list[QueueEnd]], None] = _ignore
+        self._cuts: list[Callable[[], None]] = []
+        self._disk = disk
+        self._folder = folder
+        self._files = OpenFiles(disk, open_files_max() if files_max is None else files_max)
+        self._home = QueueFiles(folder, self._files)
+        self._folder_file: OpenFile | None = (
+            None  # open from the first write on: see `Disk.sync_file_system`
+        )
+        self._lock = threading.Lock()
+        self._files_lock = threading.RLock()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._queues: dict[str, dict[int, ConsumeQueue]] = {}
+        self._rows = QueueRows()
+        self._replayed_count = 0
+        self._covered_position = 0  # no entry's record ends behind it
+        self._checkpoint_position = 0
+        self._dirty: set[ConsumeQueue] = set()  # appended to since the last flush
+        self._cooling: set[ConsumeQueue] = set()  # written by the last flush
+        self._touched: set[ConsumeQueue] = set()  # rows that the next checkpoint must renew
+        self._unsynced: set[ConsumeQueue] = set()  # written since the last checkpoint
+        self._unsynced_folders: set[str] = set()  # with new names in them
+        self._removed: list[tuple[str, list[ConsumeQueue]]] = []
+        self._home.lost_syncs.clear()
+        self._home.met.clear()
+
+    # Look-up, any thread.
+
+    def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """The queue, None if nothing was ever stored in it."""
+        queues = self._queues.get(topic)
+        return queues.get(queue_id) if queues is not None else None
+
+    def end_offset(self, topic: str, queue_id: int) -> int:
+        """Queue offset of the next message, 0 for an unknown queue."""
+        queue = self.find(topic, queue_id)
+        return queue.end_offset if queue is not None else 0
+
+    def queues_of(self, topic: str) -> dict[int, ConsumeQueue]:
+        """The queues of a topic by their id."""
+        return dict(self._queues.get(topic, ()))
+
+    def topics(self) -> list[str]:
+        """All topics that have a queue."""
+        return list(self._queues)
+
+    def all(self) -> Iterator[ConsumeQueue]:
+        """All queues."""
+        for queues in list(self._queues.values()):
+            yield from list(queues.values())
+
+    def queue_count(self) -> int:
+        """Number of queues."""
+        return len(self._rows)
+
+    def damaged_files(self) -> list[DamagedFile]:
+        """Files in which damage was met, and which are not healed."""
+        return [met for met in list(self._home.met.values()) if self.has(met.queue)]
+
+    def has(self, queue: ConsumeQueue) -> bool:
+        """Whether the queue is still one of these: its topic was not deleted."""
+        return self.find(queue.topic, queue.queue_id) is queue
+
+    def watch_damage(self, on_met: Callable[[], None]) -> None:
+        """From now on damage is healed: `on_met` is told of each file in which some is met, on any thread."""
+        self._home.on_met = on_met
+
+    # Writer thread.
+
+    def queue(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """The queue; made if there is none."""
+        queues = self._queues.get(topic)
+        if queues is not None:
+            queue = queues.get(queue_id)
+            if queue is not None:
+                return queue
+        with self._lock:
+            return self._add(topic, queue_id)
+
+    def apply(self, requests: Sequence[AppendRequest]) -> None:
+        """Adds the entries of what was just appended to the log."""
+        with self._lock:
+            dirty = self._dirty
+            for request in requests:
+                region = request.region
+                queues = self._queues.get(region.topic)
+                queue = queues.get(request.queue_id) if queues is not None else None
+                if queue is None:
+                    queue = self._add(region.topic, request.queue_id)
+                assert request.queue_offset == queue.end_offset, (
+                    "a queue offset was left out or given twice"
+                )
+                position = request.physical_offset
+                if region.starts is None:
+                    queue.append(position, len(region.data), region.tag_codes)  # type: ignore[arg-type]
+                else:
+                    queue.append_many(region.starts + position, region.sizes, region.tag_codes)  # type: ignore[arg-type]
+                dirty.add(queue)
+            if requests:
+                last = requests[-1]
+                self._covered_position = last.physical_offset + len(last.region.data)
+
+    # Flusher thread.
+
+    def flush(self) -> None:
+        """Writes the new entries to the files, without a sync. An OSError loses nothing: the next call goes on."""
+        with self._files_lock:
+            if self._removed:
+                self._remove_files()
+            with self._lock:
+                dirty, self._dirty = self._dirty, set()
+                for queue in self._cooling:
+                    if queue not in dirty:
+                        queue.release_buffer()
+            self._touched |= dirty
+            self._cooling = dirty
+            queues = _in_order(dirty)
+            written: set[ConsumeQueue] = set()
+            try:
+                for queue in queues:
+                    if queue.synced_offset == NO_FOLDER:
+                        self._make_folder(queue)
+                flush_together(queues, written.add)
+            except OSError:
+                with self._lock:
+                    self._dirty.update(filter(self.has, dirty - written))
+                raise
+            finally:
+                self._unsynced |= written
+
+    def checkpoint(self, position: int) -> None:
+        """Makes durable that everything that the log holds below `position` is in the queues.
+
+        The log is durable up to there, and all of it was applied.
+        """
+        with self._files_lock:
+            self.flush()
+            touched, self._touched = self._touched, set()
+            try:
+                self._touched |= self._renew_rows(_in_order(touched), position)
+                self._sync()
+                self._write_table(position)
+            except BaseException:
+                self._touched |= touched
+                raise
+
+    def delete_below(self, log_start: int) -> None:
+        """The log begins at `log_start` now: removes files that hold only older entries."""
+        with self._files_lock:
+            self.log_start = log_start
+            old: dict[ConsumeQueue, int] = {}
+            for queues in list(self._queues.values()):
+                for queue in list(queues.values()):
+                    if (
+                        queue.flushed_offset >= ENTRIES_PER_FILE
+                    ):  # else there is one file: it stays, the queue goes on in it
+                        old[queue] = self._raise_min_offset(queue, queue.min_offset(log_start))
+            if not old:
+                return
+            self._write_table(
+                self._checkpoint_position
+            )  # first, so that no start looks for files that are gone
+            for queue, min_offset in old.items():
+                self._delete_files_below(queue, min_offset)
+
+    def mend(self, met: DamagedFile, queue_offset: int, entries: NDArray[Any]) -> None:
+        """Writes entries of a damaged file anew; the next checkpoint makes them durable."""
+        with self._files_lock:
+            queue = met.queue
+            if self.has(queue):
+                self._disk.make_folder(queue.folder)
+                queue.mend(queue_offset, entries)
+                self._unsynced.add(queue)
+                self._touched.add(queue)
+            self.forget_met(met)
+
+    def forget_met(self, met: DamagedFile) -> None:
+        """The file holds."""
+        self._home.met.pop((met.queue, met.start_offset), None)
+
+    def remove_topic(self, topic: str) -> None:
+        """Forgets a topic's queues, any thread; the files go with the next flush. A topic of that name begins anew, from offset 0."""
+        with self._lock:
+            queues = self._queues.pop(topic, None)
+            if queues is not None:
+                self._dirty.difference_update(queues.values())
+                self._removed.append((topic, list(queues.values())))
+
+    def close(self) -> None:
+        """Closes the files. Call `checkpoint` before."""
+        self._files.forget_below("")
+        self._folder_file = None
+
+    # Recovery: one thread, nobody else.
+
+    def load(self, log_start: int = 0) -> None:
+        """Takes over what the table and the files agree on."""
+        self.log_start = log_start
+        self._clear()
+        self._disk.make_folder(self._folder)
+        self._folder_file = OpenFile(self._disk, self._disk.open_folder(self._folder))
+        payload = read_state_file(self._disk, self._table_path, _MAGIC)
+        if payload is None:
+            self.damage = why_not(self._disk, self._table_path, _MAGIC)
+            self.known_ends += ends_below(self._disk, self._folder, self._folder)
+            self.start_rebuild()
+            return
+        position, rows = decode_rows(payload)
+        self._covered_position = self._checkpoint_position = self.replay_from = position
+        for row in rows:
+            queue = self._add(row.topic, row.queue_id)
+            self._rows.set(queue.row, row.min_offset, row.end_offset, row.damaged)
+            self._load_queue(queue, row.min_offset, row.end_offset, row.damaged)
+        self._remove_strays()
+        if self.known_ends:
+            self.keep_known_ends(self.known_ends)
+        for cut in self._cuts:
+            cut()
+        self._cuts = []
+        if self._touched:  # what is made good now is not durable before the next checkpoint
+            self._write_table(position)
+
+    def start_rebuild(self) -> None:
+        """Removes everything; a replay from the log's start makes it anew."""
+        self.known_ends += [
+            QueueEnd(queue.topic, queue.queue_id, queue.known_min_offset, queue.end_offset)
+            for queues in self._queues.values()
+            for queue in queues.values()
+        ]
+        if self.known_ends:
+            self.keep_known_ends(self.known_ends)
+        self._files.forget_below("")
+        self._clear()
+        remove_file(self._disk, self._table_path)
+        empty_folder(self._disk, self._folder)
+        self.replay_from = 0
+        self.needs_rebuild = False
+
+    def replay(self, records: ScannedRecords) -> None:
+        """Adds the entries of records read back from the log, in its order; those that are there already are passed over."""
+        if not records.count or self.needs_rebuild:
+            return
+        self._covered_position = max(
+            self._covered_position, int(records.positions[-1] + records.sizes[-1])
+        )
+        keys = records.topic_indexes.astype(np.int64) << _QUEUE_BITS | records.queue_ids
+        order = np.argsort(keys, kind="stable")
+        bounds = [0, *(np.flatnonzero(np.diff(keys[order])) + 1).tolist(), records.count]
+        for start, end in pairwise(bounds):
+            rows = order[start:end]
+            first = int(rows[0])
+            queue = self.queue(
+                records.topics[int(records.topic_indexes[first])], int(records.queue_ids[first])
+            )
+            try:
+                replay_queue(queue, records, rows)
+            except ConsumeQueueDamagedError:
+                self.needs_rebuild = True
+                return
+            self._dirty.add(queue)
+        self._replayed_count += records.count
+        if self._replayed_count >= _REPLAYED_ENTRIES_MAX:
+            self._replayed_count = 0
+            self.flush()
+
+    def keep_ends(
+        self, damaged: Sequence[DamagedRange], deleted: Mapping[str, int], end_position: int
+    ) -> None:
+        """Gives queues entries for messages that the log has lost and that only `known_ends` tell of: no offset is given twice, and
+        readers are told. The log ends at `end_position`, and is synced.
+        """
+        kept = self._keep_beginnings(damaged, deleted)
+        for end in self.known_ends if damaged else ():
+            queue = self.find(end.topic, end.queue_id)
+            known = queue.end_offset if queue is not None else end.min_offset
+            if end.end_offset <= known or end.position < deleted.get(end.topic, -1):
+                continue
+            last = 0
+            if queue is not None and known > queue.known_min_offset:
+                position, size, _ = queue.entry(known - 1)
+                last = position + size
+            damage = next((d for d in damaged if d.end_position > max(last, end.position)), None)
+            if damage is None or -1 < end.position < damage.start_position:
+                continue  # it was never synced: a torn tail is no loss
+            queue = self.queue(end.topic, end.queue_id)
+            if not queue.end_offset:
+                queue.reset(end.min_offset, end.min_offset)
+            fill_lost(queue, end.end_offset, max(last, damage.start_position))
+            log.error(
+                "queue %d of topic %s: messages %d to %d are lost with positions %d to %d of the log",
+                end.queue_id, end.topic, known, end.end_offset - 1, damage.start_position, damage.end_position,
+            )  # fmt: skip
+            self._dirty.add(queue)
+            kept = True
+        self.known_ends = []
+        if kept:  # for good: the files that told of them are cut
+            self.checkpoint(end_position)
+
+    def _keep_beginnings(self, damaged: Sequence[DamagedRange], deleted: Mapping[str, int]) -> bool:
+        """Queues that begin late, though the log begins at 0: what stood in front of their first entry is lost. Whether there are any."""
+        if not damaged or self.log_start:
+            return False
+        kept = False
+        for queues in self._queues.values():
+            for queue in queues.values():
+                first, end = queue.known_min_offset, queue.end_offset
+                if not first or first == end or queue.topic in deleted:
+                    continue
+                entries = queue.entries(first, end - first).copy()
+                position = int(entries["position"][0])
+                before = [d for d in damaged if d.end_position <= position]
+                if before and len(entries) == end - first:
+                    restart(queue)
+                    fill_lost(queue, first, before[-1].start_position)
+                    queue.append_many(entries["position"], entries["size"], entries["tag_code"])
+                    self._dirty.add(queue)
+                    kept = True
+        return kept
+
+    def forget_deleted(self, positions: Mapping[str, int]) -> None:
+        """Topics that were deleted when the log ended at a position: the queues that came back from before it go again."""
+        for topic, position in positions.items():
+            queues = list(self.queues_of(topic).values())
+            try:
+                old = [q for q in queues if q.first_at_or_beyond(position) == q.end_offset]
+            except ConsumeQueueDamagedError:
+                continue  # readers are told, and the next start sees to it
+            if len(old) == len(queues):
+                self.remove_topic(topic)
+                continue
+            for queue in old:  # others of a topic that was made anew are in use
+                restart(queue)
+                self._touched.add(queue)
+
+    def truncate(self, end_position: int) -> None:
+        """Removes the entries of all records at or beyond `end_position`: the log ends there. Nobody appends meanwhile."""
+        if end_position >= self._covered_position or self.needs_rebuild:
+            return
+        with self._files_lock:
+            self._truncate(end_position)
+
+    # Parts.
+
+    def _truncate(self, end_position: int) -> None:
+        behind_table = end_position < self._checkpoint_position
+        for queues in self._queues.values():
+            for queue in queues.values():
+                try:
+                    end_offset = queue.first_at_or_beyond(end_position)
+                except ConsumeQueueDamagedError:
+                    self.needs_rebuild = True
+                    return
+                if end_offset < queue.end_offset:
+                    queue.cut(end_offset)
+                    self._dirty.add(queue)
+        self._covered_position = end_position
+        if behind_table:  # else other records, at the same queue offsets, would pass for those that the table knows
+            self.checkpoint(end_position)
+
+    @property
+    def _table_path(self) -> str:
+        return f"{self._folder}/{TABLE_FILE_NAME}"
+
+    def _add(self, topic: str, queue_id: int) -> ConsumeQueue:
+        queue = ConsumeQueue(topic, queue_id, self._rows.add(topic, queue_id), self._home)
+        self._queues.setdefault(topic, {})[queue_id] = queue
+        return queue
+
+    def _make_folder(self, queue: ConsumeQueue) -> None:
+        folder = queue.folder
+        if self._disk.exists(folder):  # left over from a topic of that name
+            self._remove_folder(folder)
+        self._disk.make_folder(folder)
+        queue.synced_offset = NEW_FOLDER
+
+    def _sync(self) -> None:
+        """Makes durable what was written since the last checkpoint: file by file, or all at once where the files are many."""
+        if len(self._unsynced) >= SYNC_ALL_COUNT_MIN and self._disk.can_sync_file_system:
+            self._sync_all()
+            return
+        for queue in _in_order(self._unsynced):
+            if self.has(queue):
+                self._unsynced_folders |= queue.sync()
+            self._unsynced.discard(queue)
+        for folder in sorted(self._unsynced_folders):
+            if self._disk.exists(folder):
+                self._disk.fsync_dir(folder)
+            self._unsynced_folders.discard(folder)
+
+    def _sync_all(self) -> None:
+        queues = [queue for queue in self._unsynced if self.has(queue)]
+        assert self._folder_file is not None
+        try:
+            self._disk.sync_file_system(self._folder_file.fd)
+        except OSError:
+            for queue in queues:
+                queue.sync_failed()
+            raise
+        for queue in queues:
+            queue.sync_done()
+        self._unsynced.clear()
+        self._unsynced_folders.clear()
+
+    def _renew_rows(self, queues: Iterable[ConsumeQueue], position: int) -> set[ConsumeQueue]:
+        """Writes the queues' rows as of `position`; those that have entries behind it, so that their rows must be renewed again."""
+        rows = [(queue, self._row_as_of(queue, position)) for queue in queues if self.has(queue)]
+        with self._lock:  # once: the writer waits for it
+            rows = [(queue, values) for queue, values in rows if self.has(queue)]
+            self._rows.set_all([(queue.row, *values) for queue, values in rows])
+        return {queue for queue, (_, end_offset, _) in rows if end_offset < queue.end_offset}
+
+    def _row_as_of(self, queue: ConsumeQueue, position: int) -> tuple[int, int, bool]:
+        """(first offset, end, whether what comes behind is damaged) as of a position of the log."""
+        damaged = self._home.damage_of(queue)
+        try:
+            end_offset = queue.first_at_or_beyond(position)
+        except ConsumeQueueDamagedError as error:
+            damaged = end_offset = error.queue_offset
+        min_offset = queue.known_min_offset
+        if damaged is not None:
+            end_offset = max(min(damaged, end_offset), min_offset)
+        return min_offset, end_offset, damaged is not None
+
+    def _write_table(self, position: int) -> None:
+        self._renew_rows(self._home.damaged_queues(), position)
+        with self._lock:
+            payload = self._rows.encode(position)
+        write_state_file(self._disk, self._table_path, _MAGIC, payload)
+        self._checkpoint_position = position
+
+    def _remove_files(self) -> None:
+        """Removes topics for good: from the table first, so that no start looks for files that are gone."""
+        with self._lock:
+            removed, self._removed = self._removed, []
+            for _, queues in removed:
+                for queue in queues:
+                    self._rows.remove(queue.row)
+                    self._home.forget_damage(queue)
+        self._write_table(self._checkpoint_position)
+        for topic, _ in removed:
+            self._remove_folder(f"{self._folder}/{topic}")
+
+    def _raise_min_offset(self, queue: ConsumeQueue, min_offset: int) -> int:
+        """Enters the queue's new first offset into its row, as far as the row reaches; the offset entered."""
+        with self._lock:
+            if not self.has(queue):
+                return 0  # removed meanwhile
+            return self._rows.raise_min_offset(queue.row, min_offset)
+
+    def _delete_files_below(self, queue: ConsumeQueue, min_offset: int) -> None:
+        keep = queue.path_of(min_offset)
+        for path in [f"{queue.folder}/{name}" for name in self._disk.list(queue.folder)]:
+            if path < keep:
+                self._unlink(path)
+
+    def _load_queue(
+        self, queue: ConsumeQueue, min_offset: int, end_offset: int, damaged: bool
+    ) -> None:
+        good_end = self._entries_in_files(queue, min_offset, end_offset)
+        queue.reset(min_offset, good_end)
+        queue.synced_offset = good_end if good_end > min_offset else NO_FOLDER
+        if good_end == end_offset and not damaged:
+            return
+        self.known_ends.append(QueueEnd(queue.topic, queue.queue_id, min_offset, end_offset))
+        self._touched.add(queue)
+        good_end = sound_end(queue)
+        log.warning(
+            "%s: of entries %d to %d those from %d on do not hold: they are made anew from the log",
+            queue.folder, min_offset, end_offset - 1, good_end,
+        )  # fmt: skip
+        self._rows.set(queue.row, min_offset, good_end, damaged=True)
+        if good_end > min_offset:
+            position, size, _ = queue.entry(good_end - 1)
+            queue.reset(min_offset, good_end)
+            queue.synced_offset = good_end
+            self.replay_from = min(self.replay_from, position + size)
+        else:
+            restart(queue)
+            self.replay_from = 0
+
+    def _entries_in_files(self, queue: ConsumeQueue, min_offset: int, end_offset: int) -> int:
+        """Up to which offset the files hold entries, at most `end_offset`; cuts what is more."""
+        offset = min_offset
+        while offset < end_offset:
+            file_start = offset // ENTRIES_PER_FILE * ENTRIES_PER_FILE
+            wanted = min(end_offset - file_start, ENTRIES_PER_FILE)
+            path = queue.path_of(offset)
+            size = size_of_file(self._disk, path) or 0
+            if size < wanted * ENTRY_SIZE_BYTES:
+                return max(min_offset, file_start + size // ENTRY_SIZE_BYTES)
+            if size > wanted * ENTRY_SIZE_BYTES:
+                self._note_end(queue, path)
+                self._cuts.append(partial(cut_file, self._disk, path, wanted * ENTRY_SIZE_BYTES))
+            if size >= FILE_SIZE_BYTES and file_start + wanted == end_offset:
+                self._remove_files_behind(queue, path)
+            offset = file_start + wanted
+        return end_offset
+
+    def _remove_strays(self) -> None:
+        """Removes folders and files that the table does not know: made after the last checkpoint, they come again from the log."""
+        for topic in self._disk.list(self._folder):
+            if topic == TABLE_FILE_NAME:
+                continue
+            path = f"{self._folder}/{topic}"
+            queues = self._queues.get(topic)
+            if queues is None:
+                if self._disk.is_folder(path):
+                    self.known_ends += ends_below(self._disk, self._folder, path)
+                    self._cuts.append(partial(self._remove_folder, path))
+                else:
+                    self._unlink(path)
+                continue
+            known = {
+                str(queue_id)
+                for queue_id, queue in queues.items()
+                if queue.synced_offset != NO_FOLDER
+            }
+            for name in self._disk.list(path):
+                if name not in known:
+                    self.known_ends += ends_below(self._disk, self._folder, f"{path}/{name}")
+                    self._cuts.append(partial(self._remove_folder, f"{path}/{name}"))
+
+    def _note_end(self, queue: ConsumeQueue, path: str) -> None:
+        """A file goes on behind what the table says."""
+        end = end_in_file(self._disk, path, queue.topic, queue.queue_id, queue.known_min_offset)
+        if end is not None:
+            self.known_ends.append(end)
+
+    def _remove_files_behind(self, queue: ConsumeQueue, last_path: str) -> None:
+        for name in self._disk.list(queue.folder):
+            path = f"{queue.folder}/{name}"
+            if path > last_path:
+                self._note_end(queue, path)
+                self._cuts.append(partial(self._unlink, path))
+
+    def _remove_folder(self, folder: str) -> None:
+        self._files.forget_below(folder)
+        remove_tree(self._disk, folder)
+
+    def _unlink(self, path: str) -> None:
+        self._files.forget(path)
+        self._disk.unlink(path)
+
+
+def _ignore(_: object) -> None:
+    pass
+
+
+def _in_order(queues: Iterable[ConsumeQueue]) -> list[ConsumeQueue]:
+    """Always the same order, so that a run of a test can be repeated."""
+    return sorted(queues, key=attrgetter("row"))
+
+
+def has_table(disk: Disk, folder: str) -> bool:
+    """Whether a start would go by the files in `folder`: else it makes them anew, and what they hold is nothing to anybody."""
+    return read_state_file(disk, f"{folder}/{TABLE_FILE_NAME}", _MAGIC) is not None
+
+
+def stored_position(disk: Disk, folder: str) -> int:
+    """Up to where the files in `folder` say that they had covered the log durably; 0 if they do not say."""
+    payload = read_state_file(disk, f"{folder}/{TABLE_FILE_NAME}", _MAGIC)
+    return int(decode_rows(payload)[0]) if payload is not None else 0

@@ -1,0 +1,349 @@
+"""Reading records: by queue and offset, and by time. (By key and by id: `look_ups.py`.)
+
+Rules:
+- Nothing at or beyond the readable position is given to anybody; it is taken once, first.
+- Nothing is given that is not known to hold (`checked_log.py`), nor for another message than it says it is (`stamp_check.py`).
+  Where a read finds damage, that range is set aside, and it looks again.
+- Nothing of a damaged range is given: a read that would begin there raises CorruptLogError with the offset to go on at; one that
+  begins before it ends there.
+- Any thread may call. A segment that is deleted meanwhile stays open through the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from protomq.wire.record import STORE_TIME_MS_AT
+from protomq_broker.store.errors import CorruptLogError, LostMessage
+from protomq_broker.store.log.checked_log import CheckedLog
+from protomq_broker.store.log.positions import Positions
+from protomq_broker.store.log.record_scan import record_field_at
+from protomq_broker.store.log.recovery import DamagedRange
+from protomq_broker.store.log.segment import SegmentFile, SegmentFolder
+from protomq_broker.store.log.stamp_check import first_stranger
+
+from .consume_queue import ConsumeQueue, StoreTime
+from .consume_queue_table import ConsumeQueueTable
+from .quarantine import Quarantine
+from .reading import LogRegion, ReadResult, ReadStatus
+from .selection import NO_TAGS, Selection, select
+
+SCAN_CHUNK_COUNT: Final = 4096
+SCAN_COUNT_MAX: Final = 65_536
+"""Entries that one read looks at when it filters by tag; RocketMQ looks at 16,000."""
+
+_HEAD_SIZE_BYTES: Final = 8
+_FIRST_READ_SIZE_BYTES: Final = 2048
+_UNBOUNDED: Final = 1 << 62
+
+
+class LogReader:
+    """Reads through the derived structures."""
+
+    def __init__(
+        self,
+        folder: SegmentFolder,
+        queues: ConsumeQueueTable,
+        checked: CheckedLog,
+        positions: Positions,
+        quarantine: Quarantine,
+    ) -> None:
+        self._checked = checked
+        self._quarantine = quarantine
+        self._folder = folder
+        self._queues = queues
+        self._positions = positions
+
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        record_count_max: int,
+        size_max_bytes: int,
+        tag_codes: frozenset[int] = NO_TAGS,
+    ) -> ReadResult:
+        """The records of a queue from `queue_offset` on; at least one if there is one that matches, however large.
+
+        Raises CorruptLogError for records that stand in a damaged part of the log.
+        """
+        readable = self._positions.readable
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            status = ReadStatus.OFFSET_ILLEGAL if queue_offset else ReadStatus.NO_NEW_MSG
+            return ReadResult(status, 0, 0, 0)
+        end_offset = queue.first_at_or_beyond(readable)
+        min_offset = min(queue.min_offset(self._folder.first_position), end_offset)
+        if queue_offset < min_offset:
+            return ReadResult(ReadStatus.OFFSET_ILLEGAL, min_offset, min_offset, end_offset)
+        if queue_offset >= end_offset:
+            status = (
+                ReadStatus.NO_NEW_MSG if queue_offset == end_offset else ReadStatus.OFFSET_ILLEGAL
+            )
+            return ReadResult(status, end_offset, min_offset, end_offset)
+        stop_offset = (
+            self._stop_before_damage(queue, queue_offset, end_offset)
+            if self._quarantine.ranges
+            else end_offset
+        )
+        selection = self._select(
+            queue, queue_offset, stop_offset, record_count_max, size_max_bytes, tag_codes, readable
+        )
+        if not selection.record_count:
+            return ReadResult(
+                ReadStatus.NO_MATCHED_MSG, selection.next_offset, min_offset, end_offset
+            )
+        damage = self._checked.find_damage(selection.regions)
+        if damage is not None:
+            self._quarantine.set_aside(damage)
+            return self.read(
+                topic, queue_id, queue_offset, record_count_max, size_max_bytes, tag_codes
+            )
+        regions: list[LogRegion] = []
+        for position, size_bytes in selection.regions:
+            segment = self._folder.at(position)
+            if segment is None:
+                if position >= self._folder.first_position:  # else deleted since we looked
+                    raise CorruptLogError(
+                        self._folder.path_at(position), position, "the segment file is missing"
+                    )
+                return self.read(
+                    topic, queue_id, queue_offset, record_count_max, size_max_bytes, tag_codes
+                )
+            regions.append(LogRegion(segment, position - segment.base_position, size_bytes))
+        if not queue.is_compared(selection.first_offset, selection.next_offset):
+            self._compare(queue, selection, regions)
+        return ReadResult(
+            ReadStatus.FOUND,
+            selection.next_offset,
+            min_offset,
+            end_offset,
+            selection.first_offset,
+            selection.starts,
+            selection.sizes,
+            selection.queue_offsets,
+            regions,
+            selection.size_bytes,
+        )
+
+    def regions_hold(self, regions: Sequence[LogRegion]) -> bool:
+        """As `Store.regions_hold`."""
+        damage = self._checked.find_damage(
+            (region.file.base_position + region.offset, region.size_bytes) for region in regions
+        )
+        if damage is not None:
+            self._quarantine.set_aside(damage)
+        return damage is None
+
+    def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """(first queue offset that is there, one past the last that may be read)."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return 0, 0
+        end_offset = queue.first_at_or_beyond(self._positions.readable)
+        return min(queue.min_offset(self._folder.first_position), end_offset), end_offset
+
+    def offset_at_time(self, topic: str, queue_id: int, time_ms: int) -> int:
+        """Queue offset of the first readable message stored at `time_ms` or later; the end if there is none."""
+        queue = self._queues.find(topic, queue_id)
+        if queue is None:
+            return 0
+        end_offset = queue.first_at_or_beyond(self._positions.readable)
+        return min(
+            queue.offset_at_time(time_ms, self._folder.first_position, self._store_time_at),
+            end_offset,
+        )
+
+    def store_time_of(self, topic: str, queue_id: int, queue_offset: int) -> int:
+        """Store time of a message that is there; KeyError if it is not, or may not be read."""
+        queue = self._queues.find(topic, queue_id)
+        start, end = self.queue_range(topic, queue_id)
+        if queue is None or not start <= queue_offset < end:
+            raise KeyError((topic, queue_id, queue_offset))
+        position, size, _ = queue.entry(queue_offset)
+        return self._store_time(position, size)
+
+    def position_at_time(self, topic: str, time_ms: int) -> int:
+        """A position of the log in front of which nothing of the topic stands that was stored at `time_ms` or later."""
+        positions = [
+            queue.entry(offset)[0]
+            for queue, offset in self._offsets_at_time(topic, time_ms)
+            if offset < queue.end_offset
+        ]
+        return min(positions, default=self._positions.readable)
+
+    def position_behind_time(self, topic: str, time_ms: int) -> int:
+        """A position of the log from which on nothing of the topic stands that was stored before `time_ms`."""
+        positions = []
+        for queue, offset in self._offsets_at_time(topic, time_ms):
+            for damage in (
+                self._quarantine.ranges
+            ):  # the time of what is lost is not known: it may be earlier
+                first, following = lost_in(queue, damage)
+                if first <= offset < following:
+                    offset = following
+            if offset < queue.end_offset:
+                positions.append(queue.entry(offset)[0])
+        return min(positions, default=self._positions.readable)
+
+    def _offsets_at_time(self, topic: str, time_ms: int) -> Iterator[tuple[ConsumeQueue, int]]:
+        log_start = self._folder.first_position
+        for queue in self._queues.queues_of(topic).values():
+            yield queue, queue.offset_at_time(time_ms, log_start, self._store_time_at)
+
+    def _select(
+        self,
+        queue: ConsumeQueue,
+        queue_offset: int,
+        end_offset: int,
+        record_count_max: int,
+        size_max_bytes: int,
+        tag_codes: frozenset[int],
+        end_position: int,
+    ) -> Selection:
+        chunk = record_count_max if not tag_codes else max(record_count_max, SCAN_CHUNK_COUNT)
+        scan_end = min(end_offset, queue_offset + SCAN_COUNT_MAX)
+        while True:
+            selection = select(
+                queue.entries(queue_offset, min(chunk, end_offset - queue_offset)),
+                queue_offset,
+                record_count_max=record_count_max,
+                size_max_bytes=size_max_bytes,
+                segment_size_bytes=self._folder.segment_size_bytes,
+                tag_codes=tag_codes,
+                end_position=end_position,
+            )
+            if (
+                selection.record_count
+                or selection.next_offset >= scan_end
+                or selection.next_offset == queue_offset
+            ):
+                return selection
+            queue_offset = selection.next_offset
+
+    def _compare(
+        self, queue: ConsumeQueue, selection: Selection, regions: Sequence[LogRegion]
+    ) -> None:
+        """Compares what entries say that were read from files with what the records say; ConsumeQueueDamagedError if they do not agree."""
+        data = b"".join(region.file.read(region.offset, region.size_bytes) for region in regions)
+        starts, sizes = selection.starts.astype(np.int64), selection.sizes.astype(np.int64)
+        bases = np.array([position for position, _ in selection.regions], np.int64)
+        ends = np.cumsum([size for _, size in selection.regions])
+        index = np.searchsorted(ends, starts, "right")
+        positions = starts + (bases - np.concatenate(([0], ends[:-1])))[index]
+        first, count = selection.first_offset, selection.record_count
+        offsets = np.arange(first, first + count)
+        if selection.queue_offsets is not None:
+            offsets = selection.queue_offsets.astype(np.int64)
+        wrong = first_stranger(data, starts, sizes, positions, queue.topic, queue.queue_id, offsets)
+        if wrong is not None:
+            raise queue.misled(int(offsets[wrong]))
+        if selection.queue_offsets is None:
+            queue.note_compared(first, first + count)
+
+    def _stop_before_damage(self, queue: ConsumeQueue, queue_offset: int, end_offset: int) -> int:
+        """Up to which queue offset a read from `queue_offset` may go; CorruptLogError if that one is lost already."""
+        for damage in self._quarantine.ranges:
+            first, following = lost_in(queue, damage)
+            if first <= queue_offset < following:
+                raise self.corrupt(queue, damage, queue_offset, f"go on at offset {following}")
+            if queue_offset < first < following:
+                end_offset = min(end_offset, first)
+        return end_offset
+
+    def check_sound(self, queue: ConsumeQueue, queue_offset: int) -> None:
+        """Raises CorruptLogError if the message is in a damaged part of the log."""
+        self._stop_before_damage(queue, queue_offset, queue_offset + 1)
+
+    def corrupt(
+        self, queue: ConsumeQueue, damage: DamagedRange, queue_offset: int, advice: str
+    ) -> CorruptLogError:
+        """The error for a message of the queue in a damaged part of the log."""
+        first, following = lost_in(queue, damage)
+        return CorruptLogError(
+            self._folder.path_at(damage.start_position),
+            damage.start_position,
+            f"{damage.reason}: messages {first} to {following - 1} of queue {queue.queue_id} of topic {queue.topic} are in "
+            f"quarantine; {advice}",
+            damage.end_position,
+            LostMessage(queue.topic, queue.queue_id, queue_offset, following),
+        )
+
+    def record_at(self, position: int) -> bytes | None:
+        """The record (without tag and length) at a position, None if it is gone or damaged."""
+        segment = self._sound_segment_at(position, _FIRST_READ_SIZE_BYTES)
+        if segment is None:
+            return None
+        offset = position - segment.base_position
+        data = segment.read(offset, _FIRST_READ_SIZE_BYTES)
+        size, head = record_field_at(data, 0, _UNBOUNDED)
+        if size < 0:
+            return None
+        if head + size > len(data):
+            if self._sound_segment_at(position, head + size) is None:
+                return None
+            data = segment.read(offset, head + size)
+        return data[head : head + size] if head + size <= len(data) else None
+
+    def _sound_segment_at(self, position: int, size_bytes: int) -> SegmentFile | None:
+        """The segment of a record that is there and holds, if so much of it is read; None if it is gone or damaged."""
+        while self.damage_at(position) is None:
+            damage = self._checked.find_damage(((position, size_bytes),))
+            if damage is None:
+                return self._folder.at(position)
+            self._quarantine.set_aside(damage)
+        return None
+
+    @property
+    def has_damage(self) -> bool:
+        """Whether any part of the log is known to be damaged."""
+        return bool(self._quarantine.ranges)
+
+    def damage_at(self, position: int) -> DamagedRange | None:
+        """The damaged range in which a position lies, None if it lies in none that is known."""
+        for damage in self._quarantine.ranges:
+            if damage.start_position <= position < damage.end_position:
+                return damage
+        return None
+
+    def is_repaired(self, position: int) -> bool:
+        """Whether a position lies in a damaged range that `protomq log repair` has taken out."""
+        damage = self.damage_at(position)
+        return damage is not None and self._quarantine.is_repaired(damage)
+
+    def _store_time_at(self, position: int) -> StoreTime:
+        segment = self._sound_segment_at(position, _HEAD_SIZE_BYTES)
+        if segment is None:
+            damage = self.damage_at(position)
+            return StoreTime(None, damage.end_position) if damage is not None else StoreTime(0)
+        size, head = record_field_at(
+            segment.read(position - segment.base_position, _HEAD_SIZE_BYTES), 0, _UNBOUNDED
+        )
+        if size < 0:
+            raise CorruptLogError(
+                segment.path, position, "no record stands where the consume queue points"
+            )
+        return StoreTime(self._store_time(position, head + size))
+
+    def _store_time(self, position: int, size: int) -> int:
+        """Store time of the record field at `position`; 0 if it is gone or damaged."""
+        segment = self._sound_segment_at(position, size)
+        if segment is None or not size:
+            return 0
+        return int.from_bytes(
+            segment.read(position + size + STORE_TIME_MS_AT - segment.base_position, 8), "little"
+        )
+
+
+def lost_in(queue: ConsumeQueue, damage: DamagedRange) -> tuple[int, int]:
+    """The queue offsets [first, following) of the messages that a queue has lost in a damaged range."""
+    first = queue.first_at_or_beyond(damage.start_position)
+    following = queue.first_at_or_beyond(damage.end_position)
+    if first > queue.known_min_offset:
+        position, size, _ = queue.entry(first - 1)
+        if not size:  # fills the place of lost records: all of these have the position behind the last good one
+            first = queue.first_at_or_beyond(position)
+    return first, following

@@ -1,0 +1,113 @@
+"""The parts of the log that are set aside because they do not hold: nobody is given anything of them, now and after a restart."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from protomq.wire.topics import OFFSETS_TOPIC
+from protomq_broker.store.files.disk import Disk
+from protomq_broker.store.log.recovery import (
+    DamagedRange,
+    is_repaired,
+    merged_ranges,
+    write_quarantine,
+)
+from protomq_broker.store.log.segment import SegmentFolder
+
+from .consume_queue import ConsumeQueueDamagedError
+from .consume_queue_table import ConsumeQueueTable
+from .queue_ends import ends_in, keep_ends_of_damage
+
+log = logging.getLogger(__name__)
+
+_OFFSETS_FALL_BACK: Final = (
+    ". Records of committed offsets stand there: where config/consumerOffsets.json does not have them, offsets fall back to the "
+    "newest record that holds, and messages are delivered again"
+)
+
+
+class Quarantine:
+    """Any thread.
+
+    Attributes: ranges: rising and disjoint; replaced, never changed, so that any thread may look at them.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        path: str,
+        folder: SegmentFolder,
+        queues: ConsumeQueueTable,
+        ranges: Sequence[DamagedRange],
+        sync_to: Callable[[int], None],
+    ) -> None:
+        """`ranges`: what a start has found; `sync_to` makes the log durable up to a position."""
+        self.ranges = ranges
+        self._disk = disk
+        self._path = path
+        self._folder = folder
+        self._queues = queues
+        self._sync_to = sync_to
+        self._lock = threading.Lock()
+        self._repaired: dict[DamagedRange, bool] = {}
+        for damage in ranges:
+            if warning := self._warning_of(damage):
+                log.warning(
+                    "positions %d to %d of the log are set aside%s",
+                    damage.start_position, damage.end_position, warning,
+                )  # fmt: skip
+
+    def set_aside(self, damage: DamagedRange) -> None:
+        """Damage was found while the store is open. What stands around it is on the disk before anybody hears of it."""
+        self._sync_to(damage.end_position)
+        with self._lock:
+            known = self.ranges
+            if any(k.start_position <= damage.start_position < k.end_position for k in known):
+                return  # somebody else came upon it at the same time
+            log.error(
+                "corrupt log: %s: positions %d to %d are set aside: %s. Run `protomq log verify`%s",
+                self._folder.path_at(damage.start_position),
+                damage.start_position,
+                damage.end_position,
+                damage.reason,
+                self._warning_of(damage),
+            )
+            self.ranges = merged_ranges([*known, damage])
+            self._keep_ends([damage])
+            write_quarantine(self._disk, self._path, self.ranges)
+
+    def is_repaired(self, damage: DamagedRange) -> bool:
+        """Whether `protomq log repair` has taken the damage out. Read once: nobody repairs a store that is open."""
+        known = self._repaired.get(damage)
+        if known is None:
+            known = self._repaired[damage] = is_repaired(self._disk, self._folder, damage)
+        return known
+
+    def forget_below(self, position: int) -> None:
+        """The log begins at `position` now."""
+        with self._lock:
+            self._repaired.clear()
+            kept = [damage for damage in self.ranges if damage.end_position > position]
+            if len(kept) < len(self.ranges):
+                self.ranges = kept
+                self._keep_ends([])
+
+    def _keep_ends(self, found: Sequence[DamagedRange]) -> None:
+        """Remembers beside the log how far the queues went in it: their files may be deleted, and the log does not tell any more."""
+        folder = self._path.rpartition("/")[0]
+        keep_ends_of_damage(self._disk, folder, self.ranges, ends_in(self._queues.all(), found))
+
+    def _warning_of(self, damage: DamagedRange) -> str:
+        """What the broker's own records in a range say is lost with it, as far as their queue tells; "" if none stand there."""
+        queue = self._queues.find(OFFSETS_TOPIC, 0)
+        if queue is None:
+            return ""
+        try:
+            first = queue.first_at_or_beyond(damage.start_position)
+            holds_some = first < queue.first_at_or_beyond(damage.end_position)
+        except ConsumeQueueDamagedError:
+            holds_some = True
+        return _OFFSETS_FALL_BACK if holds_some else ""

@@ -1,0 +1,86 @@
+"""What a start does with the entries of one consume queue: how far those in files hold, and what records read back from the log add.
+
+- Records that the queue has are passed over; offsets that are missing in between belong to records that the log has lost, and get entries
+  that say so: queue offsets are never given twice.
+- Offsets that begin again are those of a topic that was removed and made anew: the entries before them go.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protomq_broker.store.log.append import ScannedRecords
+
+from .consume_queue import (
+    ENTRIES_PER_FILE,
+    LOST_TAG_CODE,
+    NO_FOLDER,
+    ConsumeQueue,
+    ConsumeQueueDamagedError,
+)
+
+
+def replay_queue(queue: ConsumeQueue, records: ScannedRecords, rows: NDArray[np.int64]) -> None:
+    """Adds the entries of those of the records that stand in `rows`, in the log's order; passes over what the queue has."""
+    offsets, positions = records.queue_offsets[rows], records.positions[rows]
+    sizes, tag_codes = records.sizes[rows], records.tag_codes[rows]
+    bounds = [0, *(np.flatnonzero(np.diff(offsets) != 1) + 1).tolist(), len(rows)]
+    for start, end in pairwise(bounds):
+        offset, position = int(offsets[start]), int(positions[start])
+        if queue.end_offset and offset < queue.end_offset:
+            last_position, last_size, _ = queue.entry(queue.end_offset - 1)
+            known = int(np.searchsorted(positions[start:end], last_position + last_size))
+            start += known
+            if start == end:
+                continue
+            offset, position = int(offsets[start]), int(positions[start])
+            if (
+                offset < queue.end_offset
+            ):  # the topic was removed and made anew: its offsets began again
+                restart(queue)
+        if offset > queue.end_offset:
+            _fill(queue, offset, position)
+        queue.append_many(positions[start:end], sizes[start:end], tag_codes[start:end])
+
+
+def restart(queue: ConsumeQueue) -> None:
+    """The queue begins anew, from offset 0."""
+    queue.reset(0, 0)
+    queue.synced_offset = NO_FOLDER
+
+
+def _fill(queue: ConsumeQueue, offset: int, position: int) -> None:
+    """Entries up to `offset` are missing: before the log's start, or lost by it."""
+    if queue.end_offset == 0:
+        queue.reset(offset, offset)
+        return
+    last_position, last_size, _ = queue.entry(queue.end_offset - 1)
+    fill_lost(queue, offset, last_position + last_size)
+
+
+def fill_lost(queue: ConsumeQueue, end_offset: int, position: int) -> None:
+    """Adds entries of lost records up to `end_offset`: `position` is where in the log they are missed."""
+    missing = end_offset - queue.end_offset
+    queue.append_many(
+        np.full(missing, position, np.int64),
+        np.zeros(missing, np.int64),
+        np.full(missing, LOST_TAG_CODE, np.int64),
+    )
+
+
+def sound_end(queue: ConsumeQueue) -> int:
+    """Up to which offset the entries hold."""
+    offset = queue.known_min_offset
+    while offset < queue.end_offset:
+        count = min(queue.end_offset - offset, ENTRIES_PER_FILE)
+        try:
+            found = len(queue.entries(offset, count))
+        except ConsumeQueueDamagedError:
+            break
+        offset += found
+        if found < count:
+            break
+    return offset

@@ -1,0 +1,261 @@
+"""Where consumer groups go on: the committed offsets, a state machine over the log.
+
+    record of %SYS%OFFSETS        its body is an OffsetsRecord (state.proto): commits, in their order; or groups that were deleted
+    config/consumerOffsets.json   {"position": n, "groups": {"<group>": {"<topic>": {"incarnation": i,
+                                   "offsets": {"<queue>": [offset, position]}}}}}
+
+Rules:
+- The records are the truth. `apply` takes them in the order of the log: those just appended, and at a start those read back. The same
+  records make the same offsets.
+- The file is a cache (with a checksum, `side_files.py`). Every record in front of its `position` is in it. One that is lost, damaged or
+  ahead of the log is left aside, and the log is read from its beginning.
+- An offset belongs to one incarnation of its topic, and is not found with another one.
+- Before a segment goes, what is alive in it is appended again: so the log has the offsets of a group that commits no more, however old. An
+  offset's `position` is where its newest record stands.
+- A commit may go back: an explicit seek does.
+- A group is deleted by a record. It need not be carried forward: the log goes from its front, so what it takes away goes before it does.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, QueueOffset
+from protomq.v1.state_pb2 import OffsetsRecord
+from protomq.wire.topics import OFFSETS_TOPIC
+from protomq_broker.store.errors import StoreError
+from protomq_broker.store.files.disk import Disk
+from protomq_broker.store.files.side_files import (
+    SideFileDamagedError,
+    read_json_file,
+    write_json_file,
+)
+
+log = logging.getLogger(__name__)
+
+GROUPS_MAX: Final = 10_000
+"""Group names are whatever clients say: somebody must say stop."""
+
+
+class TooManyGroupsError(StoreError):
+    """Another group would be one too many."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            f"{GROUPS_MAX} consumer groups have committed offsets here: no more are taken; delete those that nobody needs"
+        )
+        self.groups_max = GROUPS_MAX
+
+
+class OffsetKey(NamedTuple):
+    """Whose offset where."""
+
+    group: str
+    topic: str
+    queue_id: int
+
+
+class OffsetsCache(NamedTuple):
+    """The content of the file, and the number of changes up to which it is complete."""
+
+    change_count: int
+    groups: Mapping[str, Any]
+
+
+class _TopicOffsets:
+    """A group's offsets in one incarnation of a topic, by queue, and where the newest record of each stands."""
+
+    __slots__ = ("incarnation", "offsets", "positions")
+
+    def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
+        self.offsets: dict[int, int] = {}
+        self.positions: dict[int, int] = {}
+
+
+class ConsumerOffsets:
+    """The committed offsets of all groups. `apply` and `record_of`: the writer thread; everything else: any thread.
+
+    Attributes:
+        replay_from: after the construction: the records in front of this position are in it already.
+    """
+
+    def __init__(self, disk: Disk, path: str, end_position: int) -> None:
+        """Reads the cache; one that knows more than the log, which ends at `end_position`, is not believed."""
+        self._disk = disk
+        self._path = path
+        self._lock = threading.Lock()
+        self._groups: dict[str, dict[str, _TopicOffsets]] = {}
+        self._change_count = 0
+        self._saved_count = 0
+        self.replay_from = 0
+        try:
+            content = read_json_file(disk, path)
+            if content is not None:
+                self._load(content, end_position)
+        except SideFileDamagedError as error:
+            self._groups = {}
+            log.warning("%s: committed offsets are read from the log", error)
+
+    # The machine: the writer thread, and a start.
+
+    def apply(self, body: bytes, position: int) -> None:
+        """Takes the body of the record at `position`; one that is no OffsetsRecord changes nothing, and is said."""
+        try:
+            record = OffsetsRecord.FromString(body)
+        except DecodeError:
+            log.error("the record of %s at position %d does not parse", OFFSETS_TOPIC, position)
+            return
+        with self._lock:
+            for group in record.deleted_groups:
+                self._groups.pop(group, None)
+            for commit in record.commits:
+                topics = self._groups.setdefault(commit.consumer_group, {})
+                for offset in commit.offsets:
+                    known = topics.get(offset.topic)
+                    if known is None or known.incarnation != offset.topic_incarnation:
+                        known = topics[offset.topic] = _TopicOffsets(offset.topic_incarnation)
+                    known.offsets[offset.queue_id] = offset.queue_offset
+                    known.positions[offset.queue_id] = position
+            self._change_count += 1
+
+    def keys_below(self, position: int) -> list[OffsetKey]:
+        """The offsets whose newest record stands in front of `position`."""
+        with self._lock:
+            return [
+                OffsetKey(group, topic, queue_id)
+                for group, topics in self._groups.items()
+                for topic, known in topics.items()
+                for queue_id, at in known.positions.items()
+                if at < position
+            ]
+
+    def record_of(self, keys: Iterable[OffsetKey], position: int) -> bytes:
+        """The body of a record that says again those of `keys` whose newest record still stands in front of `position`; b"": none does."""
+        commits: dict[str, CommitOffsetsRequest] = {}
+        for group, topic, queue_id in keys:
+            known = self._groups.get(group, _NO_TOPICS).get(topic)
+            if known is None or known.positions.get(queue_id, position) >= position:
+                continue
+            commit = commits.get(group)
+            if commit is None:
+                commit = commits[group] = CommitOffsetsRequest(consumer_group=group)
+            commit.offsets.append(
+                QueueOffset(
+                    topic=topic,
+                    queue_id=queue_id,
+                    queue_offset=known.offsets[queue_id],
+                    topic_incarnation=known.incarnation,
+                )
+            )
+        return OffsetsRecord(commits=commits.values()).SerializeToString()
+
+    # Questions.
+
+    def find(self, group: str, topic: str, incarnation: int, queue_id: int) -> int | None:
+        """The committed offset, None if there is none."""
+        known = self._groups.get(group, _NO_TOPICS).get(topic)
+        if known is None or known.incarnation != incarnation:
+            return None
+        return known.offsets.get(queue_id)
+
+    def of_topic(self, group: str, topic: str, incarnation: int) -> dict[int, int]:
+        """The group's committed offsets in this incarnation of a topic, by queue."""
+        known = self._groups.get(group, _NO_TOPICS).get(topic)
+        return dict(known.offsets) if known is not None and known.incarnation == incarnation else {}
+
+    def groups(self) -> dict[str, list[str]]:
+        """All groups that have committed, each with the topics in which it has, by name."""
+        with self._lock:
+            return {group: sorted(topics) for group, topics in self._groups.items()}
+
+    def has_group(self, group: str) -> bool:
+        """Whether the group has committed anything."""
+        return group in self._groups
+
+    @property
+    def group_count(self) -> int:
+        """Number of groups that have committed."""
+        return len(self._groups)
+
+    def incarnations(self, deleted: Mapping[str, int]) -> dict[str, int]:
+        """The incarnation of each topic that the newest commit in it names.
+
+        `deleted`: topics that were deleted, and where the log ended then; a commit in front of that tells nothing of the topic of today.
+        """
+        newest: dict[str, tuple[int, int]] = {}
+        with self._lock:
+            for topics in self._groups.values():
+                for topic, known in topics.items():
+                    found = (max(known.positions.values()), known.incarnation)
+                    if found[0] >= deleted.get(topic, 0):
+                        newest[topic] = max(newest.get(topic, found), found)
+        return {topic: incarnation for topic, (_, incarnation) in newest.items()}
+
+    def keep(self, incarnation_of: Callable[[str], int | None]) -> None:
+        """Forgets the offsets of topics that are not there, or in another incarnation."""
+        with self._lock:
+            for group, topics in list(self._groups.items()):
+                for topic, known in list(topics.items()):
+                    if incarnation_of(topic) != known.incarnation:
+                        del topics[topic]
+                        self._change_count += 1
+                if not topics:
+                    del self._groups[group]
+
+    # The cache.
+
+    def cache(self) -> OffsetsCache | None:
+        """What the file is to say; None if that is what it says already."""
+        with self._lock:
+            change_count, names = self._change_count, list(self._groups)
+        if change_count == self._saved_count:
+            return None
+        groups: dict[str, dict[str, Any]] = {}
+        for name in names:
+            with self._lock:  # for one group at a time: the writer must not wait for all of them
+                topics = self._groups.get(name)
+                if topics is None:  # it was deleted meanwhile
+                    continue
+                groups[name] = {
+                    topic: {
+                        "incarnation": known.incarnation,
+                        "offsets": {
+                            str(queue_id): [offset, known.positions[queue_id]]
+                            for queue_id, offset in known.offsets.items()
+                        },
+                    }
+                    for topic, known in topics.items()
+                }
+        return OffsetsCache(change_count, groups)
+
+    def save(self, cache: OffsetsCache, position: int) -> None:
+        """Writes the file. All records in front of `position` are in the cache, and all that is in it is on the disk as a record."""
+        write_json_file(self._disk, self._path, {"position": position, "groups": cache.groups})
+        self._saved_count = cache.change_count
+
+    def _load(self, content: Any, end_position: int) -> None:
+        try:
+            position = int(content["position"])
+            for group, topics in content["groups"].items():
+                loaded = self._groups[group] = {}
+                for topic, entry in topics.items():
+                    known = loaded[topic] = _TopicOffsets(int(entry["incarnation"]))
+                    for queue_id, (offset, at) in entry["offsets"].items():
+                        known.offsets[int(queue_id)] = int(offset)
+                        known.positions[int(queue_id)] = int(at)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise SideFileDamagedError(self._path, f"it is of another form ({error!r})") from error
+        if position > end_position:
+            raise SideFileDamagedError(
+                self._path, f"it is ahead of the log: {position}, the log ends at {end_position}"
+            )
+        self.replay_from = position
+
+
+_NO_TOPICS: Final[dict[str, _TopicOffsets]] = {}

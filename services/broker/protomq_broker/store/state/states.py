@@ -1,0 +1,73 @@
+"""States that stand in the log: what a broker must still know after a fail-over is a record, and nothing else.
+
+A state is a machine: `apply` takes the records of its system topic in the order of the log, those just appended and those that a start
+reads back, and reads neither clock nor disk. So the same records make the same state. Files beside the log are caches of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from protomq.v1.record_pb2 import Record
+from protomq.wire.record import (
+    FLAG_KIND_STATE,
+    FLAGS_AT,
+    RecordTemplate,
+    encode_record_field,
+)
+from protomq_broker.store.log.append import AppendRequest, RecordRegion
+from protomq_broker.store.log.record_region import prove_region
+from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
+from protomq_broker.store.queues.log_reader import LogReader
+
+
+class StateMachine(Protocol):
+    """The state of one system topic.
+
+    Attributes: replay_from: at a start: what the log has in front of this position is in the state already.
+    """
+
+    replay_from: int
+
+    def apply(self, body: bytes, position: int) -> None:
+        """Takes the body of the record at `position`. Never raises for what it says: that was checked before it was appended."""
+
+
+def state_region(topic: str, bodies: Sequence[bytes], now_ms: int) -> RecordRegion:
+    """Records of a system topic with these bodies, ready to be appended. They have no producer: nobody sends them twice."""
+    template = RecordTemplate(topic, 0, 0)
+    records = [template.encode(body, number, now_ms) for number, body in enumerate(bodies)]
+    fields = list(map(encode_record_field, records))
+    region = prove_region(b"".join(fields), topic, [len(record) for record in records])
+    assert region is not None, "what the broker wrote itself must hold"
+    flags = FLAG_KIND_STATE.to_bytes(4, "little")
+    end = 0
+    for field in fields:
+        end += len(field)
+        region.data[end + FLAGS_AT : end + FLAGS_AT + len(flags)] = flags
+    return region
+
+
+def positions_of(request: AppendRequest) -> list[int]:
+    """Physical offsets of the records of a request that was appended."""
+    starts = request.region.starts
+    at = request.physical_offset
+    return [at] if starts is None else [at + start for start in starts.tolist()]
+
+
+def replay_states(
+    machines: Mapping[str, StateMachine], queues: ConsumeQueueTable, reader: LogReader
+) -> None:
+    """Applies the records of the system topics that the log has behind what the states know. Those in quarantine are passed over.
+
+    Raises ConsumeQueueDamagedError.
+    """
+    for topic, machine in machines.items():
+        for queue in queues.queues_of(topic).values():
+            first = max(queue.known_min_offset, queue.first_at_or_beyond(machine.replay_from))
+            for queue_offset in range(first, queue.end_offset):
+                position = queue.entry(queue_offset)[0]
+                record = reader.record_at(position)
+                if record is not None:
+                    machine.apply(Record.FromString(record).body, position)

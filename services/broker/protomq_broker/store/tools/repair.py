@@ -1,0 +1,298 @@
+"""Repairing a log, only when asked: what `protomq log repair` does.
+
+A damaged range cannot be made good without a replica. Repair takes it out so that the log can be walked and parsed from end to end again:
+
+1. The bytes are copied into the folder of the caller's choice, synced, before anything is touched.
+2. The range is filled with padding appends. The last one ends in the very CRC with which the append behind it goes on (four bytes of its
+   padding see to that, see crc_forge.py), so everything behind stays as it is, byte for byte.
+3. The range stays in config/quarantine.json, and how far queues went in it in config/queue_ends.json: the offsets of the lost messages are
+   answered with an error, never with other messages.
+
+A torn tail is copied and cut, as a start would do. Interrupted, it can be run again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from protomq.wire.hashing import crc32c, extend_crc32c
+from protomq.wire.record import SEAL_COVERED_BYTES, SEAL_SIZE_BYTES, encode_seal
+from protomq_broker.store.errors import StoreError
+from protomq_broker.store.files.disk import (
+    Disk,
+    read_fully,
+    sync_names_above,
+    write_file_atomically,
+    write_fully,
+)
+from protomq_broker.store.files.lock import StoreLock
+from protomq_broker.store.log.checkpoint import write_checkpoint
+from protomq_broker.store.log.commit_log import CLOSING_SIZE_BYTES
+from protomq_broker.store.log.crc_forge import bytes_between, unwind_crc32c
+from protomq_broker.store.log.recovery import (
+    DamagedRange,
+    has_bytes_behind,
+    is_filled,
+    merged_ranges,
+    write_quarantine,
+)
+from protomq_broker.store.log.seals import APPEND_SIZE_MAX_BYTES, encode_head, encode_padding
+from protomq_broker.store.log.segment import SegmentFile
+from protomq_broker.store.queues.lost_records import EndsByLog
+from protomq_broker.store.queues.queue_ends import QueueEnd, ends_below, read_saved_ends, save_ends
+
+from .offline import OfflineStore, open_offline
+from .verify import find_damage
+
+COPY_BLOCK_SIZE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """One thing that was done.
+
+    Attributes: path: the segment; start_position, end_position: what was taken out; kept: the files with the bytes; explanation: in words.
+    """
+
+    path: str
+    start_position: int
+    end_position: int
+    kept: tuple[str, ...]
+    explanation: str
+
+
+def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) -> list[Repair]:
+    """Takes all damage out of a log, also what was set aside; what was done, nothing if there was none. No broker may have the store open.
+
+    Raises StoreLockedError, StoreSettingsError, StoreError, OSError.
+    """
+    disk = disk or Disk()
+    open_offline(root, disk)  # is it a store at all?
+    lock = StoreLock(disk, str(root).rstrip("/"))
+    try:
+        store = open_offline(root, disk, writable=True)
+        store.damaged = merged_ranges(store.damaged)
+        disk.make_folder(str(keep_dir))
+        sync_names_above(disk, os.path.abspath(keep_dir))
+        checkpoint = store.checkpoint
+        start = store.start()
+        position, crc, store_time_ms = start.position, start.crc32c or 0, 0
+        found: list[tuple[DamagedRange, int, int]] = []
+        set_aside = deque(store.damaged)
+        ends = EndsByLog(disk, store.folder)
+        for item in find_damage(store, start):
+            base = item.start_position if isinstance(item, DamagedRange) else item.base_position
+            while set_aside and set_aside[0].start_position < base:
+                # A walk passes over what was set aside while the store was open.
+                damage = set_aside.popleft()
+                if damage.start_position == position:  # else it is part of what was found here
+                    ends.pass_over(damage)
+                    found.append((damage, crc, store_time_ms))
+                    position, crc = damage.end_position, damage.previous_crc32c
+            if isinstance(item, DamagedRange):
+                ends.pass_over(item)
+                found.append((item, crc, store_time_ms))
+                position, crc = item.end_position, item.previous_crc32c
+            else:
+                ends.take(item)
+                position, crc = item.base_position + item.size_bytes, item.seals[-1].crc32c
+                store_time_ms = item.seals[-1].store_time_ms
+        for damage in set_aside:
+            if damage.start_position == position:
+                ends.pass_over(damage)
+                found.append((damage, crc, store_time_ms))
+                position, crc = damage.end_position, damage.previous_crc32c
+        found = [each for each in found if not is_filled(disk, store.folder, each[0], each[1])]
+        done = _forget_below(store, start.position)
+        _keep_ends(store, [damage for damage, _, _ in found], ends.found)
+        for damage, previous_crc32c, time_ms in found:
+            done.append(_take_out(store, damage, previous_crc32c, time_ms, str(keep_dir)))
+        if has_bytes_behind(disk, store.folder, position):
+            done.append(_cut_tail(store, position, str(keep_dir)))
+        if (
+            found and checkpoint is not None
+        ):  # it may point into what was filled: the next start reads the log from the start
+            first = replace(
+                checkpoint, replay_position=start.position, replay_crc32c=start.crc32c or 0
+            )
+            write_checkpoint(disk, f"{store.root}/checkpoint", first)
+        return done
+    finally:
+        lock.release()
+
+
+def _keep_ends(store: OfflineStore, found: list[DamagedRange], ends: list[QueueEnd]) -> None:
+    """Before anything is filled: how far the queues went there, by the log itself and by what a start would go by."""
+    folder, config_folder = f"{store.root}/consumequeue", f"{store.root}/config"
+    if store.disk.is_folder(folder):
+        ends = [*ends, *ends_below(store.disk, folder, folder)]
+    there = [
+        end
+        for end in ends
+        if any(damage.start_position <= end.position < damage.end_position for damage in found)
+    ]
+    if there:
+        kept = read_saved_ends(store.disk, config_folder)
+        save_ends(store.disk, config_folder, dict.fromkeys([*kept, *there]))
+
+
+def _take_out(
+    store: OfflineStore,
+    damage: DamagedRange,
+    previous_crc32c: int,
+    store_time_ms: int,
+    keep_dir: str,
+) -> Repair:
+    kept = _keep(store, damage.start_position, damage.end_position, damage.reason, keep_dir)
+    known = {item.start_position: item for item in store.damaged}
+    known[damage.start_position] = damage
+    store.damaged = [known[position] for position in sorted(known)]
+    write_quarantine(store.disk, store.quarantine_path, store.damaged)
+    _fill(store, damage, previous_crc32c, store_time_ms)
+    return Repair(
+        store.folder.path_at(damage.start_position),
+        damage.start_position,
+        damage.end_position,
+        kept,
+        f"{damage.reason}: filled with padding; the offsets of the lost messages are answered with an error",
+    )
+
+
+def _forget_below(store: OfflineStore, first_position: int) -> list[Repair]:
+    """Takes ranges in front of the log's first segment off the list: there is nothing left of them that could be filled."""
+    gone = [damage for damage in store.damaged if damage.end_position <= first_position]
+    if gone:
+        store.damaged = [damage for damage in store.damaged if damage not in gone]
+        write_quarantine(store.disk, store.quarantine_path, store.damaged)
+    return [
+        Repair(
+            store.folder.path_at(damage.start_position),
+            damage.start_position,
+            damage.end_position,
+            (),
+            f"{damage.reason}: the log begins behind it now; it is taken off the list",
+        )
+        for damage in gone
+    ]
+
+
+def _cut_tail(store: OfflineStore, position: int, keep_dir: str) -> Repair:
+    end = max(segment.end_position for segment in store.folder.overlapping(position, 1 << 63))
+    kept = _keep(store, position, end, "torn tail", keep_dir)
+    store.folder.clear_from(position)
+    return Repair(store.folder.path_at(position), position, end, kept, "torn tail: cut")
+
+
+def _keep(store: OfflineStore, start: int, end: int, reason: str, keep_dir: str) -> tuple[str, ...]:
+    """Copies [start, end) of the log, zeros at the end of each file left out; a file of an earlier run is not written over."""
+    disk = store.disk
+    paths: list[str] = []
+    for segment in store.folder.overlapping(start, end):
+        first = max(start, segment.base_position) - segment.base_position
+        last = min(end, segment.end_position) - segment.base_position
+        for at in range(first, last, COPY_BLOCK_SIZE_BYTES):
+            data = read_fully(disk, segment.fd, min(COPY_BLOCK_SIZE_BYTES, last - at), at).rstrip(
+                b"\x00"
+            )
+            if data:
+                path = _free_path(disk, f"{keep_dir}/{segment.base_position + at:020d}")
+                write_file_atomically(disk, path, data)
+                paths.append(path)
+    note = {
+        "root": store.root,
+        "start_position": start,
+        "end_position": end,
+        "reason": reason,
+        "files": paths,
+    }
+    write_file_atomically(
+        disk,
+        _free_path(disk, f"{keep_dir}/{start:020d}.json"),
+        json.dumps(note, indent=2).encode() + b"\n",
+    )
+    return tuple(paths)
+
+
+def _free_path(disk: Disk, path: str) -> str:
+    number, free = 1, path
+    while disk.exists(free):
+        number += 1
+        free = f"{path}.{number}"
+    return free
+
+
+def _fill(
+    store: OfflineStore, damage: DamagedRange, previous_crc32c: int, store_time_ms: int
+) -> None:
+    position, crc = damage.start_position, previous_crc32c
+    folder = store.folder
+    while position < damage.end_position:
+        segment = folder.at(position)
+        if segment is None:
+            segment = folder.create(position - position % folder.segment_size_bytes)
+        store.disk.allocate(segment.fd, folder.segment_size_bytes)
+        if position == segment.base_position:
+            head = encode_head(
+                position, crc, epoch=0, store_time_ms=store_time_ms, synced_position=position
+            )
+            crc = _write(store.disk, segment, position, head)
+            position += len(head)
+        end = min(segment.end_position, damage.end_position)
+        while position < end:
+            size = _piece(end - position)
+            forced = damage.previous_crc32c if position + size == damage.end_position else None
+            crc = _write(
+                store.disk,
+                segment,
+                position,
+                _padding_append(position, size, crc, store_time_ms, forced),
+            )
+            position += size
+        store.disk.fsync(segment.fd)
+
+
+def _piece(left: int) -> int:
+    """How many of the bytes that are left the next padding append takes: never so that too few remain for another one."""
+    if left < CLOSING_SIZE_BYTES:
+        raise StoreError(
+            f"a damaged range of {left} bytes is too small to be filled: repair the log from a replica"
+        )
+    most = APPEND_SIZE_MAX_BYTES
+    if left <= most:
+        return left
+    return most if left - most >= CLOSING_SIZE_BYTES else left - CLOSING_SIZE_BYTES
+
+
+def _padding_append(
+    position: int, size: int, previous_crc32c: int, store_time_ms: int, forced_crc32c: int | None
+) -> bytes:
+    """A padding append of `size` bytes with its seal; with the CRC that is wished for."""
+    padding = encode_padding(size - SEAL_SIZE_BYTES)
+    seal = encode_seal(
+        previous_crc32c,
+        padding,
+        epoch=0,
+        start_position=position,
+        record_count=0,
+        store_time_ms=store_time_ms,
+        synced_position=position,
+    )
+    if forced_crc32c is None:
+        return padding + seal
+    before = extend_crc32c(crc32c(previous_crc32c.to_bytes(4, "little")), padding[:-4])
+    after = unwind_crc32c(forced_crc32c, seal[:SEAL_COVERED_BYTES])
+    return (
+        padding[:-4]
+        + bytes_between(before, after)
+        + seal[:SEAL_COVERED_BYTES]
+        + forced_crc32c.to_bytes(4, "little")
+    )
+
+
+def _write(disk: Disk, segment: SegmentFile, position: int, data: bytes) -> int:
+    write_fully(disk, segment.fd, data, position - segment.base_position)
+    return int.from_bytes(data[-4:], "little")
