@@ -16,7 +16,8 @@ from protomq import MessageQueue
 from protomq._message import Message
 from protomq._methods import PULL
 from protomq._pull_answer import PullAnswer, decode_messages, decode_pull_answer
-from protomq._transport import SyncTransport, TransportOptions
+from protomq._transport import SyncTransport
+from protomq._transport_options import TransportOptions
 from protomq._types import BrokerAddress, PullStatus
 from protomq.v1 import pull_service_pb2
 from protomq_cli.connection import open_admin, open_consumer

@@ -29,7 +29,8 @@ from protomq._methods import (
     GET_QUEUE_RANGE,
     PULL,
 )
-from protomq._transport import SyncTransport, TransportOptions
+from protomq._transport import SyncTransport
+from protomq._transport_options import TransportOptions
 from protomq._types import BrokerAddress, MessageQueue, MethodInfo
 from protomq.errors import BatchIncompleteError, ProtomqError, QueueHealingError
 from protomq.testing import Broker

@@ -9,10 +9,9 @@ from typing import Any
 from google.protobuf.message import Message
 
 from protomq.v1 import admin_service_pb2, pull_service_pb2, route_service_pb2, send_service_pb2
-from protomq_runtime.call import Call, CallContext
+from protomq_runtime.call import Call, CallContext, CallLane
 from protomq_runtime.dispatch import DispatchTable, drained, raw, streaming
 from protomq_runtime.errors import SHUTTING_DOWN, Code, ServiceError, invalid_argument
-from protomq_runtime.lane import Lane
 from protomq_runtime.regions import Region
 from protomq_runtime.server import Server
 
@@ -86,7 +85,7 @@ class FilePull:
 
     def __init__(self, path: Path) -> None:
         self.file = path.open("rb")
-        self.held: list[tuple[Lane, Call]] = []
+        self.held: list[tuple[CallLane, Call]] = []
         self.dropped = threading.Semaphore(0)
         self.holding = threading.Semaphore(0)
         self.served = 0

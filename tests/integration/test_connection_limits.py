@@ -16,7 +16,8 @@ import pytest
 
 from protomq._async_transport import AsyncTransport
 from protomq._methods import CREATE_TOPIC, GET_BROKER_STATUS, PING, PULL
-from protomq._transport import SyncTransport, TransportOptions
+from protomq._transport import SyncTransport
+from protomq._transport_options import TransportOptions
 from protomq._types import BrokerAddress
 from protomq.errors import ConnectFailedError, ProtomqError, TransportError
 from protomq.testing import Broker

@@ -24,7 +24,8 @@ from protomq import (
     PullConsumer,
 )
 from protomq._methods import SEND
-from protomq._transport import SyncTransport, TransportOptions
+from protomq._transport import SyncTransport
+from protomq._transport_options import TransportOptions
 from protomq._types import BrokerAddress
 from protomq.errors import CorruptMessageError, InvalidArgumentError, UnsupportedError
 from protomq.testing import Broker

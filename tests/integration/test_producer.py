@@ -20,7 +20,8 @@ from protomq import (
     SendStatus,
     _methods,
 )
-from protomq._transport import SyncTransport, TransportOptions
+from protomq._transport import SyncTransport
+from protomq._transport_options import TransportOptions
 from protomq._types import BrokerAddress
 from protomq.errors import ConnectFailedError, ProtomqError, RequestTimeoutError
 from protomq.testing import Broker, FaultProxy

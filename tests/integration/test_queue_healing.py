@@ -13,7 +13,8 @@ import pytest
 
 from protomq import Admin, Producer, PullConsumer
 from protomq._methods import GET_QUEUE_RANGE, PULL
-from protomq._transport import SyncTransport, TransportOptions
+from protomq._transport import SyncTransport
+from protomq._transport_options import TransportOptions
 from protomq._types import BrokerAddress
 from protomq.errors import CorruptLogError, QueueHealingError
 from protomq.testing import Broker

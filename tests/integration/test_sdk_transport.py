@@ -16,7 +16,8 @@ import pytest
 from protomq import _methods
 from protomq._async_transport import AsyncTransport
 from protomq._remoting_async import AsyncConnection
-from protomq._transport import Choice, SyncTransport, TransportOptions
+from protomq._transport import Choice, SyncTransport
+from protomq._transport_options import TransportOptions
 from protomq._types import BrokerAddress
 from protomq.errors import (
     ClosedError,

@@ -1,11 +1,12 @@
-"""What a machine can judge about the tree: directions of imports, clocks and randomness in their place, no print, no stray threads."""
+"""What a machine can judge: directions and circles of imports, clocks and randomness in their place, no print, no stray threads."""
 
 from __future__ import annotations
 
 import ast
+import graphlib
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,80 @@ def test_imports_point_one_way(package: str) -> None:
                 assert is_under(module, SDK_MODULES_FOR_SERVERS), (
                     f"{path}: a server imports {module} of the SDK"
                 )
+
+
+def modules_of(package: str) -> dict[str, Path]:
+    """By absolute name; a package stands for its `__init__.py`."""
+    folder = PACKAGES[package]
+    modules = {}
+    for path in files_of(folder):
+        parts = path.relative_to(folder).with_suffix("").parts
+        modules[".".join((package, *(part for part in parts if part != "__init__")))] = path
+    return modules
+
+
+def import_statements(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
+    """Those of a module outside its functions: what `if TYPE_CHECKING` guards belongs to them, what a function imports late does not."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from import_statements(node)
+
+
+def imported_modules(
+    name: str, source: str, is_package: bool, modules: Collection[str]
+) -> set[str]:
+    """Those of `modules` that the module imports, by relative or absolute names."""
+    package = name.split(".") if is_package else name.split(".")[:-1]
+    found: set[str] = set()
+    for node in import_statements(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+            continue
+        parents = package[: len(package) - node.level + 1] if node.level else []
+        origin = ".".join([*parents, *([node.module] if node.module else [])])
+        for alias in node.names:
+            submodule = f"{origin}.{alias.name}"
+            found.add(submodule if submodule in modules else origin)
+    return found & set(modules) - {name}
+
+
+def cycle_in(imports: Mapping[str, Iterable[str]]) -> list[str]:
+    """Modules each of which imports the one before it, the first and the last the same; empty if there is no such circle."""
+    try:
+        graphlib.TopologicalSorter(imports).prepare()
+    except graphlib.CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_module_imports_itself_through_others(package: str) -> None:
+    modules = modules_of(package)
+    imports = {
+        name: imported_modules(name, path.read_text(), path.name == "__init__.py", modules)
+        for name, path in modules.items()
+    }
+    assert any(imports.values()), "the graph has no edges: the finder sees nothing"
+    assert not cycle_in(imports), " <- ".join(cycle_in(imports))
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        ({"p.a": "from .b import x", "p.b": "from p import a"}, {"p.a", "p.b"}),
+        ({"p.a": "from . import b", "p.b": "if TYPE_CHECKING:\n    from .a import y"}, {"p.a", "p.b"}),
+        ({"p.a": "import p.b", "p.b": "from .c import z", "p.c": "from .a import y"}, {"p.a", "p.b", "p.c"}),
+        ({"p.a": "from .b import x", "p.b": "def f():\n    from .a import y"}, set()),
+        ({"p.a": "from .b import x", "p.b": "import os"}, set()),
+    ],
+)  # fmt: skip
+def test_a_circle_of_imports_is_found(sources: dict[str, str], expected: set[str]) -> None:
+    imports = {
+        name: imported_modules(name, source, False, sources) for name, source in sources.items()
+    }
+    assert set(cycle_in(imports)) == expected
 
 
 def test_the_store_knows_neither_grpc_nor_asyncio_nor_the_runtime() -> None:

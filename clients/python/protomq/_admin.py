@@ -29,7 +29,8 @@ from ._checks import (
 from ._late_imports import load_needed_modules
 from ._message import Message, field_values
 from ._routes import Routes
-from ._transport import SyncTransport, TransportOptions
+from ._transport import SyncTransport
+from ._transport_options import TransportOptions
 from ._types import PEER_TIMEOUT_S, BrokerAddress, MessageQueue, MethodInfo, Permission, QueueRange
 from .errors import (
     BrokerMissingError,

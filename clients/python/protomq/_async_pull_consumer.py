@@ -72,7 +72,7 @@ from ._pull_consumer import (
     RETRY_RESOLVE_S,
 )
 from ._pull_logic import POLL_MESSAGES, OffsetReset, PullOptions, PullState, Ticket
-from ._transport import TransportOptions
+from ._transport_options import TransportOptions
 from ._types import PEER_TIMEOUT_S, MessageQueue, MethodInfo, QueueRange, Route
 from ._warnings import warn
 from .errors import (

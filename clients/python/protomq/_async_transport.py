@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Literal
 from ._late_imports import fork_waits, load_needed_modules
 from ._remoting_async import AsyncConnection
 from ._remoting_hello import split_address
-from ._transport import Choice, Kind, TransportOptions
+from ._transport import Choice, Kind
+from ._transport_options import TransportOptions
 from ._types import BrokerAddress, MethodInfo
 from .errors import ClosedError, ConfigurationError, ConnectFailedError, ConnectionLostError
 

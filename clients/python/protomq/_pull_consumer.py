@@ -68,7 +68,8 @@ from ._outages import Outages
 from ._pull_logic import POLL_MESSAGES, OffsetReset, PullOptions, PullState, Ticket
 from ._pull_multiplexer import PullMultiplexer
 from ._routes import Routes
-from ._transport import SyncTransport, TransportOptions
+from ._transport import SyncTransport
+from ._transport_options import TransportOptions
 from ._types import PEER_TIMEOUT_S, BrokerAddress, MessageQueue, MethodInfo, QueueRange, Route
 from ._warnings import warn
 from .errors import (

@@ -15,7 +15,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal
 
 from ._remoting_hello import (
     ForeignProtocolError,
@@ -25,6 +25,7 @@ from ._remoting_hello import (
     split_address,
 )
 from ._spinning import SPIN_MAX_S, TAKEN_AWAY_S, Spinning, cores
+from ._transport_options import TransportOptions
 from ._types import PEER_TIMEOUT_S, MethodInfo
 from .errors import (
     ConnectFailedError,
@@ -40,9 +41,6 @@ from .wire.frames import (
     HEADER_SIZE_BYTES,
     LENGTH_SIZE_BYTES,
 )
-
-if TYPE_CHECKING:
-    from ._transport import TransportOptions
 
 _READ_BUFFER_SIZE_BYTES: Final = 4096
 """Holds any answer but pulls and lists; the rest of what is longer is read into bytes of its own."""

@@ -35,7 +35,7 @@ from ._producer_options import ProducerOptions
 from ._retry import NextStep, RetryPlan, RetryPolicy, backoff_delay
 from ._selectors import RoundRobin, sharded_index
 from ._sequence import SequenceSource
-from ._transport import TransportOptions
+from ._transport_options import TransportOptions
 from ._types import PEER_TIMEOUT_S, BrokerAddress, MessageQueue, Route
 from .errors import (
     ConfigurationError,

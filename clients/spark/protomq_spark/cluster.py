@@ -26,7 +26,8 @@ from protomq._offset_calls import (
     encode_search_offset,
 )
 from protomq._routes import Routes
-from protomq._transport import SyncTransport, TransportOptions
+from protomq._transport import SyncTransport
+from protomq._transport_options import TransportOptions
 from protomq._types import MessageQueue, MethodInfo, QueueRange, Route
 from protomq.errors import NoRouteError, NotFoundError, ProtomqError, TopicNotFoundError
 

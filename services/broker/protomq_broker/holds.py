@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from protomq.v1.pull_service_pb2 import PullRequest
     from protomq_runtime.call import Call
-    from protomq_runtime.lane import Timer
+    from protomq_runtime.timers import Timer
 
 QueueKey = tuple[str, int]
 """Topic and queue id."""

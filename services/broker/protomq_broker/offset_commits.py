@@ -31,9 +31,9 @@ from .store_errors import to_service_error
 from .topic_access import check_incarnation, existing_topic, group_not_found
 
 if TYPE_CHECKING:
-    from protomq_runtime.call import Call
+    from protomq_runtime.call import Call, CallLane
     from protomq_runtime.errors import ServiceError
-    from protomq_runtime.lane import Lane, Timer
+    from protomq_runtime.timers import Timer
 
     from .config import BrokerConfig
     from .store.store import Store
@@ -277,7 +277,7 @@ class _Record:
 
 def _answer(commits: Sequence[_Commit], error: Exception | None) -> None:
     """Answers the calls, each on its lane; one hand-over for all of a lane."""
-    by_lane: dict[Lane, list[Call]] = {}
+    by_lane: dict[CallLane, list[Call]] = {}
     for commit in commits:
         if commit.call is not None:
             by_lane.setdefault(commit.call.lane, []).append(commit.call)

@@ -39,9 +39,8 @@ from .topic_access import (
 )
 
 if TYPE_CHECKING:
-    from protomq_runtime.call import Call
+    from protomq_runtime.call import Call, CallLane
     from protomq_runtime.clock import Clock
-    from protomq_runtime.lane import Lane
     from protomq_runtime.regions import Region
 
     from .config import BrokerConfig
@@ -85,7 +84,7 @@ class PullService:
         self._commits = commits
         self._config = config
         self.members = GroupMembers(clock)
-        self._holds: dict[Lane, LaneHolds] = {}
+        self._holds: dict[CallLane, LaneHolds] = {}
         self._plain_bodies = PlainBodyWorkers(config.lanes.pull_threads)
         self._stopping = False
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from .store.errors import NoWriterError
 
 if TYPE_CHECKING:
-    from protomq_runtime.lane import Lane
+    from protomq_runtime.call import CallLane
 
     from .store.store import Store
     from .write_permit import WritePermit
@@ -24,10 +24,10 @@ class SystemWriter:
     def __init__(self, permit: WritePermit) -> None:
         self._permit = permit
         self._store: Store | None = None
-        self._lane: Lane | None = None
+        self._lane: CallLane | None = None
         self._closed = threading.Event()
 
-    def start(self, store: Store, lane: Lane) -> None:
+    def start(self, store: Store, lane: CallLane) -> None:
         """From now on there is a lane that writes."""
         self._store, self._lane = store, lane
 
@@ -36,7 +36,7 @@ class SystemWriter:
         self._closed.set()
 
     @property
-    def lane(self) -> Lane:
+    def lane(self) -> CallLane:
         """The send lane."""
         assert self._lane is not None, "start comes first"
         return self._lane

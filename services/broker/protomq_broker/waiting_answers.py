@@ -14,8 +14,9 @@ from protomq_runtime.errors import Code, ServiceError
 from .store.errors import StoreFailedError
 
 if TYPE_CHECKING:
+    from protomq_runtime.call import CallLane
     from protomq_runtime.clock import Clock
-    from protomq_runtime.lane import Lane, Timer
+    from protomq_runtime.timers import Timer
 
     from .store.store import Store
 
@@ -51,7 +52,7 @@ class WaitingAnswers:
         """Whether what is appended up to `position` is stored as promised."""
         return position <= self._positions.readable
 
-    def wait(self, lane: Lane, position: int, wait_ms: float, done: Done) -> None:
+    def wait(self, lane: CallLane, position: int, wait_ms: float, done: Done) -> None:
         """Calls `done` when `is_stored` holds, or when it never will, or after `wait_ms`. Positions come in rising order."""
         if self.is_stored(position):
             done(None)
@@ -78,7 +79,7 @@ class WaitingAnswers:
             self._timer.cancel()
             self._timer = None
 
-    def _schedule(self, lane: Lane, due_ms: int) -> None:
+    def _schedule(self, lane: CallLane, due_ms: int) -> None:
         """One timer for all waiters, at the time of the first whose time is up."""
         if self._timer is not None:
             self._timer.cancel()
@@ -86,7 +87,7 @@ class WaitingAnswers:
         wait_ms = max(1, due_ms - self._clock.monotonic_ms())
         self._timer = lane.call_later(wait_ms, lambda: self._give_up(lane))
 
-    def _give_up(self, lane: Lane) -> None:
+    def _give_up(self, lane: CallLane) -> None:
         self._timer = None
         self.resolve()
         now_ms = self._clock.monotonic_ms()

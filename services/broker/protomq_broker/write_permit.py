@@ -57,7 +57,7 @@ class WritePermit:
         if is_decided:
             self._go_on(calls, change)
         elif not has_room:
-            _fail(calls, system_busy(calls[0].lane.pool.name, RETRY_DELAY_MS))
+            _fail(calls, system_busy(calls[0].lane.pool_name, RETRY_DELAY_MS))
 
     def _go_on(self, calls: Sequence[Call], change: Callable[[list[Call]], None]) -> None:
         if self._refusal is not None:

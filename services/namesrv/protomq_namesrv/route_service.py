@@ -35,11 +35,10 @@ from protomq.v1.route_service_pb2 import (
     WatchRouteRequest,
     WatchRouteResponse,
 )
-from protomq_runtime.call import Call, CallContext
+from protomq_runtime.call import Call, CallContext, CallLane
 from protomq_runtime.clock import Clock
 from protomq_runtime.dispatch import raw, streaming
 from protomq_runtime.errors import Code, ServiceError, too_many, unparsable
-from protomq_runtime.lane import Lane
 from protomq_runtime.server import Server
 from protomq_runtime.timers import Timer
 
@@ -245,7 +244,7 @@ class RouteService:
             )
         return GetRouteResponse(route=route).SerializeToString()
 
-    def _scan(self, lane: Lane) -> None:
+    def _scan(self, lane: CallLane) -> None:
         if self._stopping:
             return
         for removal in self._table.remove_silent(

@@ -1,6 +1,7 @@
 """One call: the request's bytes, and the way back.
 
-A service sees the same `Call` whichever transport brought it. Rules:
+A service sees the same `Call` whichever transport brought it: those of the remoting port stand in `remoting_call.py`, those of gRPC in
+`grpc_server.py`. Rules:
 
 - `answer` or `fail` exactly once, on the thread of `call.lane`. A second answer is an assertion error.
 - A call that waits for something is held: `hold(on_close)`. It counts among `lane.holds` until it is over, and `on_close` is called on
@@ -15,32 +16,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
-from protomq.wire.frames import (
-    FLAG_ANSWER,
-    FLAG_ONE_WAY,
-    HEADER,
-    HEADER_SIZE_BYTES,
-    LENGTH_SIZE_BYTES,
-)
-
+from .dispatch import BoundMethod, Method
 from .errors import Code, ServiceError
 from .regions import Region
-
-if TYPE_CHECKING:
-    from .connection import Connection
-    from .dispatch import BoundMethod, Method
-    from .lane import Lane
-
-__all__ = ["Call", "CallContext", "ForeignCall", "Region", "RemotingCall"]
+from .timers import Timer
 
 logger = logging.getLogger(__name__)
 
-_pack_header = HEADER.pack
-_LENGTH_WITHOUT_PAYLOAD = HEADER_SIZE_BYTES - LENGTH_SIZE_BYTES
-_COUNTED_SIZE_BYTES = 4096
-"""Answers above this are counted as pending before they are flushed; smaller ones are bounded by what is read in one turn."""
 HOLD_MARGIN_MS: Final = 100.0
 """Of a caller's time, left for the answer to reach it; a quarter of it where it is short."""
 
@@ -61,6 +45,40 @@ class CallContext(Protocol):
     @property
     def closed(self) -> bool:
         """Whether the caller is gone."""
+        ...
+
+
+class AnswerSink(Protocol):
+    """Where answers go that another thread has to pass on: the gRPC front, or the lane that owns the connection."""
+
+    def deliver(self, answers: list[Any]) -> None:
+        """Takes all answers of one turn. Called on the lane's thread."""
+        ...
+
+
+class CallLane(Protocol):
+    """The lane that runs a call, as the call and its service see it. `post`: any thread; everything else: the lane's own."""
+
+    answer_count: int
+    """Calls that are over, for the count of open ones."""
+    holds: int
+    """Calls that are held now, whatever brought them; they count themselves (`Call.hold`)."""
+
+    @property
+    def pool_name(self) -> str:
+        """Of its pool, and so of its service: `send`."""
+        ...
+
+    def post(self, function: Callable[[], None]) -> None:
+        """Has the function called on the lane's thread, in the order of posting."""
+        ...
+
+    def call_later(self, delay_ms: float, function: Callable[[], None]) -> Timer:
+        """Has the function called after the delay, unless the timer is cancelled."""
+        ...
+
+    def hand_back(self, sink: AnswerSink, answer: Any) -> None:
+        """Passes an answer on at the end of the turn."""
         ...
 
 
@@ -87,7 +105,7 @@ class Call:
     """When it was read, in seconds of time.monotonic()."""
     deadline: float | None
     """When the caller stops waiting, in seconds of time.monotonic(); None: never."""
-    lane: Lane
+    lane: CallLane
     """The lane that runs the call."""
     bound: BoundMethod
     answered: bool
@@ -167,168 +185,3 @@ class Call:
 
     def _count_hold(self, change: int) -> None:
         self.lane.holds += change
-
-
-class RemotingCall(Call):
-    """A call on a connection of its own lane: the hot path. What it answers is sent at the end of the turn."""
-
-    __slots__ = ("_connection", "_flags", "_request_id")
-
-    def __init__(
-        self,
-        connection: Connection,
-        lane: Lane,
-        bound: BoundMethod,
-        payload: bytes | bytearray,
-        request_id: int,
-        flags: int,
-        received: float,
-        deadline: float | None,
-    ) -> None:
-        self._connection = connection
-        self.lane = lane
-        self.bound = bound
-        self.payload = payload
-        self._request_id = request_id
-        self._flags = flags
-        self.received = received
-        self.deadline = deadline
-        self.answered = False
-        self._on_close = None
-        self.span = None
-
-    @property
-    def peer(self) -> str:
-        return self._connection.peer
-
-    @property
-    def closed(self) -> bool:
-        return self._connection.closed
-
-    def answer(
-        self, payload: bytes, regions: Sequence[Region] = (), regions_size_bytes: int = 0
-    ) -> None:
-        # Connection.send_answer and _finish, written out: this runs once for each small send.
-        assert not self.answered, "a call is answered once"
-        self.answered = True
-        lane = self.lane
-        lane.answer_count += 1
-        if self.span is not None:
-            self.span.end(0)
-        connection = self._connection
-        if self._on_close is not None:
-            self._end_hold()
-        if self._flags & FLAG_ONE_WAY or connection.closed:
-            return
-        out = connection.out
-        if not out:
-            lane.dirty.append(connection)
-        size = len(payload) + regions_size_bytes
-        out.append(
-            _pack_header(
-                _LENGTH_WITHOUT_PAYLOAD + size,
-                self._request_id,
-                self.bound.method_id,
-                FLAG_ANSWER,
-                0,
-                0,
-            )
-        )
-        out.append(payload)
-        if size > _COUNTED_SIZE_BYTES:
-            connection.out_size_bytes += size
-        if regions:
-            out.extend(regions)
-            connection.out_has_regions = True
-
-    def fail(self, error: ServiceError) -> None:
-        self._finish(error.code)
-        if not self._flags & FLAG_ONE_WAY:
-            self._connection.send_error(self._request_id, self.bound.method_id, error)
-
-    def _watch(self) -> None:
-        if self._connection.closed:
-            self.lane.post(self.caller_gone)
-        else:
-            self._connection.watched.add(self)
-
-    def _end_hold(self) -> None:
-        super()._end_hold()
-        self._connection.watched.discard(self)
-
-
-class ForeignCall(Call):
-    """A call of another service than the connection's: run by that service's lane, answered through the connection's owner.
-
-    It goes back to its owner however it ends, so that the owner knows what is still under way; all that a lane ends in a turn
-    goes back by one hand-over.
-    """
-
-    __slots__ = ("_connection", "_flags", "_request_id", "_send")
-
-    def __init__(
-        self,
-        connection: Connection,
-        lane: Lane,
-        bound: BoundMethod,
-        payload: bytes | bytearray,
-        request_id: int,
-        flags: int,
-        received: float,
-        deadline: float | None,
-    ) -> None:
-        self._connection = connection
-        self.lane = lane
-        self.bound = bound
-        self.payload = payload
-        self._request_id = request_id
-        self._flags = flags
-        self.received = received
-        self.deadline = deadline
-        self.answered = False
-        self._on_close = None
-        self.span = None
-        self._send: Callable[[], None] | None = None
-
-    @property
-    def peer(self) -> str:
-        return self._connection.peer
-
-    @property
-    def closed(self) -> bool:
-        return self._connection.closed
-
-    def answer(
-        self, payload: bytes, regions: Sequence[Region] = (), regions_size_bytes: int = 0
-    ) -> None:
-        self._send = lambda: self._connection.send_answer(
-            self._request_id, self.bound.method_id, payload, regions, regions_size_bytes
-        )
-        self._finish(0)
-
-    def fail(self, error: ServiceError) -> None:
-        self._send = lambda: self._connection.send_error(
-            self._request_id, self.bound.method_id, error
-        )
-        self._finish(error.code)
-
-    def _finish(self, code: int) -> None:
-        super()._finish(code)
-        self.lane.hand_back(self._connection.lane, self._return)
-
-    def _return(self) -> None:
-        """On the owner's thread."""
-        connection = self._connection
-        connection.lane.foreign_count -= 1
-        connection.watched.discard(self)
-        if self._send is not None and not self._flags & FLAG_ONE_WAY:
-            self._send()
-
-    def _watch(self) -> None:
-        self._connection.lane.post(self._watch_on_owner)
-
-    def _watch_on_owner(self) -> None:
-        if self._connection.closed:
-            self.lane.post(self.caller_gone)
-        elif not self.answered:
-            self._connection.watched.add(self)

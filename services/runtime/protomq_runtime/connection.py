@@ -17,17 +17,14 @@ import os
 import socket
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, Protocol
 
 from protomq.wire.frames import encode_answer
 
+from .call import Call, CallLane
 from .errors import ServiceError
 from .framing import Frame, FrameReader
 from .regions import Region, ShortFileError, read_regions
-
-if TYPE_CHECKING:
-    from .call import Call
-    from .lane import Lane
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +36,19 @@ GATHER_SIZE_BYTES: Final = 256 << 10
 """Small pieces are sent together up to this."""
 PUMP_SIZE_MAX_BYTES: Final = 8 << 20
 """One connection sends at most so much before the lane turns to the others."""
+
+
+class ConnectionLane(CallLane, Protocol):
+    """The lane that owns a connection, as the connection and its calls see it."""
+
+    dirty: list[Connection]
+    """Connections that were answered to in this turn; the list stays the same one."""
+    foreign_count: int
+    """Calls of this lane's connections that other lanes are busy with."""
+
+    def deliver(self, answers: list[Any]) -> None:
+        """As AnswerSink: answers of another lane for connections of this one."""
+        ...
 
 
 class Connection:
@@ -70,7 +80,7 @@ class Connection:
         sock: socket.socket,
         peer: str,
         client_id: str,
-        lane: Lane,
+        lane: ConnectionLane,
         frame_size_max_bytes: int,
         request_sizes_max_bytes: Mapping[int, int],
     ) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, TypeVar
@@ -132,6 +132,24 @@ class DispatchTable:
 
     def __iter__(self) -> Iterator[BoundMethod]:
         return iter(self.by_path.values())
+
+
+class PoolMethods:
+    """The methods of a server as the lanes of one pool see them. Immutable; any thread."""
+
+    __slots__ = ("by_id", "own", "pool_name", "request_sizes_max_bytes")
+
+    def __init__(self, pool_name: str, by_id: Mapping[int, BoundMethod]) -> None:
+        """`by_id`: all methods of the server by their number; any may be called on any connection."""
+        self.pool_name = pool_name
+        self.by_id = by_id
+        self.own = {
+            number: bound for number, bound in by_id.items() if bound.method.lane == pool_name
+        }
+        """Those that the pool runs itself."""
+        self.request_sizes_max_bytes = {
+            number: bound.method.request_size_max_bytes for number, bound in by_id.items()
+        }
 
 
 def methods_of(service_descriptor: ServiceDescriptor) -> Iterable[Method]:

@@ -107,6 +107,7 @@ class GrpcCall(Call):
     __slots__ = ("_closed", "_peer", "front", "future", "unread_size_bytes")
 
     transport = "grpc"
+    lane: Lane
 
     def __init__(
         self,

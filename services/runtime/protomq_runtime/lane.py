@@ -24,25 +24,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from protomq.wire.frames import FLAG_ONE_WAY
 
 from .admission import AdmissionConfig, QueueTimeRule
-from .call import Call, ForeignCall, RemotingCall
+from .call import AnswerSink, Call
 from .connection import PENDING_SIZE_MAX_BYTES, STALL_TIMEOUT_S, Connection
-from .dispatch import BoundMethod, Style
+from .dispatch import BoundMethod, PoolMethods, Style
 from .errors import DEADLINE_EXCEEDED, ServiceError, no_request, system_busy, unknown_method
 from .execution import run_drained, run_plain, run_raw
 from .framing import LARGE_SIZE_BYTES, MARKS_MAX, SHARED_BUFFER_SIZE_BYTES, Frame, FrameError
 from .regions import ShortFileError
+from .remoting_call import ForeignCall, RemotingCall
 from .timers import Timer, Timers
 from .wake_up import WakeUp
-
-if TYPE_CHECKING:
-    from .lane_pool import LanePool
-
-__all__ = ["AnswerSink", "Lane", "Timer"]
 
 logger = logging.getLogger(__name__)
 
@@ -65,29 +61,23 @@ _EPOLLIN: Final = select.EPOLLIN
 _EPOLLOUT: Final = select.EPOLLOUT
 
 
-class AnswerSink(Protocol):
-    """Where answers go that another thread has to pass on: the gRPC front, or the lane that owns the connection."""
-
-    def deliver(self, answers: list[Any]) -> None:
-        """Takes all answers of one turn. Called on the lane's thread."""
-        ...
-
-
 class Lane(threading.Thread):
     """One thread of a pool. `post`, `submit` and `deliver`: any thread; `adopt`: the acceptor; everything else: the lane's own."""
 
     def __init__(
         self,
-        pool: LanePool,
+        methods: PoolMethods,
         index: int,
         admission: AdmissionConfig,
         *,
+        pick_lane: Callable[[str], Lane],
         frame_size_max_bytes: int,
         on_connection_closed: Callable[[str], None],
         on_fatal: Callable[[BaseException], None],
     ) -> None:
-        super().__init__(name=f"lane-{pool.name}-{index}", daemon=True)
-        self.pool = pool
+        """`pick_lane` gives the lane of the pool of that name which runs the next call of another one's connection."""
+        super().__init__(name=f"lane-{methods.pool_name}-{index}", daemon=True)
+        self.pool_name = methods.pool_name
         self.answer_count = 0
         """Calls that are over, for the count of open ones."""
         self.call_count = 0
@@ -100,7 +90,7 @@ class Lane(threading.Thread):
         """Connections that were answered to in this turn."""
         self._admission = admission
         self._rule = QueueTimeRule(admission)
-        self._busy = system_busy(pool.name, BUSY_RETRY_DELAY_MS)
+        self._busy = system_busy(methods.pool_name, BUSY_RETRY_DELAY_MS)
         self._frame_size_max_bytes = frame_size_max_bytes
         self._on_connection_closed = on_connection_closed
         self._on_fatal = on_fatal
@@ -125,7 +115,9 @@ class Lane(threading.Thread):
         """When the poll of this turn returned."""
         self._waited = 0.0
         """How long what this turn reads may have lain in the sockets."""
-        self._methods: Mapping[int, BoundMethod] = pool.methods
+        self._pool_methods = methods
+        self._pick_lane = pick_lane
+        self._methods: Mapping[int, BoundMethod] = methods.own
         """What is served here; empty once everything is refused, so that the hot path need not ask."""
         self._refusal: ServiceError | None = None
         self._finish_by: float | None = None
@@ -405,7 +397,7 @@ class Lane(threading.Thread):
     def _serve_foreign(self, connection: Connection, frame: Frame) -> None:
         """A call that is not for this pool: of another service, unknown, not a request by its header, or refused since the server stops."""
         request_id, method_id, flags, timeout_ms, payload = frame
-        bound = self.pool.table_by_id.get(method_id)
+        bound = self._pool_methods.by_id.get(method_id)
         if self._refusal is not None:
             error = self._refusal
         elif flags > MARKS_MAX:
@@ -413,7 +405,7 @@ class Lane(threading.Thread):
         elif bound is None:
             error = unknown_method(f"number {method_id:#06x}")
         else:
-            lane = self.pool.siblings[bound.method.lane].pick_for_call()
+            lane = self._pick_lane(bound.method.lane)
             if lane.has_room():
                 self.foreign_count += 1
                 received = self._turn_at
@@ -499,7 +491,7 @@ class Lane(threading.Thread):
             client_id,
             self,
             self._frame_size_max_bytes,
-            self.pool.request_sizes_max_bytes,
+            self._pool_methods.request_sizes_max_bytes,
         )
         connection.progress_at = self._turn_at
         connection.poll_mask = _EPOLLIN

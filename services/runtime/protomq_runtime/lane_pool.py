@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import cycle
 
 from .admission import AdmissionConfig
-from .dispatch import BoundMethod
+from .dispatch import BoundMethod, PoolMethods
 from .lane import Lane
 
 
@@ -35,7 +35,7 @@ class LanePool:
         name: str,
         threads: int,
         admission: AdmissionConfig,
-        table_by_id: Mapping[int, BoundMethod],
+        methods_by_id: Mapping[int, BoundMethod],
         *,
         frame_size_max_bytes: int,
         on_connection_closed: Callable[[str], None],
@@ -44,22 +44,16 @@ class LanePool:
         if threads < 1:
             raise ValueError(f"the lane {name} needs at least one thread, {threads} are configured")
         self.name = name
-        self.table_by_id = table_by_id
-        self.methods = {
-            number: bound for number, bound in table_by_id.items() if bound.method.lane == name
-        }
-        self.request_sizes_max_bytes = {
-            number: bound.method.request_size_max_bytes for number, bound in table_by_id.items()
-        }
-        """By method number; of all methods, since any may be called on any connection."""
         self.siblings: Mapping[str, LanePool] = {name: self}
         """All pools of the server by name; set before the start."""
         self._admission = admission
+        methods = PoolMethods(name, methods_by_id)
         self.lanes = [
             Lane(
-                self,
+                methods,
                 index,
                 admission,
+                pick_lane=lambda other: self.siblings[other].pick_for_call(),
                 frame_size_max_bytes=frame_size_max_bytes,
                 on_connection_closed=on_connection_closed,
                 on_fatal=on_fatal,

@@ -19,7 +19,7 @@ from protomq import (
 )
 from protomq._checks import GROUP_LENGTH_MAX, check_group
 from protomq._producer_options import ProducerOptions
-from protomq._transport import TransportOptions
+from protomq._transport_options import TransportOptions
 from protomq.errors import ConfigurationError
 from protomq_broker.store.state.topics import GROUP_NAME_LENGTH_MAX
 from tests.support.fake_cluster import FakeAsyncTransport, FakeCluster, FakeSyncTransport
