@@ -21,15 +21,27 @@ from protomq_cli.options import (
     TransportName,
     count_option,
     duration_option,
-    size_option,
+    option_parser,
 )
 from protomq_cli.output import OutputFormat, print_rows
+from protomq_cli.units import format_size, parse_size
 
 if TYPE_CHECKING:
     from protomq_cli.load import Tally
 
 DEFAULT_TOPIC: Final = "BenchmarkTest"
 """As RocketMQ's benchmark calls it."""
+
+
+
+def _parse_body_size(text: str) -> int:
+    from protomq.wire.record import BODY_SIZE_MAX_BYTES
+
+    size_bytes = parse_size(text)
+    if size_bytes > BODY_SIZE_MAX_BYTES:
+        raise ValueError(f"a message has a body of {format_size(BODY_SIZE_MAX_BYTES)} at most, not {text}")
+    return size_bytes
+
 
 Topic = Annotated[
     str, typer.Option("--topic", "-t", autocompletion=completion.complete_topics, help="Topic.")
@@ -40,7 +52,7 @@ Threads = Annotated[
 BodySize = Annotated[
     int,
     typer.Option(
-        "--size", "-s", parser=size_option, metavar="SIZE", help="Size of a body: 128, 1KiB."
+        "--size", "-s", parser=option_parser(_parse_body_size), metavar="SIZE", help="Size of a body: 128, 1KiB; 4MiB at most."
     ),
 ]
 Queues = Annotated[

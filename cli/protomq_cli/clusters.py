@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from protomq_cli.connection import open_admin
+from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.message_text import time_text
 from protomq_cli.options import DEFAULT_TIMEOUT_S, Namesrv, Output, Timeout
 from protomq_cli.output import OutputFormat, print_object, print_rows
@@ -61,10 +62,22 @@ def forget(
     """Miss a broker no more that will not come back.
 
     Until then commands that ask all brokers end with exit code 7 and name
-    it. All name servers that are given are told. What it stores stays.
+    it. All name servers that are given are told. What it stores stays. One
+    that is registered is refused: stop it first.
     """
+    from protomq.errors import BrokerNotFoundError
+
     with open_admin(namesrv, timeout) as admin:
-        admin.forget_broker(broker)
+        try:
+            admin.forget_broker(broker)
+        except BrokerNotFoundError as error:
+            if any(one.broker_name == broker for one in admin.cluster_info()):
+                raise CliError(
+                    ExitCode.REFUSED,
+                    "BROKER_ALIVE",
+                    f"broker {broker} is registered, so it is not missing; stop it first if it is to go",
+                ) from error
+            raise
     print_rows([{"broker": broker, "forgotten": True}], ("broker", "forgotten"), output)
 
 

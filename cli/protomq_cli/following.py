@@ -45,6 +45,8 @@ class Follower:
         self._show = show
         self._flush = flush
         self._printed: dict[MessageQueue, int] = {}
+        self._begins: dict[MessageQueue, int] = {}
+        """Of queues that do not reach to where the user wants to begin: what comes before that is not shown."""
         self._count = 0
         self.missing = Missing()
         consumer.subscribe(topic, tags)
@@ -82,11 +84,17 @@ class Follower:
             found = self.missing.ask(queue.broker_name, partial(self._look_up, queue, wanted))
             if found is None:
                 continue
-            begin, end = found
+            begin, end, end_now = found
             if begin is not None:
-                consumer.seek(queue, begin)
-            if end is None and exit_at_end:
-                end = self.missing.ask(queue.broker_name, partial(consumer.end_offset, queue))
+                consumer.seek(queue, min(begin, end_now))
+                if begin > end_now and not exit_at_end:
+                    self._begins[queue] = begin
+                    sys.stderr.write(
+                        f"protomq: queue {queue.queue_id} of {queue.topic} at {queue.broker_name} ends at {end_now}: "
+                        f"waiting for offset {begin}\n"
+                    )
+            if exit_at_end:
+                end = end_now if end is None else min(end, end_now)
             if end is not None:
                 ends[queue] = end
         if exit_at_end and not ends:
@@ -95,11 +103,16 @@ class Follower:
 
     def _look_up(
         self, queue: MessageQueue, wanted: OffsetRange | None
-    ) -> tuple[int | None, int | None]:
-        """Where to begin in the queue and where to end; None: nothing was said about it."""
-        return (None, None) if wanted is None else resolve_in_queue(self._consumer, queue, wanted)
+    ) -> tuple[int | None, int | None, int]:
+        """Where to begin in the queue and where to end (None: nothing was said about it), and where the queue ends now."""
+        begin, end = None, None
+        if wanted is not None:
+            begin, end = resolve_in_queue(self._consumer, queue, wanted)
+        return begin, end, self._consumer.end_offset(queue)
 
     def _take(self, message: Message) -> None:
+        if message.queue_offset < self._begins.get(message.queue, 0):
+            return
         if message.queue_offset < self._ends.get(message.queue, message.queue_offset + 1):
             self._show(message)
             self._count += 1

@@ -22,6 +22,7 @@ from protomq_cli.options import (
     Timeout,
     TopicArgument,
     offsets_option,
+    option_parser,
 )
 from protomq_cli.output import OutputFormat, print_rows
 from protomq_cli.partial import Missing
@@ -35,8 +36,19 @@ _COLUMNS = (
 )  # fmt: skip
 _EXPENDABLE = ("min_offset", "group", "topic", "end_offset", "committed_offset")
 
+
+
+def _parse_group(text: str) -> str:
+    if not text:
+        raise ValueError("a group has a name, this is ''")
+    return text
+
+
 GroupArgument = Annotated[
-    str, typer.Argument(metavar="GROUP", show_default=False, help="Consumer group.")
+    str,
+    typer.Argument(
+        metavar="GROUP", parser=option_parser(_parse_group), show_default=False, help="Consumer group."
+    ),
 ]
 
 

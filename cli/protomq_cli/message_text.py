@@ -89,7 +89,11 @@ class Template:
             self._parts.append(_parse_piece(piece))
 
     def write(self, message: Message) -> bytes:
-        """The message, as the template wants it."""
+        """The message, as the template wants it. Raises CorruptMessageError for a damaged one, whatever the template names."""
+        from protomq._message import DamagedMessage
+
+        if isinstance(message, DamagedMessage):
+            message.keys  # noqa: B018  # Raises.
         return b"".join(
             [part if isinstance(part, bytes) else part(message) for part in self._parts]
         )

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Self, cast
 
 import typer
 
@@ -38,6 +38,7 @@ from protomq_cli.options import (
 )
 from protomq_cli.output import OutputFormat, RowStream
 from protomq_cli.partial import Missing
+from protomq_cli.units import format_size
 
 if TYPE_CHECKING:
     from protomq import Message, MessageQueue, SendResult
@@ -171,7 +172,7 @@ def send(
             sharding_key, next(chosen),
         )  # fmt: skip
 
-    if broker is not None and queue is None and sharding_key is not None:
+    if broker is not None and queue is None and sharding_key:
         raise typer.BadParameter("a sharding key chooses among all brokers", param_hint="--broker")
     chosen: Iterator[MessageQueue | None] = itertools.repeat(None)
     if queue is not None or broker is not None:
@@ -291,7 +292,7 @@ def consume(
     """
     from protomq_cli.following import follow
 
-    if group is not None and group.startswith("-"):
+    if group is not None and (not group or group.startswith("-")):
         raise typer.BadParameter(f"a name is expected, this is {group!r}", param_hint="--group")
     with _Printer(output, template) as printer:
         follow(
@@ -335,6 +336,9 @@ def query(
     """Find messages by key or by message id, newest first."""
     if (key is None) == (message_id is None):
         raise typer.BadParameter("give one of --key and --id")
+    if not (key or message_id):
+        hint = "--id" if key is None else "--key"
+        raise typer.BadParameter("it is empty, and no message has an empty one", param_hint=hint)
     missing = Missing()
     with open_admin(namesrv, timeout) as admin, _Printer(output, template) as printer:
         if key is not None:
@@ -406,12 +410,33 @@ def _batches(
     if body is not None:
         content = body.encode("utf-8", "surrogateescape")
     elif str(file) == "-":
-        content = sys.stdin.buffer.read()
+        content = _read_body(sys.stdin.buffer, "stdin")
     else:
         assert file is not None
-        content = file.read_bytes()
+        with file.open("rb") as opened:
+            content = _read_body(opened, str(file))
     for start in range(0, count, _BATCH_COUNT):
         yield [(None, content)] * min(_BATCH_COUNT, count - start)
+
+
+def _read_body(source: BinaryIO, name: str) -> bytes:
+    """All that is there, unless it is more than any message may have: then nobody has to hold it in memory."""
+    from protomq._compression import DECOMPRESSED_SIZE_MAX_BYTES as SIZE_MAX_BYTES
+
+    content = source.read(SIZE_MAX_BYTES + 1)
+    _check_body_size(len(content), name)
+    return content
+
+
+def _check_body_size(size_bytes: int, name: str) -> None:
+    from protomq._compression import DECOMPRESSED_SIZE_MAX_BYTES as SIZE_MAX_BYTES
+
+    if size_bytes > SIZE_MAX_BYTES:
+        raise CliError(
+            ExitCode.USAGE,
+            "MESSAGE_TOO_LARGE",
+            f"{name} has more than {format_size(SIZE_MAX_BYTES)}, the most that a message may have before it is compressed",
+        )
 
 
 def _stdin_batches(key_separator: str | None) -> Iterator[list[Content]]:
@@ -426,6 +451,7 @@ def _stdin_batches(key_separator: str | None) -> Iterator[list[Content]]:
         for start in range(0, len(lines), _BATCH_COUNT):
             batch = lines[start : start + _BATCH_COUNT]
             yield [_content_of(line, next(numbers), key_separator) for line in batch]
+        _check_body_size(len(rest), "a line of stdin")
     if rest:
         yield [_content_of(rest, next(numbers), key_separator)]
 

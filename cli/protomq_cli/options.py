@@ -12,7 +12,7 @@ from protomq_cli import completion
 from protomq_cli.offsets import FORMS, OffsetRange, parse_offsets
 from protomq_cli.output import OutputFormat
 from protomq_cli.settings import NAMESRV_VARIABLE
-from protomq_cli.units import parse_count, parse_duration, parse_size
+from protomq_cli.units import parse_count, parse_duration
 
 T = TypeVar("T")
 
@@ -47,7 +47,6 @@ def _parse_folder(text: str) -> Path:
 
 folder_option = option_parser(_parse_folder)
 duration_option = option_parser(parse_duration)
-size_option = option_parser(parse_size)
 count_option = option_parser(parse_count)
 offsets_option = option_parser(_parse_offsets_now)
 

@@ -14,6 +14,8 @@ _SIZES: Final = {
 }  # fmt: skip
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _COUNTS: Final = {"": 1, "k": 1000, "m": 1000**2}
+_VALUE_MAX: Final = float(1 << 63)
+"""What a 64-bit number holds: a slip of the keyboard must not become infinity."""
 
 
 def parse_size(text: str) -> int:
@@ -50,4 +52,7 @@ def _parse(text: str, units: Mapping[str, float], noun: str, forms: str) -> floa
     match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].lower() not in units:
         raise ValueError(f"{text!r} is no {noun}; write {forms}")
-    return float(match[1]) * units[match[2].lower()]
+    value = float(match[1]) * units[match[2].lower()]
+    if value > _VALUE_MAX:
+        raise ValueError(f"{text!r} is more than any {noun} can be; write {forms}")
+    return value

@@ -76,6 +76,24 @@ def test_a_server_that_is_not_there_is_exit_code_3(command: list[str]) -> None:
     assert len(finished.stderr.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        (["bench", "producer", "--size", "100GiB"], "a body of 4.0 MiB at most, not 100GiB"),
+        (["bench", "batch", "--size", "5MiB"], "a body of 4.0 MiB at most, not 5MiB"),
+        (["send", "t", "--file", "/dev/zero"], "/dev/zero has more than 32.0 MiB"),
+        (["message", "query", "t", "--key", ""], "--key: it is empty"),
+        (["message", "query", "t", "--id", ""], "--id: it is empty"),
+        (["consume", "t", "--group", ""], "--group: a name is expected"),
+        (["group", "offsets", "", "t"], "a group has a name"),
+        (["group", "commit", "", "t", "-O", "end"], "a group has a name"),
+        (["group", "delete", "", "--yes"], "a group has a name"),
+    ],
+)
+def test_what_cannot_be_meant_is_wrong_usage(command: list[str], why: str) -> None:
+    assert why in run(*command, "--namesrv", "127.0.0.1:1", code=2).stderr
+
+
 def test_version() -> None:
     assert re.fullmatch(r"protomq \d+\.\d+\.\d+\S*\n", run("version").stdout)
     assert run("--version").stdout == run("version").stdout
@@ -365,6 +383,32 @@ def test_consume_with_a_group_goes_on_where_it_was(cli: Cli, ten_messages: str) 
     assert cli("consume", ten_messages, "-G", "goes-on", "-e", "-f", "%v").stdout == ""
     assert cli("consume", ten_messages, "-G", "goes-on", "-O", "8:9", "-f", "%v").stdout == "8"
     assert cli("consume", ten_messages, "-G", "goes-on", "-e", "-f", "%v").stdout == "9"
+
+
+def test_consume_with_exit_ends_where_the_queue_ends_though_the_range_goes_on(
+    cli: Cli, ten_messages: str
+) -> None:
+    def consume(offset: str) -> Finished:
+        return cli("consume", ten_messages, "-O", offset, "--exit", "-f", "%v")
+
+    assert consume("7:20").stdout == "789"
+    assert consume("2:4").stdout == "23"
+    beyond = consume("20:30")
+    assert (beyond.stdout, beyond.stderr) == ("", "")
+
+
+def test_consume_waits_for_the_first_offset_of_a_range(cli: Cli, protomq_server: Broker) -> None:
+    cli("topic", "create", "t-range-to-come", "-q", "1")
+    address = protomq_server.remoting_address
+    command = [*PROTOMQ, "consume", "t-range-to-come", "-O", "2:4", "-f", "%v", "-n", address]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stderr is not None
+        assert "ends at 0: waiting for offset 2" in process.stderr.readline()
+        cli("send", "t-range-to-come", "--quiet", stdin="a\nb\nc\nd\ne\n")
+        assert process.communicate(timeout=60) == ("cd", "")
+    assert process.returncode == 0
 
 
 def test_consume_shows_what_arrives_and_ctrl_c_ends_it_with_130(

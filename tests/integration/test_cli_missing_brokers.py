@@ -80,7 +80,7 @@ def test_a_broker_that_the_name_server_has_lost_is_missed_until_it_is_forgotten(
         assert list(_missing_since(namesrv)) == ["a"]
         run("topic", "list", namesrv=namesrv)
         assert "no broker b is missing" in run("cluster", "forget", "b", namesrv=namesrv, code=4).stderr
-        assert "stop it first" in run("cluster", "forget", "a", namesrv=namesrv, code=4).stderr
+        assert "stop it first" in run("cluster", "forget", "a", namesrv=namesrv, code=6).stderr
 
 
 def test_a_missing_broker_that_is_back_is_missed_no_more(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from ._checks import (
     check_text,
     check_time,
     check_topic,
+    check_wanted,
     checked_texts,
     explain_unknown_settings,
 )
@@ -598,7 +599,7 @@ class Admin:
         from .v1 import admin_service_pb2 as pb
 
         check_topic(topic)
-        check_text("key", key)
+        check_wanted("key", key)
         check_count("count_max", count_max, 1, 256)
         request = pb.QueryMessagesRequest(topic=topic, key=key, record_count_max=count_max)
         if begin is not None:
@@ -614,7 +615,7 @@ class Admin:
         from .v1 import admin_service_pb2 as pb
 
         check_topic(topic)
-        check_text("message_id", message_id)
+        check_wanted("message_id", message_id)
         request = pb.QueryMessagesRequest(topic=topic, message_id=message_id, record_count_max=1)
         try:
             found = self._query(request, 1)

@@ -297,7 +297,7 @@ class AsyncProducer:
     async def _target_queue(
         self, message: OutgoingMessage, selector: QueueSelector | None, deadline_s: float
     ) -> MessageQueue | None:
-        if message.queue is None and message.sharding_key is None and selector is None:
+        if message.queue is None and not message.sharding_key and selector is None:
             return None
         return self._core.target_queue(
             await self._route(message.topic, deadline_s), message, selector

@@ -183,7 +183,7 @@ def check_batch(
     check_queue(topic, queue)
     if sharding_key is not None:
         check_text("sharding_key", sharding_key)
-        if queue is not None:
+        if queue is not None and sharding_key:
             raise ConfigurationError(f"sharding_key would not be used: the queue is {queue}; give one of the two")
 
 
@@ -215,6 +215,13 @@ def check_text(name: str, value: object) -> str:
     except UnicodeEncodeError as error:
         raise ConfigurationError(f"{name} cannot be written as UTF-8: {error}") from error
     return value
+
+
+def check_wanted(name: str, value: object) -> str:
+    """A text to look for: no message has an empty one."""
+    if not check_text(name, value):
+        raise ConfigurationError(f"{name} is empty: no message can be found by that")
+    return str(value)
 
 
 def check_encodable(

@@ -28,7 +28,8 @@ class OutgoingMessage:
     """A message to send, where the keyword form of `send` is not handy; hooks and selectors are given this form too.
 
     `key` is the first key (None or "": there is none), `keys` are further ones (64 together, none empty; look-ups find the message by
-    each); `queue` is where it must go, `sharding_key` keeps its order. A property has a name; its value may be empty, and arrives so.
+    each); `queue` is where it must go, `sharding_key` keeps its order ("" is none, as it is on the wire). A property has a name; its
+    value may be empty, and arrives so.
     """
 
     topic: str

@@ -126,8 +126,8 @@ class Producer:
     ) -> SendResult:
         """Sends a message and waits until it is stored.
 
-        Without `queue`, `sharding_key` (same key, same queue, in order) or `selector` it may go to any queue. A chosen queue whose
-        broker is away is waited for within the time-out, unless `retries` is 0.
+        Without `queue`, `sharding_key` (same key, same queue, in order; "" is none) or `selector` it may go to any queue. A chosen
+        queue whose broker is away is waited for within the time-out, unless `retries` is 0.
 
         Raises an error of protomq.errors: ConfigurationError, MessageTooLargeError, NoRouteError, TopicNotFoundError,
         RequestTimeoutError, ... after the retries that make sense.
@@ -391,7 +391,7 @@ class Producer:
     ) -> tuple[Line, PreparedRecord]:
         record = self._core.prepare_message(message, deadline_s)
         queue = message.queue
-        if queue is None and (message.sharding_key is not None or selector is not None):
+        if queue is None and (message.sharding_key or selector is not None):
             route = self._route(message.topic, deadline_s)
             queue = self._core.target_queue(route, message, selector)
         return self._lines.get((message.topic, queue)) or self._line(message.topic, queue), record

@@ -424,7 +424,7 @@ class SendCore:
         if message.queue is not None:
             check_queue(route.topic, message.queue)
             return message.queue
-        if selector is None and message.sharding_key is None:
+        if selector is None and not message.sharding_key:
             return None
         queues = route.write_queues
         if not queues:
@@ -436,7 +436,8 @@ class SendCore:
                     f"the selector chose {queue!r}, which is not a queue of topic {route.topic!r} to write"
                 )
             return queue
-        return queues[sharded_index(message.sharding_key or "", len(queues))]
+        assert message.sharding_key
+        return queues[sharded_index(message.sharding_key, len(queues))]
 
     def group(
         self,
@@ -454,7 +455,7 @@ class SendCore:
         `queue` and `sharding_key` are those of the batch; a message's own go first.
         """
         check_queue(route.topic, queue)
-        if queue is None and sharding_key is not None:
+        if queue is None and sharding_key:
             queue = self.target_queue(
                 route, OutgoingMessage(route.topic, b"", sharding_key=sharding_key), None
             )
@@ -462,7 +463,7 @@ class SendCore:
             index: self.target_queue(route, message, None)
             for index, message in enumerate(messages)
             if isinstance(message, OutgoingMessage)
-            and (message.queue is not None or message.sharding_key is not None)
+            and (message.queue is not None or message.sharding_key)
         }
         if not targets:
             return {queue: records}, None

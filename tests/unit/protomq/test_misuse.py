@@ -161,6 +161,8 @@ ADMIN_CALLS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda a: a.transport(5), "broker_name is a str, not 5"),
     (lambda a: a.query_by_key("T", "k", count_max=0), "count_max is 1 to 256, not 0"),
     (lambda a: a.query_by_key("T", 5), "key is a str, not 5"),
+    (lambda a: a.query_by_key("T", ""), "key is empty: no message can be found by that"),
+    (lambda a: a.query_by_id("T", ""), "message_id is empty: no message can be found by that"),
     (lambda a: a.query_by_key("T", "k", begin=NAIVE), "begin is a datetime with a time zone"),
     (lambda a: a.query_by_key("T", "k", end="now"), "end is a datetime, not 'now'"),
     (lambda a: a.query_by_id("T", 5), "message_id is a str"),

@@ -92,6 +92,19 @@ def test_a_sharding_key_decides_the_queue(producer: Producer) -> None:
         assert producer.send("T", b"x", sharding_key=key).queue.queue_id == sharded_index(key, 4)
 
 
+def test_an_empty_sharding_key_is_none(cluster: FakeCluster, producer: Producer) -> None:
+    sent = [producer.send("T", b"x", sharding_key="").queue.queue_id for _ in range(4)]
+    assert sorted(sent) == [0, 1, 2, 3]
+    batches = [producer.send_batch("T", [b"x"], sharding_key="")[0] for _ in range(4)]
+    assert {result.queue.queue_id for result in batches} == {0, 1, 2, 3}
+    message = OutgoingMessage("T", b"x", sharding_key="")
+    batches = [producer.send_batch("T", [message])[0] for _ in range(4)]
+    assert {result.queue.queue_id for result in batches} == {0, 1, 2, 3}
+    queue = MessageQueue("T", "a", 2)
+    assert producer.send_batch("T", [b"x"], queue=queue, sharding_key="")[0].queue == queue
+    assert all(not call.request.records[0].HasField("attributes") for call in cluster.calls)
+
+
 def test_a_selector_decides_the_queue(producer: Producer) -> None:
     def last(queues: Sequence[MessageQueue], message: OutgoingMessage) -> MessageQueue:
         assert message.key == "k"

@@ -7,6 +7,7 @@ import pytest
 
 from protomq._message import Message
 from protomq._types import MessageQueue
+from protomq.errors import CorruptMessageError
 from protomq.wire.record import RecordTemplate, encode_front
 from protomq_cli.message_text import Template, body_fields, message_row, time_text
 
@@ -51,6 +52,14 @@ def test_a_template_writes_the_parts_that_it_names() -> None:
 
 def test_a_template_writes_bodies_byte_by_byte() -> None:
     assert Template("%v").write(message_of(b"\xff\x00")) == b"\xff\x00"
+
+
+@pytest.mark.parametrize("text", ["%q %o", "%v", "nothing of it"])
+def test_a_damaged_message_is_an_error_whatever_the_template_names(text: str) -> None:
+    record = message_of(b"sound").record.replace(b"sound", b"noise")
+    damaged = Message.from_record(record, QUEUE, 47)
+    with pytest.raises(CorruptMessageError, match=r"flights/broker-a/0@47.*CRC-32C does not hold"):
+        Template(text).write(damaged)
 
 
 @pytest.mark.parametrize("text", ["%", "%x", "a%", "\\q", "\\"])

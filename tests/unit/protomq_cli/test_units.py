@@ -34,6 +34,12 @@ def test_nonsense_is_refused_with_an_example(parse: object, text: str) -> None:
         parse(text)  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("parse", [parse_size, parse_duration, parse_count])
+def test_more_than_a_64_bit_number_is_refused_and_not_taken_for_infinity(parse: object) -> None:
+    with pytest.raises(ValueError, match="is more than any"):
+        parse("9" * 400)  # type: ignore[operator]
+
+
 def test_sizes_and_latencies_are_written_with_digits_that_mean_something() -> None:
     assert [format_size(n) for n in (0, 1023, 1024, 1536, 5 << 30, 3 << 40)] == [
         "0 B", "1023 B", "1.0 KiB", "1.5 KiB", "5.0 GiB", "3.0 TiB",
