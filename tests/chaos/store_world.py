@@ -76,6 +76,10 @@ class WorldClock:
         """Never jumps."""
         return self.passed_ms
 
+    def monotonic(self) -> float:
+        """The same in seconds."""
+        return self.passed_ms / 1000
+
     def advance(self, milliseconds: int) -> None:
         """Time passes."""
         self.wall_ms += milliseconds

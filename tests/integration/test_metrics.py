@@ -16,6 +16,7 @@ from protomq import Message, Producer, PullConsumer
 from protomq_broker.config import MetricsConfig
 from protomq_cli.child import parse_ready_line
 from protomq_runtime.config import ConfigError, load_config
+from tests.support.waiting import wait_for
 
 QUEUES = 2
 LABELS = ("lane", "group", "topic", "queue")
@@ -71,7 +72,9 @@ def test_the_page_shows_what_happened(tmp_path: Path) -> None:
             while len(got) < 10:
                 got.extend(consumer.poll(timeout_s=10))
             consumer.commit()
+            assert consumer.poll(timeout_s=0.1) == []  # It waits at the queues' ends.
         send(words["namesrv"], "orders", 4)
+        wait_for(lambda: scrape(words["metrics"])["protomq_pull_hold_duration_seconds_count",] > 0)
         numbers = scrape(words["metrics"])
         page = get(words["metrics"], "/")
     assert numbers["protomq_topic_records_in_total", "orders"] == 14
@@ -82,6 +85,8 @@ def test_the_page_shows_what_happened(tmp_path: Path) -> None:
     assert sum(lags) == 4
     assert numbers["protomq_lane_calls_total", "send"] == 14
     assert numbers["protomq_lane_holds", "pull"] == 0
+    assert numbers["protomq_log_append_duration_seconds_count",] >= 14
+    assert 0 < numbers["protomq_log_append_duration_seconds_sum",] < 60
     assert 0 < numbers["protomq_disk_used_ratio",] < 1
     assert numbers["protomq_log_appended_position_bytes",] == numbers["protomq_log_readable_position_bytes",] > 14
     assert numbers["protomq_log_damaged_ranges",] == numbers["protomq_queue_files_damaged",] == 0
@@ -96,7 +101,7 @@ def test_the_number_of_series_is_bounded(tmp_path: Path) -> None:
         send(words["namesrv"], "one", 1)
         send(words["namesrv"], "two", 1)
         numbers = scrape(words["metrics"])
-    named = [key for key in numbers if len(key) > 1 and not key[0].startswith("protomq_lane")]
+    named = [key for key in numbers if key[0].startswith(("protomq_topic_", "protomq_group_", "protomq_queue_")) and len(key) > 1]
     assert len(named) == 6
     assert numbers["protomq_series_left_out",] == 2 * (4 + 2 * QUEUES) - 6
 

@@ -72,7 +72,7 @@ def test_an_otel_variable_alone_turns_metrics_on(tmp_path: Path) -> None:
     with process("standalone", "-d", tmp_path, "--port", 0, **variables) as child:
         ready_words(child)
         assert child.stderr is not None
-        wanted = {"protomq.lane.holds", "protomq.store.log_damages", "protomq-standalone"}
+        wanted = {"protomq.lane.holds", "protomq.log.damaged_ranges", "protomq-standalone"}
         for line in child.stderr:
             wanted = {name for name in wanted if f'"{name}"' not in line}
             if not wanted:

@@ -30,6 +30,8 @@ class RealClock:
     def monotonic_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000
 
+    monotonic = staticmethod(time.monotonic)
+
 
 def make_request(queue_id: int) -> AppendRequest:
     template = RecordTemplate("topic", 0, 0)

@@ -33,6 +33,7 @@ from protomq_runtime.addresses import (
 )
 from protomq_runtime.admission import AdmissionConfig
 from protomq_runtime.errors import SHUTTING_DOWN
+from protomq_runtime.metrics import LANES
 from protomq_runtime.server import LaneConfig, Server
 
 from .admin_service import AdminService, topic_to_message
@@ -159,7 +160,8 @@ class Broker:
     def start(self, server: Server) -> None:
         """The server's hook, before anybody gets in: connects the store's signals to the lanes. The server knows its ports already."""
         self._server = server
-        telemetry.publish(self._numbers())
+        metrics = self.metrics()
+        telemetry.publish(lambda: (each for each in metrics.numbers() if each.table is not LANES))
         send_lane = server.pools[SEND_LANE].lanes[0]
         self._writer.start(self.store, send_lane)
         positions = self.store.positions
@@ -247,11 +249,12 @@ class Broker:
         return advertised_addresses(listen, server.grpc_port, server.remoting_port, peer)
 
     def metrics(self) -> BrokerMetrics:
-        """What its metrics page shows."""
+        """What it measures, for one thread."""
         return BrokerMetrics(
             self.store,
             start_time_ms=self._start_time_ms,
             series_max=self.config.metrics.series_max,
+            hold_durations=self._pull.hold_durations,
             lane_statuses=lambda: self._server.lane_statuses() if self._server else (),
             name_servers=self._name_server_counts,
             write_refusal=self._write_refusal,
@@ -297,30 +300,6 @@ class Broker:
         )
         self._announced_topics = (snapshot, topics)
         return topics
-
-    def _numbers(self) -> list[telemetry.Number]:
-        store = self.store
-        return [
-            telemetry.Number(
-                "protomq.store.damaged_queue_files",
-                "{file}",
-                "Consume queue files found damaged and not healed",
-                lambda: len(store.damaged_files),
-            ),
-            telemetry.Number(
-                "protomq.store.healed_queue_files",
-                "{file}",
-                "Consume queue files made anew from the log",
-                lambda: store.healed_file_count,
-                is_total=True,
-            ),
-            telemetry.Number(
-                "protomq.store.log_damages",
-                "{range}",
-                "Parts of the log in quarantine",
-                lambda: len(store.damaged_ranges),
-            ),
-        ]
 
     def _lane_status(self) -> list[LaneStatus]:
         if self._server is None:

@@ -29,10 +29,11 @@ class Hold:
         request: what was asked for.
         tag_codes: wanted tags, empty for all.
         queue_offset: where the next look begins: behind what did not match.
+        began_s: when it began, in seconds of a clock that never goes back.
         timer: ends the hold.
     """
 
-    __slots__ = ("call", "key", "queue_offset", "request", "tag_codes", "timer")
+    __slots__ = ("began_s", "call", "key", "queue_offset", "request", "tag_codes", "timer")
 
     def __init__(
         self,
@@ -41,12 +42,14 @@ class Hold:
         request: PullRequest,
         tag_codes: frozenset[int],
         queue_offset: int,
+        began_s: float,
     ) -> None:
         self.key = key
         self.call = call
         self.request = request
         self.tag_codes = tag_codes
         self.queue_offset = queue_offset
+        self.began_s = began_s
         self.timer: Timer | None = None
 
 

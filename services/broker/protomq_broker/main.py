@@ -95,7 +95,7 @@ class BrokerProcess:
         listen = self.broker.config.metrics.listen
         if listen:
             title = f"protomq broker {self.broker.name}"
-            read = self.broker.metrics().tables
+            read = self.broker.metrics().numbers
             page = MetricsPage(parse_listen_address(listen), title, read)
             self._metrics_page, self.metrics_address = page, str(page.address)
             page.start()

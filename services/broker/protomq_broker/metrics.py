@@ -1,4 +1,4 @@
-"""What a broker shows on its metrics page. Everything is read from what is there anyway; nothing is counted for it.
+"""What a broker measures: its tables, and how they are read. Nothing is counted for it but durations; the rest is there anyway.
 
 The number of series is bounded by `metrics.series_max`: topics' counters come first, then the lags of groups, then ranges of queues. What
 is left out is counted.
@@ -10,67 +10,110 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
-from protomq_runtime.metrics_page import Column, Table
+from protomq_runtime.metrics import LANES, Kind, Metric, Numbers, Row, Table, lane_numbers
 
+from .pull_service import HOLD_BOUNDS_S
 from .store.errors import StoreError
+from .store.log.durations import DISK_BOUNDS_S, Durations
 
 if TYPE_CHECKING:
     from protomq_runtime.lane_pool import PoolStatus
 
     from .store.store import Store
 
-_BROKER: Final = (
-    Column("protomq_start_time_seconds", "started (s since 1970)", "When the process started"),
-    Column("protomq_topics", "topics", "Number of topics"),
-    Column("protomq_writes_refused", "writes refused", "1: no sends are taken now; `cluster status` says why"),
-    Column("protomq_disk_used_ratio", "disk used", "Used part of the disk of the store, 0 to 1"),
-    Column("protomq_resident_memory_bytes", "memory (bytes)", "Resident memory of the process"),
-    Column("protomq_name_servers", "name servers", "Name servers that the broker registers with"),
-    Column("protomq_name_servers_registered", "... that know it", "Those that know the broker now"),
-    Column("protomq_log_damaged_ranges", "damaged ranges", "Parts of the log in quarantine"),
-    Column("protomq_queue_files_damaged", "damaged queue files", "Consume queue files found damaged and not healed"),
-    Column("protomq_queue_files_healed", "healed queue files", "Consume queue files made anew from the log", True),
+BROKER: Final = Table(
+    "Broker",
+    (),
+    (
+        Metric("protomq.start_time", "s", "started (s since 1970)", "When the process started"),
+        Metric("protomq.topics", "{topic}", "topics", "Number of topics"),
+        Metric("protomq.writes_refused", "", "writes refused", "1: no sends are taken now; `cluster status` says why"),
+        Metric("protomq.disk.used", "1", "disk used", "Used part of the disk of the store"),
+        Metric("protomq.resident_memory", "By", "memory (bytes)", "Resident memory of the process"),
+        Metric("protomq.name_servers", "{server}", "name servers", "Name servers that the broker registers with"),
+        Metric("protomq.name_servers_registered", "{server}", "... that know it", "Those that know the broker now"),
+        Metric("protomq.log.damaged_ranges", "{range}", "damaged ranges", "Parts of the log in quarantine"),
+        Metric(
+            "protomq.queue_files.damaged", "{file}", "damaged queue files",
+            "Consume queue files found damaged and not healed",
+        ),
+        Metric(
+            "protomq.queue_files.healed", "{file}", "healed queue files",
+            "Consume queue files that were rebuilt from the log", Kind.COUNTER,
+        ),
+    ),
 )  # fmt: skip
-_POSITIONS: Final = (
-    Column("protomq_log_first_position_bytes", "first", "Lowest physical offset that is still stored"),
-    Column("protomq_log_flushed_position_bytes", "flushed", "What is on stable storage"),
-    Column("protomq_log_appended_position_bytes", "appended", "End of the log"),
-    Column("protomq_log_readable_position_bytes", "readable", "What consumers may see"),
+POSITIONS: Final = Table(
+    "Positions in the log (bytes)",
+    (),
+    (
+        Metric("protomq.log.first_position", "By", "first", "Lowest physical offset that is still stored"),
+        Metric("protomq.log.flushed_position", "By", "flushed", "What is on stable storage"),
+        Metric("protomq.log.appended_position", "By", "appended", "End of the log"),
+        Metric("protomq.log.readable_position", "By", "readable", "What consumers may see"),
+    ),
 )  # fmt: skip
-_LANES: Final = (
-    Column("protomq_lane_threads", "threads", "Threads of the lane"),
-    Column("protomq_lane_depth", "waiting", "Calls that wait"),
-    Column("protomq_lane_depth_max", "may wait", "Calls that may wait before the lane is full"),
-    Column("protomq_lane_queue_time_seconds", "longest wait (s)", "Longest wait of a call lately"),
-    Column("protomq_lane_calls", "calls", "Calls taken", True),
-    Column("protomq_lane_rejections", "refused", "Calls refused", True),
-    Column("protomq_lane_connections", "connections", "Connections of the remoting port"),
-    Column("protomq_lane_holds", "held", "Calls held now"),
-)
-_TOPICS: Final = (
-    Column("protomq_topic_records_in", "messages in", "Messages stored", True),
-    Column("protomq_topic_bytes_in", "bytes in", "Bytes stored", True),
-    Column("protomq_topic_records_out", "messages out", "Messages given to consumers", True),
-    Column("protomq_topic_bytes_out", "bytes out", "Bytes given to consumers", True),
-)
-_LAGS: Final = (
-    Column("protomq_group_lag_records", "lag", "Readable messages from the group's committed offset on"),
-    Column("protomq_group_committed_offset", "committed", "Offset at which the group goes on"),
+DURATIONS: Final = Table(
+    "Durations since the start (s)",
+    (),
+    (
+        Metric(
+            "protomq.log.append_duration", "s", "append",
+            "Time of an append to the log, of many messages or one, until consume queues and index have them too",
+            Kind.HISTOGRAM, DISK_BOUNDS_S,
+        ),
+        Metric(
+            "protomq.log.sync_duration", "s", "fsync", "Time of an fsync of the log", Kind.HISTOGRAM, DISK_BOUNDS_S,
+        ),
+        Metric(
+            "protomq.pull.hold_duration", "s", "hold", "Time that a pull was held, until its answer or until its caller was gone",
+            Kind.HISTOGRAM, HOLD_BOUNDS_S,
+        ),
+    ),
 )  # fmt: skip
-_QUEUES: Final = (
-    Column("protomq_queue_end_offset", "end offset", "One past the last readable offset"),
-    Column("protomq_queue_first_offset", "first offset", "First offset that is still stored"),
+TOPICS: Final = Table(
+    "Topics, since the start",
+    ("topic",),
+    (
+        Metric("protomq.topic.records_in", "{record}", "messages in", "Messages stored", Kind.COUNTER),
+        Metric("protomq.topic.bytes_in", "By", "bytes in", "Bytes stored", Kind.COUNTER),
+        Metric("protomq.topic.records_out", "{record}", "messages out", "Messages given to consumers", Kind.COUNTER),
+        Metric("protomq.topic.bytes_out", "By", "bytes out", "Bytes given to consumers", Kind.COUNTER),
+    ),
+)  # fmt: skip
+GROUPS: Final = Table(
+    "Groups",
+    ("group", "topic", "queue"),
+    (
+        Metric(
+            "protomq.group.lag_records", "{record}", "lag",
+            "Readable messages from the group's committed offset on",
+        ),
+        Metric("protomq.group.committed_offset", "", "committed", "Offset at which the group goes on"),
+    ),
+)  # fmt: skip
+QUEUES: Final = Table(
+    "Queues",
+    ("topic", "queue"),
+    (
+        Metric("protomq.queue.end_offset", "", "end offset", "One past the last readable offset"),
+        Metric("protomq.queue.first_offset", "", "first offset", "First offset that is still stored"),
+    ),
 )
-_LEFT_OUT: Final = (
-    Column("protomq_series_left_out", "series left out", "Beyond metrics.series_max"),
-)
+LEFT_OUT: Final = Table(
+    "Left out",
+    (),
+    (Metric("protomq.series_left_out", "{series}", "series left out", "Series beyond `metrics.series_max`"),),
+)  # fmt: skip
+TABLES: Final = (BROKER, POSITIONS, DURATIONS, LANES, TOPICS, GROUPS, QUEUES, LEFT_OUT)
+"""Everything that a broker shows, in this order."""
 
 
 class BrokerMetrics:
-    """Reads a broker's numbers. `tables` may be called by any thread, one at a time.
+    """Reads a broker's numbers. `numbers` may be called by any thread, one at a time.
 
-    `lane_statuses` gives the lanes; `name_servers` how many there are and how many of them know the broker; `write_refusal` why no
-    writes are taken, "" if they are.
+    `hold_durations`: of pulls. `lane_statuses` gives the lanes; `name_servers` how many there are and how many of them know the broker;
+    `write_refusal` why no writes are taken, "" if they are.
     """
 
     def __init__(
@@ -79,6 +122,7 @@ class BrokerMetrics:
         *,
         start_time_ms: int,
         series_max: int,
+        hold_durations: Durations,
         lane_statuses: Callable[[], Sequence[PoolStatus]],
         name_servers: Callable[[], tuple[int, int]],
         write_refusal: Callable[[], str],
@@ -86,14 +130,15 @@ class BrokerMetrics:
         self._store = store
         self._start_time_ms = start_time_ms
         self._series_max = series_max
+        self._hold_durations = hold_durations
         self._lane_statuses = lane_statuses
         self._name_servers = name_servers
         self._write_refusal = write_refusal
         self._left = 0
         self._left_out = 0
 
-    def tables(self) -> Iterator[Table]:
-        """All numbers as they are now."""
+    def numbers(self) -> Iterator[Numbers]:
+        """All numbers as they are now: TABLES, in their order."""
         self._left, self._left_out = self._series_max, 0
         yield self._broker()
         store = self._store
@@ -103,14 +148,16 @@ class BrokerMetrics:
             store.appended_position,
             store.readable_position,
         )
-        yield Table("Positions in the log (bytes)", (), _POSITIONS, [((), positions)])
-        yield Table("Lanes", ("lane",), _LANES, [_lane_row(each) for each in self._lane_statuses()])
-        yield Table("Topics, since the start", ("topic",), _TOPICS, list(self._topics()))
-        yield Table("Groups", ("group", "topic", "queue"), _LAGS, list(self._lags()))
-        yield Table("Queues", ("topic", "queue"), _QUEUES, list(self._queues()))
-        yield Table("This page", (), _LEFT_OUT, [((), (self._left_out,))])
+        yield Numbers(POSITIONS, [((), positions)])
+        durations = (store.append_durations, store.sync_durations, self._hold_durations)
+        yield Numbers(DURATIONS, [((), durations)])
+        yield lane_numbers(self._lane_statuses())
+        yield Numbers(TOPICS, list(self._topics()))
+        yield Numbers(GROUPS, list(self._lags()))
+        yield Numbers(QUEUES, list(self._queues()))
+        yield Numbers(LEFT_OUT, [((), (self._left_out,))])
 
-    def _broker(self) -> Table:
+    def _broker(self) -> Numbers:
         store = self._store
         configured, registered = self._name_servers()
         numbers = (
@@ -125,11 +172,11 @@ class BrokerMetrics:
             len(store.damaged_files),
             store.healed_file_count,
         )
-        return Table("Broker", (), _BROKER, [((), numbers)])
+        return Numbers(BROKER, [((), numbers)])
 
-    def _topics(self) -> Iterator[tuple[Sequence[str], Sequence[float]]]:
+    def _topics(self) -> Iterator[Row]:
         for topic in self._store.topics.all():
-            if self._take(len(_TOPICS)):
+            if self._take(len(TOPICS.metrics)):
                 counters = self._store.counters_of(topic.name)
                 numbers = (
                     counters.records_in,
@@ -139,7 +186,7 @@ class BrokerMetrics:
                 )
                 yield (topic.name,), numbers
 
-    def _lags(self) -> Iterator[tuple[Sequence[str], Sequence[float]]]:
+    def _lags(self) -> Iterator[Row]:
         offsets = self._store.offsets
         for group, topics in sorted(offsets.groups().items()):
             for topic in sorted(topics):
@@ -148,17 +195,17 @@ class BrokerMetrics:
                     continue
                 known_offsets = offsets.of_topic(group, topic, config.incarnation)
                 for queue_id, committed in sorted(known_offsets.items()):
-                    if not self._take(len(_LAGS)):
+                    if not self._take(len(GROUPS.metrics)):
                         continue
                     known = self._range(topic, queue_id)
                     if known is not None:
                         lag = max(0, known[1] - committed)
                         yield (group, topic, str(queue_id)), (lag, committed)
 
-    def _queues(self) -> Iterator[tuple[Sequence[str], Sequence[float]]]:
+    def _queues(self) -> Iterator[Row]:
         for topic in self._store.topics.all():
             for queue_id in range(max(topic.read_queues, topic.write_queues)):
-                if not self._take(len(_QUEUES)):
+                if not self._take(len(QUEUES.metrics)):
                     continue
                 known = self._range(topic.name, queue_id)
                 if known is not None:
@@ -176,20 +223,6 @@ class BrokerMetrics:
             return False
         self._left -= count
         return True
-
-
-def _lane_row(status: PoolStatus) -> tuple[Sequence[str], Sequence[float]]:
-    numbers = (
-        status.threads,
-        status.depth,
-        status.depth_max,
-        status.queue_time_us / 1e6,
-        status.calls,
-        status.rejections,
-        status.connections,
-        status.holds,
-    )
-    return (status.lane,), numbers
 
 
 def resident_memory_bytes() -> int:

@@ -26,6 +26,7 @@ from .group_members import GroupMembers
 from .holds import Hold, LaneHolds, QueueKey
 from .plain_bodies import with_plain_bodies
 from .plain_body_workers import PlainBodyWorkers
+from .store.log.durations import Durations
 from .store.queues.reading import ReadResult, ReadStatus
 from .store.state.topics import QUEUES_MAX
 from .store_errors import to_service_error
@@ -57,6 +58,8 @@ GRPC_SIZE_MAX_BYTES = SIZE_DEFAULT_BYTES - (512 << 10)
 by default, 4 MiB, and an answer is in memory as long as nobody reads it. One message is always given, also one that makes the answer
 larger than 4 MiB."""
 TAGS_MAX = 256
+HOLD_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
+"""From a queue that is busy to the longest hold."""
 MEMBER_SIZE_MAX = 255
 
 _STATUS = {
@@ -84,6 +87,9 @@ class PullService:
         self._commits = commits
         self._config = config
         self.members = GroupMembers(clock)
+        self.hold_durations = Durations(HOLD_BOUNDS_S)
+        """From the hold of a pull until it is answered or its caller gone."""
+        self._monotonic = clock.monotonic
         self._holds: dict[CallLane, LaneHolds] = {}
         self._plain_bodies = PlainBodyWorkers(config.lanes.pull_threads)
         self._stopping = False
@@ -214,7 +220,12 @@ class PullService:
             call.fail(too_many("held pulls of a lane", limit, message, retry_delay_ms=1_000))
             return
         hold = Hold(
-            (request.topic, request.queue_id), call, request, tag_codes, found.result.next_offset
+            (request.topic, request.queue_id),
+            call,
+            request,
+            tag_codes,
+            found.result.next_offset,
+            self._monotonic(),
         )
         holds.add(hold)
         call.hold(lambda: self._drop(hold))
@@ -275,7 +286,8 @@ class PullService:
             self._answer(hold.call, hold.request, found)
 
     def _drop(self, hold: Hold) -> None:
-        self._holds[hold.call.lane].remove(hold)
+        if self._holds[hold.call.lane].remove(hold):
+            self.hold_durations.observe(self._monotonic() - hold.began_s)
         if hold.timer is not None:
             hold.timer.cancel()
             hold.timer = None

@@ -1,10 +1,7 @@
 """A page of numbers over plain HTTP, for people at `/` and for Prometheus at `/metrics`.
 
 Values are read when somebody looks, and at no other time. One thread serves one request after the other: two that look at once wait for
-each other, and a caller that sends nothing is cut off after REQUEST_TIMEOUT_S. The numbers come as tables, from which both pages are
-written:
-
-    table    title, names of labels, columns; each column is a metric, each row has the labels' values and a number for each column
+each other, and a caller that sends nothing is cut off after REQUEST_TIMEOUT_S. Both pages are written from the tables of `metrics.py`.
 """
 
 from __future__ import annotations
@@ -14,17 +11,18 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from .addresses import Address
+from .metrics import Distribution, Kind, Metric, Numbers, quantile_bound
 from .wake_up import WakeUp
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
+    from prometheus_client.core import Metric as Family
 
 logger = logging.getLogger(__name__)
 
@@ -41,29 +39,10 @@ _STYLE: Final = (
 )
 
 
-class Column(NamedTuple):
-    """A metric. `is_total`: it only grows, from 0 at the start; its name in Prometheus ends in `_total` then."""
-
-    metric: str
-    heading: str
-    description: str
-    is_total: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Numbers that have the same labels. Rows: the labels' values, and the numbers."""
-
-    title: str
-    labels: Sequence[str]
-    columns: Sequence[Column]
-    rows: Sequence[tuple[Sequence[str], Sequence[float]]]
-
-
 class MetricsPage(threading.Thread):
     """The server of the page; takes its port when it is made, answers once it is started. Raises OSError."""
 
-    def __init__(self, address: Address, title: str, read: Callable[[], Iterable[Table]]) -> None:
+    def __init__(self, address: Address, title: str, read: Callable[[], Iterable[Numbers]]) -> None:
         super().__init__(name="metrics-page", daemon=True)
         handler = type("Handler", (_Handler,), {"title": title, "read": staticmethod(read)})
         family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -97,7 +76,7 @@ class MetricsPage(threading.Thread):
         self._server.server_close()
 
 
-def prometheus_text(tables: Iterable[Table]) -> bytes:
+def prometheus_text(tables: Iterable[Numbers]) -> bytes:
     """The numbers in Prometheus' text format."""
     from prometheus_client import CollectorRegistry, generate_latest
 
@@ -106,16 +85,16 @@ def prometheus_text(tables: Iterable[Table]) -> bytes:
     return generate_latest(registry)
 
 
-def html_page(title: str, tables: Iterable[Table]) -> bytes:
+def html_page(title: str, tables: Iterable[Numbers]) -> bytes:
     """The numbers for people."""
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{escape(title)}</title>",
         f"<style>{_STYLE}</style><h1>{escape(title)}</h1>",
         "<p>Read when the page was asked for. Prometheus finds the same at <a href=/metrics>/metrics</a>.</p>",
     ]
-    for table in tables:
-        if table.rows:
-            parts += _html_table(table)
+    for numbers in tables:
+        if numbers.rows:
+            parts += _html_table(numbers)
     return "".join(parts).encode()
 
 
@@ -135,7 +114,7 @@ class _Server(HTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     timeout = REQUEST_TIMEOUT_S
     title: str
-    read: Callable[[], Iterable[Table]]
+    read: Callable[[], Iterable[Numbers]]
 
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
@@ -168,42 +147,70 @@ class _Handler(BaseHTTPRequestHandler):
 class _Collector:
     """As prometheus_client wants it."""
 
-    def __init__(self, tables: Sequence[Table]) -> None:
+    def __init__(self, tables: Sequence[Numbers]) -> None:
         self._tables = tables
 
-    def collect(self) -> Iterator[Metric]:
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-        for table in self._tables:
-            for index, column in enumerate(table.columns):
-                kind = CounterMetricFamily if column.is_total else GaugeMetricFamily
-                family = kind(column.metric, column.description, labels=table.labels)
-                for labels, numbers in table.rows:
-                    family.add_metric(labels, numbers[index])
-                yield family
+    def collect(self) -> Iterator[Family]:
+        for table, rows in self._tables:
+            for index, metric in enumerate(table.metrics):
+                if metric.kind is Kind.HISTOGRAM:
+                    yield _histogram(metric, cast(Distribution, rows[0][1][index]))
+                else:
+                    values = [(labels, cast(float, numbers[index])) for labels, numbers in rows]
+                    yield _family(metric, table.attributes, values)
 
 
-def _html_table(table: Table) -> Iterator[str]:
+def _family(
+    metric: Metric, labels: Sequence[str], values: Iterable[tuple[Sequence[str], float]]
+) -> Family:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+    family = kind(metric.prometheus_name, metric.help, labels=labels)
+    for each in values:
+        family.add_metric(*each)
+    return family
+
+
+def _histogram(metric: Metric, value: Distribution) -> Family:
+    from prometheus_client.core import HistogramMetricFamily
+
+    family = HistogramMetricFamily(metric.prometheus_name, metric.help)
+    bounds = [*map(str, metric.bounds), "+Inf"]
+    family.add_metric((), list(zip(bounds, accumulate(value.counts), strict=True)), value.sum)
+    return family
+
+
+def _html_table(numbers: Numbers) -> Iterator[str]:
+    table, rows = numbers
     yield f"<h2>{escape(table.title)}</h2><table>"
-    if not table.labels:  # One row: better read from top to bottom.
-        for column, number in zip(table.columns, table.rows[0][1], strict=True):
-            yield f"<tr title='{escape(column.description, quote=True)}'><td>{escape(column.heading)}"
-            yield f"<td class=number>{_number_text(number)}"
+    if not table.attributes:  # One row: better read from top to bottom.
+        for metric, value in zip(table.metrics, rows[0][1], strict=True):
+            yield f"<tr title='{escape(metric.help, quote=True)}'><td>{escape(metric.heading)}"
+            yield f"<td class=number>{_value_text(metric, value)}"
         yield "</table>"
         return
-    yield "<tr>" + "".join(f"<th>{escape(name)}" for name in table.labels)
-    for column in table.columns:
-        yield f"<th title='{escape(column.description, quote=True)}'>{escape(column.heading)}"
-    rows = table.rows
+    yield "<tr>" + "".join(f"<th>{escape(name)}" for name in table.attributes)
+    for metric in table.metrics:
+        yield f"<th title='{escape(metric.help, quote=True)}'>{escape(metric.heading)}"
+    shown = rows
     if len(rows) > ROWS_SHOWN_MAX:
-        rows = sorted(rows, key=lambda row: row[1][0], reverse=True)[:ROWS_SHOWN_MAX]
-    for labels, numbers in rows:
+        shown = sorted(rows, key=lambda row: cast(float, row[1][0]), reverse=True)[:ROWS_SHOWN_MAX]
+    for labels, values in shown:
         yield "<tr>" + "".join(f"<td>{escape(label)}" for label in labels)
-        yield "".join(f"<td class=number>{_number_text(number)}" for number in numbers)
+        for metric, value in zip(table.metrics, values, strict=True):
+            yield f"<td class=number>{_value_text(metric, value)}"
     yield "</table>"
-    if len(table.rows) > len(rows):
-        yield f"<p>{len(table.rows) - len(rows)} more stand at /metrics.</p>"
+    if len(rows) > len(shown):
+        yield f"<p>{len(rows) - len(shown)} more stand at /metrics.</p>"
 
 
-def _number_text(number: float) -> str:
-    return f"{number:,}" if isinstance(number, int) else f"{number:,.4g}"
+def _value_text(metric: Metric, value: float | Distribution) -> str:
+    if metric.kind is not Kind.HISTOGRAM:
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+    distribution = cast(Distribution, value)
+    counts = tuple(distribution.counts)
+    if not any(counts):
+        return "0"
+    half, most = (quantile_bound(metric.bounds, counts, share) for share in (0.5, 0.99))
+    return f"{sum(counts):,}: half within {half:g}, 99 % within {most:g}"

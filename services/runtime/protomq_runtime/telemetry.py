@@ -5,21 +5,22 @@ and is not called otherwise. On when a provider of the SDK is set: by the OTEL_*
 `opentelemetry-instrument protomq broker`.
 
     spans     one for each call, kind SERVER, named by the rpc; from its start on the lane to its answer, holds included
-    metrics   read from the lanes' and services' own counters when the exporter asks: nothing is counted twice
+    metrics   the tables of `metrics.py`, read from the lanes' and services' own counters when the exporter asks
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from .call import Call
 from .dispatch import DispatchTable, Style
 from .lane_pool import PoolStatus
+from .metrics import Distribution, Kind, Numbers, lane_numbers
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import Meter
+    from opentelemetry.metrics import CallbackOptions, Meter, Observation
     from opentelemetry.trace import Tracer
 
 SCOPE: Final = "protomq"
@@ -54,21 +55,14 @@ def attach(table: DispatchTable, statuses: Callable[[], Iterable[PoolStatus]]) -
     if isinstance(tracers, TracerProvider):
         instrument(table, tracers.get_tracer(SCOPE))
     if isinstance(meters, MeterProvider):
-        observe_lanes(statuses, meters.get_meter(SCOPE))
+        observe(lambda: [lane_numbers(statuses())], meters.get_meter(SCOPE))
 
 
-class Number(NamedTuple):
-    """A number that a service publishes. `is_total`: it only grows, from 0 at the start; else it is what it is now."""
+def publish(read: Callable[[], Iterable[Numbers]]) -> None:
+    """Has the numbers read whenever an exporter asks, if there is one; does not import OpenTelemetry to find out that there is none.
 
-    name: str
-    unit: str
-    description: str
-    read: Callable[[], int]
-    is_total: bool = False
-
-
-def publish(numbers: Iterable[Number]) -> None:
-    """Has the numbers read whenever an exporter asks, if there is one; does not import OpenTelemetry to find out that there is none."""
+    `read` gives the same tables each time.
+    """
     if "opentelemetry.sdk" not in sys.modules:
         return
     from opentelemetry import metrics
@@ -76,21 +70,57 @@ def publish(numbers: Iterable[Number]) -> None:
 
     meters = metrics.get_meter_provider()
     if isinstance(meters, MeterProvider):
-        observe_numbers(numbers, meters.get_meter(SCOPE))
+        observe(read, meters.get_meter(SCOPE))
 
 
-def observe_numbers(numbers: Iterable[Number], meter: Meter) -> None:
-    """Publishes the numbers."""
-    from opentelemetry.metrics import CallbackOptions, Observation
+def observe(read: Callable[[], Iterable[Numbers]], meter: Meter) -> None:
+    """Publishes the numbers. A histogram gets each value when it is observed, since OpenTelemetry has no other way."""
+    readings = _Readings(read)
+    for table, rows in read():
+        for index, metric in enumerate(table.metrics):
+            if metric.kind is Kind.HISTOGRAM:
+                histogram = meter.create_histogram(
+                    metric.name,
+                    metric.unit,
+                    metric.help,
+                    explicit_bucket_boundaries_advisory=metric.bounds,
+                )
+                cast(Distribution, rows[0][1][index]).on_observed = histogram.record
+                continue
+            create = (
+                meter.create_observable_counter
+                if metric.kind is Kind.COUNTER
+                else meter.create_observable_gauge
+            )
+            create(metric.name, [readings.callback(metric.name)], metric.unit, metric.help)
 
-    def reader(number: Number) -> Callable[[CallbackOptions], list[Observation]]:
-        return lambda _: [Observation(number.read())]
 
-    for number in numbers:
-        create = (
-            meter.create_observable_counter if number.is_total else meter.create_observable_gauge
-        )
-        create(number.name, [reader(number)], number.unit, number.description)
+class _Readings:
+    """One reading for all metrics of a collection: an exporter asks for each by itself, one after the other."""
+
+    def __init__(self, read: Callable[[], Iterable[Numbers]]) -> None:
+        self._read = read
+        self._left: dict[str, list[Observation]] = {}
+
+    def callback(self, name: str) -> Callable[[CallbackOptions], list[Observation]]:
+        return lambda _: self._take(name)
+
+    def _take(self, name: str) -> list[Observation]:
+        if name not in self._left:
+            self._left = dict(self._observations())
+        return self._left.pop(name)
+
+    def _observations(self) -> Iterator[tuple[str, list[Observation]]]:
+        from opentelemetry.metrics import Observation
+
+        for table, rows in self._read():
+            attributes = [dict(zip(table.attributes, values, strict=True)) for values, _ in rows]
+            for index, metric in enumerate(table.metrics):
+                if metric.kind is not Kind.HISTOGRAM:
+                    yield metric.name, [
+                        Observation(cast(float, numbers[index]), each)
+                        for each, (_, numbers) in zip(attributes, rows, strict=True)
+                    ]
 
 
 def instrument(table: DispatchTable, tracer: Tracer) -> None:
@@ -102,37 +132,6 @@ def instrument(table: DispatchTable, tracer: Tracer) -> None:
             bound.function = _traced_raw(bound.function, tracer)
         elif bound.style is Style.DRAINED:
             bound.function = _traced_drained(bound.function, tracer)
-
-
-def observe_lanes(statuses: Callable[[], Iterable[PoolStatus]], meter: Meter) -> None:
-    """Publishes the counters of the lanes."""
-    from opentelemetry.metrics import CallbackOptions, Observation
-
-    def reader(field: str, scale: float = 1) -> Callable[[CallbackOptions], list[Observation]]:
-        def read(_: CallbackOptions) -> list[Observation]:
-            return [
-                Observation(getattr(status, field) * scale, {"lane": status.lane})
-                for status in statuses()
-            ]
-
-        return read
-
-    meter.create_observable_counter(
-        "protomq.lane.calls", [reader("calls")], "{call}", "Calls taken"
-    )
-    meter.create_observable_counter(
-        "protomq.lane.rejections", [reader("rejections")], "{call}", "Calls refused"
-    )
-    meter.create_observable_gauge(
-        "protomq.lane.depth", [reader("depth")], "{call}", "Calls that wait"
-    )
-    meter.create_observable_gauge("protomq.lane.holds", [reader("holds")], "{call}", "Calls held")
-    meter.create_observable_gauge(
-        "protomq.lane.connections", [reader("connections")], "{connection}", "Remoting connections"
-    )
-    meter.create_observable_gauge(
-        "protomq.lane.queue_time", [reader("queue_time_us", 1e-6)], "s", "Longest wait lately"
-    )
 
 
 def _begin(call: Call, tracer: Tracer) -> None:

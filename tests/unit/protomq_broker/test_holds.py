@@ -30,7 +30,7 @@ class Lane:
 
 
 def hold(topic: str = "t", queue_id: int = 0) -> Hold:
-    return Hold((topic, queue_id), cast(Any, None), cast(Any, None), frozenset(), 0)
+    return Hold((topic, queue_id), cast(Any, None), cast(Any, None), frozenset(), 0, 0.0)
 
 
 def test_only_the_holds_of_the_queue_are_woken() -> None:

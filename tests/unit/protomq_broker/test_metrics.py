@@ -1,36 +1,91 @@
-"""The metrics that a broker shows are those that docs/operations.md names."""
+"""A broker's table of metrics: the documents follow it, and what is read of a broker is all of it."""
 
 from __future__ import annotations
 
-import itertools
 import re
-from pathlib import Path
 
-from protomq_broker import metrics
-from protomq_runtime.metrics_page import Column
+from prometheus_client.parser import text_string_to_metric_families
 
-ROOT = Path(__file__).parents[3]
+from protomq.testing.simdisk import SimDisk
+from protomq_broker.metrics import DURATIONS, TABLES, BrokerMetrics
+from protomq_broker.store.log.durations import Durations
+from protomq_broker.store.state.topics import TopicConfig
+from protomq_runtime.lane_pool import PoolStatus
+from protomq_runtime.metrics import Kind, Numbers
+from protomq_runtime.metrics_page import prometheus_text
+from tools.metrics_docs import PAGE, written_anew
 
+from .store.log_helpers import make_request
+from .store.store_helpers import open_store
 
-def documented() -> set[str]:
-    """Names in the table; `a_{b,c}_d` stands for two, `..._d` for the name before with another end."""
-    text = (ROOT / "docs/operations.md").read_text("utf-8")
-    section = text.partition("### The metrics page")[2].partition("\n### ")[0]
-    names: list[str] = []
-    for name in re.findall(r"`((?:protomq_|\.\.\.)[a-z_{},]+)`", section):
-        if name.startswith("..."):
-            name = names[-1].replace("_in_", "_out_")
-        parts = [part.split(",") for part in re.split(r"[{}]", name)]
-        names += ["".join(choice) for choice in itertools.product(*parts)]
-    return set(names)
+METRICS = [metric for table in TABLES for metric in table.metrics]
 
 
-def shown() -> set[str]:
-    tables = [value for name, value in vars(metrics).items() if re.fullmatch(r"_[A-Z_]+", name)]
-    columns = [each for table in tables for each in table if isinstance(each, Column)]
-    return {each.metric + ("_total" if each.is_total else "") for each in columns}
+def shown_names() -> set[str]:
+    """As Prometheus has them, with the ending of a counter."""
+    return {each.prometheus_name + "_total" * (each.kind is Kind.COUNTER) for each in METRICS}
 
 
-def test_the_documents_name_every_metric_and_no_other() -> None:
-    assert len(shown()) > 30
-    assert documented() == shown()
+def test_no_two_metrics_share_a_name() -> None:
+    assert len(METRICS) > 30
+    assert len({metric.name for metric in METRICS}) == len(shown_names()) == len(METRICS)
+
+
+def test_the_page_about_metrics_has_the_tables_of_the_source() -> None:
+    page = PAGE.read_text("utf-8")
+    assert page == written_anew(page), "run .venv/bin/python tools/metrics_docs.py"
+    changed = page.replace("protomq_lane_holds", "protomq_lane_hold")
+    assert changed != written_anew(changed) == page
+
+
+def test_what_the_documents_name_is_there() -> None:
+    documents = PAGE.parent.glob("*.md")
+    text = "".join(page.read_text("utf-8") for page in documents)
+    assert set(re.findall(r"`(protomq_[a-z_]+)`", text)) == shown_names() | {
+        metric.prometheus_name for metric in METRICS if metric.kind is Kind.HISTOGRAM
+    }
+
+
+def read() -> list[Numbers]:
+    """What a broker with one topic and one group says."""
+    store = open_store(SimDisk())
+    store.topics.create(TopicConfig("topic"))
+    store.append([make_request()])
+    store.flush()
+    holds = Durations(DURATIONS.metrics[2].bounds)
+    holds.observe(0.5)
+    metrics = BrokerMetrics(
+        store,
+        start_time_ms=5_000,
+        series_max=100,
+        hold_durations=holds,
+        lane_statuses=lambda: [PoolStatus("send", 1, 2, 10, 1500, 77, 3, 4, 5)],
+        name_servers=lambda: (2, 1),
+        write_refusal=lambda: "",
+    )
+    numbers = list(metrics.numbers())
+    store.close()
+    return numbers
+
+
+def test_a_broker_says_all_that_the_tables_have() -> None:
+    numbers = read()
+    assert tuple(each.table for each in numbers) == TABLES
+    for table, rows in numbers:
+        for labels, values in rows:
+            assert len(labels) == len(table.attributes)
+            assert len(values) == len(table.metrics)
+
+
+def test_appends_fsyncs_and_holds_are_counted_by_their_durations() -> None:
+    samples = {
+        (sample.name, sample.labels.get("le", "")): sample.value
+        for family in text_string_to_metric_families(prometheus_text(read()).decode())
+        for sample in family.samples
+    }
+    for name in ("protomq_log_append_duration", "protomq_log_sync_duration"):
+        assert samples[f"{name}_seconds_count", ""] == 1  # The clock stands still: it took no time.
+        assert samples[f"{name}_seconds_bucket", "5e-05"] == 1
+    holds = "protomq_pull_hold_duration_seconds"
+    assert (samples[f"{holds}_bucket", "0.2"], samples[f"{holds}_bucket", "0.5"]) == (0, 1)
+    assert samples[f"{holds}_sum", ""] == 0.5

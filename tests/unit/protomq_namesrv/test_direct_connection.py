@@ -26,6 +26,9 @@ class StillClock:
     def monotonic_ms(self) -> int:
         return 0
 
+    def monotonic(self) -> float:
+        return 0.0
+
 
 VERSION = DataVersion(counter=1)
 BROKER = Broker(cluster="c", broker_name="b", grpc_address="h:1", incarnation=1)

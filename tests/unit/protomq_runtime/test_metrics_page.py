@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -13,29 +13,33 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from protomq_runtime import metrics_page
 from protomq_runtime.addresses import Address
-from protomq_runtime.metrics_page import (
-    ROWS_SHOWN_MAX,
-    Column,
-    MetricsPage,
-    Table,
-    html_page,
-    prometheus_text,
-)
+from protomq_runtime.metrics import Kind, Metric, Numbers, Row, Table
+from protomq_runtime.metrics_page import ROWS_SHOWN_MAX, MetricsPage, html_page, prometheus_text
 
-COLUMNS = (
-    Column("pmq_lag", "lag", "How far behind"),
-    Column("pmq_in", "messages in", "Stored", is_total=True),
+GROUPS = Table(
+    "Groups",
+    ("group", "queue"),
+    (
+        Metric("protomq.lag", "{record}", "lag", "How far behind"),
+        Metric("protomq.in", "{record}", "messages in", "Stored", Kind.COUNTER),
+    ),
 )
+BROKER = Table("Broker", (), (Metric("protomq.disk", "1", "disk used", "Used part"),))
+SYNCS = Table("Syncs", (), (Metric("protomq.sync", "s", "fsync", "Time", Kind.HISTOGRAM, (0.1, 1.0)),))
 NASTY = 'a"b\\c\n<script>'
 
 
-def table(rows: Sequence[tuple[Sequence[str], Sequence[float]]]) -> Table:
-    return Table("Groups", ("group", "queue"), COLUMNS, rows)
+class Syncs:
+    def __init__(self, *counts: int) -> None:
+        self.counts = counts
+        self.sum = 2.5
+        self.on_observed: Callable[[float], None] | None = None
 
 
 TABLES = (
-    Table("Broker", (), (Column("pmq_disk", "disk used", "Ratio"),), [((), (0.25,))]),
-    table([(("g", "0"), (7, 1_234_567)), ((NASTY, "1"), (0, 0))]),
+    Numbers(BROKER, [((), (0.25,))]),
+    Numbers(GROUPS, [(("g", "0"), (7, 1_234_567)), ((NASTY, "1"), (0, 0))]),
+    Numbers(SYNCS, [((), (Syncs(900, 1_000, 5),))]),
 )
 
 
@@ -47,16 +51,22 @@ def test_prometheus_reads_what_was_written() -> None:
         for sample in family.samples
     }
     assert read == {
-        ("pmq_disk",): 0.25,
-        ("pmq_lag", "g", "0"): 7,
-        ("pmq_lag", NASTY, "1"): 0,
-        ("pmq_in_total", "g", "0"): 1_234_567,
-        ("pmq_in_total", NASTY, "1"): 0,
+        ("protomq_disk_ratio",): 0.25,
+        ("protomq_lag", "g", "0"): 7,
+        ("protomq_lag", NASTY, "1"): 0,
+        ("protomq_in_total", "g", "0"): 1_234_567,
+        ("protomq_in_total", NASTY, "1"): 0,
+        ("protomq_sync_seconds_bucket", "0.1"): 900,
+        ("protomq_sync_seconds_bucket", "1.0"): 1_900,
+        ("protomq_sync_seconds_bucket", "+Inf"): 1_905,
+        ("protomq_sync_seconds_count",): 1_905,
+        ("protomq_sync_seconds_sum",): 2.5,
     }
     assert {family.name: family.type for family in families} == {
-        "pmq_disk": "gauge",
-        "pmq_lag": "gauge",
-        "pmq_in": "counter",
+        "protomq_disk_ratio": "gauge",
+        "protomq_lag": "gauge",
+        "protomq_in": "counter",
+        "protomq_sync_seconds": "histogram",
     }
 
 
@@ -67,20 +77,23 @@ def test_people_read_names_as_they_are_and_numbers_with_separators() -> None:
     assert "&lt;script&gt;" in page
     assert "1,234,567" in page
     assert "disk used<td class=number>0.25" in page
+    assert "fsync<td class=number>1,905: half within 1, 99 % within 1" in page
+    assert "fsync<td class=number>0<" in html_page("t", [Numbers(SYNCS, [((), (Syncs(0, 0, 0),))])]).decode()
 
 
 def test_of_a_long_table_people_see_the_largest_and_prometheus_all() -> None:
-    long = table([((f"g{i}", "0"), (i, 0)) for i in range(ROWS_SHOWN_MAX + 3)])
+    rows: list[Row] = [((f"g{i}", "0"), (i, 0)) for i in range(ROWS_SHOWN_MAX + 3)]
+    long = Numbers(GROUPS, rows)
     page = html_page("t", (long,)).decode()
     assert page.count("<td>g") == ROWS_SHOWN_MAX
     assert f"<td>g{ROWS_SHOWN_MAX + 2}<td>" in page
     assert "<td>g2<td>" not in page
     assert "3 more stand at /metrics." in page
-    assert prometheus_text((long,)).count(b"\npmq_lag{") == ROWS_SHOWN_MAX + 3
+    assert prometheus_text((long,)).count(b"\nprotomq_lag{") == ROWS_SHOWN_MAX + 3
 
 
 @contextmanager
-def running(tables: Sequence[Table] = TABLES) -> Iterator[MetricsPage]:
+def running(tables: Sequence[Numbers] = TABLES) -> Iterator[MetricsPage]:
     page = MetricsPage(Address("127.0.0.1", 0), "t", lambda: tables)
     page.start()
     try:
@@ -109,7 +122,7 @@ def test_both_pages_are_served_and_nothing_else() -> None:
 
 
 def test_a_defect_is_no_more_than_an_error(caplog: pytest.LogCaptureFixture) -> None:
-    broken = Table("t", (), COLUMNS, [((), (1,))])  # a column without its number
+    broken = Numbers(GROUPS, [(("g", "0"), (1,))])  # A metric without its number.
     with running((broken,)) as page:
         assert get(page, "/")[0] == 500
         assert get(page, "/other")[0] == 404

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.metrics import MeterProvider
@@ -21,6 +23,7 @@ from protomq_runtime.dispatch import BoundMethod, DispatchTable, drained, raw
 from protomq_runtime.errors import ServiceError, internal
 from protomq_runtime.execution import run_drained, run_raw
 from protomq_runtime.lane_pool import PoolStatus
+from protomq_runtime.metrics import Kind, Metric, Numbers, Table, lane_numbers
 
 
 class FakeLane:
@@ -89,41 +92,75 @@ def test_every_call_has_a_span_with_its_outcome(table):
     assert spans[2].status.status_code is StatusCode.ERROR
 
 
+def published(reader: InMemoryMetricReader) -> list[Any]:
+    """What an exporter gets."""
+    data = reader.get_metrics_data()
+    assert data is not None
+    return list(data.resource_metrics[0].scope_metrics[0].metrics)
+
+
 def test_the_lanes_counters_are_published():
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     status = PoolStatus("send", 1, 2, 10, 1500, 77, 3, 4, 5)
-    telemetry.observe_lanes(lambda: [status], provider.get_meter("test"))
-    data = reader.get_metrics_data()
-    assert data is not None
-    metrics = data.resource_metrics[0].scope_metrics[0].metrics
-    values = {metric.name: getattr(metric.data.data_points[0], "value", None) for metric in metrics}
-    assert values == {
-        "protomq.lane.calls": 77,
-        "protomq.lane.rejections": 3,
-        "protomq.lane.depth": 2,
-        "protomq.lane.holds": 5,
-        "protomq.lane.connections": 4,
-        "protomq.lane.queue_time": 0.0015,
+    telemetry.observe(lambda: [lane_numbers([status])], provider.get_meter("test"))
+    points = {metric.name: (metric.unit, metric.data.data_points[0]) for metric in published(reader)}
+    assert {name: (unit, point.value) for name, (unit, point) in points.items()} == {
+        "protomq.lane.threads": ("{thread}", 1),
+        "protomq.lane.depth": ("{call}", 2),
+        "protomq.lane.depth_max": ("{call}", 10),
+        "protomq.lane.queue_time": ("s", 0.0015),
+        "protomq.lane.calls": ("{call}", 77),
+        "protomq.lane.rejections": ("{call}", 3),
+        "protomq.lane.connections": ("{connection}", 4),
+        "protomq.lane.holds": ("{call}", 5),
     }
+    assert all(point.attributes == {"lane": "send"} for _, point in points.values())
 
 
-def test_the_numbers_of_a_service_are_published():
+class Durations:
+    """A distribution that counts nothing itself."""
+
+    counts = (0, 0, 0)
+    sum = 0.0
+    on_observed: Callable[[float], None] | None = None
+
+
+def test_all_kinds_are_published_and_read_once_for_each_collection():
     reader = InMemoryMetricReader()
     meter = MeterProvider([reader]).get_meter("test")
-    numbers = [
-        telemetry.Number("a.now", "{file}", "now", lambda: 3),
-        telemetry.Number("a.total", "{file}", "ever", lambda: 5, is_total=True),
-    ]
-    telemetry.observe_numbers(numbers, meter)
-    data = reader.get_metrics_data()
-    assert data is not None
-    metrics = data.resource_metrics[0].scope_metrics[0].metrics
-    found = {
-        metric.name: (type(metric.data).__name__, getattr(metric.data.data_points[0], "value", None))
-        for metric in metrics
-    }
-    assert found == {"a.now": ("Gauge", 3), "a.total": ("Sum", 5)}
+    durations = Durations()
+    readings: list[int] = []
+    table = Table(
+        "t",
+        ("topic",),
+        (
+            Metric("protomq.now", "{file}", "", "now"),
+            Metric("protomq.ever", "{file}", "", "ever", Kind.COUNTER),
+        ),
+    )
+    times = Table("d", (), (Metric("protomq.time", "s", "", "time", Kind.HISTOGRAM, (0.5, 2.0)),))
+
+    def read():
+        readings.append(1)
+        count = len(readings)
+        yield Numbers(table, [(("a",), (3, count)), (("b",), (4, 0))][: 3 - count])
+        yield Numbers(times, [((), (durations,))])
+
+    telemetry.observe(read, meter)
+    assert durations.on_observed is not None
+    for duration_s in (0.1, 0.5, 1.0, 9.0):
+        durations.on_observed(duration_s)
+    found = {metric.name: metric.data for metric in published(reader)}
+    now, ever, time = (found[f"protomq.{name}"] for name in ("now", "ever", "time"))
+    assert [(point.attributes, point.value) for point in ever.data_points] == [({"topic": "a"}, 2)]
+    assert [(point.attributes, point.value) for point in now.data_points] == [({"topic": "a"}, 3)]
+    assert (type(now).__name__, type(ever).__name__) == ("Gauge", "Sum")
+    (point,) = time.data_points
+    assert (point.explicit_bounds, point.bucket_counts) == ((0.5, 2.0), (2, 1, 1))
+    assert len(readings) == 2  # The first one told which metrics there are.
+    published(reader)
+    assert len(readings) == 3
 
 
 def test_a_provider_that_is_set_turns_it_on(table, monkeypatch):

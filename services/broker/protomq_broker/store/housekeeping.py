@@ -42,6 +42,10 @@ class Clock(Protocol):
         """Milliseconds since some moment; never goes back."""
         ...
 
+    def monotonic(self) -> float:
+        """Seconds since some moment, to the microsecond; never goes back."""
+        ...
+
 
 class StoreActions(NamedTuple):
     """What housekeeping has the store do.

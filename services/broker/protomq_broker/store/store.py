@@ -39,6 +39,7 @@ from .log.append import AppendRequest
 from .log.checked_log import CheckedLog
 from .log.checkpoint import Checkpoint, write_checkpoint
 from .log.commit_log import DISK_FULL_ERRNOS, CommitLog, Reserve
+from .log.durations import DISK_BOUNDS_S, Durations
 from .log.flusher import BackgroundThread, LogFlusher
 from .log.positions import LogTail, Positions, QueueKey
 from .log.record_region import stamp_region
@@ -144,6 +145,7 @@ class Store:
         self._queues, self._index, self._repeated = files.queues, files.index, files.repeated
         self._derived = files.derived
         self._clock = clock
+        self._monotonic = clock.monotonic
         self._on_writer = on_writer
         self._refusal = ""
         self._disk_full = ""  # why the last append was refused; the next one may be taken
@@ -157,7 +159,10 @@ class Store:
         )
         """Where the log stands; listeners join here."""
         self._log = CommitLog(disk, self._folder, self.positions, epoch=recovery.log.epoch)
-        self._flusher = LogFlusher(disk, self._log, self.positions)
+        self.append_durations = Durations(DISK_BOUNDS_S)
+        """Of appends that were stored: from their stamping until what is derived from the log has them."""
+        self._flusher = LogFlusher(disk, self._log, self.positions, clock.monotonic)
+        self.sync_durations = self._flusher.durations
         self._begin_segment()
         self._quarantine = Quarantine(
             disk,
@@ -360,6 +365,7 @@ class Store:
                 reserve,
             )
             before = commit_log.tail
+            began_s = self._monotonic()
             self._checked.note_append(before)
             store_time_ms = max(self._clock.now_ms(), before.store_time_ms)
             parts, count = self._stamp(requests, position, store_time_ms)
@@ -382,6 +388,7 @@ class Store:
             raise
         if self._disk_full:
             self._set_disk_full("")
+        self.append_durations.observe(self._monotonic() - began_s)
         self.positions.publish(tail, self._count(requests))
         return tail.position
 

@@ -37,6 +37,9 @@ class ManualClock:
     def monotonic_ms(self) -> int:
         return self.time_ms
 
+    def monotonic(self) -> float:
+        return self.time_ms / 1000
+
 
 def make_record(
     body: bytes = b"body",

@@ -10,13 +10,13 @@ from protomq.testing.simdisk import Fault, SimDisk
 from protomq_broker.store.errors import StoreFailedError
 from protomq_broker.store.log.flusher import BackgroundThread, LogFlusher
 
-from .log_helpers import SEGMENT_SIZE_BYTES, Log, make_record
+from .log_helpers import SEGMENT_SIZE_BYTES, Log, ManualClock, make_record
 
 
 def make_flusher(log: Log) -> tuple[LogFlusher, list[int]]:
     moved: list[int] = []
     log.positions.on_flushed.append(moved.append)
-    return LogFlusher(log.disk, log.log, log.positions), moved
+    return LogFlusher(log.disk, log.log, log.positions, ManualClock().monotonic), moved
 
 
 def test_a_flush_syncs_every_segment_that_has_something_new() -> None:
