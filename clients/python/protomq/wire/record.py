@@ -114,8 +114,14 @@ FLAG_DUE_TIME: Final = 0x10
 """`due_time_ms` stands between topic and tag_code."""
 PRODUCER_FLAGS_MASK: Final = COMPRESSION_MAX | FLAG_MANY_KEYS | FLAG_DUE_TIME
 """The bits of `flags` that a producer may set: so a code of compression above `COMPRESSION_MAX` is refused as any other bit is."""
+FLAG_KIND_MASK: Final = 0x0700
+"""The broker's, bits 8 to 10, as a number: what kind of record it is; 0: a plain message."""
+FLAG_KIND_HALF: Final = 0x0100
+"""A message of a transaction that is not committed."""
+FLAG_KIND_COPY: Final = 0x0200
+"""The copy of a message that stands, or stood, elsewhere in the log."""
 FLAG_KIND_STATE: Final = 0x0300
-"""The broker's, bits 8 to 10, as a number: 0 plain, 1 half message, 2 copy of a message that stands elsewhere, 3 state of the broker."""
+"""A state of the broker, in a system topic."""
 FLAG_TRANSIT: Final = 0x0800
 """The broker's: `transit` stands in front of the topic."""
 
@@ -126,6 +132,9 @@ assert SEAL_SIZE_BYTES == 53
 SEAL_FIELD_TAGS: Final = (0x0D, 0x11, 0x19, 0x25, 0x29, 0x31, 0x3D)
 SEAL_COVERED_BYTES: Final = SEAL_SIZE_BYTES - 4
 """The part of a seal field that its own CRC covers."""
+
+NO_QUEUE_OFFSET: Final = (1 << 64) - 1
+"""Stamped as `queue_offset` on a record that enters no consume queue."""
 
 MESSAGE_ID_LENGTH: Final = 40
 

@@ -15,12 +15,12 @@ from typing import Final, NamedTuple, Protocol
 from protomq.wire.record import SEAL_SIZE_BYTES
 
 from .config import StoreConfig
+from .derived import Derived
 from .errors import StoreError
 from .files.disk import Disk
 from .files.side_files import SideFileDamagedError, read_json_file, write_json_file
 from .log.commit_log import CommitLog
 from .log.seals import decode_seal
-from .opening import Derived
 from .retention import Look, RetentionRules, RetentionState, SegmentAge, decide
 
 log = logging.getLogger(__name__)

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
-from typing import Final, Protocol
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .config import FORMAT_VERSION, StoreConfig, check_format
+from .derived import Derived
 from .errors import CorruptLogError, StoreSettingsError
 from .files.disk import Disk, read_json, sync_names_above
 from .files.side_files import SideFileDamagedError, read_json_file, size_of_file, write_json_file
-from .index.index import MessageIndex
-from .log.append import AppendRequest, CorruptRecordError, ScannedRecords
+from .log.append import CorruptRecordError, ScannedRecords
 from .log.boundaries import BoundaryFiles
 from .log.checked_segment import Stretch, stretch_of
 from .log.checkpoint import Checkpoint
@@ -43,51 +43,12 @@ from .queues.consume_queue import ConsumeQueueDamagedError
 from .queues.consume_queue_table import ConsumeQueueTable
 from .queues.lost_records import records_that_seem_whole
 from .queues.queue_ends import ends_in, keep_ends_of_damage, save_ends
-from .state.repeated_sends import RepeatedSends
 from .state.topics import TopicTable, incarnation_of_first
 
 log = logging.getLogger(__name__)
 
 START_CHECK_SIZE_BYTES: Final = 64 << 20
 """Of the log in front of the checkpoint, checked before a start is done: 40 ms where it is in the page cache."""
-
-
-class Derived(Protocol):
-    """The life of what is derived from the log: consume_queue_table.py, index.py, repeated_sends.py.
-
-    Attributes:
-        replay_from: after `load`: what the log has below this position is in it already.
-        needs_rebuild: its files turned out not to hold: `start_rebuild`, then a replay from the log's start.
-        damage: after `load`: why its files were not taken over, with a path; "" if they were.
-    """
-
-    replay_from: int
-    needs_rebuild: bool
-    damage: str
-
-    def start_rebuild(self) -> None:
-        """Forgets everything."""
-
-    def replay(self, records: ScannedRecords) -> None:
-        """Takes records read back from the log, in its order; passes over those it has."""
-
-    def truncate(self, end_position: int) -> None:
-        """Forgets what lies at or beyond the end of the log."""
-
-    def apply(self, requests: Sequence[AppendRequest]) -> None:
-        """Takes what was just appended."""
-
-    def flush(self) -> None:
-        """Memory to files, without a sync."""
-
-    def checkpoint(self, position: int) -> None:
-        """Makes durable that everything below `position` is in it."""
-
-    def delete_below(self, log_start: int) -> None:
-        """The log begins at `log_start` now."""
-
-    def close(self) -> None:
-        """Closes its files."""
 
 
 def make_folders(disk: Disk, root: str) -> None:
@@ -358,7 +319,7 @@ def _rebuild(
 
 
 class _Replay:
-    """Hands blocks to derived structures; of damaged ranges between them, queue offsets are saved, and the index is told of them."""
+    """Hands blocks to derived structures, and tells them of damaged ranges between, of which queue offsets are saved."""
 
     def __init__(
         self,
@@ -392,10 +353,9 @@ class _Replay:
                 error.position,
                 f"{error.reason}, though its seal holds",
             ) from error
-        kept = _without_deleted(records, self._deleted)
+        kept = records.select(_is_owned(records, self._deleted))
         for structure in self._derived:
-            if kept is not records and isinstance(structure, RepeatedSends):
-                # That they were sent is known even if nobody can read them any more.
+            if kept is not records and structure.outlives_topics:
                 structure.replay(_disowned(records, self._deleted))
             else:
                 structure.replay(kept)
@@ -407,8 +367,7 @@ class _Replay:
 
     def _pass_over(self, start: int, end: int) -> None:
         for structure in self._derived:
-            if isinstance(structure, MessageIndex):
-                structure.pass_over(start, end)
+            structure.pass_over(start, end)
         self._save_offsets(start, end)
 
     def _save_offsets(self, start: int, end: int) -> None:
@@ -422,20 +381,6 @@ class _Replay:
             queue = self._queues.find(record.topics[0], int(record.queue_ids[0]))
             if queue is not None and queue.end_offset == int(record.queue_offsets[0]):
                 self._queues.replay(record)
-
-
-def _without_deleted(records: ScannedRecords, deleted: Mapping[str, int]) -> ScannedRecords:
-    """The records without those of topics that were deleted after them."""
-    kept = _is_owned(records, deleted)
-    if np.count_nonzero(kept) == records.count:
-        return records
-    columns = {
-        field.name: getattr(records, field.name)[kept]
-        for field in fields(records)
-        if field.name
-        not in ("topics", "more_keys")  # a key that leads to what is gone is passed over
-    }
-    return replace(records, **columns)
 
 
 def _disowned(records: ScannedRecords, deleted: Mapping[str, int]) -> ScannedRecords:

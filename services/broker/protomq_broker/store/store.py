@@ -144,6 +144,7 @@ class Store:
         self._folder = files.folder
         self._queues, self._index, self._repeated = files.queues, files.index, files.repeated
         self._derived = files.derived
+        self._apply_derived = tuple(structure.apply for structure in files.derived)
         self._clock = clock
         self._monotonic = clock.monotonic
         self._on_writer = on_writer
@@ -371,9 +372,8 @@ class Store:
             parts, count = self._stamp(requests, position, store_time_ms)
             tail = commit_log.append(parts, count, store_time_ms)
             try:
-                self._queues.apply(requests)
-                self._index.apply(requests)
-                self._repeated.apply(requests)
+                for apply in self._apply_derived:
+                    apply(requests)
                 if apply_state is not None:
                     apply_state()
             except Exception as error:
@@ -517,8 +517,8 @@ class Store:
             def remove_here() -> None:
                 nonlocal end_position
                 publish()
-                self._queues.remove_topic(topic)
-                self._repeated.remove_topic(topic)
+                for derived in self._derived:
+                    derived.remove_topic(topic)
                 end_position = self.positions.appended
 
             try:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Final
 
 from .config import StoreConfig
+from .derived import Derived
 from .files.disk import Disk
 from .files.identity import store_id
 from .files.lock import AbortFile, StoreLock
@@ -20,7 +21,7 @@ from .log.checkpoint import Checkpoint, read_checkpoint
 from .log.recovery import RecoveredLog, StartPoint
 from .log.segment import SegmentFolder
 from .log_proof import forget_unused_segments
-from .opening import Derived, check_settings, rebuild_queues, recover_store
+from .opening import check_settings, rebuild_queues, recover_store
 from .queues.consume_queue_table import ConsumeQueueTable
 from .queues.queue_ends import read_saved_ends, save_ends
 from .state.repeated_sends import RepeatedSends
@@ -60,7 +61,7 @@ class StoreFiles:
             disk, f"{root}/repeatedsends", end_offset_of=self.queues.end_offset
         )
         self.derived: tuple[Derived, ...] = (self.queues, self.index, self.repeated)
-        """What follows the log record by record: what joins here follows appends, starts, retention and checkpoints."""
+        """What follows the log record by record, in this order: what joins here follows appends, starts, retention and checkpoints."""
         self.topics = TopicTable(disk, f"{root}/config/topics.json", clock.now_ms, draw)
         self.topics.forget_deleted(self.folder.first_position)
         self.boundaries = BoundaryFiles(disk, f"{root}/boundaries")
@@ -75,9 +76,8 @@ class StoreFiles:
         config_folder = f"{self.root}/config"
         self.queues.known_ends += read_saved_ends(disk, config_folder)
         self.queues.keep_known_ends = partial(save_ends, disk, config_folder)
-        self.queues.load(self.folder.first_position)
-        self.index.load()
-        self.repeated.load(self.folder.first_position)
+        for structure in self.derived:
+            structure.load(self.folder.first_position)
         self.repeated.forget_deleted(self.topics.deleted)
         cache_id = disk.cache_id(self.root)
         walked: list[Stretch] = []

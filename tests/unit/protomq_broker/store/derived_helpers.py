@@ -11,6 +11,7 @@ import numpy as np
 
 from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_broker.store.log.append import AppendRequest, RecordRegion, ScannedRecords
+from protomq_broker.store.log.kinds import NO_OFFSET, is_queued
 from protomq_broker.store.queues import (
     consume_queue,
     consume_queue_table,
@@ -38,6 +39,7 @@ class Send(NamedTuple):
     size: int = 200
     tag_code: int = 0
     key_hashes: Sequence[int] = ()
+    flags: int = 0
 
 
 class LoggedRecord(NamedTuple):
@@ -54,6 +56,7 @@ class LoggedRecord(NamedTuple):
     producer_epoch: int
     sequence: int
     store_time_ms: int
+    flags: int = 0
 
 
 def use_small_files(set_: Callable[..., None]) -> None:
@@ -85,7 +88,8 @@ class ListLog:
         requests = []
         for send in sends:
             region = make_region(send)
-            offset = self.next_offset(send.topic, send.queue_id)
+            is_listed = is_queued(send.flags)
+            offset = self.next_offset(send.topic, send.queue_id) if is_listed else NO_OFFSET
             requests.append(AppendRequest(region, send.queue_id, offset, self.end, self.time_ms))
             for index in range(send.records):
                 size = len(region.data) if region.sizes is None else int(region.sizes[index])
@@ -96,13 +100,14 @@ class ListLog:
                         size,
                         send.topic,
                         send.queue_id,
-                        offset + index,
+                        offset + index if is_listed else NO_OFFSET,
                         send.tag_code,
                         keys[index],
                         send.producer_id,
                         send.producer_epoch,
                         send.first_sequence + index,
                         self.time_ms,
+                        send.flags,
                     )
                 )
                 self.end += size
@@ -130,7 +135,9 @@ class ListLog:
         return [
             r
             for r in self.records
-            if (r.topic, r.queue_id) == (topic, queue_id) and r.position >= start
+            if (r.topic, r.queue_id) == (topic, queue_id)
+            and r.position >= start
+            and r.queue_offset != NO_OFFSET
         ]
 
     def by_position(self) -> dict[int, LoggedRecord]:
@@ -175,6 +182,8 @@ class ListLog:
             producer_ids=np.array([r.producer_id for r in records], np.uint64),
             producer_epochs=np.array([r.producer_epoch for r in records], np.int64),
             sequences=np.array([r.sequence for r in records], np.uint64),
+            flags=np.array([r.flags for r in records], np.uint32),
+            due_times_ms=np.zeros(len(records), np.uint64),
         )
 
 
@@ -184,15 +193,15 @@ def make_region(send: Send) -> RecordRegion:
     if send.records == 1:
         key_hash = send.key_hashes[0] if send.key_hashes else 0
         return RecordRegion(
-            send.topic, bytearray(send.size), 1, None, None, send.tag_code, key_hash, *identity
-        )
+            send.topic, bytearray(send.size), 1, None, None, send.tag_code, key_hash, *identity, flags=send.flags
+        )  # fmt: skip
     sizes = np.arange(send.size, send.size + send.records, dtype=np.int64)
     starts = np.cumsum(sizes) - sizes
     keys = np.array(send.key_hashes or [0] * send.records, np.uint64)
     tags = np.full(send.records, send.tag_code, np.int64)
     return RecordRegion(
-        send.topic, bytearray(int(sizes.sum())), send.records, starts, sizes, tags, keys, *identity
-    )
+        send.topic, bytearray(int(sizes.sum())), send.records, starts, sizes, tags, keys, *identity, flags=send.flags
+    )  # fmt: skip
 
 
 def verify_queue(queue: ConsumeQueue, log_start: int = 0) -> Iterable[ConsumeQueueDamagedError]:

@@ -72,6 +72,8 @@ class MessageIndex:
         damage: after `load`: why its files were not taken over; "" if they were.
     """
 
+    outlives_topics = False
+
     def __init__(self, disk: Disk, folder: str) -> None:
         self.replay_from = 0
         self.needs_rebuild = False
@@ -263,6 +265,9 @@ class MessageIndex:
             self._write_state(position, self._count_below(position))
             for run in gone:
                 self._run_files.remove(run)
+
+    def remove_topic(self, topic: str) -> None:
+        """Nothing to do: whoever looks up finds no queue that leads to the record."""
 
     def close(self) -> None:
         """Closes the files. Call `checkpoint` before."""

@@ -6,7 +6,7 @@ Values only. `RecordRegion` is made by `record_region.py`, which proves that the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,7 @@ class RecordRegion:
         first_sequence: sequence of the first record; the others follow one by one.
         stride: size of each record field if all have the same, else 0: then records are reached by steps instead of by an index.
         more_keys: for each key of a record behind its first: (start of the record field in `data`, hash of the key).
+        flags: the bits of `flags` that decide what takes the records (`kinds.py`), the same in all of them: 0 for plain messages.
         due_times_ms: uint64, shape (count,), 0 for a message without one; an int if count is 1; None if no message has one.
     """
 
@@ -60,6 +61,7 @@ class RecordRegion:
     stride: int = 0
     due_times_ms: NDArray[np.uint64] | int | None = None
     more_keys: Sequence[MoreKey] = ()
+    flags: int = 0
 
 
 @dataclass(slots=True)
@@ -69,7 +71,7 @@ class AppendRequest:
     Attributes:
         region: the records.
         queue_id: the queue.
-        queue_offset: queue offset of the first record.
+        queue_offset: queue offset of the first record; stays -1 for records that enter no consume queue.
         physical_offset: physical offset of the first record.
         store_time_ms: store time of all records.
     """
@@ -90,13 +92,15 @@ class ScannedRecords:
         sizes: int64, size of each record field with tag and length.
         topics: the distinct topics; `topic_indexes` (int32) says which one each record has.
         queue_ids: int64.
-        queue_offsets: int64.
+        queue_offsets: int64; -1 for a record that enters no consume queue.
         store_times_ms: int64.
         tag_codes: int64.
         key_hashes: uint64.
         producer_ids: uint64.
         producer_epochs: int64.
         sequences: uint64.
+        flags: uint32, as they stand; `kinds.py` tells what they decide.
+        due_times_ms: uint64, 0 for a record without one.
         more_keys: of the keys behind the first one of a record; positions are physical offsets.
     """
 
@@ -112,9 +116,25 @@ class ScannedRecords:
     producer_ids: NDArray[np.uint64]
     producer_epochs: NDArray[np.int64]
     sequences: NDArray[np.uint64]
+    flags: NDArray[np.uint32]
+    due_times_ms: NDArray[np.uint64]
     more_keys: Sequence[MoreKey] = ()
 
     @property
     def count(self) -> int:
         """Number of records."""
         return len(self.positions)
+
+    def select(self, chosen: NDArray[np.bool_]) -> ScannedRecords:
+        """Those of the records that are chosen, with their keys."""
+        if np.count_nonzero(chosen) == self.count:
+            return self
+        columns = {
+            field.name: getattr(self, field.name)[chosen]
+            for field in fields(self)
+            if field.name not in ("topics", "more_keys")
+        }
+        if self.more_keys:
+            kept = set(columns["positions"].tolist())
+            columns["more_keys"] = [key for key in self.more_keys if key[0] in kept]
+        return replace(self, **columns)

@@ -12,7 +12,14 @@ from protomq.wire.hashing import key_hash_of
 from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 
 from .append import CorruptRecordError, MoreKey, ScannedRecords
-from .record_arrays import FIXED_TRAILER_DTYPE, opaque, tag_mismatch, topic_field_of, windows
+from .record_arrays import (
+    FIXED_TRAILER_DTYPE,
+    U64,
+    opaque,
+    tag_mismatch,
+    topic_field_of,
+    windows,
+)
 
 _TOPIC_SIZE_UNAMBIGUOUS_BYTES = 36
 
@@ -79,6 +86,9 @@ def read_trailers(
         raise CorruptRecordError(base_position + int(starts[wrong]), "a record without its trailer")
     fields = trailers.view(FIXED_TRAILER_DTYPE)
     has_due_time = (fields["flags"] & layout.FLAG_DUE_TIME) != 0
+    due_times_ms = np.zeros(count, np.uint64)
+    if np.count_nonzero(has_due_time):
+        due_times_ms[has_due_time] = windows(data, U64)[ends[has_due_time] + layout.DUE_TIME_MS_AT]
     topic_ends = ends - layout.FIXED_TRAILER_SIZE_BYTES - layout.DUE_TIME_SIZE_BYTES * has_due_time
     topics, indexes = _read_topics(data, base_position, starts, ends, topic_ends)
     return ScannedRecords(
@@ -94,6 +104,8 @@ def read_trailers(
         producer_ids=fields["producer_id"].astype(np.uint64),
         producer_epochs=fields["producer_epoch"].astype(np.int64),
         sequences=fields["sequence"].astype(np.uint64),
+        flags=fields["flags"].astype(np.uint32),
+        due_times_ms=due_times_ms,
         more_keys=_more_keys(data, base_position, starts, ends, fields["flags"]),
     )
 

@@ -86,6 +86,8 @@ class ConsumeQueueTable:
         keep_known_ends: called before files that tell of `known_ends` are cut or removed: a start may be killed at any time.
     """
 
+    outlives_topics = False
+
     def __init__(self, disk: Disk, folder: str, *, files_max: int | None = None) -> None:
         self.replay_from = 0
         self.needs_rebuild = False
@@ -358,6 +360,9 @@ class ConsumeQueueTable:
         if self._replayed_count >= _REPLAYED_ENTRIES_MAX:
             self._replayed_count = 0
             self.flush()
+
+    def pass_over(self, start_position: int, end_position: int) -> None:
+        """Nothing to do: offsets that are missing later on tell of the loss."""
 
     def keep_ends(
         self, damaged: Sequence[DamagedRange], deleted: Mapping[str, int], end_position: int

@@ -168,6 +168,8 @@ class RepeatedSends:
         damage: after `load`: why its file was not taken over; "" if it was.
     """
 
+    outlives_topics = True  # what was sent is known even if nobody can read it any more
+
     def __init__(
         self,
         disk: Disk,
@@ -471,6 +473,9 @@ class RepeatedSends:
                 queue_key = (records.topics[topic_index], queue_id)
                 end = sequence + length
                 self._enter(id_, epoch, sequence, end, queue_key, queue_offset, time_ms, last_ms)
+
+    def pass_over(self, start_position: int, end_position: int) -> None:
+        """Nothing to do: what the damage has taken may be sent again."""
 
     def truncate(self, end_position: int) -> None:
         """The log ends here: forgets what lies beyond the end of its queue; the consume queues have been cut before. Nobody appends."""
