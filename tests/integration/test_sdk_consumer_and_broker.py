@@ -19,8 +19,14 @@ from protomq import (
     Producer,
     PullConsumer,
     _open_consumers,
+    _pull_logic,
 )
-from protomq.errors import OffsetOutOfRangeError, TopicRecreatedError
+from protomq.errors import (
+    OffsetOutOfRangeError,
+    QueueNotFoundError,
+    TopicNotFoundError,
+    TopicRecreatedError,
+)
 from protomq.testing import Broker, FaultProxy
 from tests.support.waiting import PATIENCE_S
 
@@ -212,6 +218,95 @@ async def test_an_async_reader_of_a_topic_that_was_made_again_is_told_and_can_be
         await source.subscribe(protomq_topic)
         await read_until(b"new")
         assert got == [b"old", b"new"]
+
+
+@TRANSPORTS
+def test_a_reader_of_a_topic_that_was_deleted_is_told_and_can_wait_for_a_new_one(
+    protomq_server: Broker,
+    protomq_topic: str,
+    protomq_producer: Producer,
+    transport: Transport,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_pull_logic, "DELETED_AFTER_S", 0.2)
+    sent = protomq_producer.send(protomq_topic, b"old")
+    address = address_of(protomq_server, transport)
+    with (
+        PullConsumer("deleted-1", namesrv=address, transport=transport) as subscriber,
+        PullConsumer("deleted-2", namesrv=address, transport=transport) as assignee,
+        Admin(namesrv=address) as admin,
+    ):
+        subscriber.subscribe(protomq_topic)
+        assignee.assign([sent.queue])
+        for source in (subscriber, assignee):
+            assert len(drain(source, 1)) == 1
+        admin.delete_topic(protomq_topic)
+        for source in (subscriber, assignee):
+            for _ in range(2):
+                with pytest.raises(TopicNotFoundError, match=r"was deleted at broker .* while it was read"):
+                    drain(source, 1)
+        with pytest.warns(RuntimeWarning, match="does not exist"):
+            subscriber.subscribe(protomq_topic)
+        protomq_producer.send(protomq_topic, b"new")
+        assert [message.body for message in drain(subscriber, 1)] == [b"new"]
+        with pytest.raises(TopicRecreatedError):
+            drain(assignee, 1)
+
+
+async def test_an_async_reader_of_a_topic_that_was_deleted_is_told(
+    protomq_server: Broker,
+    protomq_topic: str,
+    protomq_producer: Producer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(_pull_logic, "DELETED_AFTER_S", 0.2)
+    protomq_producer.send(protomq_topic, b"old")
+    source = AsyncPullConsumer("deleted-async", namesrv=protomq_server.remoting_address)
+    async with source:
+        await source.subscribe(protomq_topic)
+        while not await source.poll(1.0):
+            pass
+        with Admin(namesrv=protomq_server.remoting_address) as admin:
+            await asyncio.to_thread(admin.delete_topic, protomq_topic)
+
+        async def read() -> None:
+            ends_s = time.monotonic() + PATIENCE_S
+            while time.monotonic() < ends_s:
+                await source.poll(1.0)
+
+        with pytest.raises(TopicNotFoundError, match=r"was deleted at broker .* while it was read"):
+            await read()
+
+
+async def test_offsets_of_queues_that_a_topic_has_no_more_keep_no_others_from_being_committed(
+    protomq_server: Broker, protomq_topic: str
+) -> None:
+    namesrv = protomq_server.namesrv
+    with Admin(namesrv=namesrv) as admin, PullConsumer("fewer", namesrv=namesrv) as source:
+        queues = source.queues(protomq_topic)
+        source.assign(queues)
+        admin.create_topic(protomq_topic, write_queues=2, read_queues=8, update=True)
+        admin.create_topic(protomq_topic, write_queues=2, read_queues=2, update=True)
+        with pytest.raises(QueueNotFoundError, match="offset of queue 6, 7 is not committed") as caught:
+            source.commit(dict.fromkeys([queues[6], *queues[:2], queues[7]], 0))
+        assert caught.value.metadata["queue_ids"] == "6, 7"
+        assert ", queue 6, 7, not committed: QueueNotFoundError" in caught.value.__notes__[0]
+        assert [source.committed(queue) for queue in queues[:2]] == [0, 0]
+        with pytest.raises(QueueNotFoundError):
+            source.commit({queues[7]: 0})
+        # Who has named them wants to know that they are not there.
+        with pytest.raises(QueueNotFoundError, match="no read queue"):
+            drain(source, 1)
+        async with AsyncPullConsumer("fewer-async", namesrv=namesrv) as other:
+            with pytest.raises(QueueNotFoundError, match="offset of queue 5 is not committed"):
+                await other.commit({queues[5]: 0, queues[1]: 0})
+            assert await other.committed(queues[1]) == 0
+            await other.assign(queues[:2])
+            other._assigned = queues
+            other._state.assign(queues, {})
+            other._state.start_all(queues, {}, {})
+            with pytest.raises(QueueNotFoundError, match="no read queue"):
+                await other.poll(PATIENCE_S)
 
 
 @TRANSPORTS

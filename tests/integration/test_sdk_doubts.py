@@ -105,6 +105,32 @@ async def test_where_no_broker_creates_topics_an_unknown_topic_is_an_error(
         assert other.assignment() == ()
 
 
+def test_a_topic_that_nobody_may_read_is_told(
+    protomq_server: Broker, protomq_topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    from protomq import Admin, Permission
+
+    with (
+        Admin(namesrv=protomq_server.namesrv) as admin,
+        PullConsumer("paused", namesrv=protomq_server.namesrv, hold_ms=20) as early,
+        PullConsumer("paused-too", namesrv=protomq_server.namesrv, hold_ms=20) as late,
+    ):
+        early.subscribe(protomq_topic)
+        admin.create_topic(protomq_topic, write_queues=8, permission=Permission.NONE, update=True)
+        ends_s = time.monotonic() + 60
+        while "NOT_PERMITTED, trying again" not in caplog.text and time.monotonic() < ends_s:
+            early.poll(0.1)
+        while early.assignment() and time.monotonic() < ends_s:
+            early.poll(0.1)
+        assert [f"topic {protomq_topic}" in line for line in caplog.messages] == [True]
+        with pytest.warns(RuntimeWarning, match="has no queue that can be read, by its permission"):
+            late.subscribe(protomq_topic)
+        assert late.poll(0) == []
+        admin.create_topic(
+            protomq_topic, write_queues=8, permission=Permission.READ_WRITE, update=True
+        )
+
+
 def test_looking_for_a_topic_does_not_make_it(protomq_server: Broker) -> None:
     from protomq import Admin
 

@@ -30,6 +30,7 @@ from ._checks import (
 from ._message import Message
 from ._offset_calls import (
     Begin,
+    CommitErrors,
     broker_of,
     by_broker,
     check_begin,
@@ -44,6 +45,7 @@ from ._offset_calls import (
     decode_range_incarnation,
     decode_search_incarnation,
     decode_search_offset,
+    doubtful_topics,
     encode_commit,
     encode_get_offsets,
     encode_get_queue_range,
@@ -51,7 +53,7 @@ from ._offset_calls import (
     first_offsets,
     missing_queues,
     subscribed_queues,
-    unknown_topics,
+    without_gone_queues,
 )
 from ._open_consumers import (
     closed,
@@ -172,7 +174,7 @@ class AsyncPullConsumer:
         route = await self._routes.get(topic, self._request_timeout_s)
         self._tags[topic] = checked
         self._subscriptions[topic] = route
-        self._state.forget_recreated(route.read_queues)
+        self._forget_gone([topic])
         await self._reassign()
         for text in self._doubts(route):
             warn(logger, text, 2)
@@ -192,7 +194,7 @@ class AsyncPullConsumer:
         self._assigned = wanted
         for queue in self._assigned:
             self._tags[queue.topic] = checked
-        self._state.forget_recreated(self._assigned)
+        self._forget_gone(queue.topic for queue in wanted)
         await self._reassign()
         for text in self._doubts(*routes):
             warn(logger, text, 2)
@@ -438,13 +440,20 @@ class AsyncPullConsumer:
 
     def _doubts(self, *routes: Route) -> list[str]:
         """See PullConsumer._doubts."""
-        found = unknown_topics(routes, self._exists, self._warned_topics)
+        found = doubtful_topics(routes, self._exists, self._warned_topics)
         queue = None if self._warned_of_member else shared_queue(self)
         if queue is not None:
             self._warned_of_member = True
             self._state.warned_of_other()
             found.append(shared_queue_text(self.group, queue))
         return found
+
+    def _forget_gone(self, topics: Iterable[str]) -> None:
+        """See PullConsumer._forget_gone."""
+        names = set(topics)
+        self._state.forget_gone(names)
+        for topic in names:
+            self._exists.pop(topic, None)
 
     async def _reassign(self) -> None:
         """See PullConsumer._reassign."""
@@ -463,6 +472,7 @@ class AsyncPullConsumer:
                 continue  # The pulls will tell.
             if route is not last and self._subscriptions.get(topic) is last:
                 self._subscriptions[topic] = route
+                self._outages.queues_changed(topic, len(route.read_queues))
                 queues = subscribed_queues(self._assigned, self._subscriptions)
                 added = self._state.assign(queues, self._tags, park=True)
                 begin: Begin = "earliest" if last.read_queues else self._begin
@@ -480,13 +490,16 @@ class AsyncPullConsumer:
         """See PullConsumer._resolve_or_later."""
         for (topic, broker_name), members in by_broker(queues).items():
             try:
-                await self._resolve(topic, broker_name, members, begin, timeout_s, attempts)
+                is_there = await self._resolve(
+                    topic, broker_name, members, begin, timeout_s, attempts
+                )
             except ProtomqError as error:
                 if not error.retriable:
                     raise
                 self._outages.failed(f"broker {broker_name}", topic, error)
             else:
-                self._outages.answered(f"broker {broker_name}", topic)
+                if is_there:
+                    self._outages.answered(f"broker {broker_name}", topic)
 
     async def _resolve(
         self,
@@ -496,7 +509,7 @@ class AsyncPullConsumer:
         begin: Begin,
         timeout_s: float,
         attempts: int,
-    ) -> None:
+    ) -> bool:
         """See PullConsumer._resolve."""
         committed: dict[int, int] = {}
         starts: dict[MessageQueue, int] = {}
@@ -530,12 +543,14 @@ class AsyncPullConsumer:
                 starts = first_offsets(rest, decode_queue_ranges(answer), begin)
                 incarnation = decode_range_incarnation(answer)
         except (TopicNotFoundError, QueueNotFoundError) as error:
+            is_there = False
             # Not made yet (auto_create): its first message will have the offset 0.
             committed, starts, incarnation = {}, {}, 0
             self._exists.setdefault(topic, isinstance(error, QueueNotFoundError))
         else:
-            self._exists[topic] = True
+            is_there = self._exists[topic] = True
         self._state.start_all(queues, committed, starts, incarnation)
+        return is_there
 
     def _start_pulls(self) -> None:
         if self._closed:
@@ -548,22 +563,27 @@ class AsyncPullConsumer:
     async def _pull(self, ticket: Ticket) -> None:
         """One pull from request to answer."""
         topic = ticket.queue.topic
+        asked = False
         try:
             route = self._routes.cached(topic) or await self._routes.current(
                 topic, self._request_timeout_s
             )
             address = broker_of(route, ticket.queue.broker_name)
+            asked = True
             request = self._state.encode_request(ticket)
             answer = await self._transport.call(
                 address, _methods.PULL, (request,), self._pull_timeout_s
             )
         except ProtomqError as error:
-            if self._state.failed(ticket, error, time.monotonic()):
-                self._trouble = error
+            if error.stale_route:
+                self._routes.invalidate(topic)
+            told = self._state.failed(ticket, error, time.monotonic(), by_broker=asked)
+            if told is None and isinstance(error, QueueNotFoundError) and ticket.queue in self._assigned:
+                told = error  # See PullConsumer._take_outcome.
+            if told is not None:
+                self._trouble = told
             else:
                 self._outages.failed(f"broker {ticket.queue.broker_name}", topic, error)
-                if error.stale_route:
-                    self._routes.invalidate(topic)
         else:
             self._outages.answered(f"broker {ticket.queue.broker_name}", topic)
             try:
@@ -597,29 +617,43 @@ class AsyncPullConsumer:
 
     async def _commit(
         self, offsets: Mapping[MessageQueue, int], timeout_s: float, attempts: int
-    ) -> dict[tuple[str, str], ProtomqError]:
+    ) -> CommitErrors:
         """See PullConsumer._commit."""
-        errors: dict[tuple[str, str], ProtomqError] = {}
+        errors: CommitErrors = {}
         silent: set[str] = set()
         for (topic, broker_name), members in by_broker(offsets).items():
             if broker_name in silent:
                 continue
             part = {queue: offsets[queue] for queue in members}
-            incarnations = {queue: self._state.incarnation(queue) for queue in members}
-            request = encode_commit(self.group, part, incarnations)
             try:
-                await self._call(
-                    topic, broker_name, _methods.COMMIT_OFFSETS, request, timeout_s, attempts
-                )
+                try:
+                    await self._commit_part(topic, broker_name, part, timeout_s, attempts)
+                except QueueNotFoundError as error:
+                    part, told = without_gone_queues(part, error)
+                    if part:
+                        await self._commit_part(topic, broker_name, part, timeout_s, attempts)
+                    raise told from error
             except ProtomqError as error:
                 if error.retriable:
                     self._outages.failed(f"broker {broker_name}", topic, error)
                 if isinstance(error, TransportError):
                     silent.add(broker_name)
                 errors[topic, broker_name] = error
-            else:
-                self._state.committed(part)
         return errors
+
+    async def _commit_part(
+        self,
+        topic: str,
+        broker_name: str,
+        part: Mapping[MessageQueue, int],
+        timeout_s: float,
+        attempts: int,
+    ) -> None:
+        """See PullConsumer._commit_part."""
+        incarnations = {queue: self._state.incarnation(queue) for queue in part}
+        request = encode_commit(self.group, part, incarnations)
+        await self._call(topic, broker_name, _methods.COMMIT_OFFSETS, request, timeout_s, attempts)
+        self._state.committed(part)
 
     async def _call(
         self,

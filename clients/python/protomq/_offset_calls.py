@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Final, Literal
 
 from ._checks import OFFSET_MAX, check_count, check_message_queue, check_text, check_time
+from ._outages import unreadable_text
 from ._types import BrokerAddress, MessageQueue, QueueRange, Route
 from .errors import (
     ConfigurationError,
@@ -92,18 +93,27 @@ def check_queues_exist(route: Route, queues: Iterable[MessageQueue]) -> None:
         )
 
 
-def unknown_topics(
+def doubtful_topics(
     routes: Iterable[Route], exists: Mapping[str, bool], told: set[str]
 ) -> list[str]:
-    """A warning for each topic that neither name servers nor brokers (`exists`) know, and that is not in `told`: there it is added."""
+    """A warning for each topic that neither name servers nor brokers (`exists`) know, or that nobody may read.
+
+    Those in `told` have been told: there it is added.
+    """
     texts: list[str] = []
     for route in routes:
-        if route.auto_create and not exists.get(route.topic, True) and route.topic not in told:
-            told.add(route.topic)
+        if route.topic in told:
+            continue
+        if route.auto_create and not exists.get(route.topic, True):
             texts.append(
                 f"topic {route.topic!r} does not exist; the consumer waits until the first send to it, or create_topic, makes it: "
                 "is the name right?"
             )
+        elif not route.read_queues:
+            texts.append(unreadable_text(route.topic))
+        else:
+            continue
+        told.add(route.topic)
     return texts
 
 
@@ -138,12 +148,41 @@ def by_broker(queues: Iterable[MessageQueue]) -> dict[tuple[str, str], list[Mess
     return groups
 
 
+CommitErrors = dict[tuple[str, str], ProtomqError]
+"""What went wrong with a commit, by topic and broker name."""
+
+
 def combined(errors: Mapping[tuple[str, str], ProtomqError]) -> ProtomqError:
     """The first of the errors by topic and broker name; its notes tell all."""
     first = next(iter(errors.values()))
     for (topic, broker_name), error in errors.items():
-        first.add_note(f"offsets in {topic}/{broker_name} not committed: {type(error).__name__}: {str(error).splitlines()[0]}")
+        queue_ids = error.metadata.get("queue_ids", "")
+        where = f"{topic}/{broker_name}" + (f", queue {queue_ids}," if queue_ids else "")
+        first.add_note(
+            f"offsets in {where} not committed: {type(error).__name__}: {str(error).splitlines()[0]}"
+        )
     return first
+
+
+def without_gone_queues(
+    offsets: Mapping[MessageQueue, int], error: QueueNotFoundError
+) -> tuple[dict[MessageQueue, int], QueueNotFoundError]:
+    """Of a commit to one broker that has fewer queues now: what can be committed all the same, and the error for the rest.
+
+    A broker takes all offsets of a commit or none. Nothing is left where it does not say which queues it has.
+    """
+    count = error.metadata.get("read_queues", "")
+    gone = [queue for queue in offsets if count.isdigit() and queue.queue_id >= int(count)]
+    if not gone:
+        return {}, error
+    queue_ids = ", ".join(str(queue.queue_id) for queue in gone)
+    told = QueueNotFoundError(
+        f"topic {gone[0].topic!r} has {count} queues to read at broker {gone[0].broker_name!r} now: the offset of queue {queue_ids} is "
+        "not committed, what there was of the others is",
+        metadata={**error.metadata, "queue_ids": queue_ids},
+    )
+    told.retriable = False  # By waiting alone no queue comes back.
+    return {queue: offset for queue, offset in offsets.items() if queue not in gone}, told
 
 
 def encode_commit(

@@ -1,4 +1,4 @@
-"""Who does not answer, or refuses: one warning when one goes, one when it is back, nothing in between. Any thread.
+"""Who does not answer, or refuses, and what cannot be read: one warning when it begins, one when it is over, nothing between. Any thread.
 
 A consumer asks each broker for each queue again and again; without this a broker that is down for a night fills the log.
 """
@@ -44,6 +44,25 @@ class Outages:
             since_s = self._since_s.pop(name, None)
             if since_s is not None:
                 logger.warning("%s answers again, after %.1f s", name, self._clock() - since_s)
+
+    def queues_changed(self, topic: str, count: int) -> None:
+        """A subscribed topic has so many queues to read now; that it has none is told once, unless a broker has told why."""
+        name = f"topic {topic}"
+        if count:
+            since_s = self._since_s.pop(name, None)
+            if since_s is not None:
+                logger.warning("%s can be read again, after %.1f s", name, self._clock() - since_s)
+        elif not any(told == name or told.endswith(_about("", topic)) for told in self._since_s):
+            self._since_s[name] = self._clock()
+            logger.warning("%s", unreadable_text(topic))
+
+
+def unreadable_text(topic: str) -> str:
+    """The warning about a topic of which nothing can be read."""
+    return (
+        f"topic {topic} has no queue that can be read, by its permission or its brokers': the consumer waits; "
+        f"`protomq topic describe {topic} -o json` shows the permission"
+    )
 
 
 def _about(peer: str, topic: str) -> str:

@@ -32,6 +32,7 @@ from ._checks import (
 from ._message import Message
 from ._offset_calls import (
     Begin,
+    CommitErrors,
     broker_of,
     by_broker,
     check_begin,
@@ -46,6 +47,7 @@ from ._offset_calls import (
     decode_range_incarnation,
     decode_search_incarnation,
     decode_search_offset,
+    doubtful_topics,
     encode_commit,
     encode_get_offsets,
     encode_get_queue_range,
@@ -53,7 +55,7 @@ from ._offset_calls import (
     first_offsets,
     missing_queues,
     subscribed_queues,
-    unknown_topics,
+    without_gone_queues,
 )
 from ._open_consumers import (
     closed,
@@ -186,9 +188,10 @@ class PullConsumer:
     def subscribe(self, topic: str, tags: Iterable[str] = ()) -> None:
         """Consumes all queues of a topic, also those that it gets later; `tags`: only messages with one of these ("*": all).
 
-        May be called for several topics, and again for one: to change the tags from here on, or to begin anew in a topic that was
-        deleted and made again (`poll` raises TopicRecreatedError then). A topic that does not exist yet, where brokers create topics
-        on the first send, is waited for, with a RuntimeWarning: the name may be wrong. Raises TopicNotFoundError, NoRouteError.
+        May be called for several topics, and again for one: to change the tags from here on, or to begin anew with a topic that was
+        deleted or made again (`poll` raises TopicNotFoundError or TopicRecreatedError then). A topic that does not exist yet, where
+        brokers create topics on the first send, is waited for, with a RuntimeWarning: the name may be wrong. So is one that may not be
+        read now. Raises TopicNotFoundError, NoRouteError.
         """
         with self._own_lock():
             self._check_usable()
@@ -197,7 +200,7 @@ class PullConsumer:
             route = self._routes.get(topic, self._request_timeout_s)
             self._tags[topic] = checked
             self._subscriptions[topic] = route
-            self._state.forget_recreated(route.read_queues)
+            self._forget_gone([topic])
             self._reassign()
             for text in self._doubts(route):
                 warn(logger, text, 2)
@@ -223,7 +226,7 @@ class PullConsumer:
             self._assigned = wanted
             for queue in self._assigned:
                 self._tags[queue.topic] = checked
-            self._state.forget_recreated(self._assigned)
+            self._forget_gone(queue.topic for queue in wanted)
             self._reassign()
             for text in self._doubts(*routes):
                 warn(logger, text, 2)
@@ -237,8 +240,11 @@ class PullConsumer:
     def poll(self, timeout_s: float = 1.0, max_messages: int = POLL_MESSAGES) -> list[Message]:
         """The next messages, at most `max_messages`; waits for them for up to `timeout_s`, then returns an empty list.
 
-        Messages of one queue come in their order. Transient errors are retried inside; raised are those that need somebody:
-        OffsetIllegalError (if asked for), TopicRecreatedError, CorruptLogError and the like, ClosedError.
+        Messages of one queue come in their order. What may pass is tried again inside, and told by one warning in the log when it begins
+        and one when it is over: a server that is away or busy, a topic that may not be read now. Raised is what needs somebody:
+        TopicNotFoundError (deleted while it was read), TopicRecreatedError, QueueNotFoundError (of an assigned queue), CorruptLogError and
+        the like, OffsetIllegalError (if asked for), ClosedError. It is raised again with every try until you have seen to it; the messages
+        of other queues come in between.
         """
         check_count("max_messages", max_messages, 1)
         check_seconds("timeout_s", timeout_s, zero=True)
@@ -346,6 +352,7 @@ class PullConsumer:
         """Stores offsets for the group; without an argument the positions, including what the last `poll` returned.
 
         Raises what the call to a broker raises, after retries, and after every broker was asked; notes of the error tell which failed.
+        A queue that its broker has no more keeps no other from being committed: QueueNotFoundError names those that are not.
         """
         self._check_group()
         checked = None if offsets is None else checked_offsets(offsets)
@@ -499,13 +506,20 @@ class PullConsumer:
 
     def _doubts(self, *routes: Route) -> list[str]:
         """What the user may not have meant; each is told once."""
-        found = unknown_topics(routes, self._exists, self._warned_topics)
+        found = doubtful_topics(routes, self._exists, self._warned_topics)
         queue = None if self._warned_of_member else shared_queue(self)
         if queue is not None:
             self._warned_of_member = True
             self._state.warned_of_other()
             found.append(shared_queue_text(self.group, queue))
         return found
+
+    def _forget_gone(self, topics: Iterable[str]) -> None:
+        """What is known of topics that were deleted is known no more: they are begun anew."""
+        names = set(topics)
+        self._state.forget_gone(names)
+        for topic in names:
+            self._exists.pop(topic, None)
 
     def _reassign(self) -> None:
         """Brings the queues in line with what the user asked for."""
@@ -522,6 +536,7 @@ class PullConsumer:
                 continue  # The pulls will tell.
             if route is not last:
                 self._subscriptions[topic] = route
+                self._outages.queues_changed(topic, len(route.read_queues))
                 queues = subscribed_queues(self._assigned, self._subscriptions)
                 added = self._state.assign(queues, self._tags, park=True)
                 begin: Begin = "earliest" if last.read_queues else self._begin
@@ -537,13 +552,16 @@ class PullConsumer:
         """Finds out where to begin; a broker that does not answer is asked again in a later `poll`."""
         for (topic, broker_name), members in by_broker(queues).items():
             try:
-                self._resolve(topic, broker_name, members, begin, timeout_s, attempts)
+                is_there = self._resolve(
+                    topic, broker_name, members, begin, timeout_s, attempts
+                )
             except ProtomqError as error:
                 if not error.retriable:
                     raise
                 self._outages.failed(f"broker {broker_name}", topic, error)
             else:
-                self._outages.answered(f"broker {broker_name}", topic)
+                if is_there:
+                    self._outages.answered(f"broker {broker_name}", topic)
 
     def _resolve(
         self,
@@ -553,8 +571,8 @@ class PullConsumer:
         begin: Begin,
         timeout_s: float,
         attempts: int,
-    ) -> None:
-        """Finds out where to begin in queues of one broker."""
+    ) -> bool:
+        """Finds out where to begin in queues of one broker; whether it has the topic and the queues."""
         committed: dict[int, int] = {}
         starts: dict[MessageQueue, int] = {}
         incarnation = 0
@@ -587,12 +605,14 @@ class PullConsumer:
                 starts = first_offsets(rest, decode_queue_ranges(answer), begin)
                 incarnation = decode_range_incarnation(answer)
         except (TopicNotFoundError, QueueNotFoundError) as error:
+            is_there = False
             # Not made yet (auto_create): its first message will have the offset 0.
             committed, starts, incarnation = {}, {}, 0
             self._exists.setdefault(topic, isinstance(error, QueueNotFoundError))
         else:
-            self._exists[topic] = True
+            is_there = self._exists[topic] = True
         self._state.start_all(queues, committed, starts, incarnation)
+        return is_there
 
     def _exchange(self, wait_s: float) -> None:
         """Sends the pulls that are due, and takes what has come or comes within the time."""
@@ -617,26 +637,28 @@ class PullConsumer:
             ticket = self._state.begin(queue)
             try:
                 route = self._routes.current(queue.topic, self._request_timeout_s)
-                pulls.send(
-                    broker_of(route, queue.broker_name),
-                    ticket,
-                    self._state.encode_request(ticket),
-                    self._pull_timeout_s,
-                )
+                address = broker_of(route, queue.broker_name)
             except ProtomqError as error:
-                self._take_outcome(ticket, error)
+                self._take_outcome(ticket, error, by_broker=False)
+                continue
+            request = self._state.encode_request(ticket)
+            pulls.send(address, ticket, request, self._pull_timeout_s)
 
-    def _take_outcome(self, ticket: Ticket, result: bytes | ProtomqError) -> None:
+    def _take_outcome(
+        self, ticket: Ticket, result: bytes | ProtomqError, *, by_broker: bool = True
+    ) -> None:
         queue = ticket.queue
         if isinstance(result, bytes):
             self._outages.answered(f"broker {queue.broker_name}", queue.topic)
             self._state.answered(ticket, result, time.monotonic())
             return
-        needs_user = self._state.failed(ticket, result, time.monotonic())
         if result.stale_route:
             self._routes.invalidate(queue.topic)
-        if needs_user:
-            raise result
+        told = self._state.failed(ticket, result, time.monotonic(), by_broker=by_broker)
+        if told is None and isinstance(result, QueueNotFoundError) and queue in self._assigned:
+            told = result  # A subscription follows the route; this queue was asked for by its number.
+        if told is not None:
+            raise told
         self._outages.failed(f"broker {queue.broker_name}", queue.topic, result)
 
     def _commit_now(
@@ -666,33 +688,48 @@ class PullConsumer:
         timeout_s: float,
         attempts: int,
         ends_s: float = math.inf,
-    ) -> dict[tuple[str, str], ProtomqError]:
-        """Commits at every broker, for each of which `timeout_s` is the limit, and `ends_s` the end for all. What went
-        wrong, by topic and broker name.
+    ) -> CommitErrors:
+        """Commits at every broker, for each of which `timeout_s` is the limit, and `ends_s` the end for all. What went wrong.
 
-        One that does not answer is not asked for its other topics.
+        One that does not answer is not asked for its other topics; one that has fewer queues now is asked again for those it has.
         """
-        errors: dict[tuple[str, str], ProtomqError] = {}
+        errors: CommitErrors = {}
         silent: set[str] = set()
         parts = by_broker(offsets)
         for i, ((topic, broker_name), members) in enumerate(parts.items()):
             if broker_name in silent:
                 continue
             part = {queue: offsets[queue] for queue in members}
-            incarnations = {queue: self._state.incarnation(queue) for queue in members}
-            request = encode_commit(self.group, part, incarnations)
             limit_s = min(timeout_s, share_s(ends_s, len(parts) - i))
             try:
-                self._call(topic, broker_name, _methods.COMMIT_OFFSETS, request, limit_s, attempts)
+                try:
+                    self._commit_part(topic, broker_name, part, limit_s, attempts)
+                except QueueNotFoundError as error:
+                    part, told = without_gone_queues(part, error)
+                    if part:
+                        self._commit_part(topic, broker_name, part, limit_s, attempts)
+                    raise told from error
             except ProtomqError as error:
                 if error.retriable:
                     self._outages.failed(f"broker {broker_name}", topic, error)
                 if isinstance(error, TransportError):
                     silent.add(broker_name)
                 errors[topic, broker_name] = error
-            else:
-                self._state.committed(part)
         return errors
+
+    def _commit_part(
+        self,
+        topic: str,
+        broker_name: str,
+        part: Mapping[MessageQueue, int],
+        timeout_s: float,
+        attempts: int,
+    ) -> None:
+        """Commits in one topic at one broker."""
+        incarnations = {queue: self._state.incarnation(queue) for queue in part}
+        request = encode_commit(self.group, part, incarnations)
+        self._call(topic, broker_name, _methods.COMMIT_OFFSETS, request, timeout_s, attempts)
+        self._state.committed(part)
 
     def _call(
         self,

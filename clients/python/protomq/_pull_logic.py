@@ -16,7 +16,8 @@ Rules:
 - The position of a queue is the offset behind the last message handed out. It becomes safe to commit when the user comes back
   for more (`user_came_back`): then those messages have been dealt with.
 - What is known of a queue belongs to one incarnation of its topic, learned from the first answer and told with every request. When the
-  broker says that the topic was made again, the user is told, with every try, until the queues are assigned anew.
+  broker says that the topic was made again, or was deleted and is not made again within a while, the user is told, with every try, until
+  the queues are assigned anew: no waiting brings back what the position counted.
 
 Not thread-safe: the consumer that owns it takes care of that.
 """
@@ -30,7 +31,7 @@ import random
 import secrets
 import socket
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
@@ -45,7 +46,9 @@ from .errors import (
     OffsetIllegalError,
     ProtocolError,
     ProtomqError,
+    TopicNotFoundError,
     TopicRecreatedError,
+    TransportError,
 )
 
 logger = logging.getLogger("protomq")
@@ -61,6 +64,8 @@ SHORT_POLL_INTERVAL_S: Final = 0.02
 ANSWERS_WAITING_MAX: Final = 2
 READ_AHEAD_MAX_BYTES: Final = 8 << 20
 """While so much waits to be handed out, nothing more is read: two of the largest answers, so that queues take turns."""
+DELETED_AFTER_S: Final = 3.0
+"""So long a topic that its broker knows no more may be made again: that is told as what it is then."""
 READ_PAUSE_MAX_S: Final = 15.0
 """Unless nothing was read for so long: brokers drop a connection that takes nothing for 60 s."""
 
@@ -111,7 +116,8 @@ class _Queue:
     committed: int | None = None
     is_uncommitted: bool = False  # Messages before the position were handed out and are not committed.
     incarnation: int = 0  # Of the topic; 0: not known yet.
-    is_recreated: bool = False
+    missing_since_s: float | None = None  # When the broker first said that it has the topic no more.
+    is_gone: bool = False  # The topic was deleted, and made again or not.
     pull_offset: int = 0
     in_flight: bool = False
     failures: int = 0
@@ -181,11 +187,10 @@ class PullState:
         state = self._queues.get(queue)
         return state.incarnation if state is not None else 0
 
-    def forget_recreated(self, queues: Iterable[MessageQueue]) -> None:
-        """Those whose topic was made again are assigned anew by the next `assign`, as if they had never been."""
-        for queue in queues:
-            state = self._queues.get(queue)
-            if state is not None and state.is_recreated:
+    def forget_gone(self, topics: Collection[str]) -> None:
+        """Queues of topics that were deleted are assigned anew by the next `assign`, as if they had never been."""
+        for queue, state in list(self._queues.items()):
+            if state.is_gone and queue.topic in topics:
                 self._drop_answers(queue, state)
                 del self._queues[queue]
 
@@ -311,6 +316,7 @@ class PullState:
             return
         answer = decode_pull_answer(payload)
         state.failures = 0
+        state.missing_since_s = None
         state.incarnation = answer.topic_incarnation or state.incarnation
         if answer.other_member and not self._warned_of_other:
             self._warned_of_other = True
@@ -340,17 +346,16 @@ class PullState:
             if not self.options.hold_ms:
                 state.paused_until_s = now_s + SHORT_POLL_INTERVAL_S
 
-    def failed(self, ticket: Ticket, error: ProtomqError, now_s: float) -> bool:
-        """Takes an error; the pull is made again after a pause. Returns whether the user has to know."""
+    def failed(
+        self, ticket: Ticket, error: ProtomqError, now_s: float, *, by_broker: bool = True
+    ) -> ProtomqError | None:
+        """Takes an error; the pull is made again after a pause. The error that the user has to know, if any.
+
+        `by_broker`: the broker was asked, not only the name server, which may be younger than the topic.
+        """
         state = self._ended(ticket, now_s)
         if state is None:
-            return False
-        if isinstance(error, TopicRecreatedError):
-            for queue, other in self._queues.items():
-                if (
-                    queue[:2] == ticket.queue[:2] and other.incarnation == state.incarnation
-                ):  # Of the same topic at the same broker.
-                    other.is_recreated = True
+            return None
         state.failures += 1
         pause_s = min(
             BACKOFF_MIN_S * 2 ** min(state.failures - 1, 10), BACKOFF_MAX_S
@@ -358,7 +363,28 @@ class PullState:
         if error.retry_delay_ms is not None:
             pause_s = max(pause_s, error.retry_delay_ms / 1000)
         state.paused_until_s = now_s + pause_s
-        return not error.retriable
+        if isinstance(error, TopicRecreatedError):
+            self._mark_gone(ticket.queue, state.incarnation)
+            return error
+        if (
+            by_broker
+            and state.incarnation
+            and state.missing_since_s is None
+            and isinstance(error, TopicNotFoundError)
+        ):
+            state.missing_since_s = now_s
+        if isinstance(error, TransportError) or state.missing_since_s is None:
+            return error if not error.retriable else None
+        if now_s - state.missing_since_s < DELETED_AFTER_S:
+            return None
+        self._mark_gone(ticket.queue, state.incarnation)
+        return _deleted(ticket.queue)
+
+    def _mark_gone(self, queue: MessageQueue, incarnation: int) -> None:
+        """All queues of the same topic at the same broker."""
+        for other, state in self._queues.items():
+            if other[:2] == queue[:2] and state.incarnation == incarnation:
+                state.is_gone = True
 
     # -- messages --------------------------------------------------------------------------------------------------------
 
@@ -401,7 +427,7 @@ class PullState:
         wanted: dict[MessageQueue, int] = {}
         for queue, state in self._queues.items():
             position = state.safe_position if safe_only else state.position
-            if state.is_recreated:
+            if state.is_gone:
                 continue  # An offset of the old topic is of no use to anybody.
             if position is not None and position != state.committed:
                 wanted[queue] = position
@@ -418,7 +444,7 @@ class PullState:
     def uncommitted_count(self) -> int:
         """Queues of which messages were handed out that nobody has committed."""
         return sum(
-            state.is_uncommitted and not state.is_recreated
+            state.is_uncommitted and not state.is_gone
             for state in list(self._queues.values())
         )
 
@@ -485,6 +511,16 @@ class PullState:
         )  # fmt: skip
         state.pull_offset = target
         _pass_over(state)
+
+
+def _deleted(queue: MessageQueue) -> TopicNotFoundError:
+    error = TopicNotFoundError(
+        f"topic {queue.topic!r} was deleted at broker {queue.broker_name!r} while it was read; unsubscribe or assign other queues, "
+        "or subscribe or assign again to begin with a new topic of that name",
+        metadata={"topic": queue.topic, "broker_name": queue.broker_name},
+    )
+    error.retriable = error.stale_route = False  # It has been looked up again.
+    return error
 
 
 def _with_tags(messages: list[Message], tags: tuple[str, ...]) -> list[Message]:

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from protomq._outages import Outages
-from protomq.errors import ConnectFailedError, SystemBusyError
+from protomq.errors import ConnectFailedError, NotPermittedError, SystemBusyError
 
 
 def test_an_outage_is_one_line_and_its_end_another(caplog: pytest.LogCaptureFixture) -> None:
@@ -38,4 +38,21 @@ def test_what_one_topic_suffers_from_does_not_take_turns_with_the_others(
     assert caplog.messages == [
         "broker a, asked about topic t, answers SYSTEM_BUSY, trying again: later",
         "broker a, asked about topic t, answers again, after 0.0 s",
+    ]
+
+
+def test_a_topic_without_queues_is_told_once_unless_a_broker_has_said_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING, "protomq")
+    outages = Outages(lambda: 0.0)
+    for count in (0, 0, 2, 3):
+        outages.queues_changed("t", count)
+    outages.failed("broker a", "u", NotPermittedError("ask"))
+    outages.queues_changed("u", 0)
+    outages.queues_changed("u", 2)
+    assert [line.partition(":")[0] for line in caplog.messages] == [
+        "topic t has no queue that can be read, by its permission or its brokers'",
+        "topic t can be read again, after 0.0 s",
+        "broker a, asked about topic u, answers NOT_PERMITTED, trying again",
     ]

@@ -10,6 +10,7 @@ import pytest
 from protomq import _pull_logic
 from protomq._pull_logic import (
     BACKOFF_MAX_S,
+    DELETED_AFTER_S,
     READ_AHEAD_MAX_BYTES,
     READ_PAUSE_MAX_S,
     PullOptions,
@@ -19,11 +20,14 @@ from protomq._pull_logic import (
 from protomq._types import MessageQueue
 from protomq.errors import (
     ConfigurationError,
+    ConnectFailedError,
     ConnectionLostError,
     InvalidArgumentError,
+    NoRouteError,
     OffsetIllegalError,
     ProtocolError,
     SystemBusyError,
+    TopicNotFoundError,
     TopicRecreatedError,
 )
 from protomq.v1 import pull_service_pb2
@@ -410,10 +414,57 @@ def test_a_topic_that_was_made_again_is_told_until_it_is_assigned_anew() -> None
     assert made.to_commit(safe_only=True) == {other: 0}
     assert made.failed(pull(made, now_s=10.0), recreated(), 10.0)
 
-    made.forget_recreated((Q0, Q1, other))
+    made.forget_gone(["t", "u"])
     assert made.assign((Q0, Q1, other), {}) == [Q0, Q1]
     made.start_all([Q0, Q1], {}, {}, 8)
     assert [made.position(queue) for queue in (Q0, Q1, other)] == [0, 0, 0]
     pull(made, Q1, now_s=20.0)
     made.answered(late, found(5, 2), 20.0)  # Of the topic before: nobody waits for it.
     assert bodies(made) == []
+
+
+def deleted() -> TopicNotFoundError:
+    return TopicNotFoundError("not here")
+
+
+def test_a_topic_that_was_deleted_is_told_when_it_is_not_made_again_within_a_while() -> None:
+    made = PullState(PullOptions("g"), random.Random(1))
+    made.assign((Q0, Q1), {})
+    made.start_all([Q0, Q1], {0: 5, 1: 5}, {}, 7)
+    assert made.failed(pull(made), deleted(), 100.0) is None
+    # The name server does not know it any more: the broker is not even asked.
+    assert made.failed(pull(made, now_s=101.0), deleted(), 101.0, by_broker=False) is None
+    told = made.failed(pull(made, now_s=100.0 + DELETED_AFTER_S), deleted(), 100.0 + DELETED_AFTER_S)
+    assert isinstance(told, TopicNotFoundError)
+    assert "topic 't' was deleted at broker 'a' while it was read" in str(told)
+    assert not told.retriable
+    assert made.to_commit(safe_only=True) == {}
+    assert made.failed(pull(made, now_s=110.0), NoRouteError("no broker 'a'"), 110.0, by_broker=False)
+    assert made.failed(pull(made, now_s=120.0), ConnectFailedError("down"), 120.0) is None
+    assert isinstance(made.failed(pull(made, now_s=130.0), recreated(), 130.0), TopicRecreatedError)
+    made.forget_gone(["u"])
+    assert made.assign((Q0, Q1), {}) == []
+    made.forget_gone(["t"])
+    assert made.assign((Q0, Q1), {}) == [Q0, Q1]
+
+
+def test_a_topic_that_is_there_again_was_not_deleted() -> None:
+    made = PullState(PullOptions("g"), random.Random(1))
+    made.assign((Q0,), {})
+    made.start_all([Q0], {0: 5}, {}, 7)
+    for now_s in (100.0, 200.0):
+        assert made.failed(pull(made, now_s=now_s), deleted(), now_s) is None
+        answer = pull_service_pb2.PullResponse(status=2, next_offset=5, topic_incarnation=7)  # type: ignore[arg-type]
+        made.answered(pull(made, now_s=now_s + 50), answer.SerializeToString(), now_s + 50)
+
+
+@pytest.mark.parametrize(("incarnation", "by_broker"), [(0, True), (7, False)])
+def test_a_topic_that_only_a_name_server_does_not_know_or_that_never_was_is_waited_for(
+    incarnation: int, by_broker: bool
+) -> None:
+    made = PullState(PullOptions("g"), random.Random(1))
+    made.assign((Q0,), {})
+    made.start_all([Q0], {}, {}, incarnation)
+    for now_s in range(100, 200, 10):
+        ticket = pull(made, now_s=now_s)
+        assert made.failed(ticket, deleted(), now_s, by_broker=by_broker) is None
