@@ -619,7 +619,7 @@ def _commits_are_answered_before_they_are_appended() -> Any:
 
     def append_state(self: Store, topic: str, bodies: Sequence[bytes], *_: Any) -> int:
         for body in bodies:
-            self._machines[topic].apply(body, self.appended_position)
+            self._machine_of[topic].apply(body, self.appended_position)
         return self.appended_position
 
     return _patch(Store, "append_state", append_state)

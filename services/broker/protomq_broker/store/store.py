@@ -21,13 +21,13 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from protomq.wire.hashing import Octets
-from protomq.wire.topics import OFFSETS_TOPIC
 
 from .config import StoreConfig
 from .errors import DiskFullError, NoWriterError, StoreError, StoreFailedError
@@ -59,8 +59,8 @@ from .queues.quarantine import Quarantine
 from .queues.reading import LogRegion, ReadResult, StoredPlace, TopicCounters
 from .queues.selection import NO_TAGS
 from .scrub import Scrubber
-from .state.offsets import ConsumerOffsets, OffsetKey
-from .state.states import StateMachine, positions_of, replay_states, state_region
+from .state.machine import Carrier, StateMachine, positions_of, replay_states, state_region
+from .state.offsets import ConsumerOffsets
 from .state.topics import QUEUES_DEFAULT
 from .store_files import Recovery, StoreFiles
 
@@ -74,8 +74,6 @@ _PARTS_MAX: Final = 512
 of their bytes do for CRC and write."""
 _SPACE_MIN_BYTES: Final = 1 << 20
 """A disk that is not full: where segments are not truly preallocated, a write into one may find no space."""
-CARRIED_COUNT: Final = 500
-"""Offsets that are appended again at a time: the writer is not kept from its callers for longer than that takes."""
 
 
 def _call(function: Callable[[], None]) -> None:
@@ -190,9 +188,14 @@ class Store:
             self._folder, self._queues, self._index, self._reader, self.positions
         )
         self.offsets = ConsumerOffsets(
-            disk, f"{root}/config/consumerOffsets.json", self.positions.appended
+            disk,
+            f"{root}/config/consumerOffsets.json",
+            self._folder.first_position,
+            self.positions.appended,
         )
-        self._machines: dict[str, StateMachine] = {OFFSETS_TOPIC: self.offsets}
+        self._machines: tuple[StateMachine, ...] = (self.offsets,)
+        """What stands in the log of the broker itself: what joins here is replayed, saved and carried forward."""
+        self._machine_of = {machine.topic: machine for machine in self._machines}
         self._replay_states(recovery.log)
         known_incarnations = self.offsets.incarnations(self.topics.deleted)
         restore_topics(self.topics, self._queues, queues_default, known_incarnations, self.id)
@@ -334,7 +337,7 @@ class Store:
         Taken as long as the disk takes them, however full it is: a disk is freed by deleting segments, which needs such appends.
         Raises what `append` raises.
         """
-        machine = self._machines[topic]
+        machine = self._machine_of[topic]
         request = AppendRequest(state_region(topic, bodies, self._clock.now_ms()), 0)
 
         def apply() -> None:
@@ -567,12 +570,15 @@ class Store:
             self._repeated.thaw()
 
     def _checkpoint(self, tail: LogTail, durable_position: int) -> None:
-        offsets = self.offsets.cache()  # before the sync: what is in it must be on the disk first
+        found = [machine.snapshot() for machine in self._machines]
+        snapshots = [snapshot for snapshot in found if snapshot is not None]
+        # What is in them must be on the disk first.
+        durable_position = max((durable_position, *(s.end_position for s in snapshots)))
         if self._flusher.flush() < durable_position or self._is_checkpoint_spoilt:
             return
         self.topics.save()
-        if offsets is not None:
-            self.offsets.save(offsets, tail.position)
+        for snapshot in snapshots:
+            snapshot.save(tail.position)
         try:
             for derived in self._derived:
                 derived.checkpoint(tail.position)
@@ -683,18 +689,17 @@ class Store:
 
     def _carry_forward(self, cut: int) -> None:
         """Appends again what is alive in front of `cut`, which is about to go, and syncs it. Raises StoreError if that cannot be done."""
-        keys = self.offsets.keys_below(cut)
-        for start in range(0, len(keys), CARRIED_COUNT):
-            part = keys[start : start + CARRIED_COUNT]
-            self._on_writer(lambda part=part: self._carry(part, cut))  # type: ignore[misc]
-        if keys and self.flush() < (position := self.positions.appended):
+        carriers = [(machine, carry) for machine in self._machines for carry in machine.carry(cut)]
+        for machine, carry in carriers:
+            self._on_writer(partial(self._carry, machine.topic, carry))
+        if carriers and self.flush() < (position := self.positions.appended):
             raise StoreError(f"what was appended up to position {position} could not be synced")
 
-    def _carry(self, keys: Sequence[OffsetKey], cut: int) -> None:
+    def _carry(self, topic: str, carry: Carrier) -> None:
         """One slice of it, on the writer thread, with the values of this moment."""
-        body = self.offsets.record_of(keys, cut)
+        body = carry()
         if body:
-            self.append_state(OFFSETS_TOPIC, [body], Reserve.CARRIED)
+            self.append_state(topic, [body], Reserve.CARRIED)
 
     def _set_disk_full(self, reason: str) -> None:
         if bool(reason) != bool(self._disk_full):

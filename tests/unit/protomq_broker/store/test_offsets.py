@@ -5,18 +5,19 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protomq.testing.simdisk import SimDisk
+from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, QueueOffset
 from protomq.v1.state_pb2 import OffsetsRecord
 from protomq.wire.topics import OFFSETS_TOPIC
-from protomq_broker.store import store as store_module
 from protomq_broker.store.errors import DiskFullError, StoreFailedError
+from protomq_broker.store.state import offsets as offsets_module
 from protomq_broker.store.state.offsets import ConsumerOffsets, OffsetKey
 from protomq_broker.store.state.topics import TopicConfig, incarnation_of_first
 from protomq_broker.store.store import Store
@@ -30,7 +31,7 @@ PATH = "/s/config/consumerOffsets.json"
 def make_offsets(disk: SimDisk | None = None, end_position: int = 1 << 40) -> ConsumerOffsets:
     disk = disk or SimDisk()
     disk.make_folder("/s/config")
-    return ConsumerOffsets(disk, PATH, end_position)
+    return ConsumerOffsets(disk, PATH, 0, end_position)
 
 
 def record(*commits: tuple[str, str, int, int], incarnation: int = 1) -> bytes:
@@ -58,10 +59,10 @@ def deletion(*groups: str) -> bytes:
 
 
 def save(offsets: ConsumerOffsets, position: int) -> bool:
-    cache = offsets.cache()
-    if cache is not None:
-        offsets.save(cache, position)
-    return cache is not None
+    snapshot = offsets.snapshot()
+    if snapshot is not None:
+        snapshot.save(position)
+    return snapshot is not None
 
 
 def test_the_last_record_of_a_queue_counts() -> None:
@@ -115,9 +116,8 @@ def test_a_group_that_is_deleted_while_the_cache_is_made_is_not_in_it(
     offsets.apply(deletion("g"), 20)
     with monkeypatch.context() as patch:  # as it is between two groups
         patch.setattr(offsets, "_groups", _NamesOfBefore(names))
-        cache = offsets.cache()
-    assert cache is not None
-    assert cache.groups == {}
+        assert save(offsets, 30)
+    assert make_offsets(disk).groups() == {}
 
 
 class _NamesOfBefore(dict[str, Any]):
@@ -191,6 +191,52 @@ def test_every_flipped_bit_of_the_cache_is_noticed() -> None:
         assert (again.replay_from, again.groups()) == (0, {}), bit
         disk.flip_bit(PATH, bit)
     assert make_offsets(disk).replay_from == 90
+
+
+def test_where_the_newest_snapshot_does_not_hold_the_one_before_counts() -> None:
+    disk = SimDisk()
+    offsets = make_offsets(disk)
+    for position in (10, 20, 30):
+        offsets.apply(record(("g", "t", 1, position)), position)
+        save(offsets, position + 5)
+    disk.flip_bit(PATH, 500)
+    again = make_offsets(disk)
+    assert (again.replay_from, again.of_topic("g", "t", 1)) == (25, {1: 20})
+    again.apply(record(("g", "t", 1, 30)), 30)
+    save(again, 40)  # the damaged one is not kept
+    disk.remove(PATH)
+    assert make_offsets(disk).replay_from == 25
+
+
+def test_a_snapshot_from_before_the_start_of_the_log_does_not_count() -> None:
+    """What was deleted since may have told of a deletion."""
+    disk = SimDisk()
+    offsets = make_offsets(disk)
+    offsets.apply(record(("g", "t", 1, 5)), 10)
+    save(offsets, 15)
+    offsets.apply(deletion("g"), 20)
+    save(offsets, 25)
+    disk.remove(PATH)
+    assert make_offsets(disk).replay_from == 15
+    assert ConsumerOffsets(disk, PATH, 16, 100).replay_from == 0
+
+
+@pytest.mark.parametrize("number", range(1, 12))
+def test_a_save_that_is_killed_anywhere_leaves_a_snapshot(number: int) -> None:
+    disk = SimDisk()
+    offsets = make_offsets(disk)
+    offsets.apply(record(("g", "t", 1, 5)), 10)
+    save(offsets, 15)
+    for folder in ("/s", "/"):
+        disk.fsync_dir(folder)
+    offsets.apply(record(("g", "t", 1, 6)), 20)
+    disk.fail_at(number, Fault.CRASH)
+    with suppress(SimulatedCrash):
+        save(offsets, 25)
+    for after in (disk.killed(), *(disk.crash(random.Random(seed)) for seed in range(9))):
+        again = make_offsets(after)
+        offset = {15: 5, 25: 6}[again.replay_from]
+        assert again.of_topic("g", "t", 1) == {1: offset}
 
 
 @settings(max_examples=50, deadline=None)
@@ -354,7 +400,7 @@ def fill_segments(store: Store, count: int) -> None:
 def test_an_idle_groups_offsets_outlive_the_segment_in_which_they_stand(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(store_module, "CARRIED_COUNT", 2)
+    monkeypatch.setattr(offsets_module, "CARRIED_COUNT", 2)
     disk = SimDisk()
     store = open_store(disk)
     store.topics.create(TopicConfig("gone"))
@@ -446,8 +492,7 @@ def test_a_power_cut_takes_no_more_of_the_offsets_than_of_the_log() -> None:
             commit(store, "group", "topic", 0, offset)
         store.checkpoint()
         commit(store, "group", "topic", 0, 7)
-        cache = store.offsets.cache()
-        assert cache is not None
+        assert store.offsets.snapshot() is not None
         store = open_store(disk.crash(random.Random(seed)))
         assert committed(store, "group", "topic", 0) in (4, 7)
 

@@ -7,8 +7,7 @@
 Rules:
 - The records are the truth. `apply` takes them in the order of the log: those just appended, and at a start those read back. The same
   records make the same offsets.
-- The file is a cache (with a checksum, `side_files.py`). Every record in front of its `position` is in it. One that is lost, damaged or
-  ahead of the log is left aside, and the log is read from its beginning.
+- The file is a cache (`snapshots.py`). Every record in front of its `position` is in it.
 - An offset belongs to one incarnation of its topic, and is not found with another one.
 - Before a segment goes, what is alive in it is appended again: so the log has the offsets of a group that commits no more, however old. An
   offset's `position` is where its newest record stands.
@@ -20,7 +19,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -30,16 +30,16 @@ from protomq.v1.state_pb2 import OffsetsRecord
 from protomq.wire.topics import OFFSETS_TOPIC
 from protomq_broker.store.errors import StoreError
 from protomq_broker.store.files.disk import Disk
-from protomq_broker.store.files.side_files import (
-    SideFileDamagedError,
-    read_json_file,
-    write_json_file,
-)
+
+from .machine import Carrier, Snapshot
+from .snapshots import SnapshotFiles
 
 log = logging.getLogger(__name__)
 
 GROUPS_MAX: Final = 10_000
 """Group names are whatever clients say: somebody must say stop."""
+CARRIED_COUNT: Final = 500
+"""Offsets in a slice of what is carried forward."""
 
 
 class TooManyGroupsError(StoreError):
@@ -60,13 +60,6 @@ class OffsetKey(NamedTuple):
     queue_id: int
 
 
-class OffsetsCache(NamedTuple):
-    """The content of the file, and the number of changes up to which it is complete."""
-
-    change_count: int
-    groups: Mapping[str, Any]
-
-
 class _TopicOffsets:
     """A group's offsets in one incarnation of a topic, by queue, and where the newest record of each stands."""
 
@@ -85,22 +78,17 @@ class ConsumerOffsets:
         replay_from: after the construction: the records in front of this position are in it already.
     """
 
-    def __init__(self, disk: Disk, path: str, end_position: int) -> None:
-        """Reads the cache; one that knows more than the log, which ends at `end_position`, is not believed."""
-        self._disk = disk
-        self._path = path
+    topic = OFFSETS_TOPIC
+
+    def __init__(self, disk: Disk, path: str, log_start: int, end_position: int) -> None:
+        """Reads the cache of a log that goes from `log_start` to `end_position`."""
+        self._files = SnapshotFiles(disk, path)
         self._lock = threading.Lock()
         self._groups: dict[str, dict[str, _TopicOffsets]] = {}
         self._change_count = 0
         self._saved_count = 0
-        self.replay_from = 0
-        try:
-            content = read_json_file(disk, path)
-            if content is not None:
-                self._load(content, end_position)
-        except SideFileDamagedError as error:
-            self._groups = {}
-            log.warning("%s: committed offsets are read from the log", error)
+        self._end_position = 0  # behind the start of the last record that was applied
+        self.replay_from = self._files.load(self._load, log_start, end_position)
 
     # The machine: the writer thread, and a start.
 
@@ -123,6 +111,15 @@ class ConsumerOffsets:
                     known.offsets[offset.queue_id] = offset.queue_offset
                     known.positions[offset.queue_id] = position
             self._change_count += 1
+            self._end_position = position + 1
+
+    def carry(self, cut: int) -> Sequence[Carrier]:
+        """See `StateMachine`."""
+        keys = self.keys_below(cut)
+        return [
+            partial(self.record_of, keys[start : start + CARRIED_COUNT], cut)
+            for start in range(0, len(keys), CARRIED_COUNT)
+        ]
 
     def keys_below(self, position: int) -> list[OffsetKey]:
         """The offsets whose newest record stands in front of `position`."""
@@ -154,6 +151,35 @@ class ConsumerOffsets:
                 )
             )
         return OffsetsRecord(commits=commits.values()).SerializeToString()
+
+    def snapshot(self) -> Snapshot | None:
+        """See `StateMachine`."""
+        with self._lock:
+            change_count, names = self._change_count, list(self._groups)
+        if change_count == self._saved_count:
+            return None
+        groups: dict[str, dict[str, Any]] = {}
+        for name in names:
+            with self._lock:  # for one group at a time: the writer must not wait for all of them
+                topics = self._groups.get(name)
+                if topics is None:  # it was deleted meanwhile
+                    continue
+                groups[name] = {
+                    topic: {
+                        "incarnation": known.incarnation,
+                        "offsets": {
+                            str(queue_id): [offset, known.positions[queue_id]]
+                            for queue_id, offset in known.offsets.items()
+                        },
+                    }
+                    for topic, known in topics.items()
+                }
+
+        def save(position: int) -> None:
+            self._files.save({"position": position, "groups": groups})
+            self._saved_count = change_count
+
+        return Snapshot(self._end_position, save)
 
     # Questions.
 
@@ -208,54 +234,16 @@ class ConsumerOffsets:
                 if not topics:
                     del self._groups[group]
 
-    # The cache.
-
-    def cache(self) -> OffsetsCache | None:
-        """What the file is to say; None if that is what it says already."""
-        with self._lock:
-            change_count, names = self._change_count, list(self._groups)
-        if change_count == self._saved_count:
-            return None
-        groups: dict[str, dict[str, Any]] = {}
-        for name in names:
-            with self._lock:  # for one group at a time: the writer must not wait for all of them
-                topics = self._groups.get(name)
-                if topics is None:  # it was deleted meanwhile
-                    continue
-                groups[name] = {
-                    topic: {
-                        "incarnation": known.incarnation,
-                        "offsets": {
-                            str(queue_id): [offset, known.positions[queue_id]]
-                            for queue_id, offset in known.offsets.items()
-                        },
-                    }
-                    for topic, known in topics.items()
-                }
-        return OffsetsCache(change_count, groups)
-
-    def save(self, cache: OffsetsCache, position: int) -> None:
-        """Writes the file. All records in front of `position` are in the cache, and all that is in it is on the disk as a record."""
-        write_json_file(self._disk, self._path, {"position": position, "groups": cache.groups})
-        self._saved_count = cache.change_count
-
-    def _load(self, content: Any, end_position: int) -> None:
-        try:
-            position = int(content["position"])
-            for group, topics in content["groups"].items():
-                loaded = self._groups[group] = {}
-                for topic, entry in topics.items():
-                    known = loaded[topic] = _TopicOffsets(int(entry["incarnation"]))
-                    for queue_id, (offset, at) in entry["offsets"].items():
-                        known.offsets[int(queue_id)] = int(offset)
-                        known.positions[int(queue_id)] = int(at)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise SideFileDamagedError(self._path, f"it is of another form ({error!r})") from error
-        if position > end_position:
-            raise SideFileDamagedError(
-                self._path, f"it is ahead of the log: {position}, the log ends at {end_position}"
-            )
-        self.replay_from = position
+    def _load(self, content: Any) -> None:
+        groups: dict[str, dict[str, _TopicOffsets]] = {}
+        for group, topics in content["groups"].items():
+            loaded = groups[group] = {}
+            for topic, entry in topics.items():
+                known = loaded[topic] = _TopicOffsets(int(entry["incarnation"]))
+                for queue_id, (offset, at) in entry["offsets"].items():
+                    known.offsets[int(queue_id)] = int(offset)
+                    known.positions[int(queue_id)] = int(at)
+        self._groups = groups
 
 
 _NO_TOPICS: Final[dict[str, _TopicOffsets]] = {}

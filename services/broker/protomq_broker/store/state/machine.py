@@ -1,13 +1,19 @@
 """States that stand in the log: what a broker must still know after a fail-over is a record, and nothing else.
 
 A state is a machine: `apply` takes the records of its system topic in the order of the log, those just appended and those that a start
-reads back, and reads neither clock nor disk. So the same records make the same state. Files beside the log are caches of it.
+reads back, and reads neither clock nor disk. So the same records make the same state. The store has a list of machines and knows none by
+name: it replays, saves and carries forward whatever is in the list.
+
+    append   the record is written, then applied in the same turn of the writer
+    start    the snapshot, if one holds, then the records behind its position
+    cut      before segments go, each machine says again what of it stands in them: `carry`
+    save     a snapshot, once the log is synced as far as it tells
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 from protomq.v1.record_pb2 import Record
 from protomq.wire.record import (
@@ -21,17 +27,41 @@ from protomq_broker.store.log.record_region import prove_region
 from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.queues.log_reader import LogReader
 
+Carrier = Callable[[], bytes]
+"""Called on the writer thread: the body of a record that says again what is alive at this moment; b"" if nothing is."""
+
+
+class Snapshot(NamedTuple):
+    """What a machine knows at one moment.
+
+    Attributes:
+        end_position: it tells of no record at or behind it: nothing is saved before the log is synced up to there.
+        save: writes it down; every record in front of the position that it is given is in the snapshot. Raises OSError.
+    """
+
+    end_position: int
+    save: Callable[[int], None]
+
 
 class StateMachine(Protocol):
     """The state of one system topic.
 
-    Attributes: replay_from: at a start: what the log has in front of this position is in the state already.
+    Attributes:
+        topic: the system topic; its records stand in queue 0.
+        replay_from: at a start: what the log has in front of this position is in the state already.
     """
 
+    topic: str
     replay_from: int
 
     def apply(self, body: bytes, position: int) -> None:
         """Takes the body of the record at `position`. Never raises for what it says: that was checked before it was appended."""
+
+    def carry(self, cut: int) -> Sequence[Carrier]:
+        """What is alive and has its newest record in front of `cut`, in slices of a few milliseconds; any thread."""
+
+    def snapshot(self) -> Snapshot | None:
+        """What is to be saved; None if that is saved already. Any thread."""
 
 
 def state_region(topic: str, bodies: Sequence[bytes], now_ms: int) -> RecordRegion:
@@ -57,14 +87,14 @@ def positions_of(request: AppendRequest) -> list[int]:
 
 
 def replay_states(
-    machines: Mapping[str, StateMachine], queues: ConsumeQueueTable, reader: LogReader
+    machines: Sequence[StateMachine], queues: ConsumeQueueTable, reader: LogReader
 ) -> None:
     """Applies the records of the system topics that the log has behind what the states know. Those in quarantine are passed over.
 
     Raises ConsumeQueueDamagedError.
     """
-    for topic, machine in machines.items():
-        for queue in queues.queues_of(topic).values():
+    for machine in machines:
+        for queue in queues.queues_of(machine.topic).values():
             first = max(queue.known_min_offset, queue.first_at_or_beyond(machine.replay_from))
             for queue_offset in range(first, queue.end_offset):
                 position = queue.entry(queue_offset)[0]

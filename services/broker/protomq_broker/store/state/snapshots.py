@@ -1,0 +1,85 @@
+"""Snapshots of a state beside the log: caches, so that a start need not read all of its records.
+
+    config/<name>.json            {"position": n, …}     with a checksum: side_files.py
+    config/<name>.json.previous   the snapshot before
+
+Rules:
+- Every record in front of `position` is in a snapshot, and nothing is in it that was not synced as a record.
+- One that is lost, damaged or ahead of the log is left aside; then the one before counts, as long as the log has all records since; else
+  the log is read from its beginning.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from protomq_broker.store.files.disk import Disk, read_file, write_file_atomically
+from protomq_broker.store.files.side_files import (
+    SideFileDamagedError,
+    read_json_file,
+    write_json_text,
+)
+
+log = logging.getLogger(__name__)
+
+
+class SnapshotFiles:
+    """The two snapshots of one state; one thread at a time."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+        self._has_newest = False  # one that holds, so that it is worth to be kept
+
+    def load(self, take: Callable[[Any], None], log_start: int, end_position: int) -> int:
+        """Gives `take` the newest content that holds; the position up to which it is complete, 0 if there is none.
+
+        `take` changes nothing if it raises: the content is of another form then. The log goes from `log_start` to `end_position`.
+        """
+        newest = self._read(self._path, take, 0, end_position)
+        self._has_newest = newest is not None
+        if newest is None:
+            newest = self._read(self._previous_path, take, log_start, end_position)
+        return newest or 0
+
+    def save(self, content: Any) -> None:
+        """Replaces the snapshot; the one that stood there is the one before from now on."""
+        self.save_text(json.dumps(content, indent=1, sort_keys=True))
+
+    def save_text(self, text: str) -> None:
+        """The same for a content that is encoded already."""
+        stored = read_file(self._disk, self._path) if self._has_newest else None
+        if stored is not None:  # a copy: a power cut in the middle of a rename may leave neither name
+            write_file_atomically(self._disk, self._previous_path, stored)
+        write_json_text(self._disk, self._path, text)
+        self._has_newest = True
+
+    @property
+    def _previous_path(self) -> str:
+        return f"{self._path}.previous"
+
+    def _read(
+        self, path: str, take: Callable[[Any], None], position_min: int, position_max: int
+    ) -> int | None:
+        try:
+            content = read_json_file(self._disk, path)
+            if content is None:
+                return None
+            position = int(content["position"])
+            if position > position_max:
+                log.warning(
+                    "%s is ahead of the log, which ends at %d: it is left aside", path, position_max
+                )
+            if not position_min <= position <= position_max:
+                return None
+            take(content)
+        except SideFileDamagedError as error:
+            log.warning("%s: it is left aside, the log tells as much", error)
+            return None
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            log.warning("%s is of another form: it is left aside: %r", path, error)
+            return None
+        return position
