@@ -1,0 +1,120 @@
+"""CEL expressions, through Google's own library (`pip install 'protomq-broker[cel]'`), ready to be asked about runs of records.
+
+An expression is typed when it is compiled and gives true or false. What names there are: VARIABLES. An evaluation that fails (a property
+that is not there, a text that is no number) is no match. The library bounds what an expression can do: 32 expressions within each other,
+and a
+budget for what its macros (all, exists, map) walk through; patterns are RE2's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+from protomq.v1.record_pb2 import Record
+from protomq.wire.record import encode_message_id
+from protomq.wire.varints import read_varint
+
+from .errors import FilterError, FilterUnavailableError
+
+LENGTH_MAX: Final = 4_096
+
+_Read = Callable[[Record], Any]
+VARIABLES: Final[Mapping[str, tuple[str, _Read]]] = {
+    "TAGS": ("STRING", lambda record: record.tag),
+    "KEYS": ("STRING", lambda record: " ".join(record.keys)),
+    "properties": ("MAP", lambda record: dict(record.properties)),
+    "size": ("INT", lambda record: len(record.body)),
+    "bornTime": ("INT", lambda record: record.born_time_ms),
+    "storeTime": ("INT", lambda record: record.store_time_ms),
+    "queueId": ("INT", lambda record: record.queue_id),
+    "queueOffset": ("INT", lambda record: record.queue_offset),
+    "shardingKey": ("STRING", lambda record: record.attributes.sharding_key),
+    "bornHost": ("STRING", lambda record: record.attributes.born_host),
+    "messageId": (
+        "STRING",
+        lambda record: encode_message_id(
+            record.producer_id, record.producer_epoch, record.sequence
+        ),
+    ),
+}
+"""Type, and where it comes from; `size` is the function of CEL as well, which wants brackets."""
+
+_PLACE: Final = re.compile(r"<input>:(\d+):(\d+): (.*)")
+
+
+class CelFilter:
+    """Any thread. `tags`: as of SqlFilter; a CEL expression tells none."""
+
+    tags: frozenset[bytes] = frozenset()
+
+    def __init__(self, expression: str) -> None:
+        """Raises FilterError, and FilterUnavailableError where the library is missing."""
+        cel, environment = _environment()
+        if len(expression) > LENGTH_MAX:
+            raise FilterError(
+                f"the expression has {len(expression)} characters, at most {LENGTH_MAX} are allowed",
+                expression,
+                LENGTH_MAX,
+            )
+        try:
+            expression.encode()
+            self._compiled = environment.compile(expression)
+        except UnicodeEncodeError as error:
+            raise FilterError("the text is not valid Unicode", expression, error.start) from None
+        except RuntimeError as error:
+            raise _refused(str(error), expression) from None
+        result = self._compiled.return_type()
+        if result != cel.Type.BOOL:
+            raise FilterError(
+                f"a filter is true or false, this gives {result}", expression, 0, ("a condition",)
+            )
+        named = set(re.findall(r"[A-Za-z_]\w*", expression))
+        self._wanted = [(name, read) for name, (_, read) in VARIABLES.items() if name in named]
+
+    def matching(self, data: bytes, starts: Sequence[int], sizes: Sequence[int]) -> list[int]:
+        """As of SqlFilter."""
+        found: list[int] = []
+        evaluate, wanted = self._compiled.eval, self._wanted
+        for index, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+            _, record_start = read_varint(data, start + 1)
+            record = Record.FromString(data[record_start : start + size])
+            try:
+                value = evaluate(data={name: read(record) for name, read in wanted}).value()
+            except (RuntimeError, ValueError):
+                continue
+            if value is True:
+                found.append(index)
+        return found
+
+
+@lru_cache(1)
+def _environment() -> tuple[Any, Any]:
+    try:
+        from cel_expr_python import cel
+    except ImportError:
+        raise FilterUnavailableError(
+            "this broker has no CEL: pip install 'protomq-broker[cel]' where it runs"
+        ) from None
+    kinds = {
+        "STRING": cel.Type.STRING,
+        "INT": cel.Type.INT,
+        "MAP": cel.Type.Map(cel.Type.STRING, cel.Type.STRING),
+    }
+    variables = {name: kinds[kind] for name, (kind, _) in VARIABLES.items()}
+    return cel, cel.NewEnv(variables=variables)
+
+
+def _refused(text: str, expression: str) -> FilterError:
+    found = _PLACE.search(text)
+    if found is None:
+        return FilterError(re.sub(r"^[A-Z_]+: | \[[A-Z_]+\]$", "", text)[:300], expression)
+    line, column = int(found[1]), int(found[2])
+    lines = expression.split("\n")
+    position = sum(len(part) + 1 for part in lines[: line - 1]) + column - 1
+    expected: tuple[str, ...] = ()
+    if wanted := re.search(r"expecting \{?(.+?)\}?$", found[3]):
+        expected = tuple(re.findall(r"(?<=')[^',]+(?=')|[A-Z_]{2,}", wanted[1]))
+    return FilterError(found[3][:300], expression, position, expected)

@@ -1,0 +1,90 @@
+"""SQL92 filters: what they say of a message, against RocketMQ's rules written down once more, and against tables."""
+
+import pytest
+from hypothesis import given
+
+from protomq_broker.filters.sql_rules import names_in, rule_of
+from protomq_broker.filters.sql_syntax import parse
+from tests.unit.protomq_broker.filters.sql_reference import (
+    Ended,
+    evaluate,
+    expressions,
+    messages,
+    text_of,
+)
+
+
+def value_of(text, message):
+    node = parse(text)
+    names = names_in(node)
+    return rule_of(node, names)([message.get(name) for name in names])
+
+
+@given(expressions, messages)
+def test_a_random_expression_says_what_the_reference_says(expression, message):
+    row = {name: text.encode() for name, text in message.items()}
+    try:
+        wanted = evaluate(expression, message)
+    except Ended:
+        with pytest.raises(ValueError):
+            value_of(text_of(expression), row)
+    else:
+        assert value_of(text_of(expression), row) is wanted
+
+
+T, F, U = "TRUE", "FALSE", "NULL"
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "both", "either"),
+    [
+        (T, T, True, True), (T, F, False, True), (T, U, None, True),
+        (F, T, False, True), (F, F, False, False), (F, U, False, None),
+        (U, T, None, True), (U, F, False, None), (U, U, None, None),
+    ],
+)  # fmt: skip
+def test_three_valued_and_and_or(left, right, both, either):
+    assert value_of(f"{left} AND {right}", {}) is both
+    assert value_of(f"{left} OR {right}", {}) is either
+    assert value_of(f"NOT ({left} AND {right})", {}) is (None if both is None else not both)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("a = 'x'", None), ("'x' = a", False), ("a <> 'x'", None), ("'x' <> a", True), ("a = b", True),
+        ("a > 1", None), ("1 > a", None), ("a IN ('x')", None), ("a NOT IN ('x')", None), ("a IS NULL", True),
+        ("a IS NOT NULL", False), ("a CONTAINS 'x'", False), ("a NOT CONTAINS 'x'", False), ("a", None),
+        ("a BETWEEN 1 AND 2", None), ("a NOT BETWEEN 1 AND 2", None),
+    ],
+)  # fmt: skip
+def test_a_property_that_is_missing(text, value):
+    assert value_of(text, {}) is value
+
+
+@pytest.mark.parametrize(
+    ("value", "condition", "outcome"),
+    [
+        (b"5", "a = 5", True), (b"05", "a = 5", True), (b"+5", "a = 5", True), (b"05", "a = '5'", False),
+        (b"9223372036854775807", "a = 9223372036854775807", True), (b"5", "a = 5.0", True), (b"5.5", "a > 5.0", True),
+        (b" 5.5f", "a > 5.0", True), (b"1e1", "a = 10.0", True), (b"true", "a = TRUE", True), (b"TRUE", "TRUE = a", True),
+        (b"yes", "a = TRUE", False), (b"yes", "a = FALSE", True), (b"true", "a", False), (b"-7", "a < -6", True),
+    ],
+)  # fmt: skip
+def test_a_text_is_converted_to_the_kind_of_the_other_side(value, condition, outcome):
+    assert value_of(condition, {"a": value}) is outcome
+
+
+@pytest.mark.parametrize(
+    ("value", "condition"),
+    [
+        (b"x", "a > 5"), (b"5.5", "a > 5"), (b"", "a = 5"), (b"1_0", "a = 10"), (b" 5", "a = 5"), (b"NaN", "a > 1.0"),
+        (b"9223372036854775808", "a > 5"), (b"\xd9\xa5", "a = 5"), (b"x", "a < b"), (b"9" * 2_000, "a > 1.0"),
+    ],
+)  # fmt: skip
+def test_a_text_that_is_no_such_number_ends_the_evaluation(value, condition):
+    with pytest.raises(ValueError):
+        value_of(condition, {"a": value, "b": b"1"})
+    with pytest.raises(ValueError):
+        value_of(f"{condition} OR TRUE", {"a": value, "b": b"1"})
+    assert value_of(f"TRUE OR {condition}", {"a": value, "b": b"1"}) is True
