@@ -39,6 +39,7 @@ class Follower:
         *,
         wanted: OffsetRange | None = None,
         tags: Sequence[str] = (),
+        sql: str | None = None,
         exit_at_end: bool = False,
     ) -> None:
         self._consumer = consumer
@@ -49,7 +50,7 @@ class Follower:
         """Of queues that do not reach to where the user wants to begin: what comes before that is not shown."""
         self._count = 0
         self.missing = Missing()
-        consumer.subscribe(topic, tags)
+        consumer.subscribe(topic, tags, sql=sql)
         self._ends = self._seek(wanted, exit_at_end)
         # Where an end is to be seen, positions have to be looked at often.
         self._poll_s = _HOLD_TO_END_MS / 1000 if self._ends else 1.0
@@ -151,6 +152,7 @@ def follow(
     count_max: int,
     exit_at_end: bool,
     tags: Sequence[str],
+    sql: str | None,
     transport: str,
     timeout_s: float,
 ) -> None:
@@ -179,7 +181,7 @@ def follow(
         ):
             missing.raise_first()
         follower = Follower(
-            consumer, topic, show, flush, wanted=wanted, tags=tags, exit_at_end=exit_at_end
+            consumer, topic, show, flush, wanted=wanted, tags=tags, sql=sql, exit_at_end=exit_at_end
         )
         if follower.has_end:
             follower.missing.note(gone)

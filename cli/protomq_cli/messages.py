@@ -92,6 +92,15 @@ Tags = Annotated[
         help="With this tag only; can be repeated.",
     ),
 ]
+Sql = Annotated[
+    str | None,
+    typer.Option(
+        "--sql",
+        metavar="CONDITION",
+        show_default="all",
+        help="Those only of which this is true, in SQL92: \"delay > 30 AND TAGS = 'UA'\".",
+    ),
+]
 Format = Annotated[
     Template | None,
     typer.Option(
@@ -213,6 +222,7 @@ def pull(
     queue: QueueIds = None,
     broker: OneBroker = None,
     tag: Tags = None,
+    sql: Sql = None,
     template: Format = None,
     transport: TransportName = "auto",
     namesrv: Namesrv = None,
@@ -244,6 +254,7 @@ def pull(
             broker_name=broker,
             queue_ids=queue or (),
             tags=tag or (),
+            sql=sql,
             transport=transport,
             timeout_s=timeout,
         ) as reader,
@@ -256,6 +267,8 @@ def pull(
     reader.check()
     if tag and printer.count == 0 and reader.count:
         sys.stderr.write(f"none of {reader.count:,} messages has the tag {' or '.join(tag)}\n")
+    if sql is not None and printer.count == 0 and reader.count:
+        sys.stderr.write(f"none of {reader.count:,} messages matches\n")
     if count and printer.count == count < reader.count and sys.stderr.isatty():
         sys.stderr.write(f"{count} of {reader.count:,}; --count 0 shows all\n")
 
@@ -277,6 +290,7 @@ def consume(
         bool, typer.Option("--exit", "-e", help="End when all that was there at the start is printed.")
     ] = False,
     tag: Tags = None,
+    sql: Sql = None,
     template: Format = None,
     transport: TransportName = "auto",
     namesrv: Namesrv = None,
@@ -305,6 +319,7 @@ def consume(
             count_max=count,
             exit_at_end=exit_at_end,
             tags=tag or (),
+            sql=sql,
             transport=transport,
             timeout_s=timeout,
         )

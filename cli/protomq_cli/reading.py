@@ -10,9 +10,10 @@ import heapq
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from protomq import MessageQueue
+from protomq._filters import checked_filter
 from protomq._message import Message
 from protomq._methods import PULL
 from protomq._pull_answer import PullAnswer, decode_messages, decode_pull_answer
@@ -39,7 +40,7 @@ PULL_COUNT: Final = 1024
 
 
 class TopicReader:
-    """The messages of a topic within a range, with some of the tags. `timeout_s` is for all of it."""
+    """The messages of a topic within a range, with some tags, or of which an SQL92 condition is true. `timeout_s` is for all of it."""
 
     def __init__(
         self,
@@ -50,11 +51,13 @@ class TopicReader:
         broker_name: str | None = None,
         queue_ids: Sequence[int] = (),
         tags: Sequence[str] = (),
+        sql: str | None = None,
         transport: str = "auto",
         timeout_s: float = 60.0,
     ) -> None:
         """Looks up what there is. Raises TopicNotFoundError, and CliError for a queue that the topic does not have."""
         self._tags = tuple(tags)
+        self._filter = checked_filter(self._tags, sql, None)
         self._deadline_s = time.monotonic() + timeout_s
         self._transport = SyncTransport(TransportOptions(transport=transport))  # type: ignore[arg-type]
         self.missing = Missing()
@@ -106,7 +109,7 @@ class TopicReader:
 
     @property
     def count(self) -> int:
-        """How many messages are in the range; with tags: at most."""
+        """How many messages are in the range; with tags or a condition: at most."""
         return sum(max(end - begin, 0) for begin, end in self._parts.values())
 
     def messages(self, count_max: int = 0) -> Iterator[Message]:
@@ -168,6 +171,8 @@ class TopicReader:
             queue_offset=queue_offset,
             record_count_max=count,
             tags=self._tags,
+            filter_type=cast(Any, self._filter.type_number),
+            filter=self._filter.expression,
         )
         left_s = max(self._deadline_s - time.monotonic(), 0.001)
         payload = (request.SerializeToString(),)

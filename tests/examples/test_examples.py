@@ -39,7 +39,7 @@ def test_send_receive() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["async_producer", "batch", "naive_client", "ordered_by_key", "seek_by_time", "tag_filter"]
+    "name", ["async_producer", "batch", "naive_client", "ordered_by_key", "seek_by_time", "sql_filter", "tag_filter"]
 )
 def test_without_a_server_an_example_says_what_to_start(name: str) -> None:
     finished = subprocess.run(
@@ -74,6 +74,14 @@ def test_batch(protomq_server: Broker) -> None:
     assert (
         len([line for line in lines[1:] if re.fullmatch(r"[0-9A-F]{40} at offset \d+", line)]) == 3
     )
+
+
+def test_sql_filter(protomq_server: Broker) -> None:
+    assert run_example(protomq_server, "sql_filter.py").splitlines() == [
+        "MQ4576 from LGA, 101 minutes late",
+        "UA856 from EWR, 144 minutes late",
+        "UA1086 from LGA, 134 minutes late",
+    ]
 
 
 def test_tag_filter(protomq_server: Broker) -> None:

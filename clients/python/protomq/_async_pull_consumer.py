@@ -27,6 +27,7 @@ from ._checks import (
     check_topic,
     explain_unknown_settings,
 )
+from ._filters import MessageFilter, checked_filter
 from ._message import Message
 from ._offset_calls import (
     Begin,
@@ -147,6 +148,7 @@ class AsyncPullConsumer:
         self._outages = Outages()
         self._subscriptions: dict[str, Route] = {}
         self._tags: dict[str, tuple[str, ...]] = {}
+        self._filters: dict[str, MessageFilter] = {}
         self._assigned: tuple[MessageQueue, ...] = ()
         self._pulls: set[asyncio.Task[None]] = set()
         self._arrived: asyncio.Event | None = None
@@ -166,13 +168,21 @@ class AsyncPullConsumer:
 
     # -- what to consume -------------------------------------------------------------------------------------------------
 
-    async def subscribe(self, topic: str, tags: Iterable[str] = ()) -> None:
+    async def subscribe(
+        self,
+        topic: str,
+        tags: Iterable[str] = (),
+        *,
+        sql: str | None = None,
+        cel: str | None = None,
+    ) -> None:
         """See PullConsumer.subscribe."""
         self._check_open()
         check_topic(topic)
         checked = checked_tags(tags)
+        wanted_filter = checked_filter(checked, sql, cel)
         route = await self._routes.get(topic, self._request_timeout_s)
-        self._tags[topic] = checked
+        self._tags[topic], self._filters[topic] = checked, wanted_filter
         self._subscriptions[topic] = route
         self._forget_gone([topic])
         await self._reassign()
@@ -185,15 +195,23 @@ class AsyncPullConsumer:
         self._subscriptions.pop(topic, None)
         await self._reassign()
 
-    async def assign(self, queues: Iterable[MessageQueue], tags: Iterable[str] = ()) -> None:
+    async def assign(
+        self,
+        queues: Iterable[MessageQueue],
+        tags: Iterable[str] = (),
+        *,
+        sql: str | None = None,
+        cel: str | None = None,
+    ) -> None:
         """See PullConsumer.assign."""
         wanted = checked_queues(queues)
         checked = checked_tags(tags)
+        wanted_filter = checked_filter(checked, sql, cel)
         self._check_open()
         routes = await self._routes_of(wanted)
         self._assigned = wanted
         for queue in self._assigned:
-            self._tags[queue.topic] = checked
+            self._tags[queue.topic], self._filters[queue.topic] = checked, wanted_filter
         self._forget_gone(queue.topic for queue in wanted)
         await self._reassign()
         for text in self._doubts(*routes):
@@ -458,7 +476,7 @@ class AsyncPullConsumer:
     async def _reassign(self) -> None:
         """See PullConsumer._reassign."""
         queues = subscribed_queues(self._assigned, self._subscriptions)
-        added = self._state.assign(queues, self._tags)
+        added = self._state.assign(queues, self._tags, self._filters)
         await self._resolve_or_later(added, self._begin, self._request_timeout_s, CALL_ATTEMPTS)
 
     async def _follow_routes(self, now_s: float) -> None:
@@ -474,7 +492,7 @@ class AsyncPullConsumer:
                 self._subscriptions[topic] = route
                 self._outages.queues_changed(topic, len(route.read_queues))
                 queues = subscribed_queues(self._assigned, self._subscriptions)
-                added = self._state.assign(queues, self._tags, park=True)
+                added = self._state.assign(queues, self._tags, self._filters, park=True)
                 begin: Begin = "earliest" if last.read_queues else self._begin
                 await self._resolve_or_later(added, begin, POLL_CALL_TIMEOUT_S, 1)
                 return  # The others: next time.

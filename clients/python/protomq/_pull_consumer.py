@@ -29,6 +29,7 @@ from ._checks import (
     check_topic,
     explain_unknown_settings,
 )
+from ._filters import MessageFilter, checked_filter
 from ._message import Message
 from ._offset_calls import (
     Begin,
@@ -168,6 +169,7 @@ class PullConsumer:
         self._outages = Outages()
         self._subscriptions: dict[str, Route] = {}
         self._tags: dict[str, tuple[str, ...]] = {}
+        self._filters: dict[str, MessageFilter] = {}
         self._assigned: tuple[MessageQueue, ...] = ()
         self._pulls: PullMultiplexer | None = None
         self._next_commit_s = time.monotonic() + auto_commit_interval_s
@@ -185,10 +187,20 @@ class PullConsumer:
 
     # -- what to consume -------------------------------------------------------------------------------------------------
 
-    def subscribe(self, topic: str, tags: Iterable[str] = ()) -> None:
+    def subscribe(
+        self,
+        topic: str,
+        tags: Iterable[str] = (),
+        *,
+        sql: str | None = None,
+        cel: str | None = None,
+    ) -> None:
         """Consumes all queues of a topic, also those that it gets later; `tags`: only messages with one of these ("*": all).
 
-        May be called for several topics, and again for one: to change the tags from here on, or to begin anew with a topic that was
+        `sql`, or `cel`: only messages of which this condition is true, in SQL92 ("delay > 30 AND TAGS = 'UA'") or CEL; the broker evaluates
+        it (docs/filters.md). One that is wrong makes `poll` raise IllegalFilterError, with the place.
+
+        May be called for several topics, and again for one: to change what is wanted from here on, or to begin anew with a topic that was
         deleted or made again (`poll` raises TopicNotFoundError or TopicRecreatedError then). A topic that does not exist yet, where
         brokers create topics on the first send, is waited for, with a RuntimeWarning: the name may be wrong. So is one that may not be
         read now. Raises TopicNotFoundError, NoRouteError.
@@ -197,8 +209,9 @@ class PullConsumer:
             self._check_usable()
             check_topic(topic)
             checked = checked_tags(tags)
+            wanted_filter = checked_filter(checked, sql, cel)
             route = self._routes.get(topic, self._request_timeout_s)
-            self._tags[topic] = checked
+            self._tags[topic], self._filters[topic] = checked, wanted_filter
             self._subscriptions[topic] = route
             self._forget_gone([topic])
             self._reassign()
@@ -212,7 +225,14 @@ class PullConsumer:
             self._subscriptions.pop(topic, None)
             self._reassign()
 
-    def assign(self, queues: Iterable[MessageQueue], tags: Iterable[str] = ()) -> None:
+    def assign(
+        self,
+        queues: Iterable[MessageQueue],
+        tags: Iterable[str] = (),
+        *,
+        sql: str | None = None,
+        cel: str | None = None,
+    ) -> None:
         """Consumes exactly these queues, beside subscribed topics; replaces the last assignment.
 
         A topic that does not exist yet is waited for as in `subscribe`, a broker that is away as well. Raises TopicNotFoundError,
@@ -220,12 +240,13 @@ class PullConsumer:
         """
         wanted = checked_queues(queues)
         checked = checked_tags(tags)
+        wanted_filter = checked_filter(checked, sql, cel)
         with self._own_lock():
             self._check_usable()
             routes = self._routes_of(wanted)
             self._assigned = wanted
             for queue in self._assigned:
-                self._tags[queue.topic] = checked
+                self._tags[queue.topic], self._filters[queue.topic] = checked, wanted_filter
             self._forget_gone(queue.topic for queue in wanted)
             self._reassign()
             for text in self._doubts(*routes):
@@ -524,7 +545,7 @@ class PullConsumer:
     def _reassign(self) -> None:
         """Brings the queues in line with what the user asked for."""
         queues = subscribed_queues(self._assigned, self._subscriptions)
-        added = self._state.assign(queues, self._tags)
+        added = self._state.assign(queues, self._tags, self._filters)
         self._resolve_or_later(added, self._begin, self._request_timeout_s, CALL_ATTEMPTS)
 
     def _follow_routes(self, now_s: float) -> None:
@@ -538,7 +559,7 @@ class PullConsumer:
                 self._subscriptions[topic] = route
                 self._outages.queues_changed(topic, len(route.read_queues))
                 queues = subscribed_queues(self._assigned, self._subscriptions)
-                added = self._state.assign(queues, self._tags, park=True)
+                added = self._state.assign(queues, self._tags, self._filters, park=True)
                 begin: Begin = "earliest" if last.read_queues else self._begin
                 self._resolve_or_later(added, begin, POLL_CALL_TIMEOUT_S, 1)
                 return  # The others: next time.

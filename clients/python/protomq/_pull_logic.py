@@ -33,10 +33,12 @@ import socket
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple, cast
 
 from . import _forks
 from ._checks import OFFSET_MAX, check_count
+from ._filters import NO_FILTER, MessageFilter
 from ._message import DamagedMessage, Message
 from ._pull_answer import AnswerMessages, PullAnswer, decode_pull_answer
 from ._types import MessageQueue, PullStatus
@@ -111,6 +113,7 @@ class _Waiting:
 class _Queue:
     generation: int
     tags: tuple[str, ...] = ()
+    filter: MessageFilter = NO_FILTER
     position: int | None = None  # None: where to begin is not known yet.
     safe_position: int | None = None
     committed: int | None = None
@@ -150,11 +153,13 @@ class PullState:
         self,
         queues: Iterable[MessageQueue],
         tags: Mapping[str, tuple[str, ...]],
+        filters: Mapping[str, MessageFilter] = MappingProxyType({}),
         *,
         park: bool = False,
     ) -> list[MessageQueue]:
         """Replaces the assignment; queues that stay keep their position. Returns the new ones, whose position is to be found.
 
+        `tags` and `filters`: by topic.
         `park`: queues that go may come back (their broker is away) and then go on where they were.
         """
         wanted = dict.fromkeys(queues)
@@ -174,7 +179,9 @@ class PullState:
                 else _Queue(next(self._generations))
             )
         for queue in wanted:
-            self._set_tags(queue, self._queues[queue], tags.get(queue.topic, ()))
+            wanted_tags = tags.get(queue.topic, ())
+            wanted_filter = filters.get(queue.topic, NO_FILTER)
+            self._set_wanted(queue, self._queues[queue], wanted_tags, wanted_filter)
         return [queue for queue in added if self._queues[queue].position is None]
 
     @property
@@ -296,6 +303,8 @@ class PullState:
             size_max_bytes=options.size_max_bytes,
             hold_ms=options.hold_ms,
             tags=state.tags,
+            filter_type=cast(Any, state.filter.type_number),
+            filter=state.filter.expression,
             consumer_group=options.consumer_group,
             topic_incarnation=state.incarnation,
             member=self._member_name() if options.consumer_group else "",
@@ -468,10 +477,12 @@ class PullState:
         state.in_flight = False
         return state
 
-    def _set_tags(self, queue: MessageQueue, state: _Queue, tags: tuple[str, ...]) -> None:
-        """What was pulled with other tags is not what is wanted now."""
-        if tags != state.tags:
-            state.tags = tags
+    def _set_wanted(
+        self, queue: MessageQueue, state: _Queue, tags: tuple[str, ...], filter_: MessageFilter
+    ) -> None:
+        """What was pulled with other tags, or another filter, is not what is wanted now."""
+        if (tags, filter_) != (state.tags, state.filter):
+            state.tags, state.filter = tags, filter_
             if state.position is not None:
                 self._pull_again(queue, state, state.position)
 

@@ -19,7 +19,8 @@
     ├── CorruptMessageError             a received message is not what its producer wrote: the CRC-32C does not hold
     └── ServerError                     a server answered with google.rpc.Status; one class per ErrorReason
         ├── InvalidArgumentError        INVALID_ARGUMENT; `field_violations` name the fields
-        │   └── MessageTooLargeError    MESSAGE_TOO_LARGE
+        │   ├── MessageTooLargeError    MESSAGE_TOO_LARGE
+        │   └── IllegalFilterError      ILLEGAL_FILTER; `metadata` holds line, column, position and what was expected
         ├── NotFoundError
         │   ├── TopicNotFoundError      TOPIC_NOT_FOUND
         │   ├── QueueNotFoundError      QUEUE_NOT_FOUND
@@ -90,6 +91,7 @@ __all__ = [
     "ServerError",
     "InvalidArgumentError",
     "MessageTooLargeError",
+    "IllegalFilterError",
     "NotFoundError",
     "TopicNotFoundError",
     "QueueNotFoundError",
@@ -326,6 +328,12 @@ class MessageTooLargeError(InvalidArgumentError):
     reason = "MESSAGE_TOO_LARGE"
 
 
+class IllegalFilterError(InvalidArgumentError):
+    """A filter is no expression of its language, or failed while it was evaluated; `metadata` holds line, column and position."""
+
+    reason = "ILLEGAL_FILTER"
+
+
 class NotFoundError(ServerError):
     """What was named does not exist."""
 
@@ -540,7 +548,7 @@ class InternalError(ServerError):
 _BY_REASON: Final[dict[str, type[ServerError]]] = {
     cls.reason: cls
     for cls in (
-        InvalidArgumentError, MessageTooLargeError, TopicNotFoundError, QueueNotFoundError, OffsetNotFoundError,
+        InvalidArgumentError, MessageTooLargeError, IllegalFilterError, TopicNotFoundError, QueueNotFoundError, OffsetNotFoundError,
         GroupNotFoundError, BrokerNotFoundError, TopicExistsError, OffsetOutOfRangeError,
         TopicRecreatedError, GroupInUseError, NotPermittedError, SystemBusyError, DiskFullError, TooManyError,
         ShuttingDownError, QueueHealingError, StoreFailedError, SequenceExpiredError, SendOutOfOrderError, ProducerFencedError,

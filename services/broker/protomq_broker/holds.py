@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from protomq_runtime.call import Call
     from protomq_runtime.timers import Timer
 
+    from .filters.filter_book import Filter
+
 QueueKey = tuple[str, int]
 """Topic and queue id."""
 
@@ -31,9 +33,23 @@ class Hold:
         queue_offset: where the next look begins: behind what did not match.
         began_s: when it began, in seconds of a clock that never goes back.
         timer: ends the hold.
+        filter: what messages have to match besides; the rest is about that: `is_searching`: what came is looked at just now;
+            `is_signalled`: more came meanwhile; `is_expired`: the next answer is the last.
     """
 
-    __slots__ = ("began_s", "call", "key", "queue_offset", "request", "tag_codes", "timer")
+    __slots__ = (
+        "began_s",
+        "call",
+        "filter",
+        "is_expired",
+        "is_searching",
+        "is_signalled",
+        "key",
+        "queue_offset",
+        "request",
+        "tag_codes",
+        "timer",
+    )
 
     def __init__(
         self,
@@ -43,6 +59,7 @@ class Hold:
         tag_codes: frozenset[int],
         queue_offset: int,
         began_s: float,
+        filter_: Filter | None = None,
     ) -> None:
         self.key = key
         self.call = call
@@ -51,6 +68,8 @@ class Hold:
         self.queue_offset = queue_offset
         self.began_s = began_s
         self.timer: Timer | None = None
+        self.filter = filter_
+        self.is_searching = self.is_signalled = self.is_expired = False
 
 
 WAKE_COUNT_MAX: Final = 500

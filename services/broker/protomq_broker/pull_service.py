@@ -9,25 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
 from google.protobuf.message import DecodeError
-from numpy.typing import NDArray
 
 from protomq.v1.consumer_service_pb2 import QueueOffset
-from protomq.v1.pull_service_pb2 import PullRequest, PullResponse, PullStatus
+from protomq.v1.pull_service_pb2 import FilterType, PullRequest
 from protomq.wire.hashing import tag_code_of
-from protomq.wire.record import NOT_IN_TAGS, encode_varint
+from protomq.wire.record import NOT_IN_TAGS
 from protomq_runtime.dispatch import raw
-from protomq_runtime.errors import invalid_argument, too_many, unparsable
+from protomq_runtime.errors import ServiceError, invalid_argument, too_many, unparsable
 from protomq_runtime.regions import read_regions
 
+from .filter_searches import illegal_filter, key_of
+from .filtered_pulls import FilteredPulls
+from .filters.errors import FilterError
+from .filters.tag_expression import parse_tags
 from .group_members import GroupMembers
 from .holds import Hold, LaneHolds, QueueKey
 from .plain_bodies import with_plain_bodies
 from .plain_body_workers import PlainBodyWorkers
+from .pull_answer import (
+    RECORD_COUNT_DEFAULT,
+    SIZE_DEFAULT_BYTES,
+    Found,
+    encode_header,
+    nothing_yet,
+)
 from .store.log.durations import Durations
-from .store.queues.reading import ReadResult, ReadStatus
 from .store.state.topics import QUEUES_MAX
 from .store_errors import to_service_error
 from .topic_access import (
@@ -45,13 +54,12 @@ if TYPE_CHECKING:
     from protomq_runtime.regions import Region
 
     from .config import BrokerConfig
+    from .filters.filter_book import Filter
     from .offset_commits import OffsetCommits
     from .store.state.topics import TopicConfig
     from .store.store import Store
 
-RECORD_COUNT_DEFAULT = 32
 RECORD_COUNT_MAX = 32_768
-SIZE_DEFAULT_BYTES = 4 << 20
 SIZE_MAX_BYTES = 16 << 20
 GRPC_SIZE_MAX_BYTES = SIZE_DEFAULT_BYTES - (512 << 10)
 """Of the messages in an answer over gRPC, whatever was asked for: with the index of up to 32,768 of them it is what a gRPC client accepts
@@ -61,21 +69,6 @@ TAGS_MAX = 256
 HOLD_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
 """From a queue that is busy to the longest hold."""
 MEMBER_SIZE_MAX = 255
-
-_STATUS = {
-    ReadStatus.FOUND: PullStatus.PULL_STATUS_FOUND,
-    ReadStatus.NO_NEW_MSG: PullStatus.PULL_STATUS_NO_NEW_MSG,
-    ReadStatus.NO_MATCHED_MSG: PullStatus.PULL_STATUS_NO_MATCHED_MSG,
-    ReadStatus.OFFSET_ILLEGAL: PullStatus.PULL_STATUS_OFFSET_ILLEGAL,
-}
-
-
-class _Found(NamedTuple):
-    """What a look found, and the incarnation of the topic in which it did."""
-
-    result: ReadResult
-    incarnation: int
-
 
 class PullService:
     """Implements protomq.v1.PullService. `signal` may be called by any thread, the rest by the pull lanes."""
@@ -92,6 +85,7 @@ class PullService:
         self._monotonic = clock.monotonic
         self._holds: dict[CallLane, LaneHolds] = {}
         self._plain_bodies = PlainBodyWorkers(config.lanes.pull_threads)
+        self._filtered = FilteredPulls(store, self._topic_of, clock.monotonic)
         self._stopping = False
 
     @raw
@@ -99,7 +93,28 @@ class PullService:
         """Answers with messages, or holds the call."""
         try:
             request, tag_codes = self._read_request(call)
+            if request.filter_type:
+                filter_key = key_of(request)
+                if filter_key is not None:
+                    take = partial(self._take_found, call, request, tag_codes)
+                    self._filtered.begin(call, request, filter_key, take)
+                    return
             found = self._look(request, request.queue_offset, tag_codes)
+        except Exception as error:
+            call.fail(to_service_error(error))
+            return
+        self._take_found(call, request, tag_codes, found)
+
+    def _take_found(
+        self,
+        call: Call,
+        request: PullRequest,
+        tag_codes: frozenset[int],
+        found: Found,
+        filter_: Filter | None = None,
+    ) -> None:
+        """Answers with what was found, or holds the call."""
+        try:
             if request.HasField("commit_offset"):
                 self._commit(request, found.incarnation)
         except Exception as error:
@@ -110,8 +125,8 @@ class PullService:
             self.members.seen(group, request.member or call.peer, request.hold_ms)
         if request.member and group:
             self.members.pulled(_queue_of_group(request), request.member)
-        if request.hold_ms > 0 and not self._stopping and _nothing_yet(found.result):
-            self._hold(call, request, tag_codes, found)
+        if request.hold_ms > 0 and not self._stopping and nothing_yet(found.result):
+            self._hold(call, request, tag_codes, found, filter_)
         else:
             self._answer(call, request, found)
 
@@ -127,12 +142,14 @@ class PullService:
     def stop(self) -> None:
         """Answers all holds with what there is; from now on nothing is held. Called by the server when it stops; any thread."""
         self._stopping = True
+        self._filtered.stop()
         for lane, holds in tuple(self._holds.items()):
             lane.post(partial(self._release, holds))
 
     def close(self) -> None:
         """Ends the threads of its own; no lane runs any more."""
         self._plain_bodies.close()
+        self._filtered.close()
 
     def _release(self, holds: LaneHolds) -> None:
         for hold in holds.all():
@@ -159,6 +176,10 @@ class PullService:
             raise invalid_argument("hold_ms", f"must be 0 to {self._config.hold_max_ms}")
         if len(request.member) > MEMBER_SIZE_MAX:
             raise invalid_argument("member", f"has at most {MEMBER_SIZE_MAX} characters")
+        if request.filter and request.filter_type == FilterType.FILTER_TYPE_UNSPECIFIED:
+            raise invalid_argument("filter_type", "says in which language `filter` is written")
+        if request.filter_type == FilterType.FILTER_TYPE_TAG:
+            _read_tag_expression(request)
         if len(request.tags) > TAGS_MAX:
             raise invalid_argument("tags", f"at most {TAGS_MAX}")
         wrong = next(filter(NOT_IN_TAGS.search, request.tags), None)
@@ -182,7 +203,7 @@ class PullService:
         check_read_queue(topic, request.queue_id)
         return topic
 
-    def _look(self, request: PullRequest, queue_offset: int, tag_codes: frozenset[int]) -> _Found:
+    def _look(self, request: PullRequest, queue_offset: int, tag_codes: frozenset[int]) -> Found:
         result, topic = read_one_incarnation(
             self._store,
             lambda: self._topic_of(request),
@@ -195,7 +216,7 @@ class PullService:
                 tag_codes,
             ),
         )
-        return _Found(result, topic.incarnation)
+        return Found(result, topic.incarnation)
 
     def _commit(self, request: PullRequest, incarnation: int) -> None:
         """Has the offset appended that the pull commits, and does not wait for it."""
@@ -208,7 +229,12 @@ class PullService:
         self._commits.commit_in_passing(request.consumer_group, offset)
 
     def _hold(
-        self, call: Call, request: PullRequest, tag_codes: frozenset[int], found: _Found
+        self,
+        call: Call,
+        request: PullRequest,
+        tag_codes: frozenset[int],
+        found: Found,
+        filter_: Filter | None,
     ) -> None:
         lane = call.lane
         holds = self._holds.get(lane)
@@ -226,6 +252,7 @@ class PullService:
             tag_codes,
             found.result.next_offset,
             self._monotonic(),
+            filter_,
         )
         holds.add(hold)
         call.hold(lambda: self._drop(hold))
@@ -243,13 +270,17 @@ class PullService:
 
     def _wake(self, holds: LaneHolds, woken: Sequence[Hold]) -> None:
         """Answers those for which there is something now. Many who wait for the same are looked up once."""
-        looks: dict[tuple[object, ...], _Found] = {}
+        looks: dict[tuple[object, ...], Found] = {}
+        filtered: dict[tuple[object, ...], list[Hold]] = {}
         for hold in woken:
             request = hold.request
             wanted = (
                 hold.key, hold.queue_offset, hold.tag_codes, request.record_count_max, request.size_max_bytes,
-                request.topic_incarnation,
+                request.topic_incarnation, hold.filter,
             )  # fmt: skip
+            if hold.filter is not None:
+                filtered.setdefault(wanted, []).append(hold)
+                continue
             found = looks.get(wanted)
             if found is None:
                 found = self._look_for(hold)
@@ -257,13 +288,29 @@ class PullService:
                     continue
                 looks[wanted] = found
             self._answer_or_keep(hold, found)
+        for group in filtered.values():
+            self._filtered.search_for(group, self._end_search)
+
+    def _end_search(self, hold: Hold, found: Found | ServiceError) -> None:
+        """What a search says of a hold that has a filter."""
+        if isinstance(found, ServiceError):
+            self._drop(hold)
+            hold.call.fail(found)
+        elif hold.is_expired or self._stopping:
+            self._drop(hold)
+            self._answer(hold.call, hold.request, found)
+        else:
+            self._answer_or_keep(hold, found)
 
     def _look_again(self, hold: Hold) -> None:
+        if hold.filter is not None:
+            self._filtered.search_for([hold], self._end_search)
+            return
         found = self._look_for(hold)
         if found is not None:
             self._answer_or_keep(hold, found)
 
-    def _look_for(self, hold: Hold) -> _Found | None:
+    def _look_for(self, hold: Hold) -> Found | None:
         """What there is for the hold; None if that was an error, with which the call is answered then."""
         try:
             return self._look(hold.request, hold.queue_offset, hold.tag_codes)
@@ -272,14 +319,18 @@ class PullService:
             hold.call.fail(to_service_error(error))
             return None
 
-    def _answer_or_keep(self, hold: Hold, found: _Found) -> None:
-        if _nothing_yet(found.result):
+    def _answer_or_keep(self, hold: Hold, found: Found) -> None:
+        if nothing_yet(found.result):
             hold.queue_offset = found.result.next_offset
             return
         self._drop(hold)
         self._answer(hold.call, hold.request, found)
 
     def _expire(self, hold: Hold) -> None:
+        if hold.filter is not None:
+            hold.is_expired = True
+            self._look_again(hold)
+            return
         found = self._look_for(hold)
         if found is not None:
             self._drop(hold)
@@ -292,7 +343,7 @@ class PullService:
             hold.timer.cancel()
             hold.timer = None
 
-    def _answer(self, call: Call, request: PullRequest, found: _Found) -> None:
+    def _answer(self, call: Call, request: PullRequest, found: Found) -> None:
         result = found.result
         other = ""
         if request.member and request.consumer_group:
@@ -319,6 +370,12 @@ class PullService:
         call.answer(header, regions, result.regions_size_bytes)
 
     def _answer_anew(self, call: Call, request: PullRequest) -> None:
+        filter_key = key_of(request) if request.filter_type else None
+        if filter_key is not None:
+            self._filtered.begin(
+                call, request, filter_key, lambda found, _: self._answer(call, request, found)
+            )
+            return
         try:
             found = self._look(request, request.queue_offset, frozenset(map(tag_code_of, request.tags)))
         except Exception as error:
@@ -331,35 +388,11 @@ def _queue_of_group(request: PullRequest) -> tuple[str, str, int]:
     return request.consumer_group, request.topic, request.queue_id
 
 
-def encode_header(result: ReadResult, topic_incarnation: int, other_member: str = "") -> bytes:
-    """The fields of a PullResponse that stand in front of the regions; the packed arrays are copied, not walked."""
-    response = PullResponse(
-        status=_STATUS[result.status],
-        next_offset=result.next_offset,
-        min_offset=result.min_offset,
-        end_offset=result.end_offset,
-        topic_incarnation=topic_incarnation,
-        other_member=other_member,
-    )
-    if not result.regions_size_bytes:
-        return response.SerializeToString()
-    response.regions_size_bytes = result.regions_size_bytes
-    response.first_offset = result.first_offset
-    parts = [response.SerializeToString()]
-    _append_packed(parts, b"\x4a", result.starts)  # 9, record_starts
-    _append_packed(parts, b"\x52", result.sizes)  # 10, record_sizes
-    if result.queue_offsets is not None:
-        _append_packed(parts, b"\x5a", result.queue_offsets)  # 11
-    return b"".join(parts)
-
-
-def _append_packed(parts: list[bytes], tag: bytes, values: NDArray[Any]) -> None:
-    data = values.tobytes()
-    parts += (tag, encode_varint(len(data)), data)
-
-
-def _nothing_yet(result: ReadResult) -> bool:
-    """Whether a pull goes on waiting: at the end of the queue, or nothing that was there matched and the end is reached."""
-    if result.status is ReadStatus.NO_NEW_MSG:
-        return True
-    return result.status is ReadStatus.NO_MATCHED_MSG and result.next_offset >= result.end_offset
+def _read_tag_expression(request: PullRequest) -> None:
+    """Puts the tags of `a || b` where the others stand."""
+    if request.tags:
+        raise invalid_argument("tags", "cannot stand beside a filter")
+    try:
+        request.tags.extend(parse_tags(request.filter))
+    except FilterError as error:
+        raise illegal_filter(error, "TAG") from error

@@ -19,7 +19,7 @@ from protomq.v1.send_service_pb2 import SendRequest
 from protomq.wire import record as layout
 from protomq.wire.hashing import crc32c, key_hash_of, sharding_hash_of, tag_code_of
 from protomq.wire.varints import read_varint
-from protomq_runtime.errors import Code, ServiceError, invalid_argument
+from protomq_runtime.errors import Code, ServiceError, invalid_argument, unsupported
 
 from .bare_record import bare_body_of, write_bare
 from .store.log.append import RecordRegion
@@ -375,11 +375,9 @@ def _too_large(field: str, size_bytes: int, limit_bytes: int) -> ServiceError:
 
 
 def _no_due_times() -> ServiceError:
-    return ServiceError(
-        Code.UNIMPLEMENTED,
-        "UNSUPPORTED",
+    return unsupported(
+        "due_time_ms",
         "a record has due_time_ms: this version delivers at once, it has no delays; leave the field and bit 4 of flags out",
-        metadata={"field": "due_time_ms"},
     )
 
 

@@ -67,6 +67,9 @@ RULES: Final[Mapping[str, ReasonRule]] = {
     "INVALID_ARGUMENT": ReasonRule(
         Code.INVALID_ARGUMENT, True, optional=("topic", "write_queues", "read_queues", "read_queues_min")
     ),
+    "ILLEGAL_FILTER": ReasonRule(
+        Code.INVALID_ARGUMENT, True, ("language", "position", "line", "column", "expected")
+    ),
     "MESSAGE_TOO_LARGE": ReasonRule(
         Code.INVALID_ARGUMENT,
         True,
@@ -194,6 +197,11 @@ def invalid_argument(
         metadata=metadata,
         field_violations=((field, description),),
     )
+
+
+def unsupported(field: str, message: str) -> ServiceError:
+    """UNIMPLEMENTED for what a field asks for."""
+    return ServiceError(Code.UNIMPLEMENTED, "UNSUPPORTED", message, metadata={"field": field})
 
 
 def unparsable(message_name: str) -> ServiceError:

@@ -88,6 +88,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """NOT_FOUND: the consumer group has no committed offset at this broker."""
     ERROR_REASON_GROUP_IN_USE: _ErrorReason.ValueType  # 28
     """FAILED_PRECONDITION: the consumer group has members that pulled lately; the metadata name the last one. Nothing was deleted."""
+    ERROR_REASON_ILLEGAL_FILTER: _ErrorReason.ValueType  # 29
+    """INVALID_ARGUMENT: a filter is no expression of its language, or failed while it was evaluated; the metadata say where and why."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason lists every value that ErrorInfo.reason takes, there without the prefix: "TOPIC_NOT_FOUND"."""
@@ -158,4 +160,6 @@ ERROR_REASON_GROUP_NOT_FOUND: ErrorReason.ValueType  # 27
 """NOT_FOUND: the consumer group has no committed offset at this broker."""
 ERROR_REASON_GROUP_IN_USE: ErrorReason.ValueType  # 28
 """FAILED_PRECONDITION: the consumer group has members that pulled lately; the metadata name the last one. Nothing was deleted."""
+ERROR_REASON_ILLEGAL_FILTER: ErrorReason.ValueType  # 29
+"""INVALID_ARGUMENT: a filter is no expression of its language, or failed while it was evaluated; the metadata say where and why."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

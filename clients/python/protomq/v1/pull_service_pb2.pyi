@@ -20,6 +20,34 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _FilterType:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _FilterTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FilterType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    FILTER_TYPE_UNSPECIFIED: _FilterType.ValueType  # 0
+    """No filter."""
+    FILTER_TYPE_TAG: _FilterType.ValueType  # 1
+    """Tags, as `a || b`, or `*` for all: the same as the field `tags`."""
+    FILTER_TYPE_SQL92: _FilterType.ValueType  # 2
+    """A condition in RocketMQ's SQL92."""
+    FILTER_TYPE_CEL: _FilterType.ValueType  # 3
+    """A condition in CEL. Refused with UNSUPPORTED by a broker that was installed without it."""
+
+class FilterType(_FilterType, metaclass=_FilterTypeEnumTypeWrapper):
+    """FilterType is the language of a filter (RocketMQ: ExpressionType)."""
+
+FILTER_TYPE_UNSPECIFIED: FilterType.ValueType  # 0
+"""No filter."""
+FILTER_TYPE_TAG: FilterType.ValueType  # 1
+"""Tags, as `a || b`, or `*` for all: the same as the field `tags`."""
+FILTER_TYPE_SQL92: FilterType.ValueType  # 2
+"""A condition in RocketMQ's SQL92."""
+FILTER_TYPE_CEL: FilterType.ValueType  # 3
+"""A condition in CEL. Refused with UNSUPPORTED by a broker that was installed without it."""
+Global___FilterType: _TypeAlias = FilterType  # noqa: Y015
+
 class _PullStatus:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -33,7 +61,7 @@ class _PullStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PullStatus
     PULL_STATUS_NO_NEW_MSG: _PullStatus.ValueType  # 2
     """Nothing at the offset yet."""
     PULL_STATUS_NO_MATCHED_MSG: _PullStatus.ValueType  # 3
-    """Messages were there, none with such a tag; go on with next_offset."""
+    """Messages were there, none with such a tag or none that matches; go on with next_offset."""
     PULL_STATUS_OFFSET_ILLEGAL: _PullStatus.ValueType  # 4
     """The offset is below the first or beyond the end; next_offset is the nearest that is valid."""
 
@@ -47,7 +75,7 @@ PULL_STATUS_FOUND: PullStatus.ValueType  # 1
 PULL_STATUS_NO_NEW_MSG: PullStatus.ValueType  # 2
 """Nothing at the offset yet."""
 PULL_STATUS_NO_MATCHED_MSG: PullStatus.ValueType  # 3
-"""Messages were there, none with such a tag; go on with next_offset."""
+"""Messages were there, none with such a tag or none that matches; go on with next_offset."""
 PULL_STATUS_OFFSET_ILLEGAL: PullStatus.ValueType  # 4
 """The offset is below the first or beyond the end; next_offset is the nearest that is valid."""
 Global___PullStatus: _TypeAlias = PullStatus  # noqa: Y015
@@ -70,6 +98,8 @@ class PullRequest(_message.Message):
     TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
     PLAIN_BODIES_FIELD_NUMBER: _builtins.int
     MEMBER_FIELD_NUMBER: _builtins.int
+    FILTER_TYPE_FIELD_NUMBER: _builtins.int
+    FILTER_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic."""
     queue_id: _builtins.int
@@ -106,6 +136,12 @@ class PullRequest(_message.Message):
     """Name of this member of the consumer group, 255 bytes at most, such as host@process@number: another in each process and in each
     consumer of a process. With it the broker can tell two members that they both get everything.
     """
+    filter_type: Global___FilterType.ValueType
+    """In which language `filter` is written. Not together with `tags`."""
+    filter: _builtins.str
+    """Only messages that match this, 8,192 characters at most; docs/filters.md says what can be written. The pull is answered with
+    NO_MATCHED_MSG after 262,144 messages or 64 MiB without a match: go on with next_offset.
+    """
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only messages with one of these tags; none: all. The broker compares hashes: compare the tags again."""
@@ -125,10 +161,12 @@ class PullRequest(_message.Message):
         topic_incarnation: _builtins.int = ...,
         plain_bodies: _builtins.bool = ...,
         member: _builtins.str = ...,
+        filter_type: Global___FilterType.ValueType = ...,
+        filter: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset", "commit_offset", b"commit_offset"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset", "commit_offset", b"commit_offset", "consumer_group", b"consumer_group", "hold_ms", b"hold_ms", "member", b"member", "plain_bodies", b"plain_bodies", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "record_count_max", b"record_count_max", "size_max_bytes", b"size_max_bytes", "tags", b"tags", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset", "commit_offset", b"commit_offset", "consumer_group", b"consumer_group", "filter", b"filter", "filter_type", b"filter_type", "hold_ms", b"hold_ms", "member", b"member", "plain_bodies", b"plain_bodies", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "record_count_max", b"record_count_max", "size_max_bytes", b"size_max_bytes", "tags", b"tags", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__commit_offset: _TypeAlias = _typing.Literal["commit_offset"]  # noqa: Y015
     _WhichOneofArgType__commit_offset: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset"]  # noqa: Y015

@@ -450,14 +450,32 @@ class Store:
 
         Raises CorruptLogError for records that stand in a damaged part of the log.
         """
-        result = self._reader.read(
+        result = self.look(
             topic, queue_id, queue_offset, record_count_max, size_max_bytes, tag_codes
         )
+        self.count_read(topic, result)
+        return result
+
+    def look(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        record_count_max: int,
+        size_max_bytes: int,
+        tag_codes: frozenset[int] = NO_TAGS,
+    ) -> ReadResult:
+        """As `read`, for records of which it is not sure yet that they leave the broker: they are not counted."""
+        return self._reader.read(
+            topic, queue_id, queue_offset, record_count_max, size_max_bytes, tag_codes
+        )
+
+    def count_read(self, topic: str, result: ReadResult) -> None:
+        """Counts records as read."""
         if result.regions_size_bytes:
             counters = self.counters_of(topic)
             counters.records_out += result.record_count
             counters.bytes_out += result.regions_size_bytes
-        return result
 
     def appended_end_offset(self, topic: str, queue_id: int) -> int:
         """One past the last offset that a message of the queue has, readable or not."""

@@ -1,0 +1,152 @@
+"""Pulls with filters: their filters are made ready, and what they search through is read in turns of their lanes.
+
+    find      the compiled filter, from the book, or made on the book's thread first
+    search    slices of a `FilteredRead`, one a turn, those of a lane one after another, until it answers
+
+`find` and `search`: a call's lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from protomq.v1.pull_service_pb2 import FilterType
+from protomq_runtime.errors import Code, ServiceError, invalid_argument, system_busy, unsupported
+
+from .filtered_read import FilteredRead
+from .filters.errors import FilterError, FilterUnavailableError
+from .filters.filter_book import Filter, FilterBook, FilterKey, Refused
+from .lane_turns import SLICE_S, LaneTurns
+from .store_errors import to_service_error
+
+if TYPE_CHECKING:
+    from protomq.v1.pull_service_pb2 import PullRequest
+    from protomq_runtime.call import Call, CallLane
+
+    from .store.queues.reading import ReadResult
+
+EXPRESSION_SIZE_MAX: Final = 8_192
+"""Characters: more than that is kept by nobody, not even to say that it is wrong."""
+RETRY_DELAY_MS: Final = 100
+
+_LANGUAGES: Final = {
+    FilterType.FILTER_TYPE_SQL92: "SQL92",
+    FilterType.FILTER_TYPE_CEL: "CEL",
+}
+
+
+class FilterSearches:
+    """See the module's docstring."""
+
+    def __init__(self, compile_: Callable[[FilterKey], Filter]) -> None:
+        self._book = FilterBook(compile_)
+        self._turns: dict[CallLane, LaneTurns] = {}
+        self._stopping = False
+
+    def find(self, call: Call, key: FilterKey, use: Callable[[Filter], None]) -> None:
+        """Has `use` called on the call's lane with the filter, at once if it is known; else the call fails."""
+        made = self._book.find(key)
+        if made is not None:
+            _use(call, key, made, use)
+            return
+        lane = call.lane
+        if not self._book.prepare(
+            key, lambda made: lane.post(lambda: _use(call, key, made, use))
+        ):
+            call.fail(system_busy("pull", RETRY_DELAY_MS))
+
+    def search(
+        self,
+        lane: CallLane,
+        read: FilteredRead,
+        holds: Callable[[ReadResult], bool],
+        is_over: Callable[[], bool],
+        done: Callable[[ReadResult | Exception], None],
+    ) -> None:
+        """Goes through a queue by turns. `holds`: whether what was found some turns ago is sound still; `is_over`: nobody waits for it."""
+
+        def step() -> bool:
+            if is_over():
+                done(read.so_far())
+                return False
+            try:
+                result = read.advance(SLICE_S)
+                if result is None:
+                    if not self._stopping:
+                        return True
+                    result = read.so_far()
+                if read.slice_count > 1 and not holds(result):
+                    read.restart()
+                    return True
+            except Exception as error:
+                done(error)
+            else:
+                done(result)
+            return False
+
+        turns = self._turns.get(lane)
+        if turns is None:
+            turns = self._turns[lane] = LaneTurns(lane.post)
+        turns.add(step)
+
+    def stop(self) -> None:
+        """Searches answer from now on with what they have. Any thread."""
+        self._stopping = True
+
+    def close(self) -> None:
+        """Ends the thread of its own; no lane runs any more."""
+        self._book.close()
+
+
+def key_of(request: PullRequest) -> FilterKey | None:
+    """The filter that a pull asks for; None: none but tags. Raises ServiceError for what cannot be one."""
+    kind = request.filter_type
+    if kind in (FilterType.FILTER_TYPE_UNSPECIFIED, FilterType.FILTER_TYPE_TAG):
+        return None
+    if kind not in _LANGUAGES:
+        raise unsupported("filter_type", f"this broker knows no filters of the type {kind}")
+    language = _LANGUAGES[kind]
+    if request.tags:
+        raise invalid_argument("tags", "cannot stand beside a filter: put TAGS into that")
+    if len(request.filter) > EXPRESSION_SIZE_MAX:
+        text = f"the expression has {len(request.filter)} characters, at most {EXPRESSION_SIZE_MAX} are allowed"
+        raise illegal_filter(FilterError(text, request.filter, EXPRESSION_SIZE_MAX), language)
+    return FilterKey(language, request.filter)
+
+
+def language_of(request: PullRequest) -> str:
+    """The language of a pull's filter, as a reader knows it."""
+    return _LANGUAGES[request.filter_type]
+
+
+def illegal_filter(error: FilterError, language: str) -> ServiceError:
+    """ILLEGAL_FILTER: what is wrong with an expression, and where."""
+    return ServiceError(
+        Code.INVALID_ARGUMENT,
+        "ILLEGAL_FILTER",
+        f"{language} filter, line {error.line}, column {error.column}: {error}",
+        metadata={
+            "language": language,
+            "position": str(error.position),
+            "line": str(error.line),
+            "column": str(error.column),
+            "expected": ", ".join(error.expected),
+        },
+    )
+
+
+def filter_failure(error: Exception, language: str) -> ServiceError:
+    """What the caller is told whose filter cannot be made, or fails."""
+    if isinstance(error, FilterError):
+        return illegal_filter(error, language)
+    if isinstance(error, FilterUnavailableError):
+        return unsupported("filter_type", str(error))
+    return to_service_error(error)
+
+
+def _use(call: Call, key: FilterKey, made: Filter | Refused, use: Callable[[Filter], None]) -> None:
+    if isinstance(made, Refused):
+        call.fail(filter_failure(made.error, key.language))
+    else:
+        use(made)

@@ -1,0 +1,174 @@
+"""Pulls whose messages have to match a filter: SQL92 or CEL. Pulls with tags alone are none of these.
+
+What a pull finds is searched for in turns of its lane (`lane_turns.py`), so it comes later than the call; many holds that wait for the same
+are searched for once. Lane thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
+
+from protomq.wire.hashing import tag_code_of
+from protomq_runtime.errors import DEADLINE_EXCEEDED, ServiceError
+from protomq_runtime.regions import read_regions
+
+from .filter_searches import FilterSearches, filter_failure, language_of
+from .filtered_read import FilteredRead
+from .filters.languages import compile_filter
+from .pull_answer import RECORD_COUNT_DEFAULT, SIZE_DEFAULT_BYTES, Found
+from .topic_access import check_incarnation, read_one_incarnation
+
+if TYPE_CHECKING:
+    from protomq.v1.pull_service_pb2 import PullRequest
+    from protomq_runtime.call import Call, CallLane
+    from protomq_runtime.regions import Region
+
+    from .filters.filter_book import Filter, FilterKey
+    from .holds import Hold
+    from .store.queues.reading import LogRegion, ReadResult
+    from .store.state.topics import TopicConfig
+    from .store.store import Store
+
+
+class FilteredPulls:
+    """See the module's docstring. `topic_of`: the topic that a request may read; raises ServiceError."""
+
+    def __init__(
+        self,
+        store: Store,
+        topic_of: Callable[[PullRequest], TopicConfig],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._topic_of = topic_of
+        self._monotonic = monotonic
+        self._searches = FilterSearches(compile_filter)
+
+    def begin(
+        self,
+        call: Call,
+        request: PullRequest,
+        key: FilterKey,
+        take: Callable[[Found, Filter], None],
+    ) -> None:
+        """Has `take` called with what the pull finds; what is wrong is the call's answer."""
+
+        def is_over() -> bool:
+            is_late = call.deadline is not None and self._monotonic() > call.deadline
+            return is_late or call.answered or call.closed
+
+        def use(filter_: Filter) -> None:
+            def end(found: Found | ServiceError) -> None:
+                if call.answered:
+                    return
+                if is_over():
+                    call.fail(DEADLINE_EXCEEDED)
+                elif isinstance(found, ServiceError):
+                    call.fail(found)
+                else:
+                    take(found, filter_)
+
+            self._search(call.lane, request, filter_, request.queue_offset, is_over, end)
+
+        self._topic_of(request)
+        self._searches.find(call, key, use)
+
+    def search_for(
+        self, holds: Sequence[Hold], ended: Callable[[Hold, Found | ServiceError], None]
+    ) -> None:
+        """Has `ended` called for each of these holds, which wait for the same, with what there is for it behind its offset."""
+        group = []
+        for hold in holds:
+            if hold.is_searching:
+                hold.is_signalled = True
+            else:
+                hold.is_searching, hold.is_signalled = True, False
+                group.append(hold)
+        if not group:
+            return
+        first = group[0]
+        assert first.filter is not None
+
+        def end(found: Found | ServiceError) -> None:
+            again = []
+            for hold in group:
+                hold.is_searching = False
+                if hold.call.answered:  # Its caller has gone.
+                    continue
+                ended(hold, found)
+                if hold.is_signalled and not hold.call.answered:
+                    again.append(hold)
+            if again:
+                self.search_for(again, ended)
+
+        self._search(
+            first.call.lane,
+            first.request,
+            first.filter,
+            first.queue_offset,
+            lambda: all(hold.call.answered for hold in group),
+            end,
+        )
+
+    def stop(self) -> None:
+        """Searches answer from now on with what they have. Any thread."""
+        self._searches.stop()
+
+    def close(self) -> None:
+        """Ends the thread of its own; no lane runs any more."""
+        self._searches.close()
+
+    def _search(
+        self,
+        lane: CallLane,
+        request: PullRequest,
+        filter_: Filter,
+        queue_offset: int,
+        is_over: Callable[[], bool],
+        end: Callable[[Found | ServiceError], None],
+    ) -> None:
+        incarnation = request.topic_incarnation
+        tag_codes = frozenset(tag_code_of(tag.decode()) for tag in filter_.tags)
+
+        def topic() -> TopicConfig:
+            found = self._topic_of(request)
+            check_incarnation(found, incarnation)
+            return found
+
+        def look(queue_offset: int, count_max: int, size_max_bytes: int) -> ReadResult:
+            nonlocal incarnation
+            result, read_topic = read_one_incarnation(
+                self._store,
+                topic,
+                lambda topic: self._store.look(
+                    topic.name, request.queue_id, queue_offset, count_max, size_max_bytes, tag_codes
+                ),
+            )
+            incarnation = read_topic.incarnation
+            return result
+
+        def done(result: ReadResult | Exception) -> None:
+            if isinstance(result, Exception):
+                end(filter_failure(result, language_of(request)))
+                return
+            self._store.count_read(request.topic, result)
+            end(Found(result, incarnation))
+
+        read = FilteredRead(
+            look,
+            _bytes_of,
+            filter_,
+            queue_offset,
+            request.record_count_max or RECORD_COUNT_DEFAULT,
+            request.size_max_bytes or SIZE_DEFAULT_BYTES,
+            self._monotonic,
+        )
+        self._searches.search(
+            lane, read, lambda result: self._store.regions_hold(result.regions), is_over, done
+        )
+
+
+def _bytes_of(regions: Sequence[LogRegion]) -> bytes:
+    # The store's regions have the same three fields as the runtime's: the store cannot import that one.
+    return b"".join(read_regions(cast("list[Region]", regions)))

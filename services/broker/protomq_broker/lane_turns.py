@@ -1,0 +1,47 @@
+"""Work of a lane that takes long, done in slices by turns, so that the lane's other calls wait for one slice at most.
+
+    turn of the lane     slice of A | sockets, other calls | slice of B | sockets, other calls | slice of A ...
+
+Each lane has its own `LaneTurns`, touched by that lane's thread only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+SLICE_S: Final = 0.002
+"""Of one slice: with what else a turn does, a call that comes in between is begun within 5 ms."""
+
+Step = Callable[[], bool]
+"""Does some work, for SLICE_S at most; whether there is more to do."""
+
+
+class LaneTurns:
+    """`post` has a function called in the lane's next turn."""
+
+    def __init__(self, post: Callable[[Callable[[], None]], None]) -> None:
+        self._post = post
+        self._steps: deque[Step] = deque()
+
+    def add(self, step: Step) -> None:
+        """Has `step` called until it says that it is done."""
+        self._steps.append(step)
+        if len(self._steps) == 1:
+            self._post(self._run)
+
+    def _run(self) -> None:
+        # It stays in its place until it is done with its slice: `add` must not post a second turn.
+        step = self._steps[0]
+        try:
+            has_more = step()
+        except BaseException:
+            has_more = False
+            raise
+        finally:
+            self._steps.popleft()
+            if has_more:
+                self._steps.append(step)
+            if self._steps:
+                self._post(self._run)

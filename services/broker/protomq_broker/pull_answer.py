@@ -1,0 +1,63 @@
+"""The answer to a pull: its header, and what was found. Pure."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from numpy.typing import NDArray
+
+from protomq.v1.pull_service_pb2 import PullResponse, PullStatus
+from protomq.wire.record import encode_varint
+
+from .store.queues.reading import ReadResult, ReadStatus
+
+RECORD_COUNT_DEFAULT: Final = 32
+SIZE_DEFAULT_BYTES: Final = 4 << 20
+
+_STATUS = {
+    ReadStatus.FOUND: PullStatus.PULL_STATUS_FOUND,
+    ReadStatus.NO_NEW_MSG: PullStatus.PULL_STATUS_NO_NEW_MSG,
+    ReadStatus.NO_MATCHED_MSG: PullStatus.PULL_STATUS_NO_MATCHED_MSG,
+    ReadStatus.OFFSET_ILLEGAL: PullStatus.PULL_STATUS_OFFSET_ILLEGAL,
+}
+
+
+class Found(NamedTuple):
+    """What a look found, and the incarnation of the topic in which it did."""
+
+    result: ReadResult
+    incarnation: int
+
+
+def encode_header(result: ReadResult, topic_incarnation: int, other_member: str = "") -> bytes:
+    """The fields of a PullResponse that stand in front of the regions; the packed arrays are copied, not walked."""
+    response = PullResponse(
+        status=_STATUS[result.status],
+        next_offset=result.next_offset,
+        min_offset=result.min_offset,
+        end_offset=result.end_offset,
+        topic_incarnation=topic_incarnation,
+        other_member=other_member,
+    )
+    if not result.regions_size_bytes:
+        return response.SerializeToString()
+    response.regions_size_bytes = result.regions_size_bytes
+    response.first_offset = result.first_offset
+    parts = [response.SerializeToString()]
+    _append_packed(parts, b"\x4a", result.starts)  # 9, record_starts
+    _append_packed(parts, b"\x52", result.sizes)  # 10, record_sizes
+    if result.queue_offsets is not None:
+        _append_packed(parts, b"\x5a", result.queue_offsets)  # 11
+    return b"".join(parts)
+
+
+def _append_packed(parts: list[bytes], tag: bytes, values: NDArray[Any]) -> None:
+    data = values.tobytes()
+    parts += (tag, encode_varint(len(data)), data)
+
+
+def nothing_yet(result: ReadResult) -> bool:
+    """Whether a pull goes on waiting: at the end of the queue, or nothing that was there matched and the end is reached."""
+    if result.status is ReadStatus.NO_NEW_MSG:
+        return True
+    return result.status is ReadStatus.NO_MATCHED_MSG and result.next_offset >= result.end_offset

@@ -1,0 +1,278 @@
+"""Filters that a real broker evaluates: over both transports, from both consumers and from a client without the SDK."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Literal
+
+import pytest
+
+from protomq import Admin, AsyncPullConsumer, OutgoingMessage, Producer, PullConsumer
+from protomq._methods import PULL
+from protomq._transport import SyncTransport
+from protomq._transport_options import TransportOptions
+from protomq.errors import (
+    IllegalFilterError,
+    InvalidArgumentError,
+    TopicNotFoundError,
+    UnsupportedError,
+)
+from protomq.testing import Broker
+from protomq.v1.pull_service_pb2 import FilterType, PullRequest, PullResponse, PullStatus
+from tests.support.waiting import PATIENCE_S
+
+Transport = Literal["remoting", "grpc"]
+TRANSPORTS = pytest.mark.parametrize("transport", ["remoting", "grpc"])
+SQL, CEL, TAG = FilterType.FILTER_TYPE_SQL92, FilterType.FILTER_TYPE_CEL, FilterType.FILTER_TYPE_TAG
+
+
+def address_of(broker: Broker, transport: Transport) -> str:
+    return broker.grpc_address if transport == "grpc" else broker.remoting_address
+
+
+class Puller:
+    """Pulls from queue 0 of a topic with requests of its own."""
+
+    def __init__(self, broker: Broker, topic: str, transport: Transport) -> None:
+        with PullConsumer(namesrv=broker.namesrv) as consumer:
+            self.queue = consumer.queues(topic)[0]
+            route = consumer._routes.get(topic, 5.0)
+        self._address = next(iter(route.brokers.values()))
+        self._transport = SyncTransport(TransportOptions(transport=transport))
+        self._topic = topic
+
+    def __call__(self, timeout_s: float = PATIENCE_S, **fields: Any) -> PullResponse:
+        request = PullRequest(**{"topic": self._topic, **fields})
+        answer = self._transport.call(
+            self._address, PULL, (request.SerializeToString(),), timeout_s
+        )
+        return PullResponse.FromString(bytes(answer))
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+@pytest.fixture(params=["remoting", "grpc"])
+def pull(
+    request: pytest.FixtureRequest, protomq_server: Broker, protomq_topic: str
+) -> Iterator[Puller]:
+    puller = Puller(protomq_server, protomq_topic, request.param)
+    yield puller
+    puller.close()
+
+
+def flight(topic: str, number: int, **named: Any) -> OutgoingMessage:
+    properties = {"delay": str(number), "carrier": ("UA", "DL", "AA")[number % 3]}
+    return OutgoingMessage(
+        topic, b"flight %d" % number, keys=(f"f{number}",), tag=("late", "early")[number % 2],
+        properties=properties, **named,
+    )  # fmt: skip
+
+
+def bodies_of(consumer: PullConsumer, count: int) -> set[bytes]:
+    got: list[bytes] = []
+    ends_s = time.monotonic() + PATIENCE_S
+    while len(got) < count and time.monotonic() < ends_s:
+        got += [message.body for message in consumer.poll(0.5)]
+    got += [message.body for message in consumer.poll(0)]
+    assert len(got) == len(set(got))
+    return set(got)
+
+
+@TRANSPORTS
+@pytest.mark.parametrize(
+    ("language", "condition", "wanted"),
+    [
+        ("sql", "delay > 95", range(96, 100)),
+        ("sql", "carrier = 'UA' AND delay BETWEEN 10 AND 20", (12, 15, 18)),
+        ("sql", "TAGS = 'late' AND NOT (delay < 94) AND KEYS <> 'f96'", (94, 98)),
+        ("cel", "int(properties.delay) >= 98 && TAGS == 'late'", (98,)),
+    ],
+)
+def test_a_consumer_gets_what_matches_and_nothing_else(
+    protomq_server: Broker, protomq_topic: str, protomq_producer: Producer,
+    transport: Transport, language: str, condition: str, wanted: range,
+) -> None:  # fmt: skip
+    for number in range(100):
+        protomq_producer.send(flight(protomq_topic, number))
+    with PullConsumer(
+        namesrv=address_of(protomq_server, transport), transport=transport
+    ) as consumer:
+        consumer.subscribe(protomq_topic, **{language: condition})
+        assert bodies_of(consumer, len(wanted)) == {b"flight %d" % number for number in wanted}
+        protomq_producer.send(flight(protomq_topic, 0))
+        protomq_producer.send(flight(protomq_topic, wanted[-1]))
+        assert bodies_of(consumer, 1) == {b"flight %d" % wanted[-1]}
+        consumer.subscribe(protomq_topic, sql="delay = 1")
+        consumer.seek_to_begin()
+        assert bodies_of(consumer, 1) == {b"flight 1"}
+
+
+async def test_the_async_consumer_filters_too(
+    protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    for number in range(20):
+        protomq_producer.send(flight(protomq_topic, number))
+    async with AsyncPullConsumer(namesrv=protomq_server.namesrv) as consumer:
+        await consumer.subscribe(protomq_topic, sql="delay >= 18")
+        got: set[bytes] = set()
+        while len(got) < 2:
+            got |= {message.body for message in await consumer.poll(5)}
+        assert got == {b"flight 18", b"flight 19"}
+        await consumer.subscribe(protomq_topic, sql="delay >")
+        with pytest.raises(IllegalFilterError, match="line 1, column 8"):
+            [_ async for _ in consumer]
+
+
+@TRANSPORTS
+def test_a_wrong_expression_is_told_with_its_place(
+    protomq_server: Broker, protomq_topic: str, transport: Transport
+) -> None:
+    with PullConsumer(
+        namesrv=address_of(protomq_server, transport), transport=transport
+    ) as consumer:
+        consumer.subscribe(protomq_topic, sql="delay > 5 AND\n  carrier == 'UA'")
+        with pytest.raises(IllegalFilterError, match="line 2, column 12") as caught:
+            list(consumer)
+    known = caught.value.metadata
+    assert (known["language"], known["line"], known["column"], known["position"]) == (
+        "SQL92", "2", "12", "25",
+    )  # fmt: skip
+    assert "a text in single quotes" in known["expected"]
+
+
+def test_wrong_requests(pull: Puller) -> None:
+    with pytest.raises(IllegalFilterError, match="nope"):
+        pull(filter_type=CEL, filter="nope == 1")
+    with pytest.raises(IllegalFilterError, match="at most"):
+        pull(filter_type=SQL, filter="a" * 100_000)
+    with pytest.raises(IllegalFilterError, match="TAG filter, line 1, column 3"):
+        pull(filter_type=TAG, filter="a | b")
+    with pytest.raises(InvalidArgumentError, match="tags"):
+        pull(filter_type=SQL, filter="delay > 5", tags=["a"])
+    with pytest.raises(InvalidArgumentError, match="filter_type"):
+        pull(filter="delay > 5")
+    with pytest.raises(UnsupportedError, match="of the type 99"):
+        pull(filter_type=99, filter="delay > 5")
+    with pytest.raises(TopicNotFoundError):
+        pull(topic="none", filter_type=SQL, filter="a")
+
+
+def test_tags_as_rocketmq_writes_them(pull: Puller, protomq_producer: Producer) -> None:
+    queue = pull.queue
+    for number in range(4):
+        protomq_producer.send(flight(pull._topic, number, queue=queue))
+    answer = pull(filter_type=TAG, filter="early || other")
+    assert [record.body for record in answer.records] == [b"flight 1", b"flight 3"]
+    assert len(pull(filter_type=TAG, filter="*").records) == 4
+
+
+def test_plain_bodies_and_limits(pull: Puller, protomq_producer: Producer) -> None:
+    queue = pull.queue
+    body = b"compressible " * 2_000
+    for number in range(6):
+        message = OutgoingMessage(
+            pull._topic, body, properties={"delay": str(number)}, queue=queue
+        )
+        protomq_producer.send(message)
+    answer = pull(filter_type=SQL, filter="delay <> 2", plain_bodies=True, record_count_max=3)
+    assert [record.body for record in answer.records] == [body] * 3
+    assert (answer.status, answer.next_offset) == (PullStatus.PULL_STATUS_FOUND, 4)
+    answer = pull(filter_type=SQL, filter="delay <> 2", size_max_bytes=1, queue_offset=2)
+    assert [record.queue_offset for record in answer.records] == [3]
+    answer = pull(filter_type=SQL, filter="delay > 9")
+    assert answer.status == PullStatus.PULL_STATUS_NO_MATCHED_MSG
+    assert (answer.next_offset, answer.end_offset) == (6, 6)
+    assert pull(filter_type=SQL, filter="delay > 9", queue_offset=7).status == (
+        PullStatus.PULL_STATUS_OFFSET_ILLEGAL
+    )
+
+
+def test_a_held_pull_waits_for_what_matches(pull: Puller, protomq_producer: Producer) -> None:
+    """Three wait for one thing, one for another; what matches nobody's filter answers nobody."""
+    queue = pull.queue
+    wanted = ["delay = 5", "delay = 5", "delay = 5", "delay = 6"]
+    with ThreadPoolExecutor(len(wanted)) as executor:
+        pulls = [
+            executor.submit(pull, filter_type=SQL, filter=text, hold_ms=60_000) for text in wanted
+        ]
+        for number in range(6):
+            protomq_producer.send(flight(pull._topic, number, queue=queue))
+        for held in pulls[:3]:
+            assert [record.body for record in held.result(PATIENCE_S).records] == [b"flight 5"]
+        assert not pulls[3].done()
+        protomq_producer.send(flight(pull._topic, 6, queue=queue))
+        answer = pulls[3].result(PATIENCE_S)
+        assert [record.queue_offset for record in answer.records] == [6]
+    answer = pull(filter_type=SQL, filter="delay = 7", hold_ms=50)
+    assert answer.status in (
+        PullStatus.PULL_STATUS_NO_MATCHED_MSG, PullStatus.PULL_STATUS_NO_NEW_MSG,
+    )  # fmt: skip
+    assert answer.next_offset == 7
+
+
+def test_one_of_a_hundred_thousand(
+    protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    count, odd = 100_000, 73_421
+    for first in range(0, count, 10_000):
+        protomq_producer.send_batch(
+            protomq_topic,
+            [
+                OutgoingMessage(
+                    protomq_topic, b"%d" % number, properties={"n": str(number % 1_000), "odd": str(int(number == odd))}
+                )
+                for number in range(first, first + 10_000)
+            ]
+        )  # fmt: skip
+    with PullConsumer(namesrv=protomq_server.namesrv) as consumer:
+        for condition in ("odd = '1'", "odd = 1", "odd = 1 AND n > 0"):
+            consumer.subscribe(protomq_topic, sql=condition)
+            consumer.seek_to_begin()
+            assert bodies_of(consumer, 1) == {b"%d" % odd}
+        # All queues were gone through: what is committed next is their ends.
+        ends_s = time.monotonic() + PATIENCE_S
+        queues = consumer.queues(protomq_topic)
+        while sum(map(consumer.position, queues)) < count and time.monotonic() < ends_s:
+            assert consumer.poll(0.2) == []
+        assert sum(map(consumer.position, queues)) == count
+
+
+def test_a_topic_that_is_deleted_while_a_filter_reads_it(
+    protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    """Whoever pulls meanwhile is told so, and nothing else."""
+    puller = Puller(protomq_server, protomq_topic, "remoting")
+    queue = puller.queue
+    for _ in range(4):
+        protomq_producer.send_batch(protomq_topic, [flight(protomq_topic, n) for n in range(5_000)], queue=queue)
+    outcomes: list[PullResponse | Exception] = []
+    gone, begun = threading.Event(), threading.Event()
+
+    def pull_on() -> None:
+        while not gone.is_set() or not isinstance(outcomes[-1], Exception):
+            try:
+                outcomes.append(puller(filter_type=SQL, filter="delay < 0 OR carrier = 'none'"))
+            except Exception as error:
+                outcomes.append(error)
+            begun.set()
+
+    with ThreadPoolExecutor(3) as executor:
+        pulls = [executor.submit(pull_on) for _ in range(2)]
+        held = executor.submit(
+            puller, filter_type=SQL, filter="delay < 0", queue_offset=20_000, hold_ms=60_000
+        )
+        assert begun.wait(PATIENCE_S)
+        with Admin(namesrv=protomq_server.namesrv) as admin:
+            admin.delete_topic(protomq_topic)
+        gone.set()
+        for one in pulls:
+            one.result(PATIENCE_S)
+        assert isinstance(held.exception(PATIENCE_S), TopicNotFoundError)
+    errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
+    assert errors
+    assert all(isinstance(error, TopicNotFoundError) for error in errors)
+    puller.close()

@@ -1,0 +1,151 @@
+"""A read through a filter: against a plain look at all messages, whatever the slices, the limits and the shape of the log."""
+
+import itertools
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protomq_broker import filtered_read
+from protomq_broker.filtered_read import FilteredRead
+from protomq_broker.store.queues.reading import LogRegion, ReadResult, ReadStatus
+
+SEAL_SIZE_BYTES = 53
+
+
+class Queue:
+    """Messages of one octet or more in files of a log; those whose last octet is 'y' match. A look gives `run_count` of them."""
+
+    def __init__(self, contents, gaps, run_count=3, min_offset=0):
+        self.contents, self.run_count, self.min_offset = contents, run_count, min_offset
+        self.files: list = []
+        self.places: list = []
+        self.fails_at = None
+        for content, gap in zip(contents, itertools.cycle(gaps)):
+            if gap < 0 or not self.files:
+                self.files.append(SimpleNamespace(data=bytearray()))
+            file = self.files[-1]
+            file.data += b"#" * max(gap, 0)
+            self.places.append((file, len(file.data)))
+            file.data += content
+
+    def look(self, queue_offset, count_max, size_max_bytes):
+        end = len(self.contents)
+        if queue_offset == self.fails_at:
+            raise KeyError("gone")
+        if not self.min_offset <= queue_offset <= end:
+            return ReadResult(ReadStatus.OFFSET_ILLEGAL, self.min_offset, self.min_offset, end)
+        if queue_offset == end:
+            return ReadResult(ReadStatus.NO_NEW_MSG, end, self.min_offset, end)
+        stop = min(queue_offset + self.run_count, end)
+        sizes = np.array([len(self.contents[i]) for i in range(queue_offset, stop)], np.uint32)
+        regions = [
+            LogRegion(self.places[i][0], self.places[i][1], len(self.contents[i]))
+            for i in range(queue_offset, stop)
+        ]
+        return ReadResult(
+            ReadStatus.FOUND, stop, self.min_offset, end, queue_offset,
+            np.cumsum(sizes, dtype=np.uint32) - sizes, sizes, None, regions, int(sizes.sum()),
+        )  # fmt: skip
+
+    @staticmethod
+    def read_bytes(regions):
+        return b"".join(bytes(r.file.data[r.offset : r.offset + r.size_bytes]) for r in regions)
+
+
+class EndsInY:
+    tags: frozenset[bytes] = frozenset()
+
+    def matching(self, data, starts, sizes):
+        return [
+            i for i, (start, size) in enumerate(zip(starts, sizes, strict=True))
+            if data[start + size - 1 : start + size] == b"y"
+        ]  # fmt: skip
+
+
+def read_all(queue, offset=0, count_max=1_000, size_max_bytes=1 << 20, slice_s=1.0):
+    clock = itertools.count()
+    read = FilteredRead(
+        queue.look, queue.read_bytes, EndsInY(), offset, count_max, size_max_bytes, lambda: next(clock) / 100
+    )
+    while (result := read.advance(slice_s)) is None:
+        pass
+    return result
+
+
+@given(
+    st.lists(st.sampled_from((b"y", b"n", b"aay", b"bbbn", b"y" * 9)), max_size=30),
+    st.lists(st.sampled_from((0, 0, SEAL_SIZE_BYTES, 7, -1)), min_size=1),
+    st.integers(1, 8),
+    st.integers(1, 12),
+    st.integers(1, 80),
+    st.sampled_from((0.0, 0.01, 10.0)),
+)
+def test_pull_after_pull_gives_every_match_once_and_in_order(
+    contents, gaps, run_count, count_max, size_max_bytes, slice_s
+):
+    queue, offset = Queue(contents, gaps, run_count), 0
+    found: list[int] = []
+    while True:
+        result = read_all(queue, offset, count_max, size_max_bytes, slice_s)
+        data = queue.read_bytes(result.regions)
+        assert len(data) == result.regions_size_bytes
+        offsets = (
+            list(range(result.first_offset, result.first_offset + result.record_count))
+            if result.queue_offsets is None
+            else result.queue_offsets.tolist()
+        )
+        for at, size, queue_offset in zip(result.starts, result.sizes, offsets, strict=True):
+            assert data[at : at + size] == contents[queue_offset]
+        assert len(offsets) <= count_max
+        assert result.regions_size_bytes <= size_max_bytes or len(offsets) == 1
+        found += offsets
+        if result.status is not ReadStatus.FOUND:
+            break
+        assert result.next_offset > offset
+        offset = result.next_offset
+    assert result.next_offset == len(contents)
+    assert found == [i for i, content in enumerate(contents) if content.endswith(b"y")]
+
+
+def test_neighbours_become_one_region_and_others_do_not():
+    queue = Queue([b"ay", b"by", b"cy", b"dn", b"ey"], [0, 0, SEAL_SIZE_BYTES, 0, 0])
+    result = read_all(queue)
+    assert [region.size_bytes for region in result.regions] == [6 + SEAL_SIZE_BYTES, 2]
+    assert result.starts.tolist() == [0, 2, 4 + SEAL_SIZE_BYTES, 6 + SEAL_SIZE_BYTES]
+    assert result.queue_offsets is not None
+
+
+def test_statuses():
+    assert read_all(Queue([], [0])).status is ReadStatus.NO_NEW_MSG
+    nothing = read_all(Queue([b"n"] * 5, [0]))
+    assert (nothing.status, nothing.next_offset, nothing.end_offset) == (ReadStatus.NO_MATCHED_MSG, 5, 5)
+    assert read_all(Queue([b"y"], [0], min_offset=1), 0).status is ReadStatus.OFFSET_ILLEGAL
+
+
+def test_one_pull_does_not_look_at_everything(monkeypatch):
+    monkeypatch.setattr(filtered_read, "SCAN_COUNT_MAX", 6)
+    result = read_all(Queue([b"n"] * 20, [0]))
+    assert (result.status, result.next_offset, result.end_offset) == (ReadStatus.NO_MATCHED_MSG, 6, 20)
+
+
+def test_what_was_found_before_an_error_is_answered_and_the_error_comes_next():
+    queue = Queue([b"y"] * 9, [0])
+    queue.fails_at = 6
+    result = read_all(queue)
+    assert (result.record_count, result.next_offset) == (6, 6)
+    with pytest.raises(KeyError):
+        read_all(queue, 6)
+
+
+def test_a_read_that_begins_again_forgets_what_it_found():
+    queue = Queue([b"y"] * 4, [0])
+    read = FilteredRead(queue.look, queue.read_bytes, EndsInY(), 0, 9, 99, lambda: 0.0)
+    assert read.advance(-1.0) is None
+    read.advance(-1.0)
+    read.restart()
+    result = read.advance(1.0)
+    assert result is not None
+    assert result.record_count == 4
