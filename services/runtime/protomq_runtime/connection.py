@@ -1,9 +1,9 @@
 """One connection of the remoting port: what its lane reads from it, and what waits to be sent. Lane thread only.
 
-Outgoing data passes two stages, so that the usual case (small answers, a socket that takes them) is one join and one send:
+Outgoing data passes two stages, so that the usual case (small answers, a stream that takes them) is one join and one send:
 
     out      what this turn has answered: bytes and regions, in order; flushed once, at the end of the turn
-    queue    what the socket did not take: sent on EPOLLOUT. Large regions by sendfile, runs of small pieces by sendmsg
+    queue    what the stream did not take: sent when it takes more. Large regions by themselves, runs of small pieces together
 
 A peer that does not read its answers stops being read from while more than PENDING_SIZE_MAX_BYTES wait for it, and is dropped
 when nothing at all could be sent for STALL_TIMEOUT_S. A file that is too short for a promised region closes the connection: the
@@ -12,21 +12,17 @@ header is out already, there is no other way to say it.
 
 from __future__ import annotations
 
-import logging
-import os
-import socket
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from protomq.wire.frames import encode_answer
 
+from .byte_stream import WANTS_TO_RECEIVE, WANTS_TO_SEND, ByteStream
 from .call import Call, CallLane
 from .errors import ServiceError
 from .framing import Frame, FrameReader
-from .regions import Region, ShortFileError, read_regions
-
-logger = logging.getLogger(__name__)
+from .regions import Region, read_regions
 
 PENDING_SIZE_MAX_BYTES: Final = 1 << 20
 STALL_TIMEOUT_S: Final = 60.0
@@ -52,13 +48,14 @@ class ConnectionLane(CallLane, Protocol):
 
 
 class Connection:
-    """A connected socket, owned by one lane."""
+    """A connected peer, owned by one lane."""
 
     __slots__ = (
         "backlog",
         "client_id",
         "closed",
         "descriptor",
+        "is_direct",
         "lane",
         "out",
         "out_has_regions",
@@ -71,23 +68,24 @@ class Connection:
         "reader",
         "recv_into",
         "send",
-        "socket",
+        "stream",
         "watched",
     )
 
     def __init__(
         self,
-        sock: socket.socket,
+        stream: ByteStream,
         peer: str,
         client_id: str,
         lane: ConnectionLane,
         frame_size_max_bytes: int,
         request_sizes_max_bytes: Mapping[int, int],
     ) -> None:
-        self.socket = sock
-        self.descriptor = sock.fileno()
-        self.recv_into = sock.recv_into
-        self.send = sock.send
+        self.stream = stream
+        self.descriptor = stream.fileno()
+        self.is_direct = stream.is_direct
+        self.recv_into = stream.recv_into
+        self.send = stream.send
         self.peer = peer
         self.client_id = client_id
         self.lane = lane
@@ -103,6 +101,18 @@ class Connection:
         self.watched: set[Call] = set()
         self.backlog: list[Frame] = []
         """Frames received while too much was pending; served when it has been sent."""
+
+    @property
+    def is_clogged(self) -> bool:
+        """Whether too much waits to be sent for more to be read or begun."""
+        return self.queue_size_bytes > PENDING_SIZE_MAX_BYTES
+
+    def wanted_events(self) -> int:
+        """What to poll for: no reading while too much waits to be sent."""
+        wanted = 0 if self.backlog or self.is_clogged else WANTS_TO_RECEIVE
+        if self.queue:
+            wanted |= WANTS_TO_SEND
+        return self.stream.poll_mask(wanted)
 
     def send_answer(
         self,
@@ -136,7 +146,7 @@ class Connection:
         self.out.append(payload)
 
     def flush(self, now: float) -> bool:
-        """Sends what the turn has answered. True if all is sent; else the lane waits for EPOLLOUT. Raises OSError, ShortFileError."""
+        """Sends what the turn has answered. True if all is sent; else it waits until more is taken. Raises OSError, ShortFileError."""
         out = self.out
         if not self.queue and not self.out_has_regions:
             data = b"".join(out)  # type: ignore[arg-type]
@@ -192,15 +202,9 @@ class Connection:
     def _send_region(self, region: Region) -> int:
         """Sends from the region at the head of the queue and cuts off what is sent."""
         try:
-            sent = os.sendfile(
-                self.descriptor, region.file.fileno(), region.offset, region.size_bytes
-            )
+            sent = self.stream.send_region(region)
         except BlockingIOError:
             return 0
-        if sent == 0:
-            raise ShortFileError(
-                f"nothing at {region.offset} of {region.file!r}, {region.size_bytes} bytes wanted"
-            )
         if sent == region.size_bytes:
             self.queue.popleft()
         else:
@@ -232,10 +236,8 @@ class Connection:
 
     def _send_pieces(self, pieces: list[bytes | memoryview], size: int) -> int:
         """Sends pieces taken from the queue; what is not sent goes back to its head."""
-        # MSG_MORE: the kernel puts a header and the start of the region behind it into one packet.
-        flags = socket.MSG_MORE if self.queue else 0
         try:
-            sent = self.socket.sendmsg(pieces, (), flags)
+            sent = self.stream.send_pieces(pieces, more=bool(self.queue))
         except BlockingIOError:
             sent = 0
         if sent < size:

@@ -13,13 +13,14 @@ Rules. Nothing in a turn waits, except for the disk. The hot path takes no lock:
 atomic. Another thread writes to the wake-up descriptor only while the lane sleeps. A connection, its calls and their answers
 are touched by their lane only. An exception in a method, a timer or a posted function is logged and harms only its call; one
 in the loop itself is fatal for the process.
+
+This module is the loop. Which connections there are stands in `connection_table.py`, how a lane ends in `lane_shutdown.py`.
 """
 
 from __future__ import annotations
 
 import logging
 import select
-import socket
 import threading
 import time
 from collections import deque
@@ -29,12 +30,15 @@ from typing import Any, Final, TypeAlias
 from protomq.wire.frames import FLAG_ONE_WAY
 
 from .admission import AdmissionConfig, QueueTimeRule
+from .byte_stream import ByteStream
 from .call import AnswerSink, Call
-from .connection import PENDING_SIZE_MAX_BYTES, STALL_TIMEOUT_S, Connection
+from .connection import PENDING_SIZE_MAX_BYTES, Connection
+from .connection_table import ConnectionTable
 from .dispatch import BoundMethod, PoolMethods, Style
 from .errors import DEADLINE_EXCEEDED, ServiceError, no_request, system_busy, unknown_method
 from .execution import run_drained, run_plain, run_raw
 from .framing import LARGE_SIZE_BYTES, MARKS_MAX, SHARED_BUFFER_SIZE_BYTES, Frame, FrameError
+from .lane_shutdown import LaneShutdown, Stage
 from .regions import ShortFileError
 from .remoting_call import ForeignCall, RemotingCall
 from .timers import Timer, Timers
@@ -46,8 +50,6 @@ DRAINED_COUNT_MAX: Final = 4096
 DRAINED_SIZE_MAX_BYTES: Final = 64 << 20
 """Collected calls above these are handed over before the turn ends: memory is bounded, and no append grows without end."""
 SWEEP_INTERVAL_S: Final = 5.0
-UNFINISHED_SIZE_MAX_BYTES: Final = 256 << 20
-"""Memory of frames that have begun and not ended, over all connections of a lane: beyond it, those that wait longest are closed."""
 NO_WAIT_S: Final = 0.000_3
 """A poll that took less than this found something there already, which may have lain there since the poll before. It is more than the
 GIL's switch interval, since the thread may have had to wait for the GIL after the poll."""
@@ -92,7 +94,6 @@ class Lane(threading.Thread):
         self._rule = QueueTimeRule(admission)
         self._busy = system_busy(methods.pool_name, BUSY_RETRY_DELAY_MS)
         self._frame_size_max_bytes = frame_size_max_bytes
-        self._on_connection_closed = on_connection_closed
         self._on_fatal = on_fatal
         self._posted: deque[PostedFunction] = deque()
         self._submitted: deque[Call] = deque()
@@ -100,17 +101,12 @@ class Lane(threading.Thread):
         self._poll = select.epoll()
         self._wake_up = WakeUp()
         self._poll.register(self._wake_up.descriptor, _EPOLLIN)
-        self._connections: dict[int, Connection] = {}
-        self._given_count = 0
-        """Connections that the acceptor has given to the lane; counted by the acceptor, the next one by the lane."""
-        self._taken_count = 0
+        self._table = ConnectionTable(self.name, self._poll, on_connection_closed)
         self._shared = memoryview(bytearray(SHARED_BUFFER_SIZE_BYTES))
         self._timers = Timers()
         self._drained: dict[BoundMethod, list[Call]] = {}
         self._drained_size_bytes = 0
         self._outboxes: dict[AnswerSink, list[Any]] = {}
-        self._resumable: list[Connection] = []
-        """Connections with a backlog that may be served again."""
         self._turn_at = time.monotonic()
         """When the poll of this turn returned."""
         self._waited = 0.0
@@ -119,9 +115,7 @@ class Lane(threading.Thread):
         self._pick_lane = pick_lane
         self._methods: Mapping[int, BoundMethod] = methods.own
         """What is served here; empty once everything is refused, so that the hot path need not ask."""
-        self._refusal: ServiceError | None = None
-        self._finish_by: float | None = None
-        self._finished = False
+        self._shutdown = LaneShutdown()
 
     # Any thread.
 
@@ -152,10 +146,10 @@ class Lane(threading.Thread):
         """The refusal of this lane."""
         return self._busy
 
-    def adopt(self, sock: socket.socket, peer: str, client_id: str, begun: bytes) -> None:
+    def adopt(self, stream: ByteStream, peer: str, client_id: str, begun: bytes) -> None:
         """Takes over a connection that has said hello; `begun` is what it has sent behind that. Acceptor only."""
-        self._given_count += 1
-        self.post(lambda: self._adopt(sock, peer, client_id, begun))
+        self._table.expect()
+        self.post(lambda: self._adopt(stream, peer, client_id, begun))
 
     def deliver(self, answers: list[PostedFunction]) -> None:
         """As AnswerSink: answers of another lane for connections of this one."""
@@ -169,7 +163,7 @@ class Lane(threading.Thread):
     @property
     def connection_count(self) -> int:
         """Connections of the lane, with those that it has been given and not taken yet."""
-        return len(self._connections) + self._given_count - self._taken_count
+        return self._table.count
 
     @property
     def open_call_count(self) -> int:
@@ -209,15 +203,17 @@ class Lane(threading.Thread):
     def run(self) -> None:
         try:
             self._timers.add(time.monotonic() + SWEEP_INTERVAL_S, self._sweep)
-            while not self._finished:
-                self._turn()
+            while self._shutdown.stage is not Stage.OVER:
+                self.turn()
         except BaseException as error:
             logger.critical("%s: the event loop failed", self.name, exc_info=True)
             self._on_fatal(error)
         finally:
-            self._close_all()
+            self._table.close_all(self._shared)
+            self._poll.close()
 
-    def _turn(self) -> None:
+    def turn(self) -> None:
+        """One turn of the loop; sleeps until there is something to do."""
         events = self._wait()
         posted = self._posted
         for _ in range(len(posted)):
@@ -228,15 +224,19 @@ class Lane(threading.Thread):
         self._observe_queue_time()
         if self._submitted:
             self._start_submitted()
-        if self._resumable:
+        if self._table.resumable:
             self._resume()
-        connections = self._connections
+        connections = self._table.by_descriptor
         for descriptor, mask in events:
             connection = connections.get(descriptor)
             if connection is None:
                 if descriptor == self._wake_up.descriptor:
                     self._wake_up.clear()
                 continue
+            if not connection.is_direct:
+                mask = connection.stream.ready(mask)
+                if connection.backlog:
+                    mask &= ~_EPOLLIN
             if mask & _EPOLLOUT:
                 self._write(connection)
             if mask & ~_EPOLLOUT and not connection.closed:
@@ -252,8 +252,8 @@ class Lane(threading.Thread):
             outboxes, self._outboxes = self._outboxes, {}
             for sink, answers in outboxes.items():
                 sink.deliver(answers)
-        if self._finish_by is not None:
-            self._finish_if_done()
+        if self._shutdown.finish_by is not None:
+            self._shutdown.end_if(self._is_idle(), time.monotonic())
 
     def _wait(self) -> list[tuple[int, int]]:
         """Sleeps until there is something to do, and notes how long it may have been there."""
@@ -262,7 +262,7 @@ class Lane(threading.Thread):
         timeout = -1.0 if next_at is None else max(next_at - before, 0.0)
         # First `asleep`, then the look at the queues: whoever appends after the look sees `asleep` and wakes the lane.
         self._asleep = True
-        if self._posted or self._submitted or self._resumable:
+        if self._posted or self._submitted or self._table.resumable:
             timeout = 0.0
         events = self._poll.poll(timeout, EVENTS_MAX)
         self._asleep = False
@@ -288,8 +288,8 @@ class Lane(threading.Thread):
         for _ in range(len(submitted)):
             call = submitted.popleft()
             self.call_count += 1
-            if self._refusal is not None:
-                call.fail(self._refusal)
+            if self._shutdown.refusal is not None:
+                call.fail(self._shutdown.refusal)
             elif shed_after is not None and now - call.received > shed_after:
                 self._reject(call)
             elif call.deadline is not None and now > call.deadline:
@@ -314,6 +314,7 @@ class Lane(threading.Thread):
         call.fail(self._busy)
 
     def _read(self, connection: Connection) -> None:
+        """Receives, and starts the calls of the frames that are complete."""
         reader = connection.reader
         shared = self._shared
         try:
@@ -323,22 +324,24 @@ class Lane(threading.Thread):
                 count = connection.recv_into(target)
                 del target  # The reader may have to resize what it shows.
                 if not count:
-                    self._close(connection)
+                    self._table.close(connection)
                     return
                 frames = reader.received(shared, count)
                 if frames:
                     self._serve(connection, frames)
-                    return
+                    break
                 connection.progress_at = self._turn_at
                 if count < wanted:
-                    return
+                    break
         except BlockingIOError:
-            return
+            pass
         except OSError as error:
-            self._close(connection, error)
+            self._table.close(connection, error)
         except FrameError as error:
             logger.warning("%s: %s from %s: closed", self.name, error, connection.peer)
-            self._close(connection)
+            self._table.close(connection)
+        if not connection.is_direct and not connection.closed:
+            self._table.update_poll(connection)  # it may wait for something else now
 
     def _serve(self, connection: Connection, frames: Sequence[Frame]) -> None:
         """Starts the calls of these frames. The hot path: small drained calls."""
@@ -398,8 +401,8 @@ class Lane(threading.Thread):
         """A call that is not for this pool: of another service, unknown, not a request by its header, or refused since the server stops."""
         request_id, method_id, flags, timeout_ms, payload = frame
         bound = self._pool_methods.by_id.get(method_id)
-        if self._refusal is not None:
-            error = self._refusal
+        if self._shutdown.refusal is not None:
+            error = self._shutdown.refusal
         elif flags > MARKS_MAX:
             error = no_request(flags & 0xFF, flags >> 8)
         elif bound is None:
@@ -449,143 +452,73 @@ class Lane(threading.Thread):
             try:
                 done = connection.flush(now)
             except (OSError, ShortFileError) as error:
-                self._close(connection, error)
+                self._table.close(connection, error)
                 continue
             if not done or connection.backlog or connection.poll_mask != _EPOLLIN:
-                self._update_poll(connection)
+                self._table.update_poll(connection)
         dirty.clear()
 
     def _write(self, connection: Connection) -> None:
         try:
             connection.pump(self._turn_at)
         except (OSError, ShortFileError) as error:
-            self._close(connection, error)
+            self._table.close(connection, error)
             return
-        self._update_poll(connection)
-
-    def _update_poll(self, connection: Connection) -> None:
-        """Asks the kernel for what the connection can use: no reading while too much waits to be sent."""
-        clogged = connection.queue_size_bytes > PENDING_SIZE_MAX_BYTES
-        if connection.backlog and not clogged:
-            self._resumable.append(connection)
-        mask = 0 if clogged or connection.backlog else _EPOLLIN
-        if connection.queue:
-            mask |= _EPOLLOUT
-        if mask != connection.poll_mask:
-            self._poll.modify(connection.descriptor, mask)
-            connection.poll_mask = mask
+        self._table.update_poll(connection)
 
     def _resume(self) -> None:
-        resumable, self._resumable = self._resumable, []
-        for connection in resumable:
-            if connection.closed:
-                continue
+        """Goes on where no event of the kernel says so."""
+        for connection in self._table.take_resumable():
             frames, connection.backlog = connection.backlog, []
-            self._serve(connection, frames)
-            self._update_poll(connection)
+            if frames:
+                self._serve(connection, frames)
+            elif not connection.is_direct and not connection.is_clogged:
+                self._read(connection)
+            if not connection.closed:
+                self._table.update_poll(connection)
 
-    def _adopt(self, sock: socket.socket, peer: str, client_id: str, begun: bytes) -> None:
+    def _adopt(self, stream: ByteStream, peer: str, client_id: str, begun: bytes) -> None:
         connection = Connection(
-            sock,
+            stream,
             peer,
             client_id,
             self,
             self._frame_size_max_bytes,
             self._pool_methods.request_sizes_max_bytes,
         )
-        connection.progress_at = self._turn_at
-        connection.poll_mask = _EPOLLIN
-        self._taken_count += 1
-        self._connections[connection.descriptor] = connection
-        self._poll.register(connection.descriptor, _EPOLLIN)
+        self._table.add(connection, self._turn_at)
         if begun:
             connection.reader.target(self._shared)[: len(begun)] = begun
             try:
                 frames = connection.reader.received(self._shared, len(begun))
             except FrameError as error:
                 logger.warning("%s: %s from %s: closed", self.name, error, peer)
-                self._close(connection)
+                self._table.close(connection)
                 return
             self._serve(connection, frames)
 
-    def _close(self, connection: Connection, error: BaseException | None = None) -> None:
-        if connection.closed:
-            return
-        connection.closed = True
-        if isinstance(error, ShortFileError):
-            logger.error("%s: %s: closed %s", self.name, error, connection.peer)
-        elif error is not None:
-            logger.info("%s: %s: closed %s", self.name, error, connection.peer)
-        del self._connections[connection.descriptor]
-        self._poll.unregister(connection.descriptor)
-        connection.socket.close()
-        connection.out.clear()
-        connection.queue.clear()
-        connection.backlog.clear()
-        self._on_connection_closed(connection.peer)
-        watched, connection.watched = connection.watched, set()
-        for call in watched:
-            if call.lane is self:
-                call.caller_gone()
-            else:
-                call.lane.post(call.caller_gone)
-
     def _sweep(self) -> None:
-        """Drops connections that stand still in the middle of a frame or of an answer."""
-        limit = self._turn_at - STALL_TIMEOUT_S
-        stalled = [
-            connection
-            for connection in self._connections.values()
-            if connection.progress_at < limit and (connection.queue or connection.reader.in_frame)
-        ]
-        for connection in stalled:
-            logger.warning(
-                "%s: no progress for %d s: closed %s", self.name, STALL_TIMEOUT_S, connection.peer
-            )
-            self._close(connection)
-        self._bound_unfinished()
+        self._table.sweep(self._turn_at)
         self._timers.add(self._turn_at + SWEEP_INTERVAL_S, self._sweep)
 
-    def _bound_unfinished(self) -> None:
-        """Nobody may fill the memory with frames that never end: each is small enough, thousands of them are not."""
-        unfinished = [c for c in self._connections.values() if c.reader.held_size_bytes]
-        size_bytes = sum(connection.reader.held_size_bytes for connection in unfinished)
-        unfinished.sort(key=lambda connection: connection.progress_at, reverse=True)
-        while size_bytes > UNFINISHED_SIZE_MAX_BYTES:
-            connection = unfinished.pop()
-            size_bytes -= connection.reader.held_size_bytes
-            logger.warning("%s: too many unfinished frames: closed %s", self.name, connection.peer)
-            self._close(connection)
-
     def _set_refusal(self, error: ServiceError) -> None:
-        self._refusal = error
+        self._shutdown.refuse(error)
         self._methods = {}
 
     def _begin_finish(self, grace_s: float) -> None:
-        self._finish_by = self._turn_at + grace_s
-        self._timers.add(self._finish_by, lambda: None)
+        finish_by = self._turn_at + grace_s
+        self._shutdown.finish(finish_by)
+        self._timers.add(finish_by, lambda: None)
 
-    def _finish_if_done(self) -> None:
-        assert self._finish_by is not None
-        busy = (
+    def _is_idle(self) -> bool:
+        """Whether nothing that has begun is left to do."""
+        return not (
             self.open_call_count
             or self.foreign_count
             or self._posted
             or self._submitted
-            or any(connection.queue for connection in self._connections.values())
+            or self._table.has_unsent()
         )
-        self._finished = not busy or time.monotonic() >= self._finish_by
-
-    def _close_all(self) -> None:
-        for connection in list(self._connections.values()):
-            # Unread input would turn the close into a reset, which can destroy answers on their way.
-            try:
-                connection.socket.shutdown(socket.SHUT_WR)
-                connection.socket.recv_into(self._shared)
-            except OSError:
-                pass
-            self._close(connection)
-        self._poll.close()
 
 
 def _drop_expired(calls: list[Call], now: float) -> list[Call]:

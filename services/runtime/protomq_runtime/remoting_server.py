@@ -33,6 +33,7 @@ from protomq.wire.frames import (
 )
 
 from .addresses import Address
+from .byte_stream import WANTS_TO_RECEIVE, ByteStream, TcpStream
 from .connection_limits import HELLO_TIMEOUT_S, ConnectionLimits, watch_peer
 from .dispatch import lane_name
 from .errors import Code, ServiceError, invalid_argument, unparsable
@@ -58,9 +59,10 @@ WARNING_INTERVAL_S: Final = 1.0
 class _Caller:
     """A connection that has not said hello yet."""
 
-    socket: socket.socket
+    stream: ByteStream
     peer: str
     deadline: float
+    poll_mask: int
     received: bytes = b""
 
 
@@ -87,7 +89,9 @@ class RemotingServer(threading.Thread):
         limits: ConnectionLimits,
         on_fatal: Callable[[BaseException], None],
         hello_timeout_s: float = HELLO_TIMEOUT_S,
+        make_stream: Callable[[socket.socket], ByteStream] = TcpStream,
     ) -> None:
+        """`make_stream` makes the stream of an accepted socket, which does not block; a handshake of its own is part of its first reads."""
         super().__init__(name="remoting-acceptor", daemon=True)
         self._listener = listener
         self._pools = pools
@@ -99,6 +103,8 @@ class RemotingServer(threading.Thread):
         self._limits = limits
         self._on_fatal = on_fatal
         self._hello_timeout_s = hello_timeout_s
+        self._make_stream = make_stream
+        self._scratch = memoryview(bytearray(HELLO_SIZE_MAX_BYTES))
         self._callers: dict[int, _Caller] = {}
         self._connection_count = 0
         self._count_by_address: dict[str, int] = {}
@@ -245,26 +251,44 @@ class RemotingServer(threading.Thread):
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             watch_peer(sock, self._limits.peer_timeout_ms)
+            stream = self._make_stream(sock)
         except OSError:
             sock.close()
             return
         address = _address_of(peer)
         self._connection_count += 1
         self._count_by_address[address] = self._count_by_address.get(address, 0) + 1
-        caller = _Caller(sock, peer, time.monotonic() + self._hello_timeout_s)
-        self._callers[sock.fileno()] = caller
-        self._poll.register(sock.fileno(), select.EPOLLIN)
+        mask = stream.poll_mask(WANTS_TO_RECEIVE)
+        caller = _Caller(stream, peer, time.monotonic() + self._hello_timeout_s, mask)
+        self._callers[stream.fileno()] = caller
+        self._poll.register(stream.fileno(), mask)
 
     def _hear(self, caller: _Caller) -> None:
-        try:
-            data = caller.socket.recv(HELLO_SIZE_MAX_BYTES)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            self._drop(caller)
-            return
+        """Takes what has come, until the hello is complete."""
+        stream = caller.stream
+        descriptor = stream.fileno()
+        is_first = True
+        while is_first or stream.has_received_ahead:
+            is_first = False
+            try:
+                count = stream.recv_into(self._scratch)
+            except BlockingIOError:
+                break
+            except OSError:
+                count = 0
+            if not count:
+                self._drop(caller)
+                return
+            self._take_hello(caller, bytes(self._scratch[:count]))
+            if self._callers.get(descriptor) is not caller:
+                return
+        mask = stream.poll_mask(WANTS_TO_RECEIVE)
+        if mask != caller.poll_mask:
+            caller.poll_mask = mask
+            self._poll.modify(descriptor, mask)
+
+    def _take_hello(self, caller: _Caller, data: bytes) -> None:
+        """Hears more of a hello: waits for the rest, greets, or sends the caller away."""
         caller.received += data
         received = caller.received
         if not MAGIC.startswith(received[: len(MAGIC)]):
@@ -299,20 +323,19 @@ class RemotingServer(threading.Thread):
         except ServiceError as error:
             status = error.encode()
             _send_all(
-                caller.socket,
+                caller.stream,
                 encode_answer(request_id, HELLO_METHOD_ID, len(status), int(error.code)) + status,
             )
             self._drop(caller)
             return
         if not _send_all(
-            caller.socket,
+            caller.stream,
             encode_answer(request_id, HELLO_METHOD_ID, len(self._welcome)) + self._welcome,
         ):
             self._drop(caller)
             return
-        del self._callers[caller.socket.fileno()]
-        self._poll.unregister(caller.socket.fileno())
-        pool.pick().adopt(caller.socket, caller.peer, hello.client_id[:CLIENT_ID_LENGTH_MAX], begun)
+        self._leave(caller)
+        pool.pick().adopt(caller.stream, caller.peer, hello.client_id[:CLIENT_ID_LENGTH_MAX], begun)
 
     def _pool_for(self, lane: int) -> LanePool:
         if lane == options_pb2.LANE_UNSPECIFIED:
@@ -330,10 +353,15 @@ class RemotingServer(threading.Thread):
             ) from None
 
     def _drop(self, caller: _Caller) -> None:
-        del self._callers[caller.socket.fileno()]
-        self._poll.unregister(caller.socket.fileno())
-        caller.socket.close()
+        self._leave(caller)
+        caller.stream.close()
         self._forget(caller.peer)
+
+    def _leave(self, caller: _Caller) -> None:
+        """It is no caller any more: a lane has it, or nobody."""
+        descriptor = caller.stream.fileno()
+        del self._callers[descriptor]
+        self._poll.unregister(descriptor)
 
     def _forget(self, peer: str) -> None:
         address = _address_of(peer)
@@ -367,10 +395,10 @@ def _parse_hello(payload: bytes) -> remoting_pb2.RemotingHello:
         raise unparsable("protomq.v1.RemotingHello") from None
 
 
-def _send_all(sock: socket.socket, data: bytes) -> bool:
+def _send_all(stream: ByteStream, data: bytes) -> bool:
     """Sends a few bytes on a fresh connection, whose buffer has room for them. False if it has not."""
     try:
-        return sock.send(data) == len(data)
+        return stream.send(data) == len(data)
     except OSError:
         return False
 

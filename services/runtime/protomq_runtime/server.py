@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import socket
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from typing import Any
 
 from . import telemetry
 from .admission import AdmissionConfig
+from .byte_stream import ByteStream, TcpStream
 from .connection_limits import ConnectionLimits
 from .dispatch import DispatchTable
 from .errors import SHUTTING_DOWN
@@ -62,11 +64,12 @@ class Server:
         remoting_port: int | None = 0,
         request_size_max_bytes: int = REQUEST_SIZE_MAX_BYTES,
         limits: ConnectionLimits | None = None,
+        make_stream: Callable[[socket.socket], ByteStream] = TcpStream,
         on_fatal: Callable[[BaseException], None] | None = None,
     ) -> None:
         """A port of 0: any free one; None: this transport is off. Lanes that `lanes` does not name have the defaults.
 
-        `late_lanes` begin with `start_late_lanes`, not with `start`.
+        `late_lanes` begin with `start_late_lanes`, not with `start`. `make_stream` makes the streams of the remoting port's connections.
         """
         self._late_lanes = frozenset(late_lanes)
         self._beginning = threading.Lock()
@@ -81,6 +84,7 @@ class Server:
         self._remoting_address = (remoting_host, remoting_port)
         self._request_size_max_bytes = request_size_max_bytes
         self._limits = limits or ConnectionLimits()
+        self._make_stream = make_stream
         self._on_fatal = on_fatal or _log_fatal
         self._grpc: GrpcServer | None = None
         self._remoting: RemotingServer | None = None
@@ -183,6 +187,7 @@ class Server:
             server_version=self.version,
             frame_size_max_bytes=self._request_size_max_bytes + FRAME_OVERHEAD_BYTES,
             limits=self._limits,
+            make_stream=self._make_stream,
             on_fatal=self._report_fatal,
         )
 
