@@ -25,7 +25,7 @@ def in_user_space(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(test_transports, "Server", partial(Server, make_stream=UserSpaceStream))
 
 
-@pytest.fixture
+@pytest.fixture  # type: ignore[no-redef]
 async def server(services: Services) -> AsyncIterator[Server]:
     made = Server(
         services.table,
@@ -39,6 +39,6 @@ async def server(services: Services) -> AsyncIterator[Server]:
     await made.stop(1)
 
 
-@pytest.fixture(params=["remoting", "foreign"])
+@pytest.fixture(params=["remoting", "foreign"])  # type: ignore[no-redef]
 def transport(request: pytest.FixtureRequest) -> str:
     return str(request.param)

@@ -1,0 +1,144 @@
+"""The broker's four services over a store on a simulated disk and fake lanes: no thread, no socket, no clock that moves by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from google.protobuf.message import Message
+
+from protomq.testing.simdisk import SimDisk
+from protomq.v1 import (
+    admin_service_pb2,
+    consumer_service_pb2,
+    pull_service_pb2,
+    send_service_pb2,
+)
+from protomq.v1.record_pb2 import Record
+from protomq.v1.send_service_pb2 import SendRequest
+from protomq_broker.admin_service import AdminService
+from protomq_broker.config import BrokerConfig
+from protomq_broker.consumer_service import ConsumerService
+from protomq_broker.offset_commits import OffsetCommits
+from protomq_broker.pull_service import PullService
+from protomq_broker.send_service import SendService
+from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.system_writer import SystemWriter
+from protomq_broker.waiting_answers import WaitingAnswers
+from protomq_broker.write_permit import WritePermit
+from protomq_runtime.dispatch import DispatchTable
+from protomq_runtime.errors import ServiceError
+from protomq_runtime.testing import FakeCall, FakeServer
+
+from .store.log_helpers import ManualClock
+from .store.store_helpers import open_store
+
+SEND = "/protomq.v1.SendService/Send"
+PULL = "/protomq.v1.PullService/Pull"
+CONSUMER = "/protomq.v1.ConsumerService/"
+ADMIN = "/protomq.v1.AdminService/"
+
+
+class FakeBroker:
+    """Has the topic `topic` with two queues. Its lanes do what was posted when `call` is called, or `run`."""
+
+    def __init__(
+        self,
+        *,
+        disk: SimDisk | None = None,
+        sync_flush: bool = False,
+        is_permitted: bool = True,
+        **settings: Any,
+    ) -> None:
+        """`settings`: of BrokerConfig."""
+        self.disk = disk or SimDisk()
+        self.clock = ManualClock()
+        self.store = open_store(
+            self.disk, clock=self.clock, sync_flush=sync_flush, segment=1 << 20
+        )
+        self.topic = self.store.topics.create(TopicConfig("topic", 2, 2))
+        self.permit = WritePermit()
+        self.announced_count = 0
+        config = BrokerConfig(**settings)
+        writer = SystemWriter(self.permit)
+        self.waiting = WaitingAnswers(self.store, self.clock)
+        self.commits = OffsetCommits(self.store, writer, self.waiting, config)
+        self.send = SendService(self.store, config, self.clock, self.waiting)
+        self.pull = PullService(self.store, config, self.commits, self.clock)
+        self.store.on_topic_deleted = self.pull.signal_deleted
+        table = DispatchTable()
+        for module, name, service in (
+            (send_service_pb2, "SendService", self.send),
+            (pull_service_pb2, "PullService", self.pull),
+            (consumer_service_pb2, "ConsumerService", ConsumerService(self.store, self.commits)),
+            (admin_service_pb2, "AdminService", self._admin_service(config)),
+        ):
+            table.add_service(module.DESCRIPTOR.services_by_name[name], service)
+        self.server = FakeServer(table)
+        send_lane = self.server.lanes["send"]
+        writer.start(self.store, send_lane)
+        self.store.positions.on_arrival.append(self.pull.signal)
+        self.store.positions.on_flushed.append(lambda _: send_lane.post(self.waiting.resolve))
+        if is_permitted:
+            self.permit.give()
+
+    def call(self, path: str, request: Message | bytes, **settings: Any) -> FakeCall:
+        """The call, and everything that it posted is done."""
+        call = self.server.call(path, request, **settings)
+        self.server.run()
+        return call
+
+    def refusal(self, path: str, request: Message | bytes, **settings: Any) -> ServiceError:
+        """The error of a call that is refused, and so changes nothing."""
+        before = self.state()
+        call = self.call(path, request, **settings)
+        assert call.error is not None, "it was not refused"
+        assert self.state() == before, "it was refused, and changed something"
+        return call.error
+
+    def state(self) -> tuple[Any, ...]:
+        """What a refused call leaves as it is."""
+        return (
+            self.store.appended_position,
+            self.store.topics.snapshot(),
+            {group: sorted(topics) for group, topics in self.store.offsets.groups().items()},
+            self.announced_count,
+            [lane.holds for lane in self.server.lanes.values()],
+        )
+
+    def fill(
+        self, bodies: Sequence[bytes], *, topic: str = "topic", queue_id: int = 0, **fields: Any
+    ) -> None:
+        """Sends the bodies as one request; `fields` are those of each record."""
+        records = [Record(body=body, **fields) for body in bodies]
+        self.call(SEND, SendRequest(topic=topic, queue_id=queue_id, records=records)).response()
+
+    def advance(self, time_ms: int) -> None:
+        """So much time passes, for the lanes and by the clock."""
+        self.clock.time_ms += time_ms
+        self.server.advance(time_ms)
+
+    def _admin_service(self, config: BrokerConfig) -> AdminService:
+        def announce() -> None:
+            self.announced_count += 1
+
+        return AdminService(
+            self.store,
+            config,
+            self.clock,
+            broker_name="b",
+            version="1",
+            lane_status=list,
+            announce=announce,
+            write_refusal=lambda: self.store.write_refusal,
+            commits=self.commits,
+            members=self.pull.members,
+            permit=self.permit,
+        )
+
+
+def told(error: ServiceError) -> tuple[str, str, dict[str, str]]:
+    """(code, reason, metadata without `definite`) of a refusal."""
+    metadata = dict(error.metadata)
+    metadata.pop("definite")
+    return error.code.name, error.reason, metadata

@@ -1,0 +1,312 @@
+"""The loop of a lane, turned by hand: no thread runs. Its peers are the other ends of socket pairs."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from protomq.v1 import pull_service_pb2, send_service_pb2
+from protomq.wire.frames import HEADER_SIZE_BYTES, LENGTH_SIZE_BYTES, decode_header, encode_request
+from protomq.wire.status import decode_status
+from protomq_runtime.admission import AdmissionConfig
+from protomq_runtime.byte_stream import ByteStream, TcpStream
+from protomq_runtime.call import Call
+from protomq_runtime.dispatch import DispatchTable, drained, raw
+from protomq_runtime.errors import SHUTTING_DOWN
+from protomq_runtime.lane import Lane
+from protomq_runtime.lane_pool import LanePool
+from protomq_runtime.lane_shutdown import Stage
+from tests.support.user_space_stream import UserSpaceStream
+
+SEND, PULL = 0x0201, 0x0301
+_sockets: list[socket.socket] = []
+
+
+class EchoSend:
+    """Answers each call with its request; keeps the sizes of its groups."""
+
+    def __init__(self) -> None:
+        self.groups: list[int] = []
+
+    @drained
+    def send(self, calls: list[Call]) -> None:
+        self.groups.append(len(calls))
+        for call in calls:
+            call.answer(bytes(call.payload))
+
+
+class HoldingPull:
+    """Holds every call."""
+
+    def __init__(self) -> None:
+        self.held: list[Call] = []
+        self.gone_count = 0
+
+    @raw
+    def pull(self, call: Call) -> None:
+        self.held.append(call)
+        call.hold(self._note_gone)
+
+    def _note_gone(self) -> None:
+        self.gone_count += 1
+
+
+class Lanes:
+    """A lane for sends and one for pulls, neither of which is started."""
+
+    def __init__(self, admission: AdmissionConfig | None = None) -> None:
+        self.send_service, self.pull_service = EchoSend(), HoldingPull()
+        table = DispatchTable()
+        table.add_service(
+            send_service_pb2.DESCRIPTOR.services_by_name["SendService"], self.send_service
+        )
+        table.add_service(
+            pull_service_pb2.DESCRIPTOR.services_by_name["PullService"], self.pull_service
+        )
+        self.closed: list[str] = []
+        self.pools = {
+            name: LanePool(
+                name,
+                1,
+                admission or AdmissionConfig(queue_time_target_ms=0),
+                table.by_id,
+                frame_size_max_bytes=1 << 20,
+                on_connection_closed=self.closed.append,
+                on_fatal=_fail,
+            )
+            for name in ("send", "pull")
+        }
+        for pool in self.pools.values():
+            pool.siblings = self.pools
+        self.send, self.pull = (pool.lanes[0] for pool in self.pools.values())
+
+    def close(self) -> None:
+        for lane in (self.send, self.pull):
+            lane._table.close_all(memoryview(bytearray(9)))
+            lane._poll.close()
+
+    def connect(self, lane: Lane, make_stream: type = TcpStream) -> Peer:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        peer = Peer(theirs)
+        stream: ByteStream = make_stream(ours)
+        lane.adopt(stream, f"peer-{len(_sockets)}", "client", b"")
+        turn(lane)
+        return peer
+
+
+def turn(lane: Lane) -> None:
+    """One turn that does not sleep, whether there is anything to do or not."""
+    lane.post(lambda: None)
+    lane.turn()
+
+
+def is_over(lane: Lane) -> bool:
+    return lane._shutdown.stage is Stage.OVER
+
+
+def _fail(error: BaseException) -> None:
+    raise AssertionError("no lane runs here") from error
+
+
+class Peer:
+    """The other end of a connection."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.settimeout(60)
+        self.socket = sock
+        _sockets.append(sock)
+
+    def ask(
+        self, *payloads: bytes, method_id: int = SEND, timeout_ms: int = 0, one_way: bool = False
+    ) -> None:
+        for number, payload in enumerate(payloads):
+            header = encode_request(number, method_id, len(payload), timeout_ms, one_way=one_way)
+            self.socket.sendall(header + payload)
+
+    def answer(self) -> tuple[int, int, bytes]:
+        """(request id, status, payload) of the next answer."""
+        header = decode_header(self._read(HEADER_SIZE_BYTES))
+        return (
+            header.request_id,
+            header.status,
+            self._read(header.length + LENGTH_SIZE_BYTES - HEADER_SIZE_BYTES),
+        )
+
+    def reason(self) -> str:
+        return decode_status(self.answer()[2]).reason
+
+    def has_nothing(self) -> bool:
+        self.socket.setblocking(False)
+        try:
+            self.socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return True
+        finally:
+            self.socket.settimeout(60)
+        return False
+
+    def _read(self, size: int) -> bytes:
+        return self.socket.recv(size, socket.MSG_WAITALL) if size else b""
+
+
+@pytest.fixture
+def lanes() -> Iterator[Lanes]:
+    made = Lanes()
+    yield made
+    made.close()
+    while _sockets:
+        _sockets.pop().close()
+
+
+def test_what_is_there_in_one_turn_is_one_group_over_all_connections(lanes: Lanes) -> None:
+    peers = [lanes.connect(lanes.send) for _ in range(3)]
+    for peer in peers:
+        peer.ask(b"a", b"bc")
+    turn(lanes.send)
+    assert lanes.send_service.groups == [6]
+    for peer in peers:
+        assert [peer.answer(), peer.answer()] == [(0, 0, b"a"), (1, 0, b"bc")]
+    assert lanes.send.open_call_count == 0
+
+
+def test_a_one_way_call_is_done_and_not_answered(lanes: Lanes) -> None:
+    peer = lanes.connect(lanes.send)
+    peer.ask(b"a", one_way=True)
+    turn(lanes.send)
+    assert lanes.send_service.groups == [1]
+    assert peer.has_nothing()
+
+
+def test_a_call_of_another_lane_is_done_there_and_answered_by_the_owner(lanes: Lanes) -> None:
+    peer = lanes.connect(lanes.pull)
+    peer.ask(b"a")
+    turn(lanes.pull)
+    assert (lanes.pull.foreign_count, lanes.send.depth) == (1, 1)
+    turn(lanes.send)
+    assert peer.has_nothing()
+    turn(lanes.pull)
+    assert peer.answer() == (0, 0, b"a")
+    assert lanes.pull.foreign_count == 0
+
+
+@pytest.mark.parametrize("lane", ["send", "pull"])
+def test_a_call_is_told_when_its_caller_goes(lanes: Lanes, lane: str) -> None:
+    owner = lanes.pools[lane].lanes[0]
+    peer = lanes.connect(owner)
+    peer.ask(b"", method_id=PULL)
+    turn(owner)
+    if lane == "send":
+        turn(lanes.pull)  # the call
+        turn(lanes.send)  # it is watched from now on
+    assert lanes.pull.holds == 1
+    peer.socket.close()
+    turn(owner)
+    if lane == "send":
+        turn(lanes.pull)
+    assert (lanes.pull_service.gone_count, lanes.pull.holds, len(lanes.closed)) == (1, 0, 1)
+
+
+def test_a_call_whose_time_is_over_is_dropped_unstarted(lanes: Lanes) -> None:
+    peer = lanes.connect(lanes.send)
+    peer.ask(b"a", timeout_ms=1)
+
+    def linger() -> None:
+        ends = time.monotonic() + 0.003
+        while time.monotonic() < ends:
+            pass
+
+    lanes.send.call_later(0, linger)  # timers run between the reading and the group
+    turn(lanes.send)
+    assert lanes.send_service.groups == []
+    assert peer.reason() == "DEADLINE_EXCEEDED"
+
+
+def test_an_unknown_method_is_told_and_a_broken_frame_ends_the_connection(lanes: Lanes) -> None:
+    peer = lanes.connect(lanes.send)
+    peer.ask(b"", method_id=0x7777)
+    turn(lanes.send)
+    assert peer.reason() == "UNKNOWN_METHOD"
+    peer.socket.sendall(bytes(16))
+    turn(lanes.send)
+    assert peer.socket.recv(1) == b""
+    assert lanes.send.connection_count == 0
+
+
+def test_a_full_queue_refuses_calls_of_other_lanes(lanes: Lanes) -> None:
+    full = Lanes(AdmissionConfig(depth_max=2, queue_time_target_ms=0))
+    peer = full.connect(full.pull)
+    peer.ask(b"1", b"2", b"3")
+    turn(full.pull)
+    assert peer.reason() == "SYSTEM_BUSY"
+    assert (full.send.rejection_count, full.send.depth) == (1, 2)
+    full.close()
+
+
+def test_what_is_posted_is_done_in_order_and_harms_nobody(
+    lanes: Lanes, caplog: pytest.LogCaptureFixture
+) -> None:
+    done: list[int] = []
+
+    def fail() -> None:
+        raise RuntimeError("of a service")
+
+    for function in (lambda: done.append(1), fail, lambda: done.append(2)):
+        lanes.send.post(function)
+    lanes.send.call_later(0, fail)
+    lanes.send.call_later(0, lambda: done.append(3))
+    lanes.send.call_later(0, lambda: done.append(4)).cancel()
+    turn(lanes.send)
+    assert done == [1, 2, 3]
+    assert [record.message for record in caplog.records] == [
+        "lane-send-0: a posted function failed",
+        "lane-send-0: a timer failed",
+    ]
+
+
+def test_a_lane_that_finishes_waits_for_what_it_holds_and_refuses_what_is_new(lanes: Lanes) -> None:
+    peer = lanes.connect(lanes.pull)
+    peer.ask(b"", method_id=PULL)
+    turn(lanes.pull)
+    lanes.pull.refuse(SHUTTING_DOWN)
+    lanes.pull.finish(3600)
+    turn(lanes.pull)
+    assert not is_over(lanes.pull)
+    peer.ask(b"", method_id=PULL)
+    turn(lanes.pull)
+    assert peer.reason() == "SHUTTING_DOWN"
+    (held,) = lanes.pull_service.held
+    lanes.pull.post(lambda: held.answer(b"at last"))
+    turn(lanes.pull)
+    assert peer.answer() == (0, 0, b"at last")
+    assert is_over(lanes.pull)
+
+
+def test_a_lane_that_finishes_does_not_wait_beyond_its_time(lanes: Lanes) -> None:
+    lanes.connect(lanes.pull).ask(b"", method_id=PULL)
+    turn(lanes.pull)
+    lanes.pull.refuse(SHUTTING_DOWN)
+    lanes.pull.finish(0)
+    turn(lanes.pull)
+    assert lanes.pull.open_call_count == 1
+    assert is_over(lanes.pull)
+
+
+def test_over_a_stream_that_receives_ahead_every_call_is_done(lanes: Lanes) -> None:
+    peer = lanes.connect(lanes.send, UserSpaceStream)
+    sizes = [0, 1, 100, 40_000, 5, 3]
+    peer.ask(*(bytes(size) for size in sizes))
+    answers: list[Any] = []
+    for _ in range(1_000):
+        turn(lanes.send)
+        while not peer.has_nothing():
+            answers.append(peer.answer())
+        if len(answers) == len(sizes):
+            break
+    assert [(number, status, len(payload)) for number, status, payload in answers] == [
+        (number, 0, size) for number, size in enumerate(sizes)
+    ]
