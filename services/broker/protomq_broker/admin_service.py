@@ -149,6 +149,8 @@ class AdminService:
                 continue
             wanted[topic.name] = topic
             taken.append((call, topic))
+        if not taken:
+            return  # nothing to announce either
         try:
             made = {topic.name: topic for topic in self._store.topics.put(list(wanted.values()))}
         except Exception as error:

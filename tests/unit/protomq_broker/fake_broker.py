@@ -53,9 +53,7 @@ class FakeBroker:
         """`settings`: of BrokerConfig."""
         self.disk = disk or SimDisk()
         self.clock = ManualClock()
-        self.store = open_store(
-            self.disk, clock=self.clock, sync_flush=sync_flush, segment=1 << 20
-        )
+        self.store = open_store(self.disk, clock=self.clock, sync_flush=sync_flush, segment=1 << 20)
         self.topic = self.store.topics.create(TopicConfig("topic", 2, 2))
         self.permit = WritePermit()
         self.announced_count = 0

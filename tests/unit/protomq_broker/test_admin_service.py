@@ -6,9 +6,24 @@ import time
 from typing import Any
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from protomq.testing.simdisk import SimDisk
-from protomq.v1.admin_service_pb2 import QueryMessagesRequest, QueryMessagesResponse
+from protomq.v1.admin_service_pb2 import (
+    CreateTopicRequest,
+    DeleteGroupRequest,
+    DeleteTopicRequest,
+    DescribeTopicRequest,
+    GetBrokerStatusRequest,
+    GetStatsRequest,
+    ListGroupsRequest,
+    ListTopicsRequest,
+    QueryMessagesRequest,
+    QueryMessagesResponse,
+)
+from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, QueueOffset
+from protomq.v1.pull_service_pb2 import PullRequest
+from protomq.v1.topic_pb2 import Permission, Topic
 from protomq.wire.record import encode_message_id
 from protomq_broker.admin_service import AdminService
 from protomq_broker.config import BrokerConfig
@@ -19,8 +34,9 @@ from protomq_broker.store.store import Store
 from protomq_broker.system_writer import SystemWriter
 from protomq_broker.waiting_answers import WaitingAnswers
 from protomq_broker.write_permit import WritePermit
-from protomq_runtime.errors import Code, ServiceError
+from protomq_runtime.errors import SHUTTING_DOWN, Code, ServiceError
 
+from .fake_broker import ADMIN, CONSUMER, PULL, FakeBroker, told
 from .store.log_helpers import ManualClock, make_request
 from .store.store_helpers import SEGMENT, open_store
 
@@ -119,3 +135,255 @@ def test_a_look_up_by_key_ends_with_its_caller_s_time() -> None:
     with pytest.raises(ServiceError, match="narrow it by begin_time") as caught:
         service_of(store, clock).query_messages(call)  # type: ignore[arg-type]
     assert caught.value.code == Code.DEADLINE_EXCEEDED
+
+
+# Through a fake lane: each call, what it refuses, and that a refusal changes nothing.
+
+INVALID: tuple[str, str, dict[str, str]] = ("INVALID_ARGUMENT", "INVALID_ARGUMENT", {})
+NO_TOPIC = ("NOT_FOUND", "TOPIC_NOT_FOUND", {"topic": "other"})
+
+
+def create(name: str = "new", update: bool = False, **fields: Any) -> CreateTopicRequest:
+    return CreateTopicRequest(topic=Topic(name=name, **fields), update=update)
+
+
+def commit(broker: FakeBroker, group: str) -> None:
+    offset = QueueOffset(topic="topic", queue_id=0, queue_offset=0)
+    broker.call(
+        CONSUMER + "CommitOffsets", CommitOffsetsRequest(consumer_group=group, offsets=[offset])
+    ).response()
+
+
+def test_a_topic_is_made_with_defaults_and_announced() -> None:
+    broker = FakeBroker(default_queues=3)
+    topic = broker.call(ADMIN + "CreateTopic", create()).response().topic
+    assert (topic.name, topic.write_queues, topic.read_queues) == ("new", 3, 3)
+    assert topic.permission == Permission.PERMISSION_READ_WRITE
+    assert topic.incarnation > 0
+    assert broker.announced_count == 1
+    again = broker.call(ADMIN + "CreateTopic", create(incarnation=topic.incarnation)).response().topic
+    assert again == topic
+
+
+def test_a_topic_changes_when_the_caller_says_so_and_keeps_its_incarnation() -> None:
+    broker = FakeBroker()
+    made = broker.call(ADMIN + "CreateTopic", create(write_queues=1)).response().topic
+    changed = broker.call(ADMIN + "CreateTopic", create(update=True, write_queues=4)).response().topic
+    assert (changed.write_queues, changed.incarnation) == (4, made.incarnation)
+
+
+def test_topics_that_arrive_together_are_announced_together_and_each_is_told_its_own() -> None:
+    broker = FakeBroker()
+    requests = [create("a"), create("b", write_queues=1_000_000), create("c")]
+    first, second, third = broker.server.call_together(ADMIN + "CreateTopic", requests)
+    assert (first.response().topic.name, third.response().topic.name) == ("a", "c")
+    assert second.error is not None
+    assert broker.announced_count == 1
+
+
+def test_what_changes_topics_waits_for_the_permit() -> None:
+    broker = FakeBroker(is_permitted=False)
+    made = broker.call(ADMIN + "CreateTopic", create())
+    gone = broker.call(ADMIN + "DeleteTopic", DeleteTopicRequest(topic="topic"))
+    assert not made.answered
+    assert not gone.answered
+    assert broker.store.topics.find("topic") is not None
+    broker.permit.give()
+    broker.server.run()
+    made.response()
+    gone.response()
+    assert [topic.name for topic in broker.store.topics.all()] == ["new"]
+
+
+def test_without_the_permit_topics_stay_as_they_are() -> None:
+    broker = FakeBroker(is_permitted=False)
+    call = broker.call(ADMIN + "DeleteTopic", DeleteTopicRequest(topic="topic"))
+    broker.permit.refuse(SHUTTING_DOWN)
+    broker.server.run()
+    assert call.error is SHUTTING_DOWN
+    assert broker.refusal(ADMIN + "CreateTopic", create()) is SHUTTING_DOWN
+
+
+def test_a_topic_is_described_with_its_queues() -> None:
+    broker = FakeBroker()
+    broker.fill([b"a", b"b"], queue_id=1)
+    response = broker.call(ADMIN + "DescribeTopic", DescribeTopicRequest(topic="topic")).response()
+    ranges = [(queue.queue_id, queue.min_offset, queue.end_offset) for queue in response.queues]
+    assert ranges == [(0, 0, 0), (1, 0, 2)]
+    assert not response.queues[0].HasField("last_store_time")
+    assert response.queues[1].last_store_time.ToMilliseconds() == broker.clock.time_ms
+
+
+def test_a_deleted_topic_is_gone_and_that_is_announced() -> None:
+    broker = FakeBroker()
+    commit(broker, "group")
+    broker.call(ADMIN + "DeleteTopic", DeleteTopicRequest(topic="topic")).response()
+    assert (broker.store.topics.find("topic"), broker.announced_count) == (None, 1)
+    expected = ("NOT_FOUND", "TOPIC_NOT_FOUND", {"topic": "topic"})
+    assert told(broker.refusal(ADMIN + "DeleteTopic", DeleteTopicRequest(topic="topic"))) == expected
+
+
+def test_topics_are_listed_page_by_page() -> None:
+    broker = FakeBroker()
+    for name in ("b", "a", "c"):
+        broker.call(ADMIN + "CreateTopic", create(name)).response()
+    names, token = [], ""
+    while True:
+        request = ListTopicsRequest(page_size=2, page_token=token)
+        response = broker.call(ADMIN + "ListTopics", request).response()
+        names.append([topic.name for topic in response.topics])
+        token = response.next_page_token
+        if not token:
+            break
+    assert names == [["a", "b"], ["c", "topic"]]
+
+
+def test_groups_are_listed_with_their_topics() -> None:
+    broker = FakeBroker()
+    commit(broker, "one")
+    commit(broker, "two")
+    page = broker.call(ADMIN + "ListGroups", ListGroupsRequest(page_size=1)).response()
+    assert [(group.consumer_group, list(group.topics)) for group in page.groups] == [("one", ["topic"])]
+    request = ListGroupsRequest(page_token=page.next_page_token, topic="topic")
+    rest = broker.call(ADMIN + "ListGroups", request).response()
+    assert [group.consumer_group for group in rest.groups] == ["two"]
+    assert rest.next_page_token == ""
+
+
+def test_a_group_that_nobody_uses_is_deleted() -> None:
+    broker = FakeBroker()
+    commit(broker, "group")
+    broker.call(ADMIN + "DeleteGroup", DeleteGroupRequest(consumer_group="group")).response()
+    assert broker.store.offsets.groups() == {}
+
+
+def test_a_group_in_use_is_deleted_only_by_force() -> None:
+    broker = FakeBroker()
+    commit(broker, "group")
+    request = PullRequest(topic="topic", consumer_group="group", member="worker-7")
+    broker.call(PULL, request).response()
+    deletion = DeleteGroupRequest(consumer_group="group")
+    assert told(broker.refusal(ADMIN + "DeleteGroup", deletion)) == (
+        "FAILED_PRECONDITION",
+        "GROUP_IN_USE",
+        {"consumer_group": "group", "member": "worker-7"},
+    )
+    deletion.force = True
+    broker.call(ADMIN + "DeleteGroup", deletion).response()
+    assert broker.store.offsets.groups() == {}
+
+
+def test_the_status_tells_how_far_the_log_is() -> None:
+    broker = FakeBroker(sync_flush=True)
+    begin = broker.store.appended_position
+    offset = QueueOffset(topic="topic", queue_id=0, queue_offset=0)
+    broker.call(CONSUMER + "CommitOffsets", CommitOffsetsRequest(consumer_group="g", offsets=[offset]))
+    status = broker.call(ADMIN + "GetBrokerStatus", GetBrokerStatusRequest()).response()
+    assert (status.broker_name, status.version, status.flush_mode) == ("b", "1", "SYNC_FLUSH")
+    assert status.appended_position == broker.store.appended_position > begin
+    assert status.readable_position == status.flushed_position <= begin
+    assert (status.topics, status.write_refusal, list(status.log_damages)) == (1, "", [])
+
+
+def test_statistics_count_messages_by_topic() -> None:
+    broker = FakeBroker()
+    broker.fill([b"a", b"b"])
+    broker.call(PULL, PullRequest(topic="topic", queue_offset=1))
+    (stats,) = broker.call(ADMIN + "GetStats", GetStatsRequest(topics=["topic"])).response().topics
+    assert (stats.topic, stats.records_in, stats.records_out) == ("topic", 2, 1)
+    assert stats.bytes_in > stats.bytes_out > 0
+
+
+def test_messages_are_found_by_key_and_by_id() -> None:
+    broker = FakeBroker()
+    for number in range(3):
+        broker.fill([b"%d" % number], keys=["k"], producer_id=7, sequence=number)
+
+    def bodies(**fields: Any) -> list[bytes]:
+        request = QueryMessagesRequest(topic="topic", **fields)
+        response = broker.call(ADMIN + "QueryMessages", request).response()
+        return [record.body for record in response.records]
+
+    assert bodies(key="k") == [b"2", b"1", b"0"]
+    assert bodies(key="k", record_count_max=1) == [b"2"]
+    assert bodies(message_id=encode_message_id(7, 0, 1)) == [b"1"]
+    assert bodies(key="other") == []
+
+
+def test_a_ping_is_answered() -> None:
+    broker = FakeBroker()
+    before = broker.state()
+    broker.call(ADMIN + "Ping", b"").response()
+    assert broker.state() == before
+
+
+@pytest.mark.parametrize(
+    ("rpc", "request_", "expected"),
+    [
+        ("CreateTopic", create(""), INVALID),
+        ("CreateTopic", create("no/topic"), INVALID),
+        ("CreateTopic", create(write_queues=-1), INVALID),
+        ("CreateTopic", create(read_queues=1_000_000), INVALID),
+        ("CreateTopic", create(permission=77), INVALID),
+        ("CreateTopic", create(incarnation=-1), INVALID),
+        (
+            "CreateTopic",
+            create(write_queues=4, read_queues=2),
+            (
+                "INVALID_ARGUMENT",
+                "INVALID_ARGUMENT",
+                {"topic": "new", "write_queues": "4", "read_queues": "2", "read_queues_min": "4"},
+            ),
+        ),
+        (
+            "CreateTopic",
+            create("topic", write_queues=5),
+            ("ALREADY_EXISTS", "TOPIC_EXISTS", {"topic": "topic"}),
+        ),
+        ("DescribeTopic", DescribeTopicRequest(topic="other"), NO_TOPIC),
+        ("DescribeTopic", DescribeTopicRequest(), INVALID),
+        ("DeleteTopic", DeleteTopicRequest(topic="other"), NO_TOPIC),
+        ("DeleteTopic", DeleteTopicRequest(), INVALID),
+        ("ListTopics", ListTopicsRequest(page_size=-1), INVALID),
+        ("ListTopics", ListTopicsRequest(page_size=1_001), INVALID),
+        ("ListTopics", ListTopicsRequest(page_token="no/topic"), INVALID),
+        ("ListGroups", ListGroupsRequest(page_size=1_001), INVALID),
+        ("ListGroups", ListGroupsRequest(page_token="no/group"), INVALID),
+        ("ListGroups", ListGroupsRequest(topic="other"), NO_TOPIC),
+        ("DeleteGroup", DeleteGroupRequest(consumer_group=""), INVALID),
+        (
+            "DeleteGroup",
+            DeleteGroupRequest(consumer_group="other", force=True),
+            ("NOT_FOUND", "GROUP_NOT_FOUND", {"consumer_group": "other"}),
+        ),
+        ("GetStats", GetStatsRequest(topics=["other"]), NO_TOPIC),
+        ("GetStats", GetStatsRequest(topics=["topic", "topic"]), INVALID),
+        ("QueryMessages", QueryMessagesRequest(topic="other", key="k"), NO_TOPIC),
+        ("QueryMessages", QueryMessagesRequest(topic="topic"), INVALID),
+        ("QueryMessages", QueryMessagesRequest(topic="topic", key="k", message_id="m"), INVALID),
+        ("QueryMessages", QueryMessagesRequest(topic="topic", message_id="m"), INVALID),
+        ("QueryMessages", QueryMessagesRequest(topic="topic", key="k", record_count_max=257), INVALID),
+        (
+            "QueryMessages",
+            QueryMessagesRequest(
+                topic="topic", key="k", begin_time=Timestamp(seconds=2), end_time=Timestamp(seconds=1)
+            ),
+            INVALID,
+        ),
+    ],
+)
+def test_what_is_refused_says_why_and_changes_nothing(
+    rpc: str, request_: Any, expected: tuple[str, str, dict[str, str]]
+) -> None:
+    assert told(FakeBroker().refusal(ADMIN + rpc, request_)) == expected
+
+
+@pytest.mark.parametrize(
+    "rpc",
+    [
+        "CreateTopic", "DescribeTopic", "DeleteTopic", "ListTopics", "GetBrokerStatus", "GetStats", "QueryMessages", "Ping",
+        "ListGroups", "DeleteGroup",
+    ],
+)  # fmt: skip
+def test_what_does_not_parse_is_refused(rpc: str) -> None:
+    assert told(FakeBroker().refusal(ADMIN + rpc, b"\xff\xff")) == INVALID

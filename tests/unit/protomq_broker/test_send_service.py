@@ -19,8 +19,9 @@ from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.waiting_answers import WaitingAnswers
-from protomq_runtime.errors import ServiceError
+from protomq_runtime.errors import Code, ServiceError
 
+from .fake_broker import SEND, FakeBroker, told
 from .store.log_helpers import ManualClock
 from .store.store_helpers import open_store, read_all
 
@@ -312,3 +313,133 @@ def test_when_a_million_have_sent_nobody_new_is_taken():
     assert broker.send(numbered(1, 0, producer_id=1))[0].queue_offset == 3
     broker.clock.time_ms += 15 * 60_000 + 1_000
     assert broker.send(numbered(0, producer_id=4))[0].queue_offset == 4
+
+
+# Through a fake lane: what callers are answered, and when.
+
+
+def send(**fields: Any) -> SendRequest:
+    return SendRequest(**{"topic": "topic", "queue_id": 0, "records": [Record(body=b"body")], **fields})
+
+
+def test_a_send_is_answered_with_its_place() -> None:
+    broker = FakeBroker()
+    broker.fill([b"before"])
+    response = broker.call(SEND, send(records=[Record(body=b"a"), Record(body=b"b")])).response()
+    assert (response.status, response.queue_id) == (SendStatus.SEND_STATUS_SEND_OK, 0)
+    assert (response.queue_offset, response.record_count) == (1, 2)
+    assert len(response.message_id) == 40  # the broker has given it: the producer has not
+    assert read_all(broker.store) == [(0, b"before"), (1, b"a"), (2, b"b")]
+
+
+def test_queues_are_taken_in_turn_where_none_is_named() -> None:
+    broker = FakeBroker()
+    request = SendRequest(topic="topic", records=[Record(body=b"x")])
+    assert [broker.call(SEND, request).response().queue_id for _ in range(4)] == [0, 1, 0, 1]
+
+
+def test_sends_of_one_turn_are_one_append() -> None:
+    broker = FakeBroker()
+    seen = broker.disk.history = []
+    calls = broker.server.call_together(SEND, [send() for _ in range(10)])
+    assert [call.response().queue_offset for call in calls] == list(range(10))
+    writes = [operation.name for operation in seen if "commitlog" in operation.path]
+    assert writes == ["pwritev"]
+
+
+def test_under_sync_flush_a_send_is_answered_when_it_is_on_the_disk() -> None:
+    broker = FakeBroker(sync_flush=True)
+    waiting = broker.call(SEND, send())
+    hurried = broker.call(SEND, send(wait_store_ok=False))
+    assert (waiting.answered, hurried.answered) == (False, True)
+    broker.store.flush()
+    broker.server.run()
+    assert waiting.response().status == SendStatus.SEND_STATUS_SEND_OK
+
+
+@pytest.mark.parametrize(("timeout_s", "wait_ms"), [(None, 5_000), (1.0, 900)])
+def test_a_send_that_the_disk_does_not_confirm_in_time_has_a_status(
+    timeout_s: float | None, wait_ms: int
+) -> None:
+    broker = FakeBroker(sync_flush=True)
+    call = broker.call(SEND, send(), timeout_s=timeout_s)
+    broker.advance(wait_ms - 200)
+    assert not call.answered
+    broker.advance(200)
+    response = call.response()
+    assert response.status == SendStatus.SEND_STATUS_FLUSH_DISK_TIMEOUT
+    assert response.queue_offset == 0
+    broker.store.flush()
+    broker.server.run()
+    assert read_all(broker.store) == [(0, b"body")]  # it is stored all the same
+
+
+def test_a_send_that_the_disk_loses_is_doubtful_and_so_are_all_after_it() -> None:
+    broker = FakeBroker(sync_flush=True)
+    call = broker.call(SEND, send())
+    broker.disk.fail_at(1, Fault.SYNC_LOST)
+    broker.store.flush()
+    broker.server.run()
+    assert call.error is not None
+    assert (call.error.reason, call.error.metadata["definite"]) == ("STORE_FAILED", "false")
+    assert broker.refusal(SEND, send()).reason == "STORE_FAILED"
+
+
+def test_an_answer_to_a_caller_that_has_gone_harms_nobody() -> None:
+    broker = FakeBroker(sync_flush=True)
+    gone, there = broker.call(SEND, send()), broker.call(SEND, send())
+    gone.hang_up()
+    broker.store.flush()
+    broker.server.run()
+    assert there.response().queue_offset == 1
+
+
+def test_a_broker_whose_name_is_taken_stores_nothing() -> None:
+    broker = FakeBroker()
+    broker.send.refusal = ServiceError(Code.FAILED_PRECONDITION, "NAME_TAKEN", "it is another's")
+    assert broker.refusal(SEND, send()).reason == "NAME_TAKEN"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"topic": ""}, ("INVALID_ARGUMENT", "INVALID_ARGUMENT", {})),
+        ({"topic": "no/topic"}, ("INVALID_ARGUMENT", "INVALID_ARGUMENT", {})),
+        ({"records": []}, ("INVALID_ARGUMENT", "INVALID_ARGUMENT", {})),
+        *(
+            (
+                {"queue_id": queue_id},
+                (
+                    "NOT_FOUND",
+                    "QUEUE_NOT_FOUND",
+                    {"topic": "topic", "queue_id": str(queue_id), "write_queues": "2"},
+                ),
+            )
+            for queue_id in (-1, 2)
+        ),
+        ({"records": [Record(tag="a|b")]}, ("INVALID_ARGUMENT", "INVALID_ARGUMENT", {})),
+        ({"records": [Record(crc32c=1, body=b"x")]}, ("INVALID_ARGUMENT", "INVALID_ARGUMENT", {})),
+    ],
+)  # fmt: skip
+def test_a_send_that_is_refused_says_why_and_stores_nothing(
+    fields: dict[str, Any], expected: tuple[str, str, dict[str, str]]
+) -> None:
+    assert told(FakeBroker().refusal(SEND, send(**fields))) == expected
+
+
+def test_a_send_that_does_not_parse_is_refused() -> None:
+    assert FakeBroker().refusal(SEND, b"\xff\xff").reason == "INVALID_ARGUMENT"
+
+
+def test_a_topic_that_may_not_be_written_is_not_written() -> None:
+    broker = FakeBroker()
+    broker.store.topics.create(TopicConfig("sealed", 1, 1, writable=False))
+    error = broker.refusal(SEND, send(topic="sealed"))
+    assert told(error) == ("PERMISSION_DENIED", "NOT_PERMITTED", {"topic": "sealed"})
+
+
+def test_a_broker_that_makes_no_topics_tells_which_is_missing() -> None:
+    broker = FakeBroker(auto_create_topics=False)
+    assert told(broker.refusal(SEND, send(topic="other"))) == (
+        "NOT_FOUND", "TOPIC_NOT_FOUND", {"topic": "other"},
+    )  # fmt: skip

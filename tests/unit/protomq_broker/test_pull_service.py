@@ -1,0 +1,318 @@
+"""PullService through a fake lane: what it answers, what it holds, and that a refused pull changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protomq.testing.simdisk import SimDisk
+from protomq.v1.pull_service_pb2 import PullRequest, PullResponse, PullStatus
+from protomq.v1.record_pb2 import Record
+from protomq.v1.send_service_pb2 import SendRequest
+from protomq_broker.config import LaneSizes
+from protomq_broker.pull_service import GRPC_SIZE_MAX_BYTES
+from protomq_broker.store.state.topics import TopicConfig
+from protomq_runtime.errors import Code, ServiceError
+from protomq_runtime.testing import FakeCall, FakeGrpcCall
+
+from .fake_broker import ADMIN, PULL, SEND, FakeBroker, told
+
+FOUND = PullStatus.PULL_STATUS_FOUND
+NO_NEW_MSG = PullStatus.PULL_STATUS_NO_NEW_MSG
+
+
+def pull(**fields: Any) -> PullRequest:
+    return PullRequest(**{"topic": "topic", "queue_id": 0, **fields})
+
+
+def response_of(call: FakeCall) -> PullResponse:
+    response = call.response(lambda region: region.file.read(region.offset, region.size_bytes))  # type: ignore[attr-defined]
+    assert isinstance(response, PullResponse)
+    return response
+
+
+def bodies(response: PullResponse) -> list[bytes]:
+    return [record.body for record in response.records]
+
+
+# Answers.
+
+
+def test_messages_come_with_their_places_and_the_range_of_the_queue() -> None:
+    broker = FakeBroker()
+    broker.fill([b"a", b"b", b"c"])
+    response = response_of(broker.call(PULL, pull(queue_offset=1)))
+    assert (response.status, bodies(response)) == (FOUND, [b"b", b"c"])
+    assert (response.first_offset, response.next_offset) == (1, 3)
+    assert (response.min_offset, response.end_offset) == (0, 3)
+    assert response.topic_incarnation == broker.topic.incarnation
+    assert [record.queue_offset for record in response.records] == [1, 2]
+
+
+def test_no_more_messages_come_than_were_asked_for() -> None:
+    broker = FakeBroker()
+    broker.fill([bytes(100)] * 40)
+    assert response_of(broker.call(PULL, pull())).next_offset == 32
+    assert response_of(broker.call(PULL, pull(record_count_max=5))).next_offset == 5
+    one = response_of(broker.call(PULL, pull(size_max_bytes=1)))
+    assert one.next_offset == 1  # one is always given
+
+
+def test_a_pull_for_tags_gets_those_and_goes_on_behind_the_others() -> None:
+    broker = FakeBroker()
+    for tag in ("red", "blue", "red"):
+        broker.fill([tag.encode()], tag=tag)
+    response = response_of(broker.call(PULL, pull(tags=["red"])))
+    assert (bodies(response), response.next_offset) == ([b"red", b"red"], 3)
+    assert list(response.queue_offsets) == [0, 2]
+    nothing = response_of(broker.call(PULL, pull(tags=["green"])))
+    assert (nothing.status, nothing.next_offset) == (PullStatus.PULL_STATUS_NO_MATCHED_MSG, 3)
+
+
+@pytest.mark.parametrize(
+    ("queue_offset", "status", "next_offset"),
+    [(1, NO_NEW_MSG, 1), (9, PullStatus.PULL_STATUS_OFFSET_ILLEGAL, 1)],
+)
+def test_at_and_beyond_the_end_there_is_a_status(
+    queue_offset: int, status: int, next_offset: int
+) -> None:
+    broker = FakeBroker()
+    broker.fill([b"a"])
+    response = response_of(broker.call(PULL, pull(queue_offset=queue_offset)))
+    assert (response.status, response.next_offset) == (status, next_offset)
+    assert bodies(response) == []
+
+
+def test_an_answer_over_grpc_is_within_what_its_clients_take() -> None:
+    broker = FakeBroker()
+    for _ in range(6):
+        broker.fill([bytes(1_000_000)])
+    wanted = pull(size_max_bytes=16 << 20)
+    assert response_of(broker.call(PULL, wanted)).next_offset == 6
+    over_grpc = broker.call(PULL, wanted, kind=FakeGrpcCall)
+    assert response_of(over_grpc).next_offset == 3
+    assert sum(region.size_bytes for region in over_grpc.regions) <= GRPC_SIZE_MAX_BYTES
+
+
+def test_a_pull_commits_in_passing() -> None:
+    broker = FakeBroker()
+    broker.fill([b"a", b"b"])
+    request = pull(queue_offset=1, consumer_group="group", commit_offset=1)
+    assert bodies(response_of(broker.call(PULL, request))) == [b"b"]
+    assert broker.store.offsets.find("group", "topic", broker.topic.incarnation, 0) == 1
+
+
+def test_two_members_that_take_turns_at_a_queue_are_told_of_each_other() -> None:
+    broker = FakeBroker()
+    for member, other in (("one", ""), ("two", ""), ("one", "two"), ("two", "one")):
+        call = broker.call(PULL, pull(consumer_group="group", member=member))
+        assert response_of(call).other_member == other
+
+
+# Holds.
+
+
+def hold(broker: FakeBroker, **fields: Any) -> FakeCall:
+    call = broker.call(PULL, pull(**{"hold_ms": 1_000, **fields}))
+    assert call.is_held, call.error
+    return call
+
+
+def test_a_pull_that_finds_nothing_is_held_until_a_message_comes() -> None:
+    broker = FakeBroker()
+    call, other_queue = hold(broker), hold(broker, queue_id=1)
+    broker.fill([b"at last"])
+    assert bodies(response_of(call)) == [b"at last"]
+    assert other_queue.is_held
+    assert broker.server.lanes["pull"].holds == 1
+
+
+def test_a_pull_without_a_hold_is_answered_at_once() -> None:
+    assert response_of(FakeBroker().call(PULL, pull())).status == NO_NEW_MSG
+
+
+def test_a_hold_ends_with_its_time() -> None:
+    broker = FakeBroker()
+    call = hold(broker)
+    broker.advance(999)
+    assert call.is_held
+    broker.advance(1)
+    assert response_of(call).status == NO_NEW_MSG
+    assert broker.server.lanes["pull"].holds == 0
+    assert len(broker.server.lanes["pull"].timers) == 0
+
+
+def test_a_hold_ends_before_its_caller_stops_waiting() -> None:
+    broker = FakeBroker()
+    call = broker.call(PULL, pull(hold_ms=60_000), timeout_s=10)
+    broker.advance(10_000)
+    assert response_of(call).status == NO_NEW_MSG
+
+
+def test_a_caller_that_goes_leaves_nothing_behind() -> None:
+    broker = FakeBroker()
+    call = hold(broker)
+    call.hang_up()
+    lane = broker.server.lanes["pull"]
+    assert (lane.holds, len(lane.timers)) == (0, 0)
+    broker.fill([b"for nobody"])
+    assert call.answer_payload is None
+
+
+def test_messages_of_other_tags_do_not_end_a_hold() -> None:
+    broker = FakeBroker()
+    call = hold(broker, tags=["red"])
+    broker.fill([b"blue"], tag="blue")
+    assert call.is_held
+    broker.fill([b"red"], tag="red")
+    response = response_of(call)
+    assert (bodies(response), response.first_offset, response.next_offset) == ([b"red"], 1, 2)
+
+
+def test_under_sync_flush_a_hold_ends_when_the_message_is_on_the_disk() -> None:
+    broker = FakeBroker(sync_flush=True)
+    call = hold(broker)
+    broker.call(SEND, SendRequest(topic="topic", queue_id=0, records=[Record(body=b"x")]))
+    assert call.is_held
+    broker.store.flush()
+    broker.server.run()
+    assert bodies(response_of(call)) == [b"x"]
+
+
+def test_a_stop_answers_what_is_held_and_holds_nothing_more() -> None:
+    broker = FakeBroker()
+    call = hold(broker)
+    broker.pull.stop()
+    broker.server.run()
+    assert response_of(call).status == NO_NEW_MSG
+    assert response_of(broker.call(PULL, pull(hold_ms=1_000))).status == NO_NEW_MSG
+
+
+def test_who_waits_for_a_topic_that_is_deleted_is_told() -> None:
+    broker = FakeBroker()
+    call = hold(broker)
+    broker.store.delete_topic("topic")
+    broker.server.run()
+    assert call.error is not None
+    assert told(call.error) == ("NOT_FOUND", "TOPIC_NOT_FOUND", {"topic": "topic"})
+
+
+def test_no_more_pulls_are_held_than_a_lane_may_hold() -> None:
+    broker = FakeBroker(lanes=LaneSizes(pull_threads=1, hold_max=2))
+    for _ in range(2):
+        hold(broker)
+    error = broker.refusal(PULL, pull(hold_ms=1_000))
+    assert told(error) == (
+        "RESOURCE_EXHAUSTED", "TOO_MANY", {"what": "held pulls of a lane", "limit": "2"},
+    )  # fmt: skip
+    assert error.retry_delay_ms == 1_000
+    assert response_of(broker.call(PULL, pull())).status == NO_NEW_MSG  # without a hold it may
+
+
+# Refusals.
+
+INVALID: tuple[str, str, dict[str, str]] = ("INVALID_ARGUMENT", "INVALID_ARGUMENT", {})
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"queue_offset": -1}, INVALID),
+        ({"record_count_max": -1}, INVALID),
+        ({"record_count_max": 32_769}, INVALID),
+        ({"size_max_bytes": -1}, INVALID),
+        ({"size_max_bytes": (16 << 20) + 1}, INVALID),
+        ({"hold_ms": -1}, INVALID),
+        ({"hold_ms": 60_001}, INVALID),
+        ({"member": "m" * 256}, INVALID),
+        ({"tags": ["t"] * 257}, INVALID),
+        ({"tags": ["a||b"]}, INVALID),
+        ({"consumer_group": "no/group"}, INVALID),
+        ({"commit_offset": 0}, INVALID),
+        ({"topic": ""}, INVALID),
+        ({"topic": "other"}, ("NOT_FOUND", "TOPIC_NOT_FOUND", {"topic": "other"})),
+        (
+            {"queue_id": 2},
+            (
+                "NOT_FOUND",
+                "QUEUE_NOT_FOUND",
+                {"topic": "topic", "queue_id": "2", "read_queues": "2"},
+            ),
+        ),
+        (
+            {"consumer_group": "group", "commit_offset": 2},
+            (
+                "OUT_OF_RANGE",
+                "OFFSET_OUT_OF_RANGE",
+                {
+                    "topic": "topic",
+                    "queue_id": "0",
+                    "queue_offset": "2",
+                    "min_offset": "0",
+                    "end_offset": "1",
+                },
+            ),
+        ),
+    ],
+)
+@pytest.mark.parametrize("hold_ms", [0, 1_000])
+def test_a_pull_that_is_refused_says_why_and_changes_nothing(
+    fields: dict[str, Any], expected: tuple[str, str, dict[str, str]], hold_ms: int
+) -> None:
+    broker = FakeBroker()
+    broker.fill([b"a"])
+    request = pull(**{"hold_ms": hold_ms, "queue_offset": 1, **fields})
+    assert told(broker.refusal(PULL, request)) == expected
+
+
+def test_a_pull_for_an_older_incarnation_is_told_the_current_one() -> None:
+    broker = FakeBroker()
+    error = broker.refusal(PULL, pull(topic_incarnation=broker.topic.incarnation + 1, hold_ms=9))
+    assert told(error) == (
+        "FAILED_PRECONDITION",
+        "TOPIC_RECREATED",
+        {
+            "topic": "topic",
+            "wanted": str(broker.topic.incarnation + 1),
+            "current": str(broker.topic.incarnation),
+        },
+    )
+
+
+def test_a_topic_that_may_not_be_read_is_not_read() -> None:
+    broker = FakeBroker()
+    broker.store.topics.create(TopicConfig("secret", 1, 1, readable=False))
+    error = broker.refusal(PULL, pull(topic="secret"))
+    assert told(error) == ("PERMISSION_DENIED", "NOT_PERMITTED", {"topic": "secret"})
+
+
+def test_a_request_that_does_not_parse_is_refused() -> None:
+    error = FakeBroker().refusal(PULL, b"\xff\xff")
+    assert told(error) == INVALID
+    assert "protomq.v1.PullRequest" in error.message
+
+
+def test_damaged_messages_are_told_with_the_way_around_them() -> None:
+    disk = SimDisk()
+    broker = FakeBroker(disk=disk)
+    places = []
+    for number in range(3):
+        places.append(broker.store.appended_position)
+        broker.fill([b"%d" % number * 99])
+    broker.store.flush()
+    disk.flip_bit("/s/commitlog/" + "0" * 20, (places[1] + 40) * 8)
+    broker.clock.time_ms += 1_000
+    error = broker.refusal(PULL, pull(queue_offset=1))
+    assert (error.code, error.reason) == (Code.DATA_LOSS, "CORRUPT_LOG")
+    assert error.metadata["queue_offset"] == "1"
+    assert error.metadata["next_offset"] == "2"
+    assert bodies(response_of(broker.call(PULL, pull(queue_offset=2)))) == [b"2" * 99]
+
+
+def test_a_deleted_topic_is_not_found_by_name() -> None:
+    broker = FakeBroker()
+    broker.call(ADMIN + "Ping", b"")  # all four services stand in one table
+    broker.store.delete_topic("topic")
+    with pytest.raises(ServiceError, match="does not exist"):
+        response_of(broker.call(PULL, pull()))
