@@ -34,6 +34,9 @@ class EchoAdmin:
         if request.topic == "defect":
             raise RuntimeError("secret of the server")
         response = admin_service_pb2.DescribeTopicResponse()
+        if request.topic == "who calls":
+            response.topic.name = context.principal.name or "nobody in particular"
+            return response
         response.topic.name = f"{request.topic} {context.peer} {context.deadline is not None}"
         return response
 
@@ -151,6 +154,8 @@ class EchoRoute:
     async def watch_route(self, request: Any, context: CallContext) -> Any:
         if request.topic == "missing":
             raise ServiceError(Code.NOT_FOUND, "TOPIC_NOT_FOUND", "no such topic")
+        if request.topic == "who calls":
+            assert context.principal.name == "alice"
         for _ in request.topic:
             yield route_service_pb2.WatchRouteResponse()
         if request.topic == "defect":

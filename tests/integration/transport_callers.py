@@ -37,7 +37,8 @@ class Caller(Protocol):
 
 
 class GrpcCaller:
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, authorization: str = "") -> None:
+        self.metadata = (("authorization", authorization),) if authorization else ()
         self.channel = grpc.aio.insecure_channel(
             f"127.0.0.1:{port}", options=[("grpc.max_receive_message_length", -1)]
         )
@@ -45,7 +46,7 @@ class GrpcCaller:
     async def call(self, path: str, payload: bytes, timeout_s: float = 60) -> bytes:
         try:
             call = cast("Callable[..., Awaitable[bytes]]", self.channel.unary_unary(path))
-            return await call(payload, timeout=timeout_s)
+            return await call(payload, timeout=timeout_s, metadata=self.metadata)
         except grpc.aio.AioRpcError as error:
             details = error.trailing_metadata().get(GRPC_STATUS_DETAILS_KEY)
             if details is None:
@@ -69,17 +70,25 @@ class RemotingCaller:
         self.table = table
         self.reader = reader
         self.writer = writer
+        self.welcome = remoting_pb2.RemotingWelcome()
         self._request_ids = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
         self._task = asyncio.create_task(self._receive())
 
     @classmethod
-    async def connect(cls, table: DispatchTable, port: int, lane: int) -> RemotingCaller:
+    async def connect(
+        cls, table: DispatchTable, port: int, lane: int, authorization: str = ""
+    ) -> RemotingCaller:
+        """Raises CallFailed if the hello is refused."""
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-        writer.write(MAGIC + hello(lane))
+        writer.write(MAGIC + hello(lane, authorization=authorization))
         status, payload = await read_answer(reader)
-        assert status == 0, decode_status(payload)
-        return cls(table, reader, writer)
+        if status:
+            writer.close()
+            raise CallFailed(decode_status(payload))
+        caller = cls(table, reader, writer)
+        caller.welcome = remoting_pb2.RemotingWelcome.FromString(payload)
+        return caller
 
     async def call(self, path: str, payload: bytes, timeout_s: float = 60) -> bytes:
         bound = self.table.by_path.get(path)
@@ -126,9 +135,12 @@ class RemotingCaller:
                 future.set_exception(ConnectionResetError(str(error)))
 
 
-def hello(lane: int, request_id: int = 0) -> bytes:
-    payload = remoting_pb2.RemotingHello(lane=lane,  # type: ignore[arg-type]
-        client_id="test").SerializeToString()
+def hello(lane: int, request_id: int = 0, *, authorization: str = "") -> bytes:
+    payload = remoting_pb2.RemotingHello(
+        lane=lane,  # type: ignore[arg-type]
+        client_id="test",
+        authorization=authorization,
+    ).SerializeToString()
     return encode_request(request_id, 0, len(payload)) + payload
 
 

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 from .dispatch import BoundMethod, Method
 from .errors import Code, ServiceError
+from .principals import Principal
 from .regions import Region
 from .timers import Timer
 
@@ -35,6 +36,11 @@ class CallContext(Protocol):
     @property
     def peer(self) -> str:
         """Address and port of the caller."""
+        ...
+
+    @property
+    def principal(self) -> Principal:
+        """Who calls."""
         ...
 
     @property
@@ -123,6 +129,11 @@ class Call:
     @property
     def peer(self) -> str:
         """Address and port of the caller."""
+        raise NotImplementedError
+
+    @property
+    def principal(self) -> Principal:
+        """Who calls: of whom the connection is, or over gRPC the call."""
         raise NotImplementedError
 
     @property

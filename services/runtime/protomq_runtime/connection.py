@@ -22,6 +22,7 @@ from .byte_stream import WANTS_TO_RECEIVE, WANTS_TO_SEND, ByteStream
 from .call import Call, CallLane
 from .errors import ServiceError
 from .framing import Frame, FrameReader
+from .principals import Principal
 from .regions import Region, read_regions
 
 PENDING_SIZE_MAX_BYTES: Final = 1 << 20
@@ -62,6 +63,7 @@ class Connection:
         "out_size_bytes",
         "peer",
         "poll_mask",
+        "principal",
         "progress_at",
         "queue",
         "queue_size_bytes",
@@ -77,6 +79,7 @@ class Connection:
         stream: ByteStream,
         peer: str,
         client_id: str,
+        principal: Principal,
         lane: ConnectionLane,
         frame_size_max_bytes: int,
         request_sizes_max_bytes: Mapping[int, int],
@@ -88,6 +91,7 @@ class Connection:
         self.send = stream.send
         self.peer = peer
         self.client_id = client_id
+        self.principal = principal
         self.lane = lane
         self.reader = FrameReader(frame_size_max_bytes, request_sizes_max_bytes)
         self.closed = False

@@ -44,6 +44,12 @@ from .errors import (
 from .lane import Lane
 from .lane_pool import LanePool
 from .listening import bound_socket
+from .principals import (
+    AUTHORIZATION_KEY,
+    Authenticator,
+    Principal,
+    check_authorization_size,
+)
 from .regions import Region, ShortFileError, read_regions
 from .unread_answers import UnreadAnswers
 
@@ -104,7 +110,7 @@ def server_options(request_size_max_bytes: int, limits: ConnectionLimits) -> lis
 class GrpcCall(Call):
     """A call that came by gRPC. Its answer is one `bytes`, regions read in."""
 
-    __slots__ = ("_closed", "_peer", "front", "future", "unread_size_bytes")
+    __slots__ = ("_closed", "_peer", "_principal", "front", "future", "unread_size_bytes")
 
     transport = "grpc"
     lane: Lane
@@ -116,6 +122,7 @@ class GrpcCall(Call):
         bound: BoundMethod,
         payload: bytes,
         peer: str,
+        principal: Principal,
         received: float,
         deadline: float | None,
         future: asyncio.Future[bytes | ServiceError],
@@ -125,6 +132,7 @@ class GrpcCall(Call):
         self.bound = bound
         self.payload = payload
         self._peer = peer
+        self._principal = principal
         self.received = received
         self.deadline = deadline
         self.future = future
@@ -138,6 +146,10 @@ class GrpcCall(Call):
     @property
     def peer(self) -> str:
         return plain_peer(self._peer)
+
+    @property
+    def principal(self) -> Principal:
+        return self._principal
 
     @property
     def closed(self) -> bool:
@@ -208,11 +220,17 @@ class GrpcCall(Call):
 class StreamContext:
     """CallContext of a streaming method."""
 
-    __slots__ = ("_context", "deadline")
+    __slots__ = ("_context", "deadline", "principal")
 
-    def __init__(self, context: grpc.aio.ServicerContext[Any, Any], deadline: float | None) -> None:
+    def __init__(
+        self,
+        context: grpc.aio.ServicerContext[Any, Any],
+        deadline: float | None,
+        principal: Principal,
+    ) -> None:
         self._context = context
         self.deadline = deadline
+        self.principal = principal
 
     @property
     def peer(self) -> str:
@@ -233,7 +251,9 @@ class GrpcServer:
         *,
         request_size_max_bytes: int,
         limits: ConnectionLimits,
+        authenticator: Authenticator,
     ) -> None:
+        self._authenticator = authenticator
         self._loop = asyncio.get_running_loop()
         self._refusing = False
         self._open_calls: set[GrpcCall] = set()
@@ -335,6 +355,10 @@ class GrpcServer:
             if not lane.has_room(self._gathered_count(lane)):
                 lane.rejection_count += 1
                 await _abort(context, lane.busy_error)
+            try:
+                principal = self._principal_of(context)
+            except ServiceError as error:
+                await _abort(context, error)
             received = monotonic()
             future: asyncio.Future[bytes | ServiceError] = loop.create_future()
             call = GrpcCall(
@@ -343,6 +367,7 @@ class GrpcServer:
                 bound,
                 payload,
                 context.peer(),
+                principal,
                 received,
                 _deadline_of(context, received),
                 future,
@@ -370,6 +395,15 @@ class GrpcServer:
             return answer
 
         return handle
+
+    def _principal_of(self, context: grpc.aio.ServicerContext[Any, Any]) -> Principal:
+        """Who calls. Raises ServiceError."""
+        authorization = ""
+        for key, value in context.invocation_metadata() or ():
+            if key == AUTHORIZATION_KEY:
+                authorization = cast("str", value)
+                check_authorization_size(authorization)
+        return self._authenticator.authenticate(authorization, plain_peer(context.peer()))
 
     def _submit(self, lane: Lane, call: Call) -> None:
         """Puts the call on the lane's queue with others: one wake-up, one group.
@@ -412,7 +446,8 @@ class GrpcServer:
                     request = bound.method.request_class.FromString(payload)
                 except DecodeError:
                     raise unparsable(bound.method.request_class.DESCRIPTOR.full_name) from None
-                stream = StreamContext(context, _deadline_of(context, time.monotonic()))
+                principal = self._principal_of(context)
+                stream = StreamContext(context, _deadline_of(context, time.monotonic()), principal)
                 async for response in bound.function(request, stream):
                     yield response.SerializeToString()
             except ServiceError as error:

@@ -39,6 +39,7 @@ from .errors import DEADLINE_EXCEEDED, ServiceError, no_request, system_busy, un
 from .execution import run_drained, run_plain, run_raw
 from .framing import LARGE_SIZE_BYTES, MARKS_MAX, SHARED_BUFFER_SIZE_BYTES, Frame, FrameError
 from .lane_shutdown import LaneShutdown, Stage
+from .principals import Principal
 from .regions import ShortFileError
 from .remoting_call import ForeignCall, RemotingCall
 from .timers import Timer, Timers
@@ -146,10 +147,12 @@ class Lane(threading.Thread):
         """The refusal of this lane."""
         return self._busy
 
-    def adopt(self, stream: ByteStream, peer: str, client_id: str, begun: bytes) -> None:
+    def adopt(
+        self, stream: ByteStream, peer: str, client_id: str, principal: Principal, begun: bytes
+    ) -> None:
         """Takes over a connection that has said hello; `begun` is what it has sent behind that. Acceptor only."""
         self._table.expect()
-        self.post(lambda: self._adopt(stream, peer, client_id, begun))
+        self.post(lambda: self._adopt(stream, peer, client_id, principal, begun))
 
     def deliver(self, answers: list[PostedFunction]) -> None:
         """As AnswerSink: answers of another lane for connections of this one."""
@@ -477,11 +480,14 @@ class Lane(threading.Thread):
             if not connection.closed:
                 self._table.update_poll(connection)
 
-    def _adopt(self, stream: ByteStream, peer: str, client_id: str, begun: bytes) -> None:
+    def _adopt(
+        self, stream: ByteStream, peer: str, client_id: str, principal: Principal, begun: bytes
+    ) -> None:
         connection = Connection(
             stream,
             peer,
             client_id,
+            principal,
             self,
             self._frame_size_max_bytes,
             self._pool_methods.request_sizes_max_bytes,

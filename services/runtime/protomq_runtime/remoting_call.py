@@ -17,6 +17,7 @@ from .call import Call, CallLane
 from .connection import Connection, ConnectionLane
 from .dispatch import BoundMethod
 from .errors import ServiceError
+from .principals import Principal
 from .regions import Region
 
 _pack_header = HEADER.pack
@@ -58,6 +59,10 @@ class RemotingCall(Call):
     @property
     def peer(self) -> str:
         return self._connection.peer
+
+    @property
+    def principal(self) -> Principal:
+        return self._connection.principal
 
     @property
     def closed(self) -> bool:
@@ -151,6 +156,10 @@ class ForeignCall(Call):
     @property
     def peer(self) -> str:
         return self._connection.peer
+
+    @property
+    def principal(self) -> Principal:
+        return self._connection.principal
 
     @property
     def closed(self) -> bool:

@@ -39,6 +39,7 @@ from .dispatch import lane_name
 from .errors import Code, ServiceError, invalid_argument, unparsable
 from .lane_pool import LanePool
 from .listening import bound_socket
+from .principals import Authenticator, check_authorization_size
 from .wake_up import WakeUp
 
 logger = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ class RemotingServer(threading.Thread):
         on_fatal: Callable[[BaseException], None],
         hello_timeout_s: float = HELLO_TIMEOUT_S,
         make_stream: Callable[[socket.socket], ByteStream] = TcpStream,
+        authenticator: Authenticator,
     ) -> None:
         """`make_stream` makes the stream of an accepted socket, which does not block; a handshake of its own is part of its first reads."""
         super().__init__(name="remoting-acceptor", daemon=True)
@@ -99,11 +101,12 @@ class RemotingServer(threading.Thread):
             server_name=server_name,
             server_version=server_version,
             frame_size_max_bytes=frame_size_max_bytes,
-        ).SerializeToString()
+        )
         self._limits = limits
         self._on_fatal = on_fatal
         self._hello_timeout_s = hello_timeout_s
         self._make_stream = make_stream
+        self._authenticator = authenticator
         self._scratch = memoryview(bytearray(HELLO_SIZE_MAX_BYTES))
         self._callers: dict[int, _Caller] = {}
         self._connection_count = 0
@@ -320,6 +323,8 @@ class RemotingServer(threading.Thread):
         try:
             hello = _parse_hello(payload)
             pool = self._pool_for(hello.lane)
+            check_authorization_size(hello.authorization)
+            principal = self._authenticator.authenticate(hello.authorization, caller.peer)
         except ServiceError as error:
             status = error.encode()
             _send_all(
@@ -328,14 +333,17 @@ class RemotingServer(threading.Thread):
             )
             self._drop(caller)
             return
+        welcome = remoting_pb2.RemotingWelcome(principal=principal.name)
+        welcome.MergeFrom(self._welcome)
+        payload = welcome.SerializeToString()
         if not _send_all(
-            caller.stream,
-            encode_answer(request_id, HELLO_METHOD_ID, len(self._welcome)) + self._welcome,
+            caller.stream, encode_answer(request_id, HELLO_METHOD_ID, len(payload)) + payload
         ):
             self._drop(caller)
             return
         self._leave(caller)
-        pool.pick().adopt(caller.stream, caller.peer, hello.client_id[:CLIENT_ID_LENGTH_MAX], begun)
+        client_id = hello.client_id[:CLIENT_ID_LENGTH_MAX]
+        pool.pick().adopt(caller.stream, caller.peer, client_id, principal, begun)
 
     def _pool_for(self, lane: int) -> LanePool:
         if lane == options_pb2.LANE_UNSPECIFIED:

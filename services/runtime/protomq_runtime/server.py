@@ -27,6 +27,7 @@ from .errors import SHUTTING_DOWN
 from .grpc_server import GrpcServer
 from .lane import Lane
 from .lane_pool import LanePool, PoolStatus
+from .principals import Authenticator, NoAuthentication
 from .remoting_server import RemotingServer, listen
 
 logger = logging.getLogger(__name__)
@@ -65,11 +66,13 @@ class Server:
         request_size_max_bytes: int = REQUEST_SIZE_MAX_BYTES,
         limits: ConnectionLimits | None = None,
         make_stream: Callable[[socket.socket], ByteStream] = TcpStream,
+        authenticator: Authenticator | None = None,
         on_fatal: Callable[[BaseException], None] | None = None,
     ) -> None:
         """A port of 0: any free one; None: this transport is off. Lanes that `lanes` does not name have the defaults.
 
         `late_lanes` begin with `start_late_lanes`, not with `start`. `make_stream` makes the streams of the remoting port's connections.
+        `authenticator` finds out who calls; None: everybody is anonymous.
         """
         self._late_lanes = frozenset(late_lanes)
         self._beginning = threading.Lock()
@@ -85,6 +88,7 @@ class Server:
         self._request_size_max_bytes = request_size_max_bytes
         self._limits = limits or ConnectionLimits()
         self._make_stream = make_stream
+        self._authenticator = authenticator or NoAuthentication()
         self._on_fatal = on_fatal or _log_fatal
         self._grpc: GrpcServer | None = None
         self._remoting: RemotingServer | None = None
@@ -112,6 +116,7 @@ class Server:
                 self.pools,
                 request_size_max_bytes=self._request_size_max_bytes,
                 limits=self._limits,
+                authenticator=self._authenticator,
             )
             self.grpc_port = self._grpc.bind(host, port)
         try:
@@ -188,6 +193,7 @@ class Server:
             frame_size_max_bytes=self._request_size_max_bytes + FRAME_OVERHEAD_BYTES,
             limits=self._limits,
             make_stream=self._make_stream,
+            authenticator=self._authenticator,
             on_fatal=self._report_fatal,
         )
 

@@ -23,6 +23,7 @@ from .call import AnswerSink, Call
 from .dispatch import BoundMethod, DispatchTable, Style
 from .errors import Code, ServiceError
 from .execution import run_drained, run_plain, run_raw
+from .principals import ANONYMOUS, Principal
 from .regions import Region
 from .timers import Timer, Timers
 
@@ -82,6 +83,7 @@ class FakeCall(Call):
         *,
         timeout_s: float | None = None,
         peer: str = "192.0.2.1:4000",
+        principal: Principal = ANONYMOUS,
     ) -> None:
         self.lane = lane
         self.bound = bound
@@ -96,11 +98,16 @@ class FakeCall(Call):
         self.regions: Sequence[Region] = ()
         self.error: ServiceError | None = None
         self._peer = peer
+        self._principal = principal
         self._is_closed = False
 
     @property
     def peer(self) -> str:
         return self._peer
+
+    @property
+    def principal(self) -> Principal:
+        return self._principal
 
     @property
     def closed(self) -> bool:

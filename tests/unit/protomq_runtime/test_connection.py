@@ -18,6 +18,7 @@ from protomq_runtime.connection import (
     Connection,
 )
 from protomq_runtime.errors import unknown_method
+from protomq_runtime.principals import ANONYMOUS
 from protomq_runtime.regions import Region, ShortFileError
 from protomq_runtime.testing import FakeLane
 from tests.support.memory_stream import MemoryStream
@@ -36,7 +37,7 @@ class OwningLane(FakeLane):
 
 
 def connection_over(stream: MemoryStream) -> Connection:
-    return Connection(stream, "192.0.2.1:4000", "client", OwningLane(), 1 << 20, {})
+    return Connection(stream, "192.0.2.1:4000", "client", ANONYMOUS, OwningLane(), 1 << 20, {})
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from protomq_runtime.byte_stream import WANTS_TO_RECEIVE, WANTS_TO_SEND
 from protomq_runtime.connection import PENDING_SIZE_MAX_BYTES, STALL_TIMEOUT_S, Connection
 from protomq_runtime.connection_table import ConnectionTable
 from protomq_runtime.framing import LARGE_STEP_BYTES
+from protomq_runtime.principals import ANONYMOUS
 from protomq_runtime.regions import ShortFileError
 from protomq_runtime.testing import FakeLane
 from tests.support.memory_stream import MemoryStream
@@ -51,7 +52,7 @@ class Table:
     def add(self, stream: MemoryStream | None = None, *, now: float = 0) -> Connection:
         stream = stream or MemoryStream()
         peer = f"192.0.2.1:{stream.fileno()}"
-        connection = Connection(stream, peer, "client", self.lane, 16 << 20, {})
+        connection = Connection(stream, peer, "client", ANONYMOUS, self.lane, 16 << 20, {})
         self.table.expect()
         self.table.add(connection, now)
         return connection

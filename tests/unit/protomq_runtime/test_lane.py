@@ -20,6 +20,7 @@ from protomq_runtime.errors import SHUTTING_DOWN
 from protomq_runtime.lane import Lane
 from protomq_runtime.lane_pool import LanePool
 from protomq_runtime.lane_shutdown import Stage
+from protomq_runtime.principals import ANONYMOUS
 from tests.support.user_space_stream import UserSpaceStream
 
 SEND, PULL = 0x0201, 0x0301
@@ -94,7 +95,7 @@ class Lanes:
         ours.setblocking(False)
         peer = Peer(theirs)
         stream: ByteStream = make_stream(ours)
-        lane.adopt(stream, f"peer-{len(_sockets)}", "client", b"")
+        lane.adopt(stream, f"peer-{len(_sockets)}", "client", ANONYMOUS, b"")
         turn(lane)
         return peer
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protomq.v1 import options_pb2 as protomq_dot_v1_dot_options__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19protomq/v1/remoting.proto\x12\nprotomq.v1\x1a\x18protomq/v1/options.proto\"Z\n\rRemotingHello\x12\x1e\n\x04lane\x18\x01 \x01(\x0e\x32\x10.protomq.v1.Lane\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x16\n\x0e\x63lient_version\x18\x03 \x01(\t\"\\\n\x0fRemotingWelcome\x12\x13\n\x0bserver_name\x18\x01 \x01(\t\x12\x16\n\x0eserver_version\x18\x02 \x01(\t\x12\x1c\n\x14\x66rame_size_max_bytes\x18\x03 \x01(\x03\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19protomq/v1/remoting.proto\x12\nprotomq.v1\x1a\x18protomq/v1/options.proto\"q\n\rRemotingHello\x12\x1e\n\x04lane\x18\x01 \x01(\x0e\x32\x10.protomq.v1.Lane\x12\x11\n\tclient_id\x18\x02 \x01(\t\x12\x16\n\x0e\x63lient_version\x18\x03 \x01(\t\x12\x15\n\rauthorization\x18\x04 \x01(\t\"o\n\x0fRemotingWelcome\x12\x13\n\x0bserver_name\x18\x01 \x01(\t\x12\x16\n\x0eserver_version\x18\x02 \x01(\t\x12\x1c\n\x14\x66rame_size_max_bytes\x18\x03 \x01(\x03\x12\x11\n\tprincipal\x18\x04 \x01(\tBE\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rio.protomq.v1P\001Z2github.com/protomq/protomq/go/protomq/v1;protomqv1'
   _globals['_REMOTINGHELLO']._serialized_start=67
-  _globals['_REMOTINGHELLO']._serialized_end=157
-  _globals['_REMOTINGWELCOME']._serialized_start=159
-  _globals['_REMOTINGWELCOME']._serialized_end=251
+  _globals['_REMOTINGHELLO']._serialized_end=180
+  _globals['_REMOTINGWELCOME']._serialized_start=182
+  _globals['_REMOTINGWELCOME']._serialized_end=293
 # @@protoc_insertion_point(module_scope)

@@ -26,22 +26,28 @@ class RemotingHello(_message.Message):
     LANE_FIELD_NUMBER: _builtins.int
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     CLIENT_VERSION_FIELD_NUMBER: _builtins.int
+    AUTHORIZATION_FIELD_NUMBER: _builtins.int
     lane: _options_pb2.Lane.ValueType
     """The lane that shall own the connection. Calls of other services are served too, at the price of a hand-over between threads."""
     client_id: _builtins.str
     """Who calls, for the operator's eyes: host, process id and purpose; at most 255 characters."""
     client_version: _builtins.str
     """Version of the client library, for the operator's eyes."""
+    authorization: _builtins.str
+    """Credentials, as in HTTP's header of that name: a scheme, a space, and what the scheme says; at most 2,048 bytes. Empty: the caller is anonymous. A
+    server without authentication refuses them (UNSUPPORTED); one that does not know this field takes the caller as anonymous, see the welcome.
+    """
     def __init__(
         self,
         *,
         lane: _options_pb2.Lane.ValueType = ...,
         client_id: _builtins.str = ...,
         client_version: _builtins.str = ...,
+        authorization: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "client_version", b"client_version", "lane", b"lane"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authorization", b"authorization", "client_id", b"client_id", "client_version", b"client_version", "lane", b"lane"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -56,22 +62,26 @@ class RemotingWelcome(_message.Message):
     SERVER_NAME_FIELD_NUMBER: _builtins.int
     SERVER_VERSION_FIELD_NUMBER: _builtins.int
     FRAME_SIZE_MAX_BYTES_FIELD_NUMBER: _builtins.int
+    PRINCIPAL_FIELD_NUMBER: _builtins.int
     server_name: _builtins.str
     """Name of the broker or name server."""
     server_version: _builtins.str
     """Version of the server."""
     frame_size_max_bytes: _builtins.int
     """Largest frame that the server takes, in bytes, the length field not counted."""
+    principal: _builtins.str
+    """As whom the server knows the caller from its credentials. Empty: as nobody in particular, and no credentials were looked at."""
     def __init__(
         self,
         *,
         server_name: _builtins.str = ...,
         server_version: _builtins.str = ...,
         frame_size_max_bytes: _builtins.int = ...,
+        principal: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame_size_max_bytes", b"frame_size_max_bytes", "server_name", b"server_name", "server_version", b"server_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frame_size_max_bytes", b"frame_size_max_bytes", "principal", b"principal", "server_name", b"server_name", "server_version", b"server_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
