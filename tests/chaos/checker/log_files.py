@@ -1,6 +1,7 @@
 """Invariant D over the files of a store: an own reading of the log, which shares no code with the store's.
 
-    D1   log and consume queues are a bijection: each record has one entry, each entry one record, positions rise, check bits hold
+    D1   log and consume queues are a bijection: each record has one entry, each entry one record, positions rise, check bits hold.
+         A half message and one with a due time have none, and say so: their offset is 2^64 - 1
     D2   no entry at or beyond the end of the log
     D5   all seals hold and chain, records stand where they say, zeros behind the end
     D7   the checkpoint is not ahead of the log's end, nor of what any seal or the caller knows to be synced
@@ -30,6 +31,7 @@ ENTRY_FACTORS = (
     0x2D65C24B130B9697, 0x29C7BFA39B35C1EB, 0xB6F1DED17B53111B, 0x82912A1B6E7342FF, 0x62994ADBB0EF8583,
 )  # fmt: skip
 ENTRY_STEP = 0x9E3779B97F4A7C15
+NO_OFFSET = 2**64 - 1
 CHECKPOINT = struct.Struct("<8sQQIIQQI")
 
 
@@ -237,6 +239,13 @@ def check_store_files(
 def _check_queues(report: LogReport, files: Mapping[str, bytes], *, has_damage: bool) -> None:
     expected: dict[tuple[str, int], dict[int, tuple[int, int, int]]] = {}
     for position, size, record in report.records:
+        is_hidden = record.HasField("due_time_ms") or record.flags >> 8 & 7 == 1
+        if is_hidden != (record.queue_offset == NO_OFFSET):
+            report.say(
+                "D1", f"the record at {position} is of flags {record.flags:#x}, its offset is {record.queue_offset}"
+            )  # fmt: skip
+        if is_hidden:
+            continue
         queue = expected.setdefault((record.topic, record.queue_id), {})
         if record.queue_offset in queue:
             report.say(

@@ -41,6 +41,7 @@ from .log.checkpoint import Checkpoint, write_checkpoint
 from .log.commit_log import DISK_FULL_ERRNOS, CommitLog, Reserve
 from .log.durations import DISK_BOUNDS_S, Durations
 from .log.flusher import BackgroundThread, LogFlusher
+from .log.kinds import MIXED, NO_OFFSET, is_queued
 from .log.positions import LogTail, Positions, QueueKey
 from .log.record_region import stamp_region
 from .log.recovery import (
@@ -418,6 +419,9 @@ class Store:
         )
         if found is None:
             return None
+        if found.queue_offset == NO_OFFSET:
+            position = self._reader.position_behind(found.position, found.ahead)
+            return StoredPlace(found.topic, found.queue_id, NO_OFFSET, position)
         queue = self._queues.find(found.topic, found.queue_id)
         position = 0
         if queue is not None and queue.known_min_offset <= found.queue_offset < queue.end_offset:
@@ -648,7 +652,7 @@ class Store:
         if len(requests) == 1:
             request = requests[0]
             region = request.region
-            offset = self._queues.queue(region.topic, request.queue_id).end_offset
+            offset = self._next_offset(request)
             stamp_region(region, request.queue_id, store_time_ms, offset, position)
             request.queue_offset, request.physical_offset = offset, position
             request.store_time_ms = store_time_ms
@@ -659,11 +663,15 @@ class Store:
             region = request.region
             key = (region.topic, request.queue_id)
             known = ends.get(key)
-            offset = self._queues.queue(*key).end_offset if known is None else known
+            if known is None or region.flags:
+                offset = self._next_offset(request, known)
+            else:
+                offset = known
             stamp_region(region, request.queue_id, store_time_ms, offset, position)
             request.queue_offset, request.physical_offset = offset, position
             request.store_time_ms = store_time_ms
-            ends[key] = offset + region.count
+            if offset != NO_OFFSET:
+                ends[key] = offset + region.count
             count += region.count
             position += len(region.data)
         datas = [request.region.data for request in requests]
@@ -671,12 +679,24 @@ class Store:
             return [np.frombuffer(data, np.uint8) for data in datas], count
         return (b"".join(datas),), count
 
+    def _next_offset(self, request: AppendRequest, known: int | None = None) -> int:
+        """Queue offset of a request's first record; `known`: where its queue ends with what this append has put into it before."""
+        region = request.region
+        if region.flags and not is_queued(region.flags):
+            assert region.flags != MIXED, "parts_of comes first"
+            return NO_OFFSET
+        if known is not None:
+            return known
+        return self._queues.queue(region.topic, request.queue_id).end_offset
+
     def _count(self, requests: Sequence[AppendRequest]) -> list[QueueKey]:
-        """Counts what was appended; the queues it went to."""
+        """Counts what entered queues; the queues it went to."""
         keys: list[QueueKey] = []
         counters = self._counters
         for request in requests:
             region = request.region
+            if region.flags and not is_queued(region.flags):
+                continue  # nobody can read it there
             topic = region.topic
             keys.append((topic, request.queue_id))
             counter = counters.get(topic)

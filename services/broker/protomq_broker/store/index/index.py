@@ -38,6 +38,7 @@ from protomq_broker.store.files.side_files import (
     write_state_file,
 )
 from protomq_broker.store.log.append import AppendRequest, MoreKey, ScannedRecords
+from protomq_broker.store.log.kinds import is_indexed
 
 from .index_rows import (
     BLOCK_MARK,
@@ -108,6 +109,8 @@ class MessageIndex:
         with self._note_lock:
             for request in requests:
                 region = request.region
+                if region.flags and not is_indexed(region.flags):
+                    continue
                 if region.more_keys:
                     position = request.physical_offset
                     self._noted_keys += [(position + at, hash_) for at, hash_ in region.more_keys]
@@ -304,6 +307,7 @@ class MessageIndex:
 
     def replay(self, records: ScannedRecords) -> None:
         """Adds records read back from the log, in its order; those that are there already are passed over."""
+        records = records.select(is_indexed(records.flags))
         first = int(np.searchsorted(records.positions, self.replay_from))
         if first == records.count:
             return

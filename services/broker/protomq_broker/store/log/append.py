@@ -44,7 +44,8 @@ class RecordRegion:
         first_sequence: sequence of the first record; the others follow one by one.
         stride: size of each record field if all have the same, else 0: then records are reached by steps instead of by an index.
         more_keys: for each key of a record behind its first: (start of the record field in `data`, hash of the key).
-        flags: the bits of `flags` that decide what takes the records (`kinds.py`), the same in all of them: 0 for plain messages.
+        flags: the bits of `flags` that decide what takes the records (`kinds.py`), the same in all of them: 0 for plain messages;
+            MIXED for a region that `region_parts.parts_of` has to take apart first.
         due_times_ms: uint64, shape (count,), 0 for a message without one; an int if count is 1; None if no message has one.
     """
 

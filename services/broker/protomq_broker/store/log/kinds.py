@@ -31,6 +31,9 @@ FATE_MASK: Final = FLAG_KIND_MASK | FLAG_DUE_TIME
 NO_OFFSET: Final = -1
 """Queue offset of a record that enters no consume queue; on the disk `NO_QUEUE_OFFSET`."""
 
+MIXED: Final = -1
+"""`flags` of a region in which some messages have a due time and some have none: it has to be taken apart before it is appended."""
+
 Flags = NDArray[np.uint32]
 Chosen = NDArray[np.bool_]
 

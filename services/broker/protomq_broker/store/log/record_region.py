@@ -31,6 +31,7 @@ from protomq.wire.hashing import key_hash_of
 
 from .append import MoreKey, RecordRegion
 from .front import front_of, fronts_of, is_plain, names_hold
+from .kinds import MIXED, NO_OFFSET
 from .record_arrays import (
     BROKER_FLAGS,
     I64,
@@ -98,9 +99,12 @@ def stamp_region(
 ) -> None:
     """Writes into each record what the broker answers for.
 
-    `queue_offset` and `physical_offset` are those of the first record.
+    `queue_offset` and `physical_offset` are those of the first record; the queue offset is NO_OFFSET for records that enter no queue.
     """
     data = region.data
+    step = 1
+    if queue_offset == NO_OFFSET:
+        queue_offset, step = layout.NO_QUEUE_OFFSET, 0
     if region.starts is None:
         layout.STAMP.pack_into(
             data, len(data) - layout.STAMP_SIZE_BYTES, _QUEUE_ID_TAG, queue_id, _STORE_TIME_TAG, store_time_ms,
@@ -111,8 +115,9 @@ def stamp_region(
         stride, count = region.stride, region.count
         column(data, U32, stride + layout.QUEUE_ID_AT, stride, count)[:] = queue_id
         column(data, I64, stride + layout.STORE_TIME_MS_AT, stride, count)[:] = store_time_ms
-        offsets = np.arange(queue_offset, queue_offset + count)
-        column(data, I64, stride + layout.QUEUE_OFFSET_AT, stride, count)[:] = offsets
+        column(data, U64, stride + layout.QUEUE_OFFSET_AT, stride, count)[:] = (
+            np.arange(queue_offset, queue_offset + count) if step else queue_offset
+        )
         positions = region.starts + physical_offset
         column(data, I64, stride + layout.PHYSICAL_OFFSET_AT, stride, count)[:] = positions
         return
@@ -123,13 +128,28 @@ def stamp_region(
     stamps["store_time_tag"] = np.void(_STORE_TIME_TAG)
     stamps["store_time_ms"] = store_time_ms
     stamps["queue_offset_tag"] = np.void(_QUEUE_OFFSET_TAG)
-    stamps["queue_offset"] = np.arange(queue_offset, queue_offset + region.count)
+    stamps["queue_offset"] = (
+        np.arange(queue_offset, queue_offset + region.count) if step else queue_offset
+    )
     stamps["physical_offset_tag"] = np.void(_PHYSICAL_OFFSET_TAG)
     stamps["physical_offset"] = region.starts + physical_offset
     ends = region.starts + region.sizes
     windows(data, opaque(layout.STAMP_SIZE_BYTES))[ends - layout.STAMP_SIZE_BYTES] = stamps.view(
         opaque(layout.STAMP_SIZE_BYTES)
     )
+
+
+def set_kind(region: RecordRegion, kind: int) -> None:
+    """Makes the records what the broker says: `kind` is one of the bits FLAG_KIND_... of the record format."""
+    data = region.data
+    if region.starts is None:
+        words = np.ndarray((1,), U32, data, len(data) + layout.FLAGS_AT)
+        words |= np.uint32(kind)
+    else:
+        assert region.sizes is not None
+        places = region.starts + region.sizes + layout.FLAGS_AT
+        windows(data, U32)[places] |= np.uint32(kind)
+    region.flags |= kind
 
 
 def _are_equal(numbers: Sequence[int] | NDArray[np.uint32]) -> bool:
@@ -153,7 +173,8 @@ def _prove_one(
     if proved is None:
         return None
     end, values, more_keys = proved
-    due_time_ms = _due_time_ms(payload, end) if values[_FLAGS] & layout.FLAG_DUE_TIME else None
+    has_due_time = values[_FLAGS] & layout.FLAG_DUE_TIME
+    due_time_ms = _due_time_ms(payload, end) if has_due_time else None
     return RecordRegion(
         topic,
         _cut(payload, end),
@@ -167,6 +188,7 @@ def _prove_one(
         values[_SEQUENCE],
         due_times_ms=due_time_ms,
         more_keys=more_keys,
+        flags=has_due_time,
     )
 
 
@@ -191,7 +213,10 @@ def _prove_few(
     ):
         return None
     due_times_ms = None
-    if any(t[_FLAGS] & layout.FLAG_DUE_TIME for t in trailers):
+    flags = 0
+    due_count = sum(t[_FLAGS] & layout.FLAG_DUE_TIME != 0 for t in trailers)
+    if due_count:
+        flags = layout.FLAG_DUE_TIME if due_count == len(trailers) else MIXED
         due_times_ms = np.array(
             [
                 _due_time_ms(payload, end) if t[_FLAGS] & layout.FLAG_DUE_TIME else 0
@@ -213,6 +238,7 @@ def _prove_few(
         first_sequence,
         due_times_ms=due_times_ms,
         more_keys=more_keys,
+        flags=flags,
     )
 
 
@@ -381,6 +407,7 @@ def _prove_equal(
         if has_due_time
         else None,
         more_keys,
+        has_due_time * layout.FLAG_DUE_TIME,
     )
 
 
@@ -480,6 +507,7 @@ def _prove_unequal(
         int(trailers["sequence"][0]),
         due_times_ms=trailers["due_time_ms"].astype(np.uint64) if has_due_time else None,
         more_keys=more_keys,
+        flags=has_due_time * layout.FLAG_DUE_TIME,
     )
 
 

@@ -41,6 +41,7 @@ from protomq_broker.store.files.side_files import (
     write_state_file,
 )
 from protomq_broker.store.log.append import AppendRequest, ScannedRecords
+from protomq_broker.store.log.kinds import is_queued
 from protomq_broker.store.log.recovery import DamagedRange
 
 from .consume_queue import (
@@ -181,6 +182,8 @@ class ConsumeQueueTable:
             dirty = self._dirty
             for request in requests:
                 region = request.region
+                if region.flags and not is_queued(region.flags):
+                    continue
                 queues = self._queues.get(region.topic)
                 queue = queues.get(request.queue_id) if queues is not None else None
                 if queue is None:
@@ -341,6 +344,9 @@ class ConsumeQueueTable:
         self._covered_position = max(
             self._covered_position, int(records.positions[-1] + records.sizes[-1])
         )
+        records = records.select(is_queued(records.flags))
+        if not records.count:
+            return
         keys = records.topic_indexes.astype(np.int64) << _QUEUE_BITS | records.queue_ids
         order = np.argsort(keys, kind="stable")
         bounds = [0, *(np.flatnonzero(np.diff(keys[order])) + 1).tolist(), records.count]

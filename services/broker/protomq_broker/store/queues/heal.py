@@ -25,6 +25,7 @@ import numpy as np
 
 from protomq_broker.store.files.disk import Disk
 from protomq_broker.store.log.append import CorruptRecordError
+from protomq_broker.store.log.kinds import is_queued
 from protomq_broker.store.log.record_scan import read_trailers
 from protomq_broker.store.log.recovery import DamagedRange, StartPoint, find_resync, skips_of
 from protomq_broker.store.log.seals import LogWalker, WalkedBlock
@@ -298,6 +299,9 @@ class QueueHealer:
         if not len(starts):
             return
         records = read_trailers(block.data, block.base_position, starts, sizes)
+        records = records.select(is_queued(records.flags))
+        if not records.count:
+            return
         deleted = self._state.deleted()
         keys = records.topic_indexes.astype(np.int64) << _QUEUE_BITS | records.queue_ids
         order = np.argsort(keys, kind="stable")

@@ -16,7 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from protomq.wire.record import STORE_TIME_MS_AT
+from protomq.wire.record import STORE_TIME_MS_AT, encode_record_field
 from protomq_broker.store.errors import CorruptLogError, LostMessage
 from protomq_broker.store.log.checked_log import CheckedLog
 from protomq_broker.store.log.positions import Positions
@@ -34,6 +34,9 @@ from .selection import NO_TAGS, Selection, select
 SCAN_CHUNK_COUNT: Final = 4096
 SCAN_COUNT_MAX: Final = 65_536
 """Entries that one read looks at when it filters by tag; RocketMQ looks at 16,000."""
+
+STEPS_MAX: Final = 1024
+"""Records that are read to find one behind another: 10 ms."""
 
 _HEAD_SIZE_BYTES: Final = 8
 _FIRST_READ_SIZE_BYTES: Final = 2048
@@ -287,6 +290,17 @@ class LogReader:
                 return None
             data = segment.read(offset, head + size)
         return data[head : head + size] if head + size <= len(data) else None
+
+    def position_behind(self, position: int, count: int) -> int:
+        """Where the record stands that comes `count` records behind the one at `position`, in the same append; 0 if that cannot be told."""
+        if count > STEPS_MAX:
+            return 0
+        for _ in range(count):
+            record = self.record_at(position)
+            if record is None:
+                return 0
+            position += len(encode_record_field(record))
+        return position if self._folder.at(position) is not None else 0
 
     def _sound_segment_at(self, position: int, size_bytes: int) -> SegmentFile | None:
         """The segment of a record that is there and holds, if so much of it is read; None if it is gone or damaged."""

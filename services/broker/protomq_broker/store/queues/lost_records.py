@@ -9,6 +9,7 @@ import numpy as np
 from protomq.wire.record import PHYSICAL_OFFSET_AT
 from protomq_broker.store.files.disk import Disk, read_fully
 from protomq_broker.store.log.append import CorruptRecordError, ScannedRecords
+from protomq_broker.store.log.kinds import is_queued
 from protomq_broker.store.log.record_scan import read_trailers
 from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.log.seals import WalkedBlock, find_fields
@@ -54,6 +55,7 @@ class EndsByLog:
             records = read_trailers(block.data, block.base_position, starts, sizes)
         except CorruptRecordError:
             return
+        records = records.select(is_queued(records.flags))
         keys = records.topic_indexes.astype(np.int64) << 32 | records.queue_ids
         _, rows_from_end = np.unique(keys[::-1], return_index=True)
         for row in (records.count - 1 - rows_from_end).tolist():

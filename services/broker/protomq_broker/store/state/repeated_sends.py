@@ -8,6 +8,8 @@ on in sequence, queue and offset makes its run longer, so a producer that stays 
                               (`producer_table.ROW`), older runs of all producers: first, end, queue, queue offset u64
 
 What is recognised:
+- A record that enters no consume queue (a half message, one with a due time) is known by its position. Such records that stand one
+  behind the other in the log make one run; its "queue" is ~queue id, and its "queue offset" the position of its first record.
 - Sequences may come in any order. Below the producer's floor old runs were forgotten: an unknown sequence there may be stored or not,
   and is refused.
 - A send may name a previous sequence of its producer that must be stored here. Whoever names one to a broker that does not know the
@@ -34,6 +36,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -43,6 +46,7 @@ from protomq_broker.store.errors import StoreError
 from protomq_broker.store.files.disk import Disk, remove_file
 from protomq_broker.store.files.side_files import read_state_file, why_not, write_state_file
 from protomq_broker.store.log.append import AppendRequest, ScannedRecords
+from protomq_broker.store.log.kinds import NO_OFFSET, is_sent
 from protomq_broker.store.log.record_runs import run_continues
 
 from .producer_runs import RUN_FIELDS, Run, forget_oldest_runs, insert_run, overlapping_run
@@ -143,11 +147,14 @@ class TooManyProducersError(StoreError):
 
 
 class RepeatedSend(NamedTuple):
-    """Where a send was stored the first time: its first record."""
+    """Where a send was stored the first time: its first record. Where that enters no consume queue, `queue_offset` is NO_OFFSET, and it
+    comes `ahead` records behind the one at `position` of the log."""
 
     topic: str
     queue_id: int
     queue_offset: int
+    position: int = 0
+    ahead: int = 0
 
 
 class _Frozen(NamedTuple):
@@ -289,8 +296,11 @@ class RepeatedSends:
     def apply(self, requests: Sequence[AppendRequest]) -> None:
         """Enters what was just appended to the log."""
         with self._lock:
-            for request in requests:
+            for index, request in enumerate(requests):
                 region = request.region
+                if region.flags:
+                    self._apply_kinds(requests[index:])
+                    break
                 if region.producer_id:
                     self._enter(
                         region.producer_id,
@@ -306,6 +316,23 @@ class RepeatedSends:
                 last = requests[-1]
                 self._covered_position = last.physical_offset + len(last.region.data)
         self.drop_claims()
+
+    def _apply_kinds(self, requests: Sequence[AppendRequest]) -> None:
+        """As `apply`, where some of the records are no plain messages."""
+        run: _Entered | None = None
+        for request in requests:
+            region = request.region
+            if not region.producer_id or not is_sent(region.flags):
+                continue
+            sent = _Entered.of(request)
+            if run is not None and run.is_followed_by(sent):
+                run = run._replace(end=sent.end, end_position=sent.end_position)
+                continue
+            if run is not None:
+                self._enter(*run[:-1])
+            run = sent
+        if run is not None:
+            self._enter(*run[:-1])
 
     def drop_claims(self) -> None:
         """The group that was admitted is not in the log."""
@@ -451,10 +478,15 @@ class RepeatedSends:
         """
         if not records.count:
             return
-        known = int(np.searchsorted(records.positions, self._covered_position))
+        covered = self._covered_position
+        end_position = int(records.positions[-1] + records.sizes[-1])
+        if end_position <= covered:
+            return
+        self._covered_position = end_position
+        records = _with_places(records.select(is_sent(records.flags)))
+        known = int(np.searchsorted(records.positions, covered))
         if known == records.count:
             return
-        self._covered_position = int(records.positions[-1] + records.sizes[-1])
         begins = ~run_continues(records)
         begins[known] = True
         # A rest in the middle may have let the first half be forgotten.
@@ -484,7 +516,7 @@ class RepeatedSends:
             return
         self.drop_claims()
         with self._lock:
-            self._table.clip(self._ends())
+            self._table.clip(self._ends(end_position))
         self._covered_position = end_position
         if end_position < self._snapshot_end:
             self.checkpoint(min(end_position, self._claimed_position))
@@ -532,7 +564,7 @@ class RepeatedSends:
             )
         name = self._queue_names[queue]
         found_offset = queue_offset + first - run_first
-        if name is None or found_offset >= self._end_offset_of(*name):
+        if name is None or (name[1] >= 0 and found_offset >= self._end_offset_of(*name)):
             raise SequenceExpiredError(
                 f"sequences {first} to {end - 1}: they were stored in a topic that was deleted since",
                 *asked,
@@ -542,6 +574,8 @@ class RepeatedSends:
                 f"sequences {first} to {end - 1}: they were used for topic {name[0]}, take new ones",
                 *asked,
             )
+        if name[1] < 0:
+            return RepeatedSend(name[0], ~name[1], NO_OFFSET, queue_offset, first - run_first)
         return RepeatedSend(name[0], name[1], found_offset)
 
     def _require(
@@ -710,13 +744,62 @@ class RepeatedSends:
         if limit >= self._table.forgotten_ms + SWEEP_STEP_MS:
             self._table.forget_until(limit)
 
-    def _ends(self) -> NDArray[np.int64]:
-        """End of each queue by its number; those that are gone have none."""
+    def _ends(self, end_position: int) -> NDArray[np.int64]:
+        """End of each queue by its number, of a log that ends at `end_position`; those that are gone have none."""
         gone = np.iinfo(np.int64).max
-        return np.array(
-            [gone if name is None else self._end_offset_of(*name) for name in self._queue_names],
-            np.int64,
+        ends = [
+            gone if name is None else self._end_offset_of(*name) if name[1] >= 0 else end_position
+            for name in self._queue_names
+        ]
+        return np.array(ends, np.int64)
+
+
+class _Entered(NamedTuple):
+    """The arguments of `_enter`, and where in the log the records end."""
+
+    producer_id: int
+    epoch: int
+    first: int
+    end: int
+    queue_key: tuple[str, int]
+    queue_offset: int
+    time_ms: int
+    last_time_ms: int
+    end_position: int
+
+    @classmethod
+    def of(cls, request: AppendRequest) -> _Entered:
+        """What a request makes."""
+        region = request.region
+        position, queue_id, offset = request.physical_offset, request.queue_id, request.queue_offset
+        if offset == NO_OFFSET:
+            queue_id, offset = ~queue_id, position
+        return cls(
+            region.producer_id, region.producer_epoch, region.first_sequence, region.first_sequence + region.count,
+            (region.topic, queue_id), offset, request.store_time_ms, request.store_time_ms, position + len(region.data),
+        )  # fmt: skip
+
+    def is_followed_by(self, other: _Entered) -> bool:
+        """Whether both are one run: neither enters a queue, and the other one stands right behind."""
+        return (
+            self.queue_key == other.queue_key
+            and self.queue_key[1] < 0
+            and (self.producer_id, self.epoch) == (other.producer_id, other.epoch)
+            and self.end == other.first
+            and self.end_position == other.queue_offset
         )
+
+
+def _with_places(records: ScannedRecords) -> ScannedRecords:
+    """The records, those that enter no queue with ~queue id and their position in place of the offset."""
+    unqueued = records.queue_offsets == NO_OFFSET
+    if not np.count_nonzero(unqueued):
+        return records
+    return replace(
+        records,
+        queue_ids=np.where(unqueued, ~records.queue_ids, records.queue_ids),
+        queue_offsets=np.where(unqueued, records.positions, records.queue_offsets),
+    )
 
 
 def _gathered(parts: Sequence[bytes]) -> list[bytes]:

@@ -23,6 +23,7 @@ from protomq.wire.record import PHYSICAL_OFFSET_AT
 from protomq_broker.store.files.disk import Disk, read_fully
 from protomq_broker.store.files.lock import is_locked
 from protomq_broker.store.log.append import CorruptRecordError, ScannedRecords
+from protomq_broker.store.log.kinds import NO_OFFSET, is_queued
 from protomq_broker.store.log.record_scan import read_trailers
 from protomq_broker.store.log.recovery import (
     DamagedRange,
@@ -221,6 +222,15 @@ class _Verification:
                 "stored before the record in front of it",
             )
         self._store_time_ms = int(times[-1])
+        queued = is_queued(records.flags)
+        for row in np.flatnonzero(queued == (records.queue_offsets == NO_OFFSET)).tolist():
+            offset = "no queue offset" if queued[row] else f"offset {records.queue_offsets[row]}"
+            self._report(
+                FindingKind.WRONG_STAMP,
+                int(records.positions[row]),
+                f"{offset} in a record with flags {int(records.flags[row]):#x}",
+            )
+        records = records.select(queued)
         keys = records.topic_indexes.astype(np.int64) << 32 | records.queue_ids
         for key in np.unique(keys).tolist():
             rows = np.flatnonzero(keys == key)
