@@ -114,7 +114,9 @@ class MessageIndex:
                 if region.more_keys:
                     position = request.physical_offset
                     self._noted_keys += [(position + at, hash_) for at, hash_ in region.more_keys]
-                if region.starts is None:
+                if region.identities is not None:
+                    self._noted_ones.frombytes(_ones(request, region.identities).tobytes())
+                elif region.starts is None:
                     self._noted_ones.extend(
                         (
                             request.physical_offset,
@@ -426,6 +428,16 @@ class MessageIndex:
         self._tail_file_is_new = tail_rows == 0
         self._checkpoint_position = self.replay_from = position
         return ""
+
+
+def _ones(request: AppendRequest, identities: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Copies, of which each has an id of its own, as if each had come alone."""
+    ones = np.empty((len(identities), ONE_COLUMNS), np.uint64)
+    starts = request.region.starts
+    ones[:, 0] = request.physical_offset if starts is None else starts + request.physical_offset
+    ones[:, 1] = request.region.key_hashes
+    ones[:, 2:] = identities
+    return ones
 
 
 def stored_position(disk: Disk, folder: str) -> int:

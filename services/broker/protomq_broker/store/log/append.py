@@ -46,6 +46,8 @@ class RecordRegion:
         more_keys: for each key of a record behind its first: (start of the record field in `data`, hash of the key).
         flags: the bits of `flags` that decide what takes the records (`kinds.py`), the same in all of them: 0 for plain messages;
             MIXED for a region that `region_parts.parts_of` has to take apart first.
+        identities: producer id, epoch and sequence of each record, uint64, shape (count, 3); only of copies, which are no sends and so
+            have the producer id 0 above.
         due_times_ms: uint64, shape (count,), 0 for a message without one; an int if count is 1; None if no message has one.
     """
 
@@ -63,6 +65,7 @@ class RecordRegion:
     due_times_ms: NDArray[np.uint64] | int | None = None
     more_keys: Sequence[MoreKey] = ()
     flags: int = 0
+    identities: NDArray[np.uint64] | None = None
 
 
 @dataclass(slots=True)

@@ -1,0 +1,304 @@
+"""Moving messages: the record that stands in the log is written again for another queue. Pure: bytes in, bytes out.
+
+    stored   0A size | front: fields 1 to 5 | [transit] | topic          [due time] | trailer
+    copy     0A size | the same octets      |  transit  | target's topic [due time] | the same, but flags and stamps
+
+- The front is not opened: body, keys, tag and properties stay, octet by octet, and the producer's CRC-32C holds. The message id, the codes
+  of tag and keys, the sharding hash and the time of birth stay too.
+- `transit` says where the message stood first. It is made at the first move and carried on by all others; a move after a delivery that
+  failed raises `attempt` and may tell the error.
+- `flags` say: copy, with transit, with or without a due time. What the original was (half, delayed) is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from protomq.v1.record_pb2 import Transit
+from protomq.wire import record as layout
+from protomq.wire.varint_arrays import read_lengths
+from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
+
+from .append import MoreKey, RecordRegion
+from .record_arrays import FIXED_TRAILER_DTYPE, opaque, topic_field_of, trailer_dtype, windows
+from .record_scan import hashes_of_more_keys
+
+LAST_ERROR_SIZE_MAX_BYTES: Final = 512
+"""In UTF-8; more is cut off: a copy has to stay within the largest record of a log."""
+
+_KEPT_FLAGS: Final = layout.COMPRESSION_MAX | layout.FLAG_MANY_KEYS
+_IS_FRONT: Final = np.zeros(256, np.bool_)
+_IS_FRONT[list(layout.FRONT_TAGS)] = True
+_ORIGIN: Final = np.dtype(
+    [
+        ("queue_id_tag", "u1"),
+        ("queue_id", "<u4"),
+        ("queue_offset_tag", "u1"),
+        ("queue_offset", "<u8"),
+        ("store_time_tag", "u1"),
+        ("store_time_ms", "<u8"),
+    ]
+)
+"""Transit behind its first field, of a message that is moved for the first time before anybody got it; zeros are written too."""
+_ORIGIN_TAGS: Final = {
+    "queue_id_tag": 0x15,
+    "queue_offset_tag": 0x19,
+    "store_time_tag": 0x29,
+}
+
+
+def move_records(
+    data: bytes,
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    topic: str,
+    *,
+    due_times_ms: NDArray[np.uint64] | None = None,
+    attempts: int = 0,
+    last_errors: Sequence[str] | None = None,
+) -> RecordRegion:
+    """Copies for one queue of `topic` of the record fields that stand at `starts` of `data` with `sizes`: at least one; not stamped.
+
+    `due_times_ms`: when each copy may be delivered; None: at once. `attempts`: deliveries since the record was written; `last_errors`:
+    what the last one of each failed of, as the consumer said it.
+
+    Raises ValueError for what is no record of a log.
+    """
+    octets = np.frombuffer(data, np.uint8)
+    ends = starts + sizes
+    try:
+        front_starts, front_ends = _fronts(octets, starts, ends)
+        trailers = windows(data, opaque(layout.FIXED_TRAILER_SIZE_BYTES))[
+            ends - layout.FIXED_TRAILER_SIZE_BYTES
+        ].view(FIXED_TRAILER_DTYPE)
+        topic_starts = front_ends.copy()
+        moved_before = np.flatnonzero(trailers["flags"] & layout.FLAG_TRANSIT)
+        transit_sizes, transit_starts = read_lengths(octets, front_ends[moved_before] + 1)
+        topic_starts[moved_before] = transit_starts + transit_sizes
+        topic_ends = topic_starts + 2 + octets[topic_starts + 1]
+    except IndexError:
+        raise ValueError("a record that is cut short") from None
+    if (octets[topic_starts] != layout.TOPIC_TAG).any() or (topic_ends >= ends).any():
+        raise ValueError("a record without its topic")
+    tails = _tails(topic, trailers, due_times_ms)
+    origin = _origins(trailers)
+    pieces = _Pieces(data, origin.tobytes(), tails.tobytes(), len(starts))
+    opened = attempts or last_errors is not None
+    carried = set(moved_before.tolist())
+    spans = zip(
+        front_starts.tolist(),
+        front_ends.tolist(),
+        topic_starts.tolist(),
+        topic_ends.tolist(),
+        strict=True,
+    )
+    for row, (front_start, front_end, topic_start, topic_end) in enumerate(spans):
+        transit: bytes | None = None
+        origin_topic = data[topic_start + 2 : topic_end]
+        if opened:
+            last = last_errors[row] if last_errors is not None else None
+            written = data[front_end:topic_start] if row in carried else b""
+            transit = _opened_transit(written, origin_topic, trailers[row], attempts, last)
+        elif row in carried:
+            transit = data[front_end:topic_start]
+        pieces.add(row, front_start, front_end, transit, origin_topic)
+    more_keys = _more_keys(data, front_starts, front_ends, trailers["flags"], pieces.starts)
+    return _region(topic, pieces, trailers, more_keys, due_times_ms)
+
+
+def move_record(
+    field: bytes,
+    topic: str,
+    *,
+    due_time_ms: int | None = None,
+    attempts: int = 0,
+    last_error: str | None = None,
+) -> RecordRegion:
+    """As `move_records`, of one record field."""
+    return move_records(
+        field,
+        np.zeros(1, np.int64),
+        np.array([len(field)], np.int64),
+        topic,
+        due_times_ms=None if due_time_ms is None else np.array([due_time_ms], np.uint64),
+        attempts=attempts,
+        last_errors=None if last_error is None else [last_error],
+    )
+
+
+class _Pieces:
+    """What the copies are put together from: few slices for each, joined once."""
+
+    def __init__(self, data: bytes, origins: bytes, tails: bytes, count: int) -> None:
+        self.parts: list[Any] = []
+        self.sizes: list[int] = []
+        self._data = memoryview(data)
+        self._origins = origins
+        self._tails = tails
+        self._tail_size = len(tails) // count
+
+    def add(
+        self, row: int, front_start: int, front_end: int, transit: bytes | None, origin_topic: bytes
+    ) -> None:
+        """The next copy; without `transit` the message has not been moved before."""
+        tail_size = self._tail_size
+        if transit is None:
+            at = row * _ORIGIN.itemsize
+            transit = _transit_head(origin_topic) + self._origins[at : at + _ORIGIN.itemsize]
+        size = front_end - front_start + len(transit) + tail_size
+        head = _record_head(size)
+        self.parts += (
+            head,
+            self._data[front_start:front_end],
+            transit,
+            self._tails[row * tail_size : (row + 1) * tail_size],
+        )
+        self.sizes.append(len(head) + size)
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """Where each copy begins."""
+        ends = np.cumsum(np.array(self.sizes, np.int64))
+        return ends - self.sizes
+
+
+def _more_keys(
+    data: bytes,
+    front_starts: NDArray[np.int64],
+    front_ends: NDArray[np.int64],
+    flags: NDArray[np.uint32],
+    starts: NDArray[np.int64],
+) -> list[MoreKey]:
+    """The keys behind the first one of each copy, which begin at `starts`."""
+    found: list[MoreKey] = []
+    for row in np.flatnonzero(flags & layout.FLAG_MANY_KEYS).tolist():
+        try:
+            hashes = hashes_of_more_keys(data[int(front_starts[row]) : int(front_ends[row])])
+        except DecodeError as error:
+            raise ValueError("a record that does not parse") from error
+        found += [(int(starts[row]), key_hash) for key_hash in hashes]
+    return found
+
+
+def _region(
+    topic: str,
+    pieces: _Pieces,
+    trailers: NDArray[np.void],
+    more_keys: Sequence[MoreKey],
+    due_times_ms: NDArray[np.uint64] | None,
+) -> RecordRegion:
+    count = len(trailers)
+    starts, sizes = pieces.starts, np.array(pieces.sizes, np.int64)
+    identities = np.empty((count, 3), np.uint64)
+    for place, name in enumerate(("producer_id", "producer_epoch", "sequence")):
+        identities[:, place] = trailers[name]
+    tag_codes = trailers["tag_code"].astype(np.int64)
+    key_hashes = trailers["key_hash"].astype(np.uint64)
+    is_one = count == 1
+    return RecordRegion(
+        topic,
+        bytearray().join(pieces.parts),
+        count,
+        None if is_one else starts,
+        None if is_one else sizes,
+        int(tag_codes[0]) if is_one else tag_codes,
+        int(key_hashes[0]) if is_one else key_hashes,
+        producer_id=0,
+        producer_epoch=0,
+        first_sequence=0,
+        due_times_ms=int(due_times_ms[0]) if is_one and due_times_ms is not None else due_times_ms,
+        more_keys=more_keys,
+        flags=layout.FLAG_KIND_COPY | (layout.FLAG_DUE_TIME if due_times_ms is not None else 0),
+        identities=identities,
+    )
+
+
+def _fronts(
+    octets: NDArray[np.uint8], starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where fields 1 to 5 of each record begin and end. Field by field, of all records at a time. Raises ValueError, IndexError."""
+    sizes, front_starts = read_lengths(octets, starts + 1)
+    if (octets[starts] != layout.RECORD_TAG).any() or (front_starts + sizes != ends).any():
+        raise ValueError("no record field")
+    limits = ends - layout.FIXED_TRAILER_SIZE_BYTES
+    cursor = front_starts.copy()
+    rows = np.arange(len(starts))
+    while True:
+        rows = rows[_IS_FRONT[octets[cursor[rows]]]]
+        if not len(rows):
+            return front_starts, cursor
+        sizes, positions = read_lengths(octets, cursor[rows] + 1)
+        cursor[rows] = positions + sizes
+        if (cursor[rows] >= limits[rows]).any():
+            raise ValueError("a field that ends outside of its record")
+
+
+def _tails(
+    topic: str, trailers: NDArray[np.void], due_times_ms: NDArray[np.uint64] | None
+) -> NDArray[np.void]:
+    """Of each copy what stands behind `transit`."""
+    topic_bytes = topic.encode()
+    tails = np.zeros(len(trailers), trailer_dtype(len(topic_bytes), due_times_ms is not None))
+    tails["topic_field"] = np.void(topic_field_of(topic_bytes))
+    for name in FIXED_TRAILER_DTYPE.names or ():
+        tails[name] = trailers[name]
+    flags = trailers["flags"] & _KEPT_FLAGS | layout.FLAG_KIND_COPY | layout.FLAG_TRANSIT
+    if due_times_ms is not None:
+        tails["due_time_tag"] = layout.DUE_TIME_TAG
+        tails["due_time_ms"] = due_times_ms
+        flags |= layout.FLAG_DUE_TIME
+    tails["flags"] = flags
+    return tails
+
+
+def _origins(trailers: NDArray[np.void]) -> NDArray[np.void]:
+    """For messages that are moved for the first time: where they stand, for all that the topic does not say."""
+    origins = np.zeros(len(trailers), _ORIGIN)
+    for name, tag in _ORIGIN_TAGS.items():
+        origins[name] = tag
+    for name in ("queue_id", "queue_offset", "store_time_ms"):
+        origins[name] = trailers[name]
+    return origins
+
+
+def _opened_transit(
+    written: bytes, topic: bytes, trailer: np.void, attempts: int, last_error: str | None
+) -> bytes:
+    """The field `transit` of one copy, the way that is always right. `written`: the field as it stands; b"" at the first move."""
+    if written:
+        _, at = read_varint(written, 1, LENGTH_SIZE_MAX_BYTES)
+        try:
+            transit = Transit.FromString(written[at:])
+        except DecodeError as error:
+            raise ValueError("a record whose transit does not parse") from error
+    else:
+        transit = Transit(
+            origin_topic=topic.decode(),
+            origin_queue_id=int(trailer["queue_id"]),
+            origin_queue_offset=int(trailer["queue_offset"]),
+            first_store_time_ms=int(trailer["store_time_ms"]),
+        )
+    transit.attempt = min(transit.attempt + attempts, 0xFFFFFFFF)
+    if last_error is not None:
+        transit.last_error = last_error.encode()[:LAST_ERROR_SIZE_MAX_BYTES].decode(errors="ignore")
+    octets = transit.SerializeToString()
+    return bytes((layout.TRANSIT_TAG,)) + layout.encode_varint(len(octets)) + octets
+
+
+@lru_cache(maxsize=256)
+def _transit_head(topic: bytes) -> bytes:
+    """The field `transit` of a first move up to where `_ORIGIN` begins."""
+    first = b"\x0a" + layout.encode_varint(len(topic)) + topic
+    size = len(first) + _ORIGIN.itemsize
+    return bytes((layout.TRANSIT_TAG,)) + layout.encode_varint(size) + first
+
+
+@lru_cache(maxsize=4096)
+def _record_head(size: int) -> bytes:
+    return bytes((layout.RECORD_TAG,)) + layout.encode_varint(size)

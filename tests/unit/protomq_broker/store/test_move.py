@@ -1,0 +1,218 @@
+"""A message that moves is stamped, not rebuilt: its front, its id and its CRC stay, and it says where it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from protomq.v1.record_pb2 import Record, RecordBatch
+from protomq.wire.hashing import crc32c
+from protomq.wire.record import (
+    FLAG_DUE_TIME,
+    FLAG_KIND_COPY,
+    FLAG_KIND_HALF,
+    FLAG_MANY_KEYS,
+    FLAG_TRANSIT,
+    RecordTemplate,
+    encode_front,
+    encode_record_field,
+    front_end,
+)
+from protomq_broker.store.log.append import RecordRegion
+from protomq_broker.store.log.move import LAST_ERROR_SIZE_MAX_BYTES, move_record, move_records
+from protomq_broker.store.log.record_region import prove_region, set_kind, stamp_region
+from protomq_broker.store.log.record_scan import scan_records
+from protomq_broker.store.log.region_parts import parts_of
+
+WORDS = st.text("abcäß ", min_size=1, max_size=20)
+CODED = ("crc32c", "producer_id", "producer_epoch", "sequence", "born_time_ms", "key_hash", "tag_code", "sharding_hash")  # fmt: skip
+
+
+class Message(NamedTuple):
+    """What a producer says."""
+
+    body: bytes
+    keys: list[str]
+    tag: str
+    properties: dict[str, str]
+    sharding_key: str
+    due_time_ms: int | None
+
+
+MESSAGES = st.builds(
+    Message,
+    st.binary(max_size=40) | st.binary(min_size=120, max_size=140) | st.just(bytes(20_000)),
+    st.lists(WORDS, max_size=3),
+    st.sampled_from(["", "t", "tag"]),
+    st.dictionaries(WORDS, WORDS, max_size=2),
+    st.sampled_from(["", "shard"]),
+    st.none() | st.integers(1, 1 << 60),
+)
+TOPICS = st.text("abc%", min_size=1, max_size=127)
+
+
+def stored(messages: Sequence[Message], topic: str, kind: int, queue_offset: int) -> bytes:
+    """The record fields as they stand in the log, for queue 3 and the time 77."""
+    template = RecordTemplate(topic, 7, 1)
+    records = [
+        template.encode(
+            m.body,
+            10 + index,
+            5,
+            key=m.keys[0] if m.keys else "",
+            tag=m.tag,
+            sharding_key=m.sharding_key,
+            front=encode_front(m.keys, m.tag, m.properties, m.sharding_key),
+            flags=FLAG_MANY_KEYS if len(m.keys) > 1 else 0,
+            due_time_ms=m.due_time_ms,
+        )
+        for index, m in enumerate(messages)
+    ]
+    region = prove_region(
+        bytearray().join(map(encode_record_field, records)), topic, [len(r) for r in records]
+    )
+    assert region is not None
+    parts = parts_of(region)
+    for part in parts:
+        set_kind(part, kind)
+        stamp_region(part, 3, 77, queue_offset, 1000)
+    return bytes(bytearray().join(part.data for part in parts))
+
+
+def places(data: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Starts and sizes of record fields that follow one another."""
+    found = scan_records(data, 0)
+    return found.positions, found.sizes
+
+
+def octets_of(data: bytes) -> list[bytes]:
+    """Fields 1 to 5 of each record, as they stand."""
+    starts, sizes = places(data)
+    fields = [data[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    records = [encode_back(field) for field in fields]
+    return [record[: front_end(record, 0, len(record))] for record in records]
+
+
+def encode_back(field: bytes) -> bytes:
+    """The record of a field."""
+    for head in (2, 3, 4, 5):
+        if encode_record_field(field[head:]) == field:
+            return field[head:]
+    raise AssertionError("no canonical head")
+
+
+def records_of(region: RecordRegion) -> list[Record]:
+    """As a reader gets them."""
+    return list(RecordBatch.FromString(bytes(region.data)).records)
+
+
+@given(
+    st.lists(MESSAGES, min_size=1, max_size=6),
+    TOPICS,
+    TOPICS,
+    TOPICS,
+    st.sampled_from([0, FLAG_KIND_HALF]),
+    st.integers(0, 200),
+    st.text(max_size=300) | st.none(),
+    st.booleans(),
+)
+def test_moved_twice_a_message_is_what_it_was_and_says_where_it_stood_first(
+    messages: list[Message],
+    topic: str,
+    retry: str,
+    target: str,
+    kind: int,
+    attempts: int,
+    error: str | None,
+    has_delay: bool,
+) -> None:
+    data = stored(messages, topic, kind, 9 if kind == 0 else -1)
+    before = RecordBatch.FromString(data).records
+    fronts = octets_of(data)
+    due = np.arange(100, 100 + len(messages), dtype=np.uint64) if has_delay else None
+    errors = None if error is None else [error] * len(messages)
+    first = move_records(
+        data, *places(data), retry, due_times_ms=due, attempts=attempts, last_errors=errors
+    )
+    stamp_region(first, 1, 88, 20, 2000)
+    second = move_records(bytes(first.data), *places(bytes(first.data)), target)
+    for region, name in ((first, retry), (second, target)):
+        assert octets_of(bytes(region.data)) == fronts
+        assert list(map(crc32c, fronts)) == [record.crc32c for record in before]
+        scanned = scan_records(bytes(region.data), 0)
+        assert scanned.key_hashes.tolist() == np.atleast_1d(region.key_hashes).tolist()
+        assert scanned.tag_codes.tolist() == np.atleast_1d(region.tag_codes).tolist()
+        assert list(scanned.more_keys) == list(region.more_keys)
+        assert region.identities is not None
+        assert region.identities.tolist() == [[7, 1, 10 + index] for index in range(len(messages))]
+        for old, new in zip(before, records_of(region), strict=True):
+            assert new.topic == name
+            assert [getattr(old, field) for field in CODED] == [getattr(new, field) for field in CODED]  # fmt: skip
+            assert new.flags & ~FLAG_DUE_TIME == (old.flags & 0xF) | FLAG_KIND_COPY | FLAG_TRANSIT
+            assert new.transit.origin_topic == topic
+            assert new.transit.origin_queue_id == 3
+            assert new.transit.origin_queue_offset == old.queue_offset
+            assert new.transit.first_store_time_ms == 77
+            assert new.transit.attempt == attempts
+            wanted = (error or "").encode()[:LAST_ERROR_SIZE_MAX_BYTES].decode(errors="ignore")
+            assert new.transit.last_error == wanted
+    assert [record.due_time_ms for record in records_of(first)] == (
+        [0] * len(messages) if due is None else due.tolist()
+    )
+    assert first.flags == FLAG_KIND_COPY | (FLAG_DUE_TIME if has_delay else 0)
+    assert second.flags == FLAG_KIND_COPY
+    assert not any(record.HasField("due_time_ms") for record in records_of(second))
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=5), TOPICS, TOPICS)
+def test_one_by_one_gives_the_bytes_of_the_batch(
+    messages: list[Message], topic: str, target: str
+) -> None:
+    data = stored(messages, topic, 0, 0)
+    starts, sizes = places(data)
+    together = move_records(data, starts, sizes, target)
+    alone = [
+        move_record(data[start : start + size], target).data
+        for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)
+    ]
+    assert bytearray().join(alone) == together.data
+
+
+def test_attempts_add_up_and_the_last_error_stays_until_there_is_another() -> None:
+    message = Message(b"body", [], "", {}, "", None)
+    region = move_record(stored([message], "t", 0, 0), "r", attempts=1, last_error="first")
+    region = move_record(bytes(region.data), "r")
+    region = move_record(bytes(region.data), "r", attempts=1)
+    (record,) = records_of(region)
+    assert (record.transit.attempt, record.transit.last_error) == (2, "first")
+    region = move_record(bytes(region.data), "dlq", attempts=1, last_error="ä" * 600)
+    (record,) = records_of(region)
+    assert record.transit.attempt == 3
+    assert record.transit.last_error == "ä" * (LAST_ERROR_SIZE_MAX_BYTES // 2)
+
+
+@given(st.lists(MESSAGES, min_size=1, max_size=2), st.data())
+def test_what_is_no_record_is_refused_or_gives_a_record_of_the_right_shape(
+    messages: list[Message], data: st.DataObject
+) -> None:
+    field = bytearray(stored(messages[:1], "topic", 0, 0))
+    at = data.draw(st.integers(0, len(field) - 1))
+    field[at] ^= data.draw(st.integers(1, 255))
+    try:
+        region = move_record(bytes(field), "target")
+    except ValueError:  # DecodeError is one
+        return
+    assert region.count == 1
+
+
+def test_cut_short_is_refused() -> None:
+    field = stored([Message(b"body", ["k"], "", {}, "", None)], "topic", 0, 0)
+    for size in range(len(field)):
+        with pytest.raises(ValueError, match=r"record|field"):
+            move_record(field[:size], "target")
