@@ -652,7 +652,10 @@ class Store:
         if len(requests) == 1:
             request = requests[0]
             region = request.region
-            offset = self._next_offset(request)
+            if region.flags:
+                offset = self._next_offset(request, None)
+            else:
+                offset = self._queues.queue(region.topic, request.queue_id).end_offset
             stamp_region(region, request.queue_id, store_time_ms, offset, position)
             request.queue_offset, request.physical_offset = offset, position
             request.store_time_ms = store_time_ms
@@ -663,14 +666,14 @@ class Store:
             region = request.region
             key = (region.topic, request.queue_id)
             known = ends.get(key)
-            if known is None or region.flags:
+            if region.flags:
                 offset = self._next_offset(request, known)
             else:
-                offset = known
+                offset = self._queues.queue(*key).end_offset if known is None else known
             stamp_region(region, request.queue_id, store_time_ms, offset, position)
             request.queue_offset, request.physical_offset = offset, position
             request.store_time_ms = store_time_ms
-            if offset != NO_OFFSET:
+            if offset >= 0:
                 ends[key] = offset + region.count
             count += region.count
             position += len(region.data)
@@ -679,10 +682,11 @@ class Store:
             return [np.frombuffer(data, np.uint8) for data in datas], count
         return (b"".join(datas),), count
 
-    def _next_offset(self, request: AppendRequest, known: int | None = None) -> int:
-        """Queue offset of a request's first record; `known`: where its queue ends with what this append has put into it before."""
+    def _next_offset(self, request: AppendRequest, known: int | None) -> int:
+        """Queue offset of the first record of a request that has flags; `known`: where its queue ends with what this append has put into
+        it before."""
         region = request.region
-        if region.flags and not is_queued(region.flags):
+        if not is_queued(region.flags):
             assert region.flags != MIXED, "parts_of comes first"
             return NO_OFFSET
         if known is not None:

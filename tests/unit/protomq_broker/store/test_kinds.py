@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,6 +85,8 @@ def requests_of(sent: Sent, number: int, first: int = 0) -> list[AppendRequest]:
     parts = parts_of(region)
     for part in parts:
         set_kind(part, sent.kind)
+        if sent.kind == FLAG_KIND_COPY:
+            part.identities = np.zeros((part.count, 3), np.uint64)
     return [AppendRequest(part, sent.queue_id) for part in parts]
 
 

@@ -114,9 +114,7 @@ class MessageIndex:
                 if region.more_keys:
                     position = request.physical_offset
                     self._noted_keys += [(position + at, hash_) for at, hash_ in region.more_keys]
-                if region.identities is not None:
-                    self._noted_ones.frombytes(_ones(request, region.identities).tobytes())
-                elif region.starts is None:
+                if region.starts is None and not region.flags:
                     self._noted_ones.extend(
                         (
                             request.physical_offset,
@@ -126,6 +124,8 @@ class MessageIndex:
                             region.first_sequence,
                         )
                     )
+                elif region.identities is not None:
+                    self._noted_ones.frombytes(_ones(request, region.identities).tobytes())
                 else:
                     self._noted_many.append(
                         (

@@ -31,7 +31,7 @@ from protomq.wire.hashing import key_hash_of
 
 from .append import MoreKey, RecordRegion
 from .front import front_of, fronts_of, is_plain, names_hold
-from .kinds import MIXED, NO_OFFSET
+from .kinds import MIXED
 from .record_arrays import (
     BROKER_FLAGS,
     I64,
@@ -99,16 +99,13 @@ def stamp_region(
 ) -> None:
     """Writes into each record what the broker answers for.
 
-    `queue_offset` and `physical_offset` are those of the first record; the queue offset is NO_OFFSET for records that enter no queue.
+    `queue_offset` and `physical_offset` are those of the first record; the queue offset is -1 for records that enter no queue.
     """
     data = region.data
-    step = 1
-    if queue_offset == NO_OFFSET:
-        queue_offset, step = layout.NO_QUEUE_OFFSET, 0
     if region.starts is None:
         layout.STAMP.pack_into(
             data, len(data) - layout.STAMP_SIZE_BYTES, _QUEUE_ID_TAG, queue_id, _STORE_TIME_TAG, store_time_ms,
-            _QUEUE_OFFSET_TAG, queue_offset, _PHYSICAL_OFFSET_TAG, physical_offset,
+            _QUEUE_OFFSET_TAG, queue_offset if queue_offset >= 0 else layout.NO_QUEUE_OFFSET, _PHYSICAL_OFFSET_TAG, physical_offset,
         )  # fmt: skip
         return
     if region.stride:
@@ -116,7 +113,9 @@ def stamp_region(
         column(data, U32, stride + layout.QUEUE_ID_AT, stride, count)[:] = queue_id
         column(data, I64, stride + layout.STORE_TIME_MS_AT, stride, count)[:] = store_time_ms
         column(data, U64, stride + layout.QUEUE_OFFSET_AT, stride, count)[:] = (
-            np.arange(queue_offset, queue_offset + count) if step else queue_offset
+            np.arange(queue_offset, queue_offset + count)
+            if queue_offset >= 0
+            else layout.NO_QUEUE_OFFSET
         )
         positions = region.starts + physical_offset
         column(data, I64, stride + layout.PHYSICAL_OFFSET_AT, stride, count)[:] = positions
@@ -129,7 +128,9 @@ def stamp_region(
     stamps["store_time_ms"] = store_time_ms
     stamps["queue_offset_tag"] = np.void(_QUEUE_OFFSET_TAG)
     stamps["queue_offset"] = (
-        np.arange(queue_offset, queue_offset + region.count) if step else queue_offset
+        np.arange(queue_offset, queue_offset + region.count)
+        if queue_offset >= 0
+        else layout.NO_QUEUE_OFFSET
     )
     stamps["physical_offset_tag"] = np.void(_PHYSICAL_OFFSET_TAG)
     stamps["physical_offset"] = region.starts + physical_offset

@@ -296,12 +296,13 @@ class RepeatedSends:
     def apply(self, requests: Sequence[AppendRequest]) -> None:
         """Enters what was just appended to the log."""
         with self._lock:
-            for index, request in enumerate(requests):
+            for request in requests:
                 region = request.region
-                if region.flags:
-                    self._apply_kinds(requests[index:])
-                    break
                 if region.producer_id:
+                    if region.flags:
+                        at = request.physical_offset
+                        self._apply_kinds([r for r in requests if r.physical_offset >= at])
+                        break
                     self._enter(
                         region.producer_id,
                         region.producer_epoch,
