@@ -338,14 +338,34 @@ class Store:
         Taken as long as the disk takes them, however full it is: a disk is freed by deleting segments, which needs such appends.
         Raises what `append` raises.
         """
-        machine = self._machine_of[topic]
-        request = AppendRequest(state_region(topic, bodies, self._clock.now_ms()), 0)
+        return self._append_states((), [(topic, bodies)], reserve)
+
+    def append_moved(
+        self, copies: Sequence[AppendRequest], states: Sequence[tuple[str, Sequence[bytes]]]
+    ) -> int:
+        """Appends copies of messages (`log/move.py`) together with what the states, by their system topics, have to know of that; where
+        all of it ends. One append with one seal: either all of it is in the log or nothing, whatever happens to the process or the power.
+
+        It is taken however full the disk is, as in `append_state`. Raises what `append` raises.
+        """
+        return self._append_states(copies, states, Reserve.STATE)
+
+    def _append_states(
+        self,
+        copies: Sequence[AppendRequest],
+        states: Sequence[tuple[str, Sequence[bytes]]],
+        reserve: Reserve,
+    ) -> int:
+        now_ms = self._clock.now_ms()
+        records = [AppendRequest(state_region(topic, bodies, now_ms), 0) for topic, bodies in states]
 
         def apply() -> None:
-            for body, position in zip(bodies, positions_of(request), strict=True):
-                machine.apply(body, position)
+            for (topic, bodies), request in zip(states, records, strict=True):
+                machine = self._machine_of[topic]
+                for body, position in zip(bodies, positions_of(request), strict=True):
+                    machine.apply(body, position)
 
-        return self._append([request], reserve, apply)
+        return self._append([*copies, *records], reserve, apply)
 
     def _append(
         self,
