@@ -26,6 +26,8 @@ _COLUMNS = {
     "position": 12, "size_bytes": 10, "kind": 6, "topic": 12, "queue_id": 8, "queue_offset": 12, "keys": 12,
     "tag": 6, "note": 0,
 }  # fmt: skip
+_KINDS = {0: "plain", 0x100: "half", 0x200: "copy", 0x300: "state"}
+"""By the bits 8 to 10 of `flags`."""
 _FINDING_COLUMNS = ("kind", "start_position", "end_position", "lost", "explanation", "path")
 _REPAIR_COLUMNS = ("start_position", "end_position", "explanation", "kept")
 
@@ -201,13 +203,23 @@ def _item_row(item: LogItem) -> dict[str, Any]:
 
 
 def _record_row(record: Record) -> dict[str, Any]:
-    from protomq.wire.record import FLAG_COMPRESSION_MASK, encode_message_id
+    from protomq.wire.record import (
+        FLAG_COMPRESSION_MASK,
+        FLAG_KIND_MASK,
+        NO_QUEUE_OFFSET,
+        encode_message_id,
+    )
 
+    kind = _KINDS.get(record.flags & FLAG_KIND_MASK, "unknown")
+    is_due = record.HasField("due_time_ms")
+    facts = [kind] * (kind != "plain") + ["not due"] * is_due
     compressed = ", compressed" if record.flags & FLAG_COMPRESSION_MASK else ""
     return {
         "topic": record.topic,
         "queue_id": record.queue_id,
-        "queue_offset": record.queue_offset,
+        "queue_offset": None if record.queue_offset == NO_QUEUE_OFFSET else record.queue_offset,
+        "record_kind": kind,
+        **({"due_time": time_text(record.due_time_ms)} if is_due else {}),
         "message_id": encode_message_id(record.producer_id, record.producer_epoch, record.sequence),
         "keys": list(record.keys),
         "tag": record.tag,
@@ -216,7 +228,7 @@ def _record_row(record: Record) -> dict[str, Any]:
         "store_time": time_text(record.store_time_ms),
         "flags": record.flags,
         "crc32c": f"{record.crc32c:08x}",
-        "note": f"body of {len(record.body)} B{compressed}",
+        "note": ", ".join([*facts, f"body of {len(record.body)} B{compressed}"]),
         **body_fields(record.body),
     }
 

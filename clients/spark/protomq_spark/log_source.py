@@ -8,6 +8,7 @@ Rules:
 - Damage is passed over and said in the executor's log; `report=damage` makes a table of it, `failOnDamage=true` an error. An
   unfinished append at the end of the newest segment is no damage: a live log is being written.
 - Within a task the messages of one topic come in the order of the log; those of several topics stand in stretches.
+- Half messages, and messages that were not due, are no rows: when they are committed, or due, the log has a copy of them.
 - Memory is bounded by the stretch that is read at a time (8 MiB, more for a larger append), whatever the segment's size.
 """
 
@@ -32,7 +33,15 @@ from .layout import trailers_of
 from .options import OptionError, _columns, _Given
 from .records import Decoding, decode_records
 from .schema import COLUMN_NAMES, ddl_of
-from .segments import APPEND_SIZE_MAX_BYTES, Damage, by_topic, find_append, read_seal, walk
+from .segments import (
+    APPEND_SIZE_MAX_BYTES,
+    Damage,
+    by_topic,
+    find_append,
+    in_queues,
+    read_seal,
+    walk,
+)
 
 logger = logging.getLogger("protomq_spark")
 
@@ -164,6 +173,8 @@ class LogReader(DataSourceReader):
         decoding = Decoding(
             self._columns, corrupt_records="fail" if options.fail_on_damage else "null"
         )
+        queued = in_queues(data, ends)
+        starts, ends = starts[queued], ends[queued]
         for topic, rows in by_topic(data, starts, ends):
             if options.topics and topic not in options.topics:
                 continue

@@ -23,7 +23,9 @@ from numpy.typing import NDArray
 from protomq.wire.hashing import crc32c, extend_crc32c
 from protomq.wire.record import (
     FIXED_TRAILER_SIZE_BYTES,
+    NO_QUEUE_OFFSET,
     PADDING_TAG,
+    QUEUE_OFFSET_AT,
     RECORD_TAG,
     SEAL,
     SEAL_COVERED_BYTES,
@@ -190,6 +192,14 @@ def _length(data: bytes, position: int) -> tuple[int, int]:
 
 
 # -- topics --------------------------------------------------------------------------------------------------------------
+
+
+def in_queues(data: bytes, ends: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Whether each record that ends there stands in a queue: a half message, and one that was not due, does not. When it is committed, or
+    due, the log has it again, as a copy."""
+    words = np.ndarray((len(data) - 7,), "<u8", buffer=data, strides=(1,))
+    queued: NDArray[np.bool_] = words[ends + QUEUE_OFFSET_AT] != NO_QUEUE_OFFSET
+    return queued
 
 
 def by_topic(

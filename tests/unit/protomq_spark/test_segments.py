@@ -11,8 +11,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protomq.wire.record import RecordTemplate, encode_record_field, encode_seal
-from protomq_spark.segments import Window, by_topic, find_append, walk
+from protomq.wire.record import QUEUE_OFFSET_AT, RecordTemplate, encode_record_field, encode_seal
+from protomq_spark.segments import Window, by_topic, find_append, in_queues, walk
 
 BASE = 4096
 
@@ -80,6 +80,13 @@ def test_any_changed_octet_is_noticed_and_what_holds_in_front_of_it_is_kept(
     begin, _ = next(part for part in made.appends if part[0] <= at < part[1])
     assert window.walked_bytes == begin
     assert window.reason or window.finished
+
+
+def test_what_entered_no_queue_is_known_by_its_offset() -> None:
+    fields = [bytearray(record("t", b"%d" % n)) for n in range(3)]
+    fields[1][QUEUE_OFFSET_AT : QUEUE_OFFSET_AT + 8] = b"\xff" * 8
+    ends = np.cumsum([len(each) for each in fields])
+    assert in_queues(b"".join(fields), ends).tolist() == [True, False, True]
 
 
 def test_reading_goes_on_behind_damage() -> None:

@@ -140,7 +140,7 @@ class Record(_message.Message):
     store_time_ms: _builtins.int
     """When the broker appended the message: milliseconds since 1970-01-01 UTC; never falls within a log."""
     queue_offset: _builtins.int
-    """Ordinal of the message in its queue, from 0, one more for each message."""
+    """Ordinal of the message in its queue, from 0, one more for each message. 2^64 - 1: in no queue yet (a half message, one with a due time)."""
     physical_offset: _builtins.int
     """Byte address of the record in the whole commit log: the address of its field tag."""
     @_builtins.property
@@ -272,7 +272,7 @@ class Transit(_message.Message):
     origin_queue_id: _builtins.int
     """Its queue there."""
     origin_queue_offset: _builtins.int
-    """Its queue offset there."""
+    """Its queue offset there; 2^64 - 1 if it was in no queue."""
     attempt: _builtins.int
     """How often it was handed out before this copy, from 0."""
     first_store_time_ms: _builtins.int

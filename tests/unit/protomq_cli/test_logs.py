@@ -1,0 +1,35 @@
+"""`log dump`: what a record is, in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from protomq.v1.record_pb2 import Record
+from protomq.wire.record import FLAG_KIND_COPY, FLAG_KIND_HALF, NO_QUEUE_OFFSET
+from protomq_cli.logs import _record_row
+
+
+@pytest.mark.parametrize(
+    ("record", "kind", "offset", "note"),
+    [
+        (Record(body=b"1", queue_offset=3), "plain", 3, "body of 1 B"),
+        (
+            Record(body=b"1", queue_offset=NO_QUEUE_OFFSET, flags=FLAG_KIND_HALF),
+            "half",
+            None,
+            "half, body of 1 B",
+        ),
+        (
+            Record(queue_offset=NO_QUEUE_OFFSET, flags=FLAG_KIND_COPY | 0x10, due_time_ms=5),
+            "copy",
+            None,
+            "copy, not due, body of 0 B",
+        ),
+    ],
+)
+def test_a_record_says_its_kind_and_has_no_offset_where_it_is_in_no_queue(
+    record: Record, kind: str, offset: int | None, note: str
+) -> None:
+    row = _record_row(record)
+    assert (row["record_kind"], row["queue_offset"], row["note"]) == (kind, offset, note)
+    assert ("due_time" in row) == record.HasField("due_time_ms")
