@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from protomq.wire.topics import QUEUES_MAX
 from protomq_cli import completion
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.options import (
@@ -56,7 +57,7 @@ BodySize = Annotated[
     ),
 ]
 Queues = Annotated[
-    int, typer.Option("--queues", "-q", min=1, max=1024, help="Queues of the topic, if it is new.")
+    int, typer.Option("--queues", "-q", min=1, max=QUEUES_MAX, help="Queues of the topic, if it is new.")
 ]
 Duration = Annotated[
     float,

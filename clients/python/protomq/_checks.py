@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Final, ParamSpec
@@ -15,9 +14,8 @@ from typing import Final, ParamSpec
 from ._late_imports import fork_waits
 from ._types import MessageQueue
 from .errors import ConfigurationError, WrongTypeError
+from .wire.topics import GROUP_NAME_LENGTH_MAX, why_no_group
 
-GROUP_LENGTH_MAX: Final = 120
-"""As the broker has it."""
 SECONDS_MAX: Final = 1e6
 """Eleven days: longer is a mistake, milliseconds most likely."""
 SECONDS_MIN: Final = 0.001
@@ -25,7 +23,6 @@ SECONDS_MIN: Final = 0.001
 QUEUE_ID_MAX: Final = (1 << 31) - 1
 """What the wire carries; topics have far fewer queues."""
 OFFSET_MAX: Final = (1 << 63) - 1
-_GROUP: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def check_group(group: object) -> str:
@@ -38,9 +35,9 @@ def check_group(group: object) -> str:
         raise ConfigurationError(
             f"{group!r} is no group, it looks like an address: write namesrv={group!r}"
         )
-    if group and not (_GROUP.fullmatch(group) and len(group) <= GROUP_LENGTH_MAX):
+    if group and why_no_group(group):
         raise ConfigurationError(
-            f"a group has 1 to {GROUP_LENGTH_MAX} characters of A-Z a-z 0-9 _ and -, this is {group!r}"
+            f"a group has 1 to {GROUP_NAME_LENGTH_MAX} characters of A-Z a-z 0-9 _ and -, this is {group!r}"
         )
     return group
 

@@ -40,6 +40,7 @@ from protomq.v1.record_pb2 import Record
 from protomq.v1.topic_pb2 import Permission, Topic
 from protomq.wire.hashing import key_hash_of
 from protomq.wire.record import decode_message_id, encode_record_field
+from protomq.wire.topics import QUEUES_MAX
 from protomq_runtime.dispatch import drained, raw
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
 
@@ -48,7 +49,6 @@ from .pull_service import GRPC_SIZE_MAX_BYTES, SIZE_MAX_BYTES
 from .request_times import time_ms_of
 from .store.errors import CorruptLogError
 from .store.state.topics import (
-    QUEUES_MAX,
     IncarnationGivenError,
     InvalidNameError,
     TopicConfig,

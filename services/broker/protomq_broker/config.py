@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final
 
+from protomq.wire.topics import QUEUES_MAX
 from protomq_runtime.addresses import (
     Address,
     ListenConfig,
@@ -17,7 +18,6 @@ from protomq_runtime.addresses import (
 from protomq_runtime.connection_limits import ConnectionLimits
 
 from .store.config import StoreConfig
-from .store.state.topics import QUEUES_MAX
 
 THREADS_MAX: Final = 64
 DEPTH_MAX: Final = 10_000_000

@@ -17,6 +17,7 @@ from protomq.v1.consumer_service_pb2 import QueueOffset
 from protomq.v1.pull_service_pb2 import FilterType, PullRequest
 from protomq.wire.hashing import tag_code_of
 from protomq.wire.record import NOT_IN_TAGS
+from protomq.wire.topics import QUEUES_MAX
 from protomq_runtime.dispatch import raw
 from protomq_runtime.errors import ServiceError, invalid_argument, too_many, unparsable
 from protomq_runtime.regions import read_regions
@@ -37,7 +38,6 @@ from .pull_answer import (
     nothing_yet,
 )
 from .store.log.durations import Durations
-from .store.state.topics import QUEUES_MAX
 from .store_errors import to_service_error
 from .topic_access import (
     check_committed_offset,

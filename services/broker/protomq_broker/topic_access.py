@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from protomq.wire.topics import QUEUES_MAX, is_stored_name, rules_of
 from protomq_runtime.errors import Code, ServiceError, invalid_argument
 
 from .store.state.topics import (
-    QUEUES_MAX,
     InvalidNameError,
     TopicConfig,
     require_group_name,
@@ -51,7 +51,8 @@ def existing_topic(store: Store, name: str) -> TopicConfig:
     """The topic, if it is one of the clients'. Raises ServiceError."""
     topic = store.topics.find(name)
     if topic is None:
-        check_topic_name(name)
+        if not (is_stored_name(name) and rules_of(name).pull):
+            check_topic_name(name)
         raise topic_not_found(name)
     return topic
 

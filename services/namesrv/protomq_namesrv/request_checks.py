@@ -8,14 +8,12 @@ from typing import Final
 
 from protomq.v1.route_service_pb2 import Broker, RegisterBrokerRequest
 from protomq.v1.topic_pb2 import DataVersion, Permission, Topic
+from protomq.wire.topics import QUEUES_DEFAULT, QUEUES_MAX, is_stored_name
 from protomq_runtime.addresses import WILDCARD_HOSTS, parse_address
 from protomq_runtime.errors import Code, ServiceError, too_many
 
 from .route_snapshot import BrokerKey, Registration, TopicShare, Version
 
-QUEUES_MAX: Final = 1_024
-QUEUES_DEFAULT: Final = 8
-"""For a topic that gives no count (topic.proto)."""
 PAGE_SIZE_MAX: Final = 10_000
 PAGE_SIZE_DEFAULT: Final = 1_000
 VIOLATIONS_MAX: Final = 16
@@ -23,21 +21,9 @@ VIOLATIONS_MAX: Final = 16
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,126}")
 """Of brokers and clusters: often host names, so dots are fine."""
-_CREATABLE_TOPIC: Final = re.compile(r"[A-Za-z0-9_-]{1,127}")
-_TOPIC: Final = re.compile(r"[A-Za-z0-9_%-]{1,127}")
 _PERMISSIONS: Final = frozenset(Permission.values())
 
 Violation = tuple[str, str]
-
-
-def is_topic_name(name: str) -> bool:
-    """A name that a topic can have, system topics included."""
-    return _TOPIC.fullmatch(name) is not None
-
-
-def is_creatable_topic_name(name: str) -> bool:
-    """A name that a topic can have which comes into being on the first send: none with the % of system names."""
-    return _CREATABLE_TOPIC.fullmatch(name) is not None
 
 
 def to_registration(request: RegisterBrokerRequest, topic_count_max: int) -> Registration:
@@ -86,7 +72,7 @@ def check_broker_name(broker_name: str) -> None:
 
 def check_topic(topic: str) -> None:
     """Raises INVALID_ARGUMENT unless it is a name that a topic can have."""
-    if not is_topic_name(topic):
+    if not is_stored_name(topic):
         _refuse([("topic", "has to be 1 to 127 characters of A-Z a-z 0-9 _ - %")])
 
 
@@ -106,7 +92,7 @@ def page_size_of(page_size: int) -> int:
 
 def page_token_of(token: str) -> str:
     """The token, empty or the name with which the page before ended. Raises INVALID_ARGUMENT."""
-    if token and not is_topic_name(token):
+    if token and not is_stored_name(token):
         _refuse([("page_token", "is none that this name server has given; leave it out for the first page")])
     return token
 
@@ -164,7 +150,7 @@ def _version_violations(version: DataVersion) -> Iterator[Violation]:
 
 
 def _topic_violations(topic: Topic, at: str) -> Iterator[Violation]:
-    if not is_topic_name(topic.name):
+    if not is_stored_name(topic.name):
         yield f"{at}.name", "has to be 1 to 127 characters of A-Z a-z 0-9 _ - %"
     if not 0 <= topic.write_queues <= QUEUES_MAX:
         yield (

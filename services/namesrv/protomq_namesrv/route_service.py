@@ -35,6 +35,7 @@ from protomq.v1.route_service_pb2 import (
     WatchRouteRequest,
     WatchRouteResponse,
 )
+from protomq.wire.topics import is_user_name
 from protomq_runtime.call import Call, CallContext, CallLane
 from protomq_runtime.clock import Clock
 from protomq_runtime.dispatch import raw, streaming
@@ -46,7 +47,6 @@ from .config import LimitsConfig, LivenessConfig
 from .request_checks import (
     check_broker_name,
     check_topic,
-    is_creatable_topic_name,
     page_size_of,
     page_token_of,
     to_key,
@@ -227,7 +227,7 @@ class RouteService:
         snapshot = self._table.snapshot
         route = (
             snapshot.auto_create_route(topic)
-            if is_creatable_topic_name(topic)
+            if is_user_name(topic)
             else None
         )
         if route is None:

@@ -11,8 +11,6 @@ from protomq.v1.topic_pb2 import DataVersion, Permission, Topic
 from protomq_namesrv.request_checks import (
     VIOLATIONS_MAX,
     check_topic,
-    is_creatable_topic_name,
-    is_topic_name,
     page_size_of,
     to_key,
     to_registration,
@@ -112,26 +110,6 @@ def test_more_topics_than_the_limit_are_refused() -> None:
     with pytest.raises(ServiceError) as error:
         to_registration(request([Topic(name=f"t{index}") for index in range(3)]), 2)
     assert error.value.reason == "TOO_MANY"
-
-
-@pytest.mark.parametrize(
-    ("name", "topic", "creatable"),
-    [
-        ("flights", True, True),
-        ("A-z_09", True, True),
-        ("%RETRY%group", True, False),
-        ("x" * 127, True, True),
-        ("x" * 128, False, False),
-        ("", False, False),
-        ("a/b", False, False),
-        ("a.b", False, False),
-        ("ä", False, False),
-        ("a\n", False, False),
-    ],
-)
-def test_topic_names(name: str, topic: bool, creatable: bool) -> None:
-    assert (is_topic_name(name), is_creatable_topic_name(name)) == (topic, creatable)
-
 
 def test_lookups_with_impossible_names_are_refused() -> None:
     assert to_key("a", 0) == BrokerKey("a", 0)

@@ -28,6 +28,7 @@ from typing import Final
 import numpy as np
 
 from protomq.wire.hashing import Octets
+from protomq.wire.topics import QUEUES_DEFAULT
 
 from .config import StoreConfig
 from .errors import DiskFullError, NoWriterError, StoreError, StoreFailedError
@@ -62,7 +63,6 @@ from .queues.selection import NO_TAGS
 from .scrub import Scrubber
 from .state.machine import Carrier, StateMachine, positions_of, replay_states, state_region
 from .state.offsets import ConsumerOffsets
-from .state.topics import QUEUES_DEFAULT
 from .store_files import Recovery, StoreFiles
 
 __all__ = ["QueueKey", "Store", "StoredPlace", "TopicCounters"]

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -27,6 +26,13 @@ from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from protomq.wire.topics import (
+    QUEUES_DEFAULT,
+    QUEUES_MAX,
+    is_user_name,
+    why_no_group,
+    why_no_topic,
+)
 from protomq_broker.store.errors import StoreError
 from protomq_broker.store.files.disk import Disk
 from protomq_broker.store.files.side_files import (
@@ -37,15 +43,7 @@ from protomq_broker.store.files.side_files import (
 
 log = logging.getLogger(__name__)
 
-TOPIC_NAME_LENGTH_MAX: Final = 127
-GROUP_NAME_LENGTH_MAX: Final = 120
-"""So that the name of a group's system topics (%RETRY% and the group) is a topic name."""
-QUEUES_MAX: Final = 1_024
-QUEUES_DEFAULT: Final = 8
 INCARNATION_MAX: Final = (1 << 63) - 1
-
-_NAME = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
-_STORED_NAME = re.compile(r"[%A-Za-z0-9_-]+", re.ASCII)
 
 
 class InvalidNameError(StoreError):
@@ -54,28 +52,17 @@ class InvalidNameError(StoreError):
 
 def require_topic_name(name: str) -> None:
     """Raises InvalidNameError unless clients may have a topic of this name."""
-    _require_name(name, "topic", TOPIC_NAME_LENGTH_MAX)
+    _refuse(why_no_topic(name))
 
 
 def require_group_name(name: str) -> None:
     """Raises InvalidNameError unless this can be the name of a consumer group."""
-    _require_name(name, "group", GROUP_NAME_LENGTH_MAX)
+    _refuse(why_no_group(name))
 
 
-def _require_name(name: str, what: str, length_max: int) -> None:
-    if not 0 < len(name) <= length_max:
-        raise InvalidNameError(
-            f"a {what} name has 1 to {length_max} characters, this one {len(name)}"
-        )
-    if _NAME.fullmatch(name):
-        return
-    if _STORED_NAME.fullmatch(name):
-        raise InvalidNameError(
-            f"{name!r} cannot be the name of a {what}: names with % are the system's own"
-        )
-    raise InvalidNameError(
-        f"{name!r} cannot be the name of a {what}: only A-Z a-z 0-9 _ and - may stand in one"
-    )
+def _refuse(reason: str) -> None:
+    if reason:
+        raise InvalidNameError(reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,11 +290,7 @@ class TopicTable:
         """
         found = []
         for name, count in queue_counts.items():
-            if (
-                len(name) > TOPIC_NAME_LENGTH_MAX
-                or not _NAME.fullmatch(name)
-                or name in self._by_name
-            ):
+            if not is_user_name(name) or name in self._by_name:
                 continue
             queues = min(max(count, queues_default), QUEUES_MAX)
             topic = TopicConfig(
