@@ -18,12 +18,11 @@ from typing import NamedTuple, Protocol
 from protomq.v1.record_pb2 import Record
 from protomq.wire.record import (
     FLAG_KIND_STATE,
-    FLAGS_AT,
     RecordTemplate,
     encode_record_field,
 )
 from protomq_broker.store.log.append import AppendRequest, RecordRegion
-from protomq_broker.store.log.record_region import prove_region
+from protomq_broker.store.log.record_region import prove_region, set_kind
 from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.queues.log_reader import LogReader
 
@@ -71,11 +70,7 @@ def state_region(topic: str, bodies: Sequence[bytes], now_ms: int) -> RecordRegi
     fields = list(map(encode_record_field, records))
     region = prove_region(b"".join(fields), topic, [len(record) for record in records])
     assert region is not None, "what the broker wrote itself must hold"
-    flags = FLAG_KIND_STATE.to_bytes(4, "little")
-    end = 0
-    for field in fields:
-        end += len(field)
-        region.data[end + FLAGS_AT : end + FLAGS_AT + len(flags)] = flags
+    set_kind(region, FLAG_KIND_STATE)
     return region
 
 
