@@ -169,7 +169,7 @@ def test_the_store_knows_neither_grpc_nor_asyncio_nor_the_runtime() -> None:
         ), path
 
 
-STORE_LAYERS = ("files", "log", "queues", "index", "state", "", "tools")
+STORE_LAYERS = ("files", "log", "queues", "index", "timer", "state", "", "tools")
 """The folders of the store, lowest first; "" is what joins them: the modules beside the folders."""
 STORE_VALUES = ("errors", "config")
 """Modules beside the folders that any layer may use."""

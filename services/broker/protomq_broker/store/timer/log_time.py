@@ -1,0 +1,50 @@
+"""Log time: the clock by which delayed messages fall due. It never goes back, and never jumps.
+
+    log time   advances with the monotonic clock, a little faster or slower while the wall clock says something else
+
+Rules:
+- A step of the wall clock, forward or back, is followed at SLEW_RATIO: one second off is made good in ten. So a clock that somebody sets an
+  hour ahead delivers nothing an hour early, and one that is set back stops nothing.
+- How far the two are apart is known (`offset_ms`); beyond OFF_MIN_MS it is to be said.
+- A start begins at the wall clock, but never below the log time that the log itself has seen.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+SLEW_RATIO: Final = 0.1
+"""Milliseconds that log time gains or loses on the monotonic clock, for each one that passes."""
+OFF_MIN_MS: Final = 1_000
+"""NTP keeps a clock within milliseconds; a second is a fault that somebody should hear of."""
+
+
+class LogClock:
+    """Pure: it is given the two clocks. One thread at a time."""
+
+    def __init__(self, wall_ms: int, monotonic_ms: int, floor_ms: int = 0) -> None:
+        """`floor_ms`: log time has been there already."""
+        self._log_ms = float(max(wall_ms, floor_ms))
+        self._monotonic_ms = monotonic_ms
+        self.offset_ms = wall_ms - int(self._log_ms)
+        """Wall clock less log time, as of the last look."""
+
+    def now_ms(self, wall_ms: int, monotonic_ms: int) -> int:
+        """Log time at this moment: milliseconds since 1970, never less than before."""
+        passed_ms = max(monotonic_ms - self._monotonic_ms, 0)
+        self._monotonic_ms = max(monotonic_ms, self._monotonic_ms)
+        ahead_ms = self._log_ms + passed_ms
+        slew_max_ms = passed_ms * SLEW_RATIO
+        self._log_ms = ahead_ms + min(max(wall_ms - ahead_ms, -slew_max_ms), slew_max_ms)
+        now_ms = int(self._log_ms)
+        self.offset_ms = wall_ms - now_ms
+        return now_ms
+
+    def raise_to(self, floor_ms: int) -> None:
+        """Log time has been at `floor_ms` already."""
+        self._log_ms = max(self._log_ms, float(floor_ms))
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the wall clock is more than a second away: somebody has set it, or the machine slept."""
+        return abs(self.offset_ms) > OFF_MIN_MS

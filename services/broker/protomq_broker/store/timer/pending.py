@@ -1,0 +1,523 @@
+"""What is pending: delayed messages that are not delivered yet, by the time at which they fall due. Derived from the log.
+
+    noted     what the writer has told of and nobody has looked at      arrays as they came
+    fresh     rows that came lately, of any due time                    memory, unordered, few
+    near      the rows that fall due next                               memory, in order
+    ------------------------------------------------------------------- horizon: a key; all rows up to it are in memory
+    far       rows behind the horizon that came lately                  memory, unordered
+    runs      rows behind the horizon                                   files in order, each read up to somewhere: `timer_runs.py`
+
+    timer/pending.bin   state file (`side_files.py`): entries up to u64, removals up to u64, pending u64, horizon (due_ms u64, position
+                        u64), next run number u64, number of runs u64, then number u64 and index of the next row u64 of each run, then
+                        rows (`timer_rows.py`)
+
+Rules:
+- A row comes when a record with a due time is appended, and goes when a record of %SYS%TIMER says that it was moved, recalled or carried
+  forward. Both are noted by the writer, under a lock that is held for no more than that.
+- What lies far ahead costs nothing but its place in a file, and being merged with others now and then. Memory holds MEMORY_ROWS_MAX rows.
+- A row that goes while it stands in a file leaves a removal; when the two meet, both go.
+- A checkpoint tells of the moment of `freeze`: what it writes is durable in the log by then, so a power cut can take back nothing that the
+  files have gone ahead of.
+- One thread at a time takes what is due; rows stay until they are removed.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protomq_broker.store.files.disk import Disk, remove_file
+from protomq_broker.store.files.side_files import (
+    empty_folder,
+    read_state_file,
+    why_not,
+    write_state_file,
+)
+
+from .timer_rows import (
+    LAST_KEY,
+    MESSAGE,
+    NO_ROWS,
+    REMOVED,
+    ROW,
+    Key,
+    count_through,
+    key_at,
+    make_rows,
+    mark_removed,
+    merge_rows,
+    sort_rows,
+    through,
+)
+from .timer_runs import Cursor, Run, RunWriter, TimerDamagedError, merged, take_through
+
+NEAR_ROWS_MAX: Final = 128 << 10
+"""More are cut in half: the later ones go into a file."""
+FRESH_ROWS_MAX: Final = 32 << 10
+FAR_ROWS_MAX: Final = 64 << 10
+MEMORY_ROWS_MAX: Final = NEAR_ROWS_MAX + FRESH_ROWS_MAX + FAR_ROWS_MAX
+RUNS_PER_LEVEL: Final = 8
+"""So many runs of about one size become one: a row is written anew once for each time that the timer grows eightfold."""
+
+_MAGIC: Final = b"PMQTMP01"
+_HEAD: Final = struct.Struct("<QQQQQQQ")
+_RUN: Final = struct.Struct("<QQ")
+_STATE_FILE_NAME: Final = "pending.bin"
+_PART_ROWS: Final = 32 << 10
+_NO_HORIZON: Final = LAST_KEY
+
+
+class PendingLimits(NamedTuple):
+    """How many rows stand where; tests make them small."""
+
+    near: int = NEAR_ROWS_MAX
+    fresh: int = FRESH_ROWS_MAX
+    far: int = FAR_ROWS_MAX
+    runs_per_level: int = RUNS_PER_LEVEL
+
+
+class _Frozen(NamedTuple):
+    """What a checkpoint writes down."""
+
+    entries_up_to: int
+    removals_up_to: int
+    pending_count: int
+    horizon: Key
+    rows: list[NDArray[Any]]
+    runs: list[tuple[int, int]]
+
+
+class PendingTimers:
+    """See the module's docstring.
+
+    Attributes:
+        entries_from, removals_from: after `load`: what the log has below these positions is in it already.
+        damage: after `load`: why its files were not taken over; "" if they were.
+    """
+
+    def __init__(self, disk: Disk, folder: str, limits: PendingLimits | None = None) -> None:
+        self.entries_from = 0
+        self.removals_from = 0
+        self.damage = ""
+        self._disk = disk
+        self._folder = folder
+        self._limits = limits or PendingLimits()
+        self._note_lock = threading.Lock()
+        self._lock = threading.Lock()
+        self._files_lock = threading.Lock()
+        self._clear()
+
+    def _clear(self) -> None:
+        self.entries_from = self.removals_from = 0
+        self._noted: list[NDArray[Any]] = []
+        self._noted_removals: list[NDArray[Any]] = []
+        self._fresh: list[NDArray[Any]] = []
+        self._fresh_count = 0
+        self._fresh_due_ms = LAST_KEY.due_ms  # the least of them
+        self._near = NO_ROWS
+        self._near_start = 0
+        self._far: list[NDArray[Any]] = []
+        self._far_count = 0
+        self._horizon = _NO_HORIZON
+        self._cursors: list[Cursor] = []
+        self._next_number = 0
+        self._loaded = Key(0, 0)
+        self._count = 0
+        self._frozen: _Frozen | None = None
+        self._unsynced: list[str] = []
+        self._retired: list[str] = []
+
+    # Writer thread.
+
+    def note(
+        self,
+        due_times_ms: NDArray[Any],
+        positions: NDArray[Any],
+        sizes: NDArray[Any],
+        end_position: int,
+        kind: int = MESSAGE,
+    ) -> None:
+        """Records with due times were appended; all up to `end_position` are told of."""
+        rows = make_rows(due_times_ms, positions, sizes, kind)
+        with self._note_lock:
+            self._noted.append(rows)
+            self._count += len(rows)
+            self.entries_from = end_position
+
+    def note_removed(
+        self, due_times_ms: NDArray[Any], positions: NDArray[Any], end_position: int
+    ) -> None:
+        """These, which are pending, are no more; by a record that ends at `end_position`."""
+        removals = make_rows(due_times_ms, positions, 0, REMOVED)
+        with self._note_lock:
+            self._noted_removals.append(removals)
+            self._count -= len(removals)
+            self.removals_from = end_position
+
+    # Any thread.
+
+    @property
+    def count(self) -> int:
+        """How many are pending."""
+        return self._count
+
+    def due(self, now_ms: int, count_max: int) -> NDArray[Any]:
+        """Up to `count_max` rows that fall due at `now_ms` or before, in order of their keys; the same again until they are removed.
+
+        Raises TimerDamagedError, OSError.
+        """
+        with self._lock:
+            self._take_notes()
+            if self._fresh_due_ms <= now_ms:
+                self._settle()
+            self._relieve()
+            parts: list[NDArray[Any]] = []
+            found, at = 0, self._near_start
+            while found < count_max:
+                if at >= len(self._near):
+                    if self._horizon == _NO_HORIZON or self._horizon.due_ms > now_ms:
+                        break
+                    at -= self._load()
+                    continue
+                rows = self._near[at : at + count_max]
+                past = int(np.searchsorted(rows["due_ms"], np.uint64(now_ms), "right"))
+                live = rows[:past][rows["kind"][:past] != REMOVED][: count_max - found]
+                parts.append(live)
+                found += len(live)
+                at += past
+                if past < len(rows):
+                    break
+        return np.concatenate(parts) if parts else NO_ROWS
+
+    def next_due_ms(self) -> int | None:
+        """Nothing falls due before this time; None if nothing is pending."""
+        with self._lock:
+            self._take_notes()
+            due_ms = min(self._fresh_due_ms, self._horizon.due_ms)
+            if self._near_start < len(self._near):
+                due_ms = min(due_ms, int(self._near["due_ms"][self._near_start]))
+        return None if due_ms == LAST_KEY.due_ms else due_ms
+
+    def is_pending(self, due_ms: int, position: int) -> bool:
+        """Whether the record at `position`, with this due time, is pending."""
+        key = Key(due_ms, position)
+        with self._lock:
+            self._take_notes()
+            rows = self._near[self._near_start :]
+            parts = [part[part["position"] == np.uint64(position)] for part in self._fresh]
+            if key > self._horizon:
+                parts += [cursor.run.find(key) for cursor in self._cursors]
+                parts += [part[part["position"] == np.uint64(position)] for part in self._far]
+            if key > self._horizon or any(map(len, parts)):
+                rows = merge_rows(parts, keep_removals=True)
+            index = count_through(rows, key) - 1
+            return index >= 0 and key_at(rows, index) == key and rows["kind"][index] != REMOVED
+
+    def below(self, position: int) -> Iterator[NDArray[Any]]:
+        """The rows of records in front of `position`, a few at a time, as of now."""
+        with self._lock:
+            self._take_notes()
+            self._settle()
+            cursors = [Cursor(cursor.run, cursor.index) for cursor in self._cursors]
+            others = merge_rows([self._near_rows(), *self._far], keep_removals=True)
+        for rows in merged(cursors, others, keep_removals=False):
+            found = rows[rows["position"] < np.uint64(position)]
+            if len(found):
+                yield found
+
+    # Housekeeping.
+
+    def flush(self) -> None:
+        """Takes in what was noted; merges files of which there are many."""
+        with self._lock:
+            self._take_notes()
+            self._relieve()
+        while self._merge_runs():
+            pass
+
+    def freeze(self) -> int:
+        """The next `checkpoint` tells of this moment; up to where the log was taken in by then."""
+        with self._lock:
+            with self._note_lock:  # the two positions and what was noted belong together
+                entries_up_to, removals_up_to = self.entries_from, self.removals_from
+                count, noted = self._count, self._swap_notes()
+            self._take(*noted)
+            self._relieve()
+            self._frozen = _Frozen(
+                entries_up_to,
+                removals_up_to,
+                count,
+                self._horizon,
+                [self._near_rows().copy(), *self._fresh, *self._far],
+                [(cursor.run.number, cursor.index) for cursor in self._cursors],
+            )
+            return max(entries_up_to, removals_up_to)
+
+    def thaw(self) -> None:
+        """After `freeze`: there will be no `checkpoint` now."""
+        self._frozen = None
+
+    def checkpoint(self, position: int) -> None:
+        """Makes durable what was there at `freeze`, which all that the log has below `position` is in; without one, what is there now."""
+        if self._frozen is None:
+            self.freeze()
+        frozen, self._frozen = self._frozen, None
+        assert frozen is not None
+        with self._files_lock:
+            self._sync_runs()
+            self._write_state(frozen, position)
+            with self._lock:
+                live = {cursor.run.path for cursor in self._cursors}
+                kept = {self._path(number) for number, _ in frozen.runs} | live
+                gone = [path for path in self._retired if path not in kept]
+                self._retired = [path for path in self._retired if path in kept]
+            for path in gone:
+                remove_file(self._disk, path)
+
+    def close(self) -> None:
+        """Nothing to do: files close with their last user."""
+
+    # Recovery: one thread, nobody else.
+
+    def load(self) -> None:
+        """Takes over what the files hold; nothing if one of them does not hold."""
+        self._clear()
+        self._disk.make_folder(self._folder)
+        self.damage = self._load_files()
+        if self.damage:
+            damage = self.damage
+            self.start_rebuild()
+            self.damage = damage
+            return
+        known = {_STATE_FILE_NAME, *(f"run.{cursor.run.number}" for cursor in self._cursors)}
+        for name in self._disk.list(self._folder):
+            if name not in known:
+                self._disk.unlink(f"{self._folder}/{name}")
+
+    def start_rebuild(self) -> None:
+        """Forgets everything; the records of the log bring it back."""
+        self._clear()
+        remove_file(self._disk, self._state_path)
+        empty_folder(self._disk, self._folder)
+
+    # Parts. All of them with the lock held, but for the last ones.
+
+    def _swap_notes(self) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+        noted, self._noted = self._noted, []
+        removals, self._noted_removals = self._noted_removals, []
+        return noted, removals
+
+    def _take_notes(self) -> None:
+        with self._note_lock:
+            noted, removals = self._swap_notes()
+        self._take(noted, removals)
+
+    def _take(self, noted: list[NDArray[Any]], removals: list[NDArray[Any]]) -> None:
+        for rows in noted:
+            self._fresh.append(rows)
+            self._fresh_count += len(rows)
+            self._fresh_due_ms = min(self._fresh_due_ms, int(rows["due_ms"].min()))
+        for rows in removals:
+            self._remove(rows)
+        if self._fresh_count > self._limits.fresh:
+            self._settle()
+
+    def _remove(self, removals: NDArray[Any]) -> None:
+        front = self._near[self._near_start : self._near_start + len(removals)]
+        if len(front) == len(removals) and np.array_equal(front["position"], removals["position"]):
+            front["kind"] = REMOVED  # what was due went, in its order
+        else:
+            self._settle()
+            within = through(removals, self._horizon)
+            mark_removed(self._near[self._near_start :], sort_rows(removals[within]))
+            self._add_far(removals[~within])
+        is_live = self._near["kind"][self._near_start :] != REMOVED
+        self._near_start += int(np.argmax(is_live)) if is_live.any() else len(is_live)
+
+    def _settle(self) -> None:
+        """Fresh rows go where they belong."""
+        if not self._fresh_count:
+            return
+        rows = np.concatenate(self._fresh)
+        self._fresh, self._fresh_count, self._fresh_due_ms = [], 0, LAST_KEY.due_ms
+        within = through(rows, self._horizon)
+        if within.any():
+            self._set_near(merge_rows([self._near_rows(), rows[within]], keep_removals=False))
+        self._add_far(rows[~within])
+
+    def _relieve(self) -> None:
+        """Where memory has too many rows, they go into files. Raises OSError: then they stay."""
+        if len(self._near) - self._near_start > self._limits.near:
+            self._unload()
+        if self._far_count > self._limits.far:
+            self._write_run(merge_rows(self._far, keep_removals=True))
+            self._far, self._far_count = [], 0
+
+    def _near_rows(self) -> NDArray[Any]:
+        """Those of `near` that are pending."""
+        rows = self._near[self._near_start :]
+        return rows[rows["kind"] != REMOVED]
+
+    def _set_near(self, rows: NDArray[Any]) -> None:
+        self._near, self._near_start = rows, 0
+
+    def _unload(self) -> None:
+        """The later part of `near` goes into a file, and the horizon comes nearer."""
+        rows = self._near_rows()
+        kept = min(self._limits.near // 2, len(rows) - 1)
+        if kept <= 0:
+            return
+        self._write_run(rows[kept:])
+        self._horizon = key_at(rows, kept - 1)
+        self._set_near(rows[:kept].copy())
+
+    def _add_far(self, rows: NDArray[Any]) -> None:
+        if len(rows):
+            self._far.append(rows)
+            self._far_count += len(rows)
+
+    def _load(self) -> int:
+        """Brings the next rows behind the horizon into memory; how many rows in front of `near` were given up for that."""
+        far = merge_rows(self._far, keep_removals=True)
+        rows, far, self._horizon = take_through(self._cursors, far, keep_removals=False)
+        self._loaded = max(self._loaded, self._horizon)
+        self._far, self._far_count = ([far] if len(far) else []), len(far)
+        given_up = self._near_start
+        self._set_near(np.concatenate((self._near[given_up:], rows)))
+        for cursor in [cursor for cursor in self._cursors if cursor.index >= cursor.run.count]:
+            self._retire(cursor)
+        return given_up
+
+    def _write_run(self, rows: NDArray[Any]) -> None:
+        if not len(rows):
+            return
+        writer = self._new_writer()
+        writer.add(rows)
+        run = writer.finish()
+        assert run is not None
+        self._add_run(run)
+
+    def _new_writer(self) -> RunWriter:
+        number = self._next_number
+        self._next_number += 1
+        return RunWriter(self._disk, self._path(number), number)
+
+    def _add_run(self, run: Run, index: int = 0) -> None:
+        self._cursors.append(Cursor(run, index))
+        self._unsynced.append(run.path)
+
+    def _retire(self, cursor: Cursor) -> None:
+        self._cursors.remove(cursor)
+        self._retired.append(cursor.run.path)
+
+    # Files.
+
+    @property
+    def _state_path(self) -> str:
+        return f"{self._folder}/{_STATE_FILE_NAME}"
+
+    def _path(self, number: int) -> str:
+        return f"{self._folder}/run.{number}"
+
+    def _merge_runs(self) -> bool:
+        """Makes one run of many of about one size; whether there were so many. What is taken of them meanwhile is taken of the new one,
+        too: it is taken of all runs up to one key.
+        """
+        with self._files_lock:
+            with self._lock:
+                chosen = _of_one_level(self._cursors, self._limits.runs_per_level)
+                if not chosen:
+                    return False
+                self._loaded = Key(0, 0)
+                copies = [Cursor(cursor.run, cursor.index) for cursor in chosen]
+                writer = self._new_writer()
+            for rows in merged(copies, NO_ROWS, keep_removals=True):
+                writer.add(rows)
+            run = writer.finish()
+            with self._lock:
+                taken = run.count_through(self._loaded) if run is not None else 0
+                for cursor in chosen:
+                    if cursor in self._cursors:
+                        self._retire(cursor)
+                if run is not None:
+                    self._add_run(run, taken)
+                    if taken == run.count:
+                        self._retire(self._cursors[-1])
+        return True
+
+    def _sync_runs(self) -> None:
+        """Those that are new. One whose sync fails stays on the list."""
+        with self._lock:
+            unsynced = list(self._unsynced)
+        for path in unsynced:
+            if self._disk.exists(path):
+                fd = self._disk.open(path)
+                try:
+                    self._disk.fdatasync(fd)
+                finally:
+                    self._disk.close(fd)
+        if unsynced:
+            self._disk.fsync_dir(self._folder)
+        with self._lock:
+            del self._unsynced[: len(unsynced)]
+
+    def _write_state(self, frozen: _Frozen, position: int) -> None:
+        head = _HEAD.pack(
+            max(frozen.entries_up_to, position),
+            max(frozen.removals_up_to, position),
+            frozen.pending_count,
+            *frozen.horizon,
+            self._next_number,
+            len(frozen.runs),
+        )
+        runs = b"".join(_RUN.pack(*run) for run in frozen.runs)
+        parts = [
+            rows[start : start + _PART_ROWS].tobytes()
+            for rows in frozen.rows
+            for start in range(0, len(rows), _PART_ROWS)
+        ]
+        write_state_file(self._disk, self._state_path, _MAGIC, head + runs, *parts)
+
+    def _load_files(self) -> str:
+        """What is wrong; "" if nothing is."""
+        content = read_state_file(self._disk, self._state_path, _MAGIC)
+        if content is None:
+            return why_not(self._disk, self._state_path, _MAGIC)
+        entries_up_to, removals_up_to, count, due_ms, position, next_number, run_count = (
+            _HEAD.unpack_from(content)
+        )
+        at = _HEAD.size
+        try:
+            for _ in range(run_count):
+                number, index = _RUN.unpack_from(content, at)
+                at += _RUN.size
+                self._cursors.append(Cursor(Run(self._disk, self._path(number), number), index))
+        except (FileNotFoundError, TimerDamagedError) as error:
+            return str(error)
+        rows = np.frombuffer(content, ROW, offset=at)
+        self._horizon = Key(due_ms, position)
+        self._next_number = next_number
+        self._count = count
+        self.entries_from, self.removals_from = entries_up_to, removals_up_to
+        within = through(rows, self._horizon)
+        self._set_near(merge_rows([rows[within]], keep_removals=False))
+        if len(rows) > int(within.sum()):
+            self._far, self._far_count = [rows[~within]], int((~within).sum())
+        return ""
+
+
+def _of_one_level(cursors: Sequence[Cursor], runs_per_level: int) -> list[Cursor]:
+    """Runs that are merged next: `runs_per_level` of about one size; none if there are not so many."""
+    levels: dict[int, list[Cursor]] = {}
+    for cursor in cursors:
+        left = cursor.run.count - cursor.index
+        levels.setdefault(left.bit_length() // 3, []).append(cursor)
+    for level in sorted(levels):
+        if len(levels[level]) >= runs_per_level:
+            return levels[level]
+    return []

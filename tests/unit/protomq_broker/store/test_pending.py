@@ -1,0 +1,345 @@
+"""What is pending, against a dict; power cuts and kills at every operation."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
+from protomq_broker.store.timer import timer_runs
+from protomq_broker.store.timer.pending import PendingLimits, PendingTimers
+from protomq_broker.store.timer.timer_runs import TimerDamagedError
+
+SMALL = PendingLimits(near=8, fresh=3, far=5, runs_per_level=2)
+FOLDER = "/s/timer"
+
+
+@contextmanager
+def small_blocks() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timer_runs, "BLOCK_ROWS", 4)
+        yield
+
+
+@pytest.fixture
+def blocks() -> Iterator[None]:
+    with small_blocks():
+        yield
+
+
+@dataclass
+class Log:
+    """Events with their positions: (position, adds [(due, position)], removals [(due, position)])."""
+
+    events: list[tuple[int, list[tuple[int, int]], list[tuple[int, int]]]] = field(
+        default_factory=list
+    )
+    end: int = 1
+
+    def live(self) -> dict[int, int]:
+        """Position -> due time of what is pending."""
+        found: dict[int, int] = {}
+        for _, adds, removals in self.events:
+            for due_ms, position in removals:
+                assert found.pop(position) == due_ms
+            for due_ms, position in adds:
+                found[position] = due_ms
+        return found
+
+    def add(self, *dues_ms: int) -> tuple[int, list[tuple[int, int]]]:
+        adds = [(due_ms, self.end + index) for index, due_ms in enumerate(dues_ms)]
+        self.events.append((self.end, adds, []))
+        self.end += len(dues_ms)
+        return self.end, adds
+
+    def remove(self, removals: list[tuple[int, int]]) -> int:
+        self.events.append((self.end, [], removals))
+        self.end += 1
+        return self.end
+
+    def cut(self, end: int) -> None:
+        self.events = [event for event in self.events if event[0] < end]
+
+
+def columns(rows: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    return np.array([row[0] for row in rows], np.uint64), np.array(
+        [row[1] for row in rows], np.uint64
+    )
+
+
+@dataclass
+class Timer:
+    """The structure over a log that is a list, as a store would drive it."""
+
+    disk: SimDisk
+    log: Log = field(default_factory=Log)
+    durable: int = 0
+
+    def start(self) -> None:
+        self.disk.make_folder("/s")
+        self.disk.fsync_dir("/")
+        self.pending = PendingTimers(self.disk, FOLDER, SMALL)
+        self.pending.load()
+        entries_from, removals_from = self.pending.entries_from, self.pending.removals_from
+        assert max(entries_from, removals_from) <= self.log.end, "the files are ahead of the log"
+        for position, adds, _ in self.log.events:
+            if adds and position >= entries_from:
+                self.note(adds, position + len(adds))
+        for position, _, removals in self.log.events:
+            if removals and position >= removals_from:
+                self.pending.note_removed(*columns(removals), position + 1)
+
+    def note(self, adds: list[tuple[int, int]], end: int) -> None:
+        due_ms, positions = columns(adds)
+        self.pending.note(due_ms, positions, np.full(len(adds), 100), end)
+
+    def add(self, *dues_ms: int) -> None:
+        end, adds = self.log.add(*dues_ms)
+        self.note(adds, end)
+
+    def remove(self, removals: list[tuple[int, int]]) -> None:
+        self.pending.note_removed(*columns(removals), self.log.remove(removals))
+
+    def checkpoint(self) -> None:
+        position = self.log.end
+        durable = max(self.pending.freeze(), position)
+        self.durable = max(self.durable, durable)
+        self.pending.checkpoint(position)
+
+    def take_all(self) -> list[tuple[int, int]]:
+        """Moves all that is pending, a few at a time; in the order in which it came."""
+        taken: list[tuple[int, int]] = []
+        while len(rows := self.pending.due(1 << 62, 5)):
+            part = list(zip(rows["due_ms"].tolist(), rows["position"].tolist(), strict=True))
+            self.remove(part)
+            taken += part
+        return taken
+
+    def check(self) -> None:
+        expected = sorted((due_ms, position) for position, due_ms in self.log.live().items())
+        assert self.pending.count == len(expected)
+        assert self.take_all() == expected
+        assert self.pending.count == 0
+
+
+class PendingMachine(RuleBasedStateMachine):
+    """Against `Log.live`, with restarts, kills and power cuts."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(timer_runs, "BLOCK_ROWS", 4)
+        self.timer = Timer(SimDisk())
+        self.timer.start()
+        self.is_frozen = False
+
+    def teardown(self) -> None:
+        if hasattr(self, "timer"):
+            self.timer.check()
+            self.patch.undo()
+
+    @rule(dues_ms=st.lists(st.integers(0, 40), min_size=1, max_size=6))
+    def add(self, dues_ms: list[int]) -> None:
+        self.timer.add(*dues_ms)
+
+    @rule(count=st.integers(1, 9), now_ms=st.integers(0, 45), is_moved=st.booleans())
+    def due(self, count: int, now_ms: int, is_moved: bool) -> None:
+        rows = self.timer.pending.due(now_ms, count)
+        found = list(zip(rows["due_ms"].tolist(), rows["position"].tolist(), strict=True))
+        live = sorted((due_ms, position) for position, due_ms in self.timer.log.live().items())
+        assert found == [row for row in live if row[0] <= now_ms][:count]
+        if is_moved and found:
+            self.timer.remove(found)
+
+    @precondition(lambda self: self.timer.log.live())
+    @rule(data=st.data())
+    def recall(self, data: st.DataObject) -> None:
+        live = sorted((due_ms, position) for position, due_ms in self.timer.log.live().items())
+        chosen = data.draw(st.lists(st.sampled_from(live), min_size=1, max_size=3, unique=True))
+        for due_ms, position in chosen:
+            assert self.timer.pending.is_pending(due_ms, position)
+            assert not self.timer.pending.is_pending(due_ms + 1, position)
+        self.timer.remove(chosen)
+        for due_ms, position in chosen:
+            assert not self.timer.pending.is_pending(due_ms, position)
+
+    @rule()
+    def flush(self) -> None:
+        self.timer.pending.flush()
+
+    @rule(position=st.integers(0, 60))
+    def below(self, position: int) -> None:
+        found = [int(p) for rows in self.timer.pending.below(position) for p in rows["position"]]
+        assert sorted(found) == sorted(p for p in self.timer.log.live() if p < position)
+
+    @rule()
+    def next_due(self) -> None:
+        live = self.timer.log.live()
+        due_ms = self.timer.pending.next_due_ms()
+        assert due_ms is not None or not live
+        assert not live or due_ms is None or due_ms <= min(live.values())
+
+    @rule(dues_ms=st.lists(st.integers(0, 40), max_size=6))
+    def checkpoint(self, dues_ms: list[int]) -> None:
+        """What comes between freeze and checkpoint is not in it, and not lost."""
+        timer = self.timer
+        position = timer.log.end
+        timer.durable = max(timer.pending.freeze(), position)
+        if dues_ms:
+            timer.add(*dues_ms)
+            due_ms, at = timer.log.events[-1][1][0]
+            timer.remove([(due_ms, at)])
+            timer.pending.flush()
+        timer.pending.checkpoint(position)
+
+    @rule()
+    def kill(self) -> None:
+        self.timer.disk = self.timer.disk.killed()
+        self.timer.start()
+
+    @rule(seed=st.integers(0, 1 << 32), share=st.floats(0, 1))
+    def cut_power(self, seed: int, share: float) -> None:
+        timer = self.timer
+        timer.log.cut(timer.durable + int((timer.log.end - timer.durable) * share))
+        timer.disk = timer.disk.crash(random.Random(seed))
+        timer.start()
+
+    @rule()
+    def lose_files(self) -> None:
+        self.timer.disk.remove(FOLDER)
+        self.timer.start()
+
+    @invariant()
+    def counted(self) -> None:
+        if hasattr(self, "timer"):
+            assert self.timer.pending.count == len(self.timer.log.live())
+
+
+TestPendingMachine = PendingMachine.TestCase
+TestPendingMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+
+
+def work(timer: Timer) -> None:
+    """A bit of everything."""
+    rng = random.Random(3)
+    for step in range(12):
+        timer.add(*(rng.randrange(40) for _ in range(4)))
+        if step % 3 == 1:
+            live = sorted((due_ms, position) for position, due_ms in timer.log.live().items())
+            timer.remove(rng.sample(live, 2))
+        if step % 4 == 2:
+            rows = timer.pending.due(12, 3)
+            if len(rows):
+                timer.remove(
+                    list(zip(rows["due_ms"].tolist(), rows["position"].tolist(), strict=True))
+                )
+        timer.pending.flush()
+        if step % 5 == 3:
+            timer.checkpoint()
+
+
+@pytest.mark.usefixtures("blocks")
+@pytest.mark.parametrize("is_power_cut", [False, True])
+def test_a_crash_at_any_operation_loses_no_timer_and_brings_none_back(is_power_cut: bool) -> None:
+    clean = Timer(SimDisk())
+    clean.start()
+    before = clean.disk.operations
+    work(clean)
+    count = clean.disk.operations - before
+    assert count > 50
+    for number in range(1, count + 1):
+        timer = Timer(SimDisk())
+        timer.start()
+        timer.disk.fail_at(number, Fault.CRASH)
+        with pytest.raises(SimulatedCrash):
+            work(timer)
+        if is_power_cut:
+            timer.disk = timer.disk.crash(random.Random(number))
+            timer.log.cut(max(timer.durable, timer.log.end - number % 7))
+        else:
+            timer.disk = timer.disk.killed()
+        timer.start()
+        timer.check()
+
+
+@pytest.mark.usefixtures("blocks")
+def test_a_failing_write_loses_no_row() -> None:
+    for fault in (Fault.EIO, Fault.ENOSPC, Fault.SHORT):
+        for number in range(1, 40):
+            timer = Timer(SimDisk())
+            timer.start()
+            timer.disk.fail_at(number, fault)
+            for step in range(20):
+                timer.add(*range(step, step + 4))
+                try:
+                    timer.pending.flush()
+                    if step % 4 == 3:
+                        timer.checkpoint()
+                except OSError:
+                    timer.pending.thaw()
+            timer.check()
+
+
+@pytest.mark.usefixtures("blocks")
+def test_damaged_files_are_made_anew_from_the_log() -> None:
+    timer = Timer(SimDisk())
+    timer.start()
+    for step in range(10):
+        timer.add(*range(step, step + 5))
+    timer.pending.flush()
+    timer.checkpoint()
+    paths = list(timer.disk.files(FOLDER))
+    assert len(paths) > 1
+    for path in paths:
+        for bit in (8, 8 * 40, 8 * (len(timer.disk.content(path)) - 3)):
+            damaged = Timer(timer.disk.killed(), Log(list(timer.log.events), timer.log.end))
+            damaged.disk.flip_bit(path, bit)
+            damaged.start()
+            try:
+                damaged.check()
+            except TimerDamagedError:  # within a block: met when it is read
+                assert "run." in path
+                damaged.log = Log(list(timer.log.events), timer.log.end)
+                damaged.pending.start_rebuild()
+                damaged.start()
+                damaged.check()
+
+
+@pytest.mark.usefixtures("blocks")
+def test_what_lies_far_ahead_is_not_read() -> None:
+    timer = Timer(SimDisk())
+    timer.start()
+    for _ in range(20):
+        timer.add(*(1_000_000 + due_ms for due_ms in range(6)))
+        timer.pending.flush()
+    timer.add(5)
+    timer.pending.flush()
+    run_paths = [path for path in timer.disk.files(FOLDER) if "run." in path]
+    assert run_paths
+    for path in run_paths:
+        timer.disk.flip_bit(path, 8)  # reading would find it
+    assert timer.pending.due(999, 10)["due_ms"].tolist() == [5]
+    with pytest.raises(TimerDamagedError):
+        timer.pending.due(2_000_000, 200)
+
+
+def test_files_that_nobody_needs_go() -> None:
+    with small_blocks():
+        timer = Timer(SimDisk())
+        timer.start()
+        for step in range(30):
+            timer.add(*range(step, step + 6))
+            timer.pending.flush()
+        timer.take_all()
+        timer.checkpoint()
+        timer.checkpoint()
+        assert [path.rpartition("/")[2] for path in timer.disk.files(FOLDER)] == ["pending.bin"]
+        assert timer.disk.open_descriptors == 0
