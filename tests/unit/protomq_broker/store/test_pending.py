@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
-from protomq_broker.store.timer import timer_runs
+from protomq_broker.store.timer import pending, timer_runs
 from protomq_broker.store.timer.pending import PendingLimits, PendingTimers
 from protomq_broker.store.timer.timer_runs import TimerDamagedError
 
@@ -82,12 +82,16 @@ class Timer:
     disk: SimDisk
     log: Log = field(default_factory=Log)
     durable: int = 0
+    is_saved: bool = False
 
     def start(self) -> None:
-        self.disk.make_folder("/s")
+        self.disk.make_folder(FOLDER)
         self.disk.fsync_dir("/")
+        self.disk.fsync_dir("/s")
         self.pending = PendingTimers(self.disk, FOLDER, SMALL)
         self.pending.load()
+        if self.is_saved:
+            assert not self.pending.damage, "a checkpoint was made, and it does not hold"
         entries_from, removals_from = self.pending.entries_from, self.pending.removals_from
         assert max(entries_from, removals_from) <= self.log.end, "the files are ahead of the log"
         for position, adds, _ in self.log.events:
@@ -113,6 +117,7 @@ class Timer:
         durable = max(self.pending.freeze(), position)
         self.durable = max(self.durable, durable)
         self.pending.checkpoint(position)
+        self.is_saved = True
 
     def take_all(self) -> list[tuple[int, int]]:
         """Moves all that is pending, a few at a time; in the order in which it came."""
@@ -199,6 +204,7 @@ class PendingMachine(RuleBasedStateMachine):
             timer.remove([(due_ms, at)])
             timer.pending.flush()
         timer.pending.checkpoint(position)
+        timer.is_saved = True
 
     @rule()
     def kill(self) -> None:
@@ -215,6 +221,7 @@ class PendingMachine(RuleBasedStateMachine):
     @rule()
     def lose_files(self) -> None:
         self.timer.disk.remove(FOLDER)
+        self.timer.is_saved = False
         self.timer.start()
 
     @invariant()
@@ -224,7 +231,7 @@ class PendingMachine(RuleBasedStateMachine):
 
 
 TestPendingMachine = PendingMachine.TestCase
-TestPendingMachine.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestPendingMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def work(timer: Timer) -> None:
@@ -311,6 +318,63 @@ def test_damaged_files_are_made_anew_from_the_log() -> None:
                 damaged.pending.start_rebuild()
                 damaged.start()
                 damaged.check()
+
+
+def start_with_far_rows(count: int) -> Timer:
+    """What falls due first is in memory, all else in files."""
+    timer = Timer(SimDisk())
+    timer.start()
+    timer.add(*range(20))
+    timer.pending.flush()
+    for due_ms in range(100, 100 + count, 10):
+        timer.add(*range(due_ms, due_ms + 10))
+    timer.pending.flush()
+    return timer
+
+
+@pytest.mark.usefixtures("blocks")
+def test_what_is_taken_of_files_while_they_are_merged_does_not_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timer = start_with_far_rows(80)
+    add = timer_runs.RunWriter.add
+    is_first = True
+
+    def add_slowly(writer: timer_runs.RunWriter, rows: np.ndarray) -> None:
+        nonlocal is_first
+        add(writer, rows)
+        if is_first and not timer.pending._lock.locked():  # it is a merge, not a first write
+            is_first = False
+            rows = timer.pending.due(130, 1_000)
+            timer.remove(list(zip(rows["due_ms"].tolist(), rows["position"].tolist(), strict=True)))
+
+    timer.add(*range(1_000, 1_010))
+    monkeypatch.setattr(pending, "_of_one_level", lambda cursors, _: is_first and cursors[:2])
+    monkeypatch.setattr(timer_runs.RunWriter, "add", add_slowly)
+    timer.pending.flush()
+    assert not is_first
+    timer.check()
+
+
+@pytest.mark.usefixtures("blocks")
+def test_a_removal_is_kept_until_it_meets_its_row() -> None:
+    timer = start_with_far_rows(400)
+    recalled = [(due_ms, p) for p, due_ms in timer.log.live().items() if due_ms % 7 == 0]
+    for row in recalled:
+        timer.remove([row])
+        timer.pending.flush()
+    assert timer.pending.count == 420 - len(recalled)
+    timer.check()
+
+
+@pytest.mark.usefixtures("blocks")
+def test_what_a_checkpoint_tells_of_is_on_the_disk() -> None:
+    timer = start_with_far_rows(100)
+    timer.checkpoint()
+    timer.disk = timer.disk.crash(random.Random(0), keep=0.0)
+    timer.start()
+    assert timer.pending.entries_from == timer.log.end
+    timer.check()
 
 
 @pytest.mark.usefixtures("blocks")
