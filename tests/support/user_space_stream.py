@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Sequence
 
+from protomq._byte_streams import TcpStream
 from protomq_runtime.byte_stream import WANTS_TO_RECEIVE, WANTS_TO_SEND, Piece
 from protomq_runtime.regions import Region, ShortFileError
 
@@ -104,3 +105,54 @@ class UserSpaceStream:
             if is_first:
                 raise
             return 0
+
+
+class UserSpaceBlockingStream(TcpStream):
+    """The same for the SDK's blocking connections: what was received ahead is handed out in parts, and no selector tells of it."""
+
+    __slots__ = ("_ahead",)
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(sock)
+        self._ahead = b""
+
+    @property
+    def has_received_ahead(self) -> bool:  # type: ignore[override]
+        return bool(self._ahead)
+
+    def recv_into(self, buffer: bytearray | memoryview, size: int = 0) -> int:
+        return self._give(buffer, size or len(buffer), 0)
+
+    def recv_now(self, buffer: bytearray | memoryview) -> int:
+        return self._give(buffer, len(buffer), socket.MSG_DONTWAIT)
+
+    def recv(self, size: int) -> bytes:
+        data = b""
+        while len(data) < size:
+            part = bytearray(size - len(data))
+            try:
+                count = self._give(part, len(part), 0)
+            except BlockingIOError:
+                if not data:
+                    raise
+                break
+            if not count:
+                break
+            data += part[:count]
+        return data
+
+    def send(self, parts: Sequence[bytes]) -> None:
+        data = memoryview(b"".join(parts))
+        for start in range(0, len(data), RECORD_SIZE_BYTES):
+            self._sock.sendall(data[start : start + RECORD_SIZE_BYTES])
+
+    def is_silent(self) -> bool:
+        return not self._ahead and super().is_silent()
+
+    def _give(self, buffer: bytearray | memoryview, size: int, flags: int) -> int:
+        if not self._ahead:
+            self._ahead = self._sock.recv(RECORD_SIZE_BYTES, flags)
+        part = self._ahead[:size]
+        buffer[: len(part)] = part
+        self._ahead = self._ahead[len(part) :]
+        return len(part)

@@ -98,7 +98,14 @@ class PullMultiplexer:
         Of each connection no more answers are read once so many bytes have come; with 0 none are.
         """
         outcomes: list[Outcome] = []
-        ready = self._selector.select(max(timeout_s, 0.0))
+        ahead = [
+            address
+            for address, connection in self._connections.items()
+            if connection.has_received_ahead and size_max_bytes
+        ]
+        ready = self._selector.select(0.0 if ahead else max(timeout_s, 0.0))
+        for address in ahead:
+            self._receive(address, size_max_bytes, outcomes)
         for key, _ in ready:
             if key.data is None:
                 self._drain_wakes()
@@ -110,7 +117,7 @@ class PullMultiplexer:
                 outcomes.append(report)
             else:
                 self._connected(report, outcomes)
-        if not ready:
+        if not ready and not ahead:
             # Only when nothing could be read: an answer may have waited for a user who came late.
             self._expire(outcomes)
         return outcomes

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from ._byte_streams import set_socket_options
 from ._remoting_hello import (
     ForeignProtocolError,
     check_welcome_header,
@@ -22,7 +23,6 @@ from ._remoting_hello import (
     error_of_answer,
     split_address,
 )
-from ._remoting_sync import set_socket_options
 from ._types import PEER_TIMEOUT_S, MethodInfo
 from .errors import (
     ConnectFailedError,

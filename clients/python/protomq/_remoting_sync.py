@@ -1,28 +1,25 @@
-"""The remoting port from threads: blocking sockets, no reader thread.
+"""The remoting port from threads: blocking streams (`_byte_streams.py`), no reader thread.
 
 Rules:
-- A socket serves one call at a time. A thread takes one from the pool, sends header and payload with one sendmsg, reads the
-  answer and gives the socket back. After a time-out or any error on the way the socket is closed, never reused: its next
+- A stream serves one call at a time. A thread takes one from the pool, sends header and payload at once, reads the
+  answer and gives the stream back. After a time-out or any error on the way the stream is closed, never reused: its next
   bytes could be the late answer of another call.
-- Time-outs are the kernel's (SO_RCVTIMEO, SO_SNDTIMEO): one system call to wait and read, where Python's own need two.
-- An idle socket is looked at before it is used again, so that a restarted server costs no failed call.
+- An idle stream is looked at before it is used again, so that a restarted server costs no failed call.
 """
 
 from __future__ import annotations
 
-import socket
-import struct
 import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Final, Literal
 
+from ._byte_streams import BlockingStream, open_stream
 from ._remoting_hello import (
     ForeignProtocolError,
     check_welcome_header,
     encode_hello,
     error_of_answer,
-    split_address,
 )
 from ._spinning import SPIN_MAX_S, TAKEN_AWAY_S, Spinning, cores
 from ._transport_options import TransportOptions
@@ -48,42 +45,12 @@ _BIG_ANSWER_LANE: Final = 3
 """Pull answers are read header first, so that the megabytes land where they stay."""
 _IDLE_TRUSTED_S: Final = 1.0
 """A socket that was used within the last second is taken as it is."""
-_SENDMSG_PARTS_MAX: Final = 512
-"""Well below IOV_MAX (1024)."""
 _LENGTH_EXTRA: Final = HEADER_SIZE_BYTES - LENGTH_SIZE_BYTES
-_TIMEVAL: Final = struct.Struct("@ll")
-
-
-def open_socket(
-    address: str, timeout_s: float, peer_timeout_s: float = PEER_TIMEOUT_S
-) -> socket.socket:
-    """A connected socket with that time-out; raises ConnectFailedError."""
-    host, port = split_address(address)
-    try:
-        sock = socket.create_connection((host, port), timeout_s)
-    except OSError as error:
-        raise ConnectFailedError(f"{address}: {error}") from error
-    set_socket_options(sock, peer_timeout_s)
-    return sock
-
-
-def set_socket_options(sock: socket.socket, peer_timeout_s: float) -> None:
-    """No delay for small writes; a peer that is gone without a word is noticed in time, whether something is under way or not."""
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_KEEPIDLE"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(peer_timeout_s / 2))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(int(peer_timeout_s / 6), 1))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    if hasattr(
-        socket, "TCP_USER_TIMEOUT"
-    ):  # else what is sent is repeated for a quarter of an hour
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(peer_timeout_s * 1000))
 
 
 def probe(address: str, timeout_s: float) -> None:
     """Connects and closes; raises ConnectFailedError."""
-    open_socket(address, timeout_s).close()
+    open_stream(address, timeout_s, PEER_TIMEOUT_S).close()
 
 
 def connect(
@@ -92,31 +59,34 @@ def connect(
     client_id: str,
     timeout_s: float,
     peer_timeout_s: float = PEER_TIMEOUT_S,
-) -> socket.socket:
-    """A socket whose hello was answered. Raises ConnectFailedError, or the ServerError of the refusal."""
+) -> BlockingStream:
+    """A stream whose hello was answered. Raises ConnectFailedError, or the ServerError of the refusal."""
     started_s = time.monotonic()
-    sock = open_socket(address, timeout_s, peer_timeout_s)
+    stream = open_stream(address, timeout_s, peer_timeout_s)
     try:
         say_hello(
-            sock, address, lane, client_id, max(timeout_s - (time.monotonic() - started_s), 0.001)
+            stream, address, lane, client_id, max(timeout_s - (time.monotonic() - started_s), 0.001)
         )
     except BaseException:
-        sock.close()
+        stream.close()
         raise
-    return sock
+    return stream
 
 
 def say_hello(
-    sock: socket.socket, address: str, lane: int, client_id: str, timeout_s: float
+    stream: BlockingStream, address: str, lane: int, client_id: str, timeout_s: float
 ) -> None:
     """Sends the hello and takes the welcome. Raises ConnectFailedError, or the ServerError of the refusal."""
     deadline_s = time.monotonic() + timeout_s
     try:
-        sock.sendall(encode_hello(lane, client_id))
+        _wait_until(stream, deadline_s)
+        stream.send((encode_hello(lane, client_id),))
         size, status = check_welcome_header(
-            _read_exactly(sock, HEADER_SIZE_BYTES, deadline_s), address
+            _read_exactly(stream, HEADER_SIZE_BYTES, deadline_s), address
         )
-        payload = _read_exactly(sock, size, deadline_s)
+        payload = _read_exactly(stream, size, deadline_s)
+    except BlockingIOError as error:
+        raise ConnectFailedError(f"{address}: no answer to the hello: timed out") from error
     except OSError as error:
         raise ConnectFailedError(
             f"{address}: no answer to the hello: {str(error) or type(error).__name__}"
@@ -125,30 +95,38 @@ def say_hello(
         raise error_of_answer(status, payload)
 
 
-def _read_exactly(sock: socket.socket, size: int, deadline_s: float) -> bytes:
-    data = b""
-    while len(data) < size:
-        sock.settimeout(max(deadline_s - time.monotonic(), 0.001))
-        piece = sock.recv(size - len(data))
-        if not piece:
+def _wait_until(stream: BlockingStream, deadline_s: float) -> None:
+    """The next wait ends at the deadline. Raises BlockingIOError if that is over."""
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise BlockingIOError
+    stream.set_timeout(max(int(left_s * 1000), 1))
+
+
+def _read_exactly(stream: BlockingStream, size: int, deadline_s: float) -> bytes:
+    data = bytearray(size)
+    view, got = memoryview(data), 0
+    while got < size:
+        _wait_until(stream, deadline_s)
+        count = stream.recv_into(view[got:])
+        if not count:
             # A gRPC server may close on the foreign bytes before its own SETTINGS frame gets out.
             raise ForeignProtocolError(
                 "the port closed the connection instead of answering the hello"
             )
-        data += piece
-    return data
+        got += count
+    return bytes(data)
 
 
 class Connection:
-    """One socket after its hello. One thread at a time; every error but a ServerError leaves it unusable."""
+    """One stream after its hello. One thread at a time; every error but a ServerError leaves it unusable."""
 
     __slots__ = (
-        "_address", "_buffer", "_request_id", "_sock", "_spinning", "_timeout_ms", "last_used_s",
+        "_address", "_buffer", "_request_id", "_spinning", "_stream", "_timeout_ms", "last_used_s",
     )  # fmt: skip
 
-    def __init__(self, sock: socket.socket, address: str, spin: bool = True) -> None:
-        sock.settimeout(None)
-        self._sock = sock
+    def __init__(self, stream: BlockingStream, address: str, spin: bool = True) -> None:
+        self._stream = stream
         self._address = address
         self._buffer = bytearray(_READ_BUFFER_SIZE_BYTES)
         self._request_id = 0
@@ -176,7 +154,6 @@ class Connection:
 
         Raises ConnectionLostError, RequestTimeoutError, ProtocolError: then the connection must be closed.
         """
-        sock = self._sock
         timeout_ms = int(timeout_s * 1000.0) or 1
         # The kernel's limit is set anew only when it is off by more than 1/8 s: calls of one kind mostly share theirs.
         if not timeout_ms <= self._timeout_ms <= timeout_ms + 125:
@@ -194,11 +171,7 @@ class Connection:
             timeout_ms,
         )
         try:
-            if len(payload) > _SENDMSG_PARTS_MAX:
-                payload = (b"".join(payload),)
-            sent = sock.sendmsg((header, *payload))
-            if sent != HEADER_SIZE_BYTES + size:
-                sock.sendall(memoryview(b"".join((header, *payload)))[sent:])
+            self._stream.send((header, *payload))
             if one_way:
                 return 0, b""
             return self._read_answer(request_id, method.lane == _BIG_ANSWER_LANE, timeout_s)
@@ -215,10 +188,9 @@ class Connection:
         self, request_id: int, header_first: bool, timeout_s: float
     ) -> tuple[int, bytes]:
         buffer = self._buffer
-        sock = self._sock
         got = -1 if header_first else self._receive_spinning()
         if got < 0:
-            got = sock.recv_into(buffer, HEADER_SIZE_BYTES if header_first else 0)
+            got = self._stream.recv_into(buffer, HEADER_SIZE_BYTES if header_first else 0)
         if got < HEADER_SIZE_BYTES:
             got = self._read_header(got, time.monotonic() + timeout_s)
         length, echoed_id, _method_id, flags, status, _ = HEADER.unpack_from(buffer)
@@ -241,11 +213,11 @@ class Connection:
         now_s = time.monotonic()
         if not self._spinning.is_worth_it(now_s):
             return -1
-        buffer, recv_into = self._buffer, self._sock.recv_into
+        buffer, recv_now = self._buffer, self._stream.recv_now
         until_s = now_s + SPIN_MAX_S
         while True:
             try:
-                got = recv_into(buffer, 0, socket.MSG_DONTWAIT)
+                got = recv_now(buffer)
             except BlockingIOError:
                 got = -1
             looked_s, now_s = now_s, time.monotonic()
@@ -264,18 +236,18 @@ class Connection:
         while got < HEADER_SIZE_BYTES:
             if got == 0:
                 raise ConnectionResetError("closed by the server")
-            more = self._sock.recv_into(view[got:HEADER_SIZE_BYTES])
+            more = self._stream.recv_into(view[got:HEADER_SIZE_BYTES])
             got = got + more if more else 0
             if time.monotonic() > deadline_s:
                 raise BlockingIOError
         return got
 
     def _read_rest(self, first: bytes, missing: int, timeout_s: float) -> bytes:
-        """The payload: what came with the header, then the rest. MSG_WAITALL gives it in one call as a rule."""
+        """The payload: what came with the header, then the rest, which is one read as a rule."""
         deadline_s = time.monotonic() + timeout_s
         parts = [first] if first else []
         while missing:
-            piece = self._sock.recv(missing, socket.MSG_WAITALL)
+            piece = self._stream.recv(missing)
             if not piece:
                 raise ConnectionResetError("closed by the server")
             parts.append(piece)
@@ -286,24 +258,16 @@ class Connection:
 
     def _set_timeout(self, timeout_ms: int) -> None:
         rounded_ms = timeout_ms if timeout_ms < 1000 else timeout_ms + 62
-        value = _TIMEVAL.pack(*divmod(rounded_ms * 1000, 1_000_000))
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+        self._stream.set_timeout(rounded_ms)
         self._timeout_ms = rounded_ms
 
     def is_usable(self) -> bool:
         """Whether the idle connection is still open and silent."""
-        try:
-            self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return True
-        except OSError:
-            pass
-        return False  # Closed, or bytes that nobody asked for.
+        return self._stream.is_silent()
 
     def close(self) -> None:
-        """Closes the socket."""
-        self._sock.close()
+        """Closes the stream."""
+        self._stream.close()
 
 
 class ConnectionPool:
@@ -401,17 +365,14 @@ class PipelinedConnection:
 
     kind: Literal["remoting"] = "remoting"
 
-    __slots__ = ("_address", "_header", "_header_got", "_missing", "_parts", "_sock")
+    __slots__ = ("_address", "_header", "_header_got", "_missing", "_parts", "_stream")
 
     READ_TIMEOUT_S: Final = 1.0
     """How long `receive` may block for the rest of a frame whose beginning is there."""
 
-    def __init__(self, sock: socket.socket, address: str) -> None:
-        sock.settimeout(None)
-        value = _TIMEVAL.pack(int(self.READ_TIMEOUT_S), 0)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
-        self._sock = sock
+    def __init__(self, stream: BlockingStream, address: str) -> None:
+        stream.set_timeout(int(self.READ_TIMEOUT_S * 1000))
+        self._stream = stream
         self._address = address
         self._header = bytearray(HEADER_SIZE_BYTES)
         self._header_got = 0
@@ -432,7 +393,12 @@ class PipelinedConnection:
 
     def fileno(self) -> int:
         """For selectors."""
-        return self._sock.fileno()
+        return self._stream.fileno()
+
+    @property
+    def has_received_ahead(self) -> bool:
+        """Whether `receive` has something to look at, whatever a selector says."""
+        return self._stream.has_received_ahead
 
     def send(self, request_id: int, method: MethodInfo, payload: bytes, timeout_s: float) -> None:
         """Sends a request. Raises ConnectionLostError; then the connection must be closed."""
@@ -445,7 +411,7 @@ class PipelinedConnection:
             int(timeout_s * 1000.0) or 1,
         )
         try:
-            self._sock.sendall(header + payload)
+            self._stream.send((header, payload))
         except OSError as error:
             raise ConnectionLostError(
                 f"{self._address}: connection lost during {method.path}: {error}"
@@ -461,7 +427,7 @@ class PipelinedConnection:
         try:
             while size < size_max_bytes and (self._missing or self._read_header()):
                 if self._missing:
-                    piece = self._sock.recv(self._missing, socket.MSG_WAITALL)
+                    piece = self._stream.recv(self._missing)
                     if not piece:
                         raise ConnectionResetError("closed by the server")
                     self._parts.append(piece)
@@ -482,9 +448,7 @@ class PipelinedConnection:
 
     def _read_header(self) -> bool:
         """Whether a header is complete (then `_missing` is set); raises BlockingIOError when there is nothing to read."""
-        got = self._sock.recv_into(
-            memoryview(self._header)[self._header_got :], 0, socket.MSG_DONTWAIT
-        )
+        got = self._stream.recv_now(memoryview(self._header)[self._header_got :])
         if got == 0:
             raise ConnectionResetError("closed by the server")
         self._header_got += got
@@ -497,5 +461,5 @@ class PipelinedConnection:
         return True
 
     def close(self) -> None:
-        """Closes the socket; the server drops what it holds for it."""
-        self._sock.close()
+        """Closes the stream; the server drops what it holds for it."""
+        self._stream.close()

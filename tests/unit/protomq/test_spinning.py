@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from protomq import Admin, AsyncProducer, AsyncPullConsumer, Producer, PullConsumer
+from protomq._byte_streams import TcpStream
 from protomq._methods import PING, SEND
 from protomq._remoting_sync import Connection
 from protomq._spinning import (
@@ -64,7 +65,7 @@ class Peer:
                 peer.looks += bool(flags & socket.MSG_DONTWAIT)
                 return super().recv_into(buffer, size, flags)
 
-        self.connection = Connection(Counting(fileno=here.detach()), "peer")
+        self.connection = Connection(TcpStream(Counting(fileno=here.detach())), "peer")
         self.connection._spinning = Spinning(2)
 
     def answer(self, payload: bytes, delay_s: float) -> None:
@@ -122,7 +123,7 @@ def test_ends_and_time_outs_are_told_while_it_spins(peer: Peer) -> None:
 def test_who_wants_no_spinning_gets_none() -> None:
     mine, theirs = socket.socketpair()
     with theirs:
-        connection = Connection(mine, "nowhere", spin=False)
+        connection = Connection(TcpStream(mine), "nowhere", spin=False)
         assert not connection._spinning.is_worth_it(time.monotonic())
         connection.close()
 

@@ -1,0 +1,141 @@
+"""The bytes of a blocking connection to the remoting port: what stands under `Connection` and `PipelinedConnection`.
+
+`TcpStream` is the only one today. TLS will be another class with these methods, opened in `open_stream`. (Coroutines have asyncio's
+transports for that: `AsyncConnection` relies on nothing that a transport with TLS lacks.) Rules:
+
+- A wait ends with BlockingIOError when the time-out is over. Time-outs are the kernel's (SO_RCVTIMEO, SO_SNDTIMEO): one system call to wait
+  and read, where Python's own need two.
+- A stream may have received more than it was asked for: those bytes no selector tells of (`has_received_ahead`).
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from ._remoting_hello import split_address
+from .errors import ConnectFailedError
+
+_SENDMSG_PARTS_MAX: Final = 512
+"""Well below IOV_MAX (1024)."""
+_TIMEVAL: Final = struct.Struct("@ll")
+
+
+class BlockingStream(Protocol):
+    """See the module's docstring. One thread at a time; all methods raise OSError for a broken connection."""
+
+    @property
+    def has_received_ahead(self) -> bool:
+        """Whether there are bytes to receive that a selector does not tell of."""
+        ...
+
+    def fileno(self) -> int:
+        """For selectors."""
+        ...
+
+    def set_timeout(self, timeout_ms: int) -> None:
+        """How long a single wait may last from now on; at least 1."""
+        ...
+
+    def send(self, parts: Sequence[bytes]) -> None:
+        """Sends all of it."""
+        ...
+
+    def recv_into(self, buffer: bytearray | memoryview, size: int = 0) -> int:
+        """Waits for bytes; how many were written to the buffer, `size` at most (0: all that it takes). 0: the server has closed."""
+        ...
+
+    def recv_now(self, buffer: bytearray | memoryview) -> int:
+        """The same without waiting: BlockingIOError if there is nothing."""
+        ...
+
+    def recv(self, size: int) -> bytes:
+        """Waits for so many bytes; fewer only if the time is over meanwhile, or the server has closed."""
+        ...
+
+    def is_silent(self) -> bool:
+        """Whether the connection is open, and there is nothing to receive."""
+        ...
+
+    def close(self) -> None:
+        """Closes it."""
+        ...
+
+
+class TcpStream:
+    """Plain TCP."""
+
+    __slots__ = ("_sock",)
+
+    has_received_ahead = False
+
+    def __init__(self, sock: socket.socket) -> None:
+        """Owns the socket from now on. Without `set_timeout` a wait has no end."""
+        sock.settimeout(None)
+        self._sock = sock
+
+    def fileno(self) -> int:
+        return self._sock.fileno()
+
+    def set_timeout(self, timeout_ms: int) -> None:
+        value = _TIMEVAL.pack(*divmod(timeout_ms * 1000, 1_000_000))
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+
+    def send(self, parts: Sequence[bytes]) -> None:
+        if len(parts) > _SENDMSG_PARTS_MAX:
+            parts = (b"".join(parts),)
+        size = 0
+        for part in parts:
+            size += len(part)
+        sent = self._sock.sendmsg(parts)
+        if sent != size:
+            self._sock.sendall(memoryview(b"".join(parts))[sent:])
+
+    def recv_into(self, buffer: bytearray | memoryview, size: int = 0) -> int:
+        return self._sock.recv_into(buffer, size)
+
+    def recv_now(self, buffer: bytearray | memoryview) -> int:
+        return self._sock.recv_into(buffer, 0, socket.MSG_DONTWAIT)
+
+    def recv(self, size: int) -> bytes:
+        return self._sock.recv(size, socket.MSG_WAITALL)
+
+    def is_silent(self) -> bool:
+        try:
+            self._sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        return False  # Closed, or bytes that nobody asked for.
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+def open_stream(address: str, timeout_s: float, peer_timeout_s: float) -> BlockingStream:
+    """A connected stream; raises ConnectFailedError."""
+    host, port = split_address(address)
+    try:
+        sock = socket.create_connection((host, port), timeout_s)
+    except OSError as error:
+        raise ConnectFailedError(f"{address}: {error}") from error
+    set_socket_options(sock, peer_timeout_s)
+    return TcpStream(sock)
+
+
+def set_socket_options(sock: socket.socket, peer_timeout_s: float) -> None:
+    """No delay for small writes; a peer that is gone without a word is noticed in time, whether something is under way or not."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(peer_timeout_s / 2))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(int(peer_timeout_s / 6), 1))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    if hasattr(
+        socket, "TCP_USER_TIMEOUT"
+    ):  # else what is sent is repeated for a quarter of an hour
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(peer_timeout_s * 1000))
