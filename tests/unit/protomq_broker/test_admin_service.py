@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from protomq.testing.simdisk import SimDisk
+from protomq.v1 import admin_service_pb2
 from protomq.v1.admin_service_pb2 import (
     CreateTopicRequest,
     DeleteGroupRequest,
@@ -19,7 +19,6 @@ from protomq.v1.admin_service_pb2 import (
     ListGroupsRequest,
     ListTopicsRequest,
     QueryMessagesRequest,
-    QueryMessagesResponse,
 )
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, QueueOffset
 from protomq.v1.pull_service_pb2 import PullRequest
@@ -34,23 +33,13 @@ from protomq_broker.store.store import Store
 from protomq_broker.system_writer import SystemWriter
 from protomq_broker.waiting_answers import WaitingAnswers
 from protomq_broker.write_permit import WritePermit
+from protomq_runtime.dispatch import DispatchTable
 from protomq_runtime.errors import SHUTTING_DOWN, Code, ServiceError
+from protomq_runtime.testing import FakeCall, FakeGrpcCall, FakeServer
 
 from .fake_broker import ADMIN, CONSUMER, PULL, FakeBroker, told
 from .store.log_helpers import ManualClock, make_request
 from .store.store_helpers import SEGMENT, open_store
-
-
-class StubCall:
-    transport = "grpc"
-
-    def __init__(self, request: QueryMessagesRequest, deadline: float | None = None) -> None:
-        self.payload = request.SerializeToString()
-        self.deadline = deadline
-        self.answered = b""
-
-    def answer(self, payload: bytes) -> None:
-        self.answered = payload
 
 
 def service_of(store: Store, clock: ManualClock) -> AdminService:
@@ -71,14 +60,20 @@ def service_of(store: Store, clock: ManualClock) -> AdminService:
     )
 
 
+def call_of(service: AdminService, timeout_s: float | None = None, **fields: Any) -> FakeCall:
+    """A look-up in the topic over gRPC."""
+    table = DispatchTable()
+    table.add_service(admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"], service)
+    request = QueryMessagesRequest(topic="topic", **fields)
+    return FakeServer(table).call(
+        ADMIN + "QueryMessages", request, kind=FakeGrpcCall, timeout_s=timeout_s
+    )
+
+
 def look_up(service: AdminService, **fields: Any) -> list[int] | ServiceError:
     """Sequences of the messages found, or the error."""
-    call = StubCall(QueryMessagesRequest(topic="topic", **fields))
-    try:
-        service.query_messages(call)  # type: ignore[arg-type]
-    except ServiceError as error:
-        return error
-    return [record.sequence for record in QueryMessagesResponse.FromString(call.answered).records]
+    call = call_of(service, **fields)
+    return call.error or [record.sequence for record in call.response().records]
 
 
 def test_a_look_up_that_may_miss_damaged_messages_says_which_and_what_to_do() -> None:
@@ -131,10 +126,10 @@ def test_a_look_up_by_key_ends_with_its_caller_s_time() -> None:
     store = open_store(SimDisk(), clock=clock)
     store.topics.create(TopicConfig("topic"))
     store.append([make_request([b"x"], key="k", producer_id=7, sequence=0)])
-    call = StubCall(QueryMessagesRequest(topic="topic", key="k"), time.monotonic())
-    with pytest.raises(ServiceError, match="narrow it by begin_time") as caught:
-        service_of(store, clock).query_messages(call)  # type: ignore[arg-type]
-    assert caught.value.code == Code.DEADLINE_EXCEEDED
+    call = call_of(service_of(store, clock), -1.0, key="k")
+    assert call.error is not None
+    assert call.error.code == Code.DEADLINE_EXCEEDED
+    assert "narrow it by begin_time" in call.error.message
 
 
 # Through a fake lane: each call, what it refuses, and that a refusal changes nothing.

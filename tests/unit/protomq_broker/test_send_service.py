@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from protomq.testing.simdisk import Fault, SimDisk
+from protomq.v1 import send_service_pb2
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest, SendResponse, SendStatus
 from protomq_broker.config import BrokerConfig
@@ -19,27 +20,13 @@ from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.waiting_answers import WaitingAnswers
+from protomq_runtime.dispatch import DispatchTable
 from protomq_runtime.errors import Code, ServiceError
+from protomq_runtime.testing import FakeServer
 
 from .fake_broker import SEND, FakeBroker, told
 from .store.log_helpers import ManualClock
 from .store.store_helpers import open_store, read_all
-
-
-class StubCall:
-    """A call whose outcome is kept: an answer or an error."""
-
-    def __init__(self, request: SendRequest) -> None:
-        self.payload = request.SerializeToString()
-        self.outcome: SendResponse | ServiceError | None = None
-
-    def answer(self, payload: bytes) -> None:
-        assert self.outcome is None
-        self.outcome = SendResponse.FromString(payload)
-
-    def fail(self, error: ServiceError) -> None:
-        assert self.outcome is None
-        self.outcome = error
 
 
 class Broker(NamedTuple):
@@ -52,9 +39,10 @@ class Broker(NamedTuple):
 
     def send(self, *requests: SendRequest) -> list[Any]:
         """The outcomes of requests that arrive together."""
-        calls = [StubCall(request) for request in requests]
-        self.service.send(calls)  # type: ignore[arg-type]
-        return [call.outcome for call in calls]
+        table = DispatchTable()
+        table.add_service(send_service_pb2.DESCRIPTOR.services_by_name["SendService"], self.service)
+        calls = FakeServer(table).call_together(SEND, requests)
+        return [call.error or call.response() for call in calls]
 
 
 def make_broker(disk: SimDisk | None = None, **settings: Any) -> Broker:
