@@ -38,6 +38,7 @@ from protomq_broker.store.queues.consume_queue import ConsumeQueueDamagedError
 from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.queues.log_reader import LogReader
 from protomq_broker.store.queues.reading import ReadResult
+from protomq_broker.store.same_messages import SentAgain
 from protomq_broker.store.state.repeated_sends import RepeatedSends
 from protomq_broker.store.store import Store
 
@@ -375,6 +376,24 @@ def _skips_an_offset() -> Any:
 def _stores_repeats_again() -> Any:
     """Repeated sends are not recognised."""
     return _patch(RepeatedSends, "admit", lambda self, *args, **kwargs: None)
+
+
+def _takes_anothers_message_for_a_repeat() -> Any:
+    """A send is recognised by its numbers alone: another producer's with the same ones is answered as stored."""
+    return _patch(SentAgain, "require_same", lambda self, *args: None)
+
+
+def _takes_its_own_message_for_anothers() -> Any:
+    """The messages of a repeat are compared with those that stand behind them."""
+    real = SentAgain.require_same
+
+    def require_same(self: SentAgain, region: Any, stored: Any, index: int, count: int) -> None:
+        end = self._reader.read(stored.topic, stored.queue_id, 1 << 40, 1, 1).end_offset
+        if stored.queue_offset + count < end:
+            stored = stored._replace(queue_offset=stored.queue_offset + 1)
+        real(self, region, stored, index, count)
+
+    return _patch(SentAgain, "require_same", require_same)
 
 
 def _forgets_repeats_at_a_start() -> Any:
@@ -804,6 +823,12 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted("forgets repeats at a start", _forgets_repeats_at_a_start, retries),
     Planted("answers a repeat with another place", _answers_repeats_with_another_place, retries),
     Planted("forgets producers to make room", _forgets_producers_to_make_room, check_repeats),
+    Planted(
+        "takes another's message for a repeat", _takes_anothers_message_for_a_repeat, check_repeats
+    ),
+    Planted(
+        "takes its own message for another's", _takes_its_own_message_for_anothers, check_repeats
+    ),
     Planted("takes the forgotten for new", _takes_the_forgotten_for_new, check_repeats),
     Planted("cuts corruption", _cuts_corruption, damage),
     Planted("leaves a torn tail", _does_not_zero_the_tail, torn_tail_twice),

@@ -39,6 +39,7 @@ from protomq_broker.store.queues.reading import ReadResult, ReadStatus, StoredPl
 from protomq_broker.store.queues.selection import NO_TAGS
 from protomq_broker.store.state.repeated_sends import (
     RETRY_MAX_MS,
+    ProducerIdTakenError,
     SendInFlightError,
     SendOutOfOrderError,
     SequenceExpiredError,
@@ -287,6 +288,9 @@ class StoreWorld:
                 found = self._find_repeated(order, request)
             except (SequenceExpiredError, SendOutOfOrderError) as error:
                 call.info("SEQUENCE_EXPIRED", str(error))
+                continue
+            except ProducerIdTakenError as error:
+                call.fail("PRODUCER_ID_TAKEN", str(error))
                 continue
             except TooManyProducersError as error:
                 (call.fail if order.attempts == 1 else call.info)("TOO_MANY", str(error))

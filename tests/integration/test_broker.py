@@ -325,9 +325,9 @@ async def test_stopping_answers_the_holds(client: Client, start: Start) -> None:
     await client.close()
 
 
-def whole_request(first_sequence: int, count: int = 1, epoch: int = 1, topic: str = "t") -> bytes:
+def whole_request(first_sequence: int, count: int = 1, epoch: int = 1, topic: str = "t", word: bytes = b"") -> bytes:
     template = layout.RecordTemplate(topic, 4711, epoch)
-    records = [template.encode(b"%d" % (first_sequence + i), first_sequence + i, 5) for i in range(count)]
+    records = [template.encode(word + b"%d" % (first_sequence + i), first_sequence + i, 5) for i in range(count)]
     rest = send.SendRequest(topic=topic, record_sizes=[len(record) for record in records])
     return b"".join(map(layout.encode_record_field, records)) + rest.SerializeToString()
 
@@ -345,6 +345,18 @@ async def test_a_repeated_send_is_stored_once(client: Client, start: Start) -> N
     again = send.SendResponse.FromString(await client.raw(SEND, whole_request(0, 30)))
     assert (again.repeated_send, again.queue_offset, again.physical_offset) == (True, 0, first.physical_offset)
     assert (await client.pull()).end_offset == 30
+
+
+async def test_of_two_producers_with_one_id_the_second_stores_nothing_and_is_told_so(client: Client, start: Start) -> None:
+    await client.raw(SEND, whole_request(0, 30))
+    for is_started_again in (False, True):
+        client = await start() if is_started_again else client
+        for first, count in ((0, 1), (0, 30), (10, 5), (25, 10)):  # a part of a batch, and one of which a part is new
+            refused = client.raw(SEND, whole_request(first, count, word=b"other "))
+            assert await failure(refused) == (6, "PRODUCER_ID_TAKEN")
+        assert (await client.pull()).end_offset == 30
+    assert send.SendResponse.FromString(await client.raw(SEND, whole_request(30, word=b"other "))).queue_offset == 30
+    assert await failure(client.raw(SEND, whole_request(30, 2, word=b"other "))) == (9, "SEQUENCE_EXPIRED")
 
 
 async def test_the_same_send_many_times_at_once_is_stored_once(client: Client) -> None:

@@ -7,6 +7,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -23,7 +24,12 @@ from protomq import (
 from protomq._transport import SyncTransport
 from protomq._transport_options import TransportOptions
 from protomq._types import BrokerAddress
-from protomq.errors import ConnectFailedError, ProtomqError, RequestTimeoutError
+from protomq.errors import (
+    ConnectFailedError,
+    ProducerIdTakenError,
+    ProtomqError,
+    RequestTimeoutError,
+)
 from protomq.testing import Broker, FaultProxy
 from protomq.v1.pull_service_pb2 import PullRequest, PullResponse
 
@@ -237,6 +243,24 @@ def test_a_send_whose_answer_is_lost_is_stored_once(
         b"before",
         b"once",
     ]
+
+
+def test_of_two_producers_with_one_id_each_is_told_what_is_not_stored(
+    broker_and_proxy: tuple[Broker, FaultProxy],
+) -> None:
+    broker, _ = broker_and_proxy
+    stored: list[bytes] = []
+    with (
+        Producer(namesrv=broker.namesrv, producer_id=4711) as one,
+        Producer(namesrv=broker.namesrv, producer_id=4711) as other,
+    ):
+        for producer, bodies in ((one, [b"1", b"2"]), (other, [b"3", b"4", b"5"]), (one, [b"6", b"7"])):
+            for body in bodies:
+                with suppress(ProducerIdTakenError):
+                    producer.send("one-id", body)
+                    stored.append(body)
+    assert stored == [b"1", b"2", b"5", b"7"]
+    assert sorted(m.body for m in read_all(broker.namesrv, "one-id")) == stored
 
 
 def test_a_swallowed_answer_ends_in_a_time_out_and_the_retry_is_stored_once(

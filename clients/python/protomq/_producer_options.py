@@ -42,7 +42,8 @@ class ProducerOptions:
     - `wait_store_ok`: wait for stable storage where the broker flushes synchronously.
     - `hooks`: SendHooks, called around every send.
     - `born_host`: sent along with every message if given.
-    - `producer_id`, `producer_epoch`: a stable identity; random and 0 by default. Whoever restarts with the same id must raise the epoch.
+    - `producer_id`, `producer_epoch`: a stable identity; random and 0 by default. Whoever restarts with the same id must raise the epoch,
+      and no two may have the same: else a message may be refused with ProducerIdTakenError.
     - `batch_size_max_bytes`: where `send_batch` splits.
     - `coalesce_size_max_bytes`, `coalesce_count_max`: the most that concurrent sends are gathered into one request.
     - `pending_size_max_bytes`: how much may wait to be sent; whoever sends more waits for room.

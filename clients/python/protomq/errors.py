@@ -42,6 +42,7 @@
         ├── SequenceExpiredError        SEQUENCE_EXPIRED
         ├── SendOutOfOrderError         SEND_OUT_OF_ORDER
         ├── ProducerFencedError         PRODUCER_FENCED
+        ├── ProducerIdTakenError        PRODUCER_ID_TAKEN: another producer has this id and epoch
         ├── DeadlineExceededError       DEADLINE_EXCEEDED: dropped before it was started; not definite: not on disk in time
         ├── UnknownMethodError          UNKNOWN_METHOD
         ├── UnsupportedError            UNSUPPORTED
@@ -113,6 +114,7 @@ __all__ = [
     "SequenceExpiredError",
     "SendOutOfOrderError",
     "ProducerFencedError",
+    "ProducerIdTakenError",
     "DeadlineExceededError",
     "UnknownMethodError",
     "UnsupportedError",
@@ -491,6 +493,16 @@ class ProducerFencedError(ServerError):
     code = _FAILED_PRECONDITION
 
 
+class ProducerIdTakenError(ServerError):
+    """Another message has the sequence of this one, which is not stored: two producers have this id and epoch. `metadata` names them.
+
+    Give each producer an id of its own (the default), or who starts again with its id a higher epoch.
+    """
+
+    reason = "PRODUCER_ID_TAKEN"
+    code = _ALREADY_EXISTS
+
+
 class DeadlineExceededError(ServerError):
     """The deadline had passed before the server started the request: it was dropped. Not `definite`: it is done, but may not be on disk."""
 
@@ -552,6 +564,7 @@ _BY_REASON: Final[dict[str, type[ServerError]]] = {
         GroupNotFoundError, BrokerNotFoundError, TopicExistsError, OffsetOutOfRangeError,
         TopicRecreatedError, GroupInUseError, NotPermittedError, SystemBusyError, DiskFullError, TooManyError,
         ShuttingDownError, QueueHealingError, StoreFailedError, SequenceExpiredError, SendOutOfOrderError, ProducerFencedError,
+        ProducerIdTakenError,
         DeadlineExceededError, UnknownMethodError, UnsupportedError, CorruptLogError, StaleRegistrationError, NameTakenError, InternalError,
     )
 }  # fmt: skip

@@ -12,9 +12,8 @@ rows, in the same requests, to the same brokers, and are answered with the place
 
 What that rests on:
 - The same rows in the same order in each partition. Spark gives that for sources that can be replayed and narrow transformations;
-  behind a shuffle the order may differ: `send_batch` sorts. This is checked, not believed: whenever the broker answers that
-  a request is stored already, what it has stored is read back and compared (`_verify`). A difference is an error, never
-  silently lost rows.
+  behind a shuffle the order may differ: `send_batch` sorts. This is checked, not believed: the broker compares what it has stored
+  under these numbers with what comes again. A difference is an error, never silently lost rows.
 - The queue of a window follows from its number and the list of queues, which the driver looks up once for all tasks.
 - The broker remembers a producer for 24 h of the log's time after its last send; among more than a million producers for 15 minutes.
 
@@ -30,7 +29,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -38,13 +37,11 @@ from numpy.typing import NDArray
 
 from protomq import _methods
 from protomq._compression import make_compressor
-from protomq._pull_answer import decode_pull_answer
-from protomq._types import MessageQueue, PullStatus
-from protomq.errors import NoRouteError, NotFoundError
+from protomq._types import MessageQueue
+from protomq.errors import NoRouteError, NotFoundError, ProducerIdTakenError
 
 from .cluster import Cluster
 from .encoding import EncodedRows, TopicEncoder
-from .layout import locate
 from .options import BATCH_ID_MAX, WriteOptions
 from .rows import Place, Rows, parse_queue, windows
 
@@ -52,7 +49,6 @@ logger = logging.getLogger("protomq_spark")
 
 REQUESTS_IN_FLIGHT: Final = 4
 SEQUENCES_PER_BATCH: Final = 1 << 32
-_READ_BACK_S: Final = 10.0
 
 
 class ReplayMismatchError(RuntimeError):
@@ -210,65 +206,19 @@ class RowSender:
         from protomq.v1.send_service_pb2 import SendResponse
 
         queue = request.queue
-        answer = SendResponse.FromString(
-            self.cluster.call(
+        try:
+            payload = self.cluster.call(
                 queue.topic, queue.broker_name, _methods.SEND, *request.encoded.payload
             )
-        )
-        if answer.repeated_send:
-            stored_in = queue._replace(queue_id=answer.queue_id)
-            self._verify(request, stored_in, answer.queue_offset)
+        except ProducerIdTakenError as error:
+            raise ReplayMismatchError(
+                f"{queue.topic}/{queue.broker_name}:{queue.queue_id}: partition {self.identity.partition} runs again with other rows, or"
+                " in another order, than what is stored already. Behind a shuffle rows need an order of their own: on a stream by"
+                " foreachBatch(protomq_spark.send_batch(...)), else by sortWithinPartitions before the write (docs/spark.md, exactly"
+                f" once). The broker: {error}"
+            ) from error
+        answer = SendResponse.FromString(payload)
         return bool(answer.repeated_send)
-
-    def _verify(self, request: _Request, queue: MessageQueue, queue_offset: int) -> None:
-        """Compares what is stored with what was to be sent. Raises ReplayMismatchError."""
-        position, end = queue_offset, queue_offset + request.row_count
-        while position < end:
-            found = self._read_back(queue, position, end)
-            if found is None:
-                logger.warning(
-                    "%s: offsets %d to %d are deleted already: cannot compare them with what is sent again",
-                    queue, position, end - 1,
-                )  # fmt: skip
-                return
-            done = position - queue_offset
-            sent = request.encoded.trailers[done : done + len(found)]
-            same = np.ones(len(found), bool)
-            for name in ("producer_id", "sequence", "crc32c"):
-                same &= found[name] == sent[name]
-            if not same.all():
-                row = done + int(np.argmin(same))
-                raise ReplayMismatchError(
-                    f"{queue.topic}/{queue.broker_name}:{queue.queue_id}@{queue_offset + row}: partition"
-                    f" {self.identity.partition} runs again with other rows, or in another order, than what is stored"
-                    " already. Behind a shuffle rows need an order of their own: on a stream by"
-                    " foreachBatch(protomq_spark.send_batch(...)), else by sortWithinPartitions before the write"
-                    " (docs/spark.md, exactly once)"
-                )
-            position += len(found)
-
-    def _read_back(self, queue: MessageQueue, position: int, end: int) -> Any:
-        """The trailers of stored records from `position` on, some at least; None if they are gone."""
-        from protomq.v1 import pull_service_pb2 as pb
-
-        deadline_s = time.monotonic() + _READ_BACK_S
-        while True:
-            request = pb.PullRequest(
-                topic=queue.topic,
-                queue_id=queue.queue_id,
-                queue_offset=position,
-                record_count_max=end - position,
-                hold_ms=1000,
-            ).SerializeToString()
-            answer = decode_pull_answer(
-                self.cluster.call(queue.topic, queue.broker_name, _methods.PULL, request)
-            )
-            if answer.status is PullStatus.FOUND and answer.queue_offsets[0] == position:
-                starts = np.asarray(answer.starts).astype(np.int64) + answer.base
-                ends = starts + np.asarray(answer.sizes)
-                return locate(answer.raw, starts, ends, len(queue.topic.encode())).trailers
-            if position < answer.min_offset or time.monotonic() > deadline_s:
-                return None
 
 
 def _rows_by_place(

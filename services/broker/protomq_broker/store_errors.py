@@ -31,10 +31,10 @@ from .store.queues.consume_queue import ConsumeQueueDamagedError
 from .store.state.offsets import GROUPS_MAX, TooManyGroupsError
 from .store.state.repeated_sends import (
     ProducerFencedError,
+    ProducerIdTakenError,
     RepeatedSendError,
     SendOutOfOrderError,
     SequenceExpiredError,
-    SequenceUsedError,
     TooManyProducersError,
 )
 from .store.state.topics import IncarnationGivenError, InvalidNameError
@@ -173,6 +173,17 @@ def _of_repeated_send(error: RepeatedSendError) -> ServiceError:
                 "newer_epoch": str(error.newer_epoch),
             },
         )
+    if isinstance(error, ProducerIdTakenError):
+        return ServiceError(
+            Code.ALREADY_EXISTS,
+            "PRODUCER_ID_TAKEN",
+            str(error),
+            metadata={
+                "producer_id": error.producer_id,
+                "producer_epoch": str(error.producer_epoch),
+                "sequence": str(error.sequence),
+            },
+        )
     if isinstance(error, SequenceExpiredError) and error.previous_sequence is not None:
         return ServiceError(
             Code.FAILED_PRECONDITION,
@@ -194,5 +205,4 @@ def _of_repeated_send(error: RepeatedSendError) -> ServiceError:
             "producer_epoch": str(error.producer_epoch),
             "sequence": str(error.sequence),
         },
-        definite=isinstance(error, SequenceUsedError),
     )

@@ -101,6 +101,9 @@ RULES: Final[Mapping[str, ReasonRule]] = {
     "PRODUCER_FENCED": ReasonRule(
         Code.FAILED_PRECONDITION, True, ("producer_id", "producer_epoch", "newer_epoch")
     ),
+    "PRODUCER_ID_TAKEN": ReasonRule(
+        Code.ALREADY_EXISTS, True, ("producer_id", "producer_epoch", "sequence")
+    ),
     "DEADLINE_EXCEEDED": ReasonRule(Code.DEADLINE_EXCEEDED, True),
     "UNKNOWN_METHOD": ReasonRule(Code.UNIMPLEMENTED, True, optional=("method", "lane", "lanes")),
     "UNSUPPORTED": ReasonRule(Code.UNIMPLEMENTED, True, ("field",)),

@@ -13,6 +13,7 @@ from protomq.testing.simdisk import Fault, SimDisk
 from protomq.v1 import send_service_pb2
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest, SendResponse, SendStatus
+from protomq.wire.hashing import crc32c
 from protomq_broker.config import BrokerConfig
 from protomq_broker.send_service import SendService
 from protomq_broker.store.config import StoreConfig
@@ -256,9 +257,42 @@ def test_sequences_of_another_topic_are_refused_for_good():
     again = numbered(5)
     again.topic = "other"
     outcome = broker.send(again)[0]
-    assert reason(outcome) == "SEQUENCE_EXPIRED"
+    assert reason(outcome) == "PRODUCER_ID_TAKEN"
     assert (outcome.metadata["sequence"], outcome.metadata["definite"]) == ("5", "true")
-    assert "previous_sequence" not in outcome.metadata
+    assert broker.store.topics.find("other") is None
+
+
+def test_of_two_producers_with_one_id_the_second_is_told_so_and_nothing_of_it_is_stored():
+    broker = make_broker()
+    first, second = numbered(0), numbered(0)
+    second.records[0].body = b"another"
+    outcomes = broker.send(first, second, first, second)  # in one turn
+    assert [getattr(outcome, "repeated_send", None) for outcome in outcomes] == [
+        False, None, True, None,
+    ]  # fmt: skip
+    assert [reason(outcome) for outcome in outcomes[1::2]] == ["PRODUCER_ID_TAKEN"] * 2
+    assert outcomes[1].metadata == {
+        "definite": "true", "producer_id": f"{7:016X}", "producer_epoch": "0", "sequence": "0",
+    }  # fmt: skip
+    assert read_all(broker.store) == [(0, b"0")]
+    second.records[0].sequence = 1
+    assert broker.send(second)[0].queue_offset == 1
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_repeat_is_known_whether_or_not_its_producer_gives_a_crc(is_given: bool):
+    broker = make_broker()
+    send = numbered(0)
+    send.records[0].properties.update({"b": "2", "a": "1", "c": "3"})
+    if is_given:
+        octets = Record(body=b"0", properties=send.records[0].properties)
+        send.records[0].crc32c = crc32c(octets.SerializeToString(deterministic=True))
+    broker.send(send)
+    broker.clock.time_ms += 5  # it has no born time either: the broker gives it another one
+    assert broker.send(send)[0].repeated_send
+    send.records[0].properties["a"] = "other"
+    send.records[0].ClearField("crc32c")
+    assert reason(broker.send(send)[0]) == "PRODUCER_ID_TAKEN"
 
 
 def test_what_is_pipelined_behind_a_refused_send_is_refused_too():

@@ -103,7 +103,7 @@ def test_the_bytes_are_those_of_the_sdk(
     assert b"".join(encoded.payload) == expected
 
 
-def test_a_request_says_of_each_row_what_is_compared_after_a_repeated_send() -> None:
+def test_a_request_says_of_each_row_what_its_record_says() -> None:
     rows = [{"body": b"x" * n, "key": f"k{n}"} for n in range(1, 5)]
     made = rows_of(batch_of(rows, ("body", "key")), "orders", make_compressor("none"))
     encoded = TopicEncoder("orders", 7).encode(made, 100, BORN_MS, 3, True)

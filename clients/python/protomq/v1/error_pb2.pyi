@@ -50,6 +50,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_PRODUCER_FENCED: _ErrorReason.ValueType  # 12
     """FAILED_PRECONDITION: a producer with the same id and a higher epoch has written."""
+    ERROR_REASON_PRODUCER_ID_TAKEN: _ErrorReason.ValueType  # 34
+    """ALREADY_EXISTS: the sequences of this send are stored here and belong to other messages: two producers have one id and epoch. Nothing was
+    stored. Take another id, or a higher epoch.
+    """
     ERROR_REASON_DEADLINE_EXCEEDED: _ErrorReason.ValueType  # 13
     """DEADLINE_EXCEEDED: the deadline had passed before the request was started; it was dropped. Not definite: it is appended, and the disk did
     not confirm it in time.
@@ -122,6 +126,10 @@ sends remembers, or it names a previous one and its producer is forgotten. Not d
 """
 ERROR_REASON_PRODUCER_FENCED: ErrorReason.ValueType  # 12
 """FAILED_PRECONDITION: a producer with the same id and a higher epoch has written."""
+ERROR_REASON_PRODUCER_ID_TAKEN: ErrorReason.ValueType  # 34
+"""ALREADY_EXISTS: the sequences of this send are stored here and belong to other messages: two producers have one id and epoch. Nothing was
+stored. Take another id, or a higher epoch.
+"""
 ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 13
 """DEADLINE_EXCEEDED: the deadline had passed before the request was started; it was dropped. Not definite: it is appended, and the disk did
 not confirm it in time.

@@ -60,9 +60,11 @@ from .queues.log_reader import LogReader
 from .queues.quarantine import Quarantine
 from .queues.reading import LogRegion, ReadResult, StoredPlace, TopicCounters
 from .queues.selection import NO_TAGS
+from .same_messages import SentAgain
 from .scrub import Scrubber
 from .state.machine import Carrier, StateMachine, positions_of, replay_states, state_region
 from .state.offsets import ConsumerOffsets
+from .state.repeated_sends import PartlyStoredError
 from .store_files import Recovery, StoreFiles
 
 __all__ = ["QueueKey", "Store", "StoredPlace", "TopicCounters"]
@@ -185,6 +187,7 @@ class Store:
         self._reader = LogReader(
             self._folder, self._queues, self._checked, self.positions, self._quarantine
         )
+        self._sent_again = SentAgain(self._reader, lambda: self.positions.appended)
         self._look_ups = MessageLookUps(
             self._folder, self._queues, self._index, self._reader, self.positions
         )
@@ -423,22 +426,29 @@ class Store:
 
         `previous_sequence`: a sequence of the producer that must be stored here.
 
-        Raises what `RepeatedSends.admit` raises: SendInFlightError if the same send is part of the group not yet appended.
+        Raises what `RepeatedSends.admit` raises: SendInFlightError if the same send is part of the group not yet appended. And
+        ProducerIdTakenError where other messages have its sequences, SequenceExpiredError where that cannot be told any more.
         """
         region = request.region
         if not region.producer_id:
             return None
-        found = self._repeated.admit(
-            region.producer_id,
-            region.producer_epoch,
-            region.first_sequence,
-            region.count,
-            topic=region.topic,
-            previous_sequence=previous_sequence,
-            now_ms=self._next_store_time_ms,
-        )
+        try:
+            found = self._repeated.admit(
+                region.producer_id,
+                region.producer_epoch,
+                region.first_sequence,
+                region.count,
+                topic=region.topic,
+                previous_sequence=previous_sequence,
+                now_ms=self._next_store_time_ms,
+            )
+        except PartlyStoredError as error:
+            index = error.first_known - region.first_sequence
+            self._sent_again.require_same(region, error.part, index, error.count)
+            raise
         if found is None:
             return None
+        self._sent_again.require_same(region, found, 0, region.count)
         if found.queue_offset == NO_OFFSET:
             position = self._reader.position_behind(found.position, found.ahead)
             return StoredPlace(found.topic, found.queue_id, NO_OFFSET, position)

@@ -68,7 +68,8 @@ def test_copies_and_progress_are_one_append_and_are_found_like_any_message() -> 
     before = store.appended_position
     end = move(store)
     assert outcome(store) == ALL
-    assert store.find_repeated(make_request(BODIES, topic="origin", producer_id=7)) is not None
+    sent_again = make_request(BODIES, topic="origin", producer_id=7, key="key")
+    assert store.find_repeated(sent_again) is not None
     for topic, sequence in (("a", 0), ("b", 1), ("a", 2), ("origin", 1)):
         (found,) = map(Record.FromString, store.find_by_message_id(topic, (7, 0, sequence)))
         assert found.body == BODIES[sequence]

@@ -17,6 +17,7 @@ from protomq_broker.store.state.repeated_sends import (
     RETRY_MAX_MS,
     SWEEP_STEP_MS,
     ProducerFencedError,
+    ProducerIdTakenError,
     RepeatedSend,
     RepeatedSends,
     SendInFlightError,
@@ -231,8 +232,9 @@ def test_a_sequence_used_for_another_topic_is_refused():
     log = ListLog()
     table = make_sends(log)
     store(table, log, send(0, 5))
-    with pytest.raises(SequenceExpiredError, match="used for topic"):
-        admit(table, send(0, 5, topic="other"))
+    for first, count in ((0, 5), (1, 2), (3, 5)):
+        with pytest.raises(ProducerIdTakenError, match="used for topic"):
+            admit(table, send(first, count, topic="other"))
 
 
 def test_sequences_at_the_end_of_their_range_do_no_harm():

@@ -68,12 +68,15 @@ class LogReader:
         record_count_max: int,
         size_max_bytes: int,
         tag_codes: frozenset[int] = NO_TAGS,
+        end_position: int | None = None,
     ) -> ReadResult:
         """The records of a queue from `queue_offset` on; at least one if there is one that matches, however large.
 
+        `end_position`: nothing at or beyond it is given; None: the readable position. More is for the broker's own eyes alone.
+
         Raises CorruptLogError for records that stand in a damaged part of the log.
         """
-        readable = self._positions.readable
+        readable = self._positions.readable if end_position is None else end_position
         queue = self._queues.find(topic, queue_id)
         if queue is None:
             status = ReadStatus.OFFSET_ILLEGAL if queue_offset else ReadStatus.NO_NEW_MSG
@@ -103,7 +106,13 @@ class LogReader:
         if damage is not None:
             self._quarantine.set_aside(damage)
             return self.read(
-                topic, queue_id, queue_offset, record_count_max, size_max_bytes, tag_codes
+                topic,
+                queue_id,
+                queue_offset,
+                record_count_max,
+                size_max_bytes,
+                tag_codes,
+                end_position,
             )
         regions: list[LogRegion] = []
         for position, size_bytes in selection.regions:
@@ -114,7 +123,13 @@ class LogReader:
                         self._folder.path_at(position), position, "the segment file is missing"
                     )
                 return self.read(
-                    topic, queue_id, queue_offset, record_count_max, size_max_bytes, tag_codes
+                    topic,
+                    queue_id,
+                    queue_offset,
+                    record_count_max,
+                    size_max_bytes,
+                    tag_codes,
+                    end_position,
                 )
             regions.append(LogRegion(segment, position - segment.base_position, size_bytes))
         if not queue.is_compared(selection.first_offset, selection.next_offset):

@@ -7,7 +7,7 @@ on in sequence, queue and offset makes its run longer, so a producer that stays 
                               producers u32, queues u32, older runs u64, names (u32 size, UTF-8, lines "topic/queue"), producers
                               (`producer_table.ROW`), older runs of all producers: first, end, queue, queue offset u64
 
-What is recognised:
+What is recognised (by its numbers: whether the messages are the same, `same_messages.py` looks up):
 - A record that enters no consume queue (a half message, one with a due time) is known by its position. Such records that stand one
   behind the other in the log make one run; its "queue" is ~queue id, and its "queue offset" the position of its first record.
 - Sequences may come in any order. Below the producer's floor old runs were forgotten: an unknown sequence there may be stored or not,
@@ -123,8 +123,27 @@ class SequenceExpiredError(RepeatedSendError):
         self.previous_sequence = previous_sequence
 
 
-class SequenceUsedError(SequenceExpiredError):
-    """The sequences of this send belong to messages of another topic: it is not stored, and will not be."""
+class PartlyStoredError(SequenceExpiredError):
+    """Of this send `count` sequences from `first_known` on are stored, at `part`, and others are not."""
+
+    def __init__(
+        self,
+        text: str,
+        producer_id: int,
+        producer_epoch: int,
+        sequence: int,
+        part: RepeatedSend,
+        first_known: int,
+        count: int,
+    ) -> None:
+        super().__init__(text, producer_id, producer_epoch, sequence)
+        self.part = part
+        self.first_known = first_known
+        self.count = count
+
+
+class ProducerIdTakenError(RepeatedSendError):
+    """The sequences of this send are those of other messages: it is not stored, and will not be. `sequence`: its first."""
 
 
 class SendInFlightError(SequenceExpiredError):
@@ -234,7 +253,8 @@ class RepeatedSends:
         `previous_sequence`: a sequence of this producer that must be stored here; None: its first send here. `now_ms` tells the
         store time that it would have.
 
-        Raises ProducerFencedError, SequenceExpiredError, SendInFlightError, SendOutOfOrderError, TooManyProducersError.
+        Raises ProducerFencedError, SequenceExpiredError, PartlyStoredError, ProducerIdTakenError, SendInFlightError, SendOutOfOrderError,
+        TooManyProducersError.
         """
         if producer_id == 0:
             return None
@@ -417,7 +437,7 @@ class RepeatedSends:
         self._snapshot_end = max(position, frozen.covered_position)
 
     def delete_below(self, log_start: int) -> None:
-        """Nothing to do: a send is recognised for as long as the table has room, whether or not its message is still there."""
+        """Nothing to do: sequences are known for as long as the table has room. Whose they are can be told while the message is there."""
 
     def close(self) -> None:
         """Nothing is open."""
@@ -558,26 +578,33 @@ class RepeatedSends:
                 )
             return None
         run_first, run_end, queue, queue_offset = run
-        if not (run_first <= first and end <= run_end):
-            raise SequenceExpiredError(
-                f"sequences {first} to {end - 1}: some of them are stored and some are not: repeat a send as it was, or take new sequences",
-                *asked,
-            )
+        first_known, end_known = max(first, run_first), min(end, run_end)
         name = self._queue_names[queue]
-        found_offset = queue_offset + first - run_first
+        found_offset = queue_offset + first_known - run_first
         if name is None or (name[1] >= 0 and found_offset >= self._end_offset_of(*name)):
             raise SequenceExpiredError(
                 f"sequences {first} to {end - 1}: they were stored in a topic that was deleted since",
                 *asked,
             )
         if name[0] != topic:
-            raise SequenceUsedError(
-                f"sequences {first} to {end - 1}: they were used for topic {name[0]}, take new ones",
+            raise ProducerIdTakenError(
+                f"sequences {first} to {end - 1}: they were used for topic {name[0]}; take new ones, or another producer id",
                 *asked,
             )
+        found = RepeatedSend(name[0], name[1], found_offset)
         if name[1] < 0:
-            return RepeatedSend(name[0], ~name[1], NO_OFFSET, queue_offset, first - run_first)
-        return RepeatedSend(name[0], name[1], found_offset)
+            found = RepeatedSend(
+                name[0], ~name[1], NO_OFFSET, queue_offset, first_known - run_first
+            )
+        if (first_known, end_known) != (first, end):
+            raise PartlyStoredError(
+                f"sequences {first} to {end - 1}: some of them are stored and some are not: repeat a send as it was, or take new sequences",
+                *asked,
+                found,
+                first_known,
+                end_known - first_known,
+            )
+        return found
 
     def _require(
         self,

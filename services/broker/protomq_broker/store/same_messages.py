@@ -1,0 +1,155 @@
+"""Whether what a send's numbers stand for in the log is that send: two producers may have been given one id.
+
+The table of repeated sends knows producers and sequences, not what they have sent. So before a send is answered as stored, its messages
+are compared with those that are. Rules:
+- Two messages are the same if the CRC-32C of their fields 1 to 5 is; where it is not, if these fields are: a client may write a map
+  in another order when it writes the message again.
+- The born time says nothing: who sends again what was computed again (a Spark task) has a new one.
+- What retention has deleted, or what is damaged, cannot be compared: then nobody can tell whether the send is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protomq.v1.record_pb2 import Record, RecordBatch
+from protomq.wire.record import CRC32C_AT, encode_record_field
+
+from .errors import CorruptLogError
+from .log.append import RecordRegion
+from .log.kinds import NO_OFFSET
+from .queues.log_reader import LogReader
+from .queues.reading import ReadResult, ReadStatus
+from .state.repeated_sends import ProducerIdTakenError, RepeatedSend, SequenceExpiredError
+
+READ_SIZE_BYTES: Final = 1 << 20
+"""Of the log that is read at a time."""
+
+
+class SentAgain:
+    """Compares sends with what is stored. Writer thread."""
+
+    def __init__(self, reader: LogReader, end_position: Callable[[], int]) -> None:
+        """`end_position`: where the log ends. What is not synced yet is compared too, nobody is given it."""
+        self._reader = reader
+        self._end_position = end_position
+
+    def require_same(
+        self, region: RecordRegion, stored: RepeatedSend, index: int, count: int
+    ) -> None:
+        """Raises ProducerIdTakenError unless `count` messages of `region` from `index` on are those that stand from `stored` on;
+        SequenceExpiredError where nobody can tell.
+        """
+        if stored.queue_offset == NO_OFFSET:
+            self._require_same_unqueued(region, stored, index, count)
+            return
+        done = 0
+        while done < count:
+            found = self._read(region, stored, done, count)
+            data = b"".join(part.file.read(part.offset, part.size_bytes) for part in found.regions)
+            starts = found.starts.astype(np.int64)
+            _require_same_records(region, index + done, data, starts, starts + found.sizes)
+            done += found.record_count
+
+    def _require_same_unqueued(
+        self, region: RecordRegion, stored: RepeatedSend, index: int, count: int
+    ) -> None:
+        """For messages that are in no consume queue: they stand one behind the other in the log."""
+        position = self._reader.position_behind(stored.position, stored.ahead)
+        for number in range(count):
+            record = self._reader.record_at(position) if position else None
+            if record is None:
+                raise _cannot_tell(region, f"what stands at position {position} is deleted or damaged")
+            data = encode_record_field(record)
+            ends = np.array([len(data)])
+            _require_same_records(region, index + number, data, np.zeros(1, np.int64), ends)
+            position += len(data)
+
+    def _read(
+        self, region: RecordRegion, stored: RepeatedSend, done: int, count: int
+    ) -> ReadResult:
+        offset = stored.queue_offset + done
+        reason = f"message {offset} of queue {stored.queue_id} of topic {stored.topic} is deleted"
+        try:
+            found = self._reader.read(
+                stored.topic,
+                stored.queue_id,
+                offset,
+                count - done,
+                READ_SIZE_BYTES,
+                end_position=self._end_position(),
+            )
+            is_whole = found.queue_offsets is None and found.first_offset == offset
+            if found.status is ReadStatus.FOUND and is_whole:
+                return found
+        except CorruptLogError as error:
+            reason = str(error)
+        raise _cannot_tell(region, reason)
+
+
+def _require_same_records(
+    region: RecordRegion,
+    index: int,
+    data: bytes,
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+) -> None:
+    """Compares the messages of a region from `index` on with the record fields that stand at `starts` of `data`."""
+    sent_starts, sent_ends = _bounds(region, index, len(starts))
+    differs = _crcs(data, ends) != _crcs(region.data, sent_ends)
+    for row in np.flatnonzero(differs).tolist():
+        sent = _record(region.data, int(sent_starts[row]), int(sent_ends[row]))
+        if not _is_same(sent, _record(data, int(starts[row]), int(ends[row]))):
+            raise ProducerIdTakenError(
+                f"sequence {region.first_sequence + index + row} of producer {region.producer_id:016X} with epoch"
+                f" {region.producer_epoch} is stored here and belongs to another message: two producers have this id, or one was"
+                " started again with its old epoch. Give each an id of its own, and who is started again a higher epoch",
+                region.producer_id,
+                region.producer_epoch,
+                region.first_sequence,
+            )
+
+
+def _cannot_tell(region: RecordRegion, reason: str) -> SequenceExpiredError:
+    first = region.first_sequence
+    return SequenceExpiredError(
+        f"sequences {first} to {first + region.count - 1} were used, and it cannot be told any more whether for these messages:"
+        f" {reason}",
+        region.producer_id,
+        region.producer_epoch,
+        first,
+    )
+
+
+def _bounds(
+    region: RecordRegion, index: int, count: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(starts, ends) of record fields in the data of a region."""
+    if region.starts is None or region.sizes is None:
+        return np.zeros(1, np.int64), np.array([len(region.data)])
+    part = slice(index, index + count)
+    return region.starts[part], region.starts[part] + region.sizes[part]
+
+
+def _crcs(data: bytes | bytearray, ends: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """The CRC of each record that ends there."""
+    windows: NDArray[np.uint32] = np.ndarray((len(data) - 3,), "<u4", buffer=data, strides=(1,))
+    return windows[ends + CRC32C_AT]
+
+
+def _record(data: bytes | bytearray, start: int, end: int) -> Record:
+    return RecordBatch.FromString(bytes(data[start:end])).records[0]
+
+
+def _is_same(one: Record, other: Record) -> bool:
+    return (
+        one.body == other.body
+        and one.keys == other.keys
+        and one.tag == other.tag
+        and one.properties == other.properties
+        and one.attributes == other.attributes
+    )
