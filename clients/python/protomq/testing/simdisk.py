@@ -373,6 +373,9 @@ class SimDisk(Disk):
     def exists(self, path: str) -> bool:
         return path in self._names or path in self._folders
 
+    def has_name(self, fd: int, path: str) -> bool:
+        return self._names.get(path) is self._file(fd)
+
     def list(self, path: str) -> list[str]:
         prefix = path.rstrip("/") + "/"
         names = {

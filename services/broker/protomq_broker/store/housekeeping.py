@@ -1,4 +1,5 @@
-"""What a store does on the side: files of what is derived, the next segment, checkpoints, retention, scrubbing.
+"""What a store does on the side: files of what is derived, the next segment, checkpoints, retention, scrubbing, a look whether its folder
+is still there.
 
 `turn` is called every flush interval on the housekeeping thread; each duty knows by the monotonic clock when it is due. All of it is
 derived or can wait: an error of the disk is said, the log goes on, and the next turn tries again.
@@ -59,6 +60,7 @@ class StoreActions(NamedTuple):
         scrub: reads some of the old segments again, given the monotonic clock.
         heal: makes damaged consume queue files anew, some at a time, given the monotonic clock.
         look_for_space: sees whether a disk that was full has space again.
+        fail: stops all writes for good, with a reason.
     """
 
     checkpoint: Callable[[], None]
@@ -69,6 +71,7 @@ class StoreActions(NamedTuple):
     scrub: Callable[[int], None]
     heal: Callable[[int], None]
     look_for_space: Callable[[], None]
+    fail: Callable[[str], None]
 
 
 class Housekeeper:
@@ -119,6 +122,13 @@ class Housekeeper:
 
     def _write(self, now_ms: int) -> None:
         try:
+            lost = self._log.lost_path()
+            if lost:
+                self._actions.fail(
+                    f"the log's file {lost} is gone, or another one has its name: somebody has removed or moved the store's folder while"
+                    " the broker ran. Nothing is written any more. Stop the broker, bring the folder back, and start it again"
+                )
+                return
             self._actions.look_for_space()
             if self._log.is_next_segment_due():
                 self._log.prepare_next_segment()

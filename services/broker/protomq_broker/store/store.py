@@ -34,6 +34,7 @@ from .config import StoreConfig
 from .errors import DiskFullError, NoWriterError, StoreError, StoreFailedError
 from .files.disk import Disk
 from .files.lock import StoreLock
+from .full_disk import FullDisk
 from .housekeeping import Clock, Housekeeper, StoreActions
 from .index.look_ups import Identity, MessageLookUps
 from .log.append import AppendRequest
@@ -150,7 +151,7 @@ class Store:
         self._monotonic = clock.monotonic
         self._on_writer = on_writer
         self._refusal = ""
-        self._disk_full = ""  # why the last append was refused; the next one may be taken
+        self._full_disk = FullDisk()
         self._is_checkpoint_spoilt = False
         self._checkpointed_position = recovery.replay_position
         self._start = recovery.start
@@ -239,6 +240,7 @@ class Store:
                 self._scrub,
                 self._healer.step,
                 self._look_for_space,
+                self._fail_lost,
             ),
         )
         self._flush_thread = BackgroundThread(
@@ -269,7 +271,7 @@ class Store:
         try:
             self._log.position_for(0)
         except DiskFullError as error:  # what is there can be read, and deleted
-            self._set_disk_full(str(error))
+            self._note_disk_full(str(error))
         self.positions.publish(self._log.tail, ())
 
     # Positions.
@@ -307,7 +309,7 @@ class Store:
     @property
     def write_refusal(self) -> str:
         """Why no writes are taken; "" if they are."""
-        return self._log.failure or self._refusal or self._disk_full
+        return self._log.failure or self._refusal or self._full_disk.reason
 
     @property
     def damaged_ranges(self) -> Sequence[DamagedRange]:
@@ -411,10 +413,10 @@ class Store:
         except Exception as error:
             self._repeated.drop_claims()
             if isinstance(error, DiskFullError):
-                self._set_disk_full(str(error))
+                self._note_disk_full(str(error))
             raise
-        if self._disk_full:
-            self._set_disk_full("")
+        if self._full_disk.was_full and self._full_disk.stored():
+            _say_writes_are_taken()
         self.append_durations.observe(self._monotonic() - began_s)
         self.positions.publish(tail, self._count(requests))
         return tail.position
@@ -773,23 +775,28 @@ class Store:
         if body:
             self.append_state(topic, [body], Reserve.CARRIED)
 
-    def _set_disk_full(self, reason: str) -> None:
-        if bool(reason) != bool(self._disk_full):
-            log.warning(
-                "writes: %s", f"refused, {reason}" if reason else "are taken again, there is space"
-            )
-        self._disk_full = reason
+    def _note_disk_full(self, reason: str) -> None:
+        if self._full_disk.refused(reason, self._clock.monotonic_ms()):
+            log.warning("writes: refused, %s", reason)
 
     def _look_for_space(self) -> None:
         """After an append was refused for a full disk: whether the next one would be, which somebody may wait for."""
-        if not self._disk_full:
+        if not self._full_disk.is_look_due(self._clock.monotonic_ms()):
             return
         if self._log.has_next_segment:
             has_space = self._disk.usage(self.root).free_bytes >= _SPACE_MIN_BYTES
         else:
             has_space = self._log.prepare_next_segment()
         if has_space:
-            self._set_disk_full("")
+            self._full_disk.found_space()
+            _say_writes_are_taken()
+
+    def _fail_lost(self, reason: str) -> None:
+        """The files are gone: nothing is written any more, nor made anew in their place."""
+        log.critical("%s", reason)
+        self._is_checkpoint_spoilt = True
+        self._log.fail(reason)
+        self.positions.note_failed()
 
     def _set_refusal(self, reason: str) -> None:
         self._refusal = reason
@@ -826,3 +833,7 @@ def _ignore(_: object) -> None:
 
 def _nothing() -> None:
     return None
+
+
+def _say_writes_are_taken() -> None:
+    log.warning("writes: are taken again, there is space")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import random
 import re
+import shutil
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +18,7 @@ from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire.hashing import key_hash_of, tag_code_of
 from protomq.wire.topics import OFFSETS_TOPIC
+from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import (
     AppendTooLargeError,
     CorruptLogError,
@@ -29,6 +32,7 @@ from protomq_broker.store.files.side_files import write_json_file
 from protomq_broker.store.queues.consume_queue import ConsumeQueueDamagedError
 from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.store.store import Store
 from protomq_broker.store.tools.offline import open_offline
 
 from .log_helpers import ManualClock, make_request
@@ -702,6 +706,57 @@ def test_a_full_disk_is_said_once_and_seen_until_there_is_space(
     assert store.write_refusal == ""
     assert "are taken again" in caplog.records[-1].getMessage()
     store.append([make_request([bytes(300)])])
+
+
+def test_a_disk_that_is_smaller_than_a_segment_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    disk = SimDisk()
+    disk.capacity_bytes = SEGMENT // 2
+    with caplog.at_level("WARNING", "protomq_broker"):
+        store = open_store(disk)
+        for _ in range(3):
+            with pytest.raises(DiskFullError):
+                store.append([make_request([b"a"])])
+            store._keeper.turn()
+    assert store.write_refusal
+    assert len([r for r in caplog.records if r.getMessage().startswith("writes: ")]) == 1
+    disk.capacity_bytes = 1 << 40
+    store._keeper.turn()
+    assert store.write_refusal == ""
+    store.append([make_request([b"a"])])
+
+
+@pytest.mark.parametrize("how", ["removed", "moved", "replaced"])
+def test_a_folder_that_goes_under_a_running_broker_ends_the_writes(
+    tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "store"
+    config = StoreConfig(segment_size_bytes=SEGMENT)
+    store = Store.open(root, config, clock=ManualClock(), background=False)
+    store.append([make_request([b"before"])])
+    store._keeper.turn()
+    assert not store.write_refusal
+    if how == "removed":
+        shutil.rmtree(root)
+    else:
+        root.rename(tmp_path / "elsewhere")
+    if how == "replaced":
+        (root / "commitlog").mkdir(parents=True)
+        (root / "commitlog" / ("0" * 20)).write_bytes(bytes(SEGMENT))
+    failures: list[str] = []
+    store.positions.on_flushed.append(lambda _: failures.append(store.log_failure))
+    store._keeper.turn()
+    assert f"{root}/commitlog/{0:020d} is gone" in store.write_refusal
+    assert failures == [store.write_refusal]
+    assert [r.getMessage() for r in caplog.records if r.levelname == "CRITICAL"] == failures
+    with pytest.raises(StoreFailedError, match="is gone"):
+        store.append([make_request([b"after"])])
+    assert read_all(store) == [(0, b"before")]
+    store._keeper.turn()
+    store.close()
+    assert root.exists() == (how == "replaced"), "nothing is made anew in its place"
+    assert len([r for r in caplog.records if r.levelname == "CRITICAL"]) == 1
 
 
 def test_a_send_that_finds_space_ends_the_refusal() -> None:

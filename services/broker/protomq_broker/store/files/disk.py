@@ -118,6 +118,14 @@ class Disk:
         """Whether a file or folder of that name is there."""
         return os.path.exists(path)
 
+    def has_name(self, fd: int, path: str) -> bool:
+        """Whether the open file is what `path` names: not if it was removed, moved, or replaced by another."""
+        try:
+            named = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return os.path.samestat(named, os.fstat(fd))
+
     def list(self, path: str) -> list[str]:
         """Names in a folder, sorted; none if there is no such folder."""
         try:

@@ -155,13 +155,18 @@ class CommitLog:
     def prepare_next_segment(self) -> bool:
         """Makes the segment behind the current one if it is not there, so that a roll need not wait; any thread. False on a full disk."""
         segment = self._segment
-        if segment is None:
-            return True
         try:
-            self._segment_at(segment.end_position)
+            self._segment_at(self.tail.position if segment is None else segment.end_position)
         except OSError:
             return False
         return True
+
+    def lost_path(self) -> str:
+        """The path of the segment that is being written, if no file, or another one, has that name now; "" if all is well. Any thread."""
+        segment = self._segment
+        if segment is None or self._disk.has_name(segment.fd, segment.path):
+            return ""
+        return segment.path if segment is self._segment else ""
 
     @property
     def has_next_segment(self) -> bool:
