@@ -21,12 +21,13 @@ from protomq.v1 import send_service_pb2 as send
 from protomq.v1.record_pb2 import Record
 from protomq.v1.topic_pb2 import Permission, Topic
 from protomq.wire import record as layout
-from protomq_broker import offset_commits, plain_body_workers
+from protomq_broker import plain_body_workers
 from protomq_broker.config import BrokerConfig
 from protomq_broker.main import BrokerProcess
 from protomq_broker.plain_bodies import with_plain_bodies
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import DiskFullError
+from protomq_broker.store.state import offsets
 from protomq_runtime import grpc_server
 from protomq_runtime.addresses import ListenConfig
 from protomq_runtime.grpc_server import GrpcServer
@@ -925,10 +926,18 @@ async def test_what_a_pull_commits_is_in_the_log_soon(client: Client, start: Sta
 
 
 async def test_there_is_a_limit_to_groups(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offset_commits, "GROUPS_MAX", 2)
+    monkeypatch.setattr(offsets, "GROUPS_MAX", 2)
     for group in ("a", "b", "a"):
         await client.call(commit_request(0, group=group), consumer.CommitOffsetsResponse)
     assert await failure(client.call(commit_request(0, group="c"), consumer.CommitOffsetsResponse)) == (8, "TOO_MANY")
+    # A pull that commits is refused as well: its caller would not hear that the offset is not kept.
+    assert await failure(client.pull(consumer_group="c", commit_offset=0)) == (8, "TOO_MANY")
+    await client.pull(consumer_group="b", commit_offset=0)
+    await client.pull(consumer_group="c")
+    await client.call(admin.DeleteGroupRequest(consumer_group="b", force=True), admin.DeleteGroupResponse)
+    await client.pull(consumer_group="c", commit_offset=0)
+    while await committed(client, "c") != [0]:
+        pass  # each look is a call
 
 
 async def test_a_commit_that_cannot_be_appended_is_an_error_and_the_next_one_is_taken(

@@ -26,7 +26,7 @@ from protomq.wire.record import encode_varint
 from protomq.wire.topics import OFFSETS_TOPIC
 from protomq_runtime.errors import system_busy
 
-from .store.state.offsets import GROUPS_MAX, OffsetKey, TooManyGroupsError
+from .store.state.offsets import OffsetKey, TooManyGroupsError
 from .store_errors import to_service_error
 from .topic_access import check_incarnation, existing_topic, group_not_found
 
@@ -202,8 +202,8 @@ class OffsetCommits:
             request = CommitOffsetsRequest(consumer_group=key.group, offsets=[offset])
             try:
                 record.add(_Commit(request, None))
-            except Exception as error:  # its topic has gone since, say
-                log.info("the offset that %s committed by a pull is not taken: %s", key, error)
+            except Exception as error:  # its topic has gone since, say, or other groups have come
+                log.warning("the offset that %s committed by a pull is not taken: %s", key, error)
             done.append(key)
             if record.size_bytes >= RECORD_SIZE_BYTES:
                 break
@@ -258,9 +258,9 @@ class _Record:
         self.commits.append(commit)
         if is_known:
             return  # as it is: the answer waits for the record that said so, if that is not stored yet
-        if not offsets.has_group(group) and group not in self._groups:
-            new = sum(1 for other in self._groups if not offsets.has_group(other))
-            if offsets.group_count + new >= GROUPS_MAX:
+        if group not in self._groups:
+            new_count = sum(1 for other in self._groups if not offsets.has_group(other))
+            if not offsets.has_room_for(group, new_count):
                 self.commits.pop()
                 raise TooManyGroupsError
         data = request.SerializeToString()

@@ -38,6 +38,7 @@ from .pull_answer import (
     nothing_yet,
 )
 from .store.log.durations import Durations
+from .store.state.offsets import TooManyGroupsError
 from .store_errors import to_service_error
 from .topic_access import (
     check_committed_offset,
@@ -192,6 +193,8 @@ class PullService:
         if request.HasField("commit_offset"):
             topic = self._topic_of(request)
             check_committed_offset(self._store, topic, request.queue_id, request.commit_offset)
+            if not self._store.offsets.has_room_for(request.consumer_group):
+                raise TooManyGroupsError  # nobody would tell that the offset is not kept
         if call.transport == "grpc" or request.plain_bodies:
             wanted = request.size_max_bytes or SIZE_DEFAULT_BYTES
             request.size_max_bytes = min(wanted, GRPC_SIZE_MAX_BYTES)

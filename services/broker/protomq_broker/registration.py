@@ -162,10 +162,13 @@ class BrokerRegistration:
             return self.registered_count() == len(self._sessions)
 
     def wait_tried(self, timeout_s: float) -> None:
-        """Waits until each name server has been asked once, answered or not, or `stop` is called; at most so long."""
+        """Waits until each name server has been asked once, answered or not; at most so long. A refusal ends it, and `stop` does."""
         with self._announced:
             self._announced.wait_for(
-                lambda: self._is_stopped or all(each.has_tried for each in self._sessions), timeout_s
+                lambda: self._is_stopped
+                or bool(self.refusals())
+                or all(each.has_tried for each in self._sessions),
+                timeout_s,
             )
 
     def refusals(self) -> list[ServiceError]:

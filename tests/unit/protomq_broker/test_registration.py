@@ -72,11 +72,13 @@ def test_changes_in_quick_succession_are_sent_together() -> None:
 class FakeNameServer:
     """A name server in the same process that notes what it is told.
 
-    Faults: `refuse_connections`, `fail_next(error)` for the next call, `lose()` for the connection, `end_hold(error)`.
+    Faults: `refuse_connections`, `fail_next(error)` for the next call, `lose()` for the connection, `end_hold(error)`,
+    `silent_until` for one that does not answer until that event.
     """
 
     def __init__(self) -> None:
         self.refuse_connections = False
+        self.silent_until: threading.Event | None = None
         self.register_again = False
         self.calls: queue.Queue[str] = queue.Queue()
         self.connections: list[FakeConnection] = []
@@ -106,6 +108,8 @@ class FakeNameServer:
 
     def _connect(self, client_id: str) -> FakeConnection:
         self.calls.put("connect")
+        if self.silent_until is not None:
+            self.silent_until.wait()
         if self.refuse_connections:
             raise ConnectionRefusedError("refused")
         self.connections.append(FakeConnection(self))
@@ -324,6 +328,19 @@ def test_a_name_that_is_taken_is_known_after_the_first_try() -> None:
     with registering(refusing, silent) as subject:
         subject.wait_tried(PATIENCE_S)
         assert [refusal.reason for refusal in subject.refusals()] == ["NAME_TAKEN"]
+
+
+def test_a_refusal_is_not_kept_waiting_by_a_silent_name_server() -> None:
+    refusing, silent = FakeNameServer(), FakeNameServer()
+    refusing.taken = name_taken()
+    silent.silent_until = threading.Event()
+    with registering(refusing, silent) as subject:
+        waiter = threading.Thread(target=subject.wait_tried, args=(10 * PATIENCE_S,), daemon=True)
+        waiter.start()
+        waiter.join(PATIENCE_S)
+        assert not waiter.is_alive()
+        assert [refusal.reason for refusal in subject.refusals()] == ["NAME_TAKEN"]
+        silent.silent_until.set()
 
 
 def test_who_is_refused_everywhere_is_told_and_told_again_when_it_has_the_name() -> None:

@@ -202,6 +202,36 @@ def test_a_crc_covers_the_octets_in_the_order_in_which_they_were_sent() -> None:
         assert error.code == Code.INVALID_ARGUMENT
 
 
+@given(
+    st.permutations((("a", "1"), ("b", "2"), ("c", "3"))),
+    st.booleans(),
+    st.sampled_from((0, 1, 2)),
+    st.integers(1, 30),
+)
+def test_a_crc_is_never_put_over_other_octets_than_those_it_came_with(
+    properties: list[tuple[str, str]], is_right: bool, cut_count: int, count: int
+) -> None:
+    """With a whole trailer the octets are stored as they came, in any order, and so is the CRC; what is written anew is compared first."""
+    fronts = b"".join(layout.encode_front(properties={name: value}) for name, value in properties)
+    template = layout.RecordTemplate("orders", 42, 1)
+    fields = []
+    for index in range(count):
+        record = bytearray(template.encode(b"x", 10 + index, 5, front=fronts))
+        if not is_right:
+            record[layout.CRC32C_AT] ^= 1
+        # Without its last fields, which the broker stamps, it is no trailer, and the record is written anew.
+        fields.append(layout.encode_record_field(bytes(record[: len(record) - 10 * cut_count])))
+    payload = b"".join((*fields, SendRequest(topic="orders").SerializeToString()))
+    if cut_count and not is_right:
+        assert refusal(payload).field_violations[0][0] == "records[0].crc32c"
+        return
+    canonical = layout.encode_front(properties=dict(properties))
+    front = b"\x0a\x01x" + (canonical if cut_count else fronts)
+    region, _ = read(payload)
+    assert bytes(region.data).count(front) == count
+    assert {record.crc32c == crc32c(front) for record in records_of(region)} == {is_right}
+
+
 @pytest.mark.parametrize("count", [1, 3, 40])
 @pytest.mark.parametrize("wide", [False, True])
 def test_a_due_time_is_refused_until_there_are_delays(count: int, wide: bool) -> None:

@@ -119,8 +119,9 @@ class PullRequest(_message.Message):
     consumer_group: _builtins.str
     """Consumer group on whose behalf, for statistics and the commit."""
     commit_offset: _builtins.int
-    """Commits this offset for the group while at it (RocketMQ: commitOffset). It is checked like one of CommitOffsets and appended to the log, but the
-    answer does not wait for that: a crash may take it back.
+    """Commits this offset for the group while at it (RocketMQ: commitOffset). It is checked like one of CommitOffsets, and the pull refused with
+    its errors (TOO_MANY where there are too many groups, say). Then it is appended to the log, but the answer does not wait for that: a crash may
+    take it back.
     """
     topic_incarnation: _builtins.int
     """Incarnation of the topic to which the offsets belong; another than the current one is refused with TOPIC_RECREATED, now or while the

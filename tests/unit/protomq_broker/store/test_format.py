@@ -10,6 +10,7 @@ from protomq.testing.simdisk import SimDisk
 from protomq.v1.record_pb2 import RecordBatch
 from protomq.wire.record import RecordTemplate, encode_front, encode_record_field
 from protomq_broker.store.config import StoreConfig
+from protomq_broker.store.index.index_rows import BLOCK_MARK, message_id_hash
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.log.record_region import prove_region
 from protomq_broker.store.store import Store
@@ -48,3 +49,10 @@ def test_the_example_is_a_record_batch() -> None:
     batch = RecordBatch.FromString(hex_blocks()[0])
     assert [record.body for record in batch.records] == [b"hello"]
     assert [seal.record_count for seal in batch.seals] == [0, 1]
+
+
+def test_the_hashes_of_message_ids_are_those_of_the_index() -> None:
+    text = (Path(protomq_broker.store.__path__[0]) / "FORMAT.md").read_text()
+    one, block = re.findall(r"`([0-9A-F]{16})`", text)
+    assert int(one, 16) == message_id_hash(1, 0, 0)
+    assert int(block, 16) == message_id_hash(1, 0, BLOCK_MARK)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,7 +31,7 @@ def test_looks_that_promise_space_in_vain_become_rare():
             disk.found_space()
             said.append(now_ms)
         now_ms += TURN_MS
-    pauses = [after - before for before, after in zip(said, said[1:], strict=False)]
+    pauses = [after - before for before, after in itertools.pairwise(said)]
     assert pauses == sorted(pauses)
     assert LOOK_PAUSE_MIN_MS <= pauses[0] <= LOOK_PAUSE_MIN_MS + TURN_MS
     assert LOOK_PAUSE_MAX_MS <= pauses[-1] <= LOOK_PAUSE_MAX_MS + TURN_MS

@@ -47,7 +47,8 @@ class TooManyGroupsError(StoreError):
 
     def __init__(self) -> None:
         super().__init__(
-            f"{GROUPS_MAX} consumer groups have committed offsets here: no more are taken; delete those that nobody needs"
+            f"{GROUPS_MAX} consumer groups have committed offsets here, no more are taken: delete those that nobody needs"
+            " (`protomq group delete`), or pull without committing"
         )
         self.groups_max = GROUPS_MAX
 
@@ -204,10 +205,9 @@ class ConsumerOffsets:
         """Whether the group has committed anything."""
         return group in self._groups
 
-    @property
-    def group_count(self) -> int:
-        """Number of groups that have committed."""
-        return len(self._groups)
+    def has_room_for(self, group: str, new_count: int = 0) -> bool:
+        """Whether a commit of the group is taken: it has committed before, or not too many have, with `new_count` that are about to."""
+        return group in self._groups or len(self._groups) + new_count < GROUPS_MAX
 
     def incarnations(self, deleted: Mapping[str, int]) -> dict[str, int]:
         """The incarnation of each topic that the newest commit in it names.

@@ -1,0 +1,157 @@
+"""The limits in docs/wire.md are those of the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+from google.protobuf.descriptor import ServiceDescriptor
+
+from protomq.v1 import (
+    admin_service_pb2,
+    consumer_service_pb2,
+    options_pb2,
+    pull_service_pb2,
+    route_service_pb2,
+    send_service_pb2,
+)
+from protomq.wire import record, topics
+from protomq_broker import (
+    admin_service,
+    consumer_service,
+    pull_answer,
+    pull_service,
+    send_request,
+)
+from protomq_broker.config import BrokerConfig
+from protomq_broker.store.index import look_ups
+from protomq_broker.store.state import offsets, repeated_sends
+from protomq_namesrv import request_checks
+from protomq_namesrv.config import LimitsConfig
+from protomq_runtime import dispatch, remoting_server, server
+
+ROOT = Path(__file__).parents[2]
+CONFIG = BrokerConfig()
+UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
+
+OF_A_REQUEST: Final = {
+    "request": (server.REQUEST_SIZE_MAX_BYTES, None),
+    "`records`, with trailers": (record.RECORDS_PER_REQUEST_MAX, None),
+    "`records` that the broker has to write anew": (record.RECORDS_WITHOUT_TRAILER_MAX, None),
+    "`body` of a record": (record.BODY_SIZE_MAX_BYTES, None),
+    "fields 2 to 5 of a record": (record.FRONT_SIZE_MAX_BYTES, None),
+    "`keys` of a record": (record.KEYS_MAX, None),
+    "fields beside the records, without `record_sizes`": (
+        send_request.FIELDS_BESIDE_RECORDS_MAX,
+        None,
+    ),
+    "`record_count_max`": (pull_service.RECORD_COUNT_MAX, pull_answer.RECORD_COUNT_DEFAULT),
+    "`size_max_bytes`": (pull_service.SIZE_MAX_BYTES, pull_answer.SIZE_DEFAULT_BYTES),
+    "messages of an answer over gRPC, or with plain bodies": (
+        pull_service.GRPC_SIZE_MAX_BYTES,
+        None,
+    ),
+    "`hold_ms` (`hold_max_ms`)": (CONFIG.hold_max_ms, None),
+    "`tags`": (pull_service.TAGS_MAX, None),
+    "`member`, characters": (pull_service.MEMBER_SIZE_MAX, None),
+    "`offsets`, each queue once": (consumer_service.OFFSETS_PER_COMMIT_MAX, None),
+    "`queue_ids`, each once": (topics.QUEUES_MAX, None),
+    "`write_queues`, `read_queues`": (topics.QUEUES_MAX, CONFIG.default_queues),
+    "`page_size`": (admin_service.PAGE_SIZE_MAX, admin_service.PAGE_SIZE_DEFAULT),
+    "name of a topic, of letters, digits, `_` and `-`": (topics.TOPIC_NAME_LENGTH_MAX, None),
+    "name of a consumer group, of the same": (topics.GROUP_NAME_LENGTH_MAX, None),
+    "`client_id`, characters": (remoting_server.CLIENT_ID_LENGTH_MAX, None),
+}
+"""What: (limit, default), for rows whose name is enough to tell them apart."""
+
+BY_REQUEST: Final = {
+    ("all others", "request"): (dispatch.REQUEST_SIZE_DEFAULT_BYTES, None),
+    ("`ListTopicNames`, `GetClusterInfo`", "`page_size`"): (
+        request_checks.PAGE_SIZE_MAX,
+        request_checks.PAGE_SIZE_DEFAULT,
+    ),
+    ("`QueryMessages`", "`record_count_max`"): (
+        admin_service.QUERY_COUNT_MAX,
+        admin_service.QUERY_COUNT_DEFAULT,
+    ),
+}
+
+OF_A_SERVER: Final = {
+    "producers": repeated_sends.PRODUCERS_MAX,
+    "held pulls of a lane": CONFIG.lanes.hold_max // CONFIG.lanes.pull_threads,
+    "consumer groups": offsets.GROUPS_MAX,
+    "candidates of a look-up": look_ups.CANDIDATES_MAX,
+    "brokers": LimitsConfig().broker_count_max,
+    "topics of a broker": LimitsConfig().topic_count_max,
+    "watched routes": LimitsConfig().watcher_count_max,
+}
+
+
+def rows(columns: int) -> list[list[str]]:
+    """The rows of the tables with so many columns, heads and lines left out."""
+    text = (ROOT / "docs/wire.md").read_text("utf-8")
+    section = text[text.index("\n## Limits\n") : text.index("\n## The log\n")]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in section.splitlines()
+        if line.startswith("|")
+    ]
+    return [row for row in cells if len(row) == columns and row[0] not in ("---", "request", "`what`")]
+
+
+def number(text: str) -> int | None:
+    if not text:
+        return None
+    match = re.fullmatch(r"([\d.,]+) ?([KM]iB)?", text)
+    assert match is not None, text
+    return int(float(match[1].replace(",", "")) * UNITS[match[2] or ""])
+
+
+def test_the_limits_of_requests_are_those_of_the_code():
+    found = []
+    for request, what, limit, default, _ in rows(5):
+        expected = BY_REQUEST.get((request, what)) or OF_A_REQUEST[what]
+        assert (number(limit), number(default)) == expected, what
+        found.append(what)
+    assert set(found) == set(OF_A_REQUEST)
+    assert len(found) == len(OF_A_REQUEST) + len(BY_REQUEST)
+
+
+def test_the_limits_of_servers_are_those_of_the_code_and_what_names_them():
+    found = {}
+    for what, limit, _, _ in rows(4):
+        name = re.match("`([^`]+)`", what)
+        assert name is not None
+        found[name[1]] = number(limit)
+    assert found == OF_A_SERVER
+
+
+def test_the_sizes_of_requests_are_those_of_the_contract():
+    services: list[ServiceDescriptor] = [
+        file.DESCRIPTOR.services_by_name[name]
+        for file, name in (
+            (send_service_pb2, "SendService"),
+            (pull_service_pb2, "PullService"),
+            (consumer_service_pb2, "ConsumerService"),
+            (admin_service_pb2, "AdminService"),
+            (route_service_pb2, "RouteService"),
+        )
+    ]
+    large = {
+        method.name
+        for service in services
+        for method in service.methods
+        if method.GetOptions().Extensions[options_pb2.remoting].request_size_max_bytes
+    }
+    assert large == {"Send", "RegisterBroker"}
+
+
+def test_who_is_told_of_too_many_is_told_when_to_try_again_where_the_table_says_so():
+    said = {row[0].split("`")[1] for row in rows(4) if row[2] == "yes"}
+    given = set()
+    for path in sorted((ROOT / "services").rglob("*.py")):
+        for call in re.finditer(r"too_many\(\s*\"([^\"]+)\"(.*?)retry_delay_ms=", path.read_text("utf-8"), re.S):
+            if "too_many(" not in call[2] and "\n\n" not in call[2]:
+                given.add(call[1])
+    assert given == said
