@@ -67,7 +67,7 @@ OF_A_REQUEST: Final = {
 
 BY_REQUEST: Final = {
     ("all others", "request"): (dispatch.REQUEST_SIZE_DEFAULT_BYTES, None),
-    ("`ListTopicNames`, `GetClusterInfo`", "`page_size`"): (
+    ("`ListTopicNames`", "`page_size`"): (
         request_checks.PAGE_SIZE_MAX,
         request_checks.PAGE_SIZE_DEFAULT,
     ),
