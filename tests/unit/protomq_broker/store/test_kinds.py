@@ -7,27 +7,32 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protomq.testing.simdisk import SimDisk
-from protomq.v1.record_pb2 import Record
+from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire.hashing import hash63
 from protomq.wire.record import (
     FLAG_KIND_COPY,
     FLAG_KIND_HALF,
     FLAG_KIND_STATE,
     NO_QUEUE_OFFSET,
+    SEAL_SIZE_BYTES,
     RecordTemplate,
     encode_front,
     encode_record_field,
 )
+from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.log.record_region import prove_region, set_kind
 from protomq_broker.store.log.region_parts import parts_of
+from protomq_broker.store.queues.consume_queue import ConsumeQueueDamagedError
+from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
-from protomq_broker.store.tools.verify import verify
+from protomq_broker.store.tools.repair import repair
+from protomq_broker.store.tools.verify import FindingKind, verify
 from tests.chaos.checker.log_files import check_store_files, parse_log
 
 from .derived_helpers import table_content
@@ -213,3 +218,81 @@ def test_a_wrong_stamp_of_a_record_that_enters_no_queue_is_found(
     monkeypatch.undo()
     (finding,) = verify("/s", disk=world.disk)
     assert finding.explanation == "offset 0 in a record with flags 0x100"
+
+
+def _given_out(store: Store, topic: str, queue_id: int) -> tuple[dict[int, bytes], int]:
+    """(body by offset of all that can be read of a queue, how often it told of lost messages)."""
+    found: dict[int, bytes] = {}
+    lost = offset = 0
+    while True:
+        try:
+            result = store.read(topic, queue_id, offset, 1, 1 << 20)
+        except CorruptLogError as error:
+            assert error.next_offset > offset
+            offset, lost = error.next_offset, lost + 1
+            continue
+        if result.status is not ReadStatus.FOUND:
+            return found, lost
+        (region,) = result.regions
+        data = region.file.read(region.offset, region.size_bytes)
+        found[result.first_offset] = RecordBatch.FromString(data).records[0].body
+        offset = result.next_offset
+
+
+@settings(max_examples=25)
+@given(st.lists(st.lists(sends(), min_size=1, max_size=3), min_size=3, max_size=6), st.data())
+def test_damage_takes_no_offset_and_shows_nothing_that_was_hidden(
+    groups: list[list[Sent]], data: st.DataObject
+) -> None:
+    """Set aside by a start, and taken out by a repair: queues go on as they were, whatever kinds stand in the damaged range."""
+    world = World([*groups, [Sent(0, (False,), topic, queue) for topic in TOPICS for queue in range(2)]])  # fmt: skip
+    before = {
+        (topic, queue): dict(read_all(world.store, topic, queue))
+        for topic in TOPICS
+        for queue in range(2)
+    }
+    last = world.requests[-4].physical_offset
+    world.store.close()
+    position = data.draw(st.integers(SEAL_SIZE_BYTES, last - 1))
+    world.disk.flip_bit(f"/s/commitlog/{0:020d}", position * 8)
+    if data.draw(st.booleans()):
+        for folder in ("consumequeue", "index", "repeatedsends"):
+            world.disk.remove(f"/s/{folder}")
+    world.disk.unlink("/s/checkpoint")
+
+    def expect(store: Store) -> None:
+        for (topic, queue), bodies in before.items():
+            found, lost = _given_out(store, topic, queue)
+            assert found.items() <= bodies.items()
+            assert lost or found == bodies
+            assert max(found) == max(bodies)
+            assert store.queue_range(topic, queue)[1] == max(bodies) + 1
+
+    store = open_store(world.disk, corruption="quarantine")
+    expect(store)
+    store.close()
+    kinds = {finding.kind for finding in verify("/s", disk=world.disk)}
+    assert kinds == {FindingKind.QUARANTINE}
+    repair("/s", "/keep", disk=world.disk)
+    store = open_store(world.disk)
+    expect(store)
+    store.close()
+    assert {finding.kind for finding in verify("/s", disk=world.disk)} == {FindingKind.REPAIRED}
+
+
+def test_a_damaged_queue_file_is_healed_with_the_entries_of_visible_records_alone() -> None:
+    world = World([[Sent(0, (False, True, False), "a", 0), Sent(FLAG_KIND_HALF, (False,), "a", 0)]])
+    world.store.append(requests_of(Sent(FLAG_KIND_COPY, (False, True), "a", 0), 1))
+    world.store.close()
+    bodies = [b"0.0", b"0.2", b"1.0"]
+    path = f"/s/consumequeue/a/0/{0:020d}"
+    for entry in range(3):
+        world.disk.flip_bit(path, entry * 160 + 3)
+    store = open_store(world.disk)
+    with pytest.raises(ConsumeQueueDamagedError):
+        read_all(store, "a", 0)
+    store._keep_turn()
+    assert [body for _, body in read_all(store, "a", 0)] == bodies
+    assert store.healed_file_count == 1
+    store.close()
+    assert verify("/s", disk=world.disk) == []
