@@ -28,9 +28,9 @@ from protomq.wire.record import (
     TOPIC_TAG,
     encode_varint,
 )
+from protomq.wire.trailer_arrays import FIXED_TRAILER_DTYPE
 
 from .checksums import crc32c_of_pieces
-from .layout import TRAILER
 from .rows import Rows, bounds_of, sizes_of
 
 _RECORD_TAG, _BODY_TAG = bytes((RECORD_TAG,)), bytes((BODY_TAG,))
@@ -44,7 +44,7 @@ class EncodedRows(NamedTuple):
     payload: tuple[memoryview, bytes]
     """Two pieces, which are the request together."""
     trailers: NDArray[Any]
-    """`layout.TRAILER` of each row, stamped fields zero."""
+    """`FIXED_TRAILER_DTYPE` of each row, stamped fields zero."""
 
 
 class TopicEncoder:
@@ -68,7 +68,11 @@ class TopicEncoder:
         room = np.empty((count, len(self._trailer)), np.uint8)
         room[:] = self._trailer
         trailers: NDArray[Any] = np.ndarray(
-            (count,), TRAILER, room, len(self._trailer) - FIXED_TRAILER_SIZE_BYTES, room.strides[:1]
+            (count,),
+            FIXED_TRAILER_DTYPE,
+            room,
+            len(self._trailer) - FIXED_TRAILER_SIZE_BYTES,
+            room.strides[:1],
         )
         trailers["tag_code"] = rows.tag_codes
         trailers["key_hash"] = rows.key_hashes

@@ -9,7 +9,7 @@ Positions count from the start of the buffer. Nothing is taken for granted that 
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,25 +22,10 @@ from protomq.wire.record import (
     RECORD_TAG,
     front_end,
 )
+from protomq.wire.trailer_arrays import FIXED_TRAILER_DTYPE
 from protomq.wire.varint_arrays import read_lengths
 
 Positions = NDArray[np.int64]
-
-TRAILER: Final = np.dtype(
-    [
-        ("tag_code_tag", "u1"), ("tag_code", "<i8"), ("key_hash_tag", "u1"), ("key_hash", "<u8"),
-        ("sharding_hash_tag", "u1"), ("sharding_hash", "<u4"),
-        ("producer_id_tag", "u1"), ("producer_id", "<u8"),
-        ("producer_epoch_tag", "u1"), ("producer_epoch", "<u4"),
-        ("sequence_tag", "u1"), ("sequence", "<u8"), ("crc32c_tag", "u1"), ("crc32c", "<u4"),
-        ("born_time_ms_tag", "V2"), ("born_time_ms", "<u8"), ("flags_tag", "V2"), ("flags", "<u4"),
-        ("queue_id_tag", "V2"), ("queue_id", "<u4"), ("store_time_tag", "V2"), ("store_time_ms", "<u8"),
-        ("queue_offset_tag", "V2"), ("queue_offset", "<u8"),
-        ("physical_offset_tag", "V2"), ("physical_offset", "<u8"),
-    ]
-)  # fmt: skip
-"""The trailer behind the topic; a test compares it with protomq.wire.record."""
-assert TRAILER.itemsize == FIXED_TRAILER_SIZE_BYTES
 
 _KEY, _TAG, _PROPERTY, _ATTRIBUTES = 0x12, 0x1A, 0x22, 0x2A
 _FIRST, _SECOND = 0x0A, 0x12
@@ -139,12 +124,12 @@ def trailers_of(data: NDArray[np.uint8], ends: Positions) -> NDArray[Any]:
     """The trailers of the records that end at `ends`, as one structured array."""
     opaque = np.dtype(f"V{FIXED_TRAILER_SIZE_BYTES}")
     if not len(ends):
-        return np.empty(0, TRAILER)
+        return np.empty(0, FIXED_TRAILER_DTYPE)
     # Item i of the view is the 103 bytes from i on; opaque, since numpy copies a structure field by field.
     windows: NDArray[Any] = np.ndarray(
         (len(data) - FIXED_TRAILER_SIZE_BYTES + 1,), opaque, buffer=data, strides=(1,)
     )
-    return windows[ends - FIXED_TRAILER_SIZE_BYTES].view(TRAILER)
+    return windows[ends - FIXED_TRAILER_SIZE_BYTES].view(FIXED_TRAILER_DTYPE)
 
 
 def read_fronts(located: Located) -> Fronts:

@@ -342,4 +342,4 @@ def _hex_digits(nibbles: NDArray[np.uint8]) -> NDArray[np.uint8]:
     return nibbles + letters + np.uint8(ord("0"))
 
 
-assert FIXED_TRAILER_SIZE_BYTES == 103  # What `layout.TRAILER` is made for.
+assert FIXED_TRAILER_SIZE_BYTES == 103  # What `FIXED_TRAILER_DTYPE` is made for.

@@ -22,7 +22,7 @@ from protomq.v1.record_pb2 import Record, Transit
 from protomq.wire import record as layout
 from protomq.wire.hashing import crc32c
 from protomq.wire.record import RecordTemplate, encode_front, encode_record_field
-from protomq_spark.layout import TRAILER, UnusualRecordError, locate, read_fronts
+from protomq_spark.layout import UnusualRecordError, locate, read_fronts
 from protomq_spark.records import Decoding, decode_records
 from protomq_spark.schema import COLUMN_NAMES, arrow_schema
 
@@ -260,18 +260,3 @@ def test_a_cut_field_in_the_front_is_noticed() -> None:
     located = locate(raw, np.array([0]), np.array([len(raw)]), 6)
     with pytest.raises(UnusualRecordError):
         read_fronts(located)
-
-
-def test_the_trailer_is_where_the_format_says() -> None:
-    fields = TRAILER.fields
-    assert fields is not None
-    for name, position in {
-        "tag_code": layout.TAG_CODE_AT, "key_hash": layout.KEY_HASH_AT,
-        "producer_id": layout.PRODUCER_ID_AT, "producer_epoch": layout.PRODUCER_EPOCH_AT,
-        "sharding_hash": layout.SHARDING_HASH_AT,
-        "sequence": layout.SEQUENCE_AT, "crc32c": layout.CRC32C_AT,
-        "born_time_ms": layout.BORN_TIME_MS_AT, "flags": layout.FLAGS_AT,
-        "queue_id": layout.QUEUE_ID_AT, "store_time_ms": layout.STORE_TIME_MS_AT,
-        "queue_offset": layout.QUEUE_OFFSET_AT, "physical_offset": layout.PHYSICAL_OFFSET_AT,
-    }.items():  # fmt: skip
-        assert fields[name][1] == TRAILER.itemsize + position

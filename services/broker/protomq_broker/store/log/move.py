@@ -22,11 +22,12 @@ from numpy.typing import NDArray
 
 from protomq.v1.record_pb2 import Transit
 from protomq.wire import record as layout
+from protomq.wire.trailer_arrays import FIXED_TRAILER_DTYPE
 from protomq.wire.varint_arrays import read_lengths
 from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 
 from .append import MoreKey, RecordRegion
-from .record_arrays import FIXED_TRAILER_DTYPE, opaque, topic_field_of, trailer_dtype, windows
+from .record_arrays import opaque, topic_field_of, trailer_dtype, windows
 from .record_scan import hashes_of_more_keys
 
 LAST_ERROR_SIZE_MAX_BYTES: Final = 512

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protomq.wire import record as layout
+from protomq.wire.trailer_arrays import FIXED_TRAILER_DTYPE
 
 TAGS = layout.FIXED_TRAILER_TAGS
 """The tags of the trailer's fields behind the topic, in order."""
@@ -21,54 +22,14 @@ _FIXED_TAGS = layout.FIXED_TRAILER.pack(*(value for tag in TAGS for value in (ta
 
 _DUE_TIME_FIELD = bytes((layout.DUE_TIME_TAG,)) + bytes(8)
 
-STAMP_DTYPE = np.dtype(
-    [
-        ("queue_id_tag", "V2"),
-        ("queue_id", "<u4"),
-        ("store_time_tag", "V2"),
-        ("store_time_ms", "<u8"),
-        ("queue_offset_tag", "V2"),
-        ("queue_offset", "<u8"),
-        ("physical_offset_tag", "V2"),
-        ("physical_offset", "<u8"),
-    ]
-)
-
 
 def _fields_of(dtype: np.dtype[np.void]) -> list[tuple[str, Any]]:
     return [(name, dtype[name]) for name in dtype.names or ()]
 
 
-FIXED_TRAILER_DTYPE = np.dtype(
-    [
-        ("tag_code_tag", "u1"),
-        ("tag_code", "<i8"),
-        ("key_hash_tag", "u1"),
-        ("key_hash", "<u8"),
-        ("sharding_hash_tag", "u1"),
-        ("sharding_hash", "<u4"),
-        ("producer_id_tag", "u1"),
-        ("producer_id", "<u8"),
-        ("producer_epoch_tag", "u1"),
-        ("producer_epoch", "<u4"),
-        ("sequence_tag", "u1"),
-        ("sequence", "<u8"),
-        ("crc32c_tag", "u1"),
-        ("crc32c", "<u4"),
-        ("born_time_ms_tag", "V2"),
-        ("born_time_ms", "<u8"),
-        ("flags_tag", "V2"),
-        ("flags", "<u4"),
-        *_fields_of(STAMP_DTYPE),
-    ]
-)
-
 U32 = np.dtype("<u4")
 U64 = np.dtype("<u8")
 I64 = np.dtype("<i8")
-
-assert STAMP_DTYPE.itemsize == layout.STAMP_SIZE_BYTES
-assert FIXED_TRAILER_DTYPE.itemsize == layout.FIXED_TRAILER_SIZE_BYTES
 
 
 def windows(data: bytes | bytearray | memoryview, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 
 from protomq.wire import record as layout
 from protomq.wire.hashing import key_hash_of
+from protomq.wire.trailer_arrays import STAMP_DTYPE
 
 from .append import MoreKey, RecordRegion
 from .front import front_of, fronts_of, is_plain, names_hold
@@ -35,7 +36,6 @@ from .kinds import MIXED
 from .record_arrays import (
     BROKER_FLAGS,
     I64,
-    STAMP_DTYPE,
     TAGS,
     U32,
     U64,

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 from protomq.v1.record_pb2 import Record
 from protomq.wire import record as layout
 from protomq.wire.hashing import key_hash_of
+from protomq.wire.trailer_arrays import FIXED_TRAILER_DTYPE
 from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 
 from .append import CorruptRecordError, MoreKey, ScannedRecords
 from .record_arrays import (
-    FIXED_TRAILER_DTYPE,
     U64,
     opaque,
     tag_mismatch,
