@@ -19,6 +19,7 @@ CAMPAIGNS: dict[str, Callable[..., Any]] = {
     "store-clock": store_campaigns.store_clock,
     "store-topics": store_campaigns.store_topics,
     "store-repeats": store_campaigns.store_repeats,
+    "store-moves": store_campaigns.store_moves,
     "store-machine": store_campaigns.store_machine,
     "planted": store_campaigns.planted_bugs,
     "kill": process_campaigns.kill,

@@ -16,7 +16,9 @@ import numpy as np
 
 from protomq.testing.simdisk import Fault, SimDisk
 from protomq.wire.hashing import Octets
+from protomq.wire.record import FLAG_DUE_TIME
 from protomq_broker.store import opening
+from protomq_broker.store import store as store_module
 from protomq_broker.store.errors import DiskFullError, StoreError
 from protomq_broker.store.files import disk as disk_module
 from protomq_broker.store.files import side_files
@@ -24,7 +26,7 @@ from protomq_broker.store.files.disk import Disk
 from protomq_broker.store.index.index import MessageIndex
 from protomq_broker.store.index.look_ups import MessageLookUps
 from protomq_broker.store.log import checkpoint as checkpoint_module
-from protomq_broker.store.log import commit_log, recovery
+from protomq_broker.store.log import commit_log, move, recovery
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.log.checked_log import CheckedLog
 from protomq_broker.store.log.checkpoint import Checkpoint
@@ -33,7 +35,7 @@ from protomq_broker.store.log.flusher import LogFlusher
 from protomq_broker.store.log.positions import LogTail, Positions
 from protomq_broker.store.log.record_region import stamp_region
 from protomq_broker.store.log.segment import SegmentFile, SegmentFolder
-from protomq_broker.store.queues import consume_queue, entry_check, queue_patch
+from protomq_broker.store.queues import consume_queue, consume_queue_table, entry_check, queue_patch
 from protomq_broker.store.queues.consume_queue import ConsumeQueueDamagedError
 from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.queues.log_reader import LogReader
@@ -52,6 +54,7 @@ from .store_damage import (
     stopped_world,
 )
 from .store_loops import STEPS, LoopReport, Plan, run_loops
+from .store_moves import check_moves
 from .store_repeats import check_repeats
 from .store_world import ROOT, StoreWorld
 
@@ -811,6 +814,54 @@ def _damaged_while_open(seed: int) -> list[Violation]:
     return damage_while_open(stopped_world(seed)[0], seed, DamageReport())
 
 
+def _moves_in_two_appends() -> Any:
+    """The copies of messages are appended, and then the record that tells of it."""
+
+    def append_moved(
+        self: Store, copies: Sequence[AppendRequest], states: Sequence[tuple[str, Sequence[bytes]]]
+    ) -> int:
+        end_position = self.append(copies)
+        for topic, bodies in states:
+            end_position = self.append_state(topic, bodies)
+        return end_position
+
+    return _patch(Store, "append_moved", append_moved)
+
+
+def _forgets_where_a_message_stood() -> Any:
+    """A copy says of each message that it was the first of its queue."""
+    real = move._origins
+
+    def origins(trailers: Any) -> Any:
+        found = real(trailers)
+        found["queue_offset"] = 0
+        return found
+
+    return mock.patch.object(move, "_origins", origins)
+
+
+def _shows_half_messages() -> Any:
+    """A half message enters its queue as if it were committed."""
+
+    def is_queued(flags: Any) -> Any:
+        return flags & FLAG_DUE_TIME == 0
+
+    return _both(
+        mock.patch.object(store_module, "is_queued", is_queued),
+        mock.patch.object(consume_queue_table, "is_queued", is_queued),
+    )
+
+
+def _answers_repeats_with_the_next_place() -> Any:
+    """The repeat of a message that is in no queue is answered with the place of the one behind it."""
+    real = LogReader.position_behind
+
+    def position_behind(self: LogReader, position: int, count: int) -> int:
+        return real(self, position, count + 1)
+
+    return _patch(LogReader, "position_behind", position_behind)
+
+
 PLANTED: Final[tuple[Planted, ...]] = (
     Planted("loses an append", _loses_an_append, life),
     Planted("acknowledges before the sync", _acknowledges_before_the_sync, life),
@@ -871,6 +922,12 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted("forgets what the index missed", _forgets_what_the_index_missed, damage),
     Planted("starts at the checkpoint, blindly", _starts_at_the_checkpoint, _harmed_segments),
     Planted("starts on lost pages", _restarts_on_lost_pages, _lost_pages),
+    Planted("moves in two appends", _moves_in_two_appends, check_moves),
+    Planted("forgets where a message stood", _forgets_where_a_message_stood, check_moves),
+    Planted("shows half messages", _shows_half_messages, check_moves),
+    Planted(
+        "answers repeats with the next place", _answers_repeats_with_the_next_place, check_moves
+    ),
 )
 
 DRILLS: Final[tuple[Drill, ...]] = tuple(dict.fromkeys(planted.drill for planted in PLANTED))

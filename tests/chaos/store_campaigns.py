@@ -20,6 +20,7 @@ from .store_clock import check_clock
 from .store_damage import DamageReport, run_damage
 from .store_loops import PLANS, STEPS, LoopReport, run_loops
 from .store_machine import StoreMachine
+from .store_moves import check_moves
 from .store_repeats import check_repeats
 from .store_topics import check_topics
 from .store_world import watch_log
@@ -150,6 +151,20 @@ def store_repeats(seeds: Iterable[int]) -> Tally:
                 violations = check_repeats(seed)
             if violations:
                 raise CampaignFailed("store-repeats", seed, "producers come and go", violations)
+            tally.seeds += 1
+        tally.fired += fired
+    return tally
+
+
+def store_moves(seeds: Iterable[int]) -> Tally:
+    """Messages of all kinds that move, through kills and power cuts."""
+    tally = Tally()
+    with watch_log() as fired:
+        for seed in seeds:
+            with names_its_seed("store-moves", seed):
+                violations = check_moves(seed)
+            if violations:
+                raise CampaignFailed("store-moves", seed, "messages move", violations)
             tally.seeds += 1
         tally.fired += fired
     return tally

@@ -42,6 +42,12 @@ def test_store_repeats() -> None:
     assert tally.fired["unsynced tail written anew"]
 
 
+def test_store_moves() -> None:
+    tally = store_campaigns.store_moves(range(first_seed(), first_seed() + 300))
+    print(tally)
+    assert tally.fired["torn tail cut"]
+
+
 def test_store_machine() -> None:
     tally = store_campaigns.store_machine(range(first_seed(), first_seed() + 15))
     print(tally)
