@@ -23,6 +23,7 @@ def open_admin(namesrv: str | None, timeout_s: float) -> Iterator[Admin]:
     """A client for administration; `timeout_s` is for each call."""
     from protomq import Admin
 
+    _silence_log()
     with Admin(namesrv=find_namesrv(namesrv), request_timeout_s=timeout_s) as admin:
         yield admin
 
@@ -32,6 +33,7 @@ def open_producer(namesrv: str | None, **options: Any) -> Iterator[Producer]:
     """A producer; `options` are the SDK's."""
     from protomq import Producer
 
+    _silence_log()
     with Producer(namesrv=_namesrv_for(namesrv, options), **options) as producer:
         yield producer
 
@@ -41,6 +43,7 @@ def open_consumer(namesrv: str | None, group: str = "", **options: Any) -> Itera
     """A pull consumer; `options` are the SDK's."""
     from protomq import PullConsumer
 
+    _silence_log()
     with PullConsumer(group, namesrv=_namesrv_for(namesrv, options), **options) as consumer:
         yield consumer
 
@@ -49,7 +52,17 @@ def open_async_producer(namesrv: str | None, **options: Any) -> AsyncProducer:
     """A producer for coroutines; use it with `async with`."""
     from protomq import AsyncProducer
 
+    _silence_log()
     return AsyncProducer(namesrv=_namesrv_for(namesrv, options), **options)
+
+
+def _silence_log() -> None:
+    """A command says itself what went wrong, in one line; one that goes on for long shows the log's warnings (following.py)."""
+    import logging
+
+    logger = logging.getLogger("protomq")
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
 
 
 def _namesrv_for(namesrv: str | None, options: dict[str, Any]) -> str:

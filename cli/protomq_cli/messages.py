@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Self, cast
 
 import typer
 
-from protomq_cli.connection import name_broker, open_admin, open_consumer, open_producer
+from protomq_cli.connection import name_broker, open_admin, open_producer
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.message_text import (
     TABLE_COLUMNS,
@@ -495,10 +495,14 @@ def _choose_queues(
     namesrv: str | None, timeout_s: float, topic: str, queue_id: int | None, broker: str | None
 ) -> list[MessageQueue]:
     """The queue of that number, or without one all queues of the broker."""
+    from protomq.errors import NoRouteError
     from protomq_cli.reading import unknown_broker
 
-    with open_consumer(namesrv, request_timeout_s=timeout_s) as consumer:
-        known = consumer.queues(topic)
+    with open_producer(namesrv, send_timeout_s=timeout_s) as producer:
+        known = producer.queues(topic)
+    if not known:
+        nowhere = NoRouteError(f"topic {topic!r} has no queue that can be written")
+        raise _why_no_route(namesrv, timeout_s, topic, nowhere)
     if broker is not None and broker not in {queue.broker_name for queue in known}:
         with open_admin(namesrv, timeout_s) as admin:
             for gone in admin.missing_brokers(topic):

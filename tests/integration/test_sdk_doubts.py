@@ -105,6 +105,49 @@ async def test_where_no_broker_creates_topics_an_unknown_topic_is_an_error(
         assert other.assignment() == ()
 
 
+async def test_the_queues_of_a_topic_that_does_not_exist_are_not_made_up(
+    server: FakeServer,
+) -> None:
+    async with async_consumer(server) as other:
+        with consumer(server) as source:
+            for _ in range(2):
+                with pytest.raises(TopicNotFoundError, match="'nope' does not exist"):
+                    source.queues("nope")
+                with pytest.raises(TopicNotFoundError, match="'nope' does not exist"):
+                    await other.queues("nope")
+            # The broker has it, and the name server has not heard of it.
+            unheard = server._get_route(
+                route_service_pb2.GetRouteRequest(topic="nope").SerializeToString()
+            )
+            assert isinstance(unheard, bytes)
+            server.topics["nope"] = 3
+            server.answer_once(_methods.GET_ROUTE, unheard)
+            server.answer_once(_methods.GET_ROUTE, unheard)
+            three = tuple(MessageQueue("nope", "broker-a", i) for i in range(3))
+            assert source.queues("nope") == three
+            assert await other.queues("nope") == three
+        server.auto_create = False
+        with pytest.raises(TopicNotFoundError):
+            await other.queues("not-here")
+
+
+def test_warnings_go_to_stderr_where_the_program_has_no_log() -> None:
+    script = """
+        from protomq import PullConsumer, MessageQueue
+        with PullConsumer("g", namesrv="127.0.0.1:1", request_timeout_s=0.1) as source:
+            source.assign([MessageQueue("t", "a", 0)])
+            source.poll(0.1)
+    """
+    finished = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "broker a does not answer, trying again: no name server answers" in finished.stderr
+
+
 def test_a_topic_that_nobody_may_read_is_told(
     protomq_server: Broker, protomq_topic: str, caplog: pytest.LogCaptureFixture
 ) -> None:

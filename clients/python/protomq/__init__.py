@@ -17,7 +17,6 @@ they are first used, so that `import protomq` is cheap and grpc is not loaded be
 from __future__ import annotations
 
 import importlib
-import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -112,7 +111,6 @@ __all__ = [
     "__version__",
 ]
 
-logging.getLogger("protomq").addHandler(logging.NullHandler())
 
 
 def __getattr__(name: str) -> object:

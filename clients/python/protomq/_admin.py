@@ -367,6 +367,7 @@ class Admin:
         """Names of all topics that the name server knows, in order."""
         from .v1 import route_service_pb2 as pb
 
+        self._check_open()
         names: list[str] = []
         token = ""
         while True:
@@ -498,6 +499,7 @@ class Admin:
         """
         from .v1 import route_service_pb2 as pb
 
+        self._check_open()
         request = pb.ForgetBrokerRequest(broker_name=broker_name).SerializeToString()
         answers = self._routes.ask_all(_methods.FORGET_BROKER, request, self._request_timeout_s)
         errors = [answer for answer in answers if isinstance(answer, ProtomqError)]
@@ -642,6 +644,10 @@ class Admin:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the admin client is closed")
+
     def _query(self, request: Any, count_max: int) -> list[Message]:
         from .v1 import admin_service_pb2 as pb
 
@@ -720,8 +726,7 @@ class Admin:
     def _cluster(self, request: PbMessage) -> tuple[list[BrokerInfo], list[MissingBroker]]:
         from .v1 import route_service_pb2 as pb
 
-        if self._closed:
-            raise ClosedError("the admin client is closed")
+        self._check_open()
         data = self._routes.ask(
             _methods.GET_CLUSTER_INFO, request.SerializeToString(), self._request_timeout_s
         )

@@ -181,6 +181,8 @@ class AsyncProducer:
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Waits until every message whose `send` is under way in another task has its outcome. See Producer.flush."""
+        if self._closed:
+            raise ClosedError("the producer is closed")
         if timeout_s is None:
             timeout_s = self.options.send_timeout_s
         check_seconds("timeout_s", timeout_s)
@@ -211,6 +213,11 @@ class AsyncProducer:
     def producer_id(self) -> int:
         """The first part of the ids of this producer's messages."""
         return self._core.sequences.producer_id
+
+    async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """See Producer.queues."""
+        check_topic(topic)
+        return (await self._route(topic, self._deadline(None))).write_queues
 
     async def transports(self, topic: str) -> dict[str, str]:
         """How each broker of the topic was reached last: "remoting", "grpc", or "" before the first send to it."""

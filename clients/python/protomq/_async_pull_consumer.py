@@ -54,6 +54,7 @@ from ._offset_calls import (
     first_offsets,
     missing_queues,
     subscribed_queues,
+    unknown_topic,
     without_gone_queues,
 )
 from ._open_consumers import (
@@ -192,6 +193,7 @@ class AsyncPullConsumer:
     async def unsubscribe(self, topic: str) -> None:
         """See PullConsumer.unsubscribe."""
         check_topic(topic)
+        self._check_open()
         self._subscriptions.pop(topic, None)
         await self._reassign()
 
@@ -284,6 +286,7 @@ class AsyncPullConsumer:
     async def position(self, queue: MessageQueue) -> int:
         """See PullConsumer.position."""
         check_message_queue(queue)
+        self._check_open()
         position = self._state.position(queue)
         if position is None:
             timeout_s = self._request_timeout_s
@@ -297,6 +300,7 @@ class AsyncPullConsumer:
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
         """See PullConsumer.seek."""
         check_message_queue(queue)
+        self._check_open()
         self._state.seek(queue, queue_offset)
         self._wake()
 
@@ -305,17 +309,22 @@ class AsyncPullConsumer:
     ) -> None:
         """See PullConsumer.seek_to_time."""
         check_time("when", when)
+        self._check_open()
         for queue in self._state.queues if queues is None else checked_queues(queues):
             self.seek(queue, await self.offset_for_time(queue, when))
 
     async def seek_to_begin(self, queues: Iterable[MessageQueue] | None = None) -> None:
         """Goes to the first message that is stored."""
-        for queue in self._state.queues if queues is None else checked_queues(queues):
+        wanted = None if queues is None else checked_queues(queues)
+        self._check_open()
+        for queue in self._state.queues if wanted is None else wanted:
             self.seek(queue, await self.min_offset(queue))
 
     async def seek_to_end(self, queues: Iterable[MessageQueue] | None = None) -> None:
         """Goes behind the last message."""
-        for queue in self._state.queues if queues is None else checked_queues(queues):
+        wanted = None if queues is None else checked_queues(queues)
+        self._check_open()
+        for queue in self._state.queues if wanted is None else wanted:
             self.seek(queue, await self.end_offset(queue))
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None = None) -> None:
@@ -334,18 +343,38 @@ class AsyncPullConsumer:
         """See PullConsumer.committed."""
         self._check_group()
         check_message_queue(queue)
+        self._check_open()
         request = encode_get_offsets(self.group, queue.topic, [queue.queue_id])
         answer = await self._call(queue.topic, queue.broker_name, _methods.GET_OFFSETS, request)
         return decode_offsets(answer).get(queue.queue_id)
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues of a topic that can be read."""
+        """See PullConsumer.queues."""
         check_topic(topic)
-        return (await self._routes.get(topic, self._request_timeout_s)).read_queues
+        self._check_open()
+        route = await self._routes.get(topic, self._request_timeout_s)
+        if not route.auto_create:
+            return route.read_queues
+        # It may have been made a moment ago: brokers know that first.
+        found: list[MessageQueue] = []
+        request = encode_get_queue_range(topic, ())
+        for broker_name in route.brokers:
+            try:
+                answer = await self._call(
+                    topic, broker_name, _methods.GET_QUEUE_RANGE, request, attempts=1
+                )
+            except TopicNotFoundError:
+                continue
+            ids = sorted(decode_queue_ranges(answer))
+            found.extend(MessageQueue(topic, broker_name, queue_id) for queue_id in ids)
+        if not found:
+            raise unknown_topic(topic)
+        return tuple(found)
 
     async def queue_range(self, queue: MessageQueue) -> QueueRange:
         """The offsets that can be read: (min_offset, end_offset), half-open."""
         check_message_queue(queue)
+        self._check_open()
         request = encode_get_queue_range(queue.topic, [queue.queue_id])
         answer = await self._call(queue.topic, queue.broker_name, _methods.GET_QUEUE_RANGE, request)
         return decode_queue_ranges(answer)[queue.queue_id]
@@ -362,6 +391,7 @@ class AsyncPullConsumer:
         """See PullConsumer.offset_for_time."""
         check_message_queue(queue)
         check_time("when", when)
+        self._check_open()
         request = encode_search_offset(queue, when)
         answer = await self._call(queue.topic, queue.broker_name, _methods.SEARCH_OFFSET, request)
         return decode_search_offset(answer)

@@ -14,6 +14,7 @@ from .errors import (
     NoRouteError,
     ProtomqError,
     QueueNotFoundError,
+    TopicNotFoundError,
     WrongTypeError,
 )
 
@@ -115,6 +116,16 @@ def doubtful_topics(
             continue
         told.add(route.topic)
     return texts
+
+
+def unknown_topic(topic: str) -> TopicNotFoundError:
+    """The error for a topic that neither the name servers nor the brokers know."""
+    error = TopicNotFoundError(
+        f"topic {topic!r} does not exist: neither the name server nor a broker knows it; create_topic, or the first send to it, makes it",
+        metadata={"topic": topic},
+    )
+    error.retriable = False
+    return error
 
 
 def broker_of(route: Route, broker_name: str) -> BrokerAddress:

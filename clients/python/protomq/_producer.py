@@ -280,6 +280,14 @@ class Producer:
         """The first part of the ids of this producer's messages."""
         return self._core.sequences.producer_id
 
+    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """The queues of a topic that can be written; of one that does not exist yet, those that the first send makes.
+
+        RocketMQ: fetchPublishMessageQueues. Raises TopicNotFoundError, NoRouteError.
+        """
+        check_topic(topic)
+        return self._route(topic, self._deadline(None)).write_queues
+
     def transports(self, topic: str) -> dict[str, str]:
         """How each broker of the topic was reached last: "remoting", "grpc", or "" before the first send to it."""
         check_topic(topic)

@@ -56,6 +56,7 @@ from ._offset_calls import (
     first_offsets,
     missing_queues,
     subscribed_queues,
+    unknown_topic,
     without_gone_queues,
 )
 from ._open_consumers import (
@@ -206,7 +207,7 @@ class PullConsumer:
         read now. Raises TopicNotFoundError, NoRouteError.
         """
         with self._own_lock():
-            self._check_usable()
+            self._check_open()
             check_topic(topic)
             checked = checked_tags(tags)
             wanted_filter = checked_filter(checked, sql, cel)
@@ -222,6 +223,7 @@ class PullConsumer:
         """Ends a subscription; nothing is committed by it."""
         check_topic(topic)
         with self._own_lock():
+            self._check_open()
             self._subscriptions.pop(topic, None)
             self._reassign()
 
@@ -242,7 +244,7 @@ class PullConsumer:
         checked = checked_tags(tags)
         wanted_filter = checked_filter(checked, sql, cel)
         with self._own_lock():
-            self._check_usable()
+            self._check_open()
             routes = self._routes_of(wanted)
             self._assigned = wanted
             for queue in self._assigned:
@@ -271,7 +273,7 @@ class PullConsumer:
         check_seconds("timeout_s", timeout_s, zero=True)
         deadline_s = time.monotonic() + timeout_s
         with self._own_lock():
-            self._check_usable()
+            self._check_open()
             if not self._subscriptions and not self._assigned:
                 raise ConfigurationError(
                     "nothing to poll: subscribe to a topic or assign queues first"
@@ -334,6 +336,7 @@ class PullConsumer:
         """Offset of the next message that `poll` returns for the queue."""
         check_message_queue(queue)
         with self._own_lock():
+            self._check_open()
             position = self._state.position(queue)
             if position is None:
                 timeout_s = self._request_timeout_s
@@ -351,6 +354,7 @@ class PullConsumer:
         """
         check_message_queue(queue)
         with self._own_lock():
+            self._check_open()
             self._state.seek(queue, queue_offset)
 
     def seek_to_time(self, when: datetime, queues: Iterable[MessageQueue] | None = None) -> None:
@@ -358,6 +362,7 @@ class PullConsumer:
         check_time("when", when)
         wanted = None if queues is None else checked_queues(queues)
         with self._own_lock():
+            self._check_open()
             for queue in self._state.queues if wanted is None else wanted:
                 self._state.seek(queue, self.offset_for_time(queue, when))
 
@@ -378,7 +383,7 @@ class PullConsumer:
         self._check_group()
         checked = None if offsets is None else checked_offsets(offsets)
         with self._own_lock():
-            self._check_usable()
+            self._check_open()
             if checked is None:
                 self._state.user_came_back()
                 checked = self._state.to_commit(safe_only=True)
@@ -390,18 +395,38 @@ class PullConsumer:
         """The offset that the group has committed at the broker; None: none."""
         self._check_group()
         check_message_queue(queue)
+        self._check_open()
         request = encode_get_offsets(self.group, queue.topic, [queue.queue_id])
         answer = self._call(queue.topic, queue.broker_name, _methods.GET_OFFSETS, request)
         return decode_offsets(answer).get(queue.queue_id)
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues of a topic that can be read; of one that does not exist yet, those that the first send would make."""
+        """The queues of a topic that can be read. Raises TopicNotFoundError if neither name server nor brokers know it."""
         check_topic(topic)
-        return self._routes.get(topic, self._request_timeout_s).read_queues
+        self._check_open()
+        route = self._routes.get(topic, self._request_timeout_s)
+        if not route.auto_create:
+            return route.read_queues
+        # It may have been made a moment ago: brokers know that first.
+        found: list[MessageQueue] = []
+        request = encode_get_queue_range(topic, ())
+        for broker_name in route.brokers:
+            try:
+                answer = self._call(
+                    topic, broker_name, _methods.GET_QUEUE_RANGE, request, attempts=1
+                )
+            except TopicNotFoundError:
+                continue
+            ids = sorted(decode_queue_ranges(answer))
+            found.extend(MessageQueue(topic, broker_name, queue_id) for queue_id in ids)
+        if not found:
+            raise unknown_topic(topic)
+        return tuple(found)
 
     def queue_range(self, queue: MessageQueue) -> QueueRange:
         """The offsets that can be read: (min_offset, end_offset), half-open."""
         check_message_queue(queue)
+        self._check_open()
         request = encode_get_queue_range(queue.topic, [queue.queue_id])
         answer = self._call(queue.topic, queue.broker_name, _methods.GET_QUEUE_RANGE, request)
         return decode_queue_ranges(answer)[queue.queue_id]
@@ -418,6 +443,7 @@ class PullConsumer:
         """Offset of the first message stored at the time (with a time zone) or later; the end offset if there is none."""
         check_message_queue(queue)
         check_time("when", when)
+        self._check_open()
         request = encode_search_offset(queue, when)
         answer = self._call(queue.topic, queue.broker_name, _methods.SEARCH_OFFSET, request)
         return decode_search_offset(answer)
@@ -502,7 +528,7 @@ class PullConsumer:
             self._pulls.close()
             self._pulls = None
 
-    def _check_usable(self) -> None:
+    def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the consumer is closed")
 
@@ -792,5 +818,6 @@ class PullConsumer:
     def _seek_to_range_end(self, queues: Iterable[MessageQueue] | None, which: int) -> None:
         wanted = None if queues is None else checked_queues(queues)
         with self._own_lock():
+            self._check_open()
             for queue in self._state.queues if wanted is None else wanted:
                 self._state.seek(queue, self.queue_range(queue)[which])

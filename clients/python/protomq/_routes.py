@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from . import _methods
+from ._environment import namesrv_addresses
 from ._late_imports import fork_waits
 from ._outages import Outages
 from ._remoting_hello import split_address
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("protomq")
 
-NAMESRV_ADDR_VARIABLE: Final = "PROTOMQ_NAMESRV_ADDR"
 NAMESRV_ADDR_DEFAULT: Final = "127.0.0.1:9876;127.0.0.1:10911"
 
 ROUTE_FRESH_S: Final = 30.0
@@ -66,7 +66,7 @@ class NameServerList:
 
     def __init__(self, namesrv: str | Sequence[str] | None = None) -> None:
         if namesrv is None:
-            namesrv = os.environ.get(NAMESRV_ADDR_VARIABLE, "").strip() or NAMESRV_ADDR_DEFAULT
+            namesrv = namesrv_addresses(os.environ) or NAMESRV_ADDR_DEFAULT
         self.url = ""
         self.trouble = ""
         """Why the URL could not be read last; empty: it could, or there is none."""

@@ -22,7 +22,12 @@ from protomq import (
     PullConsumer,
 )
 from protomq._compression import DECOMPRESSED_SIZE_MAX_BYTES
-from protomq.errors import ConfigurationError, MessageTooLargeError, RequestTimeoutError
+from protomq.errors import (
+    ClosedError,
+    ConfigurationError,
+    MessageTooLargeError,
+    RequestTimeoutError,
+)
 from tests.support.fake_cluster import FakeAsyncTransport, FakeCluster, FakeSyncTransport
 
 Q = MessageQueue("T", "a", 0)
@@ -169,6 +174,55 @@ ADMIN_CALLS: list[tuple[Callable[[Any], Any], str]] = [
 ]
 
 
+TIME = datetime(2026, 1, 1, tzinfo=UTC)
+
+CLOSED_CONSUMER: list[Callable[[Any], Any]] = [
+    lambda c: c.subscribe("T"),
+    lambda c: c.unsubscribe("T"),
+    lambda c: c.assign([Q]),
+    lambda c: c.poll(),
+    lambda c: c.position(Q),
+    lambda c: c.seek(Q, 0),
+    lambda c: c.seek_to_time(TIME),
+    lambda c: c.seek_to_begin(),
+    lambda c: c.seek_to_end(),
+    lambda c: c.commit(),
+    lambda c: c.commit({Q: 0}),
+    lambda c: c.committed(Q),
+    lambda c: c.queues("T"),
+    lambda c: c.queue_range(Q),
+    lambda c: c.min_offset(Q),
+    lambda c: c.end_offset(Q),
+    lambda c: c.offset_for_time(Q, TIME),
+]
+CLOSED_PRODUCER: list[Callable[[Any], Any]] = [
+    lambda p: p.send("T", b"x"),
+    lambda p: p.send_one_way("T", b"x"),
+    lambda p: p.send_batch("T", [b"x"]),
+    lambda p: p.flush(),
+    lambda p: p.queues("T"),
+    lambda p: p.transports("T"),
+]
+CLOSED_ADMIN: list[Callable[[Any], Any]] = [
+    lambda a: a.create_topic("T"),
+    lambda a: a.describe_topic("T"),
+    lambda a: a.delete_topic("T"),
+    lambda a: a.list_topic_names(),
+    lambda a: a.list_topics(),
+    lambda a: a.list_groups(),
+    lambda a: a.delete_group("g"),
+    lambda a: a.cluster_info(),
+    lambda a: a.missing_brokers(),
+    lambda a: a.forget_broker("a"),
+    lambda a: a.broker_status(),
+    lambda a: a.stats(),
+    lambda a: a.ping("a"),
+    lambda a: a.query_by_key("T", "k"),
+    lambda a: a.query_by_id("T", "00"),
+    lambda a: a.transport("a"),
+]
+
+
 def ids(table: list[tuple[Any, str]]) -> list[str]:
     return [f"{i}-{re.sub('[^a-z0-9 _]', '', message)[:40]}" for i, (_, message) in enumerate(table)]
 
@@ -308,3 +362,39 @@ def test_a_body_that_no_consumer_would_unpack_is_refused_however_small_it_gets()
             producer.send("T", bytes(DECOMPRESSED_SIZE_MAX_BYTES + 1))
         assert caught.value.metadata == {"limit_bytes": str(DECOMPRESSED_SIZE_MAX_BYTES)}
     assert cluster.calls == []
+
+
+# -- after close ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("use", CLOSED_CONSUMER, ids=range(len(CLOSED_CONSUMER)))
+async def test_a_closed_consumer_says_so(use: Callable[[Any], Any]) -> None:
+    source = PullConsumer("g", namesrv=NOWHERE)
+    source.close()
+    source.close()
+    with pytest.raises(ClosedError, match="the consumer is closed"):
+        use(source)
+    other = AsyncPullConsumer("g", namesrv=NOWHERE)
+    await other.close()
+    with pytest.raises(ClosedError, match="the consumer is closed"):
+        await call(use, other)
+
+
+@pytest.mark.parametrize("use", CLOSED_PRODUCER, ids=range(len(CLOSED_PRODUCER)))
+async def test_a_closed_producer_says_so(use: Callable[[Any], Any]) -> None:
+    producer = Producer(namesrv=NOWHERE)
+    producer.close()
+    with pytest.raises(ClosedError, match="the producer is closed"):
+        use(producer)
+    other = AsyncProducer(namesrv=NOWHERE)
+    await other.close()
+    with pytest.raises(ClosedError, match="the producer is closed"):
+        await call(use, other)
+
+
+@pytest.mark.parametrize("use", CLOSED_ADMIN, ids=range(len(CLOSED_ADMIN)))
+def test_a_closed_admin_client_says_so(use: Callable[[Any], Any]) -> None:
+    admin = Admin(namesrv=NOWHERE)
+    admin.close()
+    with pytest.raises(ClosedError, match="the admin client is closed"):
+        use(admin)

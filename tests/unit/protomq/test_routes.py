@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from protomq._environment import NAMESRV_ADDR_VARIABLE
 from protomq._remoting_hello import split_address
 from protomq._routes import (
     NAMESRV_ADDR_DEFAULT,
-    NAMESRV_ADDR_VARIABLE,
     NameServerList,
     RouteCache,
     decode_route,
