@@ -45,10 +45,10 @@ def _parse_body_size(text: str) -> int:
 
 
 Topic = Annotated[
-    str, typer.Option("--topic", "-t", autocompletion=completion.complete_topics, help="Topic.")
+    str, typer.Option("--topic", "-t", metavar="TOPIC", autocompletion=completion.complete_topics, help="Topic.")
 ]
 Threads = Annotated[
-    int, typer.Option("--threads", "-w", min=1, max=10_000, help="Callers at a time.")
+    int, typer.Option("--threads", "-w", metavar="N", min=1, max=10_000, help="Callers at a time.")
 ]
 BodySize = Annotated[
     int,
@@ -57,7 +57,7 @@ BodySize = Annotated[
     ),
 ]
 Queues = Annotated[
-    int, typer.Option("--queues", "-q", min=1, max=QUEUES_MAX, help="Queues of the topic, if it is new.")
+    int, typer.Option("--queues", "-q", metavar="N", min=1, max=QUEUES_MAX, help="Queues of the topic, if it is new.")
 ]
 Duration = Annotated[
     float,
@@ -117,7 +117,7 @@ def batch(
     threads: Threads = 1,
     size: BodySize = 1024,
     batch_size: Annotated[
-        int, typer.Option("--batch", "-b", min=1, max=32_768, help="Messages a call.")
+        int, typer.Option("--batch", "-b", metavar="N", min=1, max=32_768, help="Messages a call.")
     ] = 256,
     queues: Queues = 8,
     rate: Rate = 0,
@@ -146,7 +146,7 @@ def consumer(
     topic: Topic = DEFAULT_TOPIC,
     threads: Threads = 1,
     batch_size: Annotated[
-        int, typer.Option("--batch", "-b", min=1, max=32_768, help="Messages a pull, at most.")
+        int, typer.Option("--batch", "-b", metavar="N", min=1, max=32_768, help="Messages a pull, at most.")
     ] = 1024,
     duration: Duration = 10.0,
     transport: TransportName = "auto",

@@ -59,7 +59,7 @@ def forget(
     output: Output = OutputFormat.TABLE,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Miss a broker no more that will not come back.
+    """Stop missing a broker that will not come back.
 
     Until then commands that ask all brokers end with exit code 7 and name
     it. All name servers that are given are told. What it stores stays. One

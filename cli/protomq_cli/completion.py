@@ -25,7 +25,7 @@ class Shell(StrEnum):
 
 
 def print_completion(
-    shell: Annotated[Shell, typer.Argument(help="The shell.", show_default=False)],
+    shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.", show_default=False)],
 ) -> None:
     """Print the completion script of a shell.
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from protomq_cli.exits import UNANSWERED, CliError, ExitCode, exit_code_of, hint_for
+from protomq_cli.exits import UNANSWERED, CliError, ExitCode, exit_code_of, with_hint
 from protomq_cli.settings import find_namesrv
 
 if TYPE_CHECKING:
@@ -85,13 +85,13 @@ def translate(error: BaseException) -> CliError | None:
     message = str(error)
     if module.startswith("protomq.") and hasattr(error, "reason") and hasattr(error, "metadata"):
         code, reason = getattr(error, "code", 0), str(error.reason)
-        hint = hint_for(reason)
         broker = error.metadata.get("broker_name", "")
         if reason in UNANSWERED and broker:
             message = f"broker {broker} does not answer: {message}"
+        message = with_hint(reason, message)
         if reason == "BROKER_MISSING":
-            hint = hint.replace("NAME", broker)
-        return CliError(exit_code_of(code), reason, f"{message}; {hint}" if hint else message)
+            message = message.replace("forget NAME", f"forget {broker}")
+        return CliError(exit_code_of(code), reason, message)
     if type(error).__name__ == "ServiceError":  # a server that cannot start
         return CliError(exit_code_of(error.code), str(error.reason), str(error.message))  # type: ignore[attr-defined]
     if module.startswith(("protomq_broker.store", "protomq_runtime.", "protomq_namesrv.")):

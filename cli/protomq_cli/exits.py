@@ -68,6 +68,7 @@ _UNANSWERED_HINT: Final = "see whether it runs; `protomq cluster list` shows the
 _HINTS: Final = {
     **dict.fromkeys(UNANSWERED, _UNANSWERED_HINT),
     "BROKER_MISSING": "start it again, or `protomq cluster forget NAME` if it will not come back",
+    "BROKER_NOT_FOUND": "`protomq cluster list` shows the brokers, `protomq broker -c FILE` starts one",
     "GROUP_NOT_FOUND": "`protomq group list` shows the groups",
     "GROUP_IN_USE": "add --force to delete it all the same",
     "TOPIC_NOT_FOUND": "`protomq topic list` shows the topics, `protomq topic create NAME` makes one",
@@ -84,6 +85,18 @@ _HINTS: Final = {
     "OFFSET_NOT_FOUND": "the group has not committed one yet",
     "CORRUPT_LOG": "`protomq log verify DIR` on the broker's host shows the damage",
 }
+
+
+_HINTS_INSTEAD: Final = ("GROUP_IN_USE", "TOPIC_EXISTS", "TOPIC_NOT_FOUND")
+"""Of these the server's own advice, behind a semicolon, is for programs."""
+
+
+def with_hint(reason: str, message: str) -> str:
+    """The message and what to do about it, said once."""
+    hint = hint_for(reason)
+    if reason in _HINTS_INSTEAD:
+        message = message.partition("; ")[0]
+    return f"{message}; {hint}" if hint else message
 
 
 def exit_code_of(status_code: int) -> ExitCode:

@@ -56,7 +56,7 @@ def list_groups(
     topic: Annotated[
         str | None,
         typer.Option(
-            "--topic", "-t", autocompletion=completion.complete_topics, show_default="all",
+            "--topic", "-t", metavar="TOPIC", autocompletion=completion.complete_topics, show_default="all",
             help="Only groups that have committed in this topic.",
         ),
     ] = None,
@@ -64,9 +64,9 @@ def list_groups(
     output: Output = OutputFormat.TABLE,
     timeout: Timeout = DEFAULT_TIMEOUT_S,
 ) -> None:  # fmt: skip
-    """List the groups that have committed offsets, with their lag in each topic.
+    """List consumer groups with their lag in each topic.
 
-    A queue without a committed offset lags by all that is stored.
+    Those that have committed offsets: no others are known. A queue without a committed offset lags by all that is stored.
     """
     rows = []
     missing = Missing()
@@ -123,7 +123,7 @@ def commit(
     ],
     queue: Annotated[
         list[int] | None,
-        typer.Option("--queue", "-q", min=0, show_default="all", help="This queue only; can be repeated."),
+        typer.Option("--queue", "-q", metavar="N", min=0, show_default="all", help="This queue only; can be repeated."),
     ] = None,
     namesrv: Namesrv = None,
     output: Output = OutputFormat.TABLE,

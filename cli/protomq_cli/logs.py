@@ -40,11 +40,11 @@ StoreArgument = Annotated[
 def dump(
     store: StoreArgument,
     position: Annotated[
-        int, typer.Option("--position", "-p", min=0, help="From this physical offset on.")
+        int, typer.Option("--position", "-p", metavar="POSITION", min=0, help="From this physical offset on.")
     ] = 0,
     end_position: Annotated[
         int | None,
-        typer.Option("--end", min=0, show_default="the end of the log", help="Up to this one, not including."),
+        typer.Option("--end", metavar="POSITION", min=0, show_default="the end of the log", help="Up to this one, not including."),
     ] = None,
     count: Annotated[
         int,
@@ -53,7 +53,7 @@ def dump(
         ),
     ] = 0,
     topic: Annotated[
-        str | None, typer.Option("--topic", "-t", show_default="all", help="Records of this topic only.")
+        str | None, typer.Option("--topic", "-t", metavar="TOPIC", show_default="all", help="Records of this topic only.")
     ] = None,
     seals: Annotated[bool, typer.Option("--seals", help="Seals too; not with --topic.")] = False,
     output: Output = OutputFormat.JSONL,

@@ -7,6 +7,7 @@ messages (`send`, `pull`, `consume`).
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Annotated, Any
 
@@ -21,6 +22,16 @@ SERVERS = "Run a server"
 MESSAGES = "Move messages"
 ADMINISTRATION = "Look and change"
 TOOLS = "Tools"
+
+_WORDS = [
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"\bValue error, ", ""),
+        (r"Input should be a valid integer, .*", "a whole number is expected"),
+        (r"Input should be greater than or equal to (\S+)", r"it is \1 at least"),
+        (r"Input should be less than or equal to (\S+)", r"it is \1 at most"),
+    )
+]
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -156,12 +167,19 @@ def _usage_error(error: typer.TyperException) -> CliError:
     """What typer found wrong, in one line, with the command that explains it."""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "protomq"
-    message = error.format_message().rstrip(".")
+    message = _plain(error.format_message().rstrip("."))
     if type(error).__name__ == "NoArgsIsHelpError":
         # The message is the whole help text: shown as it is, and still an error.
         sys.stderr.write(error.format_message() + "\n")
         message = "a command is missing"
     return CliError(ExitCode.USAGE, "USAGE", f"{message}; `{path} --help` explains")
+
+
+def _plain(message: str) -> str:
+    """Typer's words for a wrong value in those of this command line."""
+    for pattern, words in _WORDS:
+        message = pattern.sub(words, message)
+    return message
 
 
 if __name__ == "__main__":

@@ -32,9 +32,9 @@ from protomq_cli.options import (
     TopicArgument,
     TransportName,
     count_option,
-    duration_option,
     offsets_option,
     option_parser,
+    timeout_option,
 )
 from protomq_cli.output import OutputFormat, RowStream
 from protomq_cli.partial import Missing
@@ -42,7 +42,7 @@ from protomq_cli.units import format_size
 
 if TYPE_CHECKING:
     from protomq import Message, MessageQueue, SendResult
-    from protomq.errors import NoRouteError
+    from protomq.errors import NoRouteError, TopicNotFoundError
 
 _SENT_COLUMNS: Final = {
     "topic": 16, "broker": 16, "queue_id": 8, "queue_offset": 12, "status": 12, "message_id": 40,
@@ -73,7 +73,7 @@ Properties = Annotated[
 QueueIds = Annotated[
     list[int] | None,
     typer.Option(
-        "--queue", "-q", min=0, show_default="all", help="From this queue only; can be repeated."
+        "--queue", "-q", metavar="N", min=0, show_default="all", help="From this queue only; can be repeated."
     ),
 ]
 OneBroker = Annotated[
@@ -124,10 +124,10 @@ def send(
     properties: Properties = None,
     sharding_key: Annotated[
         str | None,
-        typer.Option("--sharding-key", "-s", show_default="none", help="One queue for all messages of this key."),
+        typer.Option("--sharding-key", "-s", metavar="KEY", show_default="none", help="One queue for all messages of this key."),
     ] = None,
     queue: Annotated[
-        int | None, typer.Option("--queue", "-q", min=0, show_default="in turn", help="Queue.")
+        int | None, typer.Option("--queue", "-q", metavar="N", min=0, show_default="in turn", help="Queue.")
     ] = None,
     broker: Annotated[
         str | None, typer.Option("--broker", "-b", metavar="NAME", show_default="any", help="To this broker only.")
@@ -161,7 +161,7 @@ def send(
       seq 1000 | protomq send numbers
     """
     from protomq import OutgoingMessage
-    from protomq.errors import NoRouteError, TransportError
+    from protomq.errors import NoRouteError, TopicNotFoundError, TransportError
 
     if body is not None and file is not None:
         raise typer.BadParameter("give a body or --file, not both")
@@ -202,7 +202,7 @@ def send(
             messages = [message(*content) for content in batch]
             try:
                 results = producer.send_batch(topic, messages)
-            except NoRouteError as error:
+            except (NoRouteError, TopicNotFoundError) as error:
                 raise _why_no_route(namesrv, timeout, topic, error) from error
             except TransportError as error:
                 name_broker(error, broker)
@@ -230,7 +230,7 @@ def pull(
     timeout: Annotated[
         float,
         typer.Option(
-            "--timeout", parser=duration_option, metavar="TIME", show_default="60s", help="Give up after so long."
+            "--timeout", parser=timeout_option, metavar="TIME", show_default="60s", help="Give up after so long."
         ),
     ] = 60.0,
 ) -> None:  # fmt: skip
@@ -244,6 +244,7 @@ def pull(
       protomq pull flights -O @-1h -c 0        all of the last hour
       protomq pull flights -q 0 -O 10:20 -f '%o %v\\n'
     """
+    from protomq._offset_calls import checked_tags
     from protomq_cli.reading import TopicReader
 
     with (
@@ -253,7 +254,7 @@ def pull(
             offset or START,
             broker_name=broker,
             queue_ids=queue or (),
-            tags=tag or (),
+            tags=checked_tags(tag or ()),
             sql=sql,
             transport=transport,
             timeout_s=timeout,
@@ -334,7 +335,7 @@ def query(
         str | None, typer.Option("--id", "-i", metavar="ID", show_default=False, help="Or with this message id.")
     ] = None,
     count: Annotated[
-        int, typer.Option("--count", "-c", min=1, max=256, help="At most so many from each broker.")
+        int, typer.Option("--count", "-c", metavar="N", min=1, max=256, help="At most so many from each broker.")
     ] = _PULLED_DEFAULT,
     offset: Annotated[
         OffsetRange | None,
@@ -519,7 +520,7 @@ def _choose_queues(
         raise CliError(
             ExitCode.NOT_FOUND,
             "QUEUE_NOT_FOUND",
-            f"topic {topic!r} has no queue {queue_id}{where}",
+            f"topic {topic!r} has no queue {queue_id}{where}; `protomq topic describe {topic}` shows its queues",
         )
     if queue_id is not None and len(queues) > 1:
         names = ", ".join(queue.broker_name for queue in queues)
@@ -532,13 +533,15 @@ def _choose_queues(
 
 
 def _why_no_route(
-    namesrv: str | None, timeout_s: float, topic: str, error: NoRouteError
+    namesrv: str | None, timeout_s: float, topic: str, error: NoRouteError | TopicNotFoundError
 ) -> Exception:
-    """The error itself, or the better one if the topic is there and nobody may write to it."""
+    """The error itself, or the better one if a broker that had the topic is missing, or nobody may write to it."""
     from protomq.errors import ProtomqError
 
     try:
         with open_admin(namesrv, timeout_s) as admin:
+            if error.reason == "TOPIC_NOT_FOUND":
+                return next((gone.error for gone in admin.missing_brokers(topic)), error)
             configs = admin.describe_topic(topic).configs
     except (ProtomqError, CliError):
         return error

@@ -17,6 +17,9 @@ from protomq_cli.units import parse_count, parse_duration
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S: Final = 5.0
+_TIMEOUT_MIN_S: Final = 0.001
+_TIMEOUT_MAX_S: Final = 864_000.0
+"""Within what the SDK takes."""
 
 
 def option_parser(parse: Callable[[str], T]) -> Callable[[str | T], T]:
@@ -45,8 +48,16 @@ def _parse_folder(text: str) -> Path:
     return Path(text)
 
 
+def _parse_timeout(text: str) -> float:
+    seconds = parse_duration(text)
+    if not _TIMEOUT_MIN_S <= seconds <= _TIMEOUT_MAX_S:
+        raise ValueError(f"it is 1ms to 10d, not {text}")
+    return seconds
+
+
 folder_option = option_parser(_parse_folder)
 duration_option = option_parser(parse_duration)
+timeout_option = option_parser(_parse_timeout)
 count_option = option_parser(parse_count)
 offsets_option = option_parser(_parse_offsets_now)
 
@@ -69,7 +80,7 @@ Timeout = Annotated[
     float,
     typer.Option(
         "--timeout",
-        parser=duration_option,
+        parser=timeout_option,
         metavar="TIME",
         show_default="5s",
         help="Give up after so long.",

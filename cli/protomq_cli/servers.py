@@ -59,14 +59,14 @@ def standalone(
     port: Annotated[
         int | None,
         typer.Option(
-            "--port", "-p", min=0, max=_PORT_MAX, show_default=str(DEFAULT_GRPC_PORT),
+            "--port", "-p", metavar="PORT", min=0, max=_PORT_MAX, show_default=str(DEFAULT_GRPC_PORT),
             help="gRPC port of all services; 0: a free one.",
         ),
     ] = None,
     remoting_port: Annotated[
         int | None,
         typer.Option(
-            "--remoting-port", min=0, max=_PORT_MAX,
+            "--remoting-port", metavar="PORT", min=0, max=_PORT_MAX,
             show_default=f"{DEFAULT_REMOTING_PORT}; with --port a free one, whatever the file says",
             help="Remoting port of all services; 0: a free one.",
         ),
@@ -104,14 +104,14 @@ def namesrv(
     port: Annotated[
         int | None,
         typer.Option(
-            "--port", "-p", min=0, max=_PORT_MAX, show_default=str(DEFAULT_NAMESRV_PORT),
+            "--port", "-p", metavar="PORT", min=0, max=_PORT_MAX, show_default=str(DEFAULT_NAMESRV_PORT),
             help="gRPC port; 0: a free one.",
         ),
     ] = None,
     remoting_port: Annotated[
         int | None,
         typer.Option(
-            "--remoting-port", min=0, max=_PORT_MAX, show_default="the one after --port",
+            "--remoting-port", metavar="PORT", min=0, max=_PORT_MAX, show_default="the one after --port",
             help="Remoting port; 0: a free one.",
         ),
     ] = None,

@@ -82,6 +82,8 @@ def find_namesrv(
 
     `grpc_only`: the remoting port is not to be used, so its address will not do.
     """
+    if flag is not None and not flag.strip():
+        raise CliError(ExitCode.USAGE, "USAGE", "--namesrv is empty; give HOST:PORT, or leave it out")
     if named := flag or environment.get(NAMESRV_VARIABLE):
         return named
     if environment.get(BROKERS_NAMESRV_VARIABLE):

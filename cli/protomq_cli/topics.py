@@ -73,12 +73,12 @@ def create(
     topic: Annotated[str, typer.Argument(metavar="TOPIC", show_default=False, help="Name of the topic.")],
     queues: Annotated[
         int | None,
-        typer.Option("--queues", "-q", min=1, max=QUEUES_MAX, show_default="the broker's, 8", help="Queues on each broker."),
+        typer.Option("--queues", "-q", metavar="N", min=1, max=QUEUES_MAX, show_default="the broker's, 8", help="Queues on each broker."),
     ] = None,
     read_queues: Annotated[
         int | None,
         typer.Option(
-            "--read-queues", min=1, max=QUEUES_MAX, show_default="as --queues",
+            "--read-queues", metavar="N", min=1, max=QUEUES_MAX, show_default="as --queues",
             help="Queues that can be read; more than --queues while a topic shrinks, never fewer.",
         ),
     ] = None,

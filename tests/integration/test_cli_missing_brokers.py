@@ -103,9 +103,11 @@ def test_every_name_server_is_told_to_forget(tmp_path: Path) -> None:
     with running_namesrv() as one, running_namesrv() as other:
         both = [str(one.remoting), str(other.remoting)]
         with _broker(tmp_path, "a", *both):
-            pass
+            run("topic", "create", "only-a", namesrv=both[0])
         for namesrv in both:
             wait_for(lambda: _missing_since(namesrv).get("a") is not None)  # noqa: B023
+        nowhere = run("send", "only-a", "x", namesrv=both[0], code=3).stderr
+        assert "broker a is not registered any more" in nowhere
         run("cluster", "forget", "a", namesrv=";".join(both))
         assert [_missing_since(namesrv) for namesrv in both] == [{}, {}]
 

@@ -55,7 +55,9 @@ def split_address(address: str) -> tuple[str, int]:
         or (":" in bare and not in_brackets)
         or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536)
     ):
-        raise ConfigurationError(f"an address has the form host:port, this is {address!r}")
+        raise ConfigurationError(
+            f"an address has the form host:port, with a port from 1 to 65535; this is {address!r}"
+        )
     return bare, int(port)
 
 

@@ -97,7 +97,8 @@ class NameServerList:
                 text = answer.read(_URL_ANSWER_SIZE_MAX).decode()
             addresses = parse_addresses(text)
         except (OSError, ValueError, http.client.HTTPException) as error:
-            trouble = f"the list of name servers cannot be read from {self.url}: {error!r}"
+            why = getattr(error, "reason", None) or error
+            trouble = f"the list of name servers cannot be read from {self.url}: {why}"
             if trouble != self.trouble:
                 logger.warning("%s", trouble)
             self.trouble = trouble

@@ -255,7 +255,7 @@ class AdminService:
             raise ServiceError(
                 Code.FAILED_PRECONDITION,
                 "GROUP_IN_USE",
-                f"{member} has pulled for group {group!r} within the last minute: stop the members of the group and wait for a minute, "
+                f"{member} has pulled for group {group!r} within the last minute: stop the members of the group and wait for a minute; "
                 "or set force",
                 metadata={"consumer_group": group, "member": member},
             )
