@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from protomq import AsyncPullConsumer, MessageQueue, PullConsumer, _methods
-from protomq.errors import QueueNotFoundError, TopicNotFoundError
+from protomq.errors import QueueNotFoundError, TopicNotFoundError, TopicRecreatedError
 from protomq.testing import Broker
 from protomq.v1 import route_service_pb2
 from protomq.wire.status import RpcStatus
@@ -183,6 +183,23 @@ def test_looking_for_a_topic_does_not_make_it(protomq_server: Broker) -> None:
         assert source.poll(0.3) == []
     with Admin(namesrv=protomq_server.namesrv) as admin:
         assert "typo-topic" not in admin.list_topic_names()
+
+
+async def test_who_begins_anew_is_not_told_once_more_what_was_wrong_before(
+    server: FakeServer,
+) -> None:
+    server.append("t", 0, [b"x"])
+    async with async_consumer(server) as source:
+        await source.subscribe("t")
+        for begin_anew in (lambda: source.subscribe("t"), lambda: source.assign([Q0])):
+            # As if a pull of another queue had failed since the last `poll`.
+            source._trouble = TopicRecreatedError("made again", metadata={"topic": "t"})
+            await begin_anew()
+            await source.poll(0)
+        source._trouble = TopicRecreatedError("made again", metadata={"topic": "other"})
+        await source.subscribe("t")
+        with pytest.raises(TopicRecreatedError):
+            await source.poll(0)
 
 
 async def test_a_queue_that_is_not_there_cannot_be_assigned(server: FakeServer) -> None:

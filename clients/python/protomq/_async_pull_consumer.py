@@ -500,6 +500,8 @@ class AsyncPullConsumer:
         """See PullConsumer._forget_gone."""
         names = set(topics)
         self._state.forget_gone(names)
+        if self._trouble is not None and self._trouble.metadata.get("topic") in names:
+            self._trouble = None  # Of another queue, found while the user saw to it.
         for topic in names:
             self._exists.pop(topic, None)
 
