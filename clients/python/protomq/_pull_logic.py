@@ -48,6 +48,7 @@ from .errors import (
     OffsetIllegalError,
     ProtocolError,
     ProtomqError,
+    ServerError,
     TopicNotFoundError,
     TopicRecreatedError,
     TransportError,
@@ -375,13 +376,11 @@ class PullState:
         if isinstance(error, TopicRecreatedError):
             self._mark_gone(ticket.queue, state.incarnation)
             return error
-        if (
-            by_broker
-            and state.incarnation
-            and state.missing_since_s is None
-            and isinstance(error, TopicNotFoundError)
-        ):
-            state.missing_since_s = now_s
+        if isinstance(error, TopicNotFoundError):
+            if by_broker and state.incarnation and state.missing_since_s is None:
+                state.missing_since_s = now_s
+        elif by_broker and isinstance(error, ServerError):
+            state.missing_since_s = None  # It has the topic, and something else against the pull.
         if isinstance(error, TransportError) or state.missing_since_s is None:
             return error if not error.retriable else None
         if now_s - state.missing_since_s < DELETED_AFTER_S:

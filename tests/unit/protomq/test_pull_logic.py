@@ -22,6 +22,7 @@ from protomq.errors import (
     ConfigurationError,
     ConnectFailedError,
     ConnectionLostError,
+    CorruptLogError,
     InvalidArgumentError,
     NoRouteError,
     OffsetIllegalError,
@@ -456,6 +457,10 @@ def test_a_topic_that_is_there_again_was_not_deleted() -> None:
         assert made.failed(pull(made, now_s=now_s), deleted(), now_s) is None
         answer = pull_service_pb2.PullResponse(status=2, next_offset=5, topic_incarnation=7)  # type: ignore[arg-type]
         made.answered(pull(made, now_s=now_s + 50), answer.SerializeToString(), now_s + 50)
+    assert made.failed(pull(made, now_s=300.0), deleted(), 300.0) is None
+    damaged = CorruptLogError("damaged")
+    assert made.failed(pull(made, now_s=400.0), damaged, 400.0) is damaged
+    assert made.failed(pull(made, now_s=500.0), deleted(), 500.0) is None
 
 
 @pytest.mark.parametrize(("incarnation", "by_broker"), [(0, True), (7, False)])
