@@ -13,7 +13,17 @@ from typing import Annotated, Any
 
 import typer
 
-from protomq_cli import bench, clusters, completion, groups, logs, messages, servers, topics
+from protomq_cli import (
+    bench,
+    clusters,
+    completion,
+    filters,
+    groups,
+    logs,
+    messages,
+    servers,
+    topics,
+)
 from protomq_cli.connection import translate
 from protomq_cli.environment import check_environment
 from protomq_cli.exits import EXIT_CODES_HELP, CliError, ExitCode, error_line, wants_json_errors
@@ -99,6 +109,10 @@ def build_app() -> typer.Typer:
     group(
         "group", "Consumer groups: which there are, and their offsets.", ADMINISTRATION,
         list=groups.list_groups, offsets=groups.offsets, commit=groups.commit, delete=groups.delete,
+    )  # fmt: skip
+    group(
+        "filter", "Filters that users write, as WebAssembly modules.", ADMINISTRATION,
+        deploy=filters.deploy, list=filters.list_filters, delete=filters.delete,
     )  # fmt: skip
     group("message", "Find single messages.", ADMINISTRATION, query=messages.query)
     group(

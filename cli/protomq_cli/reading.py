@@ -57,7 +57,7 @@ class TopicReader:
     ) -> None:
         """Looks up what there is. Raises TopicNotFoundError, and CliError for a queue that the topic does not have."""
         self._tags = tuple(tags)
-        self._filter = checked_filter(self._tags, sql, None)
+        self._filter = checked_filter(self._tags, sql)
         self._deadline_s = time.monotonic() + timeout_s
         self._transport = SyncTransport(TransportOptions(transport=transport))  # type: ignore[arg-type]
         self.missing = Missing()

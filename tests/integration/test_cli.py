@@ -17,6 +17,7 @@ from unittest import mock
 
 import grpc
 import pytest
+import wasmtime
 import yaml
 
 from protomq import Admin, Producer
@@ -311,6 +312,37 @@ def test_pull_understands_every_form_of_offset(
 ) -> None:
     output = cli("pull", ten_messages, "-O", offset, "-f", r"%o\n").stdout
     assert [int(line) for line in output.splitlines()] == list(expected)
+
+
+def test_filters_that_users_write(cli: Cli, tmp_path: Path) -> None:
+    module = tmp_path / "all.wasm"
+    module.write_bytes(
+        bytes(
+            wasmtime.wat2wasm(
+                """(module (memory (export "memory") 1)
+                     (func (export "alloc") (param i32) (result i32) i32.const 0)
+                     (func (export "matches") (param i32 i32) (result i32) i32.const 1))"""
+            )
+        )
+    )
+    assert "cli-all" in cli("filter", "deploy", "cli-all", str(module)).stdout
+    assert "cli-all" in cli("filter", "list").stdout
+    assert "no WebAssembly" in cli("filter", "deploy", "cli-none", __file__, code=2).stderr
+    assert "cannot be read" in cli("filter", "deploy", "cli-none", "none.wasm", code=2).stderr
+    assert "--yes" in cli("filter", "delete", "cli-all", code=2).stderr
+    cli("filter", "delete", "cli-all", "--yes")
+    assert "no broker has" in cli("filter", "delete", "cli-all", "--yes", code=4).stderr
+
+
+def test_messages_of_which_a_condition_is_true(cli: Cli) -> None:
+    cli("topic", "create", "cli-sql", "-q", "1")
+    for number in range(4):
+        cli("send", "cli-sql", f"message {number}", "-p", f"n={number}")
+    found = cli("pull", "cli-sql", "--sql", "n > 1", "-f", "%v\\n").stdout.split("\n")
+    assert found[:2] == ["message 2", "message 3"]
+    assert "none of 4 messages matches" in cli("pull", "cli-sql", "--sql", "n > 5").stderr
+    assert "message 3" in cli("consume", "cli-sql", "--exit", "-O", "start", "--sql", "n = 3").stdout
+    assert "line 1, column 4" in cli("pull", "cli-sql", "--sql", "n >", code=2).stderr
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ._admin import BrokerStatus as BrokerStatus
     from ._admin import ConsumerGroup as ConsumerGroup
     from ._admin import DamagedQueue as DamagedQueue
+    from ._admin import FilterModule as FilterModule
     from ._admin import LaneStatus as LaneStatus
     from ._admin import LogDamage as LogDamage
     from ._admin import MissingBroker as MissingBroker
@@ -77,6 +78,7 @@ _LAZY = {
     "MissingBroker": "_admin",
     "TopicStats": "_admin",
     "ConsumerGroup": "_admin",
+    "FilterModule": "_admin",
     "ProtomqError": "errors",
 }
 
@@ -106,6 +108,7 @@ __all__ = [
     "MissingBroker",
     "TopicStats",
     "ConsumerGroup",
+    "FilterModule",
     "ProtomqError",
     "errors",
     "__version__",

@@ -214,6 +214,15 @@ class ConsumerGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class FilterModule:
+    """A WebAssembly module that a broker filters by; the checksum tells whether two brokers have the same."""
+
+    name: str
+    size_bytes: int
+    crc32c: int
+
+
+@dataclass(frozen=True, slots=True)
 class TopicStats:
     """Counters of a topic, summed over the brokers, each since its start."""
 
@@ -474,6 +483,65 @@ class Admin:
             )
             raise next(iter(failures.values()), nobody)
         return _whole(deleted, failures)
+
+    # -- filters ---------------------------------------------------------------------------------------------------------
+
+    def deploy_filter(
+        self, name: str, module: bytes, *, brokers: Iterable[str] | None = None
+    ) -> list[str]:
+        """Deploys a WebAssembly module at all brokers or at those named, in place of one of that name; the brokers that have it now.
+
+        docs/filters.md says what it exports. Raises IllegalFilterError for what is no such module, InvalidArgumentError, TooManyError,
+        UnsupportedError where a broker is installed without WebAssembly.
+        """
+        from .v1 import filter_service_pb2 as pb
+
+        request = pb.DeployFilterRequest(name=check_text("name", name), module=_module(module))
+        deployed: list[str] = []
+
+        def ask(broker: BrokerInfo) -> None:
+            self._call(broker.address, _methods.DEPLOY_FILTER, request, pb.DeployFilterResponse)
+            deployed.append(broker.broker_name)
+
+        return _whole(deployed, self._ask_each(brokers, ask))
+
+    def list_filters(self) -> dict[str, list[FilterModule]]:
+        """The modules of each broker, by name."""
+        from .v1 import filter_service_pb2 as pb
+
+        found: dict[str, list[FilterModule]] = {}
+
+        def ask(broker: BrokerInfo) -> None:
+            modules: list[FilterModule] = []
+            token = ""
+            while True:
+                request = pb.ListFiltersRequest(page_size=_PAGE_SIZE, page_token=token)
+                answer = self._call(
+                    broker.address, _methods.LIST_FILTERS, request, pb.ListFiltersResponse
+                )
+                modules += [FilterModule(one.name, one.size_bytes, one.crc32c) for one in answer.modules]
+                token = answer.next_page_token
+                if not token:
+                    break
+            found[broker.broker_name] = modules
+
+        return _whole(found, self._ask_each(None, ask))
+
+    def delete_filter(self, name: str, *, brokers: Iterable[str] | None = None) -> list[str]:
+        """Deletes a module; the brokers that had it. Consumers that name it get IllegalFilterError from then on."""
+        from .v1 import filter_service_pb2 as pb
+
+        request = pb.DeleteFilterRequest(name=check_text("name", name))
+        deleted: list[str] = []
+
+        def ask(broker: BrokerInfo) -> None:
+            answer = self._call(
+                broker.address, _methods.DELETE_FILTER, request, pb.DeleteFilterResponse
+            )
+            if answer.deleted:
+                deleted.append(broker.broker_name)
+
+        return _whole(deleted, self._ask_each(brokers, ask))
 
     # -- brokers ---------------------------------------------------------------------------------------------------------
 
@@ -789,6 +857,12 @@ def _topic_config(topic: Any) -> TopicConfig:
         Permission(topic.permission),
         topic.incarnation,
     )
+
+
+def _module(module: bytes) -> bytes:
+    if not isinstance(module, bytes):
+        raise WrongTypeError(f"module is bytes, those of a .wasm file, not {type(module).__name__}")
+    return module
 
 
 def _no_broker_has(topic: str) -> TopicNotFoundError:

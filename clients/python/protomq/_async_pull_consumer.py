@@ -176,12 +176,13 @@ class AsyncPullConsumer:
         *,
         sql: str | None = None,
         cel: str | None = None,
+        module: str | None = None,
     ) -> None:
         """See PullConsumer.subscribe."""
         self._check_open()
         check_topic(topic)
         checked = checked_tags(tags)
-        wanted_filter = checked_filter(checked, sql, cel)
+        wanted_filter = checked_filter(checked, sql, cel, module)
         route = await self._routes.get(topic, self._request_timeout_s)
         self._tags[topic], self._filters[topic] = checked, wanted_filter
         self._subscriptions[topic] = route
@@ -204,11 +205,12 @@ class AsyncPullConsumer:
         *,
         sql: str | None = None,
         cel: str | None = None,
+        module: str | None = None,
     ) -> None:
         """See PullConsumer.assign."""
         wanted = checked_queues(queues)
         checked = checked_tags(tags)
-        wanted_filter = checked_filter(checked, sql, cel)
+        wanted_filter = checked_filter(checked, sql, cel, module)
         self._check_open()
         routes = await self._routes_of(wanted)
         self._assigned = wanted

@@ -195,11 +195,13 @@ class PullConsumer:
         *,
         sql: str | None = None,
         cel: str | None = None,
+        module: str | None = None,
     ) -> None:
         """Consumes all queues of a topic, also those that it gets later; `tags`: only messages with one of these ("*": all).
 
         `sql`, or `cel`: only messages of which this condition is true, in SQL92 ("delay > 30 AND TAGS = 'UA'") or CEL; the broker evaluates
-        it (docs/filters.md). One that is wrong makes `poll` raise IllegalFilterError, with the place.
+        it (docs/filters.md). `module`: the name of a WebAssembly module that was deployed there (Admin.deploy_filter). What is wrong with
+        it, and where, `poll` raises as IllegalFilterError.
 
         May be called for several topics, and again for one: to change what is wanted from here on, or to begin anew with a topic that was
         deleted or made again (`poll` raises TopicNotFoundError or TopicRecreatedError then). A topic that does not exist yet, where
@@ -210,7 +212,7 @@ class PullConsumer:
             self._check_open()
             check_topic(topic)
             checked = checked_tags(tags)
-            wanted_filter = checked_filter(checked, sql, cel)
+            wanted_filter = checked_filter(checked, sql, cel, module)
             route = self._routes.get(topic, self._request_timeout_s)
             self._tags[topic], self._filters[topic] = checked, wanted_filter
             self._subscriptions[topic] = route
@@ -234,6 +236,7 @@ class PullConsumer:
         *,
         sql: str | None = None,
         cel: str | None = None,
+        module: str | None = None,
     ) -> None:
         """Consumes exactly these queues, beside subscribed topics; replaces the last assignment.
 
@@ -242,7 +245,7 @@ class PullConsumer:
         """
         wanted = checked_queues(queues)
         checked = checked_tags(tags)
-        wanted_filter = checked_filter(checked, sql, cel)
+        wanted_filter = checked_filter(checked, sql, cel, module)
         with self._own_lock():
             self._check_open()
             routes = self._routes_of(wanted)

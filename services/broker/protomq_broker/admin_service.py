@@ -201,8 +201,8 @@ class AdminService:
     @tells_store_errors
     def list_topics(self, request: ListTopicsRequest, context: CallContext) -> ListTopicsResponse:
         """A page of topics by name; the token is the last name of the page before."""
-        size = _page_size(request.page_size)
-        _check_page_token(request.page_token, require_topic_name)
+        size = page_size_of(request.page_size)
+        check_page_token(request.page_token, require_topic_name)
         topics = sorted(
             (topic for topic in self._store.topics.all() if topic.name > request.page_token),
             key=lambda topic: topic.name,
@@ -216,8 +216,8 @@ class AdminService:
     @tells_store_errors
     def list_groups(self, request: ListGroupsRequest, context: CallContext) -> ListGroupsResponse:
         """A page of consumer groups by name; the token is the last name of the page before."""
-        size = _page_size(request.page_size)
-        _check_page_token(request.page_token, require_group_name)
+        size = page_size_of(request.page_size)
+        check_page_token(request.page_token, require_group_name)
         if request.topic:
             existing_topic(self._store, request.topic)
         groups = sorted(
@@ -472,7 +472,7 @@ def check_read_queues(topic: TopicConfig, existing: TopicConfig | None) -> None:
     )
 
 
-def _page_size(asked: int) -> int:
+def page_size_of(asked: int) -> int:
     if not 0 <= asked <= PAGE_SIZE_MAX:
         raise invalid_argument(
             "page_size", f"must be 0 (for {PAGE_SIZE_DEFAULT}) to {PAGE_SIZE_MAX}"
@@ -480,7 +480,7 @@ def _page_size(asked: int) -> int:
     return asked or PAGE_SIZE_DEFAULT
 
 
-def _check_page_token(token: str, require_name: Callable[[str], None]) -> None:
+def check_page_token(token: str, require_name: Callable[[str], None]) -> None:
     """A token is the name with which the page before ended; empty for the first page. Raises ServiceError."""
     try:
         if token:

@@ -1,6 +1,6 @@
 """One broker: its store, its services on their lanes, its registration with the name servers.
 
-    Store  <-  SendService, PullService, ConsumerService, AdminService  <-  Server (lanes, remoting port, gRPC)
+    Store  <-  SendService, PullService, ConsumerService, AdminService, FilterService  <-  Server (lanes, remoting port, gRPC)
 
 This module puts them together and carries the store's signals to the lanes; it decides nothing.
 """
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from protomq.v1 import (
     admin_service_pb2,
     consumer_service_pb2,
+    filter_service_pb2,
     pull_service_pb2,
     route_service_pb2,
     send_service_pb2,
@@ -38,12 +39,15 @@ from protomq_runtime.server import LaneConfig, Server
 
 from .admin_service import AdminService, topic_to_message
 from .consumer_service import ConsumerService
+from .filter_modules import FilterModules
+from .filter_service import FilterService
 from .metrics import BrokerMetrics
 from .name_server_connections import NameServer, remote_name_server
 from .offset_commits import OffsetCommits
 from .pull_service import PullService
 from .registration import BrokerRegistration, BrokerTopics
 from .send_service import SendService
+from .store.files.disk import Disk
 from .store.store import Store
 from .system_writer import SystemWriter
 from .waiting_answers import WaitingAnswers
@@ -99,7 +103,9 @@ class Broker:
         self._waiting = WaitingAnswers(self.store, clock)
         self._commits = OffsetCommits(self.store, self._writer, self._waiting, config)
         self._send = SendService(self.store, config, clock, self._waiting)
-        self._pull = PullService(self.store, config, self._commits, clock)
+        modules = FilterModules(Disk(), f"{config.data_dir}/config/filters")
+        self._pull = PullService(self.store, config, self._commits, modules, clock)
+        self._filters = FilterService(modules, self._pull.forget_module)
         self.store.on_topic_deleted = self._pull.signal_deleted
         self._consumer = ConsumerService(self.store, self._commits)
         self._admin = AdminService(
@@ -130,6 +136,7 @@ class Broker:
             (pull_service_pb2, "PullService", self._pull),
             (consumer_service_pb2, "ConsumerService", self._consumer),
             (admin_service_pb2, "AdminService", self._admin),
+            (filter_service_pb2, "FilterService", self._filters),
         ):
             table.add_service(module.DESCRIPTOR.services_by_name[name], service)
         table.add_hooks(self)

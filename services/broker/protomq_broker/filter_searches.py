@@ -17,6 +17,7 @@ from protomq_runtime.errors import Code, ServiceError, invalid_argument, system_
 from .filtered_read import FilteredRead
 from .filters.errors import FilterError, FilterUnavailableError
 from .filters.filter_book import Filter, FilterBook, FilterKey, Refused
+from .filters.languages import MODULE
 from .lane_turns import SLICE_S, LaneTurns
 from .store_errors import to_service_error
 
@@ -33,6 +34,7 @@ RETRY_DELAY_MS: Final = 100
 _LANGUAGES: Final = {
     FilterType.FILTER_TYPE_SQL92: "SQL92",
     FilterType.FILTER_TYPE_CEL: "CEL",
+    FilterType.FILTER_TYPE_MODULE: MODULE,
 }
 
 
@@ -90,6 +92,10 @@ class FilterSearches:
             turns = self._turns[lane] = LaneTurns(lane.post)
         turns.add(step)
 
+    def forget(self, key: FilterKey) -> None:
+        """What stands behind the key has changed. Any thread."""
+        self._book.forget(key)
+
     def stop(self) -> None:
         """Searches answer from now on with what they have. Any thread."""
         self._stopping = True
@@ -122,10 +128,11 @@ def language_of(request: PullRequest) -> str:
 
 def illegal_filter(error: FilterError, language: str) -> ServiceError:
     """ILLEGAL_FILTER: what is wrong with an expression, and where."""
+    place = "" if language == MODULE else f", line {error.line}, column {error.column}"
     return ServiceError(
         Code.INVALID_ARGUMENT,
         "ILLEGAL_FILTER",
-        f"{language} filter, line {error.line}, column {error.column}: {error}",
+        f"{language} filter{place}: {error}",
         metadata={
             "language": language,
             "position": str(error.position),

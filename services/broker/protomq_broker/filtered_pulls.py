@@ -1,4 +1,4 @@
-"""Pulls whose messages have to match a filter: SQL92 or CEL. Pulls with tags alone are none of these.
+"""Pulls whose messages have to match a filter: SQL92, CEL or a module of a user. Pulls with tags alone are none of these.
 
 What a pull finds is searched for in turns of its lane (`lane_turns.py`), so it comes later than the call; many holds that wait for the same
 are searched for once. Lane thread only.
@@ -6,7 +6,9 @@ are searched for once. Lane thread only.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from protomq.wire.hashing import tag_code_of
@@ -15,7 +17,8 @@ from protomq_runtime.regions import read_regions
 
 from .filter_searches import FilterSearches, filter_failure, language_of
 from .filtered_read import FilteredRead
-from .filters.languages import compile_filter
+from .filters.filter_book import FilterKey
+from .filters.languages import MODULE, compile_filter
 from .pull_answer import RECORD_COUNT_DEFAULT, SIZE_DEFAULT_BYTES, Found
 from .topic_access import check_incarnation, read_one_incarnation
 
@@ -24,7 +27,8 @@ if TYPE_CHECKING:
     from protomq_runtime.call import Call, CallLane
     from protomq_runtime.regions import Region
 
-    from .filters.filter_book import Filter, FilterKey
+    from .filter_modules import FilterModules
+    from .filters.filter_book import Filter
     from .holds import Hold
     from .store.queues.reading import LogRegion, ReadResult
     from .store.state.topics import TopicConfig
@@ -38,12 +42,13 @@ class FilteredPulls:
         self,
         store: Store,
         topic_of: Callable[[PullRequest], TopicConfig],
+        modules: FilterModules,
         monotonic: Callable[[], float],
     ) -> None:
         self._store = store
         self._topic_of = topic_of
         self._monotonic = monotonic
-        self._searches = FilterSearches(compile_filter)
+        self._searches = FilterSearches(partial(compile_filter, module=modules.read))
 
     def begin(
         self,
@@ -111,6 +116,10 @@ class FilteredPulls:
             end,
         )
 
+    def forget_module(self, name: str) -> None:
+        """The module of this name is another one now, or gone. Any thread."""
+        self._searches.forget(FilterKey(MODULE, name))
+
     def stop(self) -> None:
         """Searches answer from now on with what they have. Any thread."""
         self._searches.stop()
@@ -163,6 +172,7 @@ class FilteredPulls:
             request.record_count_max or RECORD_COUNT_DEFAULT,
             request.size_max_bytes or SIZE_DEFAULT_BYTES,
             self._monotonic,
+            time.thread_time,
         )
         self._searches.search(
             lane, read, lambda result: self._store.regions_hold(result.regions), is_over, done

@@ -25,9 +25,12 @@ from .filters.filter_book import Filter
 from .store.queues.reading import LogRegion, ReadResult, ReadStatus
 
 RUN_COUNT: Final = 1_024
+RUN_COUNT_OF_TAGS: Final = 256
+"""Where tags choose them they are scattered: each is read by itself."""
 RUN_SIZE_BYTES: Final = 256 << 10
 PIECE_S: Final = 0.000_5
 PIECE_COUNT_MIN: Final = 4
+PIECE_COUNT_FIRST: Final = 64
 SCAN_COUNT_MAX: Final = 262_144
 """Records that one pull looks at."""
 SCAN_SIZE_MAX_BYTES: Final = 64 << 20
@@ -55,7 +58,8 @@ class _Run(NamedTuple):
 class FilteredRead:
     """`advance` until it answers.
 
-    `look` and `read_bytes` may raise anything; so does `advance` then, unless it got somewhere before. `now`: seconds, monotonic.
+    `look` and `read_bytes` may raise anything; so does `advance` then, unless it got somewhere before. `now`: seconds, monotonic;
+    `cpu_now`: those that this thread has computed, so that a busy machine does not pass for a slow filter.
     """
 
     look: Look
@@ -65,6 +69,7 @@ class FilteredRead:
     record_count_max: int
     size_max_bytes: int
     now: Callable[[], float]
+    cpu_now: Callable[[], float]
 
     def __post_init__(self) -> None:
         self._begin_offset = self.queue_offset
@@ -82,7 +87,7 @@ class FilteredRead:
         self._at = 0
         self._scanned_count = 0
         self._scanned_size_bytes = 0
-        self._piece_count = 64
+        self._piece_count = min(PIECE_COUNT_FIRST, self.filter.records_max)
         self._range = (0, 0)
         self.slice_count = 0
         """How often `advance` was called: between two calls the log may have changed."""
@@ -136,7 +141,8 @@ class FilteredRead:
             or self._scanned_size_bytes >= SCAN_SIZE_MAX_BYTES
         ):
             return self.so_far()
-        result = self.look(self.queue_offset, RUN_COUNT, RUN_SIZE_BYTES)
+        count = RUN_COUNT_OF_TAGS if self.filter.tags else RUN_COUNT
+        result = self.look(self.queue_offset, count, RUN_SIZE_BYTES)
         if result.status is ReadStatus.OFFSET_ILLEGAL or (
             result.status is ReadStatus.NO_NEW_MSG and not self._scanned_count
         ):
@@ -172,13 +178,13 @@ class FilteredRead:
     def _look_at_piece(self, run: _Run) -> bool:
         """Asks the filter about some records of the run. Whether the answer is complete."""
         begin, end = self._at, min(self._at + self._piece_count, len(run.starts))
-        began = self.now()
+        began = self.cpu_now()
         found = self.filter.matching(run.data, run.starts[begin:end], run.sizes[begin:end])
-        taken_s = self.now() - began
+        taken_s = self.cpu_now() - began
         if taken_s > PIECE_S:
-            self._piece_count = max(self._piece_count // 2, PIECE_COUNT_MIN)
+            self._piece_count = max(self._piece_count // 2, min(PIECE_COUNT_MIN, self._piece_count))
         elif taken_s < PIECE_S / 2:
-            self._piece_count = min(self._piece_count * 2, RUN_COUNT)
+            self._piece_count = min(self._piece_count * 2, self.filter.records_max)
         for index in found:
             if not self._take(run, begin + index):
                 self.queue_offset = run.offsets[begin + index]

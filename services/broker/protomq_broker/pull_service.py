@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from protomq_runtime.regions import Region
 
     from .config import BrokerConfig
+    from .filter_modules import FilterModules
     from .filters.filter_book import Filter
     from .offset_commits import OffsetCommits
     from .store.state.topics import TopicConfig
@@ -75,7 +76,12 @@ class PullService:
     """Implements protomq.v1.PullService. `signal` may be called by any thread, the rest by the pull lanes."""
 
     def __init__(
-        self, store: Store, config: BrokerConfig, commits: OffsetCommits, clock: Clock
+        self,
+        store: Store,
+        config: BrokerConfig,
+        commits: OffsetCommits,
+        modules: FilterModules,
+        clock: Clock,
     ) -> None:
         self._store = store
         self._commits = commits
@@ -86,7 +92,7 @@ class PullService:
         self._monotonic = clock.monotonic
         self._holds: dict[CallLane, LaneHolds] = {}
         self._plain_bodies = PlainBodyWorkers(config.lanes.pull_threads)
-        self._filtered = FilteredPulls(store, self._topic_of, clock.monotonic)
+        self._filtered = FilteredPulls(store, self._topic_of, modules, clock.monotonic)
         self._stopping = False
 
     @raw
@@ -139,6 +145,10 @@ class PullService:
     def signal_deleted(self, topic: str) -> None:
         """The topic was deleted: who waits for its messages is answered."""
         self.signal([(topic, queue_id) for queue_id in range(QUEUES_MAX)])
+
+    def forget_module(self, name: str) -> None:
+        """A module by which pulls may filter is another one now, or gone. Any thread."""
+        self._filtered.forget_module(name)
 
     def stop(self) -> None:
         """Answers all holds with what there is; from now on nothing is held. Called by the server when it stops; any thread."""

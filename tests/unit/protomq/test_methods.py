@@ -7,6 +7,7 @@ from protomq._types import MethodInfo, Permission, PullStatus
 from protomq.v1 import (
     admin_service_pb2,
     consumer_service_pb2,
+    filter_service_pb2,
     options_pb2,
     pull_service_pb2,
     route_service_pb2,
@@ -17,6 +18,7 @@ from protomq.v1 import (
 FILES = (
     admin_service_pb2,
     consumer_service_pb2,
+    filter_service_pb2,
     pull_service_pb2,
     route_service_pb2,
     send_service_pb2,

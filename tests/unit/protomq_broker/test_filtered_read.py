@@ -57,6 +57,7 @@ class Queue:
 
 class EndsInY:
     tags: frozenset[bytes] = frozenset()
+    records_max = 8
 
     def matching(self, data, starts, sizes):
         return [
@@ -68,7 +69,8 @@ class EndsInY:
 def read_all(queue, offset=0, count_max=1_000, size_max_bytes=1 << 20, slice_s=1.0):
     clock = itertools.count()
     read = FilteredRead(
-        queue.look, queue.read_bytes, EndsInY(), offset, count_max, size_max_bytes, lambda: next(clock) / 100
+        queue.look, queue.read_bytes, EndsInY(), offset, count_max, size_max_bytes, lambda: next(clock) / 100,
+        lambda: next(clock) / 10_000,
     )
     while (result := read.advance(slice_s)) is None:
         pass
@@ -142,7 +144,7 @@ def test_what_was_found_before_an_error_is_answered_and_the_error_comes_next():
 
 def test_a_read_that_begins_again_forgets_what_it_found():
     queue = Queue([b"y"] * 4, [0])
-    read = FilteredRead(queue.look, queue.read_bytes, EndsInY(), 0, 9, 99, lambda: 0.0)
+    read = FilteredRead(queue.look, queue.read_bytes, EndsInY(), 0, 9, 99, lambda: 0.0, lambda: 0.0)
     assert read.advance(-1.0) is None
     read.advance(-1.0)
     read.restart()

@@ -13,6 +13,7 @@ from protomq.testing.simdisk import SimDisk
 from protomq.v1.pull_service_pb2 import PullRequest
 from protomq_broker import plain_body_workers, pull_service
 from protomq_broker.config import BrokerConfig
+from protomq_broker.filter_modules import FilterModules
 from protomq_broker.plain_body_workers import CALL_OVERHEAD_BYTES, PlainBodyWorkers
 from protomq_broker.pull_service import PullService
 from protomq_broker.store.state.topics import TopicConfig
@@ -119,7 +120,13 @@ def test_a_region_that_is_damaged_before_a_worker_reads_it_is_not_answered(
     request = make_request([bytes(300)])
     store.append([request])
     store.flush()
-    service = PullService(store, BrokerConfig(), cast("Any", None), clock)
+    service = PullService(
+        store,
+        BrokerConfig(),
+        cast("Any", None),
+        FilterModules(disk, "/s/config/filters"),
+        clock,
+    )
     waiting: list[Callable[[], Callable[[], None]]] = []
     monkeypatch.setattr(PlainBodyWorkers, "run", lambda self, call, size_bytes, make: waiting.append(make))
     monkeypatch.setattr(

@@ -34,6 +34,10 @@ class _FilterTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FilterType
     """A condition in RocketMQ's SQL92."""
     FILTER_TYPE_CEL: _FilterType.ValueType  # 3
     """A condition in CEL. Refused with UNSUPPORTED by a broker that was installed without it."""
+    FILTER_TYPE_MODULE: _FilterType.ValueType  # 4
+    """The name of a WebAssembly module that was deployed with FilterService. Refused with UNSUPPORTED by a broker that was installed without
+    WebAssembly; one that is absent, traps or takes too long is an ILLEGAL_FILTER.
+    """
 
 class FilterType(_FilterType, metaclass=_FilterTypeEnumTypeWrapper):
     """FilterType is the language of a filter (RocketMQ: ExpressionType)."""
@@ -46,6 +50,10 @@ FILTER_TYPE_SQL92: FilterType.ValueType  # 2
 """A condition in RocketMQ's SQL92."""
 FILTER_TYPE_CEL: FilterType.ValueType  # 3
 """A condition in CEL. Refused with UNSUPPORTED by a broker that was installed without it."""
+FILTER_TYPE_MODULE: FilterType.ValueType  # 4
+"""The name of a WebAssembly module that was deployed with FilterService. Refused with UNSUPPORTED by a broker that was installed without
+WebAssembly; one that is absent, traps or takes too long is an ILLEGAL_FILTER.
+"""
 Global___FilterType: _TypeAlias = FilterType  # noqa: Y015
 
 class _PullStatus:

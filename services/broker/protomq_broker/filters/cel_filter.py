@@ -46,9 +46,10 @@ _PLACE: Final = re.compile(r"<input>:(\d+):(\d+): (.*)")
 
 
 class CelFilter:
-    """Any thread. `tags`: as of SqlFilter; a CEL expression tells none."""
+    """Any thread. A `Filter` of filter_book.py; of tags a CEL expression tells nothing."""
 
     tags: frozenset[bytes] = frozenset()
+    records_max = 4
 
     def __init__(self, expression: str) -> None:
         """Raises FilterError, and FilterUnavailableError where the library is missing."""
@@ -75,7 +76,7 @@ class CelFilter:
         self._wanted = [(name, read) for name, (_, read) in VARIABLES.items() if name in named]
 
     def matching(self, data: bytes, starts: Sequence[int], sizes: Sequence[int]) -> list[int]:
-        """As of SqlFilter."""
+        """As of Filter."""
         found: list[int] = []
         evaluate, wanted = self._compiled.eval, self._wanted
         for index, (start, size) in enumerate(zip(starts, sizes, strict=True)):

@@ -24,9 +24,11 @@ class Filter(Protocol):
 
     Attributes:
         tags: every match has one of these tags (UTF-8); empty: any or none.
+        records_max: of one call of `matching`: what an expression can make it cost at worst is bounded by that.
     """
 
     tags: frozenset[bytes]
+    records_max: int
 
     def matching(self, data: bytes, starts: Sequence[int], sizes: Sequence[int]) -> list[int]:
         """Indexes, ascending, of the record fields [start, start + size) of `data` that are let through. Raises FilterError."""

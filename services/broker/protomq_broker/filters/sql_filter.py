@@ -16,11 +16,9 @@ _SAMPLE_COUNT: Final = 64
 
 
 class SqlFilter:
-    """Any thread.
+    """Any thread. A `Filter` of filter_book.py."""
 
-    Attributes:
-        tags: every match has one of these tags (UTF-8); empty: any or none.
-    """
+    records_max = 1_024
 
     def __init__(self, expression: str) -> None:
         """Raises FilterError."""

@@ -21,18 +21,20 @@ from protomq.wire.varints import read_varint
 
 from .errors import FilterError, FilterUnavailableError
 
-MODULE_SIZE_MAX_BYTES: Final = 1 << 20
+MODULE_SIZE_MAX_BYTES: Final = 768 << 10
+"""So that one fits into a request of the admin lane, 1 MiB."""
 MEMORY_MAX_BYTES: Final = 16 << 20
-FUEL_PER_RECORD: Final = 1_000_000
-"""Instructions, about: half a millisecond of work."""
+FUEL_PER_RECORD: Final = 300_000
+"""Instructions, about: a quarter of a millisecond of work."""
 _EXPORTS: Final = {"alloc": (1, 1), "matches": (2, 1)}
 """Functions, and how many numbers they take and give."""
 
 
 class WasmFilter:
-    """Any thread. `tags`: as of SqlFilter; a module tells none."""
+    """Any thread. A `Filter` of filter_book.py; of tags a module tells nothing."""
 
     tags: frozenset[bytes] = frozenset()
+    records_max = 16
 
     def __init__(self, module: bytes) -> None:
         """Raises FilterError for what is no such module, and FilterUnavailableError where the library is missing."""
@@ -66,7 +68,7 @@ class WasmFilter:
                 raise FilterError(f"the module does not export {name}({wanted}) -> i32")
 
     def matching(self, data: bytes, starts: Sequence[int], sizes: Sequence[int]) -> list[int]:
-        """As of SqlFilter; raises FilterError if the module fails."""
+        """As of Filter; raises FilterError if the module fails."""
         wasmtime = self._wasmtime
         store = wasmtime.Store(self._engine)
         store.set_limits(memory_size=MEMORY_MAX_BYTES, memories=1, instances=1, tables=8, table_elements=65_536)
@@ -102,6 +104,7 @@ def _engine() -> tuple[Any, Any]:
         ) from None
     config = wasmtime.Config()
     config.consume_fuel = True
+    config.parallel_compilation = False
     config.max_wasm_stack = 256 << 10
     config.wasm_threads = False
     config.wasm_memory64 = False

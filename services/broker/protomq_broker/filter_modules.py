@@ -1,0 +1,92 @@
+"""The WebAssembly modules that users have deployed: a file each, whole or absent.
+
+    <root>/config/filters/<name>     "PMQWASM" 01, the module, CRC-32C of both
+
+They are this broker's, like its topics' configuration: whoever deploys one deploys it at every broker of the topic. Any thread.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Final, NamedTuple
+
+from protomq.wire.hashing import crc32c
+
+from .filters.errors import FilterError
+from .store.files.disk import Disk, sync_names_above
+from .store.files.side_files import read_state_file, write_state_file
+
+MODULES_MAX: Final = 100
+_MAGIC: Final = b"PMQWASM\x01"
+_NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class ModuleInfo(NamedTuple):
+    """A module that is there."""
+
+    name: str
+    size_bytes: int
+    crc32c: int
+
+
+class FilterModules:
+    """See the module's docstring."""
+
+    def __init__(self, disk: Disk, folder: str) -> None:
+        self._disk = disk
+        self._folder = folder
+        self._lock = threading.Lock()
+
+    def all(self) -> list[ModuleInfo]:
+        """The modules by name."""
+        found = []
+        for name in self._names():
+            module = read_state_file(self._disk, self._path(name), _MAGIC)
+            if module is not None:
+                found.append(ModuleInfo(name, len(module), crc32c(module)))
+        return found
+
+    def read(self, name: str) -> bytes:
+        """A module. Raises FilterError if none of that name is there."""
+        module = None
+        if is_module_name(name):
+            module = read_state_file(self._disk, self._path(name), _MAGIC)
+        if module is None:
+            raise FilterError(f"no module {name[:64]!r} is deployed here; FilterService deploys it")
+        return module
+
+    def write(self, name: str, module: bytes) -> bool:
+        """Stores a module, durably; False if there are as many as there may be."""
+        assert is_module_name(name)
+        with self._lock:
+            names = self._names()
+            if name not in names and len(names) >= MODULES_MAX:
+                return False
+            if not self._disk.exists(self._folder):
+                self._disk.make_folder(self._folder)
+                sync_names_above(self._disk, self._folder)
+            write_state_file(self._disk, self._path(name), _MAGIC, module)
+            return True
+
+    def delete(self, name: str) -> bool:
+        """Whether it was there."""
+        with self._lock:
+            if name not in self._names():
+                return False
+            self._disk.unlink(self._path(name))
+            self._disk.fsync_dir(self._folder)
+            return True
+
+    def _names(self) -> list[str]:
+        if not self._disk.exists(self._folder):
+            return []
+        return sorted(filter(is_module_name, self._disk.list(self._folder)))
+
+    def _path(self, name: str) -> str:
+        return f"{self._folder}/{name}"
+
+
+def is_module_name(name: str) -> bool:
+    """Whether a module can have this name, which is that of its file."""
+    return _NAME.fullmatch(name) is not None
