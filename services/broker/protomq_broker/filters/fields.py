@@ -61,7 +61,8 @@ _TAG_TAG: Final = 0x1A
 _PROPERTY_TAG: Final = 0x22
 _NAME_TAG: Final = 0x0A
 _VALUE_TAG: Final = 0x12
-_FRONT_TAGS: Final = np.array(sorted(FRONT_TAGS), np.uint8)
+_IN_FRONT: Final = np.isin(np.arange(256), sorted(FRONT_TAGS))
+"""By tag: whether it is one of a front."""
 _TOO_LONG: Final = 1 << 40
 
 
@@ -124,6 +125,16 @@ def _value_of(record: Record, data: bytes, end: int, name: str) -> FieldValue:
     return None
 
 
+def _lengths(
+    octets: NDArray[np.uint8], positions: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The lengths that begin at the positions, and the positions behind them. Most have one octet."""
+    first = octets[positions]
+    if np.count_nonzero(first > 0x7F):
+        return read_lengths(octets, positions, _TOO_LONG)
+    return first.astype(np.int64), positions + 1
+
+
 class _Walk:
     """One walk through the fronts of many records at once.
 
@@ -147,33 +158,35 @@ class _Walk:
         _, positions = read_lengths(octets, self._starts + 1)
         # Nothing of a front stands where the trailer does; so nothing is looked up outside of the data.
         limits = self._ends - FIXED_TRAILER_SIZE_BYTES
-        lengths, positions_behind = read_lengths(octets, positions + 1, _TOO_LONG)
+        lengths, positions_behind = _lengths(octets, positions + 1)
         self.is_odd |= octets[positions] != BODY_TAG
         self.body_sizes = lengths
         left = np.arange(len(self._starts))
         positions = positions_behind + lengths
         while True:
-            inside = positions < limits[left]
-            if not inside.all():
-                left, positions = left[inside], positions[inside]
+            # What a length leads to may lie behind the data.
+            positions = np.minimum(positions, limits)
             tags = octets[positions]
-            in_front = np.isin(tags, _FRONT_TAGS)
-            if not in_front.all():
+            in_front = _IN_FRONT[tags] & (positions < limits)
+            if np.count_nonzero(in_front) < len(left):
                 left, positions, tags = left[in_front], positions[in_front], tags[in_front]
-            if not len(left):
-                return
-            lengths, starts = read_lengths(octets, positions + 1, _TOO_LONG)
+                limits = limits[in_front]
+                if not len(left):
+                    return
+            lengths, starts = _lengths(octets, positions + 1)
             ends = starts + lengths
-            is_wrong = (ends > limits[left]) | (tags == BODY_TAG)
-            if is_wrong.any():
+            is_wrong = (ends > limits) | (tags == BODY_TAG)
+            if np.count_nonzero(is_wrong):
                 self.is_odd[left[is_wrong]] = True
                 fine = ~is_wrong
                 left, tags, starts, ends = left[fine], tags[fine], starts[fine], ends[fine]
+                limits = limits[fine]
             if properties:
                 which = tags == _PROPERTY_TAG
-                if which.all():
+                count = np.count_nonzero(which)
+                if count == len(left):
                     self._take_properties(left, starts, ends, properties)
-                elif which.any():
+                elif count:
                     self._take_properties(left[which], starts[which], ends[which], properties)
             if has_tags:
                 which = (tags == _TAG_TAG) & (ends > starts)
@@ -201,9 +214,9 @@ class _Walk:
         is_plain = (octets[starts] == _NAME_TAG) & (name_sizes < 0x80) & (values + 2 <= ends)
         values = np.minimum(values, ends)
         is_plain &= octets[values] == _VALUE_TAG
-        value_sizes, value_starts = read_lengths(octets, values + 1, _TOO_LONG)
+        value_sizes, value_starts = _lengths(octets, values + 1)
         is_plain &= value_starts + value_sizes == ends
-        if not is_plain.all():
+        if np.count_nonzero(is_plain) < len(left):
             self.is_odd[left[~is_plain]] = True
         for name, text in properties.items():
             found = np.flatnonzero(is_plain & (name_sizes == len(text)))
