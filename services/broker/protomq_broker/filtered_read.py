@@ -1,7 +1,7 @@
 """A read of a queue through a filter, slice by slice: what a pull with a filter is answered.
 
     queue     a run of records | a run | a run ...           a run is what one look of the store gives: 1,024 records, 512 KiB
-    slice     pieces of a run, for 2 ms                      a piece: as many records as the filter manages in a millisecond
+    slice     pieces of a run, for 1 ms                      a piece: as many records as the filter manages in 0.7 ms
     answer    the regions of the records that match, where they are neighbours put together
 
 It ends when enough was found, at the end of the queue, or when so much was looked at that the caller is to be told how far it got.
@@ -28,7 +28,7 @@ RUN_COUNT: Final = 1_024
 RUN_COUNT_OF_TAGS: Final = 256
 """Where tags choose them they are scattered: each is read by itself."""
 RUN_SIZE_BYTES: Final = 512 << 10
-PIECE_S: Final = 0.001
+PIECE_S: Final = 0.000_7
 PIECE_COUNT_MIN: Final = 4
 PIECE_COUNT_FIRST: Final = 256
 SCAN_COUNT_MAX: Final = 262_144
