@@ -19,6 +19,7 @@ from protomq.v1.send_service_pb2 import SendRequest
 from protomq_broker.admin_service import AdminService
 from protomq_broker.config import BrokerConfig
 from protomq_broker.consumer_service import ConsumerService
+from protomq_broker.filter_modules import FilterModules
 from protomq_broker.offset_commits import OffsetCommits
 from protomq_broker.pull_service import PullService
 from protomq_broker.send_service import SendService
@@ -62,7 +63,8 @@ class FakeBroker:
         self.waiting = WaitingAnswers(self.store, self.clock)
         self.commits = OffsetCommits(self.store, writer, self.waiting, config)
         self.send = SendService(self.store, config, self.clock, self.waiting)
-        self.pull = PullService(self.store, config, self.commits, self.clock)
+        modules = FilterModules(self.disk, "/s/config/filters")
+        self.pull = PullService(self.store, config, self.commits, modules, self.clock)
         self.store.on_topic_deleted = self.pull.signal_deleted
         table = DispatchTable()
         for module, name, service in (
