@@ -187,10 +187,8 @@ class PullService:
             raise invalid_argument("hold_ms", f"must be 0 to {self._config.hold_max_ms}")
         if len(request.member) > MEMBER_SIZE_MAX:
             raise invalid_argument("member", f"has at most {MEMBER_SIZE_MAX} characters")
-        if request.filter and request.filter_type == FilterType.FILTER_TYPE_UNSPECIFIED:
-            raise invalid_argument("filter_type", "says in which language `filter` is written")
-        if request.filter_type == FilterType.FILTER_TYPE_TAG:
-            _read_tag_expression(request)
+        if request.filter_type or request.filter:
+            _read_filter(request)
         if len(request.tags) > TAGS_MAX:
             raise invalid_argument("tags", f"at most {TAGS_MAX}")
         wrong = next(filter(NOT_IN_TAGS.search, request.tags), None)
@@ -401,8 +399,12 @@ def _queue_of_group(request: PullRequest) -> tuple[str, str, int]:
     return request.consumer_group, request.topic, request.queue_id
 
 
-def _read_tag_expression(request: PullRequest) -> None:
-    """Puts the tags of `a || b` where the others stand."""
+def _read_filter(request: PullRequest) -> None:
+    """Puts the tags of `a || b` where the others stand. Raises ServiceError for a filter of no language."""
+    if not request.filter_type:
+        raise invalid_argument("filter_type", "says in which language `filter` is written")
+    if request.filter_type != FilterType.FILTER_TYPE_TAG:
+        return
     if request.tags:
         raise invalid_argument("tags", "cannot stand beside a filter")
     try:

@@ -486,10 +486,11 @@ class Store:
 
         Raises CorruptLogError for records that stand in a damaged part of the log.
         """
-        result = self.look(
+        result = self._reader.read(
             topic, queue_id, queue_offset, record_count_max, size_max_bytes, tag_codes
         )
-        self.count_read(topic, result)
+        if result.regions_size_bytes:
+            self.count_read(topic, result)
         return result
 
     def look(
@@ -508,10 +509,9 @@ class Store:
 
     def count_read(self, topic: str, result: ReadResult) -> None:
         """Counts records as read."""
-        if result.regions_size_bytes:
-            counters = self.counters_of(topic)
-            counters.records_out += result.record_count
-            counters.bytes_out += result.regions_size_bytes
+        counters = self.counters_of(topic)
+        counters.records_out += result.record_count
+        counters.bytes_out += result.regions_size_bytes
 
     def appended_end_offset(self, topic: str, queue_id: int) -> int:
         """One past the last offset that a message of the queue has, readable or not."""
