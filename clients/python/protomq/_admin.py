@@ -27,7 +27,7 @@ from ._checks import (
     checked_texts,
     explain_unknown_settings,
 )
-from ._late_imports import load_needed_modules
+from ._late_imports import fork_waits, load_needed_modules
 from ._message import Message, field_values
 from ._routes import Routes
 from ._transport import SyncTransport
@@ -494,7 +494,8 @@ class Admin:
         docs/filters.md says what it exports. Raises IllegalFilterError for what is no such module, InvalidArgumentError, TooManyError,
         UnsupportedError where a broker is installed without WebAssembly.
         """
-        from .v1 import filter_service_pb2 as pb
+        with fork_waits:
+            from .v1 import filter_service_pb2 as pb
 
         request = pb.DeployFilterRequest(name=check_text("name", name), module=_module(module))
         deployed: list[str] = []
@@ -507,7 +508,8 @@ class Admin:
 
     def list_filters(self) -> dict[str, list[FilterModule]]:
         """The modules of each broker, by name."""
-        from .v1 import filter_service_pb2 as pb
+        with fork_waits:
+            from .v1 import filter_service_pb2 as pb
 
         found: dict[str, list[FilterModule]] = {}
 
@@ -529,7 +531,8 @@ class Admin:
 
     def delete_filter(self, name: str, *, brokers: Iterable[str] | None = None) -> list[str]:
         """Deletes a module; the brokers that had it. Consumers that name it get IllegalFilterError from then on."""
-        from .v1 import filter_service_pb2 as pb
+        with fork_waits:
+            from .v1 import filter_service_pb2 as pb
 
         request = pb.DeleteFilterRequest(name=check_text("name", name))
         deleted: list[str] = []
