@@ -156,6 +156,11 @@ bench-peers: $(ENV) ## the same, interleaved with real RocketMQ (needs a JDK and
 	@test -f tests/bench/peers/__main__.py || { echo "make bench-peers: no tests/bench/peers/__main__.py" >&2; exit 1; }
 	$(BIN)/python -m tests.bench.peers
 
+BEFORE ?= $(error make bench-turns: BEFORE=checkout AFTER=checkout [ROWS="callers consume"] [TURNS=20])
+.PHONY: bench-turns
+bench-turns: $(ENV) ## broker CPU per message of two checkouts, in turns: BEFORE=dir AFTER=dir
+	$(BIN)/python -m tests.bench.turns "$(BEFORE)" "$(AFTER)" $(ROWS) --turns $(or $(TURNS),20)
+
 .PHONY: bench-spark
 bench-spark: $(SPARK) $(KAFKA) ## Spark with protomq against the SDK and against real Kafka (needs a JDK and Maven)
 	$(BIN)/python -m tests.bench.spark
