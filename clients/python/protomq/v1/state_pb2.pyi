@@ -50,3 +50,61 @@ class OffsetsRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___OffsetsRecord: _TypeAlias = OffsetsRecord  # noqa: Y015
+
+@_typing.final
+class TransactionsRecord(_message.Message):
+    """TransactionsRecord is the body of a record of %SYS%TRANSACTIONS: what has become of half messages, in columns of one length. A half message
+    is named by its identity; it has no event while nothing has happened to it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PRODUCER_IDS_FIELD_NUMBER: _builtins.int
+    PRODUCER_EPOCHS_FIELD_NUMBER: _builtins.int
+    SEQUENCES_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    CHECK_COUNTS_FIELD_NUMBER: _builtins.int
+    DUE_TIMES_MS_FIELD_NUMBER: _builtins.int
+    events: _builtins.bytes
+    """One byte each: 1 committed, 2 rolled back, 3 expired, 4 checked, 5 carried forward: the half message was appended again."""
+    time_ms: _builtins.int
+    """When the checks of this record were made: milliseconds since 1970-01-01 UTC."""
+    @_builtins.property
+    def producer_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Producer ids."""
+
+    @_builtins.property
+    def producer_epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Producer epochs."""
+
+    @_builtins.property
+    def sequences(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Sequences."""
+
+    @_builtins.property
+    def check_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each event 5: how often the transaction had been checked."""
+
+    @_builtins.property
+    def due_times_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """For each event 5: when it is due to be checked, or expires: milliseconds since 1970-01-01 UTC."""
+
+    def __init__(
+        self,
+        *,
+        producer_ids: _abc.Iterable[_builtins.int] | None = ...,
+        producer_epochs: _abc.Iterable[_builtins.int] | None = ...,
+        sequences: _abc.Iterable[_builtins.int] | None = ...,
+        events: _builtins.bytes = ...,
+        time_ms: _builtins.int = ...,
+        check_counts: _abc.Iterable[_builtins.int] | None = ...,
+        due_times_ms: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check_counts", b"check_counts", "due_times_ms", b"due_times_ms", "events", b"events", "producer_epochs", b"producer_epochs", "producer_ids", b"producer_ids", "sequences", b"sequences", "time_ms", b"time_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TransactionsRecord: _TypeAlias = TransactionsRecord  # noqa: Y015

@@ -28,6 +28,8 @@ RETRY_PREFIX: Final = "%RETRY%"
 DEAD_LETTER_PREFIX: Final = "%DLQ%"
 OFFSETS_TOPIC: Final = SYSTEM_PREFIX + "OFFSETS"
 """Records of committed offsets; see the message OffsetsRecord."""
+TRANSACTIONS_TOPIC: Final = SYSTEM_PREFIX + "TRANSACTIONS"
+"""Records of how transactions ended, and of when they were checked; see the message TransactionsRecord."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _STORED_NAME: Final = re.compile(r"[%A-Za-z0-9_-]+", re.ASCII)
