@@ -6,8 +6,9 @@ What it looks at:
     committed   by the checker at a quiet point                    ok {group, topic, offsets: [[queue, offset]]}
     crash       args {kind: "kill" or "power"}
 
-What is found is the last commit that was acknowledged, or one that was tried after it and of which nobody knows. After a power cut under
-a promise that allows it (ASYNC_FLUSH), it may be any that was tried before.
+What is found is the last commit that was acknowledged, or one that was tried after it and of which nobody knows. Such a one may also be
+under way in the broker still, and be done behind a later one, for as long as that broker runs. After a power cut under a promise
+that allows it (ASYNC_FLUSH), it may be any that was tried before.
 """
 
 from __future__ import annotations
@@ -28,21 +29,26 @@ def check_commits(events: Sequence[Event], promise: Promise) -> list[Violation]:
     possible: dict[Queue, list[int | None]] = {}
     """By queue: what may be found; the first is what was acknowledged or found last."""
     tried: dict[Queue, set[int | None]] = {}
-    open_calls: dict[int, tuple[Queue, int]] = {}
+    late: dict[Queue, list[tuple[int, int]]] = {}
+    """By queue: (start of the system, offset) of commits that may still be under way in the broker that was started then."""
+    open_calls: dict[int, tuple[Queue, int, int]] = {}
     for event in events:
         if event.op == "commit":
             if event.type == "invoke":
                 args = event.args
                 queue = (args["group"], args["topic"], args["queue"])
-                open_calls[event.call] = queue, args["offset"]
+                open_calls[event.call] = queue, args["offset"], event.epoch
                 possible.setdefault(queue, [None]).append(args["offset"])
                 tried.setdefault(queue, {None}).add(args["offset"])
                 continue
-            queue, offset = open_calls.pop(event.call)
+            queue, offset, epoch = open_calls.pop(event.call)
             if event.type == "ok":
-                possible[queue] = [offset]
+                under_way = [other for start, other in late.get(queue, []) if start == event.epoch]
+                possible[queue] = [offset, *under_way]
             elif event.type == "fail":
                 possible[queue].pop()
+            else:
+                late.setdefault(queue, []).append((epoch, offset))
         elif event.op == "crash" and event.args["kind"] == "power" and promise.suffix_loss:
             for queue, offsets in possible.items():
                 offsets += tried[queue] - set(offsets)
@@ -61,5 +67,6 @@ def check_commits(events: Sequence[Event], promise: Promise) -> list[Violation]:
                             f"{offsets[0]} was acknowledged, then {offsets[1:]} tried",
                         )
                     )
-                possible[queue] = [offset_there]
+                under_way = [other for start, other in late.get(queue, []) if start == event.epoch]
+                possible[queue] = [offset_there, *under_way]
     return found
