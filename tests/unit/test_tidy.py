@@ -1,238 +1,105 @@
-"""What a machine can judge: directions and circles of imports, clocks and randomness in their place, no print, no stray threads."""
+"""The tree keeps the rules of tests/support/tidy_rules.py: directions of imports, clocks and randomness in their place, no print, no stray
+threads. Each rule is shown to find what breaks it, in a tree made for that."""
 
 from __future__ import annotations
 
-import ast
-import graphlib
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from tests.support import tidy_rules
+from tests.support.tidy_rules import CLOCKS, FOLDERS, RANDOMNESS, RULES, THREADS, Rule, modules_of
+
 ROOT = Path(__file__).resolve().parents[2]
-
-PACKAGES = {
-    "protomq": ROOT / "clients/python/protomq",
-    "protomq_runtime": ROOT / "services/runtime/protomq_runtime",
-    "protomq_namesrv": ROOT / "services/namesrv/protomq_namesrv",
-    "protomq_broker": ROOT / "services/broker/protomq_broker",
-    "protomq_spark": ROOT / "clients/spark/protomq_spark",
-    "protomq_cli": ROOT / "cli/protomq_cli",
-}
-STORE = PACKAGES["protomq_broker"] / "store"
-
-MAY_IMPORT = {
-    "protomq": {"protomq"},
-    "protomq_runtime": {"protomq_runtime", "protomq"},
-    "protomq_namesrv": {"protomq_namesrv", "protomq_runtime", "protomq"},
-    "protomq_broker": {"protomq_broker", "protomq_runtime", "protomq"},
-    "protomq_spark": {"protomq_spark", "protomq"},
-    "protomq_cli": set(PACKAGES),
-}
-SDK_MODULES_FOR_SERVERS = ("protomq.v1", "protomq.wire")
-"""What a server may use of the SDK: stubs and bytes, no client."""
+TREE = modules_of(ROOT)
 
 
-def files_of(folder: Path) -> list[Path]:
-    return sorted(
-        path for path in folder.rglob("*.py") if "v1" not in path.relative_to(folder).parts
-    )
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_the_tree_keeps(rule: Rule) -> None:
+    assert not list(rule(TREE))
 
 
-def imports_of(path: Path) -> Iterator[str]:
-    """Absolute names of imported modules; relative ones are in their own package."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+def test_what_the_tables_name_is_there() -> None:
+    assert {name.partition(".")[0] for name in TREE} == set(FOLDERS)
+    assert not {*CLOCKS, *RANDOMNESS, *THREADS, *tidy_rules.LATE_IMPORTS} - set(TREE)
 
 
-def calls_of(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func)
-
-
-def is_under(module: str, prefixes: tuple[str, ...]) -> bool:
-    return any(module == prefix or module.startswith(prefix + ".") for prefix in prefixes)
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_imports_point_one_way(package: str) -> None:
-    for path in files_of(PACKAGES[package]):
-        for module in imports_of(path):
-            top = module.partition(".")[0]
-            if top not in PACKAGES:
-                continue
-            if package == "protomq" and path.name in ("__main__.py",):
-                continue  # hands over to the command line where that is installed
-            if package == "protomq" and path.name == "simdisk.py" and top == "protomq_broker":
-                continue  # a fake of the broker's disk, for tests of the broker; imported late
-            assert top in MAY_IMPORT[package], f"{path}: imports {module}"
-            if (
-                top == "protomq"
-                and package not in ("protomq", "protomq_spark", "protomq_cli")
-                and module != "protomq"
-            ):
-                assert is_under(module, SDK_MODULES_FOR_SERVERS), (
-                    f"{path}: a server imports {module} of the SDK"
-                )
-
-
-def modules_of(package: str) -> dict[str, Path]:
-    """By absolute name; a package stands for its `__init__.py`."""
-    folder = PACKAGES[package]
-    modules = {}
-    for path in files_of(folder):
-        parts = path.relative_to(folder).with_suffix("").parts
-        modules[".".join((package, *(part for part in parts if part != "__init__")))] = path
-    return modules
-
-
-def import_statements(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Those of a module outside its functions: what `if TYPE_CHECKING` guards belongs to them, what a function imports late does not."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield node
-        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            yield from import_statements(node)
-
-
-def imported_modules(
-    name: str, source: str, is_package: bool, modules: Collection[str]
-) -> set[str]:
-    """Those of `modules` that the module imports, by relative or absolute names."""
-    package = name.split(".") if is_package else name.split(".")[:-1]
-    found: set[str] = set()
-    for node in import_statements(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-            continue
-        parents = package[: len(package) - node.level + 1] if node.level else []
-        origin = ".".join([*parents, *([node.module] if node.module else [])])
-        for alias in node.names:
-            submodule = f"{origin}.{alias.name}"
-            found.add(submodule if submodule in modules else origin)
-    return found & set(modules) - {name}
-
-
-def cycle_in(imports: Mapping[str, Iterable[str]]) -> list[str]:
-    """Modules each of which imports the one before it, the first and the last the same; empty if there is no such circle."""
-    try:
-        graphlib.TopologicalSorter(imports).prepare()
-    except graphlib.CycleError as error:
-        return list(error.args[1])
-    return []
-
-
-@pytest.mark.parametrize("package", PACKAGES)
-def test_no_module_imports_itself_through_others(package: str) -> None:
-    modules = modules_of(package)
-    imports = {
-        name: imported_modules(name, path.read_text(), path.name == "__init__.py", modules)
-        for name, path in modules.items()
-    }
-    assert any(imports.values()), "the graph has no edges: the finder sees nothing"
-    assert not cycle_in(imports), " <- ".join(cycle_in(imports))
-
-
-@pytest.mark.parametrize(
-    ("sources", "expected"),
-    [
-        ({"p.a": "from .b import x", "p.b": "from p import a"}, {"p.a", "p.b"}),
-        ({"p.a": "from . import b", "p.b": "if TYPE_CHECKING:\n    from .a import y"}, {"p.a", "p.b"}),
-        ({"p.a": "import p.b", "p.b": "from .c import z", "p.c": "from .a import y"}, {"p.a", "p.b", "p.c"}),
-        ({"p.a": "from .b import x", "p.b": "def f():\n    from .a import y"}, set()),
-        ({"p.a": "from .b import x", "p.b": "import os"}, set()),
-    ],
+PLANTED = (
+    (tidy_rules.packages_point_one_way, "protomq_broker.x", "from protomq_cli import main"),
+    (tidy_rules.packages_point_one_way, "protomq_runtime.x", "def f():\n    import protomq_broker.store"),
+    (tidy_rules.packages_point_one_way, "protomq_namesrv.x", "from protomq.errors import ProtomqError"),
+    (tidy_rules.packages_point_one_way, "protomq.x", "import protomq_runtime"),
+    (tidy_rules.packages_point_one_way, "protomq_spark.x", "from protomq_cli.main import main"),
+    (tidy_rules.no_module_imports_itself_through_others, "protomq.x", "from .y import a"),
+    (tidy_rules.layers_of_the_store_point_one_way, "protomq_broker.store.log.x", "from protomq_broker.store.queues.y import a"),
+    (tidy_rules.layers_of_the_store_point_one_way, "protomq_broker.store.files.x", "from ..y import a"),
+    (tidy_rules.the_store_knows_neither_grpc_nor_asyncio_nor_the_runtime, "protomq_broker.store.x", "import asyncio"),
+    (tidy_rules.the_store_knows_neither_grpc_nor_asyncio_nor_the_runtime, "protomq_broker.store.log.x", "from grpc import aio"),
+    (tidy_rules.the_store_knows_neither_grpc_nor_asyncio_nor_the_runtime, "protomq_broker.store.x", "import protomq_runtime.clock"),
+    (tidy_rules.the_store_knows_neither_grpc_nor_asyncio_nor_the_runtime, "protomq_broker.store.x", "async def f():\n    pass"),
+    (tidy_rules.clocks_are_read_in_their_place, "protomq_broker.x", "import time\nnow = time.time()"),
+    (tidy_rules.clocks_are_read_in_their_place, "protomq_namesrv.x", "from time import monotonic as m\nf = m"),
+    (tidy_rules.clocks_are_read_in_their_place, "protomq_runtime.x", "def f():\n    from datetime import datetime"),
+    (tidy_rules.clocks_are_read_in_their_place, "protomq_runtime.x", "async def f(loop):\n    loop.time()"),
+    (tidy_rules.clocks_are_read_in_their_place, "protomq.wire.x", "import time"),
+    (tidy_rules.clocks_are_read_in_their_place, "protomq_broker.store.housekeeping", "import time\ntime.monotonic()"),
+    (tidy_rules.clocks_are_read_in_their_place, "protomq_runtime.clock", "reads = 'none any more'"),
+    (tidy_rules.random_numbers_are_drawn_in_their_place, "protomq_broker.x", "import random"),
+    (tidy_rules.random_numbers_are_drawn_in_their_place, "protomq_broker.store.x", "from uuid import uuid4"),
+    (tidy_rules.random_numbers_are_drawn_in_their_place, "protomq_namesrv.x", "import os\nos.urandom(8)"),
+    (tidy_rules.random_numbers_are_drawn_in_their_place, "protomq.wire.x", "import secrets"),
+    (tidy_rules.random_numbers_are_drawn_in_their_place, "protomq_broker.send_service", "draws = 'none any more'"),
+    (tidy_rules.threads_are_started_in_their_place, "protomq_broker.x", "import threading as t\nt.Thread(target=print).start()"),
+    (tidy_rules.threads_are_started_in_their_place, "protomq_namesrv.x", "from threading import Thread\nclass A(Thread):\n    pass"),
+    (tidy_rules.threads_are_started_in_their_place, "protomq.x", "from concurrent.futures import ThreadPoolExecutor as T\nT(2)"),
+    (tidy_rules.threads_are_started_in_their_place, "protomq_cli.x", "import asyncio\nasync def f():\n    await asyncio.to_thread(f)"),
+    (tidy_rules.threads_are_started_in_their_place, "protomq_runtime.x", "async def f(loop):\n    loop.run_in_executor(None, f)"),
+    (tidy_rules.threads_are_started_in_their_place, "protomq_runtime.lane", "starts = 'none any more'"),
+    (tidy_rules.libraries_and_services_do_not_print, "protomq_runtime.x", "print('x')"),
+    (tidy_rules.libraries_and_services_do_not_print, "protomq.x", "say = print"),
+    (tidy_rules.services_start_no_programs_and_load_nothing_by_name, "protomq_broker.x", "import pickle"),
+    (tidy_rules.services_start_no_programs_and_load_nothing_by_name, "protomq_namesrv.x", "from subprocess import run"),
+    (tidy_rules.services_start_no_programs_and_load_nothing_by_name, "protomq_runtime.x", "eval('1')"),
+    (tidy_rules.services_start_no_programs_and_load_nothing_by_name, "protomq_runtime.x", "import os\nos.system('true')"),
 )  # fmt: skip
-def test_a_circle_of_imports_is_found(sources: dict[str, str], expected: set[str]) -> None:
-    imports = {
-        name: imported_modules(name, source, False, sources) for name, source in sources.items()
-    }
-    assert set(cycle_in(imports)) == expected
+"""A rule, a module, and what it says that breaks the rule."""
+BESIDE = {
+    "protomq.y": "from .x import b",
+    "protomq_broker.store.y": "a = 1",
+    "protomq_broker.store.queues.y": "from protomq_broker.store.log import y\nfrom ..errors import e",
+    "protomq_broker.store.log.y": "from protomq.wire import record",
+    "protomq_broker.store.errors": "e = 1",
+    "protomq_runtime.y": "class Timer:\n    pass\nTimer()",
+    "protomq_broker.a": "if TYPE_CHECKING:\n    from .b import x",
+    "protomq_broker.b": "def f():\n    from . import a",
+    "protomq_spark.y": "import time, random, subprocess\nprint(eval('1'))",
+    "protomq.__main__": "from protomq_cli.main import main\nprint(main)",
+}
+"""What breaks no rule, and stands beside it: of it the rules find nothing."""
 
 
-def test_the_store_knows_neither_grpc_nor_asyncio_nor_the_runtime() -> None:
-    for path in files_of(STORE):
-        for module in imports_of(path):
-            assert not is_under(module, ("grpc", "asyncio", "protomq_runtime")), (
-                f"{path}: imports {module}"
-            )
-        tree = ast.parse(path.read_text())
-        assert not any(
-            isinstance(node, ast.AsyncFunctionDef | ast.Await) for node in ast.walk(tree)
-        ), path
+def write_tree(root: Path, modules: dict[str, str]) -> None:
+    for name, text in modules.items():
+        package, *parts = name.split(".")
+        path = root / FOLDERS[package] / ("/".join(parts) + ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
 
 
-STORE_LAYERS = ("files", "log", "queues", "index", "timer", "state", "", "tools")
-"""The folders of the store, lowest first; "" is what joins them: the modules beside the folders."""
-STORE_VALUES = ("errors", "config")
-"""Modules beside the folders that any layer may use."""
+@pytest.mark.parametrize(("rule", "name", "text"), PLANTED)
+def test_a_rule_finds_what_breaks_it(rule: Rule, name: str, text: str, tmp_path: Path) -> None:
+    write_tree(tmp_path, BESIDE)
+    assert not list(rule(modules_of(tmp_path)))
+    write_tree(tmp_path, {name: text})
+    (*found,) = rule(modules_of(tmp_path))
+    assert found
+    assert all(name.rpartition(".")[2] in line for line in found), found
 
 
-def layers_imported_by(path: Path) -> Iterator[str]:
-    """The layers of the store of which a module of it imports something."""
-    folder = path.relative_to(STORE).parts[:-1]
-    for node in ast.walk(ast.parse(path.read_text())):
-        if not isinstance(node, ast.ImportFrom):
-            continue
-        names = (node.module or "").split(".") if node.module else [a.name for a in node.names]
-        if node.level == 1:
-            names = [*folder, *names]
-        elif names[:2] == ["protomq_broker", "store"]:
-            names = names[2:] or [alias.name for alias in node.names]
-        else:
-            continue
-        if names[0] not in STORE_VALUES:
-            yield names[0] if names[0] in STORE_LAYERS else ""
-
-
-def test_the_layers_of_the_store_point_one_way() -> None:
-    for path in files_of(STORE):
-        own = path.relative_to(STORE).parts[0] if path.parent != STORE else ""
-        for layer in layers_imported_by(path):
-            assert STORE_LAYERS.index(layer) <= STORE_LAYERS.index(own), (
-                f"{path}: imports of {layer or 'the store'!r}, which stands above it"
-            )
-
-
-def test_the_store_reads_no_clock_and_no_randomness() -> None:
-    for path in files_of(STORE):
-        for module in imports_of(path):
-            assert not is_under(module, ("random", "secrets", "uuid", "datetime")), (
-                f"{path}: imports {module}"
-            )
-        for call in calls_of(path):
-            if call.startswith("time."):
-                assert call == "time.localtime", (
-                    f"{path}: calls {call}"
-                )  # of a time that was handed in
-
-
-def test_services_start_no_other_programs_and_load_nothing_by_name() -> None:
-    for package in ("protomq_runtime", "protomq_namesrv", "protomq_broker"):
-        for path in files_of(PACKAGES[package]):
-            for module in imports_of(path):
-                assert not is_under(module, ("subprocess", "pickle", "marshal", "shelve")), (
-                    f"{path}: imports {module}"
-                )
-            for call in calls_of(path):
-                assert call not in ("eval", "exec", "os.system", "yaml.load", "os.popen"), (
-                    f"{path}: calls {call}"
-                )
-
-
-def test_libraries_and_services_do_not_print() -> None:
-    for package in ("protomq", "protomq_runtime", "protomq_namesrv", "protomq_broker"):
-        for path in files_of(PACKAGES[package]):
-            if path.name == "__main__.py":
-                continue
-            assert "print" not in set(calls_of(path)), f"{path}: prints"
+def test_every_rule_has_something_planted() -> None:
+    assert {rule for rule, _, _ in PLANTED} == set(RULES)
 
 
 def test_importing_the_sdk_does_not_import_grpc() -> None:

@@ -1,4 +1,4 @@
-"""Time, handed in: nothing but this module and the event loops of the runtime (lanes, acceptor, gRPC front) reads a clock."""
+"""Time, handed in. Beside this module only event loops and deadlines of calls read a clock (`CLOCKS` in tests/support/tidy_rules.py)."""
 
 from __future__ import annotations
 
