@@ -24,7 +24,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from protomq import Admin, MessageQueue, OutgoingMessage, Producer, PullConsumer
 from protomq.errors import ProtomqError
@@ -133,7 +133,7 @@ class SparkWorld:
             "until": str(self._folder / "until"), "failures": str(self._folder / "failures"),
         }  # fmt: skip
 
-    def __enter__(self) -> SparkWorld:
+    def __enter__(self) -> Self:
         self._sender.start()
         self._start_driver()
         return self

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import core, settings
+from hypothesis import Phase, core, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from .checker import Violation, explain
@@ -170,10 +170,13 @@ def store_moves(seeds: Iterable[int]) -> Tally:
     return tally
 
 
-def store_machine(seeds: Iterable[int]) -> Tally:
-    """Scripts that hypothesis makes, 100 of up to 40 steps with each seed; a red one is shrunk."""
+def store_machine(seeds: Iterable[int], *, shrinks: bool = True) -> Tally:
+    """Scripts that hypothesis makes, 100 of up to 40 steps with each seed; a red one is shrunk, which may take half a minute."""
     tally = Tally()
-    chosen = settings(max_examples=100, stateful_step_count=40, deadline=None, database=None)
+    phases = tuple(Phase) if shrinks else (Phase.generate,)
+    chosen = settings(
+        max_examples=100, stateful_step_count=40, deadline=None, database=None, phases=phases
+    )
     with watch_log() as fired:
         for seed in seeds:
             with names_its_seed("store-machine", seed), _hypothesis_seed(seed):

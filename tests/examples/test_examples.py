@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from protomq.testing import Broker
+from tests.support.small_segments import small_segments_broker
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
@@ -108,7 +109,7 @@ def test_naive_client(protomq_server: Broker) -> None:
 
 
 def test_decode_segment(tmp_path: Path) -> None:
-    with Broker(data_dir=tmp_path) as broker:
+    with small_segments_broker(tmp_path / "broker") as broker:
         run_example(broker, "send_receive.py")
         # Also under a running broker: what is appended is never changed.
         segment = next(tmp_path.glob("**/commitlog/*"))

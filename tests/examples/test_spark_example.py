@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -13,27 +12,28 @@ import pytest
 pytest.importorskip("tests.support.spark")  # Skips where there is no JDK or no pyspark.
 
 from protomq.testing import Broker
+from tests.support.spark import program_environment
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-def run_notebook(broker: Broker) -> str:
+def run_notebook(broker: Broker, environment: dict[str, str]) -> str:
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / "spark_notebook.py")],
         capture_output=True,
         text=True,
         timeout=350,
-        env={**os.environ, "PROTOMQ_NAMESRV_ADDR": broker.namesrv, "PYSPARK_PYTHON": sys.executable},
+        env={**environment, "PROTOMQ_NAMESRV_ADDR": broker.namesrv},
         check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_the_notebook_runs_as_a_script(protomq_server: Broker) -> None:
-    output = run_notebook(protomq_server)
+def test_the_notebook_runs_as_a_script(protomq_server: Broker, tmp_path: Path) -> None:
+    output = run_notebook(protomq_server, program_environment(tmp_path / "conf"))
     assert re.search(r"\|large\| +200\| *44975\.0\|", output)
     assert re.search(r"\|small\| +800\| *79900\.0\|?", output)
     assert "large orders: 200" in output

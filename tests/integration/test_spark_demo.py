@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 
 pytest.importorskip("tests.support.spark")  # Skips where there is no JDK or no pyspark.
 
-from tests.support.spark import SPARK_MARKS
+from tests.support.spark import SPARK_MARKS, program_environment
 
 pytestmark = SPARK_MARKS
 
@@ -43,7 +42,7 @@ def write_data(folder: Path) -> None:
 
 def test_the_table_grows_until_all_flights_are_in_it(tmp_path: Path) -> None:
     write_data(tmp_path / "data")
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    environment = program_environment(tmp_path / "conf")
 
     def python(*arguments: str) -> str:
         done = subprocess.run(

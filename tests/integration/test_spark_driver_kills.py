@@ -18,7 +18,7 @@ from tests.support.spark import SPARK_MARKS, copy_stream, run
 from tests.support.spark_driver import SparkDriver
 from tests.support.topics import bodies, drain, fill, make_topic, once, stored_count
 
-pytestmark = SPARK_MARKS
+pytestmark = [pytest.mark.long, *SPARK_MARKS]  # test_spark_chaos.py kills one, at some moment.
 
 
 def logged(checkpoint: Path, log: str) -> set[int]:

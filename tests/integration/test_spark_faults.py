@@ -32,6 +32,8 @@ pytestmark = SPARK_MARKS
 ONE_QUEUE = 1
 RESTARTED = pytest.param("restarted", marks=pytest.mark.long)
 """Gentler than killed."""
+DEATHS = (("kill", "read"), ("raise", "read"), ("raise", "write"))
+"""Beside that of a task that is killed while it writes."""
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +107,10 @@ def test_the_sinks_worker_killed_while_it_writes_stores_its_rows_once(
     assert numbers_in(drain(protomq_server, topic)) == Counter(range(2000))
 
 
-@pytest.mark.parametrize("at", ["read", "write"])
-@pytest.mark.parametrize("do", ["kill", pytest.param("raise", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("do", "at"),
+    [("kill", "write"), *(pytest.param(*each, marks=pytest.mark.long) for each in DEATHS)],
+)  # fmt: skip
 def test_a_task_of_a_stream_that_dies_is_run_again_and_stores_nothing_twice(
     faulty_spark: SparkSession,
     protomq_server: Broker,
@@ -168,7 +172,9 @@ def test_a_broker_that_goes_in_the_middle_of_a_batch_write(
     assert numbers_in(drain(mortal_server, topic)) == Counter(range(2000))
 
 
-@pytest.mark.parametrize("at", ["plan", "read", "write"])
+@pytest.mark.parametrize(
+    "at", [pytest.param("plan", marks=pytest.mark.long), pytest.param("read", marks=pytest.mark.long), "write"]
+)  # fmt: skip
 def test_a_broker_killed_at_a_stage_of_a_micro_batch(
     faulty_spark: SparkSession, mortal_server: Broker, tmp_path: Path, at: str
 ) -> None:

@@ -192,6 +192,7 @@ def test_a_stream_whose_broker_stays_away_fails_and_goes_on_later(
     assert bodies(drain(gone.broker, target)) == once(COUNT)
 
 
+@LONG
 def test_a_write_waits_for_a_broker_that_goes_under_it(
     faulty_spark: SparkSession, gone: Lonely, tmp_path: Path
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections import Counter
@@ -24,7 +23,7 @@ from protomq_spark.pipelines import backfill, flights, lag, reconcile, transform
 from protomq_spark.pipelines.__main__ import PIPELINES, make_parser
 from protomq_spark.pipelines.report import RunReport
 from tests.support.pictures import assert_is_png
-from tests.support.spark import SPARK_MARKS, forget_last_commit
+from tests.support.spark import SPARK_MARKS, forget_last_commit, program_environment
 from tests.support.topics import bodies, drain, fill, make_topic, once
 
 pytestmark = SPARK_MARKS
@@ -361,7 +360,7 @@ def test_spark_submit_runs_a_pipeline(
             "archive", "--namesrv", protomq_server.namesrv, "--topic", protomq_topic, "--output", str(tmp_path / "archive"),
         ],
         capture_output=True, text=True, timeout=350, check=False,
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        env=program_environment(tmp_path / "conf"),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     # spark-submit sends what the application writes to stderr to its own stdout.

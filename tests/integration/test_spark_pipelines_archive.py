@@ -6,6 +6,7 @@ import argparse
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -133,7 +134,10 @@ class Stopped(BaseException):
     """The driver is gone."""
 
 
-@pytest.mark.parametrize("step", ["write version", "publish version", "version is published"])
+@pytest.mark.parametrize(
+    "step",
+    [pytest.param("write version", marks=pytest.mark.long), "publish version", "version is published"],
+)
 def test_a_driver_that_dies_at_any_step_of_a_batch_stores_each_message_once(
     spark: SparkSession,
     run: Run,
@@ -162,6 +166,7 @@ def test_a_driver_that_dies_at_any_step_of_a_batch_stores_each_message_once(
     assert ids(spark, root) == Counter(range(700))
 
 
+@pytest.mark.long
 def test_a_killed_archiver_goes_on_where_its_last_version_ends(
     spark: SparkSession,
     run: Run,
@@ -213,20 +218,39 @@ def test_messages_that_are_gone_are_an_error_or_passed_over(
 # -- compaction --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def many_small_files(
-    run: Run, protomq_topic: str, protomq_producer: Producer, tmp_path: Path
+@pytest.fixture(scope="module")
+def small_files_made_once(
+    spark: SparkSession, protomq_server: Broker, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
-    """An archive of five batches, with a file for each queue."""
-    fill(protomq_producer, protomq_topic, 1000)
-    run("--batch-size", "200", "--compact-files", "0")
-    assert len(files_on_disk(tmp_path / "archive")) >= 20
-    return tmp_path / "archive"
+    """`archive`, of five batches with a file for each queue, and beside it `kept`, the same once more."""
+    folder = tmp_path_factory.mktemp("small-files")
+    topic = make_topic(protomq_server, "spark-archive-small", 4)
+    with Producer(namesrv=protomq_server.namesrv) as producer:
+        fill(producer, topic, 1000)
+    more = ("--topic", topic, "--batch-size", "200", "--compact-files", "0")
+    archive.run(spark, given(protomq_server, folder / "archive", *more), RunReport("archive", {}))
+    assert len(files_on_disk(folder / "archive")) >= 20
+    shutil.copytree(folder / "archive", folder / "kept")
+    return folder
+
+
+@pytest.fixture
+def many_small_files(small_files_made_once: Path) -> Path:
+    """The archive as it was made; at its place, which stands in it."""
+    root = small_files_made_once / "archive"
+    shutil.rmtree(root)
+    shutil.copytree(small_files_made_once / "kept", root)
+    return root
 
 
 def test_small_files_become_one_and_readers_see_each_message_once_all_the_while(
-    spark: SparkSession, run: Run, many_small_files: Path
+    spark: SparkSession, protomq_server: Broker, many_small_files: Path
 ) -> None:
+    def run(*more: str) -> RunReport:
+        report = RunReport("archive", {})
+        archive.run(spark, given(protomq_server, many_small_files, *more), report)
+        return report
+
     before = spark.read.parquet(str(many_small_files)).select("body")
     over = threading.Event()
     counts: list[int] = []
@@ -275,7 +299,10 @@ def compact_and_die(arguments: argparse.Namespace, step: str) -> None:
 
 @pytest.mark.parametrize(
     "step",
-    ["files are merged", "write version", "publish version", "version is published", "remove version", "remove file"],
+    [
+        "files are merged", "publish version", "remove file",
+        *(pytest.param(step, marks=pytest.mark.long) for step in ("write version", "version is published", "remove version")),
+    ],
 )  # fmt: skip
 def test_a_compaction_that_is_killed_leaves_each_message_once_and_is_made_again(
     spark: SparkSession, protomq_server: Broker, many_small_files: Path, step: str

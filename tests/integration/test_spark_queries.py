@@ -260,7 +260,7 @@ def small_batches(spark: SparkSession) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("small_batches")
-@pytest.mark.parametrize("kill", [False, True], ids=["failed", "killed"])
+@pytest.mark.parametrize("kill", [False, pytest.param(True, marks=pytest.mark.long)], ids=["failed", "killed"])
 def test_a_task_that_runs_again_stores_its_rows_once(
     spark: SparkSession,
     write: Callable[..., None],

@@ -56,6 +56,14 @@ CONFIGURATION = {
 }
 
 
+def program_environment(folder: Path) -> dict[str, str]:
+    """For a Spark program that is run as it stands: what it does not say itself is as in CONFIGURATION. `folder` is made for that."""
+    folder.mkdir()
+    lines = [f"{name} {value}" for name, value in CONFIGURATION.items()]
+    (folder / "spark-defaults.conf").write_text("\n".join(lines))
+    return {**os.environ, "SPARK_CONF_DIR": str(folder), "PYSPARK_PYTHON": sys.executable}
+
+
 @contextmanager
 def spark_session(
     warehouse: Path, master: str = "local[2,3]", **more: str
