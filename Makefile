@@ -14,6 +14,9 @@ PYTEST := $(BIN)/python -m pytest
 # Two workers suit a small machine; a file's tests stay on one, so that its fixtures are made once.
 XDIST := -n 2 --dist loadfile
 
+# Where it is set, each of the hundreds of processes that the tests start would compile its modules again, for a third of its start.
+export PYTHONDONTWRITEBYTECODE :=
+
 ENV := .venv/.installed
 CODEGEN := .venv-codegen/.installed
 SPARK := .venv/.installed-spark

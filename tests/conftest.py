@@ -25,15 +25,21 @@ SLOW_FILES = (
     "test_chaos_store.py",
     "test_cli.py",
     "test_connection_limits.py",
-    "test_broker_names.py",
     "test_broker.py",
+    "test_broker_names.py",
     "test_queue_healing.py",
-    "test_demo.py",
+    "test_cli_missing_brokers.py",
     "test_examples.py",
     "test_chaos_planted.py",
+    "test_demo.py",
     "test_namesrv.py",
+    "test_sdk_consumer_and_broker.py",
+    "test_producer.py",
+    "test_transports.py",
+    "test_server_settings.py",
+    "test_broker_start.py",
 )
-"""Each takes 10 s and more, whatever the number of its tests. The slowest first."""
+"""Each takes 5 s and more, whatever the number of its tests. The slowest first."""
 
 
 def _turn(path: str) -> int:

@@ -519,7 +519,7 @@ def second_broker(seed: int, counts: Counter[str]) -> list[Violation]:
     with real_world(seed, sync_flush=False) as world:
         world.start()
         found = []
-        with world.load():
+        with world.load(pace_s=0.02):
             for _ in range(2):
                 try:
                     with Broker(data_dir=world.folder, environment=world.environment):

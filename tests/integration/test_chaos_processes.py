@@ -20,8 +20,8 @@ def loop_disk() -> None:
 
 
 def test_kill_9_under_load_loses_nothing_and_leaves_a_log_that_holds() -> None:
-    counts = process_campaigns.kill((1, 2), rounds_each=4)
-    assert counts["kills"] >= 8
+    counts = process_campaigns.kill((1, 2), rounds_each=2)
+    assert counts["kills"] >= 4
     assert counts["sends ok"] > 50, counts
 
 
