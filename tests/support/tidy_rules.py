@@ -79,6 +79,7 @@ THREADS: Final = {
     "protomq_runtime.remoting_server": "the acceptor",
     "protomq_runtime.server": "waits for threads without holding up the event loop",
     "protomq_runtime.telemetry_flush": "exporters that may hang at the end",
+    "protomq_broker.filters.filter_book": "filters that are compiled",
     "protomq_broker.main": "starts and stops without holding up the event loop",
     "protomq_broker.plain_body_workers": "bodies to unpack",
     "protomq_broker.registration": "one for each name server",
