@@ -57,6 +57,7 @@ CLOCKS: Final = {
     "protomq_runtime.remoting_server": "its event loop",
     "protomq_runtime.server": "the grace of a stop",
     "protomq_runtime.telemetry_flush": "the grace of a stop",
+    "protomq_runtime.testing": "a lane that runs when a test says so",
     "protomq_broker.admin_service": "deadlines of calls",
     "protomq_broker.broker": "how long a start waits",
     "protomq_broker.plain_body_workers": "deadlines of calls",
