@@ -60,6 +60,7 @@ CLOCKS: Final = {
     "protomq_runtime.testing": "a lane that runs when a test says so",
     "protomq_broker.admin_service": "deadlines of calls",
     "protomq_broker.broker": "how long a start waits",
+    "protomq_broker.filtered_pulls": "how long a filter may keep its lane",
     "protomq_broker.plain_body_workers": "deadlines of calls",
     "protomq_broker.registration": "the grace of a stop",
     "protomq_broker.said_once": "how often a line is logged",
