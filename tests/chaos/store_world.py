@@ -164,7 +164,8 @@ class StoreWorld:
         self.senders = [_Sender(f"p{number}", self.rng.getrandbits(62) | 1) for number in range(3)]
         self.anonymous = _Sender("anon", 0)
         self.waiting: list[_Waiting] = []
-        self.created: set[str] = set()
+        self.created: dict[str, int] = {}
+        """Topics, and where the record ends that made each."""
         self.commits: dict[tuple[str, int], list[_Commit]] = {}
         """By queue: what the last start found, and the commits since."""
         self.kept_below: int | None = None
@@ -223,7 +224,7 @@ class StoreWorld:
             if owner.producer_id:
                 owner.uncertain.append(replace(order, sender=owner))
         other.waiting = []
-        other.created = set(self.created)
+        other.created = dict(self.created)
         flushed = self.store.flushed_position if self.store is not None else None
         if flushed is None and self._last_flushed is not None:
             flushed = self._last_flushed
@@ -439,9 +440,9 @@ class StoreWorld:
         name = f"t{self.rng.getrandbits(24)}"
         try:
             self.store.topics.create(TopicConfig(name))
-        except OSError:
+        except (StoreError, OSError):
             return
-        self.created.add(name)
+        self.created[name] = self.store.appended_position
 
     def commit_offsets(self) -> None:
         """A consumer group commits."""
@@ -489,6 +490,12 @@ class StoreWorld:
                     )
                 )
             self.commits[topic, queue] = [_Commit(found, 0)]
+        if self.kept_below is not None:  # later ones are there or not, as far as the log goes
+            self.created = {
+                name: position
+                for name, position in self.created.items()
+                if position <= self.kept_below
+            }
         self.kept_below = None
 
     # Reading.
@@ -741,7 +748,7 @@ class LogWatch(logging.Handler):
         "are written anew and synced": "unsynced tail written anew",
         "is rebuilt from the log": "derived rebuilt",
         "corrupt log": "quarantine",
-        "config/topics.json was lost": "topics restored",
+        "topics are restored from their queues": "topics restored",
         "segments below": "segments deleted",
         "clock: ": "clock doubted",
     }

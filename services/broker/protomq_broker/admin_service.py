@@ -37,7 +37,7 @@ from protomq.v1.admin_service_pb2 import (
     TopicStats,
 )
 from protomq.v1.record_pb2 import Record
-from protomq.v1.topic_pb2 import Permission, Topic
+from protomq.v1.topic_pb2 import Topic
 from protomq.wire.hashing import key_hash_of
 from protomq.wire.record import decode_message_id, encode_record_field
 from protomq.wire.topics import QUEUES_MAX
@@ -49,11 +49,13 @@ from .pull_service import GRPC_SIZE_MAX_BYTES, SIZE_MAX_BYTES
 from .request_times import time_ms_of
 from .store.errors import CorruptLogError
 from .store.state.topics import (
+    FROM_PERMISSION,
     IncarnationGivenError,
     InvalidNameError,
     TopicConfig,
     require_group_name,
     require_topic_name,
+    topic_to_message,
 )
 from .store_errors import of_corrupt_log, tells_store_errors, to_service_error
 from .topic_access import (
@@ -84,16 +86,6 @@ _LOOK_UP_TOO_LONG = ServiceError(
     "DEADLINE_EXCEEDED",
     "many messages have this key, and the look-up was not done in time: narrow it by begin_time and end_time, or allow more time",
 )
-
-_TO_PERMISSION = {
-    (False, False): Permission.PERMISSION_NONE,
-    (True, False): Permission.PERMISSION_READ,
-    (False, True): Permission.PERMISSION_WRITE,
-    (True, True): Permission.PERMISSION_READ_WRITE,
-}
-_FROM_PERMISSION = {value: key for key, value in _TO_PERMISSION.items()} | {
-    Permission.PERMISSION_UNSPECIFIED: (True, True)
-}
 
 
 class AdminService:
@@ -431,12 +423,12 @@ def topic_from_message(message: Topic, default_queues: int) -> TopicConfig:
     for name in ("write_queues", "read_queues"):
         if not 0 <= getattr(message, name) <= QUEUES_MAX:
             raise invalid_argument(f"topic.{name}", f"must be 0 (for the default) to {QUEUES_MAX}")
-    if message.permission not in _FROM_PERMISSION:
+    if message.permission not in FROM_PERMISSION:
         raise invalid_argument("topic.permission", "is no value of Permission")
     if message.incarnation < 0:
         raise invalid_argument("topic.incarnation", "must be 0 (for any) or above")
     write_queues = message.write_queues or default_queues
-    readable, writable = _FROM_PERMISSION[message.permission]
+    readable, writable = FROM_PERMISSION[message.permission]
     return TopicConfig(
         message.name,
         write_queues=write_queues,
@@ -489,17 +481,6 @@ def check_page_token(token: str, require_name: Callable[[str], None]) -> None:
         raise invalid_argument(
             "page_token", "is none that this broker has given; leave it out for the first page"
         ) from None
-
-
-def topic_to_message(topic: TopicConfig) -> Topic:
-    """The configuration as clients see it."""
-    return Topic(
-        name=topic.name,
-        write_queues=topic.write_queues,
-        read_queues=topic.read_queues,
-        permission=_TO_PERMISSION[(topic.readable, topic.writable)],
-        incarnation=topic.incarnation,
-    )
 
 
 def _timestamp(time_ms: int) -> Timestamp:

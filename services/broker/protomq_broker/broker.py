@@ -37,7 +37,7 @@ from protomq_runtime.errors import SHUTTING_DOWN
 from protomq_runtime.metrics import LANES
 from protomq_runtime.server import LaneConfig, Server
 
-from .admin_service import AdminService, topic_to_message
+from .admin_service import AdminService
 from .consumer_service import ConsumerService
 from .filter_modules import FilterModules
 from .filter_service import FilterService
@@ -48,6 +48,7 @@ from .pull_service import PullService
 from .registration import BrokerRegistration, BrokerTopics
 from .send_service import SendService
 from .store.files.disk import Disk
+from .store.state.topics import topic_to_message
 from .store.store import Store
 from .system_writer import SystemWriter
 from .waiting_answers import WaitingAnswers

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -167,14 +168,10 @@ class SendService:
             for order in pending:
                 order.call.fail(failure)
             return
+        new_topics = [order for order in pending if order.new_topic is not None]
+        if new_topics:
+            end_position = max(end_position, self._add_topics(new_topics))
         for order in pending:
-            if order.new_topic is not None:
-                topic = order.new_topic
-                incarnation = incarnation_of_first(
-                    self._store.id, topic.name, order.request.physical_offset
-                )
-                self._store.topics.add(replace(topic, incarnation=incarnation))
-                self._next_queue.setdefault(order.new_topic.name, itertools.count(1))
             request = order.request
             region = request.region
             response = SendResponse(
@@ -190,6 +187,17 @@ class SendService:
                 )
             self._answer(order, response, end_position)
         self._waiting.request_flush()
+
+    def _add_topics(self, pending: Sequence[_Pending]) -> int:
+        """Adds the topics that these sends, which are stored, have made; where their record ends."""
+        topics = []
+        for order in pending:
+            topic, position = order.new_topic, order.request.physical_offset
+            assert topic is not None
+            incarnation = incarnation_of_first(self._store.id, topic.name, position)
+            topics.append(replace(topic, incarnation=incarnation))
+            self._next_queue.setdefault(topic.name, itertools.count(1))
+        return self._store.topics.add(topics)
 
     def _answer(self, order: _Pending, response: SendResponse, position: int) -> None:
         call = order.call

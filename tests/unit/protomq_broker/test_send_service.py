@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from protomq.testing.simdisk import Fault, SimDisk
+from protomq.testing.simdisk import Fault, Operation, SimDisk
 from protomq.v1 import send_service_pb2
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest, SendResponse, SendStatus
@@ -89,16 +89,37 @@ def test_a_topic_of_a_first_send_has_an_incarnation_of_its_store() -> None:
     disk, first = send_first(1000)
     _, other = send_first(1001)
     assert other != first
-    killed = disk.killed()  # before config/topics.json had the topic
-    store = open_store(killed, segment=1 << 16)
-    assert (store.id, incarnation_in(store)) == (1000, first)
-    store.close()
-    killed.remove("/s/config/storeId")  # topics.json keeps the number
-    store = open_store(killed, segment=1 << 16)
-    assert (store.id, incarnation_in(store)) == (1, first)
-    store.close()
-    killed.remove("/s/config/topics.json")  # both are lost: it is another topic to readers
-    assert incarnation_in(open_store(killed, segment=1 << 16)) not in (first, other)
+    for lost in ((), ("config",), ("config", "checkpoint", "consumequeue", "index")):
+        killed = disk.killed()
+        for name in lost:
+            if killed.exists(f"/s/{name}"):
+                killed.remove(f"/s/{name}")
+        assert incarnation_in(open_store(killed, segment=1 << 16)) == first
+
+
+def test_a_topic_that_the_log_took_no_record_of_has_the_same_incarnation_after_a_start() -> None:
+    broker = make_broker(default_queues=3)
+    writes = []
+
+    def no_second_write(operation: Operation) -> Fault | None:
+        writes.append(operation)
+        return Fault.ENOSPC if len(writes) > 1 else None
+
+    broker.disk.plan = no_second_write
+    stored = broker.send(request("new", queue_id=2))[0]
+    broker.disk.plan = None
+    assert isinstance(stored, SendResponse)
+    made = broker.store.topics.find("new")
+    assert made is not None
+    killed = broker.disk.killed()
+    for _ in range(2):  # the first start appends the record
+        again = open_store(killed, segment=1 << 16)
+        found = again.topics.find("new")
+        assert found is not None
+        assert found.incarnation == made.incarnation
+        assert read_all(again, "new", 2) == [(0, b"body")]
+        killed = killed.killed()
+        killed.remove("/s/config")
 
 
 @pytest.mark.parametrize(
@@ -141,25 +162,12 @@ def test_the_first_send_to_a_topic_waits_for_no_sync():
     assert broker.store.topics.find("new") is not None
 
 
-def test_a_topic_whose_file_cannot_be_written_comes_back_from_the_log():
-    broker = make_broker(default_queues=3)
-    broker.disk.plan = lambda operation: Fault.EIO if "topics.json" in operation.path else None
-    assert isinstance(broker.send(request("new", queue_id=2))[0], SendResponse)
-    with pytest.raises(OSError):
-        broker.store.topics.save()
-    broker.disk.plan = None
-    again = open_store(broker.disk.killed(), segment=1 << 16)
-    assert [topic.name for topic in again.topics.all()] == ["new"]
-    assert read_all(again, "new", 2) == [(0, b"body")]
-    again.close()
-
-
-def test_a_topic_is_in_the_file_after_the_next_turn_of_housekeeping():
+def test_a_topic_of_a_first_send_is_in_the_log_with_its_settings():
     broker = make_broker(default_queues=3)
     broker.send(request("new"))
-    broker.store._keep_turn()
-    assert b'"new"' in broker.disk.content("/s/config/topics.json")
-    again = open_store(broker.disk.killed(), segment=1 << 16)
+    killed = broker.disk.killed()
+    killed.remove("/s/config")
+    again = open_store(killed, segment=1 << 16)
     assert [(topic.name, topic.write_queues) for topic in again.topics.all()] == [("new", 3)]
     assert again.topics.snapshot().version == broker.store.topics.snapshot().version
     again.close()

@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from protomq.v1 import consumer_service_pb2 as _consumer_service_pb2
+from protomq.v1 import topic_pb2 as _topic_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -108,3 +109,73 @@ class TransactionsRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TransactionsRecord: _TypeAlias = TransactionsRecord  # noqa: Y015
+
+@_typing.final
+class TopicsRecord(_message.Message):
+    """TopicsRecord is the body of a record of %SYS%TOPICS: topics that were made, changed or deleted. Deletions go before the topics of this
+    record.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPICS_FIELD_NUMBER: _builtins.int
+    DELETED_TOPICS_FIELD_NUMBER: _builtins.int
+    EARLIER_DELETIONS_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def topics(self) -> _containers.RepeatedCompositeFieldContainer[_topic_pb2.Topic]:
+        """Topics as they are from here on."""
+
+    @_builtins.property
+    def deleted_topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Names of topics that are deleted: what the log has of them in front of this record belongs to nobody."""
+
+    @_builtins.property
+    def earlier_deletions(self) -> _containers.RepeatedCompositeFieldContainer[Global___EarlierDeletion]:
+        """Deletions that were made before there were such records."""
+
+    @_builtins.property
+    def version(self) -> _topic_pb2.DataVersion:
+        """The version of the broker's topics from here on."""
+
+    def __init__(
+        self,
+        *,
+        topics: _abc.Iterable[_topic_pb2.Topic] | None = ...,
+        deleted_topics: _abc.Iterable[_builtins.str] | None = ...,
+        earlier_deletions: _abc.Iterable[Global___EarlierDeletion] | None = ...,
+        version: _topic_pb2.DataVersion | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_topics", b"deleted_topics", "earlier_deletions", b"earlier_deletions", "topics", b"topics", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TopicsRecord: _TypeAlias = TopicsRecord  # noqa: Y015
+
+@_typing.final
+class EarlierDeletion(_message.Message):
+    """EarlierDeletion is a deletion of a topic that a record tells of later. The topic may have been made again since."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    END_POSITION_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic's name."""
+    end_position: _builtins.int
+    """What the log has of the topic in front of this position belongs to nobody."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        end_position: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_position", b"end_position", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EarlierDeletion: _TypeAlias = EarlierDeletion  # noqa: Y015

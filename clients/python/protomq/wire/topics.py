@@ -30,6 +30,8 @@ OFFSETS_TOPIC: Final = SYSTEM_PREFIX + "OFFSETS"
 """Records of committed offsets; see the message OffsetsRecord."""
 TRANSACTIONS_TOPIC: Final = SYSTEM_PREFIX + "TRANSACTIONS"
 """Records of how transactions ended, and of when they were checked; see the message TransactionsRecord."""
+TOPICS_TOPIC: Final = SYSTEM_PREFIX + "TOPICS"
+"""Records of the broker's topics; see the message TopicsRecord."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _STORED_NAME: Final = re.compile(r"[%A-Za-z0-9_-]+", re.ASCII)

@@ -15,7 +15,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from .log.append import AppendRequest, ScannedRecords
@@ -47,6 +47,12 @@ class Derived(Protocol):
 
     def pass_over(self, start_position: int, end_position: int) -> None:
         """The replay gives no records of this part of the log, which is damaged."""
+
+    def forget_deleted(self, positions: Mapping[str, int]) -> None:
+        """A start: topics that were deleted, and up to where what the log has of them is gone; the records behind that come next.
+
+        What was taken over by `load` knows of deletions in front of its position already.
+        """
 
     def truncate(self, end_position: int) -> None:
         """Forgets what lies at or beyond the end of the log."""

@@ -8,12 +8,18 @@ What is derived says itself up to where it is complete (`replay_from`); the walk
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
+
+from protomq.v1.record_pb2 import RecordBatch
+from protomq.v1.state_pb2 import TopicsRecord
+from protomq.wire.topics import TOPICS_TOPIC
 
 from .config import FORMAT_VERSION, StoreConfig, check_format
 from .derived import Derived
@@ -43,7 +49,7 @@ from .queues.consume_queue import ConsumeQueueDamagedError
 from .queues.consume_queue_table import ConsumeQueueTable
 from .queues.lost_records import records_that_seem_whole
 from .queues.queue_ends import ends_in, keep_ends_of_damage, save_ends
-from .state.topics import TopicTable, incarnation_of_first
+from .state.topics import TopicTable, deletions_in, incarnation_of_first
 
 log = logging.getLogger(__name__)
 
@@ -112,14 +118,14 @@ def recover_store(
     derived: Sequence[Derived],
     *,
     same_cache: bool,
-    deleted: Mapping[str, int],
+    deleted: dict[str, int],
     boundaries: BoundaryFiles,
     on_walked: Callable[[Stretch], None],
 ) -> RecoveredLog:
     """Recovers the log and brings what is derived (loaded already, the consume queues first) to its end. Raises CorruptLogError.
 
-    `deleted`: topics that were deleted, and where the log ended then. `boundaries`: from where a walk may begin, besides the heads of
-    segments. `on_walked` is told what was walked.
+    `deleted`: topics that were deleted, and up to where what the log has of them is gone; what the walk finds joins them. `boundaries`:
+    from where a walk may begin, besides the heads of segments. `on_walked` is told what was walked.
     """
     config_folder = f"{root}/config"
     positions = [structure.replay_from for structure in derived]
@@ -151,7 +157,6 @@ def recover_store(
     for structure in derived:
         structure.truncate(recovered.tail.position)
     queues.keep_ends(recovered.damaged, deleted, recovered.tail.position)
-    queues.forget_deleted(deleted)
     ends = ends_in(queues.all(), recovered.damaged)
     keep_ends_of_damage(disk, config_folder, recovered.damaged, ends)
     return recovered
@@ -166,7 +171,7 @@ def _recover(
     queues: ConsumeQueueTable,
     derived: Sequence[Derived],
     same_cache: bool,
-    deleted: Mapping[str, int],
+    deleted: dict[str, int],
     positions: Sequence[int],
     boundaries: BoundaryFiles,
     on_walked: Callable[[Stretch], None],
@@ -236,18 +241,18 @@ def _start_before(folder: SegmentFolder, checkpoint: Checkpoint) -> StartPoint:
     )
 
 
-def rebuild_queues(
+def rebuild(
     disk: Disk,
     folder: SegmentFolder,
     checkpoint: Checkpoint | None,
     recovered: RecoveredLog,
     queues: ConsumeQueueTable,
-    deleted: Mapping[str, int],
+    derived: Sequence[Derived],
+    deleted: dict[str, int],
 ) -> None:
-    """Makes all consume queues anew from the recovered log: one that the start itself reads turned out not to hold."""
-    _rebuild(disk, folder, checkpoint, recovered, queues, [queues], deleted)
+    """Makes derived structures anew from the recovered log: what the start believed turned out not to hold."""
+    _rebuild(disk, folder, checkpoint, recovered, queues, derived, deleted)
     queues.keep_ends(recovered.damaged, deleted, recovered.tail.position)
-    queues.forget_deleted(deleted)
 
 
 def restore_topics(
@@ -257,13 +262,12 @@ def restore_topics(
     known_incarnations: Mapping[str, int],
     store_id: int,
 ) -> None:
-    """Topics that the log has and the file has not come back from their queues: all if the file was lost, else those whose first
-    message had come just before the process or the power went.
+    """Topics that have messages and no record come back from their queues: their first message had come just before the process or the
+    power went, or their record is lost.
 
     Their incarnation is the one that the newest committed offset tells (`known_incarnations`), or what the first message makes it. That
     is another one if the store's number was lost too: then readers are told TOPIC_RECREATED, and begin anew.
     """
-    was_lost = topics.was_lost
     counts = {
         topic: max(queues.queues_of(topic)) + 1
         for topic in queues.topics()
@@ -277,8 +281,7 @@ def restore_topics(
     found = topics.restore(counts, queues_default, {**incarnations, **known_incarnations})
     if found:
         log.warning(
-            "config/topics.json %s: %d topics are restored from their queues",
-            "was lost" if was_lost else "was behind the log",
+            "%d topics are restored from their queues: the log has messages of theirs, and no record of them",
             len(found),
         )
 
@@ -304,7 +307,7 @@ def _rebuild(
     recovered: RecoveredLog,
     queues: ConsumeQueueTable,
     broken: Sequence[Derived],
-    deleted: Mapping[str, int],
+    deleted: dict[str, int],
 ) -> None:
     for structure in broken:
         log.warning("%s is rebuilt from the log", type(structure).__name__)
@@ -318,6 +321,22 @@ def _rebuild(
     replay.finish(recovered.tail.position)
 
 
+def deletions_in_block(
+    block: WalkedBlock, records: ScannedRecords
+) -> Iterator[tuple[str, int]]:
+    """What the records of a block delete: a topic, and up to where what the log has of it is gone."""
+    if TOPICS_TOPIC not in records.topics:
+        return
+    of_topics = records.topic_indexes == records.topics.index(TOPICS_TOPIC)
+    for row in np.flatnonzero(of_topics).tolist():
+        position = int(records.positions[row])
+        at = position - block.base_position
+        data = bytes(block.data[at : at + int(records.sizes[row])])
+        (record,) = RecordBatch.FromString(data).records
+        with suppress(DecodeError):
+            yield from deletions_in(TopicsRecord.FromString(record.body), position)
+
+
 class _Replay:
     """Hands blocks to derived structures, and tells them of damaged ranges between, of which queue offsets are saved."""
 
@@ -328,8 +347,9 @@ class _Replay:
         queues: ConsumeQueueTable,
         derived: Sequence[Derived],
         position: int,
-        deleted: Mapping[str, int],
+        deleted: dict[str, int],
     ) -> None:
+        """`deleted`: what is known of topics that were deleted; what the blocks tell joins it."""
         self._deleted = deleted
         self._folder = folder
         self._disk = disk
@@ -353,12 +373,21 @@ class _Replay:
                 error.position,
                 f"{error.reason}, though its seal holds",
             ) from error
+        self._note_deletions(block, records)
         kept = records.select(_is_owned(records, self._deleted))
         for structure in self._derived:
             if kept is not records and structure.outlives_topics:
                 structure.replay(_disowned(records, self._deleted))
             else:
                 structure.replay(kept)
+
+    def _note_deletions(self, block: WalkedBlock, records: ScannedRecords) -> None:
+        """Topics that a block deletes are gone from what was made of the blocks before; what it has of them itself is passed over."""
+        for name, end_position in deletions_in_block(block, records):
+            if end_position > self._deleted.get(name, 0):
+                self._deleted[name] = end_position
+                for structure in self._derived:
+                    structure.forget_deleted({name: end_position})
 
     def finish(self, end_position: int) -> None:
         """There are no more blocks."""

@@ -31,7 +31,7 @@ from protomq.wire.hashing import Octets
 from protomq.wire.topics import QUEUES_DEFAULT
 
 from .config import StoreConfig
-from .errors import DiskFullError, NoWriterError, StoreError, StoreFailedError
+from .errors import DiskFullError, StoreError, StoreFailedError
 from .files.disk import Disk
 from .files.lock import StoreLock
 from .full_disk import FullDisk
@@ -63,7 +63,14 @@ from .queues.reading import LogRegion, ReadResult, StoredPlace, TopicCounters
 from .queues.selection import NO_TAGS
 from .same_messages import SentAgain
 from .scrub import Scrubber
-from .state.machine import Carrier, StateMachine, positions_of, replay_states, state_region
+from .state.machine import (
+    Carrier,
+    StateMachine,
+    StateWriter,
+    positions_of,
+    replay_states,
+    state_region,
+)
 from .state.offsets import ConsumerOffsets
 from .state.repeated_sends import PartlyStoredError
 from .store_files import Recovery, StoreFiles
@@ -198,12 +205,13 @@ class Store:
             self._folder.first_position,
             self.positions.appended,
         )
-        self._machines: tuple[StateMachine, ...] = (self.offsets,)
+        self._machines: tuple[StateMachine, ...] = (self.topics, self.offsets)
         """What stands in the log of the broker itself: what joins here is replayed, saved and carried forward."""
         self._machine_of = {machine.topic: machine for machine in self._machines}
         self._replay_states(recovery.log)
         known_incarnations = self.offsets.incarnations(self.topics.deleted)
         restore_topics(self.topics, self._queues, queues_default, known_incarnations, self.id)
+        self.topics.writer = self._writer_of(self.topics)
         self._keep_offsets()
         self._scrubber = Scrubber(
             disk,
@@ -247,7 +255,7 @@ class Store:
             "protomq-flush", config.flush_interval_ms, self._flush_turn, self._crashed
         )
         self._keep_thread = BackgroundThread(
-            "protomq-housekeeping", config.flush_interval_ms, self._keep_turn, self._crashed
+            "protomq-housekeeping", config.flush_interval_ms, self._keeper.turn, self._crashed
         )
         self._queues.watch_damage(self._keep_thread.wake)
 
@@ -260,6 +268,7 @@ class Store:
                 raise
             log.warning("the disk is full: %s", error)
         self._files.lock.publish(self._disk.cache_id(self.root))
+        self._tell_untold()
         if self.config.sync_flush:
             self._flusher.flush()
         if background:
@@ -368,7 +377,9 @@ class Store:
             for (topic, bodies), request in zip(states, records, strict=True):
                 machine = self._machine_of[topic]
                 for body, position in zip(bodies, positions_of(request), strict=True):
-                    machine.apply(body, position)
+                    for gone in machine.apply(body, position):
+                        for derived in self._derived:
+                            derived.remove_topic(gone)
 
         return self._append([*copies, *records], reserve, apply)
 
@@ -566,30 +577,12 @@ class Store:
         """Deletes a topic with its queues and committed offsets. Its records stay in the log until their segments go.
 
         It goes between two appends: a send that found it is appended before, and gone with it. Not the writer thread, unless `on_writer`
-        says so.
+        says so. Raises what `append` raises, and NoWriterError.
         """
-        end_position = self.positions.appended
-
-        def remove(publish: Callable[[], None]) -> None:
-            def remove_here() -> None:
-                nonlocal end_position
-                publish()
-                for derived in self._derived:
-                    derived.remove_topic(topic)
-                end_position = self.positions.appended
-
-            try:
-                self._on_writer(remove_here)
-            except NoWriterError:  # nobody appends: any thread may do it
-                remove_here()
-
-        def clean_up() -> None:
+        if self.topics.delete(topic):
             self._keep_offsets()
             self._counters.pop(topic, None)
-
-        self.topics.delete(topic, end_position, clean_up, remove)
-        self.topics.move_deleted(topic, end_position)  # sends that were under way
-        self.on_topic_deleted(topic)
+            self.on_topic_deleted(topic)
 
     def delete_segments_below(self, position: int) -> int:
         """Deletes the segments that end at or below `position`, except those that a recovery would
@@ -624,13 +617,12 @@ class Store:
             self._repeated.thaw()
 
     def _checkpoint(self, tail: LogTail, durable_position: int) -> None:
-        found = [machine.snapshot() for machine in self._machines]
+        found = [machine.unsaved() for machine in self._machines]
         snapshots = [snapshot for snapshot in found if snapshot is not None]
         # What is in them must be on the disk first.
         durable_position = max((durable_position, *(s.end_position for s in snapshots)))
         if self._flusher.flush() < durable_position or self._is_checkpoint_spoilt:
             return
-        self.topics.save()
         for snapshot in snapshots:
             snapshot.save(tail.position)
         try:
@@ -752,6 +744,36 @@ class Store:
             self._files.rebuild_queues(recovered)
             replay_states(self._machines, self._queues, self._reader)
 
+    def _tell_untold(self) -> None:
+        """Appends records of what is known without any: topics that only their messages or a file of an earlier version tell of."""
+        try:
+            for machine in self._machines:
+                for carry in machine.carry(0):
+                    self._carry(machine.topic, carry)
+        except StoreError as error:  # they are carried forward before anything that tells of them goes
+            log.warning("some states have no record yet: %s", error)
+
+    def _writer_of(self, machine: StateMachine) -> StateWriter:
+        """How the machine's changes get into the log."""
+
+        def append(body: bytes) -> int:
+            return self.append_state(machine.topic, [body])
+
+        def change(make: Callable[[], bytes]) -> None:
+            end_position = 0
+
+            def change_here() -> None:
+                nonlocal end_position
+                body = make()
+                if body:
+                    end_position = append(body)
+
+            self._on_writer(change_here)
+            if end_position > self.positions.readable and self.flush() < end_position:
+                raise StoreFailedError(self._log.failure)
+
+        return StateWriter(append, change)
+
     def _keep_offsets(self) -> None:
         """Forgets the offsets of topics that are gone."""
 
@@ -814,13 +836,6 @@ class Store:
 
     def _flush_turn(self) -> None:
         self._flusher.flush()
-
-    def _keep_turn(self) -> None:
-        try:
-            self.topics.save()
-        except OSError as error:
-            log.warning("config/topics.json could not be written, tried again soon: %s", error)
-        self._keeper.turn()
 
     def _crashed(self, error: BaseException) -> None:
         self._log.fail(f"a background thread of the store has ended: {error!r}")

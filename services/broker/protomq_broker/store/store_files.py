@@ -21,7 +21,7 @@ from .log.checkpoint import Checkpoint, read_checkpoint
 from .log.recovery import RecoveredLog, StartPoint
 from .log.segment import SegmentFolder
 from .log_proof import forget_unused_segments
-from .opening import check_settings, rebuild_queues, recover_store
+from .opening import check_settings, rebuild, recover_store
 from .queues.consume_queue_table import ConsumeQueueTable
 from .queues.queue_ends import read_saved_ends, save_ends
 from .state.repeated_sends import RepeatedSends
@@ -62,8 +62,13 @@ class StoreFiles:
         )
         self.derived: tuple[Derived, ...] = (self.queues, self.index, self.repeated)
         """What follows the log record by record, in this order: what joins here follows appends, starts, retention and checkpoints."""
-        self.topics = TopicTable(disk, f"{root}/config/topics.json", clock.now_ms, draw)
-        self.topics.forget_deleted(self.folder.first_position)
+        self.topics = TopicTable(
+            disk,
+            f"{root}/config/topics.json",
+            clock.now_ms,
+            draw,
+            log_start=self.folder.first_position,
+        )
         self.boundaries = BoundaryFiles(disk, f"{root}/boundaries")
 
     def recover(self) -> Recovery:
@@ -76,9 +81,11 @@ class StoreFiles:
         config_folder = f"{self.root}/config"
         self.queues.known_ends += read_saved_ends(disk, config_folder)
         self.queues.keep_known_ends = partial(save_ends, disk, config_folder)
+        deleted = dict(self.topics.deleted)
         for structure in self.derived:
             structure.load(self.folder.first_position)
-        self.repeated.forget_deleted(self.topics.deleted)
+        for structure in self.derived:
+            structure.forget_deleted(deleted)
         cache_id = disk.cache_id(self.root)
         walked: list[Stretch] = []
         recovered = recover_store(
@@ -90,17 +97,23 @@ class StoreFiles:
             self.queues,
             self.derived,
             same_cache=bool(cache_id) and cache_id == self.lock.previous_cache_id,
-            deleted=self.topics.deleted,
+            deleted=deleted,
             boundaries=self.boundaries,
             on_walked=walked.append,
         )
+        if not self.topics.believe(recovered.tail.position):  # nor what followed from it
+            deleted = dict(self.topics.deleted)
+            rebuild(disk, self.folder, checkpoint, recovered, self.queues, self.derived, deleted)
         replay_position = checkpoint.replay_position if checkpoint else 0
         return Recovery(recovered, LogStart.of(self.folder, checkpoint), replay_position, walked)
 
     def rebuild_queues(self, recovered: RecoveredLog) -> None:
         """Makes the consume queues anew from the log."""
-        deleted = self.topics.deleted
-        rebuild_queues(self.disk, self.folder, self._checkpoint(), recovered, self.queues, deleted)
+        deleted = dict(self.topics.deleted)
+        checkpoint = self._checkpoint()
+        rebuild(
+            self.disk, self.folder, checkpoint, recovered, self.queues, [self.queues], deleted
+        )
 
     @property
     def _checkpoint_path(self) -> str:

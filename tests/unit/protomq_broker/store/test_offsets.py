@@ -59,7 +59,7 @@ def deletion(*groups: str) -> bytes:
 
 
 def save(offsets: ConsumerOffsets, position: int) -> bool:
-    snapshot = offsets.snapshot()
+    snapshot = offsets.unsaved()
     if snapshot is not None:
         snapshot.save(position)
     return snapshot is not None
@@ -492,7 +492,7 @@ def test_a_power_cut_takes_no_more_of_the_offsets_than_of_the_log() -> None:
             commit(store, "group", "topic", 0, offset)
         store.checkpoint()
         commit(store, "group", "topic", 0, 7)
-        assert store.offsets.snapshot() is not None
+        assert store.offsets.unsaved() is not None
         store = open_store(disk.crash(random.Random(seed)))
         assert committed(store, "group", "topic", 0) in (4, 7)
 
@@ -532,7 +532,7 @@ def test_a_topic_made_anew_does_not_come_back_as_the_one_that_was_deleted() -> N
     first = make_request([b"d"])
     store.append([first])
     made = incarnation_of_first(store.id, "topic", first.physical_offset)
-    store.topics.add(TopicConfig("topic", incarnation=made))
+    store.topics.add([TopicConfig("topic", incarnation=made)])
 
     store = open_store(disk.killed())  # before config/topics.json had the new one
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import random
-from collections.abc import Callable
 
 import pytest
 
@@ -33,6 +32,7 @@ def path_of(number: int) -> str:
 def filled_store(disk: SimDisk, *, segment_count: int = 4) -> list[tuple[int, bytes]]:
     """A store of several segments, cleanly closed; what is in its queue 0."""
     store = open_store(disk)
+    store.topics.create(TopicConfig("topic"))
     while store.appended_position < (segment_count - 1) * SEGMENT + 2000:
         store.append([make_request([bytes([store.appended_position % 251]) * 300])])
         store.append([make_request([b"other"], queue_id=1)])
@@ -326,29 +326,6 @@ def test_a_deleted_topic_stays_deleted_whatever_happens_next(
     assert verify("/s", disk=disk) == []
 
 
-Remove = Callable[[Callable[[], None]], None]
-
-
-def test_a_send_under_way_while_its_topic_is_deleted_does_not_bring_the_others_back() -> None:
-    disk = SimDisk()
-    store = open_store(disk, sync_flush=True)
-    store.topics.create(TopicConfig("topic"))
-    store.append([make_request([b"old"])])
-    real = store.topics.delete
-
-    def delete(name: str, position: int, clean_up: Callable[[], None], remove: Remove) -> bool:
-        def late(publish: Callable[[], None]) -> None:
-            store.append([make_request([b"under way"])])
-            remove(publish)
-
-        return real(name, position, clean_up, late)
-
-    store.topics.delete = delete  # type: ignore[method-assign,assignment]
-    store.delete_topic("topic")
-    store.flush()
-    assert read_all(open_store(disk.killed())) == []
-
-
 def test_deletions_are_forgotten_with_the_segments() -> None:
     disk = SimDisk()
     store = open_store(disk)
@@ -364,7 +341,8 @@ def test_deletions_are_forgotten_with_the_segments() -> None:
     store = open_store(disk)
     assert not store.topics.deleted
     store.topics.create(TopicConfig("another"))
-    assert b"deleted" not in disk.content("/s/config/topics.json")
+    store.checkpoint()
+    assert b'"gone"' not in disk.content("/s/config/topics.json")
 
 
 @pytest.mark.parametrize(

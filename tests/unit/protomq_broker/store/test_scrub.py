@@ -7,6 +7,7 @@ import pytest
 from protomq.testing.simdisk import Fault, SimDisk
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.scrub import ROUND_INTERVAL_MS
+from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 
 from .log_helpers import ManualClock, make_request
@@ -18,6 +19,7 @@ COUNT = 90
 def filled_store(disk: SimDisk, clock: ManualClock) -> Store:
     """A store of several segments, opened anew: nothing of them is walked at the start."""
     store = open_store(disk, clock=clock)
+    store.topics.create(TopicConfig("topic"))
     for index in range(COUNT):
         store.append([make_request([bytes([index]) * 300], queue_id=index % 2)])
     store.close()

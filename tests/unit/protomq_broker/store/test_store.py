@@ -103,7 +103,8 @@ def test_queues_of_several_topics_in_one_log_do_not_leak_into_each_other() -> No
 def test_a_clean_restart_finds_everything_and_leaves_no_abort_file() -> None:
     disk = SimDisk()
     store = open_store(disk)
-    for index in range(60):
+    store.topics.create(TopicConfig("topic"))
+    for index in range(55):
         store.append(
             [make_request([bytes([index]) * 200], queue_id=index % 3, tag="t", key=f"k{index}")]
         )
@@ -442,6 +443,7 @@ def test_everything_derived_can_be_lost_even_when_old_segments_are_gone() -> Non
 def test_lost_derived_files_are_rebuilt_byte_for_byte() -> None:
     disk = SimDisk()
     store = open_store(disk)
+    store.topics.put([TopicConfig(f"t{number}") for number in range(3)])
     for index in range(50):
         store.append(
             [

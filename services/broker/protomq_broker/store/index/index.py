@@ -21,7 +21,7 @@ from __future__ import annotations
 import struct
 import threading
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -273,6 +273,9 @@ class MessageIndex:
 
     def remove_topic(self, topic: str) -> None:
         """Nothing to do: whoever looks up finds no queue that leads to the record."""
+
+    def forget_deleted(self, positions: Mapping[str, int]) -> None:
+        """Nothing to do: a hash that leads to what is gone is passed over by whoever looks it up."""
 
     def close(self) -> None:
         """Closes the files. Call `checkpoint` before."""

@@ -425,8 +425,10 @@ class ConsumeQueueTable:
         return kept
 
     def forget_deleted(self, positions: Mapping[str, int]) -> None:
-        """Topics that were deleted when the log ended at a position: the queues that came back from before it go again."""
+        """Topics that were deleted, and up to where: queues that have nothing behind that go. What the table knows is passed over."""
         for topic, position in positions.items():
+            if position < self._checkpoint_position:
+                continue
             queues = list(self.queues_of(topic).values())
             try:
                 old = [q for q in queues if q.first_at_or_beyond(position) == q.end_offset]

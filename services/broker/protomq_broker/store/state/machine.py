@@ -53,14 +53,31 @@ class StateMachine(Protocol):
     topic: str
     replay_from: int
 
-    def apply(self, body: bytes, position: int) -> None:
-        """Takes the body of the record at `position`. Never raises for what it says: that was checked before it was appended."""
+    def apply(self, body: bytes, position: int) -> Sequence[str]:
+        """Takes the body of the record at `position`; the topics that are gone with it. Never raises for what the record says: that was
+        checked before it was appended."""
 
     def carry(self, cut: int) -> Sequence[Carrier]:
-        """What is alive and has its newest record in front of `cut`, in slices of a few milliseconds; any thread."""
+        """What is alive and has its newest record in front of `cut`, in slices of a few milliseconds; any thread.
 
-    def snapshot(self) -> Snapshot | None:
+        Of what is known without any record, from a file of an earlier version say, that is in front of everything.
+        """
+
+    def unsaved(self) -> Snapshot | None:
         """What is to be saved; None if that is saved already. Any thread."""
+
+
+class StateWriter(NamedTuple):
+    """How changes of a state get into the log. Both raise what `Store.append` raises.
+
+    Attributes:
+        append: on the writer thread: appends a record with this body and applies it; where it ends.
+        change: on any other thread: has the function called on the writer thread and appends what it gives, nothing if that is b"";
+            returns when it is stored as a send is when it is answered. Raises what the function raises, and NoWriterError.
+    """
+
+    append: Callable[[bytes], int]
+    change: Callable[[Callable[[], bytes]], None]
 
 
 def state_region(topic: str, bodies: Sequence[bytes], now_ms: int) -> RecordRegion:

@@ -93,13 +93,13 @@ class ConsumerOffsets:
 
     # The machine: the writer thread, and a start.
 
-    def apply(self, body: bytes, position: int) -> None:
+    def apply(self, body: bytes, position: int) -> Sequence[str]:
         """Takes the body of the record at `position`; one that is no OffsetsRecord changes nothing, and is said."""
         try:
             record = OffsetsRecord.FromString(body)
         except DecodeError:
             log.error("the record of %s at position %d does not parse", OFFSETS_TOPIC, position)
-            return
+            return ()
         with self._lock:
             for group in record.deleted_groups:
                 self._groups.pop(group, None)
@@ -113,6 +113,7 @@ class ConsumerOffsets:
                     known.positions[offset.queue_id] = position
             self._change_count += 1
             self._end_position = position + 1
+        return ()
 
     def carry(self, cut: int) -> Sequence[Carrier]:
         """See `StateMachine`."""
@@ -153,7 +154,7 @@ class ConsumerOffsets:
             )
         return OffsetsRecord(commits=commits.values()).SerializeToString()
 
-    def snapshot(self) -> Snapshot | None:
+    def unsaved(self) -> Snapshot | None:
         """See `StateMachine`."""
         with self._lock:
             change_count, names = self._change_count, list(self._groups)

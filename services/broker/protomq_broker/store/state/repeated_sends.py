@@ -483,7 +483,7 @@ class RepeatedSends:
     def forget_deleted(self, positions: Mapping[str, int]) -> None:
         """Topics that were deleted, and where the log ended then: the snapshot may be of a time before that."""
         for topic, position in positions.items():
-            if position > self._covered_position:
+            if position >= self._covered_position:
                 self.remove_topic(topic)
 
     def start_rebuild(self) -> None:

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from protomq_broker.store.errors import StoreError
 from protomq_broker.store.files.disk import Disk, read_file, write_file_atomically
 from protomq_broker.store.files.side_files import (
     SideFileDamagedError,
@@ -52,7 +53,9 @@ class SnapshotFiles:
     def save_text(self, text: str) -> None:
         """The same for a content that is encoded already."""
         stored = read_file(self._disk, self._path) if self._has_newest else None
-        if stored is not None:  # a copy: a power cut in the middle of a rename may leave neither name
+        if (
+            stored is not None
+        ):  # a copy: a power cut in the middle of a rename may leave neither name
             write_file_atomically(self._disk, self._previous_path, stored)
         write_json_text(self._disk, self._path, text)
         self._has_newest = True
@@ -68,7 +71,9 @@ class SnapshotFiles:
             content = read_json_file(self._disk, path)
             if content is None:
                 return None
-            position = int(content["position"])
+            position = int(
+                content.get("position", 0)
+            )  # of an earlier version: no record tells of it
             if position > position_max:
                 log.warning(
                     "%s is ahead of the log, which ends at %d: it is left aside", path, position_max
@@ -79,7 +84,7 @@ class SnapshotFiles:
         except SideFileDamagedError as error:
             log.warning("%s: it is left aside, the log tells as much", error)
             return None
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, StoreError) as error:
             log.warning("%s is of another form: it is left aside: %r", path, error)
             return None
         return position

@@ -1,17 +1,20 @@
-"""The topics of a broker: names, configuration, and the file that keeps them.
+"""The topics of a broker: names, configuration, and what was deleted; a state machine over the log.
 
-    config/topics.json   {"version": {"counter": n, "time_ms": t}, "topics": [{"name": …, "write_queues": …, …}, …],
-                          "deleted": {"<name>": position, …}}      with a checksum: side_files.py
+    record of %SYS%TOPICS   its body is a TopicsRecord (state.proto): topics that were created or changed, or deleted
+    config/topics.json      {"position": n, "version": {"counter": n, "time_ms": t}, "deleted": {"<name>": position, …},
+                             "topics": [{"name": …, "write_queues": …, …, "position": n}, …]}
 
 Rules:
-- A change is on the disk before it is visible; if the disk refuses it, nothing has changed. But a topic that is made by its first message
-  (`add`) is visible at once and in the file half a second later (`save`): its message names it, so that a start finds it in the log.
+- The records are the truth, the file is a cache (`snapshots.py`). A topic's `position` is where its newest record stands.
+- All changes are made on the writer thread, in the turn that appends their record; who asks for one waits until it is stored as a send is.
+- A topic that is made by its first message gets its record in the same turn (`add`). Where the log takes no record, its messages tell of
+  it, and the next start appends the record.
 - A topic has an incarnation: a number that it gets when it is made and keeps until it is deleted; random, or for one that its first message
   makes, a hash with the store's random number in it. What clients remember of a topic,
   offsets above all, belongs to one incarnation and means nothing in the next one of the same name.
 - Readers see an immutable snapshot and take no lock.
-- Of a deleted topic the file keeps where the log ended then: what the log has of that name in front of it belongs to nobody, not even to
-  a topic of the same name that was made since. A recovery needs to know that.
+- What the log has of a deleted topic in front of the record that deletes it belongs to nobody, not even to a topic of the same name that
+  was made since (`deleted`). That record needs no carrying forward: the log goes from its front, so what it takes away goes before it does.
 - Names with a percent sign belong to the system: such topics exist in the store, but are never found, listed, created or deleted here.
 """
 
@@ -22,28 +25,36 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import partial
 from hashlib import blake2b
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
+from google.protobuf.message import DecodeError
+
+from protomq.v1.state_pb2 import EarlierDeletion, TopicsRecord
+from protomq.v1.topic_pb2 import DataVersion, Permission, Topic
 from protomq.wire.topics import (
     QUEUES_DEFAULT,
     QUEUES_MAX,
+    TOPICS_TOPIC,
     is_user_name,
     why_no_group,
     why_no_topic,
 )
 from protomq_broker.store.errors import StoreError
 from protomq_broker.store.files.disk import Disk
-from protomq_broker.store.files.side_files import (
-    SideFileDamagedError,
-    read_json_file,
-    write_json_text,
-)
+
+from .machine import Carrier, Snapshot, StateWriter
+from .snapshots import SnapshotFiles
 
 log = logging.getLogger(__name__)
 
 INCARNATION_MAX: Final = (1 << 63) - 1
+CARRIED_COUNT: Final = 500
+"""Topics in a slice of what is carried forward."""
+NOWHERE: Final = -1
+"""Position of the record of a topic of which no record tells yet: in front of everything."""
 
 
 class InvalidNameError(StoreError):
@@ -138,12 +149,15 @@ class TopicsSnapshot:
 
 
 class TopicTable:
-    """The clients' topics. Any thread may call; changes take a lock and wait for the disk.
+    """The clients' topics. Questions: any thread; `create`, `put`, `delete`: any but the writer; `add`, `apply`: the writer.
 
     Attributes:
-        on_change: called after each change, on the thread that made it.
-        was_lost: there was no file, or none that could be read.
+        writer: how changes get into the log; set before the first one.
+        on_change: called after each change, on the thread that asked for it.
+        replay_from: after the construction: the records in front of this position are in it already.
     """
+
+    topic = TOPICS_TOPIC
 
     def __init__(
         self,
@@ -151,31 +165,52 @@ class TopicTable:
         path: str,
         now_ms: Callable[[], int],
         draw_incarnation: Callable[[], int] | None = None,
+        *,
+        log_start: int = 0,
     ) -> None:
-        """`draw_incarnation` gives numbers of 63 bits, never 0 or one twice; without it the time and the count of changes make them."""
+        """Reads the cache of a log that begins at `log_start`; `believe` comes when its end is known.
+
+        `draw_incarnation` gives numbers of 63 bits, never 0 or one twice; without it the time and the count of changes make them.
+        """
+        self.writer: StateWriter | None = None
         self.on_change: Callable[[], None] = _nothing
         self._draw_incarnation = draw_incarnation or self._next_incarnation
-        self._disk = disk
-        self._path = path
+        self._files = SnapshotFiles(disk, path)
         self._now_ms = now_ms
-        self._lock = threading.Lock()  # of the file: held while the disk is waited for
-        self._publishing = threading.Lock()  # of what is in memory: never held over a write
-        self._is_behind = False  # the file lacks topics that were added
-        self._lines: dict[
-            str, str
-        ] = {}  # each topic as it stands in the file, so that a change encodes one topic only
-        content = _read(disk, path)
-        loaded = _decode(content)
-        self._deleted = _decode_deleted(content)
-        self.was_lost = loaded is None
-        self._snapshot = loaded or TopicsSnapshot(TopicsVersion(0, 0), MappingProxyType({}))
-        _warn_of_unreadable_queues(self._snapshot.topics)
-        self._by_name = self._snapshot.by_name
-        self._lines = {topic.name: _encode(topic) for topic in self._by_name.values()}
+        self._lock = threading.Lock()  # of what is below: held while it changes and is copied
+        self._log_start = log_start
+        self._start(1 << 63)
+
+    def _start(self, end_position: int) -> None:
+        self._by_name: dict[str, TopicConfig] = {}
+        self._positions: dict[str, int] = {}
+        self._version = TopicsVersion(0, 0)
+        self._snapshot: TopicsSnapshot | None = None  # made when somebody asks for it
+        self._deleted: Mapping[str, int] = {}
+        self._untold: dict[str, int] = {}  # deletions that a file of an earlier version tells of
+        self._change_count = self._saved_count = 0
+        self._end_position = 0  # behind the start of the last record that was applied
+        self.replay_from = self._files.load(self._load, self._log_start, end_position)
+        self.forget_deleted(self._log_start)
+
+    def believe(self, end_position: int) -> bool:
+        """The log ends there: whether the cache told of no more than it has. If it did, it is left aside."""
+        if self.replay_from <= end_position:
+            _warn_of_unreadable_queues(self._by_name.values())
+            return True
+        self._start(end_position)
+        return False
+
+    # Questions.
 
     def snapshot(self) -> TopicsSnapshot:
         """All topics and their version, as they are now."""
-        return self._snapshot
+        with self._lock:
+            if self._snapshot is None:
+                self._snapshot = TopicsSnapshot(
+                    self._version, MappingProxyType(dict(self._by_name))
+                )
+            return self._snapshot
 
     def find(self, name: str) -> TopicConfig | None:
         """The topic, None if there is none."""
@@ -183,99 +218,72 @@ class TopicTable:
 
     def all(self) -> list[TopicConfig]:
         """All topics, by name."""
-        return self._snapshot.topics
-
-    def create(self, topic: TopicConfig) -> TopicConfig:
-        """Adds a topic; if there is one of that name already, that one stays and is the result. Raises InvalidNameError, OSError."""
-        require_topic_name(topic.name)
-        with self._lock:
-            existing = self._by_name.get(topic.name)
-            if existing is not None:
-                return existing
-            self._change([self._with_incarnation(topic)], ())
-            made = self._by_name[topic.name]
-        self.on_change()
-        return made
-
-    def add(self, topic: TopicConfig) -> None:
-        """Adds a topic, if there is none of that name, without waiting for the disk; the log has a message that names it."""
-        require_topic_name(topic.name)
-        with self._publishing:
-            if topic.name in self._by_name:
-                return
-            self._publish([self._with_incarnation(topic)], ())
-            self._is_behind = True
-        self.on_change()
-
-    def save(self) -> None:
-        """Writes down what was added since the last change. Raises OSError; then the next call tries again."""
-        if self._is_behind:
-            with self._lock:
-                self._write([], (), self._deleted)
-
-    def put(self, topics: Sequence[TopicConfig]) -> list[TopicConfig]:
-        """Adds topics or gives them another configuration, all or none; one write, however many. The result is what they are now.
-
-        Raises InvalidNameError, IncarnationGivenError, OSError.
-        """
-        for topic in topics:
-            require_topic_name(topic.name)
-        with self._lock:
-            wanted = [self._with_incarnation(topic) for topic in topics]
-            changed = [topic for topic in wanted if self._by_name.get(topic.name) != topic]
-            if not changed:
-                return wanted
-            self._change(changed, ())
-            made = [self._by_name[topic.name] for topic in topics]
-        self.on_change()
-        return made
-
-    def delete(
-        self,
-        name: str,
-        position: int = 0,
-        clean_up: Callable[[], None] = lambda: None,
-        remove: Callable[[Callable[[], None]], None] = lambda publish: publish(),
-    ) -> bool:
-        """Removes a topic; whether there was one. What the log has of it in front of `position` is gone with it. Raises OSError.
-
-        `remove` is given the function that takes the topic out of sight, when the file has it no more. `clean_up` is called
-        when the topic is gone and before `put` or `create` can make one of that name.
-        """
-        with self._lock:
-            if name not in self._by_name:
-                return False
-            deleted = {**self._deleted, name: position}
-            self._write([], [name], deleted)
-            self._deleted = deleted
-
-            def publish() -> None:
-                with self._publishing:
-                    if name in self._by_name:
-                        self._publish([], [name])
-
-            remove(publish)
-            clean_up()
-        self.on_change()
-        return True
+        return self.snapshot().topics
 
     @property
     def deleted(self) -> Mapping[str, int]:
-        """Names of topics that were deleted, and where the log ended then."""
+        """Names of topics that were deleted, and up to where what the log has of them is gone."""
         return self._deleted
 
-    def move_deleted(self, name: str, position: int) -> None:
-        """A topic was deleted, and the log had grown to `position` by then. Raises OSError."""
-        with self._lock:
-            if self._deleted.get(name, position) < position:
-                self._change([], [], {**self._deleted, name: position})
+    # Changes.
 
-    def forget_deleted(self, log_start: int) -> None:
-        """The log has nothing in front of `log_start` any more: earlier deletions need not be known. The next change leaves them out."""
-        with self._lock:
-            self._deleted = {
-                name: position for name, position in self._deleted.items() if position > log_start
-            }
+    def create(self, topic: TopicConfig) -> TopicConfig:
+        """Adds a topic; if there is one of that name already, that one stays and is the result. Raises as `put`."""
+        require_topic_name(topic.name)
+        made = topic
+
+        def change() -> bytes:
+            nonlocal made
+            existing = self._by_name.get(topic.name)
+            made = existing or self._with_incarnation(topic)
+            return b"" if existing is not None else self._record([made])
+
+        self._change(change)
+        return made
+
+    def put(self, topics: Sequence[TopicConfig]) -> list[TopicConfig]:
+        """Adds topics or gives them another configuration, all or none; one record, however many. The result is what they are now.
+
+        Raises InvalidNameError, IncarnationGivenError, and what `StateWriter.change` raises.
+        """
+        for topic in topics:
+            require_topic_name(topic.name)
+        wanted: list[TopicConfig] = []
+
+        def change() -> bytes:
+            wanted[:] = [self._with_incarnation(topic) for topic in topics]
+            changed = [topic for topic in wanted if self._by_name.get(topic.name) != topic]
+            return self._record(changed) if changed else b""
+
+        self._change(change)
+        return wanted
+
+    def delete(self, name: str) -> bool:
+        """Removes a topic, and with it what the log has of it; whether there was one. Raises what `StateWriter.change` raises."""
+
+        def change() -> bytes:
+            return self._record((), [name]) if name in self._by_name else b""
+
+        return self._change(change)
+
+    def add(self, topics: Iterable[TopicConfig]) -> int:
+        """Adds topics that their first messages make, unless there are some of these names; where the record ends, 0 for none.
+
+        The messages are in the log: a topic is there even if the log takes no record of it, and gets one at the next start at the latest.
+        """
+        new = {topic.name: topic for topic in topics if topic.name not in self._by_name}
+        if not new:
+            return 0
+        made = list(map(self._with_incarnation, new.values()))
+        assert self.writer is not None
+        end_position = 0
+        try:
+            end_position = self.writer.append(self._record(made))
+        except StoreError as error:
+            log.warning("topics %s: no record tells of them yet: %s", sorted(new), error)
+            self._enter(made, NOWHERE, self._next_version())
+        self.on_change()
+        return end_position
 
     def restore(
         self,
@@ -283,7 +291,7 @@ class TopicTable:
         queues_default: int = QUEUES_DEFAULT,
         incarnations: Mapping[str, int] = MappingProxyType({}),
     ) -> list[TopicConfig]:
-        """Makes the topics that the consume queues tell of and the file does not, with as many queues as were ever used, the
+        """Makes the topics that the consume queues tell of and no record does, with as many queues as were ever used, the
         default at least; the result are those that were made. Names that no client could have chosen are left out.
 
         `incarnations`: those that can be told; the others are drawn.
@@ -293,19 +301,122 @@ class TopicTable:
             if not is_user_name(name) or name in self._by_name:
                 continue
             queues = min(max(count, queues_default), QUEUES_MAX)
-            topic = TopicConfig(
-                name,
-                write_queues=queues,
-                read_queues=queues,
-                incarnation=incarnations.get(name, 0),
-            )
+            incarnation = incarnations.get(name, 0)
+            topic = TopicConfig(name, queues, queues, incarnation=incarnation)
             found.append(self._with_incarnation(topic))
         if found:
-            with self._lock:
-                self._change(found, ())
-            self.on_change()
-        self.was_lost = False
+            self._enter(found, NOWHERE, self._next_version())
         return found
+
+    def forget_deleted(self, log_start: int) -> None:
+        """The log has nothing in front of `log_start` any more: earlier deletions need not be known."""
+        self._deleted = {
+            name: position for name, position in self._deleted.items() if position > log_start
+        }
+
+    # The machine.
+
+    def apply(self, body: bytes, position: int) -> Sequence[str]:
+        """See `StateMachine`; a body that is no TopicsRecord changes nothing, and is said."""
+        try:
+            record = TopicsRecord.FromString(body)
+        except DecodeError:
+            log.error("the record of %s at position %d does not parse", TOPICS_TOPIC, position)
+            return ()
+        gone = list(record.deleted_topics)
+        if gone or record.earlier_deletions:
+            self._deleted = {**self._deleted, **dict(deletions_in(record, position))}
+        with self._lock:
+            for name in gone:
+                self._by_name.pop(name, None)
+                self._positions.pop(name, None)
+            for deletion in record.earlier_deletions:
+                self._untold.pop(deletion.topic, None)
+        version = TopicsVersion(record.version.time_ms, record.version.counter)
+        self._enter(map(topic_from_message, record.topics), position, version)
+        self._end_position = position + 1
+        return gone
+
+    def carry(self, cut: int) -> Sequence[Carrier]:
+        """See `StateMachine`. The first record has the deletions that only a file of an earlier version tells of."""
+        with self._lock:
+            names = [name for name, position in self._positions.items() if position < cut]
+        slices = [
+            names[start : start + CARRIED_COUNT] for start in range(0, len(names), CARRIED_COUNT)
+        ]
+        if self._untold and not slices:
+            slices = [[]]
+        return [partial(self._carried, part, cut) for part in slices]
+
+    def unsaved(self) -> Snapshot | None:
+        """See `StateMachine`."""
+        with self._lock:
+            if self._change_count == self._saved_count:
+                return None
+            change_count, version = self._change_count, self._version
+            positions, deleted = dict(self._positions), self._deleted
+            topics = dict(self._by_name)
+            end_position = self._end_position
+
+        def save(position: int) -> None:
+            head = json.dumps(version._asdict(), sort_keys=True)
+            lines = [_encode(topics[name], positions[name]) for name in sorted(topics)]
+            gone = json.dumps(deleted, sort_keys=True)
+            body = ",\n".join(lines)
+            self._files.save_text(
+                f'{{"position": {position},\n"version": {head},\n"topics": [\n{body}\n],\n"deleted": {gone}}}'
+            )
+            self._saved_count = change_count
+
+        return Snapshot(end_position, save)
+
+    # Parts.
+
+    def _change(self, change: Callable[[], bytes]) -> bool:
+        """Has the change made by the writer; whether there was one."""
+        assert self.writer is not None
+        bodies: list[bytes] = []
+
+        def make() -> bytes:
+            bodies.append(change())
+            return bodies[-1]
+
+        self.writer.change(make)
+        if bodies[-1]:
+            self.on_change()
+        return bool(bodies[-1])
+
+    def _record(self, topics: Iterable[TopicConfig], deleted: Iterable[str] = ()) -> bytes:
+        """The body of a record of a change. The writer."""
+        version = DataVersion(**self._next_version()._asdict())
+        messages = map(topic_to_message, topics)
+        return TopicsRecord(
+            topics=messages, deleted_topics=deleted, version=version
+        ).SerializeToString()
+
+    def _carried(self, names: Sequence[str], cut: int) -> bytes:
+        """A record that says again those of the topics whose newest record stands in front of `cut`. The writer."""
+        topics = [self._by_name[name] for name in names if self._positions.get(name, cut) < cut]
+        if not topics and not self._untold:
+            return b""
+        return TopicsRecord(
+            topics=map(topic_to_message, topics),
+            earlier_deletions=[
+                EarlierDeletion(topic=name, end_position=position)
+                for name, position in sorted(self._untold.items())
+            ],
+            version=DataVersion(**self._version._asdict()),
+        ).SerializeToString()
+
+    def _enter(self, topics: Iterable[TopicConfig], position: int, version: TopicsVersion) -> None:
+        """Makes topics visible; `position` is where their record stands."""
+        with self._lock:
+            for topic in topics:
+                self._by_name[topic.name] = topic
+                self._positions[topic.name] = position
+            self._version = max(self._version, version)
+            self._snapshot = None
+            self._change_count += 1
 
     def _with_incarnation(self, topic: TopicConfig) -> TopicConfig:
         """The topic with the incarnation that it has, or is to have. Raises IncarnationGivenError."""
@@ -317,79 +428,79 @@ class TopicTable:
         return replace(topic, incarnation=existing.incarnation)
 
     def _next_incarnation(self) -> int:
-        return incarnation_of_first(0, str(self._now_ms()), self._snapshot.version.counter)
+        return incarnation_of_first(0, str(self._now_ms()), self._version.counter)
 
-    def _change(
-        self,
-        put: Iterable[TopicConfig],
-        removed: Iterable[str],
-        deleted: Mapping[str, int] | None = None,
-    ) -> None:
-        deleted = self._deleted if deleted is None else dict(deleted)
-        put, removed = list(put), list(removed)
-        self._write(put, removed, deleted)
-        self._deleted = deleted
-        with self._publishing:
-            self._publish(put, removed)
+    def _next_version(self) -> TopicsVersion:
+        return TopicsVersion(max(self._now_ms(), self._version.time_ms), self._version.counter + 1)
 
-    def _write(
-        self,
-        put: Sequence[TopicConfig],
-        removed: Iterable[str],
-        deleted: Mapping[str, int],
-    ) -> None:
-        """Writes the file as it is with this change, which is not visible yet."""
-        with self._publishing:
-            lines, version = dict(self._lines), self._snapshot.version
-            was_behind, self._is_behind = self._is_behind, False
-        if put or removed:
-            version = self._next_version(version)
-        lines.update((topic.name, _encode(topic)) for topic in put)
-        for name in removed:
-            del lines[name]
-        head = json.dumps(version._asdict(), sort_keys=True)
-        body = ",\n".join(map(lines.__getitem__, sorted(lines)))
-        gone = f',\n"deleted": {json.dumps(deleted, sort_keys=True)}' if deleted else ""
-        try:
-            write_json_text(
-                self._disk,
-                self._path,
-                f'{{"version": {head},\n"topics": [\n{body}\n]{gone}}}',
+    def _load(self, content: Any) -> None:
+        known = {field.name for field in fields(TopicConfig)}
+        entries = [
+            (
+                TopicConfig(**{name: value for name, value in entry.items() if name in known}),
+                int(entry.get("position", NOWHERE)),
             )
-        except BaseException:
-            self._is_behind |= was_behind
-            raise
-
-    def _publish(self, put: Iterable[TopicConfig], removed: Iterable[str]) -> None:
-        """Makes a change visible. The caller holds `_publishing`.
-
-        A topic that `add` made while the file was written keeps its incarnation: messages and offsets belong to that one already.
-        """
-        by_name, lines = dict(self._by_name), dict(self._lines)
-        for topic in put:
-            existing = by_name.get(topic.name)
-            if existing is not None and existing.incarnation != topic.incarnation:
-                topic = replace(topic, incarnation=existing.incarnation)
-                self._is_behind = True
-            by_name[topic.name] = topic
-            lines[topic.name] = _encode(topic)
-        for name in removed:
-            del by_name[name], lines[name]
-        self._lines = lines
-        version = self._next_version(self._snapshot.version)
-        self._snapshot = TopicsSnapshot(version, MappingProxyType(by_name))
-        self._by_name = by_name
-
-    def _next_version(self, old: TopicsVersion) -> TopicsVersion:
-        return TopicsVersion(max(self._now_ms(), old.time_ms), old.counter + 1)
+            for entry in content["topics"]
+        ]
+        version = TopicsVersion(
+            int(content["version"]["time_ms"]), int(content["version"]["counter"])
+        )
+        deleted = {str(name): int(at) for name, at in content.get("deleted", {}).items()}
+        for topic, _ in entries:
+            require_topic_name(topic.name)
+            if not topic.incarnation:
+                raise ValueError(f"topic {topic.name!r} has no incarnation")
+        self._by_name = {topic.name: topic for topic, _ in entries}
+        self._positions = {topic.name: position for topic, position in entries}
+        self._version, self._deleted = version, deleted
+        if "position" not in content:  # of an earlier version: no record tells of it
+            self._untold = {
+                name: position for name, position in deleted.items() if position > self._log_start
+            }
 
 
-def _read(disk: Disk, path: str) -> Any | None:
-    try:
-        return read_json_file(disk, path)
-    except SideFileDamagedError as error:
-        log.error("%s: the topics are restored from the log, with default settings", error)
-        return None
+def deletions_in(record: TopicsRecord, position: int) -> Iterable[tuple[str, int]]:
+    """What the record at `position` deletes: a topic, and in front of where what the log has of it is gone."""
+    for deletion in record.earlier_deletions:
+        yield deletion.topic, deletion.end_position
+    for name in record.deleted_topics:
+        yield name, position
+
+
+_TO_PERMISSION: Final = {
+    (False, False): Permission.PERMISSION_NONE,
+    (True, False): Permission.PERMISSION_READ,
+    (False, True): Permission.PERMISSION_WRITE,
+    (True, True): Permission.PERMISSION_READ_WRITE,
+}
+FROM_PERMISSION: Final = {value: key for key, value in _TO_PERMISSION.items()} | {
+    Permission.PERMISSION_UNSPECIFIED: (True, True)
+}
+"""(readable, writable)."""
+
+
+def topic_to_message(topic: TopicConfig) -> Topic:
+    """The configuration as records and clients see it."""
+    return Topic(
+        name=topic.name,
+        write_queues=topic.write_queues,
+        read_queues=topic.read_queues,
+        permission=_TO_PERMISSION[(topic.readable, topic.writable)],
+        incarnation=topic.incarnation,
+    )
+
+
+def topic_from_message(message: Topic) -> TopicConfig:
+    """The configuration that a record tells."""
+    readable, writable = FROM_PERMISSION[message.permission]
+    return TopicConfig(
+        message.name,
+        message.write_queues,
+        message.read_queues,
+        readable,
+        writable,
+        message.incarnation,
+    )
 
 
 def _warn_of_unreadable_queues(topics: Iterable[TopicConfig]) -> None:
@@ -402,38 +513,8 @@ def _warn_of_unreadable_queues(topics: Iterable[TopicConfig]) -> None:
             )  # fmt: skip
 
 
-def _encode(topic: TopicConfig) -> str:
-    return json.dumps(asdict(topic))
-
-
-def _decode(value: Any) -> TopicsSnapshot | None:
-    """The snapshot in the parsed file; None if that is not what `TopicTable` writes."""
-    known = {field.name for field in fields(TopicConfig)}
-    try:
-        topics = [
-            TopicConfig(**{name: setting for name, setting in entry.items() if name in known})
-            for entry in value["topics"]
-        ]
-        version = TopicsVersion(int(value["version"]["time_ms"]), int(value["version"]["counter"]))
-        for topic in topics:
-            require_topic_name(topic.name)
-            if not topic.incarnation:
-                raise ValueError(f"topic {topic.name!r} has no incarnation")
-    except (AttributeError, InvalidNameError, KeyError, TypeError, ValueError):
-        return None
-    return TopicsSnapshot(version, MappingProxyType({topic.name: topic for topic in topics}))
-
-
-def read_deleted(disk: Disk, path: str) -> dict[str, int]:
-    """`TopicTable.deleted` as the file has it; nothing if it is lost or damaged."""
-    return _decode_deleted(_read(disk, path))
-
-
-def _decode_deleted(value: Any) -> dict[str, int]:
-    found = value.get("deleted") if isinstance(value, dict) else None
-    if not isinstance(found, dict):
-        return {}
-    return {name: at for name, at in found.items() if type(at) is int}
+def _encode(topic: TopicConfig, position: int) -> str:
+    return json.dumps({**asdict(topic), "position": position})
 
 
 def _nothing() -> None:

@@ -39,11 +39,11 @@ from protomq_broker.store.log.recovery import (
     skips_of,
 )
 from protomq_broker.store.log.seals import WalkedBlock
+from protomq_broker.store.opening import deletions_in_block
 from protomq_broker.store.queues.consume_queue import ENTRIES_PER_FILE, FILE_SIZE_BYTES
 from protomq_broker.store.queues.consume_queue_table import has_table
 from protomq_broker.store.queues.entry_check import opened, salt_of
 from protomq_broker.store.queues.selection import ENTRY, ENTRY_SIZE_BYTES
-from protomq_broker.store.state.topics import read_deleted
 
 from .offline import OfflineStore, open_offline
 
@@ -138,7 +138,7 @@ class _Verification:
 
     def __init__(self, store: OfflineStore, *, is_live: bool) -> None:
         self._store = store
-        self._deleted = read_deleted(store.disk, f"{store.root}/config/topics.json")
+        self._deleted: dict[str, int] = {}  # topic -> up to where what the log has of it is gone
         self._flushed = store.checkpoint.flushed_position if store.checkpoint else 0
         self._limit = self._flushed if is_live else 1 << 63
         self._quarantine = deque(sorted(store.damaged, key=lambda damage: damage.start_position))
@@ -148,6 +148,7 @@ class _Verification:
         self._has_queues = has_table(store.disk, f"{store.root}/consumequeue")
         self._damage: list[tuple[DamagedRange, FindingKind, list[LostMessages]]] = []
         self._findings: list[Finding] = []
+        self._wrong_entries: list[tuple[str, Finding]] = []  # with the topic, which may be deleted further on
 
     def run(self) -> Iterator[Finding]:
         store = self._store
@@ -172,6 +173,9 @@ class _Verification:
                 kind, damage.start_position, damage.end_position, damage.reason, tuple(lost)
             )
         yield from self._findings
+        for topic, wrong in self._wrong_entries:
+            if wrong.start_position >= self._deleted.get(topic, 0):
+                yield wrong
         if position < self._limit and has_bytes_behind(store.disk, store.folder, position):
             yield self._finding(
                 FindingKind.TORN_TAIL, position, position, self._explain_tail(position)
@@ -222,6 +226,8 @@ class _Verification:
                 "stored before the record in front of it",
             )
         self._store_time_ms = int(times[-1])
+        for name, position in deletions_in_block(block, records):
+            self._deleted[name] = max(position, self._deleted.get(name, 0))
         queued = is_queued(records.flags)
         for row in np.flatnonzero(queued == (records.queue_offsets == NO_OFFSET)).tolist():
             offset = "no queue offset" if queued[row] else f"offset {records.queue_offsets[row]}"
@@ -265,8 +271,7 @@ class _Verification:
     def _check_entries(
         self, records: ScannedRecords, rows: NDArray[np.int64], topic: str, queue_id: int
     ) -> None:
-        """Compares with the files of the consume queue, as far as they reach, but for messages of a topic that was deleted since."""
-        rows = rows[records.positions[rows] >= self._deleted.get(topic, 0)]
+        """Compares with the files of the consume queue, as far as they reach."""
         offsets = records.queue_offsets[rows]
         wanted = np.empty(len(rows), ENTRY)
         wanted["position"], wanted["size"], wanted["tag_code"] = (
@@ -283,22 +288,21 @@ class _Verification:
             )
             places = offsets[chosen] - first
             chosen, places = chosen[places < len(stored)], places[places < len(stored)]
-            wrong = np.flatnonzero(stored[places] != wanted[chosen])
+            differing = np.flatnonzero(stored[places] != wanted[chosen])
             explanation, row = "", 0
-            if len(wrong):
-                row = int(chosen[wrong[0]])
+            if len(differing):
+                row = int(chosen[differing[0]])
                 explanation = (
-                    f"{len(wrong)} entries do not agree with the log, the first is that of offset {int(offsets[row])}: "
-                    f"{stored[places[wrong[0]]].item()} instead of {wanted[row].item()}"
+                    f"{len(differing)} entries do not agree with the log, the first is that of offset {int(offsets[row])}: "
+                    f"{stored[places[differing[0]]].item()} instead of {wanted[row].item()}"
                 )
             elif good < len(stored):
                 row = int(chosen[np.searchsorted(places, good, "right") - 1])
                 explanation = f"the check bits of the entry of offset {first + good} do not hold"
             if explanation:
                 position = int(wanted[row]["position"])
-                self._findings.append(
-                    Finding(FindingKind.WRONG_ENTRY, path, position, position, (), explanation)
-                )
+                wrong = Finding(FindingKind.WRONG_ENTRY, path, position, position, (), explanation)
+                self._wrong_entries.append((topic, wrong))
 
     def _report(self, kind: FindingKind, position: int, explanation: str) -> None:
         self._findings.append(self._finding(kind, position, position, explanation))
