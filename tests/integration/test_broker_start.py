@@ -149,7 +149,9 @@ def commit_of(group: str) -> bytes:
 
 def fill(store: Store) -> None:
     """A topic and a group of it, both "old"."""
-    topic = store.topics.create(TopicConfig("old"))
+    store.topics.add([TopicConfig("old")])  # no lane writes yet
+    topic = store.topics.find("old")
+    assert topic is not None
     request = consumer.CommitOffsetsRequest.FromString(commit_of("old"))
     request.offsets[0].topic_incarnation = topic.incarnation
     store.append_state(OFFSETS_TOPIC, [OffsetsRecord(commits=[request]).SerializeToString()])
@@ -268,7 +270,7 @@ async def test_changes_wait_for_the_name_servers_and_are_made_then(
     await change
     names = {topic.name for topic in store.topics.all()}
     assert names == {CREATE_TOPIC: {"old", "new"}, DELETE_TOPIC: set[str]()}.get(method, {"old"})
-    assert (store.appended_position > appended) == (method in (COMMIT, DELETE_GROUP))
+    assert store.appended_position > appended
     assert store.offsets.has_group("new") == (method == COMMIT)
 
 
