@@ -23,6 +23,7 @@ from protomq_broker.store.log.seals import LogWalker
 from protomq_broker.store.queues.consume_queue import ConsumeQueueDamagedError
 from protomq_broker.store.queues.entry_check import salt_of, sealed
 from protomq_broker.store.queues.reading import ReadStatus
+from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.repair import repair
 
@@ -403,7 +404,10 @@ def test_look_ups_by_key_by_id_and_by_time_give_nothing_of_a_damaged_part() -> N
 
 def test_the_scrub_reads_what_is_synced_of_the_newest_segment_too() -> None:
     disk, clock = SimDisk(), ManualClock()
-    filled_store(disk, clock).close()
+    store = filled_store(disk, clock)
+    store.topics.create(TopicConfig("topic"))  # else the start would append a record of it
+    store.append([make_request([body_of(COUNT)])])
+    store.close()
     store = open_store(disk, clock=clock)
     end = store.appended_position
     disk.flip_bit(newest(disk), (end % SEGMENT - 100) * 8)
