@@ -179,3 +179,137 @@ class EarlierDeletion(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EarlierDeletion: _TypeAlias = EarlierDeletion  # noqa: Y015
+
+@_typing.final
+class LogRecord(_message.Message):
+    """LogRecord is the body of a record of %SYS%LOG: what the front of the log told that is deleted next, as of this record."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUES_FIELD_NUMBER: _builtins.int
+    PRODUCERS_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueEnds]:
+        """Where queues begin and end."""
+
+    @_builtins.property
+    def producers(self) -> Global___KnownProducers:
+        """Producers that may still repeat a send."""
+
+    @_builtins.property
+    def start(self) -> Global___LogStart:
+        """The log begins there from now on: everything that is needed of what stands in front is appended again and synced."""
+
+    def __init__(
+        self,
+        *,
+        queues: _abc.Iterable[Global___QueueEnds] | None = ...,
+        producers: Global___KnownProducers | None = ...,
+        start: Global___LogStart | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["producers", b"producers", "start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["producers", b"producers", "queues", b"queues", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogRecord: _TypeAlias = LogRecord  # noqa: Y015
+
+@_typing.final
+class QueueEnds(_message.Message):
+    """QueueEnds says where the queues of one topic begin and end. Its lists have one length."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    QUEUE_IDS_FIELD_NUMBER: _builtins.int
+    MIN_OFFSETS_FIELD_NUMBER: _builtins.int
+    END_OFFSETS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic's name."""
+    @_builtins.property
+    def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The queues."""
+
+    @_builtins.property
+    def min_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of each queue: offset of the first message that the log still has, end_offset if it has none."""
+
+    @_builtins.property
+    def end_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of each queue: one past the offset of its last message."""
+
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        queue_ids: _abc.Iterable[_builtins.int] | None = ...,
+        min_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        end_offsets: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offsets", b"end_offsets", "min_offsets", b"min_offsets", "queue_ids", b"queue_ids", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueueEnds: _TypeAlias = QueueEnds  # noqa: Y015
+
+@_typing.final
+class KnownProducers(_message.Message):
+    """KnownProducers is a part of the table of repeated sends; the store's FORMAT.md has the columns."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ROWS_FIELD_NUMBER: _builtins.int
+    OLDER_RUNS_FIELD_NUMBER: _builtins.int
+    QUEUES_FIELD_NUMBER: _builtins.int
+    rows: _builtins.bytes
+    """One row for each producer."""
+    older_runs: _builtins.bytes
+    """The older runs of sequences of these producers, in the order of the rows."""
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The queues that rows and runs name by their number here: topic/queue, empty if its topic is deleted."""
+
+    def __init__(
+        self,
+        *,
+        rows: _builtins.bytes = ...,
+        older_runs: _builtins.bytes = ...,
+        queues: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["older_runs", b"older_runs", "queues", b"queues", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KnownProducers: _TypeAlias = KnownProducers  # noqa: Y015
+
+@_typing.final
+class LogStart(_message.Message):
+    """LogStart is where the log begins."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    CRC32C_FIELD_NUMBER: _builtins.int
+    position: _builtins.int
+    """Position of the first segment's first octet."""
+    crc32c: _builtins.int
+    """CRC of the seal that ends there."""
+    def __init__(
+        self,
+        *,
+        position: _builtins.int = ...,
+        crc32c: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc32c", b"crc32c", "position", b"position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LogStart: _TypeAlias = LogStart  # noqa: Y015

@@ -32,6 +32,8 @@ TRANSACTIONS_TOPIC: Final = SYSTEM_PREFIX + "TRANSACTIONS"
 """Records of how transactions ended, and of when they were checked; see the message TransactionsRecord."""
 TOPICS_TOPIC: Final = SYSTEM_PREFIX + "TOPICS"
 """Records of the broker's topics; see the message TopicsRecord."""
+LOG_TOPIC: Final = SYSTEM_PREFIX + "LOG"
+"""Records of what the deleted front of the log told; see the message LogRecord."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _STORED_NAME: Final = re.compile(r"[%A-Za-z0-9_-]+", re.ASCII)

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from protomq.v1.record_pb2 import RecordBatch
 from protomq.v1.state_pb2 import TopicsRecord
-from protomq.wire.topics import TOPICS_TOPIC
+from protomq.wire.topics import LOG_TOPIC, TOPICS_TOPIC
 
 from .config import FORMAT_VERSION, StoreConfig, check_format
 from .derived import Derived
@@ -49,9 +49,13 @@ from .queues.consume_queue import ConsumeQueueDamagedError
 from .queues.consume_queue_table import ConsumeQueueTable
 from .queues.lost_records import records_that_seem_whole
 from .queues.queue_ends import ends_in, keep_ends_of_damage, save_ends
+from .state.log_front import tell
+from .state.repeated_sends import RepeatedSends
 from .state.topics import TopicTable, deletions_in, incarnation_of_first
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 START_CHECK_SIZE_BYTES: Final = 64 << 20
 """Of the log in front of the checkpoint, checked before a start is done: 40 ms where it is in the page cache."""
@@ -325,16 +329,22 @@ def deletions_in_block(
     block: WalkedBlock, records: ScannedRecords
 ) -> Iterator[tuple[str, int]]:
     """What the records of a block delete: a topic, and up to where what the log has of it is gone."""
-    if TOPICS_TOPIC not in records.topics:
+    for row, body in state_records(block, records, TOPICS_TOPIC):
+        with suppress(DecodeError):
+            yield from deletions_in(TopicsRecord.FromString(body), int(records.positions[row]))
+
+
+def state_records(
+    block: WalkedBlock, records: ScannedRecords, topic: str
+) -> Iterator[tuple[int, bytes]]:
+    """Of each record of a system topic in a block: its row, and its body."""
+    if topic not in records.topics:
         return
-    of_topics = records.topic_indexes == records.topics.index(TOPICS_TOPIC)
-    for row in np.flatnonzero(of_topics).tolist():
-        position = int(records.positions[row])
-        at = position - block.base_position
+    for row in np.flatnonzero(records.topic_indexes == records.topics.index(topic)).tolist():
+        at = int(records.positions[row]) - block.base_position
         data = bytes(block.data[at : at + int(records.sizes[row])])
         (record,) = RecordBatch.FromString(data).records
-        with suppress(DecodeError):
-            yield from deletions_in(TopicsRecord.FromString(record.body), position)
+        yield row, record.body
 
 
 class _Replay:
@@ -374,6 +384,22 @@ class _Replay:
                 f"{error.reason}, though its seal holds",
             ) from error
         self._note_deletions(block, records)
+        start = 0
+        for row, body in state_records(block, records, LOG_TOPIC):
+            self._replay(records.select(_between(records, start, row)))
+            position = int(records.positions[row])
+            queues, repeated = self._one_of(ConsumeQueueTable), self._one_of(RepeatedSends)
+            tell(body, position, self._deleted, queues, repeated)
+            start = row
+        self._replay(records.select(_between(records, start, records.count)) if start else records)
+
+    def _one_of(self, kind: type[T]) -> T | None:
+        """The structure of this kind, if it is replayed."""
+        return next((found for found in self._derived if isinstance(found, kind)), None)
+
+    def _replay(self, records: ScannedRecords) -> None:
+        if not records.count:
+            return
         kept = records.select(_is_owned(records, self._deleted))
         for structure in self._derived:
             if kept is not records and structure.outlives_topics:
@@ -416,6 +442,13 @@ def _disowned(records: ScannedRecords, deleted: Mapping[str, int]) -> ScannedRec
     """The records, those of topics that were deleted after them with the topic ""."""
     indexes = np.where(_is_owned(records, deleted), records.topic_indexes, len(records.topics))
     return replace(records, topics=(*records.topics, ""), topic_indexes=indexes.astype(np.int32))
+
+
+def _between(records: ScannedRecords, start: int, end: int) -> NDArray[np.bool_]:
+    """Chooses the records of rows [start, end)."""
+    rows = np.arange(records.count)
+    chosen: NDArray[np.bool_] = (rows >= start) & (rows < end)
+    return chosen
 
 
 def _is_owned(records: ScannedRecords, deleted: Mapping[str, int]) -> NDArray[np.bool_]:

@@ -50,6 +50,7 @@ from .log.recovery import (
     DamagedRange,
     RecoveredLog,
     chain_at_end,
+    seal_at_end,
 )
 from .opening import (
     make_folders,
@@ -63,6 +64,7 @@ from .queues.reading import LogRegion, ReadResult, StoredPlace, TopicCounters
 from .queues.selection import NO_TAGS
 from .same_messages import SentAgain
 from .scrub import Scrubber
+from .state.log_front import LogFront
 from .state.machine import (
     Carrier,
     StateMachine,
@@ -205,7 +207,13 @@ class Store:
             self._folder.first_position,
             self.positions.appended,
         )
-        self._machines: tuple[StateMachine, ...] = (self.topics, self.offsets)
+        self._front = LogFront(
+            self._queues,
+            self._repeated,
+            end_position=self.positions.appended,
+            times=self._times,
+        )
+        self._machines: tuple[StateMachine, ...] = (self.topics, self.offsets, self._front)
         """What stands in the log of the broker itself: what joins here is replayed, saved and carried forward."""
         self._machine_of = {machine.topic: machine for machine in self._machines}
         self._replay_states(recovery.log)
@@ -784,18 +792,34 @@ class Store:
         self.offsets.keep(incarnation_of)
 
     def _carry_forward(self, cut: int) -> None:
-        """Appends again what is alive in front of `cut`, which is about to go, and syncs it. Raises StoreError if that cannot be done."""
-        carriers = [(machine, carry) for machine in self._machines for carry in machine.carry(cut)]
-        for machine, carry in carriers:
-            self._on_writer(partial(self._carry, machine.topic, carry))
-        if carriers and self.flush() < (position := self.positions.appended):
-            raise StoreError(f"what was appended up to position {position} could not be synced")
+        """Appends again what is alive in front of `cut`, which is about to go, and syncs it; then says, durably, that the log begins there.
+
+        Raises StoreError if that cannot be done: then nothing may be deleted.
+        """
+        for machine in self._machines:
+            for carry in machine.carry(cut):
+                self._on_writer(partial(self._carry, machine.topic, carry))
+        self._sync_carried()
+        start = self._front.start_record(cut, chain_at_end(self._folder.at(cut - 1)))
+        self._on_writer(partial(self._carry, self._front.topic, lambda: start))
+        self._sync_carried()
 
     def _carry(self, topic: str, carry: Carrier) -> None:
         """One slice of it, on the writer thread, with the values of this moment."""
         body = carry()
         if body:
             self.append_state(topic, [body], Reserve.CARRIED)
+
+    def _sync_carried(self) -> None:
+        position = self.positions.appended
+        if self.flush() < position:
+            raise StoreError(f"what was appended up to position {position} could not be synced")
+
+    def _times(self, position: int) -> tuple[int, int]:
+        """Store time of the last record in front of `position`, where a segment ends, and of the last one of all."""
+        end_ms = self.positions.tail.store_time_ms
+        seal = seal_at_end(self._folder.at(position - 1))
+        return (end_ms if seal is None else seal.store_time_ms), end_ms
 
     def _note_disk_full(self, reason: str) -> None:
         if self._full_disk.refused(reason, self._clock.monotonic_ms()):

@@ -470,17 +470,17 @@ def until_refused(append: Callable[[], object]) -> int:
 
 def test_messages_do_not_take_the_last_room_of_a_disk_that_gives_no_more() -> None:
     disk = SimDisk()
-    store = open_store(disk)
+    store = open_store(disk, segment=4 * SEGMENT)
     commit(store, "idle", "topic", 0, 5)
-    fill_segments(store, 2)
+    fill_segments(store, 8)
     store.checkpoint()
     disk.capacity_bytes = 0
     until_refused(lambda: store.append([make_request([b"x" * 100])]))
     taken = until_refused(lambda: commit(store, "group", "topic", 0, 1))
     assert taken, "commits are taken for longer than messages"
     disk.capacity_bytes = 1 << 12  # a start of a file: nothing for a segment
-    store.delete_segments_below(SEGMENT)
-    assert store.min_position == SEGMENT, "and what must be carried forward for longer than commits"
+    store.delete_segments_below(4 * SEGMENT)
+    assert store.min_position == 4 * SEGMENT, "and what must be carried forward for longer than commits"
     assert committed(store, "idle", "topic", 0) == 5
 
 

@@ -48,7 +48,8 @@ class Reserve(IntEnum):
     """What clients send."""
 
 
-RESERVE_SIZE_MAX_BYTES: Final = 4 << 20
+RESERVE_SIZE_MAX_BYTES: Final = 32 << 20
+"""Half of it holds what is carried forward of 100,000 topics or a million offsets."""
 
 
 class CommitLog:

@@ -509,10 +509,16 @@ def _cut_torn_tail(disk: Disk, folder: SegmentFolder, position: int, problem: st
 
 def chain_at_end(segment: SegmentFile | None) -> int | None:
     """CRC of the seal that ends where the segment ends, None if there is none."""
+    seal = seal_at_end(segment)
+    return seal.crc32c if seal is not None else None
+
+
+def seal_at_end(segment: SegmentFile | None) -> Seal | None:
+    """The seal that ends where the segment ends, None if there is none."""
     if segment is None:
         return None
     seal = decode_seal(segment.read(segment.size_bytes - SEAL_SIZE_BYTES, SEAL_SIZE_BYTES), 0)
-    return seal.crc32c if seal is not None and seal.end_position == segment.end_position else None
+    return seal if seal is not None and seal.end_position == segment.end_position else None
 
 
 def explain_problem(problem: str) -> str:

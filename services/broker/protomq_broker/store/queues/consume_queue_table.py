@@ -111,6 +111,7 @@ class ConsumeQueueTable:
     def _clear(self) -> None:
         self._queues: dict[str, dict[int, ConsumeQueue]] = {}
         self._rows = QueueRows()
+        self._carried: dict[tuple[str, int], tuple[int, int]] = {}
         self._replayed_count = 0
         self._covered_position = 0  # no entry's record ends behind it
         self._checkpoint_position = 0
@@ -370,6 +371,13 @@ class ConsumeQueueTable:
     def pass_over(self, start_position: int, end_position: int) -> None:
         """Nothing to do: offsets that are missing later on tell of the loss."""
 
+    def note_carried(
+        self, topic: str, queue_id: int, min_offset: int, end_offset: int, position: int
+    ) -> None:
+        """A replay has come to the record at `position` that tells where a queue begins and ends; `keep_ends` sees to it."""
+        if position >= self._checkpoint_position:
+            self._carried[topic, queue_id] = min_offset, end_offset
+
     def keep_ends(
         self, damaged: Sequence[DamagedRange], deleted: Mapping[str, int], end_position: int
     ) -> None:
@@ -377,6 +385,9 @@ class ConsumeQueueTable:
         readers are told. The log ends at `end_position`, and is synced.
         """
         kept = self._keep_beginnings(damaged, deleted)
+        self.known_ends += [
+            QueueEnd(topic, queue_id, *ends) for (topic, queue_id), ends in self._carried.items()
+        ]
         for end in self.known_ends if damaged else ():
             queue = self.find(end.topic, end.queue_id)
             known = queue.end_offset if queue is not None else end.min_offset
@@ -400,24 +411,35 @@ class ConsumeQueueTable:
             self._dirty.add(queue)
             kept = True
         self.known_ends = []
+        for (topic, queue_id), (_, end_offset) in self._carried.items():
+            queue = self.queue(topic, queue_id)
+            if not queue.end_offset:  # its messages are all deleted for their age
+                queue.reset(end_offset, end_offset)
+                self._dirty.add(queue)
+        self._carried = {}
         if kept:  # for good: the files that told of them are cut
             self.checkpoint(end_position)
 
     def _keep_beginnings(self, damaged: Sequence[DamagedRange], deleted: Mapping[str, int]) -> bool:
-        """Queues that begin late, though the log begins at 0: what stood in front of their first entry is lost. Whether there are any."""
-        if not damaged or self.log_start:
+        """Queues that begin later than they should, at 0 or where `note_carried` says: what stood in front of their first entry is lost.
+        Whether there are any."""
+        if not damaged:
             return False
         kept = False
         for queues in self._queues.values():
             for queue in queues.values():
                 first, end = queue.known_min_offset, queue.end_offset
-                if not first or first == end or queue.topic in deleted:
+                begins = self._carried.get((queue.topic, queue.queue_id), (first, 0))[0]
+                if not self.log_start:
+                    begins = 0
+                if first <= begins or first == end or queue.topic in deleted:
                     continue
                 entries = queue.entries(first, end - first).copy()
                 position = int(entries["position"][0])
                 before = [d for d in damaged if d.end_position <= position]
                 if before and len(entries) == end - first:
                     restart(queue)
+                    queue.reset(begins, begins)
                     fill_lost(queue, first, before[-1].start_position)
                     queue.append_many(entries["position"], entries["size"], entries["tag_code"])
                     self._dirty.add(queue)
@@ -429,6 +451,8 @@ class ConsumeQueueTable:
         for topic, position in positions.items():
             if position < self._checkpoint_position:
                 continue
+            for key in [key for key in self._carried if key[0] == topic]:
+                del self._carried[key]
             queues = list(self.queues_of(topic).values())
             try:
                 old = [q for q in queues if q.first_at_or_beyond(position) == q.end_offset]

@@ -192,6 +192,42 @@ class ProducerTable:
             self.older_counts,
         )  # fmt: skip
 
+    # Some of them.
+
+    def copy(self, rows: list[int], runs_max: int) -> tuple[NDArray[Any], list[bytes]]:
+        """What is known in these rows, and the newest older runs of those that have any, in their order."""
+        found = np.empty(len(rows), ROW)
+        for name, column in zip(ROW.names or (), self._columns(), strict=True):
+            found[name] = [column[row] for row in rows]
+        older = []
+        for index, row in enumerate(rows):
+            if self.has_older(row):
+                runs = self.older[row][-RUN_FIELDS * runs_max :]
+                older.append(runs.tobytes())
+                if self.older_counts[row] > runs_max:
+                    found[index]["floor"], found[index]["older"] = runs[0], runs_max
+            elif self.older_counts[row]:  # forgotten
+                found[index]["floor"], found[index]["older"] = self.firsts[row], 0
+        return found, older
+
+    def enter(self, rows: NDArray[Any], older: bytes) -> None:
+        """Takes over what `copy` gave: it is all that is known of these producers."""
+        at = 0
+        for values in rows.tolist():
+            producer_id, epoch, floor, first, end, queue, queue_offset, used_ms, older_count = values
+            row = self.find(producer_id)
+            if row < 0:
+                row = self.add(producer_id, epoch, used_ms)
+            self.reset(row, epoch)
+            self.floors[row], self.firsts[row], self.ends[row] = floor, first, end
+            self.queues[row], self.queue_offsets[row], self.used_ms[row] = queue, queue_offset, used_ms
+            if older_count:
+                size = 8 * RUN_FIELDS * older_count
+                self.older_of(row).frombytes(older[at : at + size])
+                at += size
+                self.older_counts[row] = older_count
+                self.older_count += older_count
+
     # Snapshots.
 
     def freeze(self) -> None:

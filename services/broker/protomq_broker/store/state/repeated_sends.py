@@ -42,6 +42,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from protomq.v1.state_pb2 import KnownProducers
 from protomq_broker.store.errors import StoreError
 from protomq_broker.store.files.disk import Disk, remove_file
 from protomq_broker.store.files.side_files import read_state_file, why_not, write_state_file
@@ -57,6 +58,8 @@ PRODUCERS_MAX: Final = 1_000_000
 RUNS_PER_PRODUCER_MAX: Final = 262_144
 """A producer that sends 65,000 single messages a second, round robin, makes a run of each: 4 s, longer than a send takes with all its
 retries (3 s). 8 MB."""
+RUNS_TOLD_MAX: Final = 1_024
+"""Older runs of one producer that a record of the log tells of; what is older is refused where only that record is left."""
 RUNS_MAX: Final = 1 << 20
 """32 MB for all producers together, and 190 bytes for each that has any."""
 RETRY_MAX_MS: Final = 15 * 60_000
@@ -371,6 +374,32 @@ class RepeatedSends:
                     del self._queue_numbers[key]
                     self._queue_names[number] = None
 
+    def producers_since(self, time_ms: int) -> list[int]:
+        """The ids of producers that are known and have sent something after `time_ms` of the log's time."""
+        with self._lock:
+            table = self._table
+            if not len(table.ids):
+                return []
+            used = np.array(table.used_ms, np.int64)
+            ids = np.array(table.ids, np.uint64)
+            return ids[used > max(time_ms, table.forgotten_ms)].tolist()
+
+    def told_of(self, producer_ids: Sequence[int]) -> KnownProducers:
+        """What is known of producers at this moment, for `take_told`. The writer thread."""
+        table = self._table
+        rows = [row for row in map(table.find, producer_ids) if row >= 0]
+        columns, older = table.copy(rows, RUNS_TOLD_MAX)
+        runs = np.frombuffer(b"".join(older), "<u8").reshape(-1, RUN_FIELDS).copy()
+        numbers, last = np.unique(np.append(columns["queue"], runs[:, 2]), return_inverse=True)
+        columns["queue"] = last[: len(columns)]
+        runs[:, 2] = last[len(columns) :]
+        names = (self._queue_names[number] for number in numbers.astype(int).tolist())
+        return KnownProducers(
+            rows=columns.tobytes(),
+            older_runs=runs.tobytes(),
+            queues=["" if name is None else f"{name[0]}/{name[1]}" for name in names],
+        )
+
     # Flusher thread.
 
     def flush(self) -> None:
@@ -527,6 +556,34 @@ class RepeatedSends:
                 end = sequence + length
                 self._enter(id_, epoch, sequence, end, queue_key, queue_offset, time_ms, last_ms)
 
+    def take_told(
+        self, told: KnownProducers, position: int, is_gone: Callable[[str], bool]
+    ) -> None:
+        """A replay has come to the record at `position` that tells of producers: what it says counts, and is all that is known of them.
+
+        `is_gone`: whether a topic was deleted since.
+        """
+        if position < self._covered_position:
+            return
+        keys = [name.partition("/") for name in told.queues]
+        numbers = np.array(
+            [self._number_of(_GONE if is_gone(key[0]) else key[0], int(key[2] or 0)) for key in keys],
+            np.uint32,
+        )
+        rows = np.frombuffer(told.rows, ROW).copy()
+        rows["queue"] = numbers[rows["queue"]]
+        runs = np.frombuffer(told.older_runs, "<u8").reshape(-1, RUN_FIELDS).copy()
+        runs[:, 2] = numbers[runs[:, 2].astype(np.int64)]
+        self._table.enter(rows, runs.tobytes())
+
+    def _number_of(self, topic: str, queue_id: int) -> int:
+        key = (topic, queue_id)
+        number = self._queue_numbers.get(key)
+        if number is None:
+            number = self._queue_numbers[key] = len(self._queue_names)
+            self._queue_names.append(None if topic == _GONE else key)
+        return number
+
     def pass_over(self, start_position: int, end_position: int) -> None:
         """Nothing to do: what the damage has taken may be sent again."""
 
@@ -681,8 +738,7 @@ class RepeatedSends:
             self._forget_idle(time_ms)
         queue = self._queue_numbers.get(queue_key)
         if queue is None:
-            queue = self._queue_numbers[queue_key] = len(self._queue_names)
-            self._queue_names.append(None if queue_key[0] == _GONE else queue_key)
+            queue = self._number_of(*queue_key)
         table = self._table
         row = table.shards[producer_id & 255].get(producer_id, -1)  # as `table.find` does
         if row < 0 or (used_ms := table.used_ms[row]) <= table.forgotten_ms:

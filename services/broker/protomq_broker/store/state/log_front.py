@@ -1,0 +1,142 @@
+"""What the front of the log tells beside offsets and topics, said again before that front is deleted.
+
+    record of %SYS%LOG   its body is a LogRecord (state.proto): queues' ends and producers as of the record, or where the log begins
+
+Rules:
+- A queue's record says its first and its end offset: of a queue whose messages are all gone the log would tell nothing else, and its
+  offsets would be given again.
+- Producers are carried as long as a send of theirs may be repeated that stood in what goes: 15 minutes of the log's time. Mostly there are
+  none, since segments are older.
+- `start` is appended when all else is synced, and synced before anything is deleted: a replica deletes below it, and not before.
+- This state has no snapshot: consume queues and the table of repeated sends are its caches, and a replay hands them its records (`tell`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from google.protobuf.message import DecodeError
+
+from protomq.v1.state_pb2 import LogRecord, LogStart, QueueEnds
+from protomq.wire.topics import LOG_TOPIC
+from protomq_broker.store.queues.consume_queue import ConsumeQueue, ConsumeQueueDamagedError
+from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
+
+from .machine import Carrier, Snapshot
+from .repeated_sends import RETRY_MAX_MS, RepeatedSends
+
+QUEUES_COUNT: Final = 1_000
+"""Queues in a slice of what is carried forward: 1 ms."""
+PRODUCERS_COUNT: Final = 100
+"""Producers in a slice: with all their runs less than a record may have."""
+
+_Queue = tuple[ConsumeQueue, int]
+"""A queue, and the first offset that it will have."""
+
+
+class LogFront:
+    """See the module's docstring. A machine of the store's list (`machine.py`)."""
+
+    topic = LOG_TOPIC
+
+    def __init__(
+        self,
+        queues: ConsumeQueueTable,
+        repeated: RepeatedSends,
+        *,
+        end_position: int,
+        times: Callable[[int], tuple[int, int]],
+    ) -> None:
+        """`times` tells the store time of the last record in front of a position, and that of the last one of all."""
+        self.replay_from = end_position
+        self._queues = queues
+        self._repeated = repeated
+        self._times = times
+
+    def apply(self, body: bytes, position: int) -> Sequence[str]:
+        """Nothing to do: what has appended it knows it."""
+        return ()
+
+    def unsaved(self) -> Snapshot | None:
+        """Nothing: see the module's docstring."""
+        return None
+
+    def carry(self, cut: int) -> Sequence[Carrier]:
+        """See `StateMachine`."""
+        if not cut:
+            return ()
+        carriers: list[Carrier] = []
+        queues = [
+            (queue, _first_behind(queue, cut)) for queue in self._queues.all() if queue.end_offset
+        ]
+        queues.sort(key=lambda found: (found[0].topic, found[0].queue_id))
+        for start in range(0, len(queues), QUEUES_COUNT):
+            carriers.append(partial(self._ends_of, queues[start : start + QUEUES_COUNT]))
+        time_ms, end_time_ms = self._times(cut)
+        limit_ms = end_time_ms - RETRY_MAX_MS
+        if time_ms > limit_ms:
+            ids = self._repeated.producers_since(limit_ms)
+            for start in range(0, len(ids), PRODUCERS_COUNT):
+                carriers.append(partial(self._producers, ids[start : start + PRODUCERS_COUNT]))
+        return carriers
+
+    def start_record(self, position: int, crc32c: int | None) -> bytes:
+        """The body of the record that says where the log begins; `crc32c`: of the seal that ends there."""
+        return LogRecord(start=LogStart(position=position, crc32c=crc32c or 0)).SerializeToString()
+
+    def _ends_of(self, queues: Sequence[_Queue]) -> bytes:
+        """Where queues begin and end at this moment. The writer."""
+        record = LogRecord()
+        topic: QueueEnds | None = None
+        for queue, min_offset in queues:
+            if not self._queues.has(queue):  # its topic was deleted meanwhile
+                continue
+            if topic is None or topic.topic != queue.topic:
+                topic = record.queues.add(topic=queue.topic)
+            topic.queue_ids.append(queue.queue_id)
+            topic.min_offsets.append(min_offset)
+            topic.end_offsets.append(queue.end_offset)
+        return record.SerializeToString()
+
+    def _producers(self, ids: Sequence[int]) -> bytes:
+        """What is known of producers at this moment. The writer."""
+        return LogRecord(producers=self._repeated.told_of(ids)).SerializeToString()
+
+
+def tell(
+    body: bytes,
+    position: int,
+    deleted: Mapping[str, int],
+    queues: ConsumeQueueTable | None,
+    repeated: RepeatedSends | None,
+) -> None:
+    """A replay has come to the record at `position`: it tells those of the two that are replayed.
+
+    `deleted`: topics that were deleted, and up to where what the log has of them is gone.
+    """
+
+    def is_gone(topic: str) -> bool:
+        return position < deleted.get(topic, 0)
+
+    try:
+        record = LogRecord.FromString(body)
+    except DecodeError:
+        return
+    if queues is not None:
+        for told in record.queues:
+            if is_gone(told.topic):
+                continue
+            columns = (told.queue_ids, told.min_offsets, told.end_offsets)
+            for queue_id, min_offset, end_offset in zip(*columns, strict=True):
+                queues.note_carried(told.topic, queue_id, min_offset, end_offset, position)
+    if repeated is not None and record.HasField("producers"):
+        repeated.take_told(record.producers, position, is_gone)
+
+
+def _first_behind(queue: ConsumeQueue, cut: int) -> int:
+    try:
+        return queue.first_at_or_beyond(cut)
+    except ConsumeQueueDamagedError:
+        return queue.known_min_offset
