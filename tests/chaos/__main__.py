@@ -18,6 +18,7 @@ CAMPAIGNS: dict[str, Callable[..., Any]] = {
     "store-damage": store_campaigns.store_damage,
     "store-clock": store_campaigns.store_clock,
     "store-topics": store_campaigns.store_topics,
+    "store-states": store_campaigns.store_states,
     "store-repeats": store_campaigns.store_repeats,
     "store-moves": store_campaigns.store_moves,
     "store-machine": store_campaigns.store_machine,

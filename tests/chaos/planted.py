@@ -41,7 +41,9 @@ from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.queues.log_reader import LogReader
 from protomq_broker.store.queues.reading import ReadResult
 from protomq_broker.store.same_messages import SentAgain
+from protomq_broker.store.state.log_front import LogFront
 from protomq_broker.store.state.repeated_sends import RepeatedSends
+from protomq_broker.store.state.topics import TopicTable
 from protomq_broker.store.store import Store
 
 from .checker import Violation, parse_log
@@ -56,6 +58,7 @@ from .store_damage import (
 from .store_loops import STEPS, LoopReport, Plan, run_loops
 from .store_moves import check_moves
 from .store_repeats import check_repeats
+from .store_states import check_states_of_log
 from .store_world import ROOT, StoreWorld
 
 Patch = Callable[[], Iterator[None]]
@@ -194,6 +197,26 @@ def settings(seed: int) -> list[Violation]:
     return world.fork("power", world.rng).verify()
 
 
+def whole_files(seed: int) -> list[Violation]:
+    """Whatever a power cut leaves, the files of config/ are as they were or as they are to be."""
+    world = StoreWorld(seed, sync_flush=True)
+    world.open()
+    world.create_topic()
+    world.commit_offsets()
+    world.checkpoint()
+    world.commit_offsets()
+    world.checkpoint()
+    after = world.fork("power", world.rng)
+    found = []
+    for path in after.disk.files(f"{ROOT}/config"):
+        try:
+            side_files.read_json_file(after.disk, path)
+        except side_files.SideFileDamagedError as error:
+            if path.endswith((".json", ".previous")):
+                found.append(Violation("D4", str(error)))
+    return found + after.verify()
+
+
 def idle_group(seed: int) -> list[Violation]:
     """A group commits no more, the segments in which it did go, and no cache is left."""
     world = StoreWorld(seed, sync_flush=True)
@@ -210,6 +233,29 @@ def idle_group(seed: int) -> list[Violation]:
     for name in ("config/consumerOffsets.json", "checkpoint"):
         after.disk.remove(f"{ROOT}/{name}")
     return after.verify()
+
+
+def rolled_back(seed: int) -> list[Violation]:
+    """The log is cut back, by a fork say, to what it was before topics were made and deleted; the caches are of later."""
+    world = StoreWorld(seed, sync_flush=True)
+    world.open()
+    assert world.store is not None
+    world.store.topics.create(world.topic_config("kept"))
+    world.store.flush()
+    before = world.fork("kill", world.rng)
+    world.store.topics.delete("kept")
+    world.store.topics.create(world.topic_config("later"))
+    world.close()
+    path = f"{ROOT}/config/topics.json"
+    content = world.disk.content(path)
+    if before.disk.exists(path):
+        before.disk.remove(path)
+    fd = before.disk.create(path)
+    before.disk.pwrite(fd, content, 0)
+    before.disk.close(fd)
+    store = before.open()
+    names = [topic.name for topic in store.topics.all()]
+    return [] if names == ["kept"] else [Violation("C3", f"the log has a topic, the broker {names}")]
 
 
 # Bugs.
@@ -636,6 +682,52 @@ def _idle_groups_are_forgotten() -> Any:
     return _patch(Store, "_carry_forward", carry_forward)
 
 
+def _topics_are_not_carried() -> Any:
+    """Retention deletes the records of topics without saying them again."""
+    return _patch(TopicTable, "carry", lambda self, cut: ())
+
+
+def _ends_are_not_carried() -> Any:
+    """Retention deletes the last messages of a queue and does not say where it ended."""
+    return _patch(LogFront, "_ends_of", lambda self, queues: b"")
+
+
+def _producers_are_not_carried() -> Any:
+    """Retention deletes what a producer has sent a minute ago, and that it has."""
+    return _patch(RepeatedSends, "producers_since", lambda self, time_ms: [])
+
+
+def _deletes_before_the_sync() -> Any:
+    """Segments go before what was carried forward of them is synced."""
+    return _patch(Store, "_sync_carried", lambda self: None)
+
+
+def _believes_a_cache_ahead_of_the_log() -> Any:
+    """The cache of the topics is believed, whatever it knows that the log does not."""
+    return _patch(TopicTable, "believe", lambda self, end_position: True)
+
+
+def _saves_what_is_not_synced() -> Any:
+    """A snapshot is saved before the log is synced as far as it tells."""
+    real = TopicTable.apply
+
+    def apply(self: TopicTable, body: bytes, position: int) -> Sequence[str]:
+        gone = real(self, body, position)
+        snapshot = self.unsaved()
+        assert snapshot is not None
+        snapshot.save(position + 1)
+        return gone
+
+    return mock.patch.multiple(
+        TopicTable, apply=apply, believe=lambda self, end_position: True
+    )
+
+
+def _deletions_are_not_followed() -> Any:
+    """A start that finds a deletion in the log leaves what stood in front of it."""
+    return _patch(opening, "deletions_in_block", lambda block, records: ())
+
+
 def _commits_are_answered_before_they_are_appended() -> Any:
     """A commit is in memory when it is answered, and in the log some time later."""
 
@@ -905,8 +997,15 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted("wrong tag code", _wrong_tag_code, life),
     Planted("flips a bit of a key before it is written", _flips_a_bit_of_a_key, life),
     Planted("flips a bit of a key, seen in the log", _flips_a_bit_of_a_key, _keys_in_the_log),
-    Planted("renames before the sync", _file_without_a_sync, settings),
+    Planted("renames before the sync", _file_without_a_sync, whole_files),
     Planted("forgets idle groups", _idle_groups_are_forgotten, idle_group),
+    Planted("forgets topics that rest", _topics_are_not_carried, check_states_of_log),
+    Planted("forgets where queues ended", _ends_are_not_carried, check_states_of_log),
+    Planted("forgets producers with their segments", _producers_are_not_carried, check_states_of_log),
+    Planted("deletes before what is carried is synced", _deletes_before_the_sync, check_states_of_log),
+    Planted("believes a cache ahead of the log", _believes_a_cache_ahead_of_the_log, rolled_back),
+    Planted("saves a cache of what is not synced", _saves_what_is_not_synced, check_states_of_log),
+    Planted("does not follow deletions", _deletions_are_not_followed, check_states_of_log),
     Planted(
         "answers commits before the append",
         _commits_are_answered_before_they_are_appended,

@@ -22,6 +22,7 @@ from .store_loops import PLANS, STEPS, LoopReport, run_loops
 from .store_machine import StoreMachine
 from .store_moves import check_moves
 from .store_repeats import check_repeats
+from .store_states import check_states_of_log
 from .store_topics import check_topics
 from .store_world import watch_log
 
@@ -137,6 +138,20 @@ def store_topics(seeds: Iterable[int]) -> Tally:
                 raise CampaignFailed(
                     "store-topics", seed, "topics are deleted and made anew", violations
                 )
+            tally.seeds += 1
+        tally.fired += fired
+    return tally
+
+
+def store_states(seeds: Iterable[int]) -> Tally:
+    """Brokers that find nothing but the log, also after retention."""
+    tally = Tally()
+    with watch_log() as fired:
+        for seed in seeds:
+            with names_its_seed("store-states", seed):
+                violations = check_states_of_log(seed)
+            if violations:
+                raise CampaignFailed("store-states", seed, "all caches are deleted", violations)
             tally.seeds += 1
         tally.fired += fired
     return tally

@@ -36,6 +36,13 @@ def test_store_topics() -> None:
     assert tally.fired["unsynced tail written anew"]
 
 
+def test_store_states() -> None:
+    tally = store_campaigns.store_states(range(first_seed(), first_seed() + 500))
+    print(tally)
+    for sign in ("segments deleted", "torn tail cut", "topics restored"):
+        assert tally.fired[sign], f"never happened: {sign}; {tally}"
+
+
 def test_store_repeats() -> None:
     tally = store_campaigns.store_repeats(range(first_seed(), first_seed() + 1_000))
     print(tally)

@@ -62,6 +62,11 @@ def test_nothing_of_a_deleted_topic_comes_back() -> None:
     assert tally.fired["unsynced tail written anew"], f"no power cut lost anything; {tally}"
 
 
+def test_a_broker_that_finds_nothing_but_the_log_tells_what_the_old_one_told() -> None:
+    tally = store_campaigns.store_states(range(30))
+    assert tally.fired["segments deleted"], tally
+
+
 def test_a_send_tried_again_behind_a_crowd_and_a_rest_is_stored_once_or_refused() -> None:
     tally = store_campaigns.store_repeats(range(100))
     assert tally.fired["unsynced tail written anew"], f"no power cut lost anything; {tally}"
