@@ -339,11 +339,12 @@ class RealWorld:
         )
 
     def forget_caches(self) -> None:
-        """The broker is dead: files that only repeat what the log says go."""
-        for name in ("config/consumerOffsets.json", "checkpoint"):
-            (self.store_folder / name).unlink(missing_ok=True)
-        for name in ("consumequeue", "index"):
-            shutil.rmtree(self.store_folder / name, ignore_errors=True)
+        """The broker is dead: all files go but the log, which says all that they do."""
+        for path in self.store_folder.iterdir():
+            if path.is_dir() and path.name != "commitlog":
+                shutil.rmtree(path)
+            elif path.is_file():
+                path.unlink()
 
     def status(self) -> GetBrokerStatusResponse:
         """What the broker says of itself."""
