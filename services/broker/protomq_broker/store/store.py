@@ -6,7 +6,7 @@
       ConsumeQueueTable     queue offset -> position, derived               queues/
       MessageIndex          key or id -> position, derived                  index/
       RepeatedSends         producer, sequence -> place, derived            state/
-      ConsumerOffsets, TopicTable                                           state/
+      state machines        offsets, topics: records of the log, derived    state/
       LogFlusher, checkpoints                                               log/
       QueueHealer           makes damaged consume queue files anew          queues/
 

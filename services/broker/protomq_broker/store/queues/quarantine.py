@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from protomq.wire.topics import OFFSETS_TOPIC
+from protomq.wire.topics import OFFSETS_TOPIC, TOPICS_TOPIC
 from protomq_broker.store.files.disk import Disk
 from protomq_broker.store.log.recovery import (
     DamagedRange,
@@ -23,10 +23,12 @@ from .queue_ends import ends_in, keep_ends_of_damage
 
 log = logging.getLogger(__name__)
 
-_OFFSETS_FALL_BACK: Final = (
-    ". Records of committed offsets stand there: where config/consumerOffsets.json does not have them, offsets fall back to the "
-    "newest record that holds, and messages are delivered again"
-)
+_LOST_WITH: Final = {
+    OFFSETS_TOPIC: ". Records of committed offsets stand there: where config/consumerOffsets.json does not have them, offsets fall back to"
+    " the newest record that holds, and messages are delivered again",
+    TOPICS_TOPIC: ". Records of topics stand there: where config/topics.json does not have them, topics fall back to the newest record that"
+    " holds, and deleted ones may come back",
+}
 
 
 class Quarantine:
@@ -102,12 +104,17 @@ class Quarantine:
 
     def _warning_of(self, damage: DamagedRange) -> str:
         """What the broker's own records in a range say is lost with it, as far as their queue tells; "" if none stand there."""
-        queue = self._queues.find(OFFSETS_TOPIC, 0)
+        return "".join(
+            warning for topic, warning in _LOST_WITH.items() if self._has_some(topic, damage)
+        )
+
+    def _has_some(self, topic: str, damage: DamagedRange) -> bool:
+        """Whether records of a system topic stand in a range."""
+        queue = self._queues.find(topic, 0)
         if queue is None:
-            return ""
+            return False
         try:
             first = queue.first_at_or_beyond(damage.start_position)
-            holds_some = first < queue.first_at_or_beyond(damage.end_position)
+            return first < queue.first_at_or_beyond(damage.end_position)
         except ConsumeQueueDamagedError:
-            holds_some = True
-        return _OFFSETS_FALL_BACK if holds_some else ""
+            return True
