@@ -63,7 +63,7 @@ def test_nothing_of_a_deleted_topic_comes_back() -> None:
 
 
 def test_a_broker_that_finds_nothing_but_the_log_tells_what_the_old_one_told() -> None:
-    tally = store_campaigns.store_states(range(30))
+    tally = store_campaigns.store_states(range(12))
     assert tally.fired["segments deleted"], tally
 
 
