@@ -294,7 +294,7 @@ def test_a_damaged_queue_file_is_healed_with_the_entries_of_visible_records_alon
     store = open_store(world.disk)
     with pytest.raises(ConsumeQueueDamagedError):
         read_all(store, "a", 0)
-    store._keep_turn()
+    store._keeper.turn()
     assert [body for _, body in read_all(store, "a", 0)] == bodies
     assert store.healed_file_count == 1
     store.close()
