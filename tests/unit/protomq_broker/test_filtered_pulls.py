@@ -60,6 +60,30 @@ def test_a_pull_may_take_many_turns(broker: FakeBroker, monkeypatch: pytest.Monk
     assert offsets(pull(broker, record_count_max=2)) == [2, 6]
 
 
+def test_what_is_damaged_between_two_turns_is_not_answered(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pull(broker)  # Its filter is known from here on.
+    monkeypatch.setattr(filtered_read, "RUN_COUNT", 1)
+    monkeypatch.setattr("protomq_broker.filter_searches.SLICE_S", 0.0)
+    for _ in range(3):
+        broker.fill([bytes(300)], properties=EVEN)
+    position = broker.store.look("topic", 0, 0, 1, 1).regions[0].offset
+    request = PullRequest(
+        topic="topic", filter_type=FilterType.FILTER_TYPE_SQL92, filter="n = 2"
+    )
+    call = broker.server.call(PULL, request)
+    lane = broker.server.lanes["pull"]
+    for _ in range(4):
+        lane.posted.popleft()()
+    assert not call.answered
+    broker.disk.flip_bit("/s/commitlog/" + "0" * 20, (position + 40) * 8)
+    broker.clock.time_ms += 2_000
+    broker.server.run()
+    assert call.error is not None
+    assert told(call.error)[1] == "CORRUPT_LOG"
+
+
 def test_a_pull_with_a_filter_commits_while_at_it(broker: FakeBroker) -> None:
     broker.fill([b"x"] * 3, properties=EVEN)
     call = pull(broker, consumer_group="group", commit_offset=2)
