@@ -366,7 +366,7 @@ def test_messages_that_gather_while_the_line_is_busy_travel_together(
     gate = Gate(cluster)
     results: list[SendResult] = []
     threads = [
-        threading.Thread(target=lambda i=i: results.append(producer.send("T", b"%03d" % i)))
+        threading.Thread(target=lambda i=i: results.append(producer.send("T", b"%03d" % i, timeout_s=60)))
         for i in range(50)
     ]
     threads[0].start()
