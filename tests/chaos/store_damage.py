@@ -31,7 +31,7 @@ from typing import Final, NamedTuple
 from protomq.testing.simdisk import SimDisk
 from protomq.v1.record_pb2 import Record
 from protomq.wire.hashing import key_hash_of
-from protomq.wire.topics import OFFSETS_TOPIC
+from protomq.wire.topics import OFFSETS_TOPIC, SYSTEM_PREFIX, TOPICS_TOPIC
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.queues.consume_queue import ConsumeQueueDamagedError
 from protomq_broker.store.tools.repair import repair
@@ -307,7 +307,7 @@ def damage_while_open(world: StoreWorld, seed: int, report: DamageReport) -> lis
         baseline = _places(image)
         before = _queue_files(image)
         # Of a system topic nobody reads while the store is open: a start does, and makes its queue anew.
-        paths = sorted(path for path in before if OFFSETS_TOPIC not in path)
+        paths = sorted(path for path in before if SYSTEM_PREFIX not in path)
         for path in rng.sample(paths, min(len(paths), rng.choice((1, 1, 2, 4)))):
             _harm_in_place(image.disk, path, before[path], rng)
         harmed = _queue_files(image) != before
@@ -750,8 +750,11 @@ def _check_derived_damage(
     if image.store is not None:
         image.close()
     again = image.fork("kill", image.rng)
-    if OFFSETS_TOPIC in damage.path and again.disk.exists(f"{ROOT}/config/consumerOffsets.json"):
-        again.disk.remove(f"{ROOT}/config/consumerOffsets.json")  # so that the start reads there
+    for topic, cache in ((OFFSETS_TOPIC, "consumerOffsets.json"), (TOPICS_TOPIC, "topics.json")):
+        if topic in damage.path:  # so that the start reads there
+            for path in again.disk.files(f"{ROOT}/config"):
+                if cache in path:
+                    again.disk.remove(path)
     try:
         again.open()
         found += _check_served(again, baseline, 0, 0, None)
