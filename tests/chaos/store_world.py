@@ -96,6 +96,8 @@ class _Sender:
     next_sequence: int = 0
     acknowledged: int | None = None
     uncertain: list[_Order] = field(default_factory=list)
+    shares_id: bool = False
+    """Another producer has its id: what that one has stored says nothing of what was acknowledged to this one."""
 
 
 @dataclass(slots=True)
@@ -388,14 +390,14 @@ class StoreWorld:
             self.send(orders)
 
     def retry_uncertain(self) -> None:
-        """Sends again what nobody knows about, with the same sequences, as producers do: a first contact for 15 minutes."""
+        """Sends again what nobody knows about, with the same sequences, as producers do. A first contact is tried for 15 minutes, and so is
+        what has no id of its own.
+        """
         for sender in self.senders:
             orders, sender.uncertain = sender.uncertain, []
             for order in orders:
-                if (
-                    order.previous is not None
-                    or self.clock.passed_ms - order.made_ms < RETRY_MAX_MS
-                ):
+                proves_itself = order.previous is not None and not sender.shares_id
+                if proves_itself or self.clock.passed_ms - order.made_ms < RETRY_MAX_MS:
                     self.send([order])
 
     def flush(self) -> None:
