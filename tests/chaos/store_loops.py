@@ -21,7 +21,7 @@ from protomq_broker.store.errors import StoreError, WritesRefusedError
 from protomq_broker.store.store import Store
 
 from .checker import Violation
-from .store_world import ROOT, SEGMENT_SIZE_BYTES, StoreOpener, StoreWorld
+from .store_world import ROOT, SEGMENT_SIZE_BYTES, TOPICS, StoreOpener, StoreWorld
 
 
 class Plan(NamedTuple):
@@ -177,7 +177,9 @@ def prepared_world(
 ) -> StoreWorld:
     """The state from which the operation is tried: always the same for a seed."""
     world = StoreWorld(seed, sync_flush=sync_flush, opener=opener)
-    world.open()
+    store = world.open()
+    store.topics.put(list(map(world.topic_config, TOPICS)))  # else starts append records of them
+    store.flush()
     actions = (
         world.send_some, world.send_some, world.flush, world.checkpoint, world.housekeeping, world.commit_offsets, world.create_topic,
     )  # fmt: skip
