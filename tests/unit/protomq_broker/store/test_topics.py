@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from protomq.testing.simdisk import SimDisk
@@ -406,6 +406,7 @@ Change = tuple[str, str, int]
 
 
 @settings(max_examples=100, deadline=None)
+@example([("put", "b", 1), ("save", "a", 1), ("delete", "b", 1), ("put", "a", 1), ("cut", "a", 1)])
 @given(
     st.lists(
         st.tuples(

@@ -5,8 +5,8 @@
 
 Rules:
 - Every record in front of `position` is in a snapshot, and nothing is in it that was not synced as a record.
-- One that is lost, damaged or ahead of the log is left aside; then the one before counts, as long as the log has all records since; else
-  the log is read from its beginning.
+- One that is lost, damaged, ahead of the log or older than its beginning is left aside; then the one before counts; else the log is read
+  from its beginning, which has all that is alive.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SnapshotFiles:
 
         `take` changes nothing if it raises: the content is of another form then. The log goes from `log_start` to `end_position`.
         """
-        newest = self._read(self._path, take, 0, end_position)
+        newest = self._read(self._path, take, log_start, end_position)
         self._has_newest = newest is not None
         if newest is None:
             newest = self._read(self._previous_path, take, log_start, end_position)
@@ -53,9 +53,8 @@ class SnapshotFiles:
     def save_text(self, text: str) -> None:
         """The same for a content that is encoded already."""
         stored = read_file(self._disk, self._path) if self._has_newest else None
-        if (
-            stored is not None
-        ):  # a copy: a power cut in the middle of a rename may leave neither name
+        if stored is not None:
+            # A copy: a power cut in the middle of a rename may leave neither name.
             write_file_atomically(self._disk, self._previous_path, stored)
         write_json_text(self._disk, self._path, text)
         self._has_newest = True
@@ -71,14 +70,14 @@ class SnapshotFiles:
             content = read_json_file(self._disk, path)
             if content is None:
                 return None
-            position = int(
-                content.get("position", 0)
-            )  # of an earlier version: no record tells of it
+            # Without a position it is of an earlier version: no record tells of what it says.
+            is_told = "position" in content
+            position = int(content["position"]) if is_told else 0
             if position > position_max:
                 log.warning(
                     "%s is ahead of the log, which ends at %d: it is left aside", path, position_max
                 )
-            if not position_min <= position <= position_max:
+            if is_told and not position_min <= position <= position_max:
                 return None
             take(content)
         except SideFileDamagedError as error:
