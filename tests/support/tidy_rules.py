@@ -43,7 +43,7 @@ SDK_FOR_SERVERS: Final = ("protomq.v1", "protomq.wire")
 """What a server may use of the SDK: stubs and bytes, no client."""
 SERVICES: Final = ("protomq_runtime", "protomq_namesrv", "protomq_broker")
 STORE: Final = "protomq_broker.store"
-STORE_LAYERS: Final = ("files", "log", "queues", "index", "timer", "state", "", "tools")
+STORE_LAYERS: Final = ("files", "log", "queues", "index", "state", "timer", "", "tools")
 """The folders of the store, lowest first; "" is what joins them: the modules beside the folders."""
 STORE_VALUES: Final = ("errors", "config")
 """Modules beside the folders that any layer may use."""
@@ -85,6 +85,7 @@ THREADS: Final = {
     "protomq_broker.main": "starts and stops without holding up the event loop",
     "protomq_broker.plain_body_workers": "bodies to unpack",
     "protomq_broker.registration": "one for each name server",
+    "protomq_broker.timer_mover": "delivers what is due",
     "protomq_broker.store.log.flusher": "flusher and housekeeping of a store",
     "protomq._async_routes": "a name that DNS may take long to look up",
     "protomq._producer": "lines and their senders",

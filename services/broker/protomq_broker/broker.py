@@ -39,18 +39,22 @@ from protomq_runtime.server import LaneConfig, Server
 
 from .admin_service import AdminService
 from .consumer_service import ConsumerService
+from .delays import Delays
 from .filter_modules import FilterModules
 from .filter_service import FilterService
+from .log_time import LogTime
 from .metrics import BrokerMetrics
 from .name_server_connections import NameServer, remote_name_server
 from .offset_commits import OffsetCommits
 from .pull_service import PullService
+from .recalls import Recalls
 from .registration import BrokerRegistration, BrokerTopics
 from .send_service import SendService
 from .store.files.disk import Disk
 from .store.state.topics import topic_to_message
 from .store.store import Store
 from .system_writer import SystemWriter
+from .timer_mover import TimerMover
 from .waiting_answers import WaitingAnswers
 from .write_permit import WritePermit
 
@@ -103,7 +107,19 @@ class Broker:
         )
         self._waiting = WaitingAnswers(self.store, clock)
         self._commits = OffsetCommits(self.store, self._writer, self._waiting, config)
-        self._send = SendService(self.store, config, clock, self._waiting)
+        self._log_time = LogTime(clock, self.store.pending.log_time_ms)
+        self._mover = TimerMover(self.store, self._writer, self._log_time)
+        delays = Delays(
+            self._log_time,
+            config.delay_levels_ms,
+            self.store.pending,
+            count_max=config.delayed_count_max,
+            size_max_bytes=config.delayed_size_max_bytes,
+        )
+        recalls = Recalls(
+            self.store, config, self.name, self._writer, self._waiting, self._log_time
+        )
+        self._send = SendService(self.store, config, clock, self._waiting, delays, recalls)
         modules = FilterModules(Disk(), f"{config.data_dir}/config/filters")
         self._pull = PullService(self.store, config, self._commits, modules, clock)
         self._filters = FilterService(modules, self._pull.forget_module)
@@ -201,6 +217,7 @@ class Broker:
         if not self._permit.give():
             return  # the start was given up
         server.start_late_lanes()
+        self._mover.start()
         # Who waits for the ready line wants to find the broker; its name servers may be starting beside it.
         registration.wait_registered(max(deadline - time.monotonic(), 0.0))
 
@@ -245,6 +262,7 @@ class Broker:
     def close(self) -> None:
         """Writes the last offsets and closes the store. The last step of a stop, when no lane runs any more."""
         self._writer.close()
+        self._mover.close()
         self._pull.close()
         if self._server is not None:
             self._commits.close()

@@ -18,6 +18,7 @@ from protomq_runtime.addresses import (
 from protomq_runtime.connection_limits import ConnectionLimits
 
 from .store.config import StoreConfig
+from .store.timer.delay_levels import ROCKETMQ_LEVELS, parse_levels
 
 THREADS_MAX: Final = 64
 DEPTH_MAX: Final = 10_000_000
@@ -95,6 +96,9 @@ class BrokerConfig:
         sync_flush_timeout_ms: how long a send waits for the disk before it is answered FLUSH_DISK_TIMEOUT, and a commit of offsets before
             it is answered DEADLINE_EXCEEDED (RocketMQ: 5 s).
         hold_max_ms: longest hold that a pull may ask for.
+        delay_levels: durations of the delay levels, level 1 first, as RocketMQ's messageDelayLevel: numbers with ms, s, m, h or d.
+        delayed_count_max: messages that may wait for their time. Each takes 24 octets of disk besides its record, and no memory.
+        delayed_size_max_bytes: what their records may have together: those that outlive retention are written again.
         register_interval_ms: between two heartbeats to a name server (RocketMQ: 30 s).
         metrics: the metrics page.
         lanes: sizes of the lanes.
@@ -112,6 +116,9 @@ class BrokerConfig:
     default_queues: int = 8
     sync_flush_timeout_ms: int = 5_000
     hold_max_ms: int = 60_000
+    delay_levels: str = ROCKETMQ_LEVELS
+    delayed_count_max: int = 10_000_000
+    delayed_size_max_bytes: int = 64 << 30
     register_interval_ms: int = 30_000
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     lanes: LaneSizes = field(default_factory=LaneSizes)
@@ -136,9 +143,21 @@ class BrokerConfig:
             "sync_flush_timeout_ms",
             "hold_max_ms",
             "register_interval_ms",
+            "delayed_count_max",
+            "delayed_size_max_bytes",
         ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+
+        try:
+            parse_levels(self.delay_levels)
+        except ValueError as error:
+            raise ValueError(f"delay_levels: {error}") from None
+
+    @property
+    def delay_levels_ms(self) -> tuple[int, ...]:
+        """The durations of `delay_levels`, level 1 first."""
+        return parse_levels(self.delay_levels)
 
     @property
     def name_server_addresses(self) -> Sequence[Address]:

@@ -19,11 +19,11 @@ from protomq.v1.send_service_pb2 import SendRequest
 from protomq.wire import record as layout
 from protomq.wire.hashing import crc32c, key_hash_of, sharding_hash_of, tag_code_of
 from protomq.wire.varints import read_varint
-from protomq_runtime.errors import Code, ServiceError, invalid_argument, unsupported
+from protomq_runtime.errors import Code, ServiceError, invalid_argument
 
 from .bare_record import bare_body_of, write_bare
 from .store.log.append import RecordRegion
-from .store.log.record_region import prove_region
+from .store.log.record_region import prove_region, stamp_due_time
 from .store.log.record_scan import record_field_at
 
 FIELDS_BESIDE_RECORDS_MAX: Final = 64
@@ -88,12 +88,13 @@ def read_records(
     *,
     now_ms: int,
     identify: Callable[[int], ProducerIdentity],
+    due_time_ms: int | None = None,
 ) -> tuple[RecordRegion, bool]:
     """The records of a request as a region, and whether they have their producer id from here.
 
     `header` is what `parse_send_header` made of the same payload. A bytearray may be taken over as the region's data. `now_ms` is the
-    born time of messages that have none; `identify(count)` hands out an identity for messages that have none. Raises ServiceError if the
-    request is invalid.
+    born time of messages that have none; `identify(count)` hands out an identity for messages that have none. `due_time_ms`: of all of
+    them, whatever they say themselves. Raises ServiceError if the request is invalid.
     """
     topic, packed = header.topic, header.record_sizes
     if len(packed) > 4 * layout.RECORDS_PER_REQUEST_MAX:
@@ -117,12 +118,15 @@ def read_records(
     if len(sizes):
         region = prove_region(whole, topic, sizes)
         if region is not None:
-            if region.due_times_ms is not None:
-                raise _no_due_times()
-            if region.producer_id == 0:
-                return _rewrite(bytes(region.data), topic, now_ms, identify)
+            is_whole = region.producer_id != 0
+            if is_whole and due_time_ms is not None:
+                is_whole = region.flags == layout.FLAG_DUE_TIME  # there is room for it in each
+            if not is_whole:
+                return _rewrite(bytes(region.data), topic, now_ms, identify, due_time_ms)
+            if due_time_ms is not None:
+                stamp_due_time(region, due_time_ms)
             return region, False
-    return _rewrite(bytes(whole), topic, now_ms, identify)
+    return _rewrite(bytes(whole), topic, now_ms, identify, due_time_ms)
 
 
 def _bare_region(body: bytes, topic: str, now_ms: int, identity: ProducerIdentity) -> RecordRegion:
@@ -146,7 +150,11 @@ def _find_record_sizes(payload: bytes | bytearray) -> Sequence[int]:
 
 
 def _rewrite(
-    payload: bytes, topic: str, now_ms: int, identify: Callable[[int], ProducerIdentity]
+    payload: bytes,
+    topic: str,
+    now_ms: int,
+    identify: Callable[[int], ProducerIdentity],
+    due_time_ms: int | None,
 ) -> tuple[RecordRegion, bool]:
     """Writes each record anew, in canonical form and with everything that is missing."""
     spans = _check_bounds(payload)
@@ -167,6 +175,7 @@ def _rewrite(
             template,
             identity.first_sequence + index,
             now_ms,
+            due_time_ms,
         )
         for index, record in enumerate(records)
     ]
@@ -184,6 +193,7 @@ def _rewrite_record(
     template: layout.RecordTemplate,
     sequence: int,
     now_ms: int,
+    due_time_ms: int | None,
 ) -> bytes:
     where = f"records[{index}]"
     if record.HasField("topic") and record.topic != topic:
@@ -193,8 +203,10 @@ def _rewrite_record(
     if record.HasField("transit"):
         raise invalid_argument(f"{where}.transit", "is the broker's, who writes it when it moves a message")
     _check_flags(record.flags, f"{where}.flags")
-    if record.HasField("due_time_ms") or record.flags & layout.FLAG_DUE_TIME:
-        raise _no_due_times()
+    if record.flags & layout.FLAG_DUE_TIME and not record.HasField("due_time_ms"):
+        raise invalid_argument(f"{where}.flags", "bit 4 says that there is a due_time_ms")
+    if due_time_ms is None and record.HasField("due_time_ms"):
+        due_time_ms = record.due_time_ms
     _check_codes(record, raw, where)
     _check_names(record, where)
     front_bytes = layout.encode_front(record.keys, record.tag, record.properties)
@@ -215,6 +227,7 @@ def _rewrite_record(
         front=front_bytes,
         flags=record.flags & layout.FLAG_COMPRESSION_MASK
         | (layout.FLAG_MANY_KEYS if len(keys) > 1 else 0),
+        due_time_ms=due_time_ms,
     )
 
 
@@ -371,13 +384,6 @@ def _too_large(field: str, size_bytes: int, limit_bytes: int) -> ServiceError:
         "MESSAGE_TOO_LARGE",
         f"{field} has {size_bytes} bytes, {limit_bytes} are allowed; send less, or store the payload elsewhere and send a reference",
         metadata={"field": field, "size_bytes": str(size_bytes), "limit_bytes": str(limit_bytes)},
-    )
-
-
-def _no_due_times() -> ServiceError:
-    return unsupported(
-        "due_time_ms",
-        "a record has due_time_ms: this version delivers at once, it has no delays; leave the field and bit 4 of flags out",
     )
 
 

@@ -22,15 +22,18 @@ from .send_request import ProducerIdentity, parse_send_header, read_records
 from .store.log.append import AppendRequest
 from .store.state.repeated_sends import SendInFlightError
 from .store.state.topics import incarnation_of_first
-from .store_errors import to_service_error
+from .store_errors import tells_store_errors, to_service_error
 from .topic_access import writable_topic
 from .waiting_answers import NOT_STORED_IN_TIME
 
 if TYPE_CHECKING:
+    from protomq.v1.send_service_pb2 import RecallMessageRequest
     from protomq_runtime.call import Call
     from protomq_runtime.clock import Clock
 
     from .config import BrokerConfig
+    from .delays import Delays
+    from .recalls import Recalls
     from .store.state.topics import TopicConfig
     from .store.store import Store, StoredPlace
     from .waiting_answers import WaitingAnswers
@@ -57,12 +60,20 @@ class SendService:
     """Implements protomq.v1.SendService. All methods on the send lane's thread."""
 
     def __init__(
-        self, store: Store, config: BrokerConfig, clock: Clock, waiting: WaitingAnswers
+        self,
+        store: Store,
+        config: BrokerConfig,
+        clock: Clock,
+        waiting: WaitingAnswers,
+        delays: Delays,
+        recalls: Recalls,
     ) -> None:
         self._store = store
         self._config = config
         self._clock = clock
         self._waiting = waiting
+        self._delays = delays
+        self._recalls = recalls
         # One request more may join a group that is just below the limit.
         self._group_size_bytes = min(GROUP_SIZE_BYTES, store.append_size_max_bytes // 2)
         self._producer_id = secrets.randbits(63) | 1
@@ -104,6 +115,13 @@ class SendService:
         if pending:
             self._append(pending)
 
+    @tells_store_errors
+    def recall_message(self, request: RecallMessageRequest, call: Call) -> None:
+        """Takes a delayed message back, or says that it is too late."""
+        if self.refusal is not None:
+            raise self.refusal
+        self._recalls.recall(request, call)
+
     def _read(self, call: Call) -> _Pending:
         header = parse_send_header(call.payload)
         topic, exists = writable_topic(self._store, self._config, header.topic)
@@ -123,8 +141,14 @@ class SendService:
         else:
             queue_id = self._turn_of(topic) if exists else 0
         region, identified_here = read_records(
-            call.payload, header, now_ms=self._clock.now_ms(), identify=self._identify
+            call.payload,
+            header,
+            now_ms=self._clock.now_ms(),
+            identify=self._identify,
+            due_time_ms=self._delays.due_time_ms(header),
         )
+        if region.flags:
+            self._delays.check(region)
         wait_store_ok = header.wait_store_ok if header.HasField("wait_store_ok") else True
         return _Pending(
             call,
@@ -157,6 +181,8 @@ class SendService:
             physical_offset=found.physical_offset,
             repeated_send=True,
         )
+        if order.request.region.flags and order.request.region.count == 1:
+            response.recall_handle = self._recalls.handle_at(found.physical_offset)
         self._answer(order, response, self._store.appended_position)
         self._waiting.request_flush()
 
@@ -181,6 +207,8 @@ class SendService:
                 record_count=region.count,
                 physical_offset=request.physical_offset,
             )
+            if region.flags and region.count == 1:
+                response.recall_handle = self._recalls.handle_of(request)
             if order.identified_here:
                 response.message_id = encode_message_id(
                     region.producer_id, region.producer_epoch, region.first_sequence

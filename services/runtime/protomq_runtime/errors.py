@@ -130,6 +130,7 @@ RULES: Final[Mapping[str, ReasonRule]] = {
     ),
     # Not definite, since the answer to a repeated send looks at the queue: the message is stored then.
     "QUEUE_HEALING": ReasonRule(Code.UNAVAILABLE, False, ("queue_offset",)),
+    "ILLEGAL_DELAY": ReasonRule(Code.INVALID_ARGUMENT, True, ("field", "value", "limit")),
 }
 """By reason, every value of ErrorReason."""
 

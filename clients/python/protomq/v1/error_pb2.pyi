@@ -94,6 +94,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION: the consumer group has members that pulled lately; the metadata name the last one. Nothing was deleted."""
     ERROR_REASON_ILLEGAL_FILTER: _ErrorReason.ValueType  # 29
     """INVALID_ARGUMENT: a filter is no expression of its language, or failed while it was evaluated; the metadata say where and why."""
+    ERROR_REASON_ILLEGAL_DELAY: _ErrorReason.ValueType  # 30
+    """INVALID_ARGUMENT: a delay level that there is none of, or a delay of more than 40 days; the metadata hold the field, its value and the limit.
+    Nothing was stored.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason lists every value that ErrorInfo.reason takes, there without the prefix: "TOPIC_NOT_FOUND"."""
@@ -170,4 +174,8 @@ ERROR_REASON_GROUP_IN_USE: ErrorReason.ValueType  # 28
 """FAILED_PRECONDITION: the consumer group has members that pulled lately; the metadata name the last one. Nothing was deleted."""
 ERROR_REASON_ILLEGAL_FILTER: ErrorReason.ValueType  # 29
 """INVALID_ARGUMENT: a filter is no expression of its language, or failed while it was evaluated; the metadata say where and why."""
+ERROR_REASON_ILLEGAL_DELAY: ErrorReason.ValueType  # 30
+"""INVALID_ARGUMENT: a delay level that there is none of, or a delay of more than 40 days; the metadata hold the field, its value and the limit.
+Nothing was stored.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -66,6 +66,8 @@ class SendRequest(_message.Message):
     RECORD_SIZES_FIELD_NUMBER: _builtins.int
     WAIT_STORE_OK_FIELD_NUMBER: _builtins.int
     PREVIOUS_SEQUENCE_FIELD_NUMBER: _builtins.int
+    DELAY_LEVEL_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic of all of them; created on the first send where the broker allows it."""
     queue_id: _builtins.int
@@ -77,6 +79,10 @@ class SendRequest(_message.Message):
     to pipeline in order, of the last that was sent here. Absent: the first contact of this producer and epoch with this broker.
     Where the producer is not known, the answer is SEQUENCE_EXPIRED; where it is, but not this sequence, SEND_OUT_OF_ORDER.
     """
+    delay_level: _builtins.int
+    """One of the broker's delay levels, from 1 (RocketMQ: DELAY; by default 1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h)."""
+    delay_ms: _builtins.int
+    """A time in milliseconds, from 0."""
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[_record_pb2.Record]:
         """The messages; the field stands first. At most 4 MiB of body each and 32,768 in number; 4,096 if they come without a trailer."""
@@ -94,10 +100,12 @@ class SendRequest(_message.Message):
         record_sizes: _abc.Iterable[_builtins.int] | None = ...,
         wait_store_ok: _builtins.bool | None = ...,
         previous_sequence: _builtins.int | None = ...,
+        delay_level: _builtins.int = ...,
+        delay_ms: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_previous_sequence", b"_previous_sequence", "_queue_id", b"_queue_id", "_wait_store_ok", b"_wait_store_ok", "previous_sequence", b"previous_sequence", "queue_id", b"queue_id", "wait_store_ok", b"wait_store_ok"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_previous_sequence", b"_previous_sequence", "_queue_id", b"_queue_id", "_wait_store_ok", b"_wait_store_ok", "delay", b"delay", "delay_level", b"delay_level", "delay_ms", b"delay_ms", "previous_sequence", b"previous_sequence", "queue_id", b"queue_id", "wait_store_ok", b"wait_store_ok"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_previous_sequence", b"_previous_sequence", "_queue_id", b"_queue_id", "_wait_store_ok", b"_wait_store_ok", "previous_sequence", b"previous_sequence", "queue_id", b"queue_id", "record_sizes", b"record_sizes", "records", b"records", "topic", b"topic", "wait_store_ok", b"wait_store_ok"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_previous_sequence", b"_previous_sequence", "_queue_id", b"_queue_id", "_wait_store_ok", b"_wait_store_ok", "delay", b"delay", "delay_level", b"delay_level", "delay_ms", b"delay_ms", "previous_sequence", b"previous_sequence", "queue_id", b"queue_id", "record_sizes", b"record_sizes", "records", b"records", "topic", b"topic", "wait_store_ok", b"wait_store_ok"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__previous_sequence: _TypeAlias = _typing.Literal["previous_sequence"]  # noqa: Y015
     _WhichOneofArgType__previous_sequence: _TypeAlias = _typing.Literal["_previous_sequence", b"_previous_sequence"]  # noqa: Y015
@@ -105,12 +113,16 @@ class SendRequest(_message.Message):
     _WhichOneofArgType__queue_id: _TypeAlias = _typing.Literal["_queue_id", b"_queue_id"]  # noqa: Y015
     _WhichOneofReturnType__wait_store_ok: _TypeAlias = _typing.Literal["wait_store_ok"]  # noqa: Y015
     _WhichOneofArgType__wait_store_ok: _TypeAlias = _typing.Literal["_wait_store_ok", b"_wait_store_ok"]  # noqa: Y015
+    _WhichOneofReturnType_delay: _TypeAlias = _typing.Literal["delay_level", "delay_ms"]  # noqa: Y015
+    _WhichOneofArgType_delay: _TypeAlias = _typing.Literal["delay", b"delay"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__previous_sequence) -> _WhichOneofReturnType__previous_sequence | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__queue_id) -> _WhichOneofReturnType__queue_id | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__wait_store_ok) -> _WhichOneofReturnType__wait_store_ok | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_delay) -> _WhichOneofReturnType_delay | None: ...
 
 Global___SendRequest: _TypeAlias = SendRequest  # noqa: Y015
 
@@ -127,6 +139,7 @@ class SendResponse(_message.Message):
     PHYSICAL_OFFSET_FIELD_NUMBER: _builtins.int
     MESSAGE_ID_FIELD_NUMBER: _builtins.int
     REPEATED_SEND_FIELD_NUMBER: _builtins.int
+    RECALL_HANDLE_FIELD_NUMBER: _builtins.int
     status: Global___SendStatus.ValueType
     """What is promised."""
     queue_id: _builtins.int
@@ -141,6 +154,10 @@ class SendResponse(_message.Message):
     """Id of the first message: producer id (16 hex digits), epoch (8), sequence (16). Only where the broker gave it."""
     repeated_send: _builtins.bool
     """The broker recognised a repeated send: nothing was stored now, the places are those of the first time."""
+    recall_handle: _builtins.str
+    """Names the delayed message to RecallMessage. Only of a request with one message, which is delayed. Its queue offset is -1: it gets one when it is
+    delivered.
+    """
     def __init__(
         self,
         *,
@@ -151,11 +168,64 @@ class SendResponse(_message.Message):
         physical_offset: _builtins.int = ...,
         message_id: _builtins.str = ...,
         repeated_send: _builtins.bool = ...,
+        recall_handle: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_id", b"message_id", "physical_offset", b"physical_offset", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "record_count", b"record_count", "repeated_send", b"repeated_send", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_id", b"message_id", "physical_offset", b"physical_offset", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "recall_handle", b"recall_handle", "record_count", b"record_count", "repeated_send", b"repeated_send", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SendResponse: _TypeAlias = SendResponse  # noqa: Y015
+
+@_typing.final
+class RecallMessageRequest(_message.Message):
+    """RecallMessageRequest names a delayed message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    RECALL_HANDLE_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """Its topic."""
+    recall_handle: _builtins.str
+    """What the answer to its send said."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        recall_handle: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["recall_handle", b"recall_handle", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecallMessageRequest: _TypeAlias = RecallMessageRequest  # noqa: Y015
+
+@_typing.final
+class RecallMessageResponse(_message.Message):
+    """RecallMessageResponse says what became of the message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECALLED_FIELD_NUMBER: _builtins.int
+    MESSAGE_ID_FIELD_NUMBER: _builtins.int
+    recalled: _builtins.bool
+    """Whether it was taken back now; if not, it is delivered, or was, or was recalled before."""
+    message_id: _builtins.str
+    """Its id: producer id (16 hex digits), epoch (8), sequence (16)."""
+    def __init__(
+        self,
+        *,
+        recalled: _builtins.bool = ...,
+        message_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_id", b"message_id", "recalled", b"recalled"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RecallMessageResponse: _TypeAlias = RecallMessageResponse  # noqa: Y015

@@ -40,6 +40,11 @@ class SendServiceStub(object):
                 request_serializer=protomq_dot_v1_dot_send__service__pb2.SendRequest.SerializeToString,
                 response_deserializer=protomq_dot_v1_dot_send__service__pb2.SendResponse.FromString,
                 _registered_method=True)
+        self.RecallMessage = channel.unary_unary(
+                '/protomq.v1.SendService/RecallMessage',
+                request_serializer=protomq_dot_v1_dot_send__service__pb2.RecallMessageRequest.SerializeToString,
+                response_deserializer=protomq_dot_v1_dot_send__service__pb2.RecallMessageResponse.FromString,
+                _registered_method=True)
 
 
 class SendServiceServicer(object):
@@ -53,6 +58,14 @@ class SendServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RecallMessage(self, request, context):
+        """RecallMessage takes a delayed message back that is not delivered yet: then nobody gets it. Or it comes too late: then it is delivered. The
+        answer says which, and waits for what an answer to a send waits for.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_SendServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -60,6 +73,11 @@ def add_SendServiceServicer_to_server(servicer, server):
                     servicer.Send,
                     request_deserializer=protomq_dot_v1_dot_send__service__pb2.SendRequest.FromString,
                     response_serializer=protomq_dot_v1_dot_send__service__pb2.SendResponse.SerializeToString,
+            ),
+            'RecallMessage': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecallMessage,
+                    request_deserializer=protomq_dot_v1_dot_send__service__pb2.RecallMessageRequest.FromString,
+                    response_serializer=protomq_dot_v1_dot_send__service__pb2.RecallMessageResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -90,6 +108,33 @@ class SendService(object):
             '/protomq.v1.SendService/Send',
             protomq_dot_v1_dot_send__service__pb2.SendRequest.SerializeToString,
             protomq_dot_v1_dot_send__service__pb2.SendResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecallMessage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protomq.v1.SendService/RecallMessage',
+            protomq_dot_v1_dot_send__service__pb2.RecallMessageRequest.SerializeToString,
+            protomq_dot_v1_dot_send__service__pb2.RecallMessageResponse.FromString,
             options,
             channel_credentials,
             insecure,

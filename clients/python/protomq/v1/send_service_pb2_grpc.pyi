@@ -35,6 +35,10 @@ class SendServiceStub:
     def __new__(cls, channel: _aio.Channel) -> SendServiceAsyncStub: ...
     Send: _grpc.UnaryUnaryMultiCallable[_send_service_pb2.SendRequest, _send_service_pb2.SendResponse]
     """Send stores one or more messages in one queue: all of them or none, with consecutive offsets."""
+    RecallMessage: _grpc.UnaryUnaryMultiCallable[_send_service_pb2.RecallMessageRequest, _send_service_pb2.RecallMessageResponse]
+    """RecallMessage takes a delayed message back that is not delivered yet: then nobody gets it. Or it comes too late: then it is delivered. The
+    answer says which, and waits for what an answer to a send waits for.
+    """
 
 @_typing.type_check_only
 class SendServiceAsyncStub(SendServiceStub):
@@ -43,6 +47,10 @@ class SendServiceAsyncStub(SendServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Send: _aio.UnaryUnaryMultiCallable[_send_service_pb2.SendRequest, _send_service_pb2.SendResponse]  # type: ignore[assignment]
     """Send stores one or more messages in one queue: all of them or none, with consecutive offsets."""
+    RecallMessage: _aio.UnaryUnaryMultiCallable[_send_service_pb2.RecallMessageRequest, _send_service_pb2.RecallMessageResponse]  # type: ignore[assignment]
+    """RecallMessage takes a delayed message back that is not delivered yet: then nobody gets it. Or it comes too late: then it is delivered. The
+    answer says which, and waits for what an answer to a send waits for.
+    """
 
 class SendServiceServicer(metaclass=_abc_1.ABCMeta):
     """SendService appends messages to a topic."""
@@ -54,5 +62,15 @@ class SendServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_send_service_pb2.SendResponse, _abc.Awaitable[_send_service_pb2.SendResponse]]:
         """Send stores one or more messages in one queue: all of them or none, with consecutive offsets."""
+
+    @_abc_1.abstractmethod
+    def RecallMessage(
+        self,
+        request: _send_service_pb2.RecallMessageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_send_service_pb2.RecallMessageResponse, _abc.Awaitable[_send_service_pb2.RecallMessageResponse]]:
+        """RecallMessage takes a delayed message back that is not delivered yet: then nobody gets it. Or it comes too late: then it is delivered. The
+        answer says which, and waits for what an answer to a send waits for.
+        """
 
 def add_SendServiceServicer_to_server(servicer: SendServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from protomq.v1 import consumer_service_pb2 as _consumer_service_pb2
 from protomq.v1 import topic_pb2 as _topic_pb2
 import builtins as _builtins
@@ -19,6 +20,38 @@ else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class _TimerEnd:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TimerEndEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TimerEnd.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TIMER_END_UNSPECIFIED: _TimerEnd.ValueType  # 0
+    """Not a reason."""
+    TIMER_END_DELIVERED: _TimerEnd.ValueType  # 1
+    """It fell due: its copy, without a due time, stands in the same append."""
+    TIMER_END_RECALLED: _TimerEnd.ValueType  # 2
+    """It was recalled: nobody gets it."""
+    TIMER_END_CARRIED: _TimerEnd.ValueType  # 3
+    """Its segment was about to go: its copy, with the same due time, stands in the same append."""
+    TIMER_END_DROPPED: _TimerEnd.ValueType  # 4
+    """Its topic was deleted."""
+
+class TimerEnd(_TimerEnd, metaclass=_TimerEndEnumTypeWrapper):
+    """TimerEnd says why a delayed message is pending no more."""
+
+TIMER_END_UNSPECIFIED: TimerEnd.ValueType  # 0
+"""Not a reason."""
+TIMER_END_DELIVERED: TimerEnd.ValueType  # 1
+"""It fell due: its copy, without a due time, stands in the same append."""
+TIMER_END_RECALLED: TimerEnd.ValueType  # 2
+"""It was recalled: nobody gets it."""
+TIMER_END_CARRIED: TimerEnd.ValueType  # 3
+"""Its segment was about to go: its copy, with the same due time, stands in the same append."""
+TIMER_END_DROPPED: TimerEnd.ValueType  # 4
+"""Its topic was deleted."""
+Global___TimerEnd: _TypeAlias = TimerEnd  # noqa: Y015
 
 @_typing.final
 class OffsetsRecord(_message.Message):
@@ -313,3 +346,47 @@ class LogStart(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___LogStart: _TypeAlias = LogStart  # noqa: Y015
+
+@_typing.final
+class TimerRecord(_message.Message):
+    """TimerRecord is the body of a record of %SYS%TIMER: messages that were pending and are no more. Columns of one length."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    DUE_TIMES_MS_FIELD_NUMBER: _builtins.int
+    SIZES_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    LOG_TIME_MS_FIELD_NUMBER: _builtins.int
+    end: Global___TimerEnd.ValueType
+    """What became of all of them."""
+    log_time_ms: _builtins.int
+    """Log time when this was written: milliseconds since 1970-01-01 UTC. It never falls."""
+    @_builtins.property
+    def positions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Where the messages stand: physical offsets."""
+
+    @_builtins.property
+    def due_times_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Their due times: milliseconds since 1970-01-01 UTC."""
+
+    @_builtins.property
+    def sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Sizes in bytes of their record fields."""
+
+    def __init__(
+        self,
+        *,
+        positions: _abc.Iterable[_builtins.int] | None = ...,
+        due_times_ms: _abc.Iterable[_builtins.int] | None = ...,
+        sizes: _abc.Iterable[_builtins.int] | None = ...,
+        end: Global___TimerEnd.ValueType = ...,
+        log_time_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due_times_ms", b"due_times_ms", "end", b"end", "log_time_ms", b"log_time_ms", "positions", b"positions", "sizes", b"sizes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TimerRecord: _TypeAlias = TimerRecord  # noqa: Y015

@@ -34,6 +34,8 @@ TOPICS_TOPIC: Final = SYSTEM_PREFIX + "TOPICS"
 """Records of the broker's topics; see the message TopicsRecord."""
 LOG_TOPIC: Final = SYSTEM_PREFIX + "LOG"
 """Records of what the deleted front of the log told; see the message LogRecord."""
+TIMER_TOPIC: Final = SYSTEM_PREFIX + "TIMER"
+"""What became of delayed messages; see the message TimerRecord."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _STORED_NAME: Final = re.compile(r"[%A-Za-z0-9_-]+", re.ASCII)

@@ -63,7 +63,7 @@ START_CHECK_SIZE_BYTES: Final = 64 << 20
 
 def make_folders(disk: Disk, root: str) -> None:
     """Makes the store's folders, durably. Those above the root are synced too: a start that was killed may have made any of them."""
-    for folder in ("config", "commitlog", "boundaries", "consumequeue", "index", "repeatedsends"):
+    for folder in ("config", "commitlog", "boundaries", "consumequeue", "index", "repeatedsends", "timer"):
         disk.make_folder(f"{root}/{folder}")
     disk.fsync_dir(root)
     sync_names_above(disk, root)
@@ -160,6 +160,9 @@ def recover_store(
         _rebuild(disk, folder, checkpoint, recovered, queues, broken, deleted)
     for structure in derived:
         structure.truncate(recovered.tail.position)
+    ahead = [structure for structure in derived if structure.needs_rebuild]
+    if ahead:
+        _rebuild(disk, folder, checkpoint, recovered, queues, ahead, deleted)
     queues.keep_ends(recovered.damaged, deleted, recovered.tail.position)
     ends = ends_in(queues.all(), recovered.damaged)
     keep_ends_of_damage(disk, config_folder, recovered.damaged, ends)

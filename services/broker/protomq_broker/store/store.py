@@ -6,6 +6,7 @@
       ConsumeQueueTable     queue offset -> position, derived               queues/
       MessageIndex          key or id -> position, derived                  index/
       RepeatedSends         producer, sequence -> place, derived            state/
+      PendingTimers         due time -> position, derived                   timer/
       state machines        offsets, topics: records of the log, derived    state/
       LogFlusher, checkpoints                                               log/
       QueueHealer           makes damaged consume queue files anew          queues/
@@ -26,9 +27,11 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
+from protomq.v1.state_pb2 import TimerEnd
 from protomq.wire.hashing import Octets
-from protomq.wire.topics import QUEUES_DEFAULT
+from protomq.wire.topics import QUEUES_DEFAULT, TIMER_TOPIC
 
 from .config import StoreConfig
 from .errors import DiskFullError, StoreError, StoreFailedError
@@ -76,6 +79,8 @@ from .state.machine import (
 from .state.offsets import ConsumerOffsets
 from .state.repeated_sends import PartlyStoredError
 from .store_files import Recovery, StoreFiles
+from .timer.carrying import Copies, copies_of, first_rows
+from .timer.timer import TimerState, Watch, timer_record
 
 __all__ = ["QueueKey", "Store", "StoredPlace", "TopicCounters"]
 
@@ -85,6 +90,9 @@ _PART_SIZE_MIN_BYTES: Final = 16 << 10
 _PARTS_MAX: Final = 512
 """Requests this large on average, and no more of them than a vectored write takes (IOV_MAX is 1,024), are not copied together: views
 of their bytes do for CRC and write."""
+_CARRIED_COUNT_MAX: Final = 1_024
+_CARRIED_SIZE_MAX_BYTES: Final = 1 << 20
+"""Of delayed messages that are carried forward together."""
 _SPACE_MIN_BYTES: Final = 1 << 20
 """A disk that is not full: where segments are not truly preallocated, a write into one may find no space."""
 
@@ -213,7 +221,15 @@ class Store:
             end_position=self.positions.appended,
             times=self._times,
         )
-        self._machines: tuple[StateMachine, ...] = (self.topics, self.offsets, self._front)
+        self.pending = files.pending
+        """Delayed messages that are not delivered yet."""
+        self.timer = TimerState(self.pending)
+        self._machines: tuple[StateMachine, ...] = (
+            self.topics,
+            self.offsets,
+            self.timer,
+            self._front,
+        )
         """What stands in the log of the broker itself: what joins here is replayed, saved and carried forward."""
         self._machine_of = {machine.topic: machine for machine in self._machines}
         self._replay_states(recovery.log)
@@ -548,6 +564,16 @@ class Store:
         """Store time of a message that is there; KeyError if it is not, or may not be read."""
         return self._reader.store_time_of(topic, queue_id, queue_offset)
 
+    def read_records(
+        self, positions: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> tuple[bytes, NDArray[np.int64], NDArray[np.bool_]]:
+        """As `LogReader.read_records`."""
+        return self._reader.read_records(positions, sizes)
+
+    def record_at(self, position: int) -> bytes | None:
+        """The record (without tag and length) at a position, None if it is gone or damaged."""
+        return self._reader.record_at(position)
+
     def regions_hold(self, regions: Sequence[LogRegion]) -> bool:
         """Whether regions of an earlier answer hold now: they can be damaged behind it. If not, the next `read` knows it."""
         return self._reader.regions_hold(regions)
@@ -796,6 +822,7 @@ class Store:
 
         Raises StoreError if that cannot be done: then nothing may be deleted.
         """
+        self._carry_pending(cut)
         for machine in self._machines:
             for carry in machine.carry(cut):
                 self._on_writer(partial(self._carry, machine.topic, carry))
@@ -803,6 +830,36 @@ class Store:
         start = self._front.start_record(cut, chain_at_end(self._folder.at(cut - 1)))
         self._on_writer(partial(self._carry, self._front.topic, lambda: start))
         self._sync_carried()
+
+    def _carry_pending(self, cut: int) -> None:
+        """Appends copies of the delayed messages that stand in front of `cut`."""
+        with self.timer.watch() as watch:
+            for rows in self.pending.below(cut):
+                while len(rows := rows[~watch.has_ended(rows)]):
+                    part = first_rows(rows, _CARRIED_COUNT_MAX, _CARRIED_SIZE_MAX_BYTES)
+                    copies = copies_of(
+                        part, self.read_records, self.has_topic_of, keeps_due_times=True
+                    )
+                    if len(copies.unreadable):
+                        log.error(
+                            "%d delayed messages are damaged, and are lost with their segment",
+                            len(copies.unreadable),
+                        )
+                    self._on_writer(partial(self._append_carried, copies, watch))
+                    rows = rows[np.isin(rows["position"], copies.unreadable["position"], invert=True)]
+
+    def _append_carried(self, copies: Copies, watch: Watch) -> None:
+        """On the writer thread; nothing happens if one of them has ended meanwhile: then they are prepared anew."""
+        if watch.has_ended(copies.rows).any() or not len(copies.rows) + len(copies.dropped):
+            return
+        log_time_ms = self.pending.log_time_ms
+        ends = ((copies.rows, TimerEnd.TIMER_END_CARRIED), (copies.dropped, TimerEnd.TIMER_END_DROPPED))
+        bodies = [timer_record(rows, end, log_time_ms) for rows, end in ends if len(rows)]
+        self.append_moved(copies.requests, [(TIMER_TOPIC, bodies)])
+
+    def has_topic_of(self, topic: str, queue_id: int, position: int) -> bool:
+        """Whether the topic of a message that stands at a position was not deleted since."""
+        return position >= self.topics.deleted.get(topic, 0)
 
     def _carry(self, topic: str, carry: Carrier) -> None:
         """One slice of it, on the writer thread, with the values of this moment."""

@@ -26,6 +26,8 @@ from .queues.consume_queue_table import ConsumeQueueTable
 from .queues.queue_ends import read_saved_ends, save_ends
 from .state.repeated_sends import RepeatedSends
 from .state.topics import TopicTable
+from .timer.pending import PendingTimers
+from .timer.timer import TimerEntries
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +62,13 @@ class StoreFiles:
         self.repeated = RepeatedSends(
             disk, f"{root}/repeatedsends", end_offset_of=self.queues.end_offset
         )
-        self.derived: tuple[Derived, ...] = (self.queues, self.index, self.repeated)
+        self.pending = PendingTimers(disk, f"{root}/timer")
+        self.derived: tuple[Derived, ...] = (
+            self.queues,
+            self.index,
+            self.repeated,
+            TimerEntries(self.pending),
+        )
         """What follows the log record by record, in this order: what joins here follows appends, starts, retention and checkpoints."""
         self.topics = TopicTable(
             disk,

@@ -99,7 +99,9 @@ class Timer:
                 self.note(adds, position + len(adds))
         for position, _, removals in self.log.events:
             if removals and position >= removals_from:
-                self.pending.note_removed(*columns(removals), position + 1)
+                self.pending.note_removed(
+                    *columns(removals), position + 1, np.full(len(removals), 100)
+                )
 
     def note(self, adds: list[tuple[int, int]], end: int) -> None:
         due_ms, positions = columns(adds)
@@ -110,7 +112,9 @@ class Timer:
         self.note(adds, end)
 
     def remove(self, removals: list[tuple[int, int]]) -> None:
-        self.pending.note_removed(*columns(removals), self.log.remove(removals))
+        self.pending.note_removed(
+            *columns(removals), self.log.remove(removals), np.full(len(removals), 100)
+        )
 
     def checkpoint(self) -> None:
         position = self.log.end
@@ -132,7 +136,7 @@ class Timer:
         expected = sorted((due_ms, position) for position, due_ms in self.log.live().items())
         assert self.pending.count == len(expected)
         assert self.take_all() == expected
-        assert self.pending.count == 0
+        assert self.pending.count == self.pending.size_bytes == 0
 
 
 class PendingMachine(RuleBasedStateMachine):
@@ -169,12 +173,12 @@ class PendingMachine(RuleBasedStateMachine):
     def recall(self, data: st.DataObject) -> None:
         live = sorted((due_ms, position) for position, due_ms in self.timer.log.live().items())
         chosen = data.draw(st.lists(st.sampled_from(live), min_size=1, max_size=3, unique=True))
-        for due_ms, position in chosen:
-            assert self.timer.pending.is_pending(due_ms, position)
-            assert not self.timer.pending.is_pending(due_ms + 1, position)
+        for due_ms, _ in chosen:
+            found = self.timer.pending.at_due(due_ms, 1_000)["position"].tolist()
+            assert found == [at for due, at in live if due == due_ms]
         self.timer.remove(chosen)
         for due_ms, position in chosen:
-            assert not self.timer.pending.is_pending(due_ms, position)
+            assert position not in self.timer.pending.at_due(due_ms, 1_000)["position"]
 
     @rule()
     def flush(self) -> None:

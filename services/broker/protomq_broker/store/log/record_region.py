@@ -153,6 +153,21 @@ def set_kind(region: RecordRegion, kind: int) -> None:
     region.flags |= kind
 
 
+def stamp_due_time(region: RecordRegion, due_time_ms: int) -> None:
+    """Writes one due time into all records, which have room for it: their flags say so."""
+    assert region.flags == layout.FLAG_DUE_TIME
+    data = region.data
+    if region.starts is None:
+        at = len(data) + layout.DUE_TIME_MS_AT
+        data[at : at + 8] = due_time_ms.to_bytes(8, "little")
+        region.due_times_ms = due_time_ms
+        return
+    assert region.sizes is not None
+    ends = region.starts + region.sizes
+    windows(data, U64)[ends + layout.DUE_TIME_MS_AT] = due_time_ms
+    region.due_times_ms = np.full(region.count, due_time_ms, np.uint64)
+
+
 def _are_equal(numbers: Sequence[int] | NDArray[np.uint32]) -> bool:
     if isinstance(numbers, np.ndarray):
         return numbers.tobytes() == numbers[:1].tobytes() * len(numbers)

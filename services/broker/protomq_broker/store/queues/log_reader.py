@@ -12,9 +12,11 @@ Rules:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protomq.wire.record import STORE_TIME_MS_AT, encode_record_field
 from protomq_broker.store.errors import CorruptLogError, LostMessage
@@ -38,6 +40,8 @@ SCAN_COUNT_MAX: Final = 65_536
 STEPS_MAX: Final = 1024
 """Records that are read to find one behind another: 10 ms."""
 
+_GAP_SIZE_MAX_BYTES: Final = 4 << 10
+"""Between two records that are read together: another read costs as much."""
 _HEAD_SIZE_BYTES: Final = 8
 _FIRST_READ_SIZE_BYTES: Final = 2048
 _UNBOUNDED: Final = 1 << 62
@@ -316,6 +320,46 @@ class LogReader:
                 return 0
             position += len(encode_record_field(record))
         return position if self._folder.at(position) is not None else 0
+
+    def read_records(
+        self, positions: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> tuple[bytes, NDArray[np.int64], NDArray[np.bool_]]:
+        """The record fields at rising positions: (bytes in which they stand, where each begins there, which of them are there and hold).
+
+        Those that are gone or damaged begin nowhere.
+        """
+        is_sound = positions >= self._folder.first_position
+        while True:
+            for damage in self._quarantine.ranges:
+                is_sound &= (positions + sizes <= damage.start_position) | (
+                    positions >= damage.end_position
+                )
+            at, lengths = positions[is_sound], sizes[is_sound]
+            damage_found = self._checked.find_damage(zip(at.tolist(), lengths.tolist(), strict=True))
+            if damage_found is None:
+                break
+            self._quarantine.set_aside(damage_found)
+        starts = np.full(len(positions), -1, np.int64)
+        if not len(at):
+            return b"", starts, is_sound
+        segment_size = self._folder.segment_size_bytes
+        breaks = at[1:] - (at[:-1] + lengths[:-1]) > _GAP_SIZE_MAX_BYTES
+        breaks |= at[1:] // segment_size != at[:-1] // segment_size
+        bounds = [0, *(np.flatnonzero(breaks) + 1).tolist(), len(at)]
+        parts: list[bytes] = []
+        found = np.empty(len(at), np.int64)
+        end = 0
+        for first, last in pairwise(bounds):
+            start, size_bytes = int(at[first]), int(at[last - 1] + lengths[last - 1] - at[first])
+            segment = self._folder.at(start)
+            data = segment.read(start - segment.base_position, size_bytes) if segment else b""
+            if len(data) < size_bytes:  # deleted since we looked
+                return self.read_records(positions, sizes)
+            found[first:last] = at[first:last] - start + end
+            parts.append(data)
+            end += size_bytes
+        starts[is_sound] = found
+        return b"".join(parts), starts, is_sound
 
     def _sound_segment_at(self, position: int, size_bytes: int) -> SegmentFile | None:
         """The segment of a record that is there and holds, if so much of it is read; None if it is gone or damaged."""

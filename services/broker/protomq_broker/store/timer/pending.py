@@ -7,9 +7,9 @@
     far       rows behind the horizon that came lately                  memory, unordered
     runs      rows behind the horizon                                   files in order, each read up to somewhere: `timer_runs.py`
 
-    timer/pending.bin   state file (`side_files.py`): entries up to u64, removals up to u64, pending u64, horizon (due_ms u64, position
-                        u64), next run number u64, number of runs u64, then number u64 and index of the next row u64 of each run, then
-                        rows (`timer_rows.py`)
+    timer/pending.bin   state file (`side_files.py`): entries up to u64, removals up to u64, pending rows u64 and octets of their records
+                        u64, log time u64, horizon (due_ms u64, position u64), next run number u64, number of runs u64, then number u64
+                        and index of the next row u64 of each run, then rows (`timer_rows.py`)
 
 Rules:
 - A row comes when a record with a due time is appended, and goes when a record of %SYS%TIMER says that it was moved, recalled or carried
@@ -40,13 +40,13 @@ from protomq_broker.store.files.side_files import (
 )
 
 from .timer_rows import (
+    ASIDE,
     LAST_KEY,
     MESSAGE,
     NO_ROWS,
     REMOVED,
     ROW,
     Key,
-    count_through,
     key_at,
     make_rows,
     mark_removed,
@@ -65,7 +65,7 @@ RUNS_PER_LEVEL: Final = 8
 """So many runs of about one size become one: a row is written anew once for each time that the timer grows eightfold."""
 
 _MAGIC: Final = b"PMQTMP01"
-_HEAD: Final = struct.Struct("<QQQQQQQ")
+_HEAD: Final = struct.Struct("<QQQQQQQQQ")
 _RUN: Final = struct.Struct("<QQ")
 _STATE_FILE_NAME: Final = "pending.bin"
 _PART_ROWS: Final = 32 << 10
@@ -87,6 +87,8 @@ class _Frozen(NamedTuple):
     entries_up_to: int
     removals_up_to: int
     pending_count: int
+    pending_bytes: int
+    log_time_ms: int
     horizon: Key
     rows: list[NDArray[Any]]
     runs: list[tuple[int, int]]
@@ -98,6 +100,7 @@ class PendingTimers:
     Attributes:
         entries_from, removals_from: after `load`: what the log has below these positions is in it already.
         damage: after `load`: why its files were not taken over; "" if they were.
+        log_time_ms: the latest that a record of %SYS%TIMER tells.
     """
 
     def __init__(self, disk: Disk, folder: str, limits: PendingLimits | None = None) -> None:
@@ -127,7 +130,8 @@ class PendingTimers:
         self._cursors: list[Cursor] = []
         self._next_number = 0
         self._loaded = Key(0, 0)
-        self._count = 0
+        self._count = self._size_bytes = 0
+        self.log_time_ms = 0
         self._frozen: _Frozen | None = None
         self._unsynced: list[str] = []
         self._retired: list[str] = []
@@ -147,16 +151,22 @@ class PendingTimers:
         with self._note_lock:
             self._noted.append(rows)
             self._count += len(rows)
+            self._size_bytes += int(rows["size"].sum())
             self.entries_from = end_position
 
     def note_removed(
-        self, due_times_ms: NDArray[Any], positions: NDArray[Any], end_position: int
+        self,
+        due_times_ms: NDArray[Any],
+        positions: NDArray[Any],
+        end_position: int,
+        sizes: NDArray[Any],
     ) -> None:
-        """These, which are pending, are no more; by a record that ends at `end_position`."""
+        """These, which are pending, are no more; by a record that stands in front of `end_position`."""
         removals = make_rows(due_times_ms, positions, 0, REMOVED)
         with self._note_lock:
             self._noted_removals.append(removals)
             self._count -= len(removals)
+            self._size_bytes -= int(sizes.sum())
             self.removals_from = end_position
 
     # Any thread.
@@ -165,6 +175,11 @@ class PendingTimers:
     def count(self) -> int:
         """How many are pending."""
         return self._count
+
+    @property
+    def size_bytes(self) -> int:
+        """How much of the log the records have that are pending."""
+        return self._size_bytes
 
     def due(self, now_ms: int, count_max: int) -> NDArray[Any]:
         """Up to `count_max` rows that fall due at `now_ms` or before, in order of their keys; the same again until they are removed.
@@ -186,7 +201,7 @@ class PendingTimers:
                     continue
                 rows = self._near[at : at + count_max]
                 past = int(np.searchsorted(rows["due_ms"], np.uint64(now_ms), "right"))
-                live = rows[:past][rows["kind"][:past] != REMOVED][: count_max - found]
+                live = rows[:past][rows["kind"][:past] < ASIDE][: count_max - found]
                 parts.append(live)
                 found += len(live)
                 at += past
@@ -203,20 +218,26 @@ class PendingTimers:
                 due_ms = min(due_ms, int(self._near["due_ms"][self._near_start]))
         return None if due_ms == LAST_KEY.due_ms else due_ms
 
-    def is_pending(self, due_ms: int, position: int) -> bool:
-        """Whether the record at `position`, with this due time, is pending."""
-        key = Key(due_ms, position)
+    def at_due(self, due_ms: int, count_max: int) -> NDArray[Any]:
+        """Up to `count_max` rows with this due time, by position."""
+        key = Key(due_ms, (1 << 64) - 1)
         with self._lock:
             self._take_notes()
-            rows = self._near[self._near_start :]
-            parts = [part[part["position"] == np.uint64(position)] for part in self._fresh]
+            parts = [part[part["due_ms"] == np.uint64(due_ms)] for part in self._fresh]
+            parts.append(_rows_at(self._near[self._near_start :], due_ms))
             if key > self._horizon:
-                parts += [cursor.run.find(key) for cursor in self._cursors]
-                parts += [part[part["position"] == np.uint64(position)] for part in self._far]
-            if key > self._horizon or any(map(len, parts)):
-                rows = merge_rows(parts, keep_removals=True)
-            index = count_through(rows, key) - 1
-            return index >= 0 and key_at(rows, index) == key and rows["kind"][index] != REMOVED
+                parts += [part[part["due_ms"] == np.uint64(due_ms)] for part in self._far]
+                parts += [
+                    cursor.run.rows_at(due_ms, cursor.index, count_max) for cursor in self._cursors
+                ]
+            rows = merge_rows(parts, keep_removals=False)
+        return rows[rows["kind"] != REMOVED][:count_max]
+
+    def set_aside(self, rows: NDArray[Any]) -> None:
+        """Rows that `due` gave and that cannot be read now: `due` gives them no more, until the next start."""
+        with self._lock:
+            near = self._near[self._near_start :]
+            near["kind"][np.isin(near["position"], rows["position"])] = ASIDE
 
     def below(self, position: int) -> Iterator[NDArray[Any]]:
         """The rows of records in front of `position`, a few at a time, as of now."""
@@ -245,15 +266,16 @@ class PendingTimers:
         with self._lock:
             with self._note_lock:  # the two positions and what was noted belong together
                 entries_up_to, removals_up_to = self.entries_from, self.removals_from
-                count, noted = self._count, self._swap_notes()
+                counts, noted = (self._count, self._size_bytes), self._swap_notes()
             self._take(*noted)
             self._relieve()
             self._frozen = _Frozen(
                 entries_up_to,
                 removals_up_to,
-                count,
+                *counts,
+                self.log_time_ms,
                 self._horizon,
-                [self._near_rows().copy(), *self._fresh, *self._far],
+                [_taken_back(self._near_rows()), *self._fresh, *self._far],
                 [(cursor.run.number, cursor.index) for cursor in self._cursors],
             )
             return max(entries_up_to, removals_up_to)
@@ -471,6 +493,8 @@ class PendingTimers:
             max(frozen.entries_up_to, position),
             max(frozen.removals_up_to, position),
             frozen.pending_count,
+            frozen.pending_bytes,
+            frozen.log_time_ms,
             *frozen.horizon,
             self._next_number,
             len(frozen.runs),
@@ -488,7 +512,7 @@ class PendingTimers:
         content = read_state_file(self._disk, self._state_path, _MAGIC)
         if content is None:
             return why_not(self._disk, self._state_path, _MAGIC)
-        entries_up_to, removals_up_to, count, due_ms, position, next_number, run_count = (
+        entries_up_to, removals_up_to, *counts, due_ms, position, next_number, run_count = (
             _HEAD.unpack_from(content)
         )
         at = _HEAD.size
@@ -502,7 +526,7 @@ class PendingTimers:
         rows = np.frombuffer(content, ROW, offset=at)
         self._horizon = Key(due_ms, position)
         self._next_number = next_number
-        self._count = count
+        self._count, self._size_bytes, self.log_time_ms = counts
         self.entries_from, self.removals_from = entries_up_to, removals_up_to
         within = through(rows, self._horizon)
         self._set_near(merge_rows([rows[within]], keep_removals=False))
@@ -521,3 +545,19 @@ def _of_one_level(cursors: Sequence[Cursor], runs_per_level: int) -> list[Cursor
         if len(levels[level]) >= runs_per_level:
             return levels[level]
     return []
+
+
+def _rows_at(rows: NDArray[Any], due_ms: int) -> NDArray[Any]:
+    """Those of the sorted rows that have this due time and are pending."""
+    start, end = (
+        int(np.searchsorted(rows["due_ms"], np.uint64(due_ms), side)) for side in ("left", "right")
+    )
+    found = rows[start:end]
+    return found[found["kind"] != REMOVED]
+
+
+def _taken_back(rows: NDArray[Any]) -> NDArray[Any]:
+    """A copy in which nothing is set aside."""
+    rows = rows.copy()
+    rows["kind"][rows["kind"] == ASIDE] = MESSAGE
+    return rows

@@ -21,6 +21,8 @@ assert ROW_SIZE_BYTES == 24
 MESSAGE: Final = 0
 """Of a row: a message that is delivered when it falls due."""
 REMOVED: Final = 0xFFFFFFFF
+ASIDE: Final = 0xFFFFFFFE
+"""Pending, but its record cannot be read. In memory only."""
 NO_ROWS: Final[NDArray[Any]] = np.empty(0, ROW)
 
 

@@ -99,19 +99,18 @@ class Run:
             block += 1
         return block
 
-    def find(self, key: Key) -> NDArray[Any]:
-        """The rows with this key: none, the row, a removal, or both."""
-        last = self.count_through(key)
-        first = last
-        found: list[NDArray[Any]] = []
-        while first > 0:
-            block, within = divmod(first - 1, BLOCK_ROWS)
-            row = self.read_block(block)[within : within + 1]
-            if key_at(row, 0) != key:
+    def rows_at(self, due_ms: int, start: int, count_max: int) -> NDArray[Any]:
+        """The rows with this due time from index `start` on, up to `count_max` or a block more."""
+        at = max(self.count_through(Key(due_ms, 0)), start)
+        parts: list[NDArray[Any]] = []
+        found = 0
+        while found < count_max and len(rows := self.rows_from(at)):
+            part = rows[: int(np.searchsorted(rows["due_ms"], np.uint64(due_ms), "right"))]
+            parts.append(part)
+            found, at = found + len(part), at + len(part)
+            if len(part) < len(rows):
                 break
-            found.append(row)
-            first -= 1
-        return np.concatenate(found) if found else NO_ROWS
+        return np.concatenate(parts) if parts else NO_ROWS
 
 
 class RunWriter:

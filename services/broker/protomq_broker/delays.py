@@ -1,0 +1,139 @@
+"""Delays of sends: when a message falls due, what is refused, and the handle by which it is recalled."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from protomq_runtime.errors import Code, ServiceError, invalid_argument, too_many
+
+from .store.log.kinds import MIXED
+from .store.timer.delay_levels import DELAY_MAX_MS, DelayError, check_due, due_of_level
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .log_time import LogTime
+    from .store.log.append import RecordRegion
+    from .store.timer.pending import PendingTimers
+
+_HANDLE: Final = struct.Struct("<BQQQIQ")
+_HANDLE_VERSION: Final = 1
+RETRY_FULL_MS: Final = 10_000
+
+
+class RecallHandle(NamedTuple):
+    """Names a delayed message: all of it is compared.
+
+    Attributes:
+        broker_name: where it is.
+        position: where its record stood when it was sent; one that was carried forward is found by its due time.
+        due_time_ms: when it is delivered.
+        message_id: producer id, epoch, sequence.
+    """
+
+    broker_name: str
+    position: int
+    due_time_ms: int
+    message_id: tuple[int, int, int]
+
+
+def encode_handle(handle: RecallHandle) -> str:
+    """As a caller gets it: text of letters, digits, - and _."""
+    octets = _HANDLE.pack(_HANDLE_VERSION, handle.position, handle.due_time_ms, *handle.message_id)
+    return base64.urlsafe_b64encode(octets + handle.broker_name.encode()).decode().rstrip("=")
+
+
+def decode_handle(text: str) -> RecallHandle:
+    """Raises ServiceError for what is no handle."""
+    try:
+        octets = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
+        version, position, due_time_ms, *message_id = _HANDLE.unpack_from(octets)
+        broker_name = octets[_HANDLE.size :].decode()
+    except (binascii.Error, struct.error, UnicodeDecodeError, ValueError):
+        raise _no_handle() from None
+    if version != _HANDLE_VERSION:
+        raise _no_handle()
+    producer_id, epoch, sequence = message_id
+    return RecallHandle(broker_name, position, due_time_ms, (producer_id, epoch, sequence))
+
+
+class Delays:
+    """What sends may ask for. The send lane."""
+
+    def __init__(
+        self,
+        log_time: LogTime,
+        levels_ms: Sequence[int],
+        pending: PendingTimers,
+        *,
+        count_max: int,
+        size_max_bytes: int,
+    ) -> None:
+        self._log_time = log_time
+        self._levels_ms = levels_ms
+        self._pending = pending
+        self._count_max = count_max
+        self._size_max_bytes = size_max_bytes
+
+    def due_time_ms(self, header: Any) -> int | None:
+        """When the messages of a request are due by what its header says; None: each says it itself. Raises ServiceError."""
+        delay = header.WhichOneof("delay")
+        if delay is None:
+            return None
+        now_ms = self._log_time.now_ms()
+        try:
+            if delay == "delay_level":
+                return due_of_level(self._levels_ms, header.delay_level, now_ms)
+            due_ms = now_ms + max(header.delay_ms, 0)
+            check_due("delay_ms", due_ms, now_ms)
+        except DelayError as error:
+            value, limit = error.value, error.limit
+            if error.field == "delay_ms":
+                value, limit = header.delay_ms, DELAY_MAX_MS
+            raise _illegal_delay(error, value, limit) from error
+        return due_ms
+
+    def check(self, region: RecordRegion) -> None:
+        """Raises ServiceError if these messages, of which some have due times, are not taken."""
+        if region.flags == MIXED:
+            raise invalid_argument(
+                "records",
+                "some have due_time_ms and some have not: send those in a request of their own",
+            )
+        now_ms = self._log_time.now_ms()
+        try:
+            check_due("due_time_ms", int(np.max(region.due_times_ms)), now_ms)  # type: ignore[arg-type]
+        except DelayError as error:
+            raise _illegal_delay(error, error.value, error.limit) from error
+        pending = self._pending
+        if pending.count >= self._count_max:
+            raise _full("pending messages", self._count_max)
+        if pending.size_bytes >= self._size_max_bytes:
+            raise _full("bytes of pending messages", self._size_max_bytes)
+
+
+def _full(what: str, limit: int) -> ServiceError:
+    return too_many(
+        what,
+        limit,
+        f"the broker has {limit} {what}, delayed ones, and takes no more until some are delivered: try again later, or at another broker",
+        retry_delay_ms=RETRY_FULL_MS,
+    )
+
+
+def _illegal_delay(error: DelayError, value: int, limit: int) -> ServiceError:
+    return ServiceError(
+        Code.INVALID_ARGUMENT,
+        "ILLEGAL_DELAY",
+        f"{error}; nothing was stored",
+        metadata={"field": error.field, "value": str(value), "limit": str(limit)},
+    )
+
+
+def _no_handle() -> ServiceError:
+    return invalid_argument("recall_handle", "is none that a send has answered")

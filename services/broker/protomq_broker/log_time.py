@@ -1,0 +1,47 @@
+"""Log time as the parts of a broker ask for it (`store/timer/log_time.py` has the rules)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from .store.timer.log_time import LogClock
+
+if TYPE_CHECKING:
+    from protomq_runtime.clock import Clock
+
+log = logging.getLogger("protomq.broker")
+
+
+class LogTime:
+    """Any thread."""
+
+    def __init__(self, clock: Clock, floor_ms: int) -> None:
+        """`floor_ms`: the latest log time that the log tells of."""
+        self._clock = clock
+        self._log_clock = LogClock(clock.now_ms(), clock.monotonic_ms(), floor_ms)
+        self._lock = threading.Lock()
+        self._is_off = False
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970; never less than before. A wall clock that is off is said in the log, once."""
+        with self._lock:
+            now_ms = self._log_clock.now_ms(self._clock.now_ms(), self._clock.monotonic_ms())
+            is_off, offset_ms = self._log_clock.is_off, self._log_clock.offset_ms
+            if is_off == self._is_off:
+                return now_ms
+            self._is_off = is_off
+        if is_off:
+            log.warning(
+                "the wall clock is %+d ms away from log time, which delays follow: it is followed slowly",
+                offset_ms,
+            )
+        else:
+            log.warning("the wall clock and log time agree again")
+        return now_ms
+
+    @property
+    def offset_ms(self) -> int:
+        """Wall clock less log time, as of the last look."""
+        return self._log_clock.offset_ms

@@ -1,0 +1,129 @@
+"""Recalls of delayed messages. A recall wins or loses on the send lane, where messages are delivered too: never both.
+
+Whoever recalls a message gets the answer when the recall is stored as SEND_OK promises.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from protomq.v1.record_pb2 import Record
+from protomq.v1.send_service_pb2 import RecallMessageResponse
+from protomq.v1.state_pb2 import TimerEnd
+from protomq.wire.record import encode_message_id
+from protomq.wire.topics import TIMER_TOPIC
+from protomq_runtime.errors import invalid_argument
+
+from .delays import RecallHandle, decode_handle, encode_handle
+from .store.log.record_scan import read_trailers
+from .store.timer.timer import timer_record
+from .store_errors import to_service_error
+from .topic_access import existing_topic
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from protomq.v1.send_service_pb2 import RecallMessageRequest
+    from protomq_runtime.call import Call
+
+    from .config import BrokerConfig
+    from .log_time import LogTime
+    from .store.log.append import AppendRequest
+    from .store.store import Store
+    from .system_writer import SystemWriter
+    from .waiting_answers import WaitingAnswers
+
+CANDIDATES_MAX: Final = 1_024
+"""Messages with one due time that are looked at for one that was carried forward."""
+
+
+class Recalls:
+    """All methods on the send lane's thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        config: BrokerConfig,
+        broker_name: str,
+        writer: SystemWriter,
+        waiting: WaitingAnswers,
+        log_time: LogTime,
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._broker_name = broker_name
+        self._writer = writer
+        self._waiting = waiting
+        self._log_time = log_time
+
+    def handle_of(self, request: AppendRequest) -> str:
+        """Of the one message of a request that was appended."""
+        region = request.region
+        assert isinstance(region.due_times_ms, int)
+        message_id = (region.producer_id, region.producer_epoch, region.first_sequence)
+        return encode_handle(
+            RecallHandle(
+                self._broker_name, request.physical_offset, region.due_times_ms, message_id
+            )
+        )
+
+    def handle_at(self, position: int) -> str:
+        """Of a message that stands at a position; "" if it is gone or damaged."""
+        octets = self._store.record_at(position)
+        if octets is None:
+            return ""
+        record = Record.FromString(octets)
+        message_id = (record.producer_id, record.producer_epoch, record.sequence)
+        return encode_handle(
+            RecallHandle(self._broker_name, position, record.due_time_ms, message_id)
+        )
+
+    def recall(self, request: RecallMessageRequest, call: Call) -> None:
+        """Takes the message back if it is pending, and answers the call. Raises ServiceError, StoreError."""
+        handle = decode_handle(request.recall_handle)
+        if handle.broker_name != self._broker_name:
+            raise invalid_argument(
+                "recall_handle",
+                f"is of broker {handle.broker_name!r}, this is {self._broker_name!r}: ask that one",
+            )
+        topic = existing_topic(self._store, request.topic).name
+        response = RecallMessageResponse(message_id=encode_message_id(*handle.message_id))
+        row = self._find(topic, handle)
+        if row is None:
+            call.answer(response.SerializeToString())
+            return
+        body = timer_record(row, TimerEnd.TIMER_END_RECALLED, self._log_time.now_ms())
+        end_position = self._writer.append(TIMER_TOPIC, [body])
+        response.recalled = True
+        wait_ms = call.hold_time_ms(self._config.sync_flush_timeout_ms)
+        self._waiting.wait(call.lane, end_position, wait_ms, partial(_answer, call, response))
+        self._waiting.request_flush()
+
+    def _find(self, topic: str, handle: RecallHandle) -> NDArray[Any] | None:
+        """The row of the message, if it is pending."""
+        rows = self._store.pending.at_due(handle.due_time_ms, CANDIDATES_MAX)
+        stands_there = rows[rows["position"] == np.uint64(handle.position)]
+        rows = stands_there if len(stands_there) else rows
+        data, starts, is_sound = self._store.read_records(
+            rows["position"].astype(np.int64), rows["size"].astype(np.int64)
+        )
+        rows = rows[is_sound]
+        found = read_trailers(data, 0, starts[is_sound], rows["size"].astype(np.int64))
+        producer_id, epoch, sequence = handle.message_id
+        is_it = (found.producer_ids == np.uint64(producer_id)) & (found.producer_epochs == epoch)
+        is_it &= found.sequences == np.uint64(sequence)
+        is_it &= np.array([found.topics[index] == topic for index in found.topic_indexes], np.bool_)
+        return rows[is_it][:1] if is_it.any() else None
+
+
+def _answer(call: Call, response: RecallMessageResponse, failure: Exception | None) -> None:
+    """The recall is stored, or is not known to be."""
+    if call.answered:  # its time was up before
+        return
+    if failure is not None:
+        call.fail(to_service_error(failure))
+        return
+    call.answer(response.SerializeToString())

@@ -1,0 +1,194 @@
+"""The timer of a store: it follows the log in two ways.
+
+    TimerEntries    derived: a record with a due time that is no half message is pending from its append on
+    TimerState      the machine of %SYS%TIMER: a TimerRecord says of which records that is over
+
+Both lead to the same rows (`pending.py`). An entry stands in front of the record that ends it, so a start takes all entries first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
+
+from protomq.v1.state_pb2 import TimerEnd, TimerRecord
+from protomq.wire.record import FLAG_DUE_TIME, FLAG_KIND_HALF, FLAG_KIND_MASK
+from protomq.wire.topics import TIMER_TOPIC
+from protomq_broker.store.log.append import AppendRequest, ScannedRecords
+from protomq_broker.store.state.machine import Carrier, Snapshot
+
+from .pending import PendingTimers
+
+log = logging.getLogger(__name__)
+
+RECORD_ROWS_MAX: Final = 4_096
+"""Messages of which one TimerRecord tells, at most."""
+
+
+class Watch:
+    """What has ended since it began: whoever prepares copies on another thread than the writer's looks here before they are appended."""
+
+    def __init__(self) -> None:
+        self._ended: list[NDArray[Any]] = []
+
+    def note(self, positions: NDArray[Any]) -> None:
+        """These are pending no more. Writer thread."""
+        self._ended.append(positions)
+
+    def has_ended(self, rows: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which of the rows, which were pending when the watch began, are so no more."""
+        if not self._ended:
+            return np.zeros(len(rows), np.bool_)
+        return np.isin(rows["position"], np.concatenate(self._ended))
+
+
+class TimerEntries:
+    """Implements `Derived`; what it writes, `TimerState` does."""
+
+    outlives_topics = True  # who takes what is due asks whether its topic is there
+
+    def __init__(self, pending: PendingTimers) -> None:
+        self.replay_from = 0
+        self.needs_rebuild = False
+        self.damage = ""
+        self._pending = pending
+
+    def load(self, log_start: int) -> None:
+        """Takes over what the files hold. The log begins at `log_start`."""
+        self._pending.load()
+        self.replay_from, self.damage = self._pending.entries_from, self._pending.damage
+
+    def start_rebuild(self) -> None:
+        """Forgets everything."""
+        self._pending.start_rebuild()
+        self.needs_rebuild, self.replay_from = False, 0
+
+    def replay(self, records: ScannedRecords) -> None:
+        """Takes those that have a due time."""
+        chosen = _is_timed(records.flags) & (records.positions >= self.replay_from)
+        if not chosen.any():
+            return
+        positions, sizes = records.positions[chosen], records.sizes[chosen]
+        end_position = int(positions[-1] + sizes[-1])
+        self._pending.note(records.due_times_ms[chosen], positions, sizes, end_position)
+
+    def pass_over(self, start_position: int, end_position: int) -> None:
+        """Nothing to do: what is damaged can be delivered to nobody."""
+
+    def truncate(self, end_position: int) -> None:
+        """The log ends here. Files that know more are not of this log: they are left aside, and the log is read for what is pending."""
+        if max(self._pending.entries_from, self._pending.removals_from) > end_position:
+            log.warning("the timer's files are ahead of the log: they are made anew from it")
+            self.needs_rebuild = True
+
+    def apply(self, requests: Sequence[AppendRequest]) -> None:
+        """Takes those that have a due time."""
+        for request in requests:
+            region = request.region
+            if region.flags & FLAG_DUE_TIME and region.flags & FLAG_KIND_MASK != FLAG_KIND_HALF:
+                self._apply(request)
+
+    def _apply(self, request: AppendRequest) -> None:
+        region, at = request.region, request.physical_offset
+        due_times_ms: Any = region.due_times_ms
+        positions: Any = [at]
+        sizes: Any = len(region.data)
+        if region.starts is not None:
+            positions, sizes = region.starts + at, region.sizes
+        self._pending.note(due_times_ms, positions, sizes, at + len(region.data))
+
+    def remove_topic(self, topic: str) -> None:
+        """Nothing to do: who takes what is due asks whether its topic is there."""
+
+    def flush(self) -> None:
+        """Memory to files, without a sync."""
+        self._pending.flush()
+
+    def checkpoint(self, position: int) -> None:
+        """Nothing to do: the snapshot of `TimerState` has everything."""
+
+    def delete_below(self, log_start: int) -> None:
+        """Nothing to do: what was pending there has been carried forward."""
+
+    def close(self) -> None:
+        """Nothing is open but files that close themselves."""
+
+
+class TimerState:
+    """Implements `StateMachine`.
+
+    Attributes: replay_from: what the log has in front of this position is in the state already.
+    """
+
+    topic = TIMER_TOPIC
+
+    def __init__(self, pending: PendingTimers) -> None:
+        self._pending = pending
+        self.replay_from = pending.removals_from
+        self.ended_counts = dict.fromkeys(TimerEnd.values(), 0)
+        """How many came to which end since the start."""
+        self._watches: list[Watch] = []
+
+    def apply(self, body: bytes, position: int) -> None:
+        """Takes the body of the record at `position`."""
+        try:
+            record = TimerRecord.FromString(body)
+        except DecodeError:
+            log.error("the record of %s at position %d does not parse", TIMER_TOPIC, position)
+            return
+        positions = np.array(record.positions, np.uint64)
+        due_times_ms = np.array(record.due_times_ms, np.uint64)
+        sizes = np.array(record.sizes, np.uint32)
+        if not len(positions) == len(due_times_ms) == len(sizes):
+            log.error(
+                "the columns of the record of %s at position %d differ", TIMER_TOPIC, position
+            )
+            return
+        if len(positions):
+            self._pending.note_removed(due_times_ms, positions, position + 1, sizes)
+        self._pending.log_time_ms = max(self._pending.log_time_ms, record.log_time_ms)
+        self.ended_counts[record.end] = self.ended_counts.get(record.end, 0) + len(positions)
+        for watch in self._watches:
+            watch.note(positions)
+
+    # Any thread.
+
+    @contextmanager
+    def watch(self) -> Iterator[Watch]:
+        """Notices from here on what ends."""
+        watch = Watch()
+        self._watches = [*self._watches, watch]
+        try:
+            yield watch
+        finally:
+            self._watches = [other for other in self._watches if other is not watch]
+
+    def carry(self, cut: int) -> Sequence[Carrier]:
+        """Nothing to do: the store carries messages as a whole."""
+        return ()
+
+    def snapshot(self) -> Snapshot:
+        """All that is pending at this moment."""
+        return Snapshot(self._pending.freeze(), self._pending.checkpoint)
+
+
+def timer_record(rows: NDArray[Any], end: TimerEnd.ValueType, log_time_ms: int) -> bytes:
+    """The body of a record that says what became of these rows."""
+    assert 0 < len(rows) <= RECORD_ROWS_MAX
+    return TimerRecord(
+        positions=rows["position"].tolist(),
+        due_times_ms=rows["due_ms"].tolist(),
+        sizes=rows["size"].tolist(),
+        end=end,
+        log_time_ms=log_time_ms,
+    ).SerializeToString()
+
+
+def _is_timed(flags: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    return (flags & FLAG_DUE_TIME != 0) & (flags & FLAG_KIND_MASK != FLAG_KIND_HALF)

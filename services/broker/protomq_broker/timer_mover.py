@@ -1,0 +1,132 @@
+"""Delivers what is due: a copy of each message enters its queue, and a record says so, both in one append.
+
+    thread "protomq-timer"    takes what is due < reads the records < makes the copies
+    send lane                                                                          appends them, unless one was recalled meanwhile
+
+Rules:
+- A message is due when log time has come to its due time, not before.
+- One batch is under way at a time, of a few milliseconds' work: sends get on in between.
+- A batch of which one message was recalled, or carried forward, while it was prepared is not appended but prepared anew.
+- A record that cannot be read is left aside, and said; its message waits for the next start, which looks again.
+- What cannot be appended (a full disk) is tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING, Any, Final
+
+from protomq.v1.state_pb2 import TimerEnd
+from protomq.wire.topics import TIMER_TOPIC
+
+from .store.errors import NoWriterError
+from .store.state.topics import TopicConfig
+from .store.timer.carrying import Copies, copies_of, first_rows
+from .store.timer.timer import Watch, timer_record
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from .log_time import LogTime
+    from .store.store import Store
+    from .system_writer import SystemWriter
+
+log = logging.getLogger("protomq.broker")
+
+BATCH_COUNT_MAX: Final = 2_048
+BATCH_SIZE_MAX_BYTES: Final = 2 << 20
+"""Of a batch: made and appended in 10 ms or so."""
+LOOK_INTERVAL_S: Final = 0.05
+"""Between two looks while anything is pending: how late a message may be besides the time that its batch takes."""
+IDLE_INTERVAL_S: Final = 0.5
+"""While nothing is."""
+RETRY_INTERVAL_S: Final = 1.0
+
+
+class TimerMover:
+    """`start`, `close`: the broker. All else: its own thread, and the send lane."""
+
+    def __init__(self, store: Store, writer: SystemWriter, log_time: LogTime) -> None:
+        self._store = store
+        self._writer = writer
+        self._log_time = log_time
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="protomq-timer", daemon=True)
+        self.unreadable_count = 0
+        """Delayed messages that were left aside since the start."""
+
+    def start(self) -> None:
+        """Begins to deliver. The writer has started."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends; a batch that is under way is appended as a whole, or not at all. The writer is closed before."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        wait_s = 0.0
+        while not self._stopping.wait(wait_s):
+            try:
+                wait_s = 0.0 if self.deliver() else self._pause_s()
+            except NoWriterError:
+                wait_s = RETRY_INTERVAL_S
+            except Exception:
+                log.exception("delayed messages could not be delivered; tried again soon")
+                wait_s = RETRY_INTERVAL_S
+
+    def _pause_s(self) -> float:
+        return LOOK_INTERVAL_S if self._store.pending.count else IDLE_INTERVAL_S
+
+    def deliver(self) -> bool:
+        """Delivers one batch of what is due; whether there was anything."""
+        store = self._store
+        if not store.pending.count:
+            return False
+        with store.timer.watch() as watch:
+            rows = store.pending.due(self._log_time.now_ms(), BATCH_COUNT_MAX)
+            if not len(rows):
+                return False
+            rows = first_rows(rows, BATCH_COUNT_MAX, BATCH_SIZE_MAX_BYTES)
+            copies = copies_of(rows, store.read_records, store.has_topic_of, keeps_due_times=False)
+            unreadable = copies.unreadable
+            gone = unreadable[unreadable["position"] < store.min_position]
+            self._leave_aside(unreadable[unreadable["position"] >= store.min_position])
+            self._writer.run(lambda: self._append(copies, gone, watch))
+        return True
+
+    def _append(self, copies: Copies, gone: NDArray[Any], watch: Watch) -> None:
+        """On the send lane."""
+        ends = (
+            (copies.rows, TimerEnd.TIMER_END_DELIVERED),
+            (copies.dropped, TimerEnd.TIMER_END_DROPPED),
+            (gone, TimerEnd.TIMER_END_DROPPED),
+        )
+        if any(watch.has_ended(rows).any() for rows, _ in ends):
+            return
+        now_ms = self._log_time.now_ms()
+        bodies = [timer_record(rows, end, now_ms) for rows, end in ends if len(rows)]
+        if not bodies:
+            return
+        for request in copies.requests:
+            self._restore_topic(request.region.topic, request.queue_id)
+        self._store.append_moved(copies.requests, [(TIMER_TOPIC, bodies)])
+
+    def _restore_topic(self, name: str, queue_id: int) -> None:
+        """A topic of which only delayed messages tell, since its file was lost, comes back with the first of them."""
+        if self._store.topics.find(name) is None:
+            queues = queue_id + 1
+            self._store.topics.add(TopicConfig(name, write_queues=queues, read_queues=queues))
+
+    def _leave_aside(self, rows: NDArray[Any]) -> None:
+        if not len(rows):
+            return
+        self._store.pending.set_aside(rows)
+        self.unreadable_count += len(rows)
+        log.error(
+            "%d delayed messages cannot be read (the first stands at position %d): they are not delivered before they can be",
+            len(rows),
+            int(rows["position"][0]),
+        )

@@ -1,0 +1,472 @@
+"""Delivery of delayed messages by a store: on time, once, or recalled; whatever ends the process or the power."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
+from protomq.v1.record_pb2 import Record
+from protomq.v1.send_service_pb2 import (
+    RecallMessageRequest,
+    RecallMessageResponse,
+    SendRequest,
+    SendResponse,
+)
+from protomq.v1.state_pb2 import TimerEnd, TimerRecord
+from protomq.wire import record as layout
+from protomq.wire.topics import TIMER_TOPIC
+from protomq_broker.config import BrokerConfig
+from protomq_broker.delays import Delays, decode_handle
+from protomq_broker.log_time import LogTime
+from protomq_broker.recalls import Recalls
+from protomq_broker.send_service import SendService
+from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.store.tools.verify import verify
+from protomq_broker.system_writer import SystemWriter
+from protomq_broker.timer_mover import TimerMover
+from protomq_broker.waiting_answers import WaitingAnswers
+from protomq_broker.write_permit import WritePermit
+from protomq_runtime.errors import ServiceError
+from tests.unit.protomq_broker.store.log_helpers import ManualClock
+from tests.unit.protomq_broker.store.store_helpers import open_store, read_all
+
+SEGMENT = 1 << 16
+BROKER = "b"
+
+
+class WallClock(ManualClock):
+    """A clock that somebody sets."""
+
+    wall_offset_ms = 0
+
+    def now_ms(self) -> int:
+        return self.time_ms + self.wall_offset_ms
+
+
+class Lane:
+    """Runs what is posted at once: the thread of the test is the send lane."""
+
+    def post(self, function: Callable[[], None]) -> None:
+        function()
+
+
+class Call:
+    lane = None
+    answered = False
+
+    def __init__(self, request: Any) -> None:
+        self.payload = request.SerializeToString()
+        self.outcome: Any = None
+
+    def hold_time_ms(self, hold_ms: int) -> int:
+        return hold_ms
+
+    def answer(self, payload: bytes) -> None:
+        self.outcome = payload
+
+    def fail(self, error: Exception) -> None:
+        self.outcome = error
+
+
+@dataclass
+class World:
+    """A broker's parts on a simulated disk."""
+
+    disk: SimDisk = field(default_factory=SimDisk)
+    clock: WallClock = field(default_factory=WallClock)
+    config: BrokerConfig = field(default_factory=BrokerConfig)
+
+    def start(self) -> World:
+        self.store = open_store(self.disk, clock=self.clock, segment=SEGMENT)
+        if self.store.topics.find("topic") is None:
+            self.store.topics.create(TopicConfig("topic"))
+            self.store.topics.save()
+        permit = WritePermit()
+        permit.give()
+        writer = SystemWriter(permit)
+        writer.start(self.store, Lane())  # type: ignore[arg-type]
+        waiting = WaitingAnswers(self.store, self.clock)  # type: ignore[arg-type]
+        self.log_time = LogTime(self.clock, self.store.pending.log_time_ms)  # type: ignore[arg-type]
+        delays = Delays(
+            self.log_time,
+            self.config.delay_levels_ms,
+            self.store.pending,
+            count_max=self.config.delayed_count_max,
+            size_max_bytes=self.config.delayed_size_max_bytes,
+        )
+        recalls = Recalls(self.store, self.config, BROKER, writer, waiting, self.log_time)
+        self.service = SendService(
+            self.store,
+            self.config,
+            self.clock,
+            waiting,
+            delays,
+            recalls,  # type: ignore[arg-type]
+        )
+        self.mover = TimerMover(self.store, writer, self.log_time)
+        return self
+
+    def restart(self, disk: SimDisk | None = None) -> World:
+        if disk is None:
+            self.store.close()
+        self.disk = disk or self.disk
+        return self.start()
+
+    def request(self, request: SendRequest) -> SendResponse:
+        call = Call(request)
+        self.service.send([call])  # type: ignore[arg-type]
+        if isinstance(call.outcome, Exception):
+            raise call.outcome
+        return SendResponse.FromString(call.outcome)
+
+    def send(self, *bodies: bytes, **fields: Any) -> SendResponse:
+        fields = {"topic": "topic", "queue_id": 0, **fields}
+        return self.request(SendRequest(records=[Record(body=body) for body in bodies], **fields))
+
+    def recall(self, handle: str, topic: str = "topic") -> bool:
+        request = RecallMessageRequest(topic=topic, recall_handle=handle)
+        call = Call(request)
+        self.service.recall_message(request, call)  # type: ignore[arg-type]
+        return RecallMessageResponse.FromString(call.outcome).recalled
+
+    def deliver(self, after_ms: int = 0) -> list[bytes]:
+        """What is in the queue once everything is delivered that is due then."""
+        self.clock.time_ms += after_ms
+        while self.mover.deliver():
+            pass
+        return self.delivered()
+
+    def delivered(self) -> list[bytes]:
+        return [body for _, body in read_all(self.store)]
+
+
+@pytest.fixture
+def world() -> World:
+    return World().start()
+
+
+def reason(call: Callable[[], Any]) -> tuple[str, dict[str, str]]:
+    with pytest.raises(ServiceError) as caught:
+        call()
+    metadata = dict(caught.value.metadata)
+    assert metadata.pop("definite") == "true"
+    return caught.value.reason, metadata
+
+
+def test_a_message_is_delivered_when_it_is_due_and_not_before(world: World) -> None:
+    answer = world.send(b"later", delay_ms=5_000)
+    assert (answer.queue_id, answer.queue_offset, answer.record_count) == (0, -1, 1)
+    assert world.deliver(4_999) == []
+    assert world.deliver(1) == [b"later"]
+    assert world.deliver(100_000) == [b"later"]
+
+
+def test_the_copy_is_the_message(world: World) -> None:
+    record = Record(body=b"later", keys=["k1", "k2"], tag="t", properties={"a": "b"})
+    sent = world.request(SendRequest(topic="topic", queue_id=0, records=[record], delay_level=1))
+    (before,) = [Record.FromString(world.store.record_at(sent.physical_offset) or b"")]
+    world.deliver(1_000)
+    result = world.store.read("topic", 0, 0, 10, 10_000)
+    (region,) = result.regions
+    data = region.file.read(region.offset, region.size_bytes)
+    copy = Record.FromString(data[2:] if data[1] < 0x80 else data[3:])
+    for name in ("body", "keys", "tag", "properties", "crc32c", "born_time_ms", "sequence"):
+        assert getattr(copy, name) == getattr(before, name)
+    assert not copy.HasField("due_time_ms")
+    assert copy.flags == layout.FLAG_KIND_COPY | layout.FLAG_TRANSIT | layout.FLAG_MANY_KEYS
+    assert (copy.queue_id, copy.queue_offset) == (0, 0)
+    assert copy.transit.first_store_time_ms == before.store_time_ms
+
+
+@pytest.mark.parametrize(("level", "delay_ms"), [(1, 1_000), (5, 60_000), (18, 7_200_000)])
+def test_levels_are_names_of_durations(world: World, level: int, delay_ms: int) -> None:
+    world.send(b"later", delay_level=level)
+    assert world.deliver(delay_ms - 1) == []
+    assert world.deliver(1) == [b"later"]
+
+
+def test_each_message_of_a_request_has_its_own_time(world: World) -> None:
+    now_ms = world.clock.now_ms()
+    records = [Record(body=b"%d" % at, due_time_ms=now_ms + 1_000 * (5 - at)) for at in range(5)]
+    answer = world.request(SendRequest(topic="topic", queue_id=0, records=records))
+    assert answer.recall_handle == ""
+    assert world.deliver(999) == []
+    assert world.deliver(1_001) == [b"4", b"3"]
+    assert world.deliver(10_000) == [b"4", b"3", b"2", b"1", b"0"]
+
+
+def test_whole_records_get_their_time_in_place(world: World) -> None:
+    template = layout.RecordTemplate("topic", 7, 0)
+    records = [template.encode(b"%d" % at, at, 5, due_time_ms=1) for at in range(40)]
+    request = SendRequest(topic="topic", queue_id=0, delay_ms=2_000)
+    request.record_sizes.extend(map(len, records))
+    call = Call(request)
+    call.payload = b"".join(map(layout.encode_record_field, records)) + call.payload
+    world.service.send([call])  # type: ignore[arg-type]
+    assert SendResponse.FromString(call.outcome).record_count == 40
+    assert world.deliver(1_999) == []
+    assert world.deliver(1) == [b"%d" % at for at in range(40)]
+
+
+def test_what_is_due_in_the_past_is_delivered_at_once(world: World) -> None:
+    world.request(
+        SendRequest(topic="topic", queue_id=0, records=[Record(body=b"x", due_time_ms=1)])
+    )
+    world.send(b"y", delay_ms=-5)
+    assert world.deliver() == [b"x", b"y"]
+
+
+def test_delays_that_nobody_can_have_are_refused_and_nothing_is_stored(world: World) -> None:
+    day_ms = 86_400_000
+    before = world.store.appended_position
+    assert reason(lambda: world.send(b"x", delay_level=19)) == (
+        "ILLEGAL_DELAY",
+        {"field": "delay_level", "value": "19", "limit": "18"},
+    )
+    assert reason(lambda: world.send(b"x", delay_level=0))[0] == "ILLEGAL_DELAY"
+    assert reason(lambda: world.send(b"x", delay_ms=40 * day_ms + 1)) == (
+        "ILLEGAL_DELAY",
+        {"field": "delay_ms", "value": str(40 * day_ms + 1), "limit": str(40 * day_ms)},
+    )
+    far = Record(body=b"x", due_time_ms=world.clock.now_ms() + 41 * day_ms)
+    request = SendRequest(topic="topic", records=[far])
+    assert reason(lambda: world.request(request))[1]["field"] == "due_time_ms"
+    mixed = SendRequest(
+        topic="topic", records=[Record(body=b"x", due_time_ms=1), Record(body=b"y")]
+    )
+    assert reason(lambda: world.request(mixed))[0] == "INVALID_ARGUMENT"
+    assert world.store.appended_position == before
+    assert world.store.pending.count == 0
+    world.send(b"x", delay_ms=40 * day_ms)
+    assert world.deliver(40 * day_ms) == [b"x"]
+
+
+def test_there_is_a_limit_of_what_waits() -> None:
+    world = World(config=BrokerConfig(delayed_count_max=2)).start()
+    world.send(b"a", b"b", delay_ms=1_000)
+    assert reason(lambda: world.send(b"c", delay_ms=1))[0] == "TOO_MANY"
+    world.send(b"now")
+    world.deliver(1_000)
+    world.send(b"c", delay_ms=1)
+    world = World(config=BrokerConfig(delayed_size_max_bytes=100)).start()
+    world.send(b"a", delay_ms=1_000)
+    assert reason(lambda: world.send(b"c", delay_ms=1))[1]["limit"] == "100"
+
+
+def test_a_recall_wins_or_loses(world: World) -> None:
+    won, lost = (world.send(body, delay_ms=1_000).recall_handle for body in (b"won", b"lost"))
+    assert world.recall(won)
+    assert not world.recall(won), "it was recalled before"
+    assert world.deliver(1_000) == [b"lost"]
+    assert not world.recall(lost)
+    assert world.restart().deliver(100_000) == [b"lost"]
+    assert not world.recall(won)
+    assert world.store.pending.count == world.store.pending.size_bytes == 0
+
+
+def test_a_recall_between_the_taking_and_the_append_wins(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handles = [world.send(b"%d" % at, delay_ms=1_000).recall_handle for at in range(3)]
+    read_records = world.store.read_records
+    recalls = [handles[1]]
+
+    def read_slowly(positions: Any, sizes: Any) -> Any:
+        found = read_records(positions, sizes)
+        if recalls:
+            monkeypatch.setattr(world.store, "read_records", read_records)
+            assert world.recall(recalls.pop())
+        return found
+
+    monkeypatch.setattr(world.store, "read_records", read_slowly)
+    assert world.deliver(1_000) == [b"0", b"2"]
+
+
+def test_a_handle_is_compared(world: World) -> None:
+    handle = world.send(b"x", delay_ms=1_000).recall_handle
+    known = decode_handle(handle)
+    assert (known.broker_name, known.due_time_ms) == (BROKER, world.clock.now_ms() + 1_000)
+    assert reason(lambda: world.recall("nonsense"))[0] == "INVALID_ARGUMENT"
+    assert reason(lambda: world.recall(""))[0] == "INVALID_ARGUMENT"
+    assert reason(lambda: world.recall("é" + handle))[0] == "INVALID_ARGUMENT"
+    assert reason(lambda: world.recall(handle, "missing"))[0] == "TOPIC_NOT_FOUND"
+    world.store.topics.create(TopicConfig("other"))
+    assert not world.recall(handle, "other")
+    other = world.send(b"y", delay_ms=1_000)
+    assert other.recall_handle != handle
+    assert world.recall(handle)
+
+
+def test_a_repeated_send_gets_its_handle_again_and_is_delivered_once(world: World) -> None:
+    template = layout.RecordTemplate("topic", 7, 0)
+    request = SendRequest(topic="topic", queue_id=0, delay_ms=1_000)
+    request.records.append(Record.FromString(template.encode(b"x", 1, 5)))
+    first = world.request(request)
+    world.clock.time_ms += 500
+    again = world.request(request)
+    assert again.repeated_send
+    assert again.recall_handle == first.recall_handle
+    assert world.deliver(500) == [b"x"]
+    assert world.request(request).repeated_send
+    assert world.deliver(5_000) == [b"x"]
+
+
+def test_pending_messages_are_found_neither_by_queue_nor_by_id(world: World) -> None:
+    sent = world.send(b"x", delay_ms=1_000)
+    identity = layout.decode_message_id(sent.message_id)
+    assert list(world.store.find_by_message_id("topic", identity)) == []
+    assert world.store.queue_range("topic", 0) == (0, 0)
+    world.deliver(1_000)
+    (found,) = world.store.find_by_message_id("topic", identity)
+    assert Record.FromString(found).body == b"x"
+
+
+def test_messages_of_a_deleted_topic_are_dropped(world: World) -> None:
+    world.send(b"old", delay_ms=1_000)
+    world.store.delete_topic("topic")
+    world.store.topics.create(TopicConfig("topic"))
+    world.send(b"new", delay_ms=1_000)
+    assert world.deliver(1_000) == [b"new"]
+    assert world.store.pending.count == 0
+    assert world.store.timer.ended_counts[TimerEnd.TIMER_END_DROPPED] == 1
+
+
+def test_a_topic_of_which_only_delayed_messages_tell_comes_back(world: World) -> None:
+    world.send(b"x", delay_ms=1_000)
+    world.store.close()
+    world.disk.remove("/s/config/topics.json")
+    world.store = open_store(world.disk, clock=world.clock, segment=SEGMENT)
+    world.store.close()
+    world.start()
+    assert world.deliver(1_000) == [b"x"]
+
+
+def test_what_is_pending_outlives_its_segment(world: World) -> None:
+    handles = [
+        world.send(b"%d" % at, delay_ms=10_000_000 + at % 2).recall_handle for at in range(10)
+    ]
+    assert world.recall(handles[3])
+    for _ in range(60):
+        world.send(bytes(5_000))
+    world.store.checkpoint()
+    first = world.store.delete_segments_below(world.store.appended_position)
+    assert first > 0
+    assert world.store.pending.count == 9
+    assert world.recall(handles[5]), "by its due time and id: it stands elsewhere now"
+    assert not world.recall(handles[3])
+    world.restart()
+    world.disk.remove("/s/timer")  # the log alone tells
+    world.restart()
+    delivered = world.deliver(10_000_001)
+    assert [body for body in delivered if len(body) == 1] == [
+        b"0",
+        b"2",
+        b"4",
+        b"6",
+        b"8",
+        b"1",
+        b"7",
+        b"9",
+    ]
+
+
+def test_a_damaged_record_is_not_delivered_and_holds_up_nothing() -> None:
+    world = World().start()
+    positions = [world.send(b"%d" % at, delay_ms=1_000).physical_offset for at in range(3)]
+    world.store.close()
+    segment = f"/s/commitlog/{0:020d}"
+    world.disk.flip_bit(segment, (positions[1] + 4) * 8)
+    world.store = None  # type: ignore[assignment]
+    store = open_store(world.disk, clock=world.clock, segment=SEGMENT, corruption="quarantine")
+    store.close()
+    world.store = store
+    world.start()
+    assert sorted(world.deliver(1_000)) == [b"0", b"2"]
+    assert world.deliver(1_000) == world.delivered()
+
+
+def test_a_clock_that_is_set_ahead_delivers_nothing_early(world: World) -> None:
+    world.send(b"x", delay_ms=60_000)
+    world.clock.wall_offset_ms = 3_600_000
+    assert world.deliver(50_000) == []
+    assert world.log_time.offset_ms > 3_000_000
+    assert world.deliver(10_000) == [b"x"]
+    world.clock.wall_offset_ms = -3_600_000
+    world.send(b"y", delay_ms=1_000)
+    assert world.deliver(2_000) == [b"x", b"y"]
+
+
+def test_log_time_does_not_go_back_over_a_restart(world: World) -> None:
+    world.send(b"x", delay_ms=1_000)
+    world.deliver(1_000)
+    delivered_ms = world.log_time.now_ms()
+    world.clock.wall_offset_ms = -86_400_000
+    assert world.restart().log_time.now_ms() >= delivered_ms
+
+
+def test_records_that_do_not_parse_change_nothing(world: World) -> None:
+    world.send(b"x", delay_ms=1_000)
+    uneven = TimerRecord(positions=[1], due_times_ms=[], sizes=[1]).SerializeToString()
+    for body in (b"\xff", uneven, b""):
+        world.store.append_state(TIMER_TOPIC, [body])
+    assert world.deliver(1_000) == [b"x"]
+
+
+def work(world: World, sent: dict[bytes, str]) -> None:
+    """A bit of everything. `sent`: bodies that were answered -> what must become of them."""
+    for at in range(6):
+        body = b"%d" % at
+        handle = world.send(body, delay_ms=1_000 * at).recall_handle
+        sent[body] = "delivered"
+        if at in (2, 4):
+            sent[body] = "either"
+            assert world.recall(handle)
+            sent[body] = "recalled"
+        if at == 3:
+            world.deliver(2_000)
+            world.store.flush()
+            world.store.checkpoint()
+    world.deliver(1_500)
+    world.store.flush()
+    world.store.checkpoint()
+    world.deliver(5_000)
+    world.store.flush()
+
+
+@pytest.mark.parametrize("ends", ["kill", "power cut"])
+def test_whatever_ends_it_each_message_is_delivered_once_or_recalled(ends: str) -> None:
+    """At each operation in turn. A power cut may take back what was not synced, whole appends from the end."""
+    for number in range(1, 400):
+        world = World().start()
+        world.store.flush()
+        world.disk.fail_at(number, Fault.CRASH)
+        sent: dict[bytes, str] = {}
+        try:
+            work(world, sent)
+        except SimulatedCrash:
+            ended = False
+        else:
+            ended = True
+        if ends == "kill":
+            world.restart(world.disk.killed())
+        else:
+            world.restart(world.disk.crash(random.Random(number)))
+        delivered = world.deliver(100_000)
+        assert len(delivered) == len(set(delivered)), "delivered twice"
+        assert world.store.pending.count == world.store.pending.size_bytes == 0
+        if ends == "kill":
+            for body, fate in sent.items():
+                assert fate == "either" or (body in delivered) == (fate == "delivered"), (
+                    number,
+                    body,
+                )
+        world.store.close()
+        assert verify("/s", disk=world.disk) == []
+        if ended:
+            return
+    raise AssertionError("the work never came to its end")
