@@ -19,11 +19,15 @@ from protomq.v1.send_service_pb2 import SendRequest
 from protomq_broker.admin_service import AdminService
 from protomq_broker.config import BrokerConfig
 from protomq_broker.consumer_service import ConsumerService
+from protomq_broker.delays import Delays
 from protomq_broker.filter_modules import FilterModules
+from protomq_broker.log_time import LogTime
 from protomq_broker.offset_commits import OffsetCommits
 from protomq_broker.pull_service import PullService
+from protomq_broker.recalls import Recalls
 from protomq_broker.send_service import SendService
 from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.store.store import Store
 from protomq_broker.system_writer import SystemWriter
 from protomq_broker.waiting_answers import WaitingAnswers
 from protomq_broker.write_permit import WritePermit
@@ -38,6 +42,26 @@ SEND = "/protomq.v1.SendService/Send"
 PULL = "/protomq.v1.PullService/Pull"
 CONSUMER = "/protomq.v1.ConsumerService/"
 ADMIN = "/protomq.v1.AdminService/"
+
+
+def send_service(
+    store: Store,
+    config: BrokerConfig,
+    clock: ManualClock,
+    waiting: WaitingAnswers,
+    writer: SystemWriter,
+) -> SendService:
+    """With what it needs for delays; nothing is delivered by itself."""
+    log_time = LogTime(clock, store.pending.log_time_ms)
+    delays = Delays(
+        log_time,
+        config.delay_levels_ms,
+        store.pending,
+        count_max=config.delayed_count_max,
+        size_max_bytes=config.delayed_size_max_bytes,
+    )
+    recalls = Recalls(store, config, "b", writer, waiting, log_time)
+    return SendService(store, config, clock, waiting, delays, recalls)
 
 
 class FakeBroker:
@@ -62,7 +86,7 @@ class FakeBroker:
         writer = SystemWriter(self.permit)
         self.waiting = WaitingAnswers(self.store, self.clock)
         self.commits = OffsetCommits(self.store, writer, self.waiting, config)
-        self.send = SendService(self.store, config, self.clock, self.waiting)
+        self.send = send_service(self.store, config, self.clock, self.waiting, writer)
         modules = FilterModules(self.disk, "/s/config/filters")
         self.pull = PullService(self.store, config, self.commits, modules, self.clock)
         self.store.on_topic_deleted = self.pull.signal_deleted

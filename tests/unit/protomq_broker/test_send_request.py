@@ -20,12 +20,15 @@ from protomq_broker.store.log.append import RecordRegion
 from protomq_runtime.errors import Code, ServiceError
 
 
-def read(payload: bytes | bytearray) -> tuple[RecordRegion, bool]:
+def read(
+    payload: bytes | bytearray, *, due_time_ms: int | None = None
+) -> tuple[RecordRegion, bool]:
     return read_records(
         payload,
         parse_send_header(payload),
         now_ms=777,
         identify=lambda count: ProducerIdentity(99, 0, 1_000),
+        due_time_ms=due_time_ms,
     )
 
 
@@ -234,18 +237,35 @@ def test_a_crc_is_never_put_over_other_octets_than_those_it_came_with(
 
 @pytest.mark.parametrize("count", [1, 3, 40])
 @pytest.mark.parametrize("wide", [False, True])
-def test_a_due_time_is_refused_until_there_are_delays(count: int, wide: bool) -> None:
+def test_due_times_are_taken_as_they_come_or_replaced_by_the_requests(
+    count: int, wide: bool
+) -> None:
     template = layout.RecordTemplate("orders", 42, 1)
     records = [template.encode(b"later", i, 5, due_time_ms=9) for i in range(count)]
     tail = SendRequest(topic="orders", record_sizes=[len(record) for record in records])
     whole = b"".join(map(layout.encode_record_field, records))
     payload = tail.SerializeToString() + whole if wide else whole + tail.SerializeToString()
-    error = refusal(payload)
-    assert (error.code, error.reason) == (Code.UNIMPLEMENTED, "UNSUPPORTED")
-    assert error.metadata["field"] == "due_time_ms"
-    for record in (Record(body=b"x", due_time_ms=9), Record(body=b"x", flags=layout.FLAG_DUE_TIME)):
-        by_hand = SendRequest(topic="orders", records=[record]).SerializeToString()
-        assert refusal(by_hand).reason == "UNSUPPORTED"
+    for wanted_ms in (None, 77):
+        region, _ = read(payload, due_time_ms=wanted_ms)
+        assert region.flags == layout.FLAG_DUE_TIME
+        due_times_ms = [record.due_time_ms for record in records_of(region)]
+        assert due_times_ms == [wanted_ms or 9] * count
+        assert region.due_times_ms is not None
+        assert np.array_equal(np.atleast_1d(region.due_times_ms), due_times_ms)
+        assert [record.body for record in records_of(region)] == [b"later"] * count
+
+
+def test_records_without_room_for_a_due_time_are_written_anew() -> None:
+    template = layout.RecordTemplate("orders", 42, 1)
+    whole = [template.encode(b"later", i, 5) for i in range(3)]
+    bare = [Record(body=b"later").SerializeToString()]
+    for records in (whole, bare):
+        tail = SendRequest(topic="orders", record_sizes=[len(record) for record in records])
+        payload = b"".join(map(layout.encode_record_field, records)) + tail.SerializeToString()
+        region, _ = read(payload, due_time_ms=77)
+        assert [record.due_time_ms for record in records_of(region)] == [77] * len(records)
+    by_hand = SendRequest(topic="orders", records=[Record(body=b"x", flags=layout.FLAG_DUE_TIME)])
+    assert refusal(by_hand.SerializeToString()).reason == "INVALID_ARGUMENT"
 
 
 def test_a_record_whose_tag_is_written_wider_than_it_need_be_is_a_record() -> None:
@@ -320,8 +340,7 @@ def test_a_damaged_request_is_refused_or_reads_as_valid_records(
             assert {record.topic for record in records_of(read(bytes(payload))[0])} == {topic}
     except ServiceError as error:
         code = error.code
-    # Damage may look like a due time, which there is not yet.
-    assert code in (None, Code.INVALID_ARGUMENT, Code.UNIMPLEMENTED)
+    assert code in (None, Code.INVALID_ARGUMENT)
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 5])

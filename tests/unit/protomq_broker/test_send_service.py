@@ -20,12 +20,14 @@ from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
+from protomq_broker.system_writer import SystemWriter
 from protomq_broker.waiting_answers import WaitingAnswers
+from protomq_broker.write_permit import WritePermit
 from protomq_runtime.dispatch import DispatchTable
 from protomq_runtime.errors import Code, ServiceError
 from protomq_runtime.testing import FakeServer
 
-from .fake_broker import SEND, FakeBroker, told
+from .fake_broker import SEND, FakeBroker, send_service, told
 from .store.log_helpers import ManualClock
 from .store.store_helpers import open_store, read_all
 
@@ -46,11 +48,16 @@ class Broker(NamedTuple):
         return [call.error or call.response() for call in calls]
 
 
+def make_service(store: Store, config: BrokerConfig, clock: ManualClock) -> SendService:
+    writer, waiting = SystemWriter(WritePermit()), WaitingAnswers(store, clock)
+    return send_service(store, config, clock, waiting, writer)
+
+
 def make_broker(disk: SimDisk | None = None, **settings: Any) -> Broker:
     disk, clock = disk or SimDisk(), ManualClock()
     store = open_store(disk, clock=clock, segment=1 << 16)
     return Broker(
-        SendService(store, BrokerConfig(**settings), clock, WaitingAnswers(store, clock)),
+        make_service(store, BrokerConfig(**settings), clock),
         store,
         disk,
         clock,
@@ -76,7 +83,7 @@ def test_a_topic_of_a_first_send_has_an_incarnation_of_its_store() -> None:
         store = Store.open(
             "/s", config, clock=clock, disk=disk, background=False, draw=lambda: number
         )
-        service = SendService(store, BrokerConfig(), clock, WaitingAnswers(store, clock))
+        service = make_service(store, BrokerConfig(), clock)
         broker = Broker(service, store, disk, clock)
         broker.send(request("new"))
         return disk, incarnation_in(store)

@@ -90,8 +90,8 @@ class World:
         permit.give()
         writer = SystemWriter(permit)
         writer.start(self.store, Lane())  # type: ignore[arg-type]
-        waiting = WaitingAnswers(self.store, self.clock)  # type: ignore[arg-type]
-        self.log_time = LogTime(self.clock, self.store.pending.log_time_ms)  # type: ignore[arg-type]
+        waiting = WaitingAnswers(self.store, self.clock)
+        self.log_time = LogTime(self.clock, self.store.pending.log_time_ms)
         delays = Delays(
             self.log_time,
             self.config.delay_levels_ms,
@@ -106,7 +106,7 @@ class World:
             self.clock,
             waiting,
             delays,
-            recalls,  # type: ignore[arg-type]
+            recalls,
         )
         self.mover = TimerMover(self.store, writer, self.log_time)
         return self
@@ -119,7 +119,7 @@ class World:
 
     def request(self, request: SendRequest) -> SendResponse:
         call = Call(request)
-        self.service.send([call])  # type: ignore[arg-type]
+        self.service.send([call])  # type: ignore[list-item]
         if isinstance(call.outcome, Exception):
             raise call.outcome
         return SendResponse.FromString(call.outcome)
@@ -207,7 +207,7 @@ def test_whole_records_get_their_time_in_place(world: World) -> None:
     request.record_sizes.extend(map(len, records))
     call = Call(request)
     call.payload = b"".join(map(layout.encode_record_field, records)) + call.payload
-    world.service.send([call])  # type: ignore[arg-type]
+    world.service.send([call])  # type: ignore[list-item]
     assert SendResponse.FromString(call.outcome).record_count == 40
     assert world.deliver(1_999) == []
     assert world.deliver(1) == [b"%d" % at for at in range(40)]
