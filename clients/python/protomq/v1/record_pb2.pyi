@@ -114,7 +114,7 @@ class Record(_message.Message):
     topic: _builtins.str
     """The topic; the same in a whole request."""
     due_time_ms: _builtins.int
-    """When the message may be delivered: milliseconds since 1970-01-01 UTC; there exactly where bit 4 of `flags` is set. Not supported yet."""
+    """When the message may be delivered: milliseconds since 1970-01-01 UTC; there exactly where bit 4 of `flags` is set."""
     tag_code: _builtins.int
     """Filter code of `tag`: 0 without a tag, else hash63 of its UTF-8 bytes: CRC-32C in the low 32 bits, CRC-32 (zlib) in bits 32-62."""
     key_hash: _builtins.int

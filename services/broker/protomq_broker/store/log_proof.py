@@ -13,6 +13,7 @@ from .log.segment import SegmentFolder
 from .queues import consume_queue_table
 from .queues.queue_ends import ends_below, read_saved_ends
 from .state import repeated_sends
+from .timer import pending
 
 
 def derived_position(disk: Disk, root: str) -> int:
@@ -21,6 +22,7 @@ def derived_position(disk: Disk, root: str) -> int:
         consume_queue_table.stored_position(disk, f"{root}/consumequeue"),
         index.stored_position(disk, f"{root}/index"),
         repeated_sends.stored_position(disk, f"{root}/repeatedsends"),
+        pending.stored_position(disk, f"{root}/timer"),
     )
 
 

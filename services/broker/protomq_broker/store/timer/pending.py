@@ -81,6 +81,12 @@ class PendingLimits(NamedTuple):
     runs_per_level: int = RUNS_PER_LEVEL
 
 
+def stored_position(disk: Disk, folder: str) -> int:
+    """Up to where the file says that entries are complete; 0 if there is none that holds."""
+    content = read_state_file(disk, f"{folder}/{_STATE_FILE_NAME}", _MAGIC)
+    return int(_HEAD.unpack_from(content)[0]) if content is not None else 0
+
+
 class _Frozen(NamedTuple):
     """What a checkpoint writes down."""
 
