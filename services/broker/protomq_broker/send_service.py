@@ -13,21 +13,22 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from protomq.v1.send_service_pb2 import SendResponse, SendStatus
+from google.protobuf.message import DecodeError
+
+from protomq.v1.send_service_pb2 import RecallMessageRequest, SendResponse, SendStatus
 from protomq.wire.record import encode_message_id
-from protomq_runtime.dispatch import drained
-from protomq_runtime.errors import Code, ServiceError
+from protomq_runtime.dispatch import drained, raw
+from protomq_runtime.errors import Code, ServiceError, unparsable
 
 from .send_request import ProducerIdentity, parse_send_header, read_records
 from .store.log.append import AppendRequest
 from .store.state.repeated_sends import SendInFlightError
 from .store.state.topics import incarnation_of_first
-from .store_errors import tells_store_errors, to_service_error
+from .store_errors import to_service_error
 from .topic_access import writable_topic
 from .waiting_answers import NOT_STORED_IN_TIME
 
 if TYPE_CHECKING:
-    from protomq.v1.send_service_pb2 import RecallMessageRequest
     from protomq_runtime.call import Call
     from protomq_runtime.clock import Clock
 
@@ -115,12 +116,18 @@ class SendService:
         if pending:
             self._append(pending)
 
-    @tells_store_errors
-    def recall_message(self, request: RecallMessageRequest, call: Call) -> None:
-        """Takes a delayed message back, or says that it is too late."""
+    @raw
+    def recall_message(self, call: Call) -> None:
+        """Takes a delayed message back, or says that it is too late; answered when that is stored."""
         if self.refusal is not None:
-            raise self.refusal
-        self._recalls.recall(request, call)
+            call.fail(self.refusal)
+            return
+        try:
+            self._recalls.recall(RecallMessageRequest.FromString(bytes(call.payload)), call)
+        except DecodeError:
+            call.fail(unparsable("protomq.v1.RecallMessageRequest"))
+        except Exception as error:
+            call.fail(to_service_error(error))
 
     def _read(self, call: Call) -> _Pending:
         header = parse_send_header(call.payload)

@@ -131,7 +131,9 @@ class World:
     def recall(self, handle: str, topic: str = "topic") -> bool:
         request = RecallMessageRequest(topic=topic, recall_handle=handle)
         call = Call(request)
-        self.service.recall_message(request, call)  # type: ignore[arg-type]
+        self.service.recall_message(call)  # type: ignore[arg-type]
+        if isinstance(call.outcome, Exception):
+            raise call.outcome
         return RecallMessageResponse.FromString(call.outcome).recalled
 
     def deliver(self, after_ms: int = 0) -> list[bytes]:

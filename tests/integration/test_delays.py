@@ -1,0 +1,77 @@
+"""Delayed messages through a whole broker, over both transports: delivered when they are due, recalled, and there again after a kill."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import grpc
+import pytest
+
+from protomq import PullConsumer
+from protomq.testing import Broker
+from protomq.v1.record_pb2 import Record
+from protomq.v1.send_service_pb2 import (
+    RecallMessageRequest,
+    RecallMessageResponse,
+    SendRequest,
+    SendResponse,
+)
+from protomq.v1.send_service_pb2_grpc import SendServiceStub
+from tests.support.waiting import PATIENCE_S
+
+
+def bodies(broker: Broker, topic: str, count: int) -> list[bytes]:
+    """The first messages of a topic, as they come; waits for so many."""
+    found: list[bytes] = []
+    deadline = time.monotonic() + PATIENCE_S
+    with PullConsumer(namesrv=broker.namesrv) as consumer:
+        consumer.subscribe(topic)
+        while len(found) < count:
+            assert time.monotonic() < deadline, found
+            found += [message.body for message in consumer.poll(timeout_s=1.0)]
+    return found
+
+
+def send(stub: Any, topic: str, body: bytes, **fields: Any) -> SendResponse:
+    return stub.Send(SendRequest(topic=topic, records=[Record(body=body)], **fields))
+
+
+def test_delayed_messages_come_when_they_are_due_and_recalled_ones_do_not(
+    protomq_server: Broker, protomq_topic: str
+) -> None:
+    topic = protomq_topic
+    with grpc.insecure_channel(protomq_server.grpc_address) as channel:
+        stub = SendServiceStub(channel)
+        recalled = send(stub, topic, b"recalled", delay_level=2, queue_id=0)
+        began_ms = time.time_ns() // 1_000_000
+        second = send(stub, topic, b"second", delay_ms=2_000, queue_id=0)
+        first = send(stub, topic, b"first", delay_level=1, queue_id=0)
+        at_once = send(stub, topic, b"at once", queue_id=0)
+        assert (first.queue_offset, second.queue_offset, at_once.queue_offset) == (-1, -1, 0)
+        answer: RecallMessageResponse = stub.RecallMessage(
+            RecallMessageRequest(topic=topic, recall_handle=recalled.recall_handle)
+        )
+        assert answer.recalled
+        assert bodies(protomq_server, topic, 3) == [b"at once", b"first", b"second"]
+        assert time.time_ns() // 1_000_000 - began_ms >= 1_900
+        for handle in (recalled.recall_handle, first.recall_handle):
+            late = stub.RecallMessage(RecallMessageRequest(topic=topic, recall_handle=handle))
+            assert not late.recalled
+        with pytest.raises(grpc.RpcError) as caught:
+            send(stub, topic, b"x", delay_level=19)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_broker_that_is_killed_delivers_what_was_pending_once(tmp_path: Any) -> None:
+    count = 300
+    with Broker(data_dir=tmp_path) as broker:
+        with grpc.insecure_channel(broker.grpc_address) as channel:
+            stub = SendServiceStub(channel)
+            for at in range(count):
+                send(stub, "later", b"%d" % at, delay_ms=100 + 10 * at, queue_id=0)
+        assert bodies(broker, "later", 1)
+        broker.kill()
+        broker.restart()
+        found = bodies(broker, "later", count)
+        assert sorted(map(int, found)) == list(range(count))
