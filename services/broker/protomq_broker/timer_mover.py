@@ -110,15 +110,19 @@ class TimerMover:
         bodies = [timer_record(rows, end, now_ms) for rows, end in ends if len(rows)]
         if not bodies:
             return
-        for request in copies.requests:
-            self._restore_topic(request.region.topic, request.queue_id)
         self._store.append_moved(copies.requests, [(TIMER_TOPIC, bodies)])
+        self._add_topics(copies)
 
-    def _restore_topic(self, name: str, queue_id: int) -> None:
-        """A topic of which only delayed messages tell, since its file was lost, comes back with the first of them."""
-        if self._store.topics.find(name) is None:
-            queues = queue_id + 1
-            self._store.topics.add(TopicConfig(name, write_queues=queues, read_queues=queues))
+    def _add_topics(self, copies: Copies) -> None:
+        """A topic of which only delayed messages told comes back with the first of them."""
+        queues: dict[str, int] = {}
+        for request in copies.requests:
+            topic = request.region.topic
+            queues[topic] = max(queues.get(topic, 0), request.queue_id + 1)
+        find = self._store.topics.find
+        missing = [TopicConfig(name, n, n) for name, n in queues.items() if find(name) is None]
+        if missing:
+            self._store.topics.add(missing)
 
     def _leave_aside(self, rows: NDArray[Any]) -> None:
         if not len(rows):

@@ -85,7 +85,6 @@ class World:
         self.store = open_store(self.disk, clock=self.clock, segment=SEGMENT)
         if self.store.topics.find("topic") is None:
             self.store.topics.create(TopicConfig("topic"))
-            self.store.topics.save()
         permit = WritePermit()
         permit.give()
         writer = SystemWriter(permit)

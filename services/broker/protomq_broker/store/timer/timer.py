@@ -9,7 +9,7 @@ Both lead to the same rows (`pending.py`). An entry stands in front of the recor
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -81,6 +81,9 @@ class TimerEntries:
     def pass_over(self, start_position: int, end_position: int) -> None:
         """Nothing to do: what is damaged can be delivered to nobody."""
 
+    def forget_deleted(self, positions: Mapping[str, int]) -> None:
+        """Nothing to do: who takes what is due asks whether its topic is there."""
+
     def truncate(self, end_position: int) -> None:
         """The log ends here. Files that know more are not of this log: they are left aside, and the log is read for what is pending."""
         if max(self._pending.entries_from, self._pending.removals_from) > end_position:
@@ -135,13 +138,13 @@ class TimerState:
         """How many came to which end since the start."""
         self._watches: list[Watch] = []
 
-    def apply(self, body: bytes, position: int) -> None:
-        """Takes the body of the record at `position`."""
+    def apply(self, body: bytes, position: int) -> Sequence[str]:
+        """Takes the body of the record at `position`; no topic goes with it."""
         try:
             record = TimerRecord.FromString(body)
         except DecodeError:
             log.error("the record of %s at position %d does not parse", TIMER_TOPIC, position)
-            return
+            return ()
         positions = np.array(record.positions, np.uint64)
         due_times_ms = np.array(record.due_times_ms, np.uint64)
         sizes = np.array(record.sizes, np.uint32)
@@ -149,13 +152,14 @@ class TimerState:
             log.error(
                 "the columns of the record of %s at position %d differ", TIMER_TOPIC, position
             )
-            return
+            return ()
         if len(positions):
             self._pending.note_removed(due_times_ms, positions, position + 1, sizes)
         self._pending.log_time_ms = max(self._pending.log_time_ms, record.log_time_ms)
         self.ended_counts[record.end] = self.ended_counts.get(record.end, 0) + len(positions)
         for watch in self._watches:
             watch.note(positions)
+        return ()
 
     # Any thread.
 
@@ -173,7 +177,7 @@ class TimerState:
         """Nothing to do: the store carries messages as a whole."""
         return ()
 
-    def snapshot(self) -> Snapshot:
+    def unsaved(self) -> Snapshot:
         """All that is pending at this moment."""
         return Snapshot(self._pending.freeze(), self._pending.checkpoint)
 
