@@ -63,6 +63,10 @@ class EchoSend:
         self.gate: threading.Event | None = None
         """If set, the lane waits here before it answers: the test's way to make a queue."""
 
+    @raw
+    def recall_message(self, call: Call) -> None:
+        call.answer(b"")
+
     @drained
     def send(self, calls: list[Call]) -> None:
         if self.gate is not None:

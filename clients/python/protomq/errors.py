@@ -20,7 +20,8 @@
     └── ServerError                     a server answered with google.rpc.Status; one class per ErrorReason
         ├── InvalidArgumentError        INVALID_ARGUMENT; `field_violations` name the fields
         │   ├── MessageTooLargeError    MESSAGE_TOO_LARGE
-        │   └── IllegalFilterError      ILLEGAL_FILTER; `metadata` holds line, column, position and what was expected
+        │   ├── IllegalFilterError      ILLEGAL_FILTER; `metadata` holds line, column, position and what was expected
+        │   └── IllegalDelayError       ILLEGAL_DELAY; `metadata` holds field, value and limit
         ├── NotFoundError
         │   ├── TopicNotFoundError      TOPIC_NOT_FOUND
         │   ├── QueueNotFoundError      QUEUE_NOT_FOUND
@@ -92,6 +93,7 @@ __all__ = [
     "ServerError",
     "InvalidArgumentError",
     "MessageTooLargeError",
+    "IllegalDelayError",
     "IllegalFilterError",
     "NotFoundError",
     "TopicNotFoundError",
@@ -336,6 +338,12 @@ class IllegalFilterError(InvalidArgumentError):
     reason = "ILLEGAL_FILTER"
 
 
+class IllegalDelayError(InvalidArgumentError):
+    """A delay level that there is none of, or a delay of more than 40 days; `metadata` holds field, value and limit."""
+
+    reason = "ILLEGAL_DELAY"
+
+
 class NotFoundError(ServerError):
     """What was named does not exist."""
 
@@ -560,8 +568,8 @@ class InternalError(ServerError):
 _BY_REASON: Final[dict[str, type[ServerError]]] = {
     cls.reason: cls
     for cls in (
-        InvalidArgumentError, MessageTooLargeError, IllegalFilterError, TopicNotFoundError, QueueNotFoundError, OffsetNotFoundError,
-        GroupNotFoundError, BrokerNotFoundError, TopicExistsError, OffsetOutOfRangeError,
+        InvalidArgumentError, MessageTooLargeError, IllegalFilterError, IllegalDelayError, TopicNotFoundError, QueueNotFoundError,
+        OffsetNotFoundError, GroupNotFoundError, BrokerNotFoundError, TopicExistsError, OffsetOutOfRangeError,
         TopicRecreatedError, GroupInUseError, NotPermittedError, SystemBusyError, DiskFullError, TooManyError,
         ShuttingDownError, QueueHealingError, StoreFailedError, SequenceExpiredError, SendOutOfOrderError, ProducerFencedError,
         ProducerIdTakenError,

@@ -16,6 +16,10 @@ class SendImplementation:
     def send(self, calls):
         pass
 
+    @raw
+    def recall_message(self, call):
+        pass
+
 
 class PullImplementation:
     @raw
@@ -55,7 +59,11 @@ def test_methods_are_found_by_number_and_by_path():
     table.add_service(SEND, SendImplementation())
     table.add_service(PULL, PullImplementation())
     send = table.by_path["/protomq.v1.SendService/Send"]
-    assert table.by_id == {0x0201: send, 0x0301: table.by_path["/protomq.v1.PullService/Pull"]}
+    assert table.by_id == {
+        0x0201: send,
+        0x0202: table.by_path["/protomq.v1.SendService/RecallMessage"],
+        0x0301: table.by_path["/protomq.v1.PullService/Pull"],
+    }
     assert send.style is Style.DRAINED
     assert send.method.lane == "send"
     assert send.method.request_class is send_service_pb2.SendRequest

@@ -39,6 +39,10 @@ class EchoSend:
         for call in calls:
             call.answer(bytes(call.payload))
 
+    @raw
+    def recall_message(self, call: Call) -> None:
+        call.answer(b"")
+
 
 class HoldingPull:
     """Holds every call."""

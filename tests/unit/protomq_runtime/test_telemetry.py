@@ -62,6 +62,10 @@ class Services:
             call.answer(b"")
 
     @raw
+    def recall_message(self, call):
+        call.answer(b"")
+
+    @raw
     def pull(self, call):
         raise internal()
 
