@@ -36,7 +36,7 @@ log = logging.getLogger("protomq.broker")
 
 BATCH_COUNT_MAX: Final = 512
 BATCH_SIZE_MAX_BYTES: Final = 1 << 20
-"""Of a batch: made in 1 to 3 ms, and appended in 1."""
+"""Of a batch: made in up to 15 ms, on a thread of its own, and appended in 1 on the send lane."""
 LOOK_INTERVAL_S: Final = 0.05
 """Between two looks while anything is pending: how late a message may be besides the time that its batch takes."""
 IDLE_INTERVAL_S: Final = 0.5
