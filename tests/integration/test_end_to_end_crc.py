@@ -27,7 +27,7 @@ from protomq._methods import SEND
 from protomq._transport import SyncTransport
 from protomq._transport_options import TransportOptions
 from protomq._types import BrokerAddress
-from protomq.errors import CorruptMessageError, InvalidArgumentError, UnsupportedError
+from protomq.errors import CorruptMessageError, IllegalDelayError, InvalidArgumentError
 from protomq.testing import Broker
 from protomq.v1.record_pb2 import Attributes, Record, Transit
 from protomq.v1.send_service_pb2 import SendRequest, SendResponse
@@ -188,15 +188,15 @@ def test_what_is_the_brokers_is_refused_and_nothing_is_stored(damaged: Damaged) 
         (transit, InvalidArgumentError),
         (Record(body=b"x", flags=1 << 9), InvalidArgumentError),
         (Record(body=b"x", flags=1 << 11), InvalidArgumentError),
-        (Record(body=b"x", due_time_ms=1 << 40), UnsupportedError),
+        (Record(body=b"x", flags=1 << 4), InvalidArgumentError),
     ):
         request = SendRequest(topic=queue.topic, queue_id=0, records=[record])
         with pytest.raises(error):
             send_raw(damaged.broker, request.SerializeToString())
     template = RecordTemplate(damaged.topic, 78, 0)
-    delayed = template.encode(b"later", 0, 5, due_time_ms=1 << 40)
+    too_late = template.encode(b"later", 0, 5, due_time_ms=1 << 62)
     moved = template.encode(b"moved", 0, 5, front=transit.SerializeToString()[3:])
-    for octets, error in ((delayed, UnsupportedError), (moved, InvalidArgumentError)):
+    for octets, error in ((too_late, IllegalDelayError), (moved, InvalidArgumentError)):
         tail = SendRequest(topic=queue.topic, queue_id=0, record_sizes=[len(octets)])
         with pytest.raises(error):
             send_raw(damaged.broker, encode_record_field(octets), tail.SerializeToString())
