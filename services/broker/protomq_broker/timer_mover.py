@@ -6,7 +6,7 @@
 Rules:
 - A message is due when log time has come to its due time, not before.
 - One batch is under way at a time, of a few milliseconds' work: sends get on in between.
-- A batch of which one message was recalled, or carried forward, while it was prepared is not appended but prepared anew.
+- A batch is prepared anew, not appended, if meanwhile one of its messages was recalled or carried forward, or a topic was deleted.
 - A record that cannot be read is left aside, and said; its message waits for the next start, which looks again.
 - What cannot be appended (a full disk) is tried again.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from protomq.v1.state_pb2 import TimerEnd
@@ -90,20 +91,25 @@ class TimerMover:
             if not len(rows):
                 return False
             rows = first_rows(rows, BATCH_COUNT_MAX, BATCH_SIZE_MAX_BYTES)
+            deleted = store.topics.deleted
             copies = copies_of(rows, store.read_records, store.has_topic_of, keeps_due_times=False)
             unreadable = copies.unreadable
             gone = unreadable[unreadable["position"] < store.min_position]
             self._leave_aside(unreadable[unreadable["position"] >= store.min_position])
-            self._writer.run(lambda: self._append(copies, gone, watch))
+            self._writer.run(lambda: self._append(copies, gone, watch, deleted))
         return True
 
-    def _append(self, copies: Copies, gone: NDArray[Any], watch: Watch) -> None:
-        """On the send lane."""
+    def _append(
+        self, copies: Copies, gone: NDArray[Any], watch: Watch, deleted: Mapping[str, int]
+    ) -> None:
+        """On the send lane. `deleted`: as it was when the copies were made; it is replaced, never changed."""
         ends = (
             (copies.rows, TimerEnd.TIMER_END_DELIVERED),
             (copies.dropped, TimerEnd.TIMER_END_DROPPED),
             (gone, TimerEnd.TIMER_END_DROPPED),
         )
+        if self._store.topics.deleted is not deleted:
+            return
         if any(watch.has_ended(rows).any() for rows, _ in ends):
             return
         now_ms = self._log_time.now_ms()

@@ -288,6 +288,46 @@ def test_a_recall_between_the_taking_and_the_append_wins(
     assert world.deliver(1_000) == [b"0", b"2"]
 
 
+def replaced_once_before(world: World, run: Callable[..., None]) -> Callable[..., None]:
+    """`run`, before whose first call the topic is deleted and made again: the copies are prepared by then."""
+    done: list[bool] = []
+
+    def run_later(function: Callable[[], None]) -> None:
+        if not done:
+            done.append(True)
+            world.store.delete_topic("topic")
+            world.store.topics.create(TopicConfig("topic"))
+        run(function)
+
+    return run_later
+
+
+def test_a_topic_that_is_deleted_between_the_taking_and_the_append_gets_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.send(b"old", delay_ms=1_000)
+    writer = world.mover._writer
+    monkeypatch.setattr(writer, "run", replaced_once_before(world, writer.run))
+    assert world.deliver(1_000) == []
+    assert world.store.timer.ended_counts[TimerEnd.TIMER_END_DROPPED] == 1
+
+
+def test_a_topic_that_is_deleted_while_its_messages_are_carried_gets_none_of_them(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.send(b"old", delay_ms=10_000_000)
+    world.store.topics.create(TopicConfig("filler"))
+    for _ in range(60):
+        world.send(bytes(5_000), topic="filler")
+    world.store.checkpoint()
+    monkeypatch.setattr(
+        world.store, "_on_writer", replaced_once_before(world, world.store._on_writer)
+    )
+    assert world.store.delete_segments_below(world.store.appended_position) > 0
+    assert world.deliver(10_000_000) == []
+    assert world.store.timer.ended_counts[TimerEnd.TIMER_END_DROPPED] == 1
+
+
 def test_a_handle_is_compared(world: World) -> None:
     handle = world.send(b"x", delay_ms=1_000).recall_handle
     known = decode_handle(handle)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -837,6 +837,7 @@ class Store:
             for rows in self.pending.below(cut):
                 while len(rows := rows[~watch.has_ended(rows)]):
                     part = first_rows(rows, _CARRIED_COUNT_MAX, _CARRIED_SIZE_MAX_BYTES)
+                    deleted = self.topics.deleted
                     copies = copies_of(
                         part, self.read_records, self.has_topic_of, keeps_due_times=True
                     )
@@ -845,11 +846,13 @@ class Store:
                             "%d delayed messages are damaged, and are lost with their segment",
                             len(copies.unreadable),
                         )
-                    self._on_writer(partial(self._append_carried, copies, watch))
+                    self._on_writer(partial(self._append_carried, copies, watch, deleted))
                     rows = rows[np.isin(rows["position"], copies.unreadable["position"], invert=True)]
 
-    def _append_carried(self, copies: Copies, watch: Watch) -> None:
-        """On the writer thread; nothing happens if one of them has ended meanwhile: then they are prepared anew."""
+    def _append_carried(self, copies: Copies, watch: Watch, deleted: Mapping[str, int]) -> None:
+        """On the writer thread; nothing happens if one has ended, or a topic was deleted, meanwhile: then they are prepared anew."""
+        if self.topics.deleted is not deleted:
+            return
         if watch.has_ended(copies.rows).any() or not len(copies.rows) + len(copies.dropped):
             return
         log_time_ms = self.pending.log_time_ms
