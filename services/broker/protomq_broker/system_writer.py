@@ -1,58 +1,31 @@
 """The broker's own appends: they are made on the send lane, like all others, since it is the only writer.
 
 What another thread has to append it hands over with `post` or `run`. An answer that claims what was appended waits in `WaitingAnswers`.
-
-Messages that move come in batches (`move`). Each is one append with the records that tell of it, so a mover that dies moves nothing twice.
-One batch is appended in a turn of the lane: sends that wait get on after a few milliseconds.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING
 
 from .store.errors import NoWriterError
 
 if TYPE_CHECKING:
     from protomq_runtime.call import CallLane
 
-    from .store.log.append import AppendRequest
     from .store.store import Store
     from .write_permit import WritePermit
 
 
-MOVED_SIZE_MAX_BYTES: Final = 4 << 20
-"""Of the copies of a batch together, where it has more than one: appended in 2 to 4 ms."""
-MOVED_COUNT_MAX: Final = 4096
-"""Copies of a batch: the derived structures take them in 2 ms."""
-
-
-class MovedBatch(NamedTuple):
-    """Messages that move together.
-
-    Attributes:
-        copies: one request for each target queue, at least one record in all.
-        states: what the machines have to know of it: (system topic, bodies of records).
-        on_done: told on the send lane that the batch is appended (None), or why it is not; then nothing of it is.
-    """
-
-    copies: Sequence[AppendRequest]
-    states: Sequence[tuple[str, Sequence[bytes]]]
-    on_done: Callable[[Exception | None], None]
-
-
 class SystemWriter:
-    """`post`, `run` and `move`: any thread. `append`: the send lane. `start`, `close`: the broker."""
+    """`post` and `run`: any thread. `append`: the send lane. `start`, `close`: the broker."""
 
     def __init__(self, permit: WritePermit) -> None:
         self._permit = permit
         self._store: Store | None = None
         self._lane: CallLane | None = None
         self._closed = threading.Event()
-        self._moving: deque[MovedBatch] = deque()
-        self._move_lock = threading.Lock()
 
     def start(self, store: Store, lane: CallLane) -> None:
         """From now on there is a lane that writes."""
@@ -103,32 +76,3 @@ class SystemWriter:
         if self._permit.refusal is not None:
             raise self._permit.refusal
         return self._store.append_state(topic, bodies)
-
-    def move(self, batch: MovedBatch) -> None:
-        """Has the batch appended on the send lane, behind those that were handed over before."""
-        sizes = [len(request.region.data) for request in batch.copies]
-        count = sum(request.region.count for request in batch.copies)
-        assert count == 1 or (count <= MOVED_COUNT_MAX and sum(sizes) <= MOVED_SIZE_MAX_BYTES)
-        with self._move_lock:
-            self._moving.append(batch)
-            is_first = len(self._moving) == 1
-        if is_first:
-            self.post(self._move_next)
-
-    def _move_next(self) -> None:
-        """Appends one batch, and has the next one appended in the next turn of the lane: that begins with what came in meanwhile."""
-        batch = self._moving[0]
-        failure: Exception | None = None
-        try:
-            assert self._store is not None
-            if self._permit.refusal is not None:
-                raise self._permit.refusal
-            self._store.append_moved(batch.copies, batch.states)
-        except Exception as error:
-            failure = error
-        with self._move_lock:
-            self._moving.popleft()
-            has_more = bool(self._moving)
-        if has_more:
-            self.post(self._move_next)
-        batch.on_done(failure)
