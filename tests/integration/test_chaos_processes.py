@@ -37,16 +37,22 @@ def test_retried_sends_through_a_faulty_proxy_are_stored_once() -> None:
 
 @pytest.mark.usefixtures("loop_disk")
 def test_a_full_disk_refuses_sends_and_takes_them_again_when_there_is_space() -> None:
-    process_campaigns.full_disk((1,))
+    counts = process_campaigns.full_disk((1,))
+    assert counts["full disks"] == 1, counts
+    assert counts["sends ok"], counts
+    assert counts["sends fail"], counts
 
 
 @pytest.mark.skipif(bool(why_no_shim()), reason=why_no_shim())
 def test_a_failed_fsync_stops_writes_for_good_and_says_so() -> None:
-    process_campaigns.failed_sync((1,))
+    counts = process_campaigns.failed_sync((1,))
+    assert counts["failed syncs"] == 1, counts
+    assert counts["sends ok"], counts
 
 
 def test_damaged_files_are_refused_or_set_aside_and_nothing_wrong_is_served() -> None:
-    process_campaigns.damage((1, 2, 5, 10))
+    counts = process_campaigns.damage((1, 2, 5, 10))
+    assert counts["damaged logs verified"] >= 4, counts
 
 
 def test_damaged_queues_of_a_running_broker_heal_without_a_restart() -> None:
@@ -63,4 +69,6 @@ def test_two_brokers_with_one_name_never_both_take_sends() -> None:
 
 
 def test_a_hostile_client_harms_nobody() -> None:
-    process_campaigns.hostile((1,))
+    counts = process_campaigns.hostile((1,))
+    assert [name for name in counts if name.startswith("attack: ")], counts
+    assert counts["sends ok"], counts
