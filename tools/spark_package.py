@@ -1,7 +1,7 @@
 """Build what must be on Spark's driver and executors where their Python has not installed protomq-spark: `make spark-package`.
 
 build/spark-package/protomq-spark.zip          for --py-files: protomq and protomq_spark alone, pure Python. The Python of the cluster
-                                               must have what they stand on: numpy, pyarrow, grpcio, protobuf, google-crc32c, tenacity
+                                               must have what they stand on: numpy, pyarrow, grpcio, protobuf, google-crc32c
 build/spark-package/protomq-spark-site.tar.gz  for --archives: the same with all of that, for the machine and the minor version of
                                                Python that this runs on. The Python of the cluster needs nothing
 build/spark-package/site                       the same as a folder, for the driver

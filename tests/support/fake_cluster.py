@@ -6,12 +6,16 @@ calls to a broker:
     cluster.script("a", TIMEOUT_AFTER_STORING, SystemBusyError("later"), ...)     then: all well
 
 An item is an exception (raised, nothing stored), or `after_storing(exception)` (stored, then raised: the answer was lost).
+
+All other methods are answered well, unless a test says what comes of their next calls at a server ("" are the name servers):
+
+    cluster.fail("a", _methods.COMMIT_OFFSETS, ConnectionLostError("gone"), ...)      tries("a", COMMIT_OFFSETS) counts them
 """
 
 from __future__ import annotations
 
 import threading
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -25,9 +29,11 @@ from protomq.errors import (
     SequenceExpiredError,
     TopicNotFoundError,
 )
+from protomq.v1 import admin_service_pb2, consumer_service_pb2, pull_service_pb2
 from protomq.v1.record_pb2 import Record
 from protomq.v1.route_service_pb2 import (
     Broker,
+    GetClusterInfoResponse,
     GetRouteRequest,
     GetRouteResponse,
     QueueRoute,
@@ -116,6 +122,10 @@ class FakeCluster:
             name: FakeBroker(name) for shares in self.topics.values() for name in shares
         }
         self.calls: list[SendCall] = []
+        self.committed: dict[tuple[str, str, int], int] = {}
+        """By group, topic and queue id."""
+        self._tries: Counter[tuple[str, str]] = Counter()
+        self._failures: dict[tuple[str, str], deque[ProtomqError]] = defaultdict(deque)
         self.route_calls = 0
         self.away: set[str] = set()
         """Brokers that the name server has taken off the routes."""
@@ -124,6 +134,14 @@ class FakeCluster:
 
     def script(self, broker_name: str, *items: ProtomqError | AfterStoring) -> None:
         self.brokers[broker_name].script.extend(items)
+
+    def fail(self, server: str, method: MethodInfo, *errors: ProtomqError) -> None:
+        """What the next calls of a method at a broker (or "": at a name server) end with."""
+        self._failures[server, method.path].extend(errors)
+
+    def tries(self, server: str, method: MethodInfo) -> int:
+        """How often a method was called there."""
+        return self._tries[server, method.path]
 
     def stored(self, topic: str = "T") -> dict[tuple[str, int], list[bytes]]:
         """Bodies by (broker, queue)."""
@@ -147,9 +165,14 @@ class FakeCluster:
         one_way: bool,
     ) -> bytes:
         data = b"".join(payload)
+        asked = (address.broker_name, method.path)
+        self._tries[asked] += 1
+        if self._failures[asked]:
+            raise self._failures[asked].popleft()
         if method == _methods.GET_ROUTE:
             return self._answer_route(GetRouteRequest.FromString(data).topic)
-        assert method == _methods.SEND, method
+        if method != _methods.SEND:
+            return self._answer_other(address.broker_name, method, data)
         call = SendCall(address.broker_name, data, timeout_s, one_way)
         if self.on_send is not None:
             self.on_send(call)
@@ -164,6 +187,40 @@ class FakeCluster:
                 raise outcome.error
         return b"" if one_way else response.SerializeToString()
 
+    def _answer_other(self, broker_name: str, method: MethodInfo, data: bytes) -> bytes:
+        consumer, admin = consumer_service_pb2, admin_service_pb2
+        if method == _methods.GET_CLUSTER_INFO:
+            return GetClusterInfoResponse(brokers=self._brokers()).SerializeToString()
+        if method == _methods.GET_BROKER_STATUS:
+            return admin.GetBrokerStatusResponse(broker_name=broker_name).SerializeToString()
+        if method == _methods.GET_QUEUE_RANGE:
+            asked = consumer.GetQueueRangeRequest.FromString(data)
+            ranges = [consumer.QueueRange(queue_id=queue_id, end_offset=9) for queue_id in asked.queue_ids]
+            return consumer.GetQueueRangeResponse(ranges=ranges, topic_incarnation=1).SerializeToString()
+        if method == _methods.GET_OFFSETS:
+            wanted = consumer.GetOffsetsRequest.FromString(data)
+            offsets = [
+                consumer.QueueOffset(queue_id=queue_id, queue_offset=self.committed[key])
+                for queue_id in wanted.queue_ids
+                if (key := (wanted.consumer_group, wanted.topic, queue_id)) in self.committed
+            ]
+            return consumer.GetOffsetsResponse(offsets=offsets, topic_incarnation=1).SerializeToString()
+        if method == _methods.COMMIT_OFFSETS:
+            commit = consumer.CommitOffsetsRequest.FromString(data)
+            for one in commit.offsets:
+                self.committed[commit.consumer_group, one.topic, one.queue_id] = one.queue_offset
+        elif method == _methods.PULL:
+            no_new = pull_service_pb2.PullStatus.PULL_STATUS_NO_NEW_MSG
+            return pull_service_pb2.PullResponse(status=no_new).SerializeToString()
+        return b""
+
+    def _brokers(self) -> list[Broker]:
+        return [
+            Broker(broker_name=name, grpc_address=f"{name}:1", remoting_address=f"{name}:2")
+            for name in self.brokers
+            if name not in self.away
+        ]
+
     def _answer_route(self, topic: str) -> bytes:
         self.route_calls += 1
         shares = self.topics.get(topic)
@@ -174,13 +231,8 @@ class FakeCluster:
             for name, count in shares.items()
             if name not in self.away
         ]
-        brokers = [
-            Broker(broker_name=name, grpc_address=f"{name}:1", remoting_address=f"{name}:2")
-            for name in self.brokers
-            if name not in self.away
-        ]
         return GetRouteResponse(
-            route=Route(topic=topic, queues=queues, brokers=brokers)
+            route=Route(topic=topic, queues=queues, brokers=self._brokers())
         ).SerializeToString()
 
 

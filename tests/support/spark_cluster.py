@@ -16,7 +16,7 @@ from tests.support.spark_driver import descendants, name_of
 
 SPARK_HOME = Path(pyspark.__file__).parent
 THIRD_PARTY = (
-    "numpy", "numpy.libs", "pyarrow", "grpc", "google", "google_crc32c", "google_crc32c.libs", "tenacity",
+    "numpy", "numpy.libs", "pyarrow", "grpc", "google", "google_crc32c", "google_crc32c.libs",
     "typing_extensions.py", "lz4", "backports",
 )  # fmt: skip
 """What protomq-spark stands on, as it lies in site-packages."""

@@ -87,7 +87,7 @@ THREADS: Final = {
     "protomq_broker.registration": "one for each name server",
     "protomq_broker.timer_mover": "delivers what is due",
     "protomq_broker.store.log.flusher": "flusher and housekeeping of a store",
-    "protomq._async_routes": "a name that DNS may take long to look up",
+    "protomq._async_steps": "a function that blocks",
     "protomq._producer": "lines and their senders",
     "protomq._pull_multiplexer": "pulls of a consumer",
     "protomq._routes": "a route that is refreshed",

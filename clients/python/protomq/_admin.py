@@ -7,12 +7,13 @@ A topic lives on brokers, each of which has its own queues of it: what changes a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from . import _methods
+from ._call_steps import call_address, decoded
 from ._checks import (
     OFFSET_MAX,
     QUEUE_ID_MAX,
@@ -29,7 +30,9 @@ from ._checks import (
 )
 from ._late_imports import fork_waits, load_needed_modules
 from ._message import Message, field_values
+from ._retry import CHANGE
 from ._routes import Routes
+from ._steps import Driver
 from ._transport import SyncTransport
 from ._transport_options import TransportOptions
 from ._types import PEER_TIMEOUT_S, BrokerAddress, MessageQueue, MethodInfo, Permission, QueueRange
@@ -44,7 +47,6 @@ from .errors import (
     NotFoundError,
     NotPermittedError,
     PartialResultError,
-    ProtocolError,
     ProtomqError,
     TopicExistsError,
     TopicNotFoundError,
@@ -262,6 +264,7 @@ class Admin:
         )
         load_needed_modules("protomq.v1.admin_service_pb2", "protomq.v1.topic_pb2")
         self._routes = Routes(self._transport, namesrv)
+        self._driver = Driver(self._transport, self._routes)
         self._closed = False
 
     # -- topics ----------------------------------------------------------------------------------------------------------
@@ -384,7 +387,7 @@ class Admin:
             data = self._routes.ask(
                 _methods.LIST_TOPIC_NAMES, request.SerializeToString(), self._request_timeout_s
             )
-            answer = _decode(data, pb.ListTopicNamesResponse)
+            answer = decoded(data, pb.ListTopicNamesResponse.FromString)
             names.extend(answer.topics)
             token = answer.next_page_token
             if not token:
@@ -397,18 +400,10 @@ class Admin:
         found: dict[str, list[TopicConfig]] = {}
 
         def ask(broker: BrokerInfo) -> None:
-            configs: list[TopicConfig] = []
-            token = ""
-            while True:
-                request = pb.ListTopicsRequest(page_size=_PAGE_SIZE, page_token=token)
-                answer = self._call(
-                    broker.address, _methods.LIST_TOPICS, request, pb.ListTopicsResponse
-                )
-                configs.extend(map(_topic_config, answer.topics))
-                token = answer.next_page_token
-                if not token:
-                    break
-            found[broker.broker_name] = configs
+            pages = self._pages(
+                broker, _methods.LIST_TOPICS, pb.ListTopicsRequest(), pb.ListTopicsResponse
+            )
+            found[broker.broker_name] = [_topic_config(one) for page in pages for one in page.topics]
 
         return _whole(found, self._ask_each(_one_or_all(broker_name), ask))
 
@@ -427,21 +422,14 @@ class Admin:
 
         def ask(broker: BrokerInfo) -> None:
             nonlocal known
-            token = ""
-            while True:
-                request = pb.ListGroupsRequest(page_size=_PAGE_SIZE, page_token=token, topic=topic)
-                try:
-                    answer = self._call(
-                        broker.address, _methods.LIST_GROUPS, request, pb.ListGroupsResponse
-                    )
-                except TopicNotFoundError:
-                    return
-                known = True
-                for group in answer.groups:
-                    found.setdefault(group.consumer_group, set()).update(group.topics)
-                token = answer.next_page_token
-                if not token:
-                    return
+            request = pb.ListGroupsRequest(topic=topic)
+            try:
+                for page in self._pages(broker, _methods.LIST_GROUPS, request, pb.ListGroupsResponse):
+                    known = True
+                    for group in page.groups:
+                        found.setdefault(group.consumer_group, set()).update(group.topics)
+            except TopicNotFoundError:
+                return
 
         failures = self._ask_each(None, ask, topic)
         if topic and not known:
@@ -514,18 +502,12 @@ class Admin:
         found: dict[str, list[FilterModule]] = {}
 
         def ask(broker: BrokerInfo) -> None:
-            modules: list[FilterModule] = []
-            token = ""
-            while True:
-                request = pb.ListFiltersRequest(page_size=_PAGE_SIZE, page_token=token)
-                answer = self._call(
-                    broker.address, _methods.LIST_FILTERS, request, pb.ListFiltersResponse
-                )
-                modules += [FilterModule(one.name, one.size_bytes, one.crc32c) for one in answer.modules]
-                token = answer.next_page_token
-                if not token:
-                    break
-            found[broker.broker_name] = modules
+            pages = self._pages(
+                broker, _methods.LIST_FILTERS, pb.ListFiltersRequest(), pb.ListFiltersResponse
+            )
+            found[broker.broker_name] = [
+                FilterModule(one.name, one.size_bytes, one.crc32c) for page in pages for one in page.modules
+            ]
 
         return _whole(found, self._ask_each(None, ask))
 
@@ -648,7 +630,7 @@ class Admin:
         """Time of a round trip to the broker's admin lane, in seconds."""
         address = self._brokers([check_text("broker_name", broker_name)])[0][0].address
         started_s = time.perf_counter()
-        self._transport.call(address, _methods.PING, (), self._request_timeout_s)
+        self._ask(address, _methods.PING, ())
         return time.perf_counter() - started_s
 
     # -- messages --------------------------------------------------------------------------------------------------------
@@ -727,12 +709,10 @@ class Admin:
 
         def ask(broker: BrokerInfo) -> None:
             try:
-                data = self._transport.call(
-                    broker.address, _methods.QUERY_MESSAGES, (payload,), self._request_timeout_s
-                )
+                data = self._ask(broker.address, _methods.QUERY_MESSAGES, (payload,))
             except NotFoundError:
                 return
-            answer = _decode(data, pb.QueryMessagesResponse)
+            answer = decoded(data, pb.QueryMessagesResponse.FromString)
             # As they stand in the answer, not serialised anew: their CRC covers octets.
             for record, octets in zip(answer.records, field_values(data, 1), strict=True):
                 queue = MessageQueue(record.topic, broker.broker_name, record.queue_id)
@@ -801,7 +781,7 @@ class Admin:
         data = self._routes.ask(
             _methods.GET_CLUSTER_INFO, request.SerializeToString(), self._request_timeout_s
         )
-        answer = _decode(data, pb.GetClusterInfoResponse)
+        answer = decoded(data, pb.GetClusterInfoResponse.FromString)
         missing = [
             MissingBroker(_broker_info(gone.broker), _datetime(gone.removed_time), gone.cause)
             for gone in answer.missing_brokers
@@ -811,10 +791,31 @@ class Admin:
     def _call(
         self, address: BrokerAddress, method: MethodInfo, request: PbMessage, answer_class: type[_T]
     ) -> _T:
-        data = self._transport.call(
-            address, method, (request.SerializeToString(),), self._request_timeout_s
+        data = self._ask(address, method, (request.SerializeToString(),))
+        return decoded(data, answer_class.FromString)
+
+    def _ask(
+        self, address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes]
+    ) -> bytes:
+        return self._driver.run(
+            call_address(address, method, payload, self._request_timeout_s, CHANGE)
         )
-        return _decode(data, answer_class)
+
+    def _pages(
+        self,
+        broker: BrokerInfo,
+        method: MethodInfo,
+        request: Any,
+        answer_class: type[_T],
+    ) -> Iterator[_T]:
+        """The answers of a broker to a request for a list, page by page."""
+        request.page_size = _PAGE_SIZE
+        while True:
+            answer: Any = self._call(broker.address, method, request, answer_class)
+            yield answer
+            request.page_token = answer.next_page_token
+            if not request.page_token:
+                return
 
 
 def _whole(result: _R, failures: Mapping[str, ProtomqError]) -> _R:
@@ -823,16 +824,6 @@ def _whole(result: _R, failures: Mapping[str, ProtomqError]) -> _R:
         why = "; ".join(f"{name}: {error}" for name, error in failures.items())
         raise PartialResultError(f"some brokers did not answer: {why}", result, failures)
     return result
-
-
-def _decode(data: bytes, answer_class: type[_T]) -> _T:
-    from google.protobuf.message import DecodeError
-
-    parse: Callable[[bytes], _T] = answer_class.FromString
-    try:
-        return parse(data)
-    except DecodeError as error:
-        raise ProtocolError(f"the server's answer does not parse: {error}") from error
 
 
 def _one_or_all(broker_name: str | None) -> list[str] | None:

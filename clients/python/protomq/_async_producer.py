@@ -9,29 +9,27 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal, Unpack
 
 from ._async_routes import AsyncRoutes
+from ._async_steps import AsyncDriver
 from ._async_transport import AsyncTransport
 from ._at_exit import call_at_exit, warn_of_loss
-from ._batching import PreparedRecord, split_records
+from ._batching import PreparedRecord
 from ._checks import check_batch, check_queue, check_seconds, check_selector, check_topic
 from ._forks import call_after_fork
-from ._late_imports import fork_waits
 from ._lines import take_batch
 from ._methods import SEND
 from ._outgoing import BatchResult, OutgoingMessage, SendResult, Stored
 from ._producer_options import ProducerOptions, ProducerSettings, show_settings
-from ._retry import attempt_timeout, tenacity_options
+from ._retry import attempt_timeout
 from ._send_core import (
-    Request,
-    RequestRetries,
     SendCore,
     address_of,
     as_message,
     fits,
     refuse_settings_beside_transport,
 )
+from ._send_steps import route_for, send_again, send_groups
 from ._types import PEER_TIMEOUT_S, MessageQueue, Route
 from .errors import (
-    BatchIncompleteError,
     ClosedError,
     ProtomqError,
     QueueNotFoundError,
@@ -74,6 +72,7 @@ class AsyncProducer:
                 self._core.transport_options(transport, client_id, peer_timeout_s)
             )
         self._routes = AsyncRoutes(self._transport, namesrv)
+        self._driver = AsyncDriver(self._transport, self._routes)
         self._closed = False
         self._start()
         call_after_fork(self)
@@ -172,7 +171,7 @@ class AsyncProducer:
         route = await self._route(topic, deadline_s, queue)
         groups, places = core.group(route, records, messages, queue, sharding_key)
         try:
-            result = await self._send_groups(route, groups, places, deadline_s)
+            result = await self._driver.run(send_groups(core, route, groups, places, deadline_s))
         except BaseException as error:
             core.after_batch(messages, None, error)
             raise
@@ -434,105 +433,27 @@ class AsyncProducer:
         queue: MessageQueue | None,
         deadline_s: float,
     ) -> Stored:
-        """One request, with its retries."""
-        request = self._core.make_request(route, records, queue)
-        try:
-            return await self._attempt(request, deadline_s)
-        except ProtomqError as error:
-            return await self._retry(request, route, deadline_s, error)
-
-    async def _attempt(self, request: Request, deadline_s: float) -> Stored:
+        """See Producer._dispatch."""
         core = self._core
+        request = core.make_request(route, records, queue)
         started_s = time.monotonic()
         try:
             answer = await self._transport.call(
                 address_of(request), SEND, request.payload, attempt_timeout(deadline_s - started_s)
             )
-            stored = core.store_result(request, answer)
-        except ProtomqError:
-            core.record_latency(request.queue.broker_name, started_s, failed=True)
-            raise
-        core.record_latency(request.queue.broker_name, started_s)
-        return stored
-
-    async def _retry(
-        self, request: Request, route: Route, deadline_s: float, error: ProtomqError
-    ) -> Stored:
-        with fork_waits:
-            from tenacity import AsyncRetrying
-
-        retries = RequestRetries(self._core, request, deadline_s, route, self._routes.invalidate)
-        first_error: ProtomqError | None = error
-
-        async def attempt() -> Stored:
-            nonlocal first_error
-            if first_error is not None:
-                # The first attempt has been made, outside of tenacity: its outcome is replayed.
-                error, first_error = first_error, None
-                raise error
-            retries.aim(await self._route(route.topic, deadline_s))
-            return await self._attempt(request, deadline_s)
-
-        try:
-            return await AsyncRetrying(**tenacity_options(retries.decide))(attempt)
-        except ProtomqError as last_error:
-            raise retries.final_error(last_error) from None
-
-    async def _send_groups(
-        self,
-        route: Route,
-        groups: Mapping[MessageQueue | None, Sequence[PreparedRecord]],
-        places: Sequence[tuple[MessageQueue | None, int]] | None,
-        deadline_s: float,
-    ) -> BatchResult:
-        """The requests of a batch: one after another within a queue, at the same time over queues."""
-        if len(groups) == 1:
-            outcomes = [await self._send_group(route, *next(iter(groups.items())), deadline_s)]
-        else:
-            outcomes = await asyncio.gather(
-                *(self._send_group(route, *group, deadline_s) for group in groups.items())
-            )
-        stored = [item for items, _ in outcomes for item in items]
-        errors = [error for _, error in outcomes if error is not None]
-        if errors:
-            if not stored:
-                raise errors[0]
-            raise BatchIncompleteError(
-                f"{sum(item.count for item in stored)} of {sum(map(len, groups.values()))} messages are stored: {errors[0]}",
-                stored,
-            ) from errors[0]
-        first_request: dict[MessageQueue | None, int] = {}
-        count = 0
-        for queue, (items, _) in zip(groups, outcomes, strict=True):
-            first_request[queue] = count
-            count += len(items)
-        return BatchResult.of_groups(stored, first_request, places)
-
-    async def _send_group(
-        self,
-        route: Route,
-        queue: MessageQueue | None,
-        records: Sequence[PreparedRecord],
-        deadline_s: float,
-    ) -> tuple[list[Stored], ProtomqError | None]:
-        stored: list[Stored] = []
-        fixed_size_bytes = self._core.encoder(route.topic).fixed_size_bytes
-        try:
-            for part in split_records(records, fixed_size_bytes, self.options.batch_size_max_bytes):
-                stored.append(await self._dispatch(route, part, queue, deadline_s))
+            return core.answered(request, answer, started_s)
         except ProtomqError as error:
-            return stored, error
-        return stored, None
+            core.failed(request, started_s)
+            return await self._driver.run(send_again(core, request, route, deadline_s, error))
 
     async def _route(
         self, topic: str, deadline_s: float, queue: MessageQueue | None = None
     ) -> Route:
         """See Producer._route."""
-        route = await self._routes.get(topic, max(deadline_s - time.monotonic(), 0.001))
-        if fits(route, queue):
+        route = self._routes.cached(topic)
+        if route is not None and fits(route, queue):
             return route
-        self._routes.invalidate(topic)
-        return await self._routes.get(topic, max(deadline_s - time.monotonic(), 0.001))
+        return await self._driver.run(route_for(self._core, topic, queue, deadline_s))
 
     def _deadline(self, timeout_s: float | None) -> float:
         """When a send that begins now is to end. Every public send comes by here: a closed producer takes none."""

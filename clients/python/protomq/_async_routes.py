@@ -8,36 +8,24 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from . import _methods
-from ._outages import Outages
-from ._routes import (
-    NAME_SERVERS,
-    TIMEOUT_S,
-    NameServerList,
-    RouteCache,
-    broker_address,
-    decode_route,
-    encode_get_route,
-    no_name_server,
-    outcome_of_failures,
-    tries,
-)
+from ._async_steps import AsyncDriver
+from ._name_servers import ask_one
+from ._routes import TIMEOUT_S, RouteBook, broker_address
 from ._types import BrokerAddress, MethodInfo, Route
-from .errors import NoRouteError, NotFoundError, ProtomqError, UnknownMethodError
+from .errors import NoRouteError
 
 if TYPE_CHECKING:
     from ._async_transport import AsyncTransport
 
 
-class AsyncRoutes:
+class AsyncRoutes(RouteBook):
     """Routes for coroutines of one event loop."""
 
     def __init__(
         self, transport: AsyncTransport, namesrv: str | Sequence[str] | None = None
     ) -> None:
-        self.name_servers = NameServerList(namesrv)
-        self._transport = transport
-        self._cache = RouteCache()
-        self._outages = Outages()
+        super().__init__(namesrv)
+        self._driver = AsyncDriver(transport)
         self._looking_up: dict[str, asyncio.Task[Route]] = {}
 
     async def get(self, topic: str, timeout_s: float = TIMEOUT_S) -> Route:
@@ -67,18 +55,6 @@ class AsyncRoutes:
         _ = self._start_look_up(topic)
         return route
 
-    def cached(self, topic: str) -> Route | None:
-        """The route, if it needs no look-up: spares a hot path the coroutine."""
-        return self._cache.fresh(topic, time.monotonic())
-
-    def last_known(self, topic: str) -> Route | None:
-        """What was known last, without any look-up."""
-        return self._cache.last_known(topic)
-
-    def invalidate(self, topic: str) -> None:
-        """See Routes.invalidate."""
-        self._cache.invalidate(topic)
-
     async def brokers(self, timeout_s: float = TIMEOUT_S) -> tuple[BrokerAddress, ...]:
         """See Routes.brokers."""
         from .v1 import route_service_pb2
@@ -89,24 +65,7 @@ class AsyncRoutes:
 
     async def ask(self, method: MethodInfo, request: bytes, timeout_s: float = TIMEOUT_S) -> bytes:
         """See Routes.ask."""
-        deadline_s = time.monotonic() + timeout_s
-        names = self.name_servers
-        if names.needs_reading(time.monotonic()):
-            await asyncio.to_thread(names.read_url, timeout_s / 2, time.monotonic())
-        errors: list[ProtomqError] = []
-        for server, try_timeout_s in tries(names.in_order(), deadline_s):
-            try:
-                answer = await self._transport.call(server, method, (request,), try_timeout_s)
-            except UnknownMethodError as error:
-                raise no_name_server(server, method) from error
-            except ProtomqError as error:
-                if not error.retriable and not isinstance(error, NotFoundError):
-                    raise
-                errors.append(error)
-                continue
-            names.prefer(server)
-            return answer
-        raise outcome_of_failures(errors, names)
+        return await self._driver.run(ask_one(self.name_servers, method, request, timeout_s))
 
     async def close(self) -> None:
         """Ends look-ups under way."""
@@ -114,24 +73,12 @@ class AsyncRoutes:
             task.cancel()
         self._looking_up.clear()
 
-    async def _look_up(self, topic: str) -> Route:
-        try:
-            route = decode_route(
-                await self.ask(_methods.GET_ROUTE, encode_get_route(topic), TIMEOUT_S)
-            )
-        except ProtomqError as error:
-            known = self._cache.failed(topic, error, time.monotonic())
-            if known is None:
-                raise
-            self._outages.failed(NAME_SERVERS, topic, error)
-            return known
-        self._outages.answered(NAME_SERVERS, topic)
-        return self._cache.store(route, time.monotonic())
-
     def _start_look_up(self, topic: str) -> asyncio.Task[Route]:
         task = self._looking_up.get(topic)
         if task is None or task.done():
-            task = asyncio.get_running_loop().create_task(self._look_up(topic))
+            task = asyncio.get_running_loop().create_task(
+                self._driver.run(self._look_up_steps(topic, TIMEOUT_S))
+            )
             self._looking_up[topic] = task
             task.add_done_callback(lambda done: self._looked_up(topic, done))
         return task

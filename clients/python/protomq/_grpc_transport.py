@@ -3,13 +3,13 @@
 Rules:
 - Payloads are bytes already: no serialisers.
 - Channels are made at the first call, thus after a fork, and belong to the process (aio: to the event loop) that made them.
+- gRPC tries nothing again by itself.
 - Errors come from grpc-status-details-bin; without it (a proxy's, or gRPC's own) from the status code.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal
 
@@ -28,28 +28,9 @@ from .errors import (
 from .wire.frames import FRAME_SIZE_MAX_BYTES
 from .wire.status import GRPC_STATUS_DETAILS_KEY, RpcStatus, decode_status
 
-# What may be asked twice without harm; sends are repeated by the producer, at another broker if need be.
-_RETRIED_SERVICES: Final = ("RouteService", "PullService", "ConsumerService")
-
-SERVICE_CONFIG: Final = json.dumps(
-    {
-        "methodConfig": [
-            {
-                "name": [{"service": f"protomq.v1.{service}"} for service in _RETRIED_SERVICES],
-                "retryPolicy": {
-                    "maxAttempts": 3,
-                    "initialBackoff": "0.05s",
-                    "maxBackoff": "0.5s",
-                    "backoffMultiplier": 2,
-                    "retryableStatusCodes": ["UNAVAILABLE"],
-                },
-            }
-        ]
-    }
-)
-
 CHANNEL_OPTIONS: Final = (
-    ("grpc.service_config", SERVICE_CONFIG),
+    # The SDK tries again in one place (_retry.py); gRPC would do it below that, unseen and uncounted.
+    ("grpc.enable_retries", 0),
     ("grpc.max_receive_message_length", FRAME_SIZE_MAX_BYTES),
     ("grpc.max_send_message_length", FRAME_SIZE_MAX_BYTES),
     # A restarted broker is found again within seconds, not after gRPC's default of up to two minutes.

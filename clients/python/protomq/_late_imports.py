@@ -28,7 +28,7 @@ _NEEDED: Final = (
     "protomq.v1.route_service_pb2",
     "protomq.v1.send_service_pb2",
 )
-"""What sends, pulls and their errors need; not grpc, tenacity and numpy, which take long and most processes never need."""
+"""What sends, pulls and their errors need; not grpc and numpy, which take long and most processes never need."""
 
 
 def load_needed_modules(*more: str) -> None:

@@ -13,7 +13,7 @@ import time
 import weakref
 from typing import Final, Protocol
 
-from ._routes import NameServerList
+from ._name_servers import NameServerList
 from ._types import MessageQueue
 from ._warnings import warn
 from .errors import ProtomqError

@@ -10,19 +10,16 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final, Literal, Unpack
 
 from ._at_exit import call_at_exit
-from ._batching import PreparedRecord, split_records
+from ._batching import PreparedRecord
 from ._checks import check_batch, check_queue, check_seconds, check_selector, check_topic
 from ._forks import call_after_fork
-from ._late_imports import fork_waits
 from ._lines import Entry, Line, Room, resolve_batch
 from ._methods import SEND
 from ._outgoing import BatchResult, OutgoingMessage, SendResult, Stored
 from ._producer_options import ProducerOptions, ProducerSettings, show_settings
-from ._retry import attempt_timeout, tenacity_options
+from ._retry import attempt_timeout
 from ._routes import Routes
 from ._send_core import (
-    Request,
-    RequestRetries,
     SendCore,
     address_of,
     as_message,
@@ -30,11 +27,12 @@ from ._send_core import (
     refuse_settings_beside_transport,
 )
 from ._send_future import SendFuture, UnseenFailures, unseen_text
+from ._send_steps import route_for, send_again, send_groups
+from ._steps import Driver
 from ._transport import SyncTransport
 from ._types import PEER_TIMEOUT_S, MessageQueue, Route
 from ._warnings import warn
 from .errors import (
-    BatchIncompleteError,
     ClosedError,
     ConnectionLostError,
     ProtomqError,
@@ -94,6 +92,7 @@ class Producer:
                 self._core.transport_options(transport, client_id, peer_timeout_s, spin)
             )
         self._routes = Routes(self._transport, namesrv)
+        self._driver = Driver(self._transport, self._routes)
         self._closed = False
         self._failures = UnseenFailures()
         self._start()
@@ -242,7 +241,7 @@ class Producer:
         route = self._route(topic, deadline_s, queue)
         groups, places = core.group(route, records, messages, queue, sharding_key)
         try:
-            result = self._send_groups(route, groups, places, deadline_s)
+            result = self._driver.run(send_groups(core, route, groups, places, deadline_s))
         except BaseException as error:
             core.after_batch(messages, None, error)
             raise
@@ -564,82 +563,25 @@ class Producer:
         queue: MessageQueue | None,
         deadline_s: float,
     ) -> Stored:
-        """One request, with its retries."""
-        request = self._core.make_request(route, records, queue)
-        try:
-            return self._attempt(request, deadline_s)
-        except ProtomqError as error:
-            return self._retry(request, route, deadline_s, error)
-
-    def _attempt(self, request: Request, deadline_s: float) -> Stored:
+        """One request, with all its tries: the first here, without detours."""
         core = self._core
+        request = core.make_request(route, records, queue)
         started_s = time.monotonic()
         try:
             answer = self._transport.call(
                 address_of(request), SEND, request.payload, attempt_timeout(deadline_s - started_s)
             )
-            stored = core.store_result(request, answer)
-        except ProtomqError:
-            core.record_latency(request.queue.broker_name, started_s, failed=True)
-            raise
-        core.record_latency(request.queue.broker_name, started_s)
-        return stored
-
-    def _retry(
-        self, request: Request, route: Route, deadline_s: float, error: ProtomqError
-    ) -> Stored:
-        with fork_waits:
-            from tenacity import Retrying
-
-        retries = RequestRetries(self._core, request, deadline_s, route, self._routes.invalidate)
-        first_error: ProtomqError | None = error
-
-        def attempt() -> Stored:
-            nonlocal first_error
-            if first_error is not None:
-                # The first attempt has been made, outside of tenacity: its outcome is replayed.
-                error, first_error = first_error, None
-                raise error
-            retries.aim(self._route(route.topic, deadline_s))
-            return self._attempt(request, deadline_s)
-
-        try:
-            return Retrying(**tenacity_options(retries.decide))(attempt)
-        except ProtomqError as last_error:
-            raise retries.final_error(last_error) from None
-
-    def _send_groups(
-        self,
-        route: Route,
-        groups: Mapping[MessageQueue | None, Sequence[PreparedRecord]],
-        places: Sequence[tuple[MessageQueue | None, int]] | None,
-        deadline_s: float,
-    ) -> BatchResult:
-        """The requests of a batch, one after another."""
-        fixed_size_bytes = self._core.encoder(route.topic).fixed_size_bytes
-        stored: list[Stored] = []
-        first_request: dict[MessageQueue | None, int] = {}
-        for queue, records in groups.items():
-            first_request[queue] = len(stored)
-            for part in split_records(records, fixed_size_bytes, self.options.batch_size_max_bytes):
-                try:
-                    stored.append(self._dispatch(route, part, queue, deadline_s))
-                except ProtomqError as error:
-                    if not stored:
-                        raise
-                    raise BatchIncompleteError(
-                        f"{sum(s.count for s in stored)} of {sum(map(len, groups.values()))} messages are stored, then: {error}",
-                        stored,
-                    ) from error
-        return BatchResult.of_groups(stored, first_request, places)
+            return core.answered(request, answer, started_s)
+        except ProtomqError as error:
+            core.failed(request, started_s)
+            return self._driver.run(send_again(core, request, route, deadline_s, error))
 
     def _route(self, topic: str, deadline_s: float, queue: MessageQueue | None = None) -> Route:
-        """The route; looked up again where messages for the queue (None: any) have no place in what is known."""
-        route = self._routes.get(topic, max(deadline_s - time.monotonic(), 0.001))
-        if fits(route, queue):
+        """See `route_for`; mostly it is known."""
+        route = self._routes.cached(topic)
+        if route is not None and fits(route, queue):
             return route
-        self._routes.invalidate(topic)
-        return self._routes.get(topic, max(deadline_s - time.monotonic(), 0.001))
+        return self._driver.run(route_for(self._core, topic, queue, deadline_s))
 
     def _deadline(self, timeout_s: float | None) -> float:
         """When a send that begins now is to end. Every public send comes by here: a closed producer takes none."""

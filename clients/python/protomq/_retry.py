@@ -1,4 +1,21 @@
-"""Whether, where and when a send is tried again. Pure decisions; tenacity waits and counts.
+"""What the SDK tries again: where, how often, in which time. Pure decisions; the one loop that acts on them is `_call_steps.retried`.
+
+    what                                  tries at most                               within                     pause
+    name servers, for what they know      2 of each: the second where a connection    the call's time-out,       none
+                                          was lost, which is made anew                shared among them
+    name servers, all are told            1 of each                                   the same                   none
+    a consumer's calls to a broker        3 (CALL)                                    request_timeout_s          50 ms, or as asked
+      commits in `poll`, new queues       1 (ONCE); the next `poll` makes up for it   0.5 s                      -
+      the last commit, on close           2 (LAST_COMMIT)                             request_timeout_s          50 ms, or as asked
+    Admin's calls to a broker             3, only while nothing happened (CHANGE)     request_timeout_s          50 ms, or as asked
+    `Calls` (Spark, the command line)     any number (UNTIL_THE_END)                  the call's time-out        50 ms, doubling to 1 s
+    a send                                see below                                   send_timeout_s             10 ms, doubling to 0.5 s
+    a pull                                any number: `poll` goes on for ever         the hold and 5 s each      0.1 s, doubling to 3 s
+
+No layer below tries anything again: the transports make each call once, and gRPC's own retries are off. A try that falls from the remoting
+port over to gRPC is one try, since nothing was sent on the first way. "As asked": the server's `retry_delay_ms`.
+
+Where the address is fixed (Admin), an error that suspects the route ends it: there is no other address.
 
 A send is tried again within its total time-out (3 s), by these rules:
 
@@ -8,6 +25,7 @@ A send is tried again within its total time-out (3 s), by these rules:
 - After that, and after errors that say "nothing happened", another broker is tried, up to `retries` times (RocketMQ's
   retryTimesWhenSendFailed, 2). Going to another broker with the outcome of the first unknown is the one exception to
   exactly-once: the message may then be stored on both, with the same message id. `retry_another_broker=False` rules it out.
+  So a send that may go to any queue is tried at most 2 * (1 + retries) times: 6.
 - A chosen queue, a sharding key, or a cluster of one broker leave no other broker: the same one is tried again. Attempts that no
   server answered do not count then: a broker that restarts is waited for, in the route as well.
 - An attempt gets half of the time that is left, so that a lost answer leaves time to ask again.
@@ -21,10 +39,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
 from ._checks import check_count
-from ._late_imports import fork_waits
 from .errors import ConnectFailedError, ConnectionLostError, NoRouteError, ProtomqError
 
 ATTEMPT_TIMEOUT_MIN_S: Final = 0.5
@@ -32,6 +49,73 @@ ATTEMPT_TIMEOUT_MIN_S: Final = 0.5
 
 BACKOFF_FIRST_S: Final = 0.01
 BACKOFF_MAX_S: Final = 0.5
+
+
+PAUSE_MIN_S: Final = 0.05
+"""Between two tries of a call, unless the server asks for more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How often a call is tried, within its time-out.
+
+    `tries_max`: None: until the time is over. `pause_max_s`: the pause doubles up to it. `only_definite`: not after an error that leaves
+    open whether something has happened.
+    """
+
+    tries_max: int | None = 1
+    pause_max_s: float = PAUSE_MIN_S
+    only_definite: bool = False
+
+    def of_call(
+        self, deadline_s: float, clock: Callable[[], float], *, fixed_address: bool = False
+    ) -> CallRetries:
+        """The tries of one call, which ends at the deadline."""
+        return CallRetries(self, deadline_s, clock, fixed_address=fixed_address)
+
+
+ONCE: Final = Retries()
+CALL: Final = Retries(3)
+LAST_COMMIT: Final = Retries(2)
+"""Nothing makes up for it: a broker that came back since the last call has closed the connection, and answers on a new one."""
+CHANGE: Final = Retries(3, only_definite=True)
+UNTIL_THE_END: Final = Retries(None, pause_max_s=1.0)
+
+
+class CallRetries:
+    """The tries of one call: told of each failure, it decides whether there is another. One thread or task."""
+
+    __slots__ = ("_clock", "_deadline_s", "_fixed_address", "_pause_s", "_retries", "_tries")
+
+    def __init__(
+        self,
+        retries: Retries,
+        deadline_s: float,
+        clock: Callable[[], float],
+        *,
+        fixed_address: bool,
+    ) -> None:
+        self._retries = retries
+        self._deadline_s = deadline_s
+        self._clock = clock
+        self._fixed_address = fixed_address
+        self._tries = 0
+        self._pause_s = PAUSE_MIN_S
+
+    def decide(self, error: ProtomqError) -> float | None:
+        """Seconds until the next try, None: there is none."""
+        self._tries += 1
+        retries = self._retries
+        if (
+            not error.retriable
+            or (retries.tries_max is not None and self._tries >= retries.tries_max)
+            or (retries.only_definite and not error.definite)
+            or (self._fixed_address and error.stale_route)
+        ):
+            return None
+        pause_s = max((error.retry_delay_ms or 0) / 1000, self._pause_s)
+        self._pause_s = min(self._pause_s * 2, retries.pause_max_s)
+        return pause_s if self._clock() + pause_s < self._deadline_s else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,22 +206,3 @@ def backoff_delay(
         BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** (failed_attempts - 1)
     )
 
-
-def tenacity_options(decide: Callable[[ProtomqError], float | None]) -> dict[str, Any]:
-    """Arguments for tenacity.Retrying or AsyncRetrying. `decide` answers the seconds to wait after an error, or None to give up."""
-    with fork_waits:
-        import tenacity  # 30 ms of import, and most processes never need a retry.
-
-    decided: list[float] = [0.0]
-
-    def again(error: BaseException) -> bool:
-        delay_s = decide(error) if isinstance(error, ProtomqError) else None
-        decided[0] = delay_s or 0.0
-        return delay_s is not None
-
-    return {
-        "retry": tenacity.retry_if_exception(again),
-        "wait": lambda _state: decided[0],
-        "stop": tenacity.stop_never,
-        "reraise": True,
-    }

@@ -1,50 +1,36 @@
-"""Which broker has which queue: name servers, the cache of routes, and its sync flavour.
+"""Which broker has which queue: the cache of routes, and its flavour for threads.
 
 Rules:
 - A route is trusted for 30 s, then looked up again behind the caller's back; the old one is used meanwhile. A route of a topic
   that does not exist yet (auto_create) is trusted for 2 s only.
 - After a routing error (`invalidate`) the next caller looks it up and waits, at most every 0.2 s per topic.
 - While no name server answers, the last known route stays in use.
-- Name servers are independent of each other: one is kept while it answers, the others are asked when it does not, or when it
-  does not know the topic (it may have been restarted a moment ago).
 
-`_async_routes.AsyncRoutes` is the asyncio flavour over the same `NameServerList` and `RouteCache`.
+`_async_routes.AsyncRoutes` is the flavour for coroutines: the same `RouteBook`, with tasks where threads are here.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from . import _methods
-from ._environment import namesrv_addresses
-from ._late_imports import fork_waits
+from ._name_servers import NameServerList, ask_all, ask_one
 from ._outages import Outages
-from ._remoting_hello import split_address
+from ._steps import Driver, Steps
 from ._types import BrokerAddress, MessageQueue, MethodInfo, Permission, Route
-from .errors import (
-    ConfigurationError,
-    NoRouteError,
-    NotFoundError,
-    ProtocolError,
-    ProtomqError,
-    UnknownMethodError,
-    WrongTypeError,
-)
+from .errors import NotFoundError, ProtocolError, ProtomqError
 
 if TYPE_CHECKING:
     from ._transport import SyncTransport
     from .v1 import route_service_pb2
 
 logger = logging.getLogger("protomq")
-
-NAMESRV_ADDR_DEFAULT: Final = "127.0.0.1:9876;127.0.0.1:10911"
 
 ROUTE_FRESH_S: Final = 30.0
 """RocketMQ's pollNameServerInterval."""
@@ -53,94 +39,9 @@ RETRY_AFTER_FAILURE_S: Final = 2.0
 INVALIDATE_INTERVAL_S: Final = 0.2
 MISSING_KEPT_S: Final = 10.0
 """A known topic that all name servers suddenly do not know: they, not the topic, may be new."""
-URL_REREAD_S: Final = 120.0
 TIMEOUT_S: Final = 3.0
 NAME_SERVERS: Final = "the name server"
 """In the log."""
-_TRY_TIMEOUT_MIN_S: Final = 0.3
-_URL_ANSWER_SIZE_MAX: Final = 64 << 10
-
-
-class NameServerList:
-    """The addresses of the name servers, wherever they come from. Any thread; no I/O but `read_url`."""
-
-    def __init__(self, namesrv: str | Sequence[str] | None = None) -> None:
-        if namesrv is None:
-            namesrv = namesrv_addresses(os.environ) or NAMESRV_ADDR_DEFAULT
-        self.url = ""
-        self.trouble = ""
-        """Why the URL could not be read last; empty: it could, or there is none."""
-        self._servers: tuple[BrokerAddress, ...] = ()
-        self._read_at_s = float("-inf")
-        self._preferred = 0
-        if isinstance(namesrv, str) and namesrv.strip().lower().startswith(
-            ("http://", "https://")
-        ):
-            self.url = namesrv.strip()
-        else:
-            self._replace(parse_addresses(namesrv))
-
-    def needs_reading(self, now_s: float) -> bool:
-        """Whether the URL is to be read (again); never for fixed addresses."""
-        return bool(self.url) and now_s - self._read_at_s >= URL_REREAD_S
-
-    def read_url(self, timeout_s: float, now_s: float) -> None:
-        """Reads the URL; a failure keeps what was known. Blocks."""
-        with fork_waits:
-            import http.client
-            import urllib.request
-
-        # The next attempt after a failure comes soon, but not with every call.
-        self._read_at_s = now_s - URL_REREAD_S + RETRY_AFTER_FAILURE_S
-        try:
-            with urllib.request.urlopen(self.url, timeout=timeout_s) as answer:
-                text = answer.read(_URL_ANSWER_SIZE_MAX).decode()
-            addresses = parse_addresses(text)
-        except (OSError, ValueError, http.client.HTTPException) as error:
-            why = getattr(error, "reason", None) or error
-            trouble = f"the list of name servers cannot be read from {self.url}: {why}"
-            if trouble != self.trouble:
-                logger.warning("%s", trouble)
-            self.trouble = trouble
-            return
-        self.trouble = ""
-        self._read_at_s = now_s
-        if set(addresses) != {server.grpc_address for server in self._servers}:
-            self._replace(addresses)
-
-    def in_order(self) -> list[BrokerAddress]:
-        """The servers to try, the one that answered last time first."""
-        servers = self._servers
-        first = self._preferred % len(servers) if servers else 0
-        return [*servers[first:], *servers[:first]]
-
-    def prefer(self, server: BrokerAddress) -> None:
-        """This one answered."""
-        if server in self._servers:
-            self._preferred = self._servers.index(server)
-
-    def _replace(self, addresses: Sequence[str]) -> None:
-        # The port may be gRPC's or the remoting port: the transport finds out.
-        self._servers = tuple(BrokerAddress("", address, address) for address in addresses)
-        self._preferred = random.randrange(
-            len(self._servers)
-        )  # Clients spread over the name servers.
-
-
-def parse_addresses(text: str | Sequence[str]) -> list[str]:
-    """host:port addresses, separated by semicolons, commas or white space, or a sequence of them."""
-    if isinstance(text, str):
-        parts = text.replace(";", " ").replace(",", " ").split()
-    elif isinstance(text, list | tuple):
-        parts = [part.strip() if isinstance(part, str) else part for part in text]
-    else:
-        raise WrongTypeError(f"namesrv is a str or a list of str, host:port each, not {text!r}")
-    for part in parts:
-        split_address(part)
-    if not parts:
-        raise ConfigurationError("no name server address given")
-    return list(dict.fromkeys(parts))
-
 
 @dataclass(slots=True)
 class _Entry:
@@ -292,56 +193,62 @@ def broker_address(broker: route_service_pb2.Broker) -> BrokerAddress:
     return BrokerAddress(broker.broker_name, broker.grpc_address, broker.remoting_address)
 
 
-def tries(
-    servers: Sequence[BrokerAddress], deadline_s: float
-) -> Iterator[tuple[BrokerAddress, float]]:
-    """(server, time-out): what is left of the time is shared among those that are left, so that a dead one leaves some."""
-    for i, server in enumerate(servers):
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0 and i:
-            return
-        yield server, max(left_s / (len(servers) - i), _TRY_TIMEOUT_MIN_S)
+class RouteBook:
+    """What both flavours have: name servers, the cache, and the steps of looking up. Any thread."""
+
+    def __init__(self, namesrv: str | Sequence[str] | None = None) -> None:
+        self.name_servers = NameServerList(namesrv)
+        self._cache = RouteCache()
+        self._outages = Outages()
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def cached(self, topic: str) -> Route | None:
+        """The route, if it needs no look-up: for hot paths."""
+        return self._cache.fresh(topic, time.monotonic())
+
+    def last_known(self, topic: str) -> Route | None:
+        """What was known last, without any look-up."""
+        return self._cache.last_known(topic)
+
+    def invalidate(self, topic: str) -> None:
+        """After an error with `stale_route`: the next `get` looks the topic up before it answers."""
+        with self._own_lock():
+            self._cache.invalidate(topic)
+
+    def _own_lock(self) -> threading.Lock:
+        """The lock; in a forked child a new one, for the old one may be held by a thread that is not there."""
+        if self._pid != os.getpid():
+            self._pid, self._lock = os.getpid(), threading.Lock()
+            self._cache.release_refreshes()
+        return self._lock
+
+    def _look_up_steps(self, topic: str, timeout_s: float) -> Steps[Route]:
+        try:
+            answer = yield from ask_one(
+                self.name_servers, _methods.GET_ROUTE, encode_get_route(topic), timeout_s
+            )
+            route = decode_route(answer)
+        except ProtomqError as error:
+            with self._own_lock():
+                known = self._cache.failed(topic, error, time.monotonic())
+            if known is None:
+                raise
+            self._outages.failed(NAME_SERVERS, topic, error)
+            return known
+        self._outages.answered(NAME_SERVERS, topic)
+        with self._own_lock():
+            return self._cache.store(route, time.monotonic())
 
 
-def no_name_server(server: BrokerAddress, method: MethodInfo) -> ConfigurationError:
-    """For a server that does not know a method of name servers."""
-    name = method.path.rpartition("/")[2]
-    return ConfigurationError(
-        f"{server.grpc_address} is no name server, most likely a broker (or a name server too old for {name}): "
-        "give the address of `protomq namesrv`, port 9876 or 9877, or of `protomq standalone`",
-        metadata={"namesrv": server.grpc_address},
-    )
-
-
-def outcome_of_failures(errors: Sequence[ProtomqError], names: NameServerList) -> ProtomqError:
-    """One error for all name servers: "not found" counts more than silence, for it is an answer."""
-    for error in errors:
-        if isinstance(error, NotFoundError):
-            return error
-    where = names.url or ", ".join(server.grpc_address for server in names.in_order())
-    if not errors and names.trouble:
-        return NoRouteError(
-            f"{names.trouble}; a URL names a list of addresses, a name server itself is written host:port",
-            metadata={"namesrv": where},
-        )
-    why = "; ".join(str(error) for error in errors) or "the list of addresses is empty"
-    return NoRouteError(
-        f"no name server answers ({where}): {why}", metadata={"namesrv": where}
-    )
-
-
-class Routes:
+class Routes(RouteBook):
     """Routes for threads. Any thread may call everything."""
 
     def __init__(
         self, transport: SyncTransport, namesrv: str | Sequence[str] | None = None
     ) -> None:
-        self.name_servers = NameServerList(namesrv)
-        self._transport = transport
-        self._cache = RouteCache()
-        self._outages = Outages()
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
+        super().__init__(namesrv)
+        self._driver = Driver(transport)
 
     def get(self, topic: str, timeout_s: float = TIMEOUT_S) -> Route:
         """The route of a topic.
@@ -354,7 +261,9 @@ class Routes:
             return route
         with self._own_lock():
             route = self._cache.known(topic, now_s)
-        return self._refreshing(route) if route is not None else self._look_up(topic, timeout_s)
+        if route is not None:
+            return self._refreshing(route)
+        return self._driver.run(self._look_up_steps(topic, timeout_s))
 
     def current(self, topic: str, timeout_s: float = TIMEOUT_S) -> Route:
         """As `get`, but waits only where nothing is known: an outdated route is looked up behind the caller's back."""
@@ -363,15 +272,6 @@ class Routes:
             return route
         route = self._cache.last_known(topic)
         return self._refreshing(route) if route is not None else self.get(topic, timeout_s)
-
-    def last_known(self, topic: str) -> Route | None:
-        """What was known last, without any look-up."""
-        return self._cache.last_known(topic)
-
-    def invalidate(self, topic: str) -> None:
-        """After an error with `stale_route`: the next `get` looks the topic up before it answers."""
-        with self._own_lock():
-            self._cache.invalidate(topic)
 
     def brokers(self, timeout_s: float = TIMEOUT_S) -> tuple[BrokerAddress, ...]:
         """All brokers that the name server knows, masters only."""
@@ -382,55 +282,14 @@ class Routes:
         return tuple(broker_address(broker) for broker in info.brokers if broker.broker_id == 0)
 
     def ask(self, method: MethodInfo, request: bytes, timeout_s: float = TIMEOUT_S) -> bytes:
-        """Calls a method of RouteService at the first name server that answers it.
-
-        Raises NotFoundError if none knows what was named, NoRouteError if none answers, ConfigurationError for what is none.
-        """
-        deadline_s = time.monotonic() + timeout_s
-        names = self.name_servers
-        if names.needs_reading(time.monotonic()):
-            names.read_url(timeout_s / 2, time.monotonic())
-        errors: list[ProtomqError] = []
-        for server, try_timeout_s in tries(names.in_order(), deadline_s):
-            try:
-                answer = self._transport.call(server, method, (request,), try_timeout_s)
-            except UnknownMethodError as error:
-                raise no_name_server(server, method) from error
-            except ProtomqError as error:
-                if not error.retriable and not isinstance(error, NotFoundError):
-                    raise
-                errors.append(error)
-                continue
-            names.prefer(server)
-            return answer
-        raise outcome_of_failures(errors, names)
+        """What the first name server says that answers. See ask_one."""
+        return self._driver.run(ask_one(self.name_servers, method, request, timeout_s))
 
     def ask_all(
         self, method: MethodInfo, request: bytes, timeout_s: float = TIMEOUT_S
     ) -> list[bytes | ProtomqError]:
-        """Calls a method of RouteService at every name server: what each of them says, at least one. Raises NoRouteError."""
-        deadline_s = time.monotonic() + timeout_s
-        names = self.name_servers
-        if names.needs_reading(time.monotonic()):
-            names.read_url(timeout_s / 2, time.monotonic())
-        answers: list[bytes | ProtomqError] = []
-        for server, try_timeout_s in tries(names.in_order(), deadline_s):
-            try:
-                answers.append(self._transport.call(server, method, (request,), try_timeout_s))
-            except UnknownMethodError:
-                answers.append(no_name_server(server, method))
-            except ProtomqError as error:
-                answers.append(error)
-        if not answers:
-            raise outcome_of_failures((), names)
-        return answers
-
-    def _own_lock(self) -> threading.Lock:
-        """The lock; in a forked child a new one, for the old one may be held by a thread that is not there."""
-        if self._pid != os.getpid():
-            self._pid, self._lock = os.getpid(), threading.Lock()
-            self._cache.release_refreshes()
-        return self._lock
+        """What each name server says. See _name_servers.ask_all."""
+        return self._driver.run(ask_all(self.name_servers, method, request, timeout_s))
 
     def _refreshing(self, route: Route) -> Route:
         """The route as it is; one thread looks it up meanwhile."""
@@ -446,22 +305,8 @@ class Routes:
                 pass  # The interpreter ends: what is still to be sent goes by the old route.
         return route
 
-    def _look_up(self, topic: str, timeout_s: float) -> Route:
-        try:
-            route = decode_route(self.ask(_methods.GET_ROUTE, encode_get_route(topic), timeout_s))
-        except ProtomqError as error:
-            with self._own_lock():
-                known = self._cache.failed(topic, error, time.monotonic())
-            if known is None:
-                raise
-            self._outages.failed(NAME_SERVERS, topic, error)
-            return known
-        self._outages.answered(NAME_SERVERS, topic)
-        with self._own_lock():
-            return self._cache.store(route, time.monotonic())
-
     def _refresh(self, topic: str) -> None:
         try:
-            self._look_up(topic, TIMEOUT_S)
+            self._driver.run(self._look_up_steps(topic, TIMEOUT_S))
         except ProtomqError as error:
             logger.debug("route of %s: %s", topic, error)

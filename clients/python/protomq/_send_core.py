@@ -107,7 +107,7 @@ class Request:
 
 
 class RequestRetries:
-    """The further attempts of one request whose first has failed; what sync and async retries have in common."""
+    """The further attempts of one request whose first has failed."""
 
     def __init__(
         self,
@@ -115,23 +115,19 @@ class RequestRetries:
         request: Request,
         deadline_s: float,
         route: Route,
-        invalidate: Callable[[str], None],
     ) -> None:
         self._core = core
         self._request = request
         self._deadline_s = deadline_s
         self._route = route
-        self._invalidate = invalidate
         self._plan = RetryPlan(core.retry_policy)
         self._step = NextStep.GIVE_UP
         self._failed_attempts = 0
         self._unknown_at: set[str] = set()
 
     def decide(self, error: ProtomqError) -> float | None:
-        """Seconds until the next attempt, None: no more. See tenacity_options."""
+        """Seconds until the next attempt, None: no more. See `_call_steps.retried`."""
         self._failed_attempts += 1
-        if error.stale_route:
-            self._invalidate(self._route.topic)
         if self._can_begin_anew(error):
             self._step = NextStep.SAME_BROKER
             return 0.0 if self._core.clock() < self._deadline_s else None
@@ -522,13 +518,24 @@ class SendCore:
             count,
         )
 
-    def record_latency(self, broker_name: str, started_s: float, *, failed: bool = False) -> None:
-        """Tells the fault tolerance, if it is on, how a send went."""
+    def answered(self, request: Request, answer: bytes, started_s: float) -> Stored:
+        """Takes the answer to an attempt that began then. Raises ProtocolError if it does not fit the request."""
+        stored = self.store_result(request, answer)
         if self.fault_tolerance is not None:
-            now_s = self.clock()
-            self.fault_tolerance.record(
-                broker_name, (now_s - started_s) * 1000, now_s * 1000, failed=failed
-            )
+            self._record_latency(request, started_s, failed=False)
+        return stored
+
+    def failed(self, request: Request, started_s: float) -> None:
+        """An attempt that began then has failed."""
+        if self.fault_tolerance is not None:
+            self._record_latency(request, started_s, failed=True)
+
+    def _record_latency(self, request: Request, started_s: float, *, failed: bool) -> None:
+        assert self.fault_tolerance is not None
+        now_s = self.clock()
+        self.fault_tolerance.record(
+            request.queue.broker_name, (now_s - started_s) * 1000, now_s * 1000, failed=failed
+        )
 
     def before_send(self, message: OutgoingMessage) -> OutgoingMessage:
         """Runs the hooks; each sees what the one before it made."""

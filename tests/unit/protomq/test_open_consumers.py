@@ -7,8 +7,8 @@ import warnings
 import pytest
 
 from protomq import _open_consumers
+from protomq._name_servers import NameServerList
 from protomq._open_consumers import COMMITS_AT_EXIT_S, closed, opened
-from protomq._routes import NameServerList
 from protomq._types import MessageQueue
 
 

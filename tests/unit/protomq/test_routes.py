@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 
 from protomq._environment import NAMESRV_ADDR_VARIABLE
-from protomq._remoting_hello import split_address
-from protomq._routes import (
+from protomq._name_servers import (
     NAMESRV_ADDR_DEFAULT,
     NameServerList,
-    RouteCache,
-    decode_route,
     outcome_of_failures,
     parse_addresses,
+)
+from protomq._remoting_hello import split_address
+from protomq._routes import (
+    RouteCache,
+    decode_route,
 )
 from protomq._types import BrokerAddress, MessageQueue, Route
 from protomq.errors import ConfigurationError, ConnectFailedError, NoRouteError, TopicNotFoundError

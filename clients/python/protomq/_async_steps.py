@@ -1,0 +1,92 @@
+"""AsyncDriver: drives the steps of `_steps.py` from a coroutine."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from ._steps import (
+    Block,
+    CallServer,
+    Each,
+    Effect,
+    ForgetRoute,
+    GetRoute,
+    Pause,
+    Steps,
+    T,
+)
+from ._types import BrokerAddress, MethodInfo, Route
+
+
+class CallsServers(Protocol):
+    """What a driver needs of a transport."""
+
+    async def call(
+        self, address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes], timeout_s: float
+    ) -> bytes:
+        """See AsyncTransport.call."""
+
+
+class KnowsRoutes(Protocol):
+    """What a driver needs of routes."""
+
+    async def get(self, topic: str, timeout_s: float) -> Route:
+        """See AsyncRoutes.get."""
+
+    async def current(self, topic: str, timeout_s: float) -> Route:
+        """See AsyncRoutes.current."""
+
+    def invalidate(self, topic: str) -> None:
+        """See AsyncRoutes.invalidate."""
+
+
+class AsyncDriver:
+    """Drives steps in the calling task. Coroutines of one event loop."""
+
+    __slots__ = ("_pause", "_routes", "_transport")
+
+    def __init__(
+        self,
+        transport: CallsServers,
+        routes: KnowsRoutes | None = None,
+        pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._transport = transport
+        self._routes = routes
+        self._pause = pause
+
+    async def run(self, steps: Steps[T]) -> T:
+        """What the steps return; raises what they raise."""
+        try:
+            effect = next(steps)
+            while True:
+                try:
+                    outcome = await self._do(effect)
+                except BaseException as error:
+                    effect = steps.throw(error)
+                else:
+                    effect = steps.send(outcome)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+    async def _do(self, effect: Effect) -> Any:
+        match effect:
+            case CallServer():
+                return await self._transport.call(*effect)
+            case GetRoute(topic, timeout_s, may_be_old):
+                assert self._routes is not None
+                look = self._routes.current if may_be_old else self._routes.get
+                return await look(topic, timeout_s)
+            case ForgetRoute(topic):
+                assert self._routes is not None
+                self._routes.invalidate(topic)
+            case Pause(seconds):
+                await self._pause(seconds)
+            case Block(function):
+                return await asyncio.to_thread(function)
+            case Each(several):
+                return await asyncio.gather(*(self.run(steps) for steps in several))
+        return None

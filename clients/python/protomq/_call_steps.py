@@ -1,0 +1,112 @@
+"""A call to a broker, in steps: route -> address -> call -> again, as `_retry.py` says -> decode.
+
+Everything that a client asks of servers goes through here, but for the two hot paths, whose first try has no time for it: sends make theirs
+by themselves and come here when it fails, and pulls, of which many are in flight at once, have a loop of their own (`_pull_logic.py`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from ._retry import Retries
+from ._steps import CallServer, ForgetRoute, GetRoute, Pause, Steps
+from ._types import BrokerAddress, MethodInfo, Route
+from .errors import NoRouteError, ProtocolError, ProtomqError
+
+_T = TypeVar("_T")
+
+
+def retried(
+    attempt: Callable[[], Steps[_T]],
+    decide: Callable[[ProtomqError], float | None],
+    first_error: ProtomqError | None = None,
+) -> Steps[_T]:
+    """What an attempt returns. `decide` is told of each failure, and says how many seconds to wait before the next; None: it was the last.
+
+    `first_error`: of an attempt that was made already.
+    """
+    error = first_error
+    while True:
+        if error is None:
+            try:
+                return (yield from attempt())
+            except ProtomqError as caught:
+                error = caught
+        pause_s = decide(error)
+        if pause_s is None:
+            raise error
+        error = None
+        if pause_s:
+            yield Pause(pause_s)
+
+
+def call_broker(
+    topic: str,
+    broker_name: str,
+    method: MethodInfo,
+    payload: Sequence[bytes],
+    timeout_s: float,
+    retries: Retries,
+    clock: Callable[[], float] = time.monotonic,
+) -> Steps[bytes]:
+    """The encoded answer of a broker that has the topic, by the route as it is then. `timeout_s`: for all tries."""
+    deadline_s = clock() + timeout_s
+
+    def attempt() -> Steps[bytes]:
+        try:
+            route: Route = yield GetRoute(topic, max(deadline_s - clock(), 0.001))
+            address = broker_of(route, broker_name)
+            answer: bytes = yield CallServer(
+                address, method, payload, max(deadline_s - clock(), 0.001)
+            )
+        except ProtomqError as error:
+            if error.stale_route:
+                yield ForgetRoute(topic)
+            raise
+        return answer
+
+    return (yield from retried(attempt, retries.of_call(deadline_s, clock).decide))
+
+
+def call_address(
+    address: BrokerAddress,
+    method: MethodInfo,
+    payload: Sequence[bytes],
+    timeout_s: float,
+    retries: Retries,
+    clock: Callable[[], float] = time.monotonic,
+) -> Steps[bytes]:
+    """The encoded answer of the server at an address that no route tells: of one that was named. `timeout_s`: for all tries."""
+    deadline_s = clock() + timeout_s
+
+    def attempt() -> Steps[bytes]:
+        answer: bytes = yield CallServer(
+            address, method, payload, max(deadline_s - clock(), 0.001)
+        )
+        return answer
+
+    decide = retries.of_call(deadline_s, clock, fixed_address=True).decide
+    return (yield from retried(attempt, decide))
+
+
+def broker_of(route: Route, broker_name: str) -> BrokerAddress:
+    """The addresses of a broker; raises NoRouteError if the route does not name it."""
+    address = route.brokers.get(broker_name)
+    if address is None:
+        raise NoRouteError(
+            f"no broker {broker_name!r} is known to have the topic {route.topic!r}",
+            metadata={"topic": route.topic, "broker_name": broker_name},
+        )
+    return address
+
+
+def decoded(data: bytes, parse: Callable[[bytes], _T]) -> _T:
+    """An answer as `parse` of its protobuf class gives it. Raises ProtocolError."""
+    from google.protobuf.message import DecodeError
+
+    try:
+        return parse(data)
+    except DecodeError as error:
+        raise ProtocolError(f"the server's answer does not parse: {error}") from error

@@ -1,0 +1,129 @@
+"""Sending in steps: the route that fits, one request with all its tries, and the requests of a batch. See _steps.py and _retry.py.
+
+The first try of what gathers in a line is the hot path: both producers make it by themselves, and come to `send_again` when it fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ._batching import PreparedRecord, split_records
+from ._call_steps import retried
+from ._methods import SEND
+from ._outgoing import BatchResult, Stored
+from ._retry import attempt_timeout
+from ._send_core import Request, RequestRetries, SendCore, address_of, fits
+from ._steps import CallServer, Each, ForgetRoute, GetRoute, Steps
+from ._types import MessageQueue, Route
+from .errors import BatchIncompleteError, ProtomqError
+
+
+def route_for(
+    core: SendCore, topic: str, queue: MessageQueue | None, deadline_s: float
+) -> Steps[Route]:
+    """The route; looked up again where messages for the queue (None: any) have no place in what is known."""
+    route: Route = yield GetRoute(topic, max(deadline_s - core.clock(), 0.001))
+    if not fits(route, queue):
+        yield ForgetRoute(topic)
+        route = yield GetRoute(topic, max(deadline_s - core.clock(), 0.001))
+    return route
+
+
+def send_request(
+    core: SendCore,
+    route: Route,
+    records: Sequence[PreparedRecord],
+    queue: MessageQueue | None,
+    deadline_s: float,
+) -> Steps[Stored]:
+    """One request, with all its tries."""
+    request = core.make_request(route, records, queue)
+    try:
+        return (yield from _attempt(core, request, deadline_s))
+    except ProtomqError as error:
+        return (yield from send_again(core, request, route, deadline_s, error))
+
+
+def send_again(
+    core: SendCore, request: Request, route: Route, deadline_s: float, error: ProtomqError
+) -> Steps[Stored]:
+    """The further tries of a request whose first has failed with `error`. Raises the last error."""
+    topic = route.topic
+    retries = RequestRetries(core, request, deadline_s, route)
+
+    def attempt() -> Steps[Stored]:
+        try:
+            retries.aim((yield from route_for(core, topic, None, deadline_s)))
+            return (yield from _attempt(core, request, deadline_s))
+        except ProtomqError as again:
+            if again.stale_route:
+                yield ForgetRoute(topic)
+            raise
+
+    if error.stale_route:
+        yield ForgetRoute(topic)
+    try:
+        return (yield from retried(attempt, retries.decide, error))
+    except ProtomqError as last_error:
+        raise retries.final_error(last_error) from None
+
+
+def _attempt(core: SendCore, request: Request, deadline_s: float) -> Steps[Stored]:
+    started_s = core.clock()
+    try:
+        answer: bytes = yield CallServer(
+            address_of(request), SEND, request.payload, attempt_timeout(deadline_s - started_s)
+        )
+        return core.answered(request, answer, started_s)
+    except ProtomqError:
+        core.failed(request, started_s)
+        raise
+
+
+def send_groups(
+    core: SendCore,
+    route: Route,
+    groups: Mapping[MessageQueue | None, Sequence[PreparedRecord]],
+    places: Sequence[tuple[MessageQueue | None, int]] | None,
+    deadline_s: float,
+) -> Steps[BatchResult]:
+    """The requests of a batch: one after another within a queue. Over queues coroutines send them at the same time; a thread, one after
+    another, begins no queue behind a failure.
+
+    Raises BatchIncompleteError if some requests were stored and another failed.
+    """
+    errors: list[ProtomqError] = []
+    fixed_size_bytes = core.encoder(route.topic).fixed_size_bytes
+
+    def send_group(
+        queue: MessageQueue | None, records: Sequence[PreparedRecord]
+    ) -> Steps[list[Stored]]:
+        stored: list[Stored] = []
+        if errors:
+            return stored
+        try:
+            for part in split_records(records, fixed_size_bytes, core.options.batch_size_max_bytes):
+                stored.append((yield from send_request(core, route, part, queue, deadline_s)))
+        except ProtomqError as error:
+            errors.append(error)
+        return stored
+
+    outcomes: list[list[Stored]]
+    if len(groups) == 1:
+        outcomes = [(yield from send_group(*next(iter(groups.items()))))]
+    else:
+        outcomes = yield Each([send_group(*group) for group in groups.items()])
+    stored = [item for items in outcomes for item in items]
+    if errors:
+        if not stored:
+            raise errors[0]
+        raise BatchIncompleteError(
+            f"{sum(item.count for item in stored)} of {sum(map(len, groups.values()))} messages are stored, then: {errors[0]}",
+            stored,
+        ) from errors[0]
+    first_request: dict[MessageQueue | None, int] = {}
+    count = 0
+    for queue, items in zip(groups, outcomes, strict=True):
+        first_request[queue] = count
+        count += len(items)
+    return BatchResult.of_groups(stored, first_request, places)

@@ -1,0 +1,145 @@
+"""Steps: what a client does, written once for threads and coroutines.
+
+Steps are a generator. Where something is to be asked or waited for, it yields an effect: a value that says what. A driver does it,
+and sends the outcome in, or throws the error in. What the generator returns is the result.
+
+    def queue_count(topic):                                      a client's steps
+        route = yield GetRoute(topic, 3.0)
+        return len(route.read_queues)
+
+    Driver(transport, routes).run(queue_count("T"))              from a thread: blocks
+    await AsyncDriver(transport, routes).run(queue_count("T"))   from a coroutine (_async_steps.py)
+
+So each decision stands in one place, and its tests need no socket, no clock and no sleep: they answer the effects themselves. New
+effects are added here and in both drivers; all else that a client does is steps. What a thread and a coroutine do in different ways
+(a selector, tasks, locks) belongs to the class that owns it, not into steps.
+
+Steps may be interrupted at an effect (Ctrl-C, a cancelled task): that error, too, is thrown in, so `finally` in steps holds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from ._types import BrokerAddress, MethodInfo, Route
+
+T = TypeVar("T")
+
+
+class CallServer(NamedTuple):
+    """One try at one server; the outcome is its encoded answer. The pieces of `payload` together are the encoded request."""
+
+    address: BrokerAddress
+    method: MethodInfo
+    payload: Sequence[bytes]
+    timeout_s: float
+
+
+class GetRoute(NamedTuple):
+    """The route of a topic. `may_be_old`: whatever is known will do, and is looked up again behind the steps' back."""
+
+    topic: str
+    timeout_s: float
+    may_be_old: bool = False
+
+
+class ForgetRoute(NamedTuple):
+    """The route led to the wrong place: whoever wants it next looks it up first."""
+
+    topic: str
+
+
+class Pause(NamedTuple):
+    """Time passes, with nothing to do."""
+
+    seconds: float
+
+
+class Block(NamedTuple):
+    """The result of a function that blocks."""
+
+    function: Callable[[], Any]
+
+
+class Each(NamedTuple):
+    """The results of several steps: a thread takes one after the other, coroutines take all at once. The first error ends it."""
+
+    steps: Sequence[Generator[Any, Any, Any]]
+
+
+Effect: TypeAlias = CallServer | GetRoute | ForgetRoute | Pause | Block | Each
+Steps: TypeAlias = Generator[Effect, Any, T]
+
+
+class CallsServers(Protocol):
+    """What a driver needs of a transport."""
+
+    def call(
+        self, address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes], timeout_s: float
+    ) -> bytes:
+        """See SyncTransport.call."""
+
+
+class KnowsRoutes(Protocol):
+    """What a driver needs of routes."""
+
+    def get(self, topic: str, timeout_s: float) -> Route:
+        """See Routes.get."""
+
+    def current(self, topic: str, timeout_s: float) -> Route:
+        """See Routes.current."""
+
+    def invalidate(self, topic: str) -> None:
+        """See Routes.invalidate."""
+
+
+class Driver:
+    """Drives steps in the calling thread. Any thread."""
+
+    __slots__ = ("_pause", "_routes", "_transport")
+
+    def __init__(
+        self,
+        transport: CallsServers,
+        routes: KnowsRoutes | None = None,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._transport = transport
+        self._routes = routes
+        self._pause = pause
+
+    def run(self, steps: Steps[T]) -> T:
+        """What the steps return; raises what they raise."""
+        try:
+            effect = next(steps)
+            while True:
+                try:
+                    outcome = self._do(effect)
+                except BaseException as error:
+                    effect = steps.throw(error)
+                else:
+                    effect = steps.send(outcome)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+    def _do(self, effect: Effect) -> Any:
+        match effect:
+            case CallServer():
+                return self._transport.call(*effect)
+            case GetRoute(topic, timeout_s, may_be_old):
+                assert self._routes is not None
+                look = self._routes.current if may_be_old else self._routes.get
+                return look(topic, timeout_s)
+            case ForgetRoute(topic):
+                assert self._routes is not None
+                self._routes.invalidate(topic)
+            case Pause(seconds):
+                self._pause(seconds)
+            case Block(function):
+                return function()
+            case Each(several):
+                return [self.run(steps) for steps in several]
+        return None

@@ -1,0 +1,217 @@
+"""A call: by which route, how often, how long, and what each name server is asked. Time and servers are in memory."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protomq._call_steps import call_address, call_broker, decoded
+from protomq._methods import GET_OFFSETS, GET_ROUTE, PING
+from protomq._name_servers import NameServerList, ask_all, ask_one
+from protomq._retry import CALL, CHANGE, LAST_COMMIT, ONCE, UNTIL_THE_END, Retries
+from protomq.errors import (
+    ConfigurationError,
+    ConnectFailedError,
+    ConnectionLostError,
+    InvalidArgumentError,
+    NoRouteError,
+    ProtocolError,
+    ProtomqError,
+    QueueHealingError,
+    RequestTimeoutError,
+    SystemBusyError,
+    TopicNotFoundError,
+    UnknownMethodError,
+)
+from protomq.v1.consumer_service_pb2 import GetOffsetsResponse
+from tests.support.fake_driver import FakeWorld, address_of, route_of
+
+A = address_of("a")
+
+
+def call(world: FakeWorld, retries: Retries, timeout_s: float = 3.0) -> bytes:
+    steps = call_broker("T", "a", GET_OFFSETS, (b"ask",), timeout_s, retries, world.now_s)
+    return world.driver.run(steps)
+
+
+def world_with(*errors: ProtomqError) -> FakeWorld:
+    world = FakeWorld(route_of("T", "a"))
+    world.script.extend(errors)
+    return world
+
+
+@pytest.mark.parametrize(
+    ("retries", "tries"), [(ONCE, 1), (CALL, 3), (LAST_COMMIT, 2), (CHANGE, 3)]
+)
+def test_a_call_is_tried_so_often_and_then_raises_the_last_error(
+    retries: Retries, tries: int
+) -> None:
+    world = world_with(*(SystemBusyError(str(number)) for number in range(9)))
+    with pytest.raises(SystemBusyError, match=str(tries - 1)):
+        call(world, retries)
+    assert len(world.calls) == tries
+    assert world.pauses == [0.05] * (tries - 1)
+
+
+def test_until_the_end_means_until_the_time_is_over() -> None:
+    world = world_with(*(ConnectFailedError("x") for _ in range(99)))
+    with pytest.raises(ConnectFailedError):
+        call(world, UNTIL_THE_END, 10.0)
+    assert world.pauses[:6] == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0]
+    assert set(world.pauses[5:]) == {1.0}
+    assert 9.0 <= world.now_s() < 10.0
+    assert len(world.calls) == len(world.pauses) + 1
+
+
+def test_what_waiting_does_not_mend_is_raised_at_once() -> None:
+    world = world_with(InvalidArgumentError("x"))
+    with pytest.raises(InvalidArgumentError):
+        call(world, UNTIL_THE_END)
+    assert len(world.calls) == 1
+
+
+def test_a_change_is_not_asked_for_again_where_it_may_have_happened() -> None:
+    for error in (ConnectionLostError("x"), RequestTimeoutError("x"), QueueHealingError("x")):
+        world = world_with(error)
+        with pytest.raises(type(error)):
+            call(world, CHANGE)
+        assert len(world.calls) == 1
+
+
+def test_a_server_says_how_long_to_wait() -> None:
+    world = world_with(SystemBusyError("x", retry_delay_ms=700))
+    assert call(world, CALL) == b""
+    assert world.pauses == [0.7]
+
+
+def test_an_error_that_suspects_the_route_has_it_looked_up_again() -> None:
+    world = world_with(TopicNotFoundError("x"), SystemBusyError("x"))
+    assert call(world, CALL) == b""
+    assert world.forgotten == ["T"]
+    assert world.looked_up == ["T", "T", "T"]
+
+
+def test_a_broker_that_is_not_in_the_route_is_waited_for() -> None:
+    world = FakeWorld(route_of("T", "b"))
+    with pytest.raises(NoRouteError, match="no broker 'a'"):
+        call(world, CALL)
+    assert (world.calls, world.looked_up, world.forgotten) == ([], ["T"] * 3, ["T"] * 3)
+
+
+def test_all_tries_share_the_time() -> None:
+    world = world_with(SystemBusyError("x"))
+    world.call_takes_s = 1.0
+    call(world, CALL, 5.0)
+    # A look-up takes a second, then the call; then 50 ms pass, and so again.
+    assert [timeout_s for *_, timeout_s in world.calls] == pytest.approx([4.0, 1.95])
+
+
+def test_where_the_address_is_fixed_a_suspected_route_ends_it() -> None:
+    for error, tries in ((ConnectFailedError("x"), 1), (SystemBusyError("x"), 2)):
+        world = world_with(error)
+        steps = call_address(A, PING, (), 3.0, CALL, world.now_s)
+        if tries == 1:
+            with pytest.raises(ConnectFailedError):
+                world.driver.run(steps)
+        else:
+            world.driver.run(steps)
+        assert len(world.calls) == tries
+        assert world.looked_up == []
+
+
+ERRORS = st.sampled_from(
+    [
+        SystemBusyError("busy"), SystemBusyError("later", retry_delay_ms=300), ConnectFailedError("refused"),
+        ConnectionLostError("lost"), RequestTimeoutError("late"), TopicNotFoundError("no topic"),
+        InvalidArgumentError("wrong"), NoRouteError("no route"),
+    ]
+)  # fmt: skip
+
+
+@given(
+    errors=st.lists(ERRORS, max_size=12),
+    retries=st.sampled_from([ONCE, CALL, LAST_COMMIT, CHANGE, UNTIL_THE_END]),
+    timeout_s=st.floats(0.001, 20.0),
+    call_takes_s=st.sampled_from([0.0, 0.02, 0.4]),
+    fixed=st.booleans(),
+)
+def test_whatever_happens_tries_and_time_are_bounded_and_the_last_error_comes_out(
+    errors: list[ProtomqError], retries: Retries, timeout_s: float, call_takes_s: float, fixed: bool
+) -> None:
+    world = FakeWorld(route_of("T", "a"), call_takes_s=call_takes_s)
+    world.script.extend(errors)
+    steps = (
+        call_address(A, PING, (), timeout_s, retries, world.now_s)
+        if fixed
+        else call_broker("T", "a", PING, (), timeout_s, retries, world.now_s)
+    )
+    raised: ProtomqError | None = None
+    try:
+        world.driver.run(steps)
+    except ProtomqError as error:
+        raised = error
+    tries = len(world.calls)
+    assert 1 <= tries <= (retries.tries_max or tries)
+    assert raised is (errors[tries - 1] if tries <= len(errors) else None)
+    # No pause leads beyond the end; only what was begun before it may end behind it.
+    assert world.now_s() < timeout_s + 2 * call_takes_s + 0.001
+    for passed in errors[: tries - 1]:
+        assert passed.retriable
+        assert passed.definite or not retries.only_definite
+        assert not (fixed and passed.stale_route)
+    assert len(world.pauses) == tries - 1
+    least = [(passed.retry_delay_ms or 50) / 1000 for passed in errors]
+    assert all(pause_s >= least_s for pause_s, least_s in zip(world.pauses, least, strict=False))
+
+
+def test_an_answer_that_does_not_parse_is_an_error_of_the_protocol() -> None:
+    with pytest.raises(ProtocolError):
+        decoded(b"\xff", GetOffsetsResponse.FromString)
+
+
+# -- name servers ------------------------------------------------------------------------------------------------------
+
+
+def names(*addresses: str) -> NameServerList:
+    """In this order."""
+    found = NameServerList(list(addresses))
+    found.prefer(next(server for server in found.in_order() if server.grpc_address == addresses[0]))
+    return found
+
+
+def asked(world: FakeWorld) -> list[str]:
+    return [server for server, *_ in world.calls]
+
+
+def test_name_servers_are_asked_in_turn_and_the_one_that_answers_is_kept() -> None:
+    world, servers = world_with(ConnectFailedError("x"), TopicNotFoundError("x")), names("n1:1", "n2:1", "n3:1")
+    world.script.append(b"route")
+    assert world.driver.run(ask_one(servers, GET_ROUTE, b"", 3.0, world.now_s)) == b"route"
+    assert asked(world) == ["n1:1", "n2:1", "n3:1"]
+    assert [timeout_s for *_, timeout_s in world.calls] == pytest.approx([1.0, 1.5, 3.0])
+    assert servers.in_order()[0].grpc_address == "n3:1"
+
+
+def test_a_lost_connection_to_a_name_server_is_made_anew_once() -> None:
+    world = world_with(*(ConnectionLostError("x") for _ in range(9)))
+    with pytest.raises(NoRouteError):
+        world.driver.run(ask_one(names("n1:1", "n2:1"), GET_ROUTE, b"", 3.0, world.now_s))
+    assert asked(world) == ["n1:1", "n1:1", "n2:1", "n2:1"]
+    assert world.pauses == []
+
+
+def test_every_name_server_is_told_once_and_says_what_it_says() -> None:
+    lost, foreign = ConnectionLostError("x"), UnknownMethodError("x")
+    world = world_with(lost, foreign)
+    answers = world.driver.run(ask_all(names("n1:1", "n2:1", "n3:1"), PING, b"", 3.0, world.now_s))
+    assert asked(world) == ["n1:1", "n2:1", "n3:1"]
+    assert answers[0] is lost
+    assert isinstance(answers[1], ConfigurationError)
+    assert answers[2] == b""
+
+
+def test_what_is_no_name_server_is_said_to_be_none() -> None:
+    world = world_with(UnknownMethodError("x"))
+    with pytest.raises(ConfigurationError, match="is no name server"):
+        world.driver.run(ask_one(names("n1:1", "n2:1"), GET_ROUTE, b"", 3.0, world.now_s))
