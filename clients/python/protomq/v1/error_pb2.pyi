@@ -89,7 +89,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     first, then this one again.
     """
     ERROR_REASON_GROUP_NOT_FOUND: _ErrorReason.ValueType  # 27
-    """NOT_FOUND: the consumer group has no committed offset at this broker."""
+    """NOT_FOUND: the consumer group has no committed offset and no settings at this broker."""
     ERROR_REASON_GROUP_IN_USE: _ErrorReason.ValueType  # 28
     """FAILED_PRECONDITION: the consumer group has members that pulled lately; the metadata name the last one. Nothing was deleted."""
     ERROR_REASON_ILLEGAL_FILTER: _ErrorReason.ValueType  # 29
@@ -98,6 +98,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """INVALID_ARGUMENT: a delay level that there is none of, or a delay of more than 40 days; the metadata hold the field, its value and the limit.
     Nothing was stored.
     """
+    ERROR_REASON_GROUP_DISABLED: _ErrorReason.ValueType  # 36
+    """FAILED_PRECONDITION: the settings of the consumer group forbid it to consume; an operator has switched it off (consume_enabled)."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason lists every value that ErrorInfo.reason takes, there without the prefix: "TOPIC_NOT_FOUND"."""
@@ -169,7 +171,7 @@ ERROR_REASON_SEND_OUT_OF_ORDER: ErrorReason.ValueType  # 26
 first, then this one again.
 """
 ERROR_REASON_GROUP_NOT_FOUND: ErrorReason.ValueType  # 27
-"""NOT_FOUND: the consumer group has no committed offset at this broker."""
+"""NOT_FOUND: the consumer group has no committed offset and no settings at this broker."""
 ERROR_REASON_GROUP_IN_USE: ErrorReason.ValueType  # 28
 """FAILED_PRECONDITION: the consumer group has members that pulled lately; the metadata name the last one. Nothing was deleted."""
 ERROR_REASON_ILLEGAL_FILTER: ErrorReason.ValueType  # 29
@@ -178,4 +180,6 @@ ERROR_REASON_ILLEGAL_DELAY: ErrorReason.ValueType  # 30
 """INVALID_ARGUMENT: a delay level that there is none of, or a delay of more than 40 days; the metadata hold the field, its value and the limit.
 Nothing was stored.
 """
+ERROR_REASON_GROUP_DISABLED: ErrorReason.ValueType  # 36
+"""FAILED_PRECONDITION: the settings of the consumer group forbid it to consume; an operator has switched it off (consume_enabled)."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

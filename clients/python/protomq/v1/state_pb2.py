@@ -23,10 +23,11 @@ _sym_db = _symbol_database.Default()
 
 
 from protomq.v1 import consumer_service_pb2 as protomq_dot_v1_dot_consumer__service__pb2
+from protomq.v1 import group_pb2 as protomq_dot_v1_dot_group__pb2
 from protomq.v1 import topic_pb2 as protomq_dot_v1_dot_topic__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protomq/v1/state.proto\x12\nprotomq.v1\x1a!protomq/v1/consumer_service.proto\x1a\x16protomq/v1/topic.proto\"Z\n\rOffsetsRecord\x12\x31\n\x07\x63ommits\x18\x01 \x03(\x0b\x32 .protomq.v1.CommitOffsetsRequest\x12\x16\n\x0e\x64\x65leted_groups\x18\x02 \x03(\t\"\xa3\x01\n\x12TransactionsRecord\x12\x14\n\x0cproducer_ids\x18\x01 \x03(\x06\x12\x17\n\x0fproducer_epochs\x18\x02 \x03(\x07\x12\x11\n\tsequences\x18\x03 \x03(\x06\x12\x0e\n\x06\x65vents\x18\x04 \x01(\x0c\x12\x0f\n\x07time_ms\x18\x05 \x01(\x06\x12\x14\n\x0c\x63heck_counts\x18\x06 \x03(\r\x12\x14\n\x0c\x64ue_times_ms\x18\x07 \x03(\x06\"\xab\x01\n\x0cTopicsRecord\x12!\n\x06topics\x18\x01 \x03(\x0b\x32\x11.protomq.v1.Topic\x12\x16\n\x0e\x64\x65leted_topics\x18\x02 \x03(\t\x12\x36\n\x11\x65\x61rlier_deletions\x18\x03 \x03(\x0b\x32\x1b.protomq.v1.EarlierDeletion\x12(\n\x07version\x18\x04 \x01(\x0b\x32\x17.protomq.v1.DataVersion\"6\n\x0f\x45\x61rlierDeletion\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0c\x65nd_position\x18\x02 \x01(\x03\"\x86\x01\n\tLogRecord\x12%\n\x06queues\x18\x01 \x03(\x0b\x32\x15.protomq.v1.QueueEnds\x12-\n\tproducers\x18\x02 \x01(\x0b\x32\x1a.protomq.v1.KnownProducers\x12#\n\x05start\x18\x03 \x01(\x0b\x32\x14.protomq.v1.LogStart\"W\n\tQueueEnds\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tqueue_ids\x18\x02 \x03(\x05\x12\x13\n\x0bmin_offsets\x18\x03 \x03(\x03\x12\x13\n\x0b\x65nd_offsets\x18\x04 \x03(\x03\"B\n\x0eKnownProducers\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\x12\n\nolder_runs\x18\x02 \x01(\x0c\x12\x0e\n\x06queues\x18\x03 \x03(\t\",\n\x08LogStart\x12\x10\n\x08position\x18\x01 \x01(\x03\x12\x0e\n\x06\x63rc32c\x18\x02 \x01(\x03\"}\n\x0bTimerRecord\x12\x11\n\tpositions\x18\x01 \x03(\x06\x12\x14\n\x0c\x64ue_times_ms\x18\x02 \x03(\x06\x12\r\n\x05sizes\x18\x03 \x03(\x07\x12!\n\x03\x65nd\x18\x04 \x01(\x0e\x32\x14.protomq.v1.TimerEnd\x12\x13\n\x0blog_time_ms\x18\x05 \x01(\x06*\x84\x01\n\x08TimerEnd\x12\x19\n\x15TIMER_END_UNSPECIFIED\x10\x00\x12\x17\n\x13TIMER_END_DELIVERED\x10\x01\x12\x16\n\x12TIMER_END_RECALLED\x10\x02\x12\x15\n\x11TIMER_END_CARRIED\x10\x03\x12\x15\n\x11TIMER_END_DROPPED\x10\x04\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16protomq/v1/state.proto\x12\nprotomq.v1\x1a!protomq/v1/consumer_service.proto\x1a\x16protomq/v1/group.proto\x1a\x16protomq/v1/topic.proto\"Z\n\rOffsetsRecord\x12\x31\n\x07\x63ommits\x18\x01 \x03(\x0b\x32 .protomq.v1.CommitOffsetsRequest\x12\x16\n\x0e\x64\x65leted_groups\x18\x02 \x03(\t\"\xa3\x01\n\x12TransactionsRecord\x12\x14\n\x0cproducer_ids\x18\x01 \x03(\x06\x12\x17\n\x0fproducer_epochs\x18\x02 \x03(\x07\x12\x11\n\tsequences\x18\x03 \x03(\x06\x12\x0e\n\x06\x65vents\x18\x04 \x01(\x0c\x12\x0f\n\x07time_ms\x18\x05 \x01(\x06\x12\x14\n\x0c\x63heck_counts\x18\x06 \x03(\r\x12\x14\n\x0c\x64ue_times_ms\x18\x07 \x03(\x06\"\xab\x01\n\x0cTopicsRecord\x12!\n\x06topics\x18\x01 \x03(\x0b\x32\x11.protomq.v1.Topic\x12\x16\n\x0e\x64\x65leted_topics\x18\x02 \x03(\t\x12\x36\n\x11\x65\x61rlier_deletions\x18\x03 \x03(\x0b\x32\x1b.protomq.v1.EarlierDeletion\x12(\n\x07version\x18\x04 \x01(\x0b\x32\x17.protomq.v1.DataVersion\"6\n\x0f\x45\x61rlierDeletion\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x14\n\x0c\x65nd_position\x18\x02 \x01(\x03\"\x86\x01\n\tLogRecord\x12%\n\x06queues\x18\x01 \x03(\x0b\x32\x15.protomq.v1.QueueEnds\x12-\n\tproducers\x18\x02 \x01(\x0b\x32\x1a.protomq.v1.KnownProducers\x12#\n\x05start\x18\x03 \x01(\x0b\x32\x14.protomq.v1.LogStart\"W\n\tQueueEnds\x12\r\n\x05topic\x18\x01 \x01(\t\x12\x11\n\tqueue_ids\x18\x02 \x03(\x05\x12\x13\n\x0bmin_offsets\x18\x03 \x03(\x03\x12\x13\n\x0b\x65nd_offsets\x18\x04 \x03(\x03\"B\n\x0eKnownProducers\x12\x0c\n\x04rows\x18\x01 \x01(\x0c\x12\x12\n\nolder_runs\x18\x02 \x01(\x0c\x12\x0e\n\x06queues\x18\x03 \x03(\t\",\n\x08LogStart\x12\x10\n\x08position\x18\x01 \x01(\x03\x12\x0e\n\x06\x63rc32c\x18\x02 \x01(\x03\"}\n\x0bTimerRecord\x12\x11\n\tpositions\x18\x01 \x03(\x06\x12\x14\n\x0c\x64ue_times_ms\x18\x02 \x03(\x06\x12\r\n\x05sizes\x18\x03 \x03(\x07\x12!\n\x03\x65nd\x18\x04 \x01(\x0e\x32\x14.protomq.v1.TimerEnd\x12\x13\n\x0blog_time_ms\x18\x05 \x01(\x06\"S\n\x0cGroupsRecord\x12+\n\x08settings\x18\x01 \x03(\x0b\x32\x19.protomq.v1.GroupSettings\x12\x16\n\x0e\x64\x65leted_groups\x18\x02 \x03(\t*\x84\x01\n\x08TimerEnd\x12\x19\n\x15TIMER_END_UNSPECIFIED\x10\x00\x12\x17\n\x13TIMER_END_DELIVERED\x10\x01\x12\x16\n\x12TIMER_END_RECALLED\x10\x02\x12\x15\n\x11TIMER_END_CARRIED\x10\x03\x12\x15\n\x11TIMER_END_DROPPED\x10\x04\x42\x45\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,24 +35,26 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protomq.v1.state_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rio.protomq.v1P\001Z2github.com/protomq/protomq/go/protomq/v1;protomqv1'
-  _globals['_TIMEREND']._serialized_start=1053
-  _globals['_TIMEREND']._serialized_end=1185
-  _globals['_OFFSETSRECORD']._serialized_start=97
-  _globals['_OFFSETSRECORD']._serialized_end=187
-  _globals['_TRANSACTIONSRECORD']._serialized_start=190
-  _globals['_TRANSACTIONSRECORD']._serialized_end=353
-  _globals['_TOPICSRECORD']._serialized_start=356
-  _globals['_TOPICSRECORD']._serialized_end=527
-  _globals['_EARLIERDELETION']._serialized_start=529
-  _globals['_EARLIERDELETION']._serialized_end=583
-  _globals['_LOGRECORD']._serialized_start=586
-  _globals['_LOGRECORD']._serialized_end=720
-  _globals['_QUEUEENDS']._serialized_start=722
-  _globals['_QUEUEENDS']._serialized_end=809
-  _globals['_KNOWNPRODUCERS']._serialized_start=811
-  _globals['_KNOWNPRODUCERS']._serialized_end=877
-  _globals['_LOGSTART']._serialized_start=879
-  _globals['_LOGSTART']._serialized_end=923
-  _globals['_TIMERRECORD']._serialized_start=925
-  _globals['_TIMERRECORD']._serialized_end=1050
+  _globals['_TIMEREND']._serialized_start=1162
+  _globals['_TIMEREND']._serialized_end=1294
+  _globals['_OFFSETSRECORD']._serialized_start=121
+  _globals['_OFFSETSRECORD']._serialized_end=211
+  _globals['_TRANSACTIONSRECORD']._serialized_start=214
+  _globals['_TRANSACTIONSRECORD']._serialized_end=377
+  _globals['_TOPICSRECORD']._serialized_start=380
+  _globals['_TOPICSRECORD']._serialized_end=551
+  _globals['_EARLIERDELETION']._serialized_start=553
+  _globals['_EARLIERDELETION']._serialized_end=607
+  _globals['_LOGRECORD']._serialized_start=610
+  _globals['_LOGRECORD']._serialized_end=744
+  _globals['_QUEUEENDS']._serialized_start=746
+  _globals['_QUEUEENDS']._serialized_end=833
+  _globals['_KNOWNPRODUCERS']._serialized_start=835
+  _globals['_KNOWNPRODUCERS']._serialized_end=901
+  _globals['_LOGSTART']._serialized_start=903
+  _globals['_LOGSTART']._serialized_end=947
+  _globals['_TIMERRECORD']._serialized_start=949
+  _globals['_TIMERRECORD']._serialized_end=1074
+  _globals['_GROUPSRECORD']._serialized_start=1076
+  _globals['_GROUPSRECORD']._serialized_end=1159
 # @@protoc_insertion_point(module_scope)

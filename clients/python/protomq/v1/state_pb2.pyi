@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from protomq.v1 import consumer_service_pb2 as _consumer_service_pb2
+from protomq.v1 import group_pb2 as _group_pb2
 from protomq.v1 import topic_pb2 as _topic_pb2
 import builtins as _builtins
 import sys
@@ -390,3 +391,33 @@ class TimerRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TimerRecord: _TypeAlias = TimerRecord  # noqa: Y015
+
+@_typing.final
+class GroupsRecord(_message.Message):
+    """GroupsRecord is the body of a record of %SYS%GROUPS: settings of consumer groups. Deletions go before the settings of this record."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    DELETED_GROUPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def settings(self) -> _containers.RepeatedCompositeFieldContainer[_group_pb2.GroupSettings]:
+        """Groups as they are from here on. Settings with a lower version than those that the group has change nothing."""
+
+    @_builtins.property
+    def deleted_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Groups whose settings are forgotten: they have the defaults again."""
+
+    def __init__(
+        self,
+        *,
+        settings: _abc.Iterable[_group_pb2.GroupSettings] | None = ...,
+        deleted_groups: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_groups", b"deleted_groups", "settings", b"settings"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupsRecord: _TypeAlias = GroupsRecord  # noqa: Y015
