@@ -70,6 +70,7 @@ _HINTS: Final = {
     "BROKER_MISSING": "start it again, or `protomq cluster forget NAME` if it will not come back",
     "BROKER_NOT_FOUND": "`protomq cluster list` shows the brokers, `protomq broker -c FILE` starts one",
     "GROUP_NOT_FOUND": "`protomq group list` shows the groups",
+    "GROUP_DISABLED": "`protomq group set GROUP --consume` switches it on",
     "GROUP_IN_USE": "add --force to delete it all the same",
     "TOPIC_NOT_FOUND": "`protomq topic list` shows the topics, `protomq topic create NAME` makes one",
     "TOPIC_EXISTS": "add --update to change it",
@@ -87,7 +88,7 @@ _HINTS: Final = {
 }
 
 
-_HINTS_INSTEAD: Final = ("GROUP_IN_USE", "TOPIC_EXISTS", "TOPIC_NOT_FOUND")
+_HINTS_INSTEAD: Final = ("GROUP_DISABLED", "GROUP_IN_USE", "TOPIC_EXISTS", "TOPIC_NOT_FOUND")
 """Of these the server's own advice, behind a semicolon, is for programs."""
 
 

@@ -18,6 +18,7 @@ from protomq_cli import (
     clusters,
     completion,
     filters,
+    group_settings,
     groups,
     logs,
     messages,
@@ -107,8 +108,9 @@ def build_app() -> typer.Typer:
         list=topics.list_topics, create=topics.create, describe=topics.describe, delete=topics.delete,
     )  # fmt: skip
     group(
-        "group", "Consumer groups: which there are, and their offsets.", ADMINISTRATION,
+        "group", "Consumer groups: which there are, their offsets and settings.", ADMINISTRATION,
         list=groups.list_groups, offsets=groups.offsets, commit=groups.commit, delete=groups.delete,
+        set=group_settings.set_group, show=group_settings.show,
     )  # fmt: skip
     group(
         "filter", "Filters that users write, as WebAssembly modules.", ADMINISTRATION,

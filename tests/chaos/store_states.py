@@ -9,10 +9,11 @@ from __future__ import annotations
 from contextlib import suppress
 
 from protomq.testing.simdisk import Fault, SimulatedCrash
-from protomq.v1.state_pb2 import OffsetsRecord
+from protomq.v1.state_pb2 import GroupsRecord, OffsetsRecord
 from protomq.v1.topic_pb2 import Permission
-from protomq.wire.topics import OFFSETS_TOPIC
+from protomq.wire.topics import GROUPS_TOPIC, OFFSETS_TOPIC
 from protomq_broker.store.errors import StoreError
+from protomq_broker.store.state.group_settings import GroupSettings, group_to_message
 from protomq_broker.store.state.repeated_sends import (
     RETRY_MAX_MS,
     SendOutOfOrderError,
@@ -96,6 +97,26 @@ class StatesWorld:
         world.store.append_state(OFFSETS_TOPIC, [record.SerializeToString()])
         world.store.flush()
 
+    def set_group(self) -> None:
+        """A group gets settings, or loses them; sometimes with a version that is too low to count."""
+        world, rng = self.world, self.world.rng
+        assert world.store is not None
+        group = rng.choice(GROUPS)
+        if rng.random() < 0.2:
+            record = GroupsRecord(deleted_groups=[group])
+            world.store.append_state(GROUPS_TOPIC, [record.SerializeToString()])
+            world.store.flush()
+            return
+        settings = GroupSettings(
+            group,
+            orderly=rng.random() < 0.5,
+            retry_count_max=rng.choice((None, 0, 3)),
+            retry_delays_ms=rng.choice(((), (5, 7))),
+            consume_enabled=rng.random() < 0.5,
+            version=rng.choice((0, 0, rng.randrange(1, 9))),
+        )
+        world.store.groups.put(settings)
+
     def checkpoint(self) -> None:
         """Caches are written."""
         assert self.world.store is not None
@@ -138,6 +159,7 @@ class StatesWorld:
                 offsets = store.offsets.of_topic(group, topic.name, topic.incarnation)
                 for queue_id, offset in offsets.items():
                     states.offsets[group, topic.name, queue_id] = offset
+        states.groups = {each.group: group_to_message(each) for each in store.groups.all()}
         return states, messages
 
     def check_repeats(self) -> list[Violation]:
@@ -191,6 +213,11 @@ def check_three_witnesses(states: StatesWorld, kind: str) -> list[Violation]:
     return found
 
 
+def _settled(states: States) -> tuple[object, ...]:
+    """What neither caches nor retention change."""
+    return states.topics, states.offsets, states.groups
+
+
 def check_states_of_log(seed: int) -> list[Violation]:
     """A script of operations and crashes; what is wrong after each crash."""
     states = StatesWorld(seed)
@@ -199,7 +226,7 @@ def check_states_of_log(seed: int) -> list[Violation]:
         action = rng.choice(
             (
                 states.change_topic, states.delete_topic, states.send, states.send, states.send, states.send, states.send,
-                states.commit, states.commit, states.checkpoint, states.retention, states.rest,
+                states.commit, states.commit, states.set_group, states.checkpoint, states.retention, states.rest,
             )
         )  # fmt: skip
         before = states.told()
@@ -221,7 +248,7 @@ def check_states_of_log(seed: int) -> list[Violation]:
         changed = action in (states.checkpoint, states.retention, states.rest)
         found = check_three_witnesses(states, rng.choice(("kill", "power")))
         after = states.told()
-        if changed and (after[0].topics, after[0].offsets) != (before[0].topics, before[0].offsets):
+        if changed and _settled(after[0]) != _settled(before[0]):
             found.append(Violation("C3", f"{after[0]}, it was {before[0]}"))
         if found:
             step = f"step {number}, {action.__name__}"

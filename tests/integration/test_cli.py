@@ -20,7 +20,7 @@ import pytest
 import wasmtime
 import yaml
 
-from protomq import Admin, Producer
+from protomq import Admin, Message, Producer, PullConsumer
 from protomq.testing import Broker
 from protomq.v1.pull_service_pb2 import PullRequest
 from protomq.v1.pull_service_pb2_grpc import PullServiceStub
@@ -183,6 +183,40 @@ def test_a_group_is_deleted_when_its_members_are_gone_or_by_force(
     assert refused.endswith("wait for a minute; add --force to delete it all the same\n")
     cli("group", "delete", "busy-group", "--yes", "--force")
     assert "busy-group" not in cli("group", "list").stdout
+
+
+def test_settings_of_groups_are_changed_one_by_one(
+    cli: Cli, protomq_topic: str, protomq_server: Broker
+) -> None:
+    (row,) = jsonl(cli("group", "show", "set-up", "-o", "jsonl"))
+    assert (row["retries"], row["version"], row["consume"]) == (16, 0, True)
+    assert re.fullmatch("10s 30s 1m 2m .* 1h 2h", str(row["delays"]))
+    cli("group", "set", "set-up", "--retries", "3", "--delays", "500ms,1m")
+    (row,) = jsonl(cli("group", "set", "set-up", "--orderly", "--no-broadcast", "-o", "jsonl"))
+    assert (row["retries"], row["delays"], row["orderly"]) == (3, "500ms 1m", True)
+    assert (row["broadcast"], row["consume"]) == (False, True)
+    (row,) = jsonl(cli("group", "set", "set-up", "--retries", "default", "--delays", "default", "-o", "jsonl"))
+    assert row["retries"] == "without limit"
+    assert "10s" in str(row["delays"])
+    assert "set-up" in cli("group", "show").stdout
+    cli("group", "set", "set-up", "--no-consume")
+    with PullConsumer("set-up", namesrv=protomq_server.namesrv, auto_commit=False) as consumer:
+        cli("send", protomq_topic, "x", "--quiet")
+        consumer.subscribe(protomq_topic)
+        assert consumer.poll(0.3) == []
+        cli("group", "set", "set-up", "--consume")
+        assert [message.body for message in iter_one(consumer)] == [b"x"]
+    assert "a number, or default" in cli("group", "set", "set-up", "--retries", "many", code=2).stderr
+    assert "no duration" in cli("group", "set", "set-up", "--delays", "1s,soon", code=2).stderr
+    cli("group", "delete", "set-up", "--yes", "--force")
+    assert "set-up" not in cli("group", "show").stdout
+
+
+def iter_one(consumer: PullConsumer) -> list[Message]:
+    """The first messages that come."""
+    while not (messages := consumer.poll(5.0)):
+        pass
+    return messages
 
 
 def test_group_commits_and_shows_offsets(cli: Cli, protomq_topic: str) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ._admin import TopicStats as TopicStats
     from ._async_producer import AsyncProducer as AsyncProducer
     from ._async_pull_consumer import AsyncPullConsumer as AsyncPullConsumer
+    from ._group_admin import GroupSettings as GroupSettings
     from ._message import Message as Message
     from ._outgoing import BatchResult as BatchResult
     from ._outgoing import OutgoingMessage as OutgoingMessage
@@ -79,6 +80,7 @@ _LAZY = {
     "TopicStats": "_admin",
     "ConsumerGroup": "_admin",
     "FilterModule": "_admin",
+    "GroupSettings": "_group_admin",
     "ProtomqError": "errors",
 }
 
@@ -109,6 +111,7 @@ __all__ = [
     "TopicStats",
     "ConsumerGroup",
     "FilterModule",
+    "GroupSettings",
     "ProtomqError",
     "errors",
     "__version__",

@@ -28,6 +28,7 @@ from ._checks import (
     checked_texts,
     explain_unknown_settings,
 )
+from ._group_admin import GroupSettings, get_group, list_group_settings, set_group
 from ._late_imports import fork_waits, load_needed_modules
 from ._message import Message, field_values
 from ._retry import CHANGE
@@ -471,6 +472,44 @@ class Admin:
             )
             raise next(iter(failures.values()), nobody)
         return _whole(deleted, failures)
+
+    def get_group(self, group: str) -> GroupSettings:
+        """The settings of a consumer group: those with the highest version over all brokers; the defaults if nobody has set it up."""
+        return _whole(*get_group(self, group))
+
+    def set_group(
+        self,
+        group: str,
+        *,
+        orderly: bool | None = None,
+        retry_count_max: int | Literal["default"] | None = None,
+        retry_delays_ms: Sequence[int] | None = None,
+        consume_enabled: bool | None = None,
+        broadcast_enabled: bool | None = None,
+        brokers: Iterable[str] | None = None,
+    ) -> GroupSettings:
+        """Changes settings of a consumer group at all brokers or at those named; what is None stays. The settings that hold then.
+
+        `retry_count_max`: retries before a message becomes a dead letter; "default": 16, without limit if `orderly`. `retry_delays_ms`: how
+        long each retry waits, the last one standing for all further ones; []: the brokers' delay levels from level 3 on.
+        `consume_enabled=False`: brokers refuse pulls of the group, GroupDisabledError. `broadcast_enabled`: for consumers to go by.
+        """
+        return _whole(
+            *set_group(
+                self,
+                group,
+                orderly=orderly,
+                retry_count_max=retry_count_max,
+                retry_delays_ms=retry_delays_ms,
+                consume_enabled=consume_enabled,
+                broadcast_enabled=broadcast_enabled,
+                brokers=brokers,
+            )
+        )
+
+    def list_group_settings(self) -> list[str]:
+        """Names of the groups that were set up at any broker."""
+        return _whole(*list_group_settings(self))
 
     # -- filters ---------------------------------------------------------------------------------------------------------
 

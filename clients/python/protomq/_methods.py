@@ -42,6 +42,12 @@ PING: Final = MethodInfo(_V1 + "AdminService/Ping", 0x0508, LANE_ADMIN)
 LIST_GROUPS: Final = MethodInfo(_V1 + "AdminService/ListGroups", 0x0509, LANE_ADMIN)
 DELETE_GROUP: Final = MethodInfo(_V1 + "AdminService/DeleteGroup", 0x050A, LANE_ADMIN)
 
+PUT_GROUP: Final = MethodInfo(_V1 + "GroupService/PutGroup", 0x0601, LANE_CONSUMER)
+GET_GROUP: Final = MethodInfo(_V1 + "GroupService/GetGroup", 0x0602, LANE_CONSUMER)
+LIST_GROUP_SETTINGS: Final = MethodInfo(
+    _V1 + "GroupService/ListGroupSettings", 0x0603, LANE_CONSUMER
+)
+
 DEPLOY_FILTER: Final = MethodInfo(_V1 + "FilterService/DeployFilter", 0x0C01, LANE_ADMIN)
 LIST_FILTERS: Final = MethodInfo(_V1 + "FilterService/ListFilters", 0x0C02, LANE_ADMIN)
 DELETE_FILTER: Final = MethodInfo(_V1 + "FilterService/DeleteFilter", 0x0C03, LANE_ADMIN)

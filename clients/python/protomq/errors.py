@@ -32,6 +32,7 @@
         ├── OffsetOutOfRangeError       OFFSET_OUT_OF_RANGE: an offset to be committed; `metadata` holds the range of its queue
         ├── TopicRecreatedError         TOPIC_RECREATED: the topic was deleted and made again; `metadata` holds both incarnations
         ├── GroupInUseError             GROUP_IN_USE: a group with members was to be deleted; `metadata` names the last one that pulled
+        ├── GroupDisabledError          GROUP_DISABLED: the settings of the group forbid it to consume
         ├── NotPermittedError           NOT_PERMITTED
         ├── BusyError                   the server is there, but cannot now
         │   ├── SystemBusyError         SYSTEM_BUSY; `retry_delay_ms` says when
@@ -105,6 +106,7 @@ __all__ = [
     "OffsetOutOfRangeError",
     "TopicRecreatedError",
     "GroupInUseError",
+    "GroupDisabledError",
     "NotPermittedError",
     "BusyError",
     "SystemBusyError",
@@ -419,6 +421,14 @@ class GroupInUseError(ServerError):
     code = _FAILED_PRECONDITION
 
 
+class GroupDisabledError(ServerError):
+    """The settings of the consumer group forbid it to consume (`Admin.set_group`): an operator has switched it off."""
+
+    reason = "GROUP_DISABLED"
+    code = _FAILED_PRECONDITION
+    retriable = True
+
+
 class NotPermittedError(ServerError):
     """The topic or the broker does not allow it; another broker may."""
 
@@ -570,7 +580,7 @@ _BY_REASON: Final[dict[str, type[ServerError]]] = {
     for cls in (
         InvalidArgumentError, MessageTooLargeError, IllegalFilterError, IllegalDelayError, TopicNotFoundError, QueueNotFoundError,
         OffsetNotFoundError, GroupNotFoundError, BrokerNotFoundError, TopicExistsError, OffsetOutOfRangeError,
-        TopicRecreatedError, GroupInUseError, NotPermittedError, SystemBusyError, DiskFullError, TooManyError,
+        TopicRecreatedError, GroupInUseError, GroupDisabledError, NotPermittedError, SystemBusyError, DiskFullError, TooManyError,
         ShuttingDownError, QueueHealingError, StoreFailedError, SequenceExpiredError, SendOutOfOrderError, ProducerFencedError,
         ProducerIdTakenError,
         DeadlineExceededError, UnknownMethodError, UnsupportedError, CorruptLogError, StaleRegistrationError, NameTakenError, InternalError,

@@ -225,7 +225,7 @@ class AdminService:
 
     @raw
     def delete_group(self, call: Call) -> None:
-        """Has a group's offsets forgotten by a record of the log; answered when that is stored."""
+        """Has a group's offsets and settings forgotten by a record of the log; answered when that is stored."""
         try:
             request = DeleteGroupRequest.FromString(bytes(call.payload))
             self._check_unused(request)
@@ -240,7 +240,7 @@ class AdminService:
         """Raises ServiceError if there is no such group, or if it is in use and the request does not say that it shall go all the same."""
         group = request.consumer_group
         check_group_name(group)
-        if not self._store.offsets.has_group(group):
+        if not (self._store.offsets.has_group(group) or self._store.groups.has_settings(group)):
             raise group_not_found(group)
         member = self._members.user_of(group)
         if member and not request.force:

@@ -1,6 +1,6 @@
 """One broker: its store, its services on their lanes, its registration with the name servers.
 
-    Store  <-  SendService, PullService, ConsumerService, AdminService, FilterService  <-  Server (lanes, remoting port, gRPC)
+    Store  <-  SendService, PullService, ConsumerService, GroupService, AdminService, FilterService  <-  Server (lanes, remoting port, gRPC)
 
 This module puts them together and carries the store's signals to the lanes; it decides nothing.
 """
@@ -20,6 +20,7 @@ from protomq.v1 import (
     admin_service_pb2,
     consumer_service_pb2,
     filter_service_pb2,
+    group_service_pb2,
     pull_service_pb2,
     route_service_pb2,
     send_service_pb2,
@@ -42,6 +43,7 @@ from .consumer_service import ConsumerService
 from .delays import Delays
 from .filter_modules import FilterModules
 from .filter_service import FilterService
+from .group_service import GroupService
 from .log_time import LogTime
 from .metrics import BrokerMetrics
 from .name_server_connections import NameServer, remote_name_server
@@ -125,6 +127,9 @@ class Broker:
         self._filters = FilterService(modules, self._pull.forget_module)
         self.store.on_topic_deleted = self._pull.signal_deleted
         self._consumer = ConsumerService(self.store, self._commits)
+        self._groups = GroupService(
+            self.store, self._permit, config.delay_levels_ms, self._pull.signal_group
+        )
         self._admin = AdminService(
             self.store,
             config,
@@ -152,6 +157,7 @@ class Broker:
             (send_service_pb2, "SendService", self._send),
             (pull_service_pb2, "PullService", self._pull),
             (consumer_service_pb2, "ConsumerService", self._consumer),
+            (group_service_pb2, "GroupService", self._groups),
             (admin_service_pb2, "AdminService", self._admin),
             (filter_service_pb2, "FilterService", self._filters),
         ):

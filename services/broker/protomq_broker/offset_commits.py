@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from protomq.v1.admin_service_pb2 import DeleteGroupResponse
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, CommitOffsetsResponse, QueueOffset
-from protomq.v1.state_pb2 import OffsetsRecord
+from protomq.v1.state_pb2 import GroupsRecord, OffsetsRecord
 from protomq.wire.record import encode_varint
-from protomq.wire.topics import OFFSETS_TOPIC
+from protomq.wire.topics import GROUPS_TOPIC, OFFSETS_TOPIC
 from protomq_runtime.errors import system_busy
 
 from .store.state.offsets import OffsetKey, TooManyGroupsError
@@ -116,7 +116,7 @@ class OffsetCommits:
         self._post()
 
     def delete_group(self, group: str, call: Call) -> None:
-        """Appends that the group is deleted, behind what has arrived by now, and answers the call."""
+        """Appends that the group is deleted, its offsets and its settings, behind what has arrived by now, and answers the call."""
         self._writer.post(partial(self._delete, group, call))
 
     def write(self) -> None:
@@ -155,12 +155,18 @@ class OffsetCommits:
             for key in [key for key in self._passing if key.group == group]:
                 del self._passing[key]
         deletion = _Commit(CommitOffsetsRequest(consumer_group=group), call)
-        if not self._store.offsets.has_group(group):
+        states = []
+        if self._store.offsets.has_group(group):
+            record = OffsetsRecord(deleted_groups=[group]).SerializeToString()
+            states.append((OFFSETS_TOPIC, [record]))
+        if self._store.groups.has_settings(group):
+            record = GroupsRecord(deleted_groups=[group]).SerializeToString()
+            states.append((GROUPS_TOPIC, [record]))
+        if not states:
             _answer([deletion], group_not_found(group))
             return
         try:
-            record = OffsetsRecord(deleted_groups=[group]).SerializeToString()
-            position = self._writer.append(OFFSETS_TOPIC, [record])
+            position = self._writer.append_moved((), states)
         except Exception as error:
             _answer([deletion], error)
             return

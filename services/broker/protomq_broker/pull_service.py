@@ -45,6 +45,7 @@ from .topic_access import (
     check_group_name,
     check_incarnation,
     check_read_queue,
+    group_disabled,
     read_one_incarnation,
     readable_topic,
 )
@@ -84,6 +85,7 @@ class PullService:
         clock: Clock,
     ) -> None:
         self._store = store
+        self._groups = store.groups
         self._commits = commits
         self._config = config
         self.members = GroupMembers(clock)
@@ -146,6 +148,11 @@ class PullService:
         """The topic was deleted: who waits for its messages is answered."""
         self.signal([(topic, queue_id) for queue_id in range(QUEUES_MAX)])
 
+    def signal_group(self, group: str) -> None:
+        """The group has other settings: those who wait for messages of its are refused, if it may not consume any more. Any thread."""
+        for lane, holds in tuple(self._holds.items()):
+            lane.post(partial(self._refuse_disabled, holds, group))
+
     def forget_module(self, name: str) -> None:
         """A module by which pulls may filter is another one now, or gone. Any thread."""
         self._filtered.forget_module(name)
@@ -161,6 +168,12 @@ class PullService:
         """Ends the threads of its own; no lane runs any more."""
         self._plain_bodies.close()
         self._filtered.close()
+
+    def _refuse_disabled(self, holds: LaneHolds, group: str) -> None:
+        if group in self._groups.disabled:
+            for hold in holds.all():
+                if hold.request.consumer_group == group:
+                    self._look_again(hold)
 
     def _release(self, holds: LaneHolds) -> None:
         for hold in holds.all():
@@ -209,6 +222,9 @@ class PullService:
         return request, frozenset(map(tag_code_of, request.tags))
 
     def _topic_of(self, request: PullRequest) -> TopicConfig:
+        disabled = self._groups.disabled
+        if disabled and request.consumer_group in disabled:
+            raise group_disabled(request.consumer_group)
         topic = readable_topic(self._store, request.topic)
         check_incarnation(topic, request.topic_incarnation)
         check_read_queue(topic, request.queue_id)

@@ -28,6 +28,8 @@ from .store.errors import (
 from .store.index.index_runs import IndexDamagedError
 from .store.log.append import CorruptRecordError
 from .store.queues.consume_queue import ConsumeQueueDamagedError
+from .store.state.group_settings import GroupSettingsError
+from .store.state.groups import GROUPS_SET_UP_MAX, TooManySettingsError
 from .store.state.offsets import GROUPS_MAX, TooManyGroupsError
 from .store.state.repeated_sends import (
     ProducerFencedError,
@@ -89,6 +91,10 @@ def to_service_error(error: Exception) -> ServiceError:
         return _of_repeated_send(error)
     if isinstance(error, TooManyGroupsError):
         return too_many("consumer groups", GROUPS_MAX, str(error))
+    if isinstance(error, TooManySettingsError):
+        return too_many("groups that are set up", GROUPS_SET_UP_MAX, str(error))
+    if isinstance(error, GroupSettingsError):
+        return invalid_argument(error.field, str(error))
     if isinstance(error, CorruptLogError | CorruptRecordError):
         return of_corrupt_log(error)
     if isinstance(error, TooManyCandidatesError):

@@ -14,6 +14,7 @@ from .store.errors import NoWriterError
 if TYPE_CHECKING:
     from protomq_runtime.call import CallLane
 
+    from .store.log.append import AppendRequest
     from .store.store import Store
     from .write_permit import WritePermit
 
@@ -72,7 +73,16 @@ class SystemWriter:
     def append(self, topic: str, bodies: Sequence[bytes]) -> int:
         """Appends one record of a system topic for each body, together; where they end. Raises what `Store.append` raises, and the
         refusal where the broker may not write."""
+        return self._permitted_store().append_state(topic, bodies)
+
+    def append_moved(
+        self, copies: Sequence[AppendRequest], states: Sequence[tuple[str, Sequence[bytes]]]
+    ) -> int:
+        """Appends copies, or none, and the records of several states in one append; where they end. Raises as `append`."""
+        return self._permitted_store().append_moved(copies, states)
+
+    def _permitted_store(self) -> Store:
         assert self._store is not None
         if self._permit.refusal is not None:
             raise self._permit.refusal
-        return self._store.append_state(topic, bodies)
+        return self._store

@@ -169,7 +169,17 @@ def group_not_found(name: str) -> ServiceError:
     return ServiceError(
         Code.NOT_FOUND,
         "GROUP_NOT_FOUND",
-        f"group {name!r} has no committed offset here; ListGroups tells which groups have",
+        f"group {name!r} has no committed offset and no settings here; ListGroups and ListGroupSettings tell which groups have",
+        metadata={"consumer_group": name},
+    )
+
+
+def group_disabled(name: str) -> ServiceError:
+    """FAILED_PRECONDITION for a pull of a group that may not consume."""
+    return ServiceError(
+        Code.FAILED_PRECONDITION,
+        "GROUP_DISABLED",
+        f"group {name!r} may not consume: its settings say so (consume_enabled); ask the operator, who switches it on with PutGroup",
         metadata={"consumer_group": name},
     )
 

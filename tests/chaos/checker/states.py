@@ -1,6 +1,7 @@
 """Invariant C3 over the log alone: its records of states, applied by own code, tell what the broker tells.
 
-The log is complete from its first segment on: topics with their settings and incarnations, committed offsets, where queues begin and end.
+The log is complete from its first segment on: topics with their settings and incarnations, committed offsets, settings of groups, where
+queues begin and end.
 Nothing of the store's code is used: records are read by `log_files.py`, and FORMAT.md says what counts.
 """
 
@@ -10,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from protomq.v1.state_pb2 import LogRecord, OffsetsRecord, TopicsRecord
+from protomq.v1.group_pb2 import GroupSettings
+from protomq.v1.state_pb2 import GroupsRecord, LogRecord, OffsetsRecord, TopicsRecord
 from protomq.v1.topic_pb2 import Topic
 
 from .log_files import LogReport
@@ -29,11 +31,13 @@ class States:
         topics: by name: write queues, read queues, permission, incarnation.
         offsets: by group, topic and queue.
         ranges: by queue: (its first offset, one past its last).
+        groups: settings by group, version included.
     """
 
     topics: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
     offsets: dict[tuple[str, str, int], int] = field(default_factory=dict)
     ranges: dict[Queue, tuple[int, int]] = field(default_factory=dict)
+    groups: dict[str, GroupSettings] = field(default_factory=dict)
 
 
 def states_of(report: LogReport) -> States:
@@ -64,6 +68,8 @@ def states_of(report: LogReport) -> States:
                 for offset in commit.offsets:
                     at = commit.consumer_group, offset.topic, offset.queue_id
                     offsets[at] = offset.topic_incarnation, offset.queue_offset
+        elif record.topic == "%SYS%GROUPS":
+            _apply_groups(states.groups, GroupsRecord.FromString(record.body))
         elif record.topic == "%SYS%LOG":
             for told in LogRecord.FromString(record.body).queues:
                 for queue_id, end in zip(told.queue_ids, told.end_offsets, strict=True):
@@ -78,6 +84,15 @@ def states_of(report: LogReport) -> States:
     return states
 
 
+def _apply_groups(groups: dict[str, GroupSettings], change: GroupsRecord) -> None:
+    for name in change.deleted_groups:
+        groups.pop(name, None)
+    for settings in change.settings:
+        name = settings.consumer_group
+        if name not in groups or settings.version >= groups[name].version:
+            groups[name] = settings
+
+
 def _settings(topic: Topic) -> tuple[int, int, int, int]:
     return topic.write_queues, topic.read_queues, topic.permission, topic.incarnation
 
@@ -86,6 +101,7 @@ def check_states(log: States, told: States) -> list[Violation]:
     """Where a broker tells something else than its log."""
     found = _differences("topic", log.topics, told.topics)
     found += _differences("committed offset", log.offsets, told.offsets)
+    found += _differences("settings of group", log.groups, told.groups)
     ranges = {key: log.ranges.get(key, (0, 0)) for key in told.ranges}
     return found + _differences("range of queue", ranges, told.ranges)
 

@@ -1,4 +1,4 @@
-"""The broker's four services over a store on a simulated disk and fake lanes: no thread, no socket, no clock that moves by itself."""
+"""The broker's services over a store on a simulated disk and fake lanes: no thread, no socket, no clock that moves by itself."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from protomq.testing.simdisk import SimDisk
 from protomq.v1 import (
     admin_service_pb2,
     consumer_service_pb2,
+    group_service_pb2,
     pull_service_pb2,
     send_service_pb2,
 )
@@ -21,6 +22,7 @@ from protomq_broker.config import BrokerConfig
 from protomq_broker.consumer_service import ConsumerService
 from protomq_broker.delays import Delays
 from protomq_broker.filter_modules import FilterModules
+from protomq_broker.group_service import GroupService
 from protomq_broker.log_time import LogTime
 from protomq_broker.offset_commits import OffsetCommits
 from protomq_broker.pull_service import PullService
@@ -41,6 +43,7 @@ from .store.store_helpers import open_store
 SEND = "/protomq.v1.SendService/Send"
 PULL = "/protomq.v1.PullService/Pull"
 CONSUMER = "/protomq.v1.ConsumerService/"
+GROUP = "/protomq.v1.GroupService/"
 ADMIN = "/protomq.v1.AdminService/"
 
 
@@ -90,11 +93,15 @@ class FakeBroker:
         modules = FilterModules(self.disk, "/s/config/filters")
         self.pull = PullService(self.store, config, self.commits, modules, self.clock)
         self.store.on_topic_deleted = self.pull.signal_deleted
+        groups = GroupService(
+            self.store, self.permit, config.delay_levels_ms, self.pull.signal_group
+        )
         table = DispatchTable()
         for module, name, service in (
             (send_service_pb2, "SendService", self.send),
             (pull_service_pb2, "PullService", self.pull),
             (consumer_service_pb2, "ConsumerService", ConsumerService(self.store, self.commits)),
+            (group_service_pb2, "GroupService", groups),
             (admin_service_pb2, "AdminService", self._admin_service(config)),
         ):
             table.add_service(module.DESCRIPTOR.services_by_name[name], service)
@@ -125,6 +132,7 @@ class FakeBroker:
         return (
             self.store.appended_position,
             self.store.topics.snapshot(),
+            self.store.groups.all(),
             {group: sorted(topics) for group, topics in self.store.offsets.groups().items()},
             self.announced_count,
             [lane.holds for lane in self.server.lanes.values()],

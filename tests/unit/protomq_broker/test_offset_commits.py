@@ -259,6 +259,7 @@ def test_a_deletion_that_the_log_does_not_take_deletes_nothing_and_later_pulls_d
     refused, taken = StubCall(lane), StubCall(lane)
     with monkeypatch.context() as patch:
         patch.setattr(store, "append_state", refuse)
+        patch.setattr(store, "append_moved", refuse)
         commit_by_pull(commits, incarnation, 2)
         commits.delete_group("group", cast("Any", refused))
         lane.run(lane.posted)

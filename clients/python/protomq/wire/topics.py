@@ -36,6 +36,8 @@ LOG_TOPIC: Final = SYSTEM_PREFIX + "LOG"
 """Records of what the deleted front of the log told; see the message LogRecord."""
 TIMER_TOPIC: Final = SYSTEM_PREFIX + "TIMER"
 """What became of delayed messages; see the message TimerRecord."""
+GROUPS_TOPIC: Final = SYSTEM_PREFIX + "GROUPS"
+"""Records of the settings of consumer groups; see the message GroupsRecord."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _STORED_NAME: Final = re.compile(r"[%A-Za-z0-9_-]+", re.ASCII)

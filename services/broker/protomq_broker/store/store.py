@@ -7,7 +7,7 @@
       MessageIndex          key or id -> position, derived                  index/
       RepeatedSends         producer, sequence -> place, derived            state/
       PendingTimers         due time -> position, derived                   timer/
-      state machines        offsets, topics: records of the log, derived    state/
+      state machines        offsets, topics, groups: records of the log     state/
       LogFlusher, checkpoints                                               log/
       QueueHealer           makes damaged consume queue files anew          queues/
 
@@ -67,6 +67,7 @@ from .queues.reading import LogRegion, ReadResult, StoredPlace, TopicCounters
 from .queues.selection import NO_TAGS
 from .same_messages import SentAgain
 from .scrub import Scrubber
+from .state.groups import GroupTable
 from .state.log_front import LogFront
 from .state.machine import (
     Carrier,
@@ -215,6 +216,12 @@ class Store:
             self._folder.first_position,
             self.positions.appended,
         )
+        self.groups = GroupTable(
+            disk,
+            f"{root}/config/groups.json",
+            self._folder.first_position,
+            self.positions.appended,
+        )
         self._front = LogFront(
             self._queues,
             self._repeated,
@@ -227,6 +234,7 @@ class Store:
         self._machines: tuple[StateMachine, ...] = (
             self.topics,
             self.offsets,
+            self.groups,
             self.timer,
             self._front,
         )
@@ -236,6 +244,7 @@ class Store:
         known_incarnations = self.offsets.incarnations(self.topics.deleted)
         restore_topics(self.topics, self._queues, queues_default, known_incarnations, self.id)
         self.topics.writer = self._writer_of(self.topics)
+        self.groups.writer = self._writer_of(self.groups)
         self._keep_offsets()
         self._scrubber = Scrubber(
             disk,

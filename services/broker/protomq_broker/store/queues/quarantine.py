@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from protomq.wire.topics import OFFSETS_TOPIC, TOPICS_TOPIC
+from protomq.wire.topics import GROUPS_TOPIC, OFFSETS_TOPIC, TOPICS_TOPIC
 from protomq_broker.store.files.disk import Disk
 from protomq_broker.store.log.recovery import (
     DamagedRange,
@@ -28,6 +28,8 @@ _LOST_WITH: Final = {
     " the newest record that holds, and messages are delivered again",
     TOPICS_TOPIC: ". Records of topics stand there: where config/topics.json does not have them, topics fall back to the newest record that"
     " holds, and deleted ones may come back",
+    GROUPS_TOPIC: ". Records of settings of groups stand there: where config/groups.json does not have them, settings fall back to the"
+    " newest record that holds",
 }
 
 

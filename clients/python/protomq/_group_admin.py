@@ -1,0 +1,188 @@
+"""Settings of consumer groups over all brokers: each has its own copy, with a version, and the highest version holds."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar
+
+from . import _methods
+from ._checks import check_count, check_flag, check_group
+from ._late_imports import fork_waits
+from ._types import BrokerAddress, MethodInfo
+from .errors import ConfigurationError, ProtomqError, SystemBusyError, WrongTypeError
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message as PbMessage
+
+_T = TypeVar("_T", bound="PbMessage")
+
+DELAY_MAX_MS: Final = 40 * 86_400_000
+RETRY_DELAYS_MAX: Final = 64
+RETRY_COUNT_MAX: Final = (1 << 31) - 1
+SET_ATTEMPTS: Final = 3
+"""Whoever sets a group up at the same moment may win; then it is done again on top of that."""
+_PAGE_SIZE: Final = 1_000
+
+
+class AsksBrokers(Protocol):
+    """What is needed of an Admin: it knows the brokers."""
+
+    def _call(
+        self, address: BrokerAddress, method: MethodInfo, request: Any, answer_class: type[_T]
+    ) -> _T: ...
+
+    def _ask_each(
+        self, names: Iterable[str] | None, ask: Callable[[Any], None], topic: str = ""
+    ) -> dict[str, ProtomqError]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """How the messages of a consumer group are delivered.
+
+    `retry_limit` and `delays_ms` are what the settings come to: retries before a message becomes a dead letter (None: without limit), and
+    how long each waits, the last one standing for all further ones. `retry_count_max` and `retry_delays_ms` are what was set: None and ()
+    stand for the defaults. `version`: the highest over all brokers; 0: nobody has set the group up.
+    """
+
+    name: str
+    orderly: bool
+    retry_count_max: int | None
+    retry_delays_ms: tuple[int, ...]
+    consume_enabled: bool
+    broadcast_enabled: bool
+    version: int
+    retry_limit: int | None
+    delays_ms: tuple[int, ...]
+
+
+def get_group(
+    admin: AsksBrokers, group: str, brokers: Iterable[str] | None = None
+) -> tuple[GroupSettings, dict[str, ProtomqError]]:
+    """The settings with the highest version, and the brokers that did not answer."""
+    with fork_waits:
+        from .v1 import group_service_pb2 as pb
+
+    check_wanted_group(group)
+    found: list[Any] = []
+
+    def ask(broker: Any) -> None:
+        request = pb.GetGroupRequest(consumer_group=group)
+        found.append(admin._call(broker.address, _methods.GET_GROUP, request, pb.GetGroupResponse))
+
+    failures = admin._ask_each(brokers, ask)
+    newest = max(found, key=lambda answer: answer.settings.version)
+    limit = newest.retry_count_max
+    return _settings(newest.settings, None if limit < 0 else limit, newest.retry_delays_ms), failures
+
+
+def set_group(
+    admin: AsksBrokers,
+    group: str,
+    *,
+    orderly: bool | None,
+    retry_count_max: int | Literal["default"] | None,
+    retry_delays_ms: Sequence[int] | None,
+    consume_enabled: bool | None,
+    broadcast_enabled: bool | None,
+    brokers: Iterable[str] | None,
+) -> tuple[GroupSettings, dict[str, ProtomqError]]:
+    """Changes what is not None, at all brokers or those named; the settings that hold then, and the brokers that did not answer."""
+    with fork_waits:
+        from .v1 import group_pb2
+        from .v1 import group_service_pb2 as pb
+
+    for name, flag in (
+        ("orderly", orderly),
+        ("consume_enabled", consume_enabled),
+        ("broadcast_enabled", broadcast_enabled),
+    ):
+        if flag is not None:
+            check_flag(name, flag)
+    if retry_count_max is not None and retry_count_max != "default":
+        check_count("retry_count_max", retry_count_max, 0, RETRY_COUNT_MAX)
+    delays_ms = None if retry_delays_ms is None else _checked_delays(retry_delays_ms)
+    names = None if brokers is None else list(brokers)
+    for _ in range(SET_ATTEMPTS):
+        known, _failures = get_group(admin, group, names)
+        count = known.retry_count_max if retry_count_max is None else retry_count_max
+        wanted = group_pb2.GroupSettings(
+            consumer_group=group,
+            orderly=known.orderly if orderly is None else orderly,
+            retry_count_max=None if count == "default" else count,
+            retry_delays_ms=known.retry_delays_ms if delays_ms is None else delays_ms,
+            consume_enabled=known.consume_enabled if consume_enabled is None else consume_enabled,
+            broadcast_enabled=known.broadcast_enabled
+            if broadcast_enabled is None
+            else broadcast_enabled,
+            # By the clock: two who change it at once, at brokers that do not know of each other, hardly take the same.
+            version=max(known.version + 1, time.time_ns() // 1_000),
+        )
+        request = pb.PutGroupRequest(settings=wanted)
+        held: list[Any] = []
+
+        def ask(
+            broker: Any, request: pb.PutGroupRequest = request, held: list[Any] = held
+        ) -> None:
+            answer = admin._call(broker.address, _methods.PUT_GROUP, request, pb.PutGroupResponse)
+            held.append(answer.settings)
+
+        failures = admin._ask_each(names, ask)
+        if all(settings == wanted for settings in held):
+            return get_group(admin, group, names)[0], failures
+    raise SystemBusyError(
+        f"the settings of group {group!r} were changed by others {SET_ATTEMPTS} times meanwhile: look at them and try again"
+    )
+
+
+def list_group_settings(admin: AsksBrokers) -> tuple[list[str], dict[str, ProtomqError]]:
+    """Names of the groups that were set up at any broker, and the brokers that did not answer."""
+    with fork_waits:
+        from .v1 import group_service_pb2 as pb
+
+    found: set[str] = set()
+
+    def ask(broker: Any) -> None:
+        token = ""
+        while True:
+            request = pb.ListGroupSettingsRequest(page_size=_PAGE_SIZE, page_token=token)
+            answer = admin._call(
+                broker.address, _methods.LIST_GROUP_SETTINGS, request, pb.ListGroupSettingsResponse
+            )
+            found.update(settings.consumer_group for settings in answer.settings)
+            token = answer.next_page_token
+            if not token:
+                return
+
+    failures = admin._ask_each(None, ask)
+    return sorted(found), failures
+
+
+def check_wanted_group(group: object) -> str:
+    """The name of a group; an empty one is none. Raises ConfigurationError."""
+    if not check_group(group):
+        raise ConfigurationError("a group has a name, this is ''")
+    return str(group)
+
+
+def _checked_delays(delays_ms: object) -> list[int]:
+    if isinstance(delays_ms, str | bytes) or not isinstance(delays_ms, Sequence):
+        raise WrongTypeError(f"retry_delays_ms is a list of milliseconds, not {delays_ms!r}")
+    check_count("the number of retry_delays_ms", len(delays_ms), 0, RETRY_DELAYS_MAX)
+    return [check_count("each of retry_delays_ms", each, 0, DELAY_MAX_MS) for each in delays_ms]
+
+
+def _settings(settings: Any, limit: int | None, delays_ms: Iterable[int]) -> GroupSettings:
+    return GroupSettings(
+        settings.consumer_group,
+        settings.orderly,
+        settings.retry_count_max if settings.HasField("retry_count_max") else None,
+        tuple(settings.retry_delays_ms),
+        settings.consume_enabled,
+        settings.broadcast_enabled,
+        settings.version,
+        limit,
+        tuple(delays_ms),
+    )

@@ -1,0 +1,107 @@
+"""GroupService: settings of consumer groups. On the consumer lane, where send-backs belong, too: the admin lane may be busy for long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from google.protobuf.message import DecodeError
+
+from protomq.v1.group_service_pb2 import (
+    GetGroupRequest,
+    GetGroupResponse,
+    ListGroupSettingsRequest,
+    ListGroupSettingsResponse,
+    PutGroupRequest,
+    PutGroupResponse,
+)
+from protomq_runtime.dispatch import raw
+from protomq_runtime.errors import invalid_argument, unparsable
+
+from .admin_service import check_page_token, page_size_of
+from .store.state.group_settings import (
+    RETRY_DELAY_MAX_MS,
+    GroupSettingsError,
+    group_from_message,
+    group_to_message,
+    retry_delays_of,
+)
+from .store.state.topics import require_group_name
+from .store.timer.delay_levels import DELAY_MAX_MS
+from .store_errors import tells_store_errors, to_service_error
+from .topic_access import check_group_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from protomq_runtime.call import Call, CallContext
+
+    from .store.store import Store
+    from .write_permit import WritePermit
+
+assert RETRY_DELAY_MAX_MS == DELAY_MAX_MS, "a retry is a delayed message"
+
+WITHOUT_LIMIT: Final = -1
+"""In GetGroupResponse.retry_count_max."""
+
+
+class GroupService:
+    """Implements protomq.v1.GroupService, on the consumer lane. `changed` is told the name of a group that has other settings now."""
+
+    def __init__(
+        self,
+        store: Store,
+        permit: WritePermit,
+        levels_ms: Sequence[int],
+        changed: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._permit = permit
+        self._levels_ms = levels_ms
+        self._changed = changed
+
+    @raw
+    def put_group(self, call: Call) -> None:
+        """Gives a group its settings; answered when that is stored."""
+        self._permit.when_given([call], self._put_groups)
+
+    def _put_groups(self, calls: list[Call]) -> None:
+        for call in calls:
+            try:
+                request = PutGroupRequest.FromString(bytes(call.payload))
+                settings = group_from_message(request.settings)
+                held = self._store.groups.put(settings)
+            except DecodeError:
+                call.fail(unparsable("protomq.v1.PutGroupRequest"))
+            except GroupSettingsError as error:
+                call.fail(invalid_argument(f"settings.{error.field}", str(error)))
+            except Exception as error:
+                call.fail(to_service_error(error))
+            else:
+                self._changed(held.group)
+                call.answer(PutGroupResponse(settings=group_to_message(held)).SerializeToString())
+
+    @tells_store_errors
+    def get_group(self, request: GetGroupRequest, context: CallContext) -> GetGroupResponse:
+        """The settings of a group, and what they come to."""
+        check_group_name(request.consumer_group)
+        settings = self._store.groups.find(request.consumer_group)
+        limit = settings.retry_limit
+        return GetGroupResponse(
+            settings=group_to_message(settings),
+            retry_count_max=WITHOUT_LIMIT if limit is None else limit,
+            retry_delays_ms=retry_delays_of(settings, self._levels_ms),
+        )
+
+    @tells_store_errors
+    def list_group_settings(
+        self, request: ListGroupSettingsRequest, context: CallContext
+    ) -> ListGroupSettingsResponse:
+        """A page of settings by name of the group; the token is the last name of the page before."""
+        size = page_size_of(request.page_size)
+        check_page_token(request.page_token, require_group_name)
+        found = [each for each in self._store.groups.all() if each.group > request.page_token]
+        return ListGroupSettingsResponse(
+            settings=map(group_to_message, found[:size]),
+            next_page_token=found[size - 1].group if len(found) > size else "",
+        )
