@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final, Self, cast
 
 import typer
 
+from protomq_cli import delays
 from protomq_cli.connection import name_broker, open_admin, open_producer
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.message_text import (
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 _SENT_COLUMNS: Final = {
     "topic": 16, "broker": 16, "queue_id": 8, "queue_offset": 12, "status": 12, "message_id": 40,
 }  # fmt: skip
+_HANDLE_COLUMN: Final = {"recall_handle": 64}
 _BATCH_COUNT: Final = 512
 _READ_SIZE_BYTES: Final = 256 << 10
 _PULLED_DEFAULT: Final = 32
@@ -140,6 +142,9 @@ def send(
     count: Annotated[
         int, typer.Option("--count", "-c", parser=count_option, metavar="N", help="Send it so many times.")
     ] = 1,
+    delay: delays.DelayOption = None,
+    deliver_at: delays.DeliverAtOption = None,
+    delay_level: delays.DelayLevelOption = None,
     compression: Annotated[
         CompressionName,
         typer.Option(
@@ -173,12 +178,13 @@ def send(
             raise typer.BadParameter(f"{name} is given twice", param_hint="--property")
         user_properties[name] = value
     keys = key or []
+    delivery = delays.delivery(delay, deliver_at, delay_level)
 
     def message(line_key: str | None, content: bytes) -> OutgoingMessage:
         all_keys = [line_key, *keys] if line_key else keys
         return OutgoingMessage(
             topic, content, all_keys[0] if all_keys else None, tuple(all_keys[1:]), tag, user_properties,
-            sharding_key, next(chosen),
+            sharding_key, next(chosen), *delivery,
         )  # fmt: skip
 
     if broker is not None and queue is None and sharding_key:
@@ -189,7 +195,10 @@ def send(
     with (
         open_producer(namesrv, send_timeout_s=timeout, compression=compression.value) as producer,
         RowStream(
-            _SENT_COLUMNS, output, io.StringIO() if quiet else None, expendable=("topic", "broker")
+            _SENT_COLUMNS | (_HANDLE_COLUMN if delivery.is_later else {}),
+            output,
+            io.StringIO() if quiet else None,
+            expendable=("topic", "broker", "queue_offset", "recall_handle"),
         ) as stream,
     ):
         if producer.compression != compression:
@@ -555,7 +564,7 @@ def _why_no_route(
 
 
 def _sent_row(result: SendResult) -> dict[str, Any]:
-    return {
+    row = {
         "topic": result.queue.topic,
         "broker": result.queue.broker_name,
         "queue_id": result.queue.queue_id,
@@ -563,6 +572,7 @@ def _sent_row(result: SendResult) -> dict[str, Any]:
         "status": result.status.name,
         "message_id": result.message_id,
     }
+    return row | {"recall_handle": result.recall_handle} if result.recall_handle else row
 
 
 def _times(wanted: OffsetRange | None) -> tuple[datetime | None, datetime | None]:

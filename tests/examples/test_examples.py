@@ -40,7 +40,7 @@ def test_send_receive() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["async_producer", "batch", "naive_client", "ordered_by_key", "seek_by_time", "sql_filter", "tag_filter"]
+    "name", ["async_producer", "batch", "delayed", "naive_client", "ordered_by_key", "seek_by_time", "sql_filter", "tag_filter"]
 )
 def test_without_a_server_an_example_says_what_to_start(name: str) -> None:
     finished = subprocess.run(
@@ -88,6 +88,15 @@ def test_sql_filter(protomq_server: Broker) -> None:
 def test_tag_filter(protomq_server: Broker) -> None:
     output = run_example(protomq_server, "tag_filter.py")
     assert output == "refused payment 1\nrefunded payment 3\n"
+
+
+def test_delayed(protomq_server: Broker) -> None:
+    assert run_example(protomq_server, "delayed.py").splitlines() == [
+        "tomorrow's reminder is taken back",
+        "now",
+        "in one: the broker's level 1",
+        "in two seconds",
+    ]
 
 
 def test_ordered_by_key(protomq_server: Broker) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from unittest import mock
 
@@ -268,6 +269,24 @@ def test_a_message_has_all_that_send_was_given(cli: Cli, protomq_topic: str) -> 
         "shard",
     )
     assert row["properties"] == {"a": "1", "b": "x=y"}
+
+
+def test_a_delayed_message_is_recalled_once_and_its_option_is_one(
+    cli: Cli, protomq_topic: str
+) -> None:
+    cli("send", protomq_topic, "at once", "-Q")
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).strftime("%Y-%m-%dT%H:%M")
+    for option in (("--delay", "1h"), ("--deliver-at", tomorrow), ("--delay-level", "18")):
+        (sent,) = jsonl(cli("send", protomq_topic, "later", *option, "-o", "jsonl"))
+        assert sent["queue_offset"] == -1
+        recalled = cli("recall", protomq_topic, sent["recall_handle"], "-o", "json")
+        assert json.loads(recalled.stdout) == {"topic": protomq_topic, "recalled": True}
+        assert "not pending" in cli("recall", protomq_topic, sent["recall_handle"], code=4).stderr
+    assert "give one of" in cli("send", protomq_topic, "x", "-d", "1s", "--delay-level", "1", code=2).stderr
+    assert "40 days" in cli("send", protomq_topic, "x", "-d", "41d", code=2).stderr
+    assert "is no time" in cli("send", protomq_topic, "x", "--deliver-at", "noon", code=2).stderr
+    assert "recall_handle" in cli("recall", protomq_topic, "nonsense", code=2).stderr
+    assert [row["body"] for row in jsonl(cli("pull", protomq_topic))] == ["at once"]
 
 
 def test_lines_of_stdin_become_messages(cli: Cli, protomq_topic: str) -> None:

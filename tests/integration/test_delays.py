@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import grpc
 import pytest
 
-from protomq import PullConsumer
+from protomq import AsyncProducer, OutgoingMessage, Producer, PullConsumer
+from protomq.errors import IllegalDelayError, NoRouteError
 from protomq.testing import Broker
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import (
@@ -18,6 +21,7 @@ from protomq.v1.send_service_pb2 import (
     SendResponse,
 )
 from protomq.v1.send_service_pb2_grpc import SendServiceStub
+from protomq.wire.recall_handle import decode_handle, encode_handle
 from tests.support.waiting import PATIENCE_S
 
 
@@ -61,6 +65,40 @@ def test_delayed_messages_come_when_they_are_due_and_recalled_ones_do_not(
         with pytest.raises(grpc.RpcError) as caught:
             send(stub, topic, b"x", delay_level=19)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+def test_a_producer_delays_and_recalls(
+    protomq_server: Broker, protomq_topic: str, transport: Any
+) -> None:
+    topic = protomq_topic
+    with Producer(namesrv=protomq_server.namesrv, transport=transport) as producer:
+        batch = producer.send_batch(topic, [b"batch %d" % at for at in range(5)], delay=3600)
+        mixed = producer.send_batch(
+            topic,
+            [OutgoingMessage(topic, b"hour %d" % at, deliver_at=datetime.now(UTC) + timedelta(hours=at)) for at in (1, 2)],
+        )
+        for result in (*batch[1:], *mixed):
+            assert producer.recall(topic, result.recall_handle), result
+            assert not producer.recall(topic, result.recall_handle)
+        assert producer.recall(topic, batch[0].recall_handle)
+        sent = producer.send(topic, b"soon", delay=timedelta(milliseconds=300))
+        assert sent.queue_offset == -1
+        with pytest.raises(IllegalDelayError):
+            producer.send(topic, b"x", delay=timedelta(days=41))
+        elsewhere = decode_handle(sent.recall_handle)._replace(broker_name="another")
+        with pytest.raises(NoRouteError):
+            producer.recall(topic, encode_handle(elsewhere))
+    assert bodies(protomq_server, topic, 1) == [b"soon"]
+
+
+async def test_coroutines_delay_and_recall(protomq_server: Broker, protomq_topic: str) -> None:
+    topic = protomq_topic
+    async with AsyncProducer(namesrv=protomq_server.namesrv) as producer:
+        results = await asyncio.gather(*(producer.send(topic, b"%d" % at, delay=3600) for at in range(20)))
+        recalled = await asyncio.gather(*(producer.recall(topic, one.recall_handle) for one in results))
+        assert recalled == [True] * 20
+        assert not await producer.recall(topic, results[7].recall_handle)
 
 
 def test_a_broker_that_is_killed_delivers_what_was_pending_once(tmp_path: Any) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ._admin import TopicStats as TopicStats
     from ._async_producer import AsyncProducer as AsyncProducer
     from ._async_pull_consumer import AsyncPullConsumer as AsyncPullConsumer
+    from ._delays import DelayLevel as DelayLevel
     from ._group_admin import GroupSettings as GroupSettings
     from ._message import Message as Message
     from ._outgoing import BatchResult as BatchResult
@@ -59,6 +60,7 @@ _LAZY = {
     "OutgoingMessage": "_outgoing",
     "SendResult": "_outgoing",
     "SendStatus": "_outgoing",
+    "DelayLevel": "_delays",
     "BatchResult": "_outgoing",
     "SendHook": "_outgoing",
     "PullConsumer": "_pull_consumer",
@@ -90,6 +92,7 @@ __all__ = [
     "OutgoingMessage",
     "SendResult",
     "SendStatus",
+    "DelayLevel",
     "BatchResult",
     "SendHook",
     "PullConsumer",

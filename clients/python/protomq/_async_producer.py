@@ -14,8 +14,9 @@ from ._async_transport import AsyncTransport
 from ._at_exit import call_at_exit, warn_of_loss
 from ._batching import PreparedRecord
 from ._checks import check_batch, check_queue, check_seconds, check_selector, check_topic
+from ._delays import When, when_of
 from ._forks import call_after_fork
-from ._lines import take_batch
+from ._lines import LINES_MAX, take_batch
 from ._methods import SEND
 from ._outgoing import BatchResult, OutgoingMessage, SendResult, Stored
 from ._producer_options import ProducerOptions, ProducerSettings, show_settings
@@ -24,11 +25,13 @@ from ._send_core import (
     SendCore,
     address_of,
     as_message,
+    field_of,
     fits,
     refuse_settings_beside_transport,
+    when_of_message,
 )
-from ._send_steps import route_for, send_again, send_groups
-from ._types import PEER_TIMEOUT_S, MessageQueue, Route
+from ._send_steps import recall, route_for, send_again, send_groups
+from ._types import PEER_TIMEOUT_S, MessageQueue, Route, Target
 from .errors import (
     ClosedError,
     ProtomqError,
@@ -37,6 +40,9 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
+    from ._delays import Delay
     from ._selectors import QueueSelector
 
 
@@ -79,7 +85,7 @@ class AsyncProducer:
         call_at_exit(self)
 
     def _start(self) -> None:
-        self._lines: dict[tuple[str, MessageQueue | None], _Line] = {}
+        self._lines: dict[tuple[str, MessageQueue | None, bytes | None], _Line] = {}
         self._pending_size = 0
         self._waiting_for_room: deque[asyncio.Future[None]] = deque()
 
@@ -97,6 +103,8 @@ class AsyncProducer:
         queue: MessageQueue | None = None,
         sharding_key: str | None = None,
         selector: QueueSelector | None = None,
+        delay: Delay | None = None,
+        deliver_at: datetime | None = None,
         timeout_s: float | None = None,
     ) -> SendResult:
         """Sends a message and waits until it is stored. See Producer.send.
@@ -106,10 +114,14 @@ class AsyncProducer:
         if (
             sharding_key is not None
             or selector is not None
+            or delay is not None
+            or deliver_at is not None
             or self.options.hooks
             or not isinstance(topic, str)
         ):
-            message = as_message(topic, body, key, keys, tag, properties, queue, sharding_key)
+            message = as_message(
+                topic, body, key, keys, tag, properties, queue, sharding_key, delay, deliver_at
+            )
             return await self._send_message(message, selector, timeout_s)
         if queue is not None and type(queue) is not MessageQueue:
             check_queue(topic, queue)
@@ -117,7 +129,7 @@ class AsyncProducer:
         record = self._core.prepare(body, key, keys, tag, properties, deadline_s=deadline_s)
         if timeout_s is not None or self._pending_size > self.options.pending_size_max_bytes:
             return await self._send_bounded(topic, record, queue, deadline_s)
-        line = self._lines.get((topic, queue)) or self._line(topic, queue)
+        line = self._lines.get((topic, queue, None)) or self._line(topic, queue, None)
         return await self._enqueue(line, record, deadline_s).future
 
     async def send_one_way(
@@ -132,10 +144,14 @@ class AsyncProducer:
         queue: MessageQueue | None = None,
         sharding_key: str | None = None,
         selector: QueueSelector | None = None,
+        delay: Delay | None = None,
+        deliver_at: datetime | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """Sends a message without an answer: nothing tells whether it was stored. No retries."""
-        message = as_message(topic, body, key, keys, tag, properties, queue, sharding_key)
+        message = as_message(
+                topic, body, key, keys, tag, properties, queue, sharding_key, delay, deliver_at
+            )
         check_selector(selector, message.queue)
         message = self._core.before_send(message)
         check_queue(message.topic, message.queue)
@@ -143,7 +159,10 @@ class AsyncProducer:
         record = self._core.prepare_message(message, deadline_s)
         route = await self._route(message.topic, deadline_s, message.queue)
         request = self._core.make_request(
-            route, (record,), self._core.target_queue(route, message, selector)
+            route,
+            (record,),
+            self._core.target_queue(route, message, selector),
+            field_of(when_of_message(message)),
         )
         await self._transport.call(
             address_of(request), SEND, request.payload, deadline_s - time.monotonic(), one_way=True
@@ -158,6 +177,8 @@ class AsyncProducer:
         tags: str | Sequence[str] = "",
         queue: MessageQueue | None = None,
         sharding_key: str | None = None,
+        delay: Delay | None = None,
+        deliver_at: datetime | None = None,
         timeout_s: float | None = None,
     ) -> BatchResult:
         """Sends many messages of one topic. See Producer.send_batch; requests to different queues travel at the same time."""
@@ -167,9 +188,10 @@ class AsyncProducer:
             return BatchResult(())
         core = self._core
         messages, keys, tags = core.before_batch(topic, messages, keys, tags)
-        records = core.prepare_many(messages, topic, keys, tags, deadline_s)
+        when = when_of(delay, deliver_at)
+        records = core.prepare_many(messages, topic, keys, tags, deadline_s, when)
         route = await self._route(topic, deadline_s, queue)
-        groups, places = core.group(route, records, messages, queue, sharding_key)
+        groups, places = core.group(route, records, messages, queue, sharding_key, when)
         try:
             result = await self._driver.run(send_groups(core, route, groups, places, deadline_s))
         except BaseException as error:
@@ -177,6 +199,14 @@ class AsyncProducer:
             raise
         core.after_batch(messages, result, None)
         return result
+
+    async def recall(
+        self, topic: str, recall_handle: str, *, timeout_s: float | None = None
+    ) -> bool:
+        """Takes a delayed message back. See Producer.recall."""
+        check_topic(topic)
+        deadline_s = self._deadline(timeout_s)
+        return await self._driver.run(recall(self._core, topic, recall_handle, deadline_s))
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Waits until every message whose `send` is under way in another task has its outcome. See Producer.flush."""
@@ -284,15 +314,16 @@ class AsyncProducer:
         result, error = None, None
         try:
             record = core.prepare_message(message, deadline_s)
+            when = when_of_message(message)
             queue = await self._target_queue(message, selector, deadline_s)
             try:
-                result = await self._send_bounded(message.topic, record, queue, deadline_s)
+                result = await self._send_bounded(message.topic, record, queue, deadline_s, when)
             except QueueNotFoundError:
                 if message.queue is not None:
                     raise
                 # The topic has fewer queues than the route said; it has been looked up again: choose anew.
                 queue = await self._target_queue(message, selector, deadline_s)
-                result = await self._send_bounded(message.topic, record, queue, deadline_s)
+                result = await self._send_bounded(message.topic, record, queue, deadline_s, when)
             return result
         except BaseException as caught:
             error = caught
@@ -315,9 +346,10 @@ class AsyncProducer:
         record: PreparedRecord,
         queue: MessageQueue | None,
         deadline_s: float,
+        when: When | None = None,
     ) -> SendResult:
         """With a time-out of its own, and waiting for room while too much is on its way."""
-        line = self._lines.get((topic, queue)) or self._line(topic, queue)
+        line = self._line(topic, queue, when)
         entry: _Entry | None = None
         try:
             async with asyncio.timeout_at(
@@ -350,10 +382,20 @@ class AsyncProducer:
             line.task = loop.create_task(self._serve(line))
         return entry
 
-    def _line(self, topic: str, queue: MessageQueue | None) -> _Line:
+    def _line(self, topic: str, queue: MessageQueue | None, when: When | None) -> _Line:
+        delay_field = field_of(when)
+        line = self._lines.get((topic, queue, delay_field))
+        if line is not None:
+            return line
         check_topic(topic)
         check_queue(topic, queue)
-        return self._lines.setdefault((topic, queue), _Line(topic, queue))
+        if when is not None and len(self._lines) >= LINES_MAX:
+            # Delays may be of any number, unlike queues. What is delayed has no order to keep.
+            for key, idle in list(self._lines.items()):
+                if key[2] is not None and idle.task is None:
+                    del self._lines[key]
+        line = self._lines[topic, queue, delay_field] = _Line(topic, queue, delay_field)
+        return line
 
     async def _serve(self, line: _Line) -> None:
         """Sends what waits in the line, request by request, until nothing does."""
@@ -385,7 +427,7 @@ class AsyncProducer:
                 if route is None or not fits(route, line.queue):
                     route = await self._route(line.topic, deadline_s, line.queue)
                 stored = await self._dispatch(
-                    route, [entry.record for entry in live], line.queue, deadline_s
+                    route, [entry.record for entry in live], line.target, deadline_s
                 )
                 for index, entry in enumerate(live):
                     if not entry.future.done():
@@ -430,12 +472,12 @@ class AsyncProducer:
         self,
         route: Route,
         records: Sequence[PreparedRecord],
-        queue: MessageQueue | None,
+        target: Target,
         deadline_s: float,
     ) -> Stored:
         """See Producer._dispatch."""
         core = self._core
-        request = core.make_request(route, records, queue)
+        request = core.make_request(route, records, *target)
         started_s = time.monotonic()
         try:
             answer = await self._transport.call(
@@ -486,11 +528,14 @@ class _Entry:
 class _Line:
     """The line of a queue, or of a topic where `queue` is None. See _lines.py."""
 
-    __slots__ = ("in_flight", "pending", "queue", "task", "topic")
+    __slots__ = ("in_flight", "pending", "queue", "target", "task", "topic")
 
-    def __init__(self, topic: str, queue: MessageQueue | None) -> None:
+    def __init__(
+        self, topic: str, queue: MessageQueue | None, delay_field: bytes | None
+    ) -> None:
         self.topic = topic
         self.queue = queue
+        self.target = Target(queue, delay_field)
         self.pending: deque[_Entry] = deque()
         self.in_flight: list[_Entry] = []
         """The messages of the request that is under way."""

@@ -5,7 +5,7 @@ numpy variant measured no better, so there is only this one). The bytes are thos
 property test says so, in the order that lets the broker take them over unparsed:
 
     0A len record   ...   0A len record        records, each canonical, trailer complete, stamped fields zero
-    22 len topic    28 queue_id    32 len sizes (u32 each)    [38 00]    [41 previous sequence:8]
+    22 len topic    28 queue_id    32 len sizes (u32 each)    [38 00]    [41 previous sequence:8]    [delay]
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from .errors import ConfigurationError, MessageTooLargeError, WrongTypeError
 from .wire.hashing import crc32c, extend_crc32c, tag_code_of
 from .wire.record import (
     BODY_SIZE_MAX_BYTES,
+    DUE_TIME_SIZE_BYTES,
     FIXED_TRAILER_SIZE_BYTES,
+    FLAG_DUE_TIME,
     FLAG_MANY_KEYS,
     FRONT_SIZE_MAX_BYTES,
     KEYS_MAX,
@@ -36,7 +38,10 @@ from .wire.record import (
 )
 
 PreparedRecord = tuple[bytes, str, str, bytes, int, int, int]
-"""(body as stored, first key, tag, front, flags, born_time_ms, sharding_hash). A plain tuple: one is made for every message."""
+"""(body as stored, first key, tag, front, flags, born_time_ms, sharding_hash). A plain tuple: one is made for every message.
+
+The flags of a delayed message have its due time above their 32 bits.
+"""
 
 REQUEST_SIZE_MAX_BYTES: Final = 4 << 20
 """Default size at which a batch is split. RocketMQ: maxMessageSize holds for a whole batch."""
@@ -76,13 +81,15 @@ class RecordEncoder:
         queue_id: int,
         wait_store_ok: bool = True,
         previous_sequence: int | None = None,
+        delay_field: bytes = b"",
     ) -> list[bytes]:
-        """The pieces of a SendRequest with these records, numbered from `first_sequence`."""
+        """The pieces of a SendRequest with these records, numbered from `first_sequence`; `delay_field`: as in `When`."""
         parts: list[bytes] = []
         sizes = self.encode_records(parts, records, first_sequence)
         parts.append(self.encode_tail(sizes, queue_id, wait_store_ok))
         if previous_sequence is not None:
             parts.append(b"\x41" + previous_sequence.to_bytes(8, "little"))
+        parts.append(delay_field)
         return [b"".join(parts)]
 
     def encode_records(
@@ -98,9 +105,13 @@ class RecordEncoder:
         for body, key, tag, front, flags, born_time_ms, sharding_hash in records:
             prefix = prefixes.get(tag) or self._prefix(tag)
             owner = _sharded(identity, sharding_hash) if sharding_hash else identity
-            end = _end(flags) if flags else _PLAIN_END
+            rest, end = fixed_size, _PLAIN_END
+            if flags:
+                end = _end(flags & 0xFFFFFFFF)
+                if flags & FLAG_DUE_TIME:
+                    prefix, rest = self._delayed(prefix, flags >> 32), rest + DUE_TIME_SIZE_BYTES
             if front:
-                head, size, crc = _head(len(body), len(front) + fixed_size)
+                head, size, crc = _head(len(body), len(front) + rest)
                 crc = extend(extend(crc, body), front)
                 key_hash = 0
                 if key:  # hash63, without a call of it
@@ -109,7 +120,7 @@ class RecordEncoder:
                 middle = pack(key_hash, owner, sequence, 0x7D, crc, 0x0181, born_time_ms)
                 parts += (head, body, front, prefix, middle, end)
             else:
-                head, size, crc = _head(len(body), fixed_size)
+                head, size, crc = _head(len(body), rest)
                 middle = pack(0, owner, sequence, 0x7D, extend(crc, body), 0x0181, born_time_ms)
                 parts += (head, body, prefix, middle, end)
             sizes.append(size)
@@ -140,6 +151,22 @@ class RecordEncoder:
         if len(self._prefixes) < _PREFIXES_MAX:
             self._prefixes[tag] = prefix
         return prefix
+
+    def _delayed(self, prefix: bytes, due_time_ms: int) -> bytes:
+        """The prefix with a due time behind the topic."""
+        behind = len(self._topic_field)
+        return b"%b\x41%b%b" % (prefix[:behind], due_time_ms.to_bytes(8, "little"), prefix[behind:])
+
+    def field_sizes(self, records: Sequence[PreparedRecord]) -> list[int]:
+        """Sizes in bytes of the record fields, with tag and length."""
+        found: list[int] = []
+        for body, _, _, front, flags, _, _ in records:
+            rest = len(front) + self.fixed_size_bytes
+            if flags & FLAG_DUE_TIME:
+                rest += DUE_TIME_SIZE_BYTES
+            _, size, _ = _head(len(body), rest)
+            found.append(1 + len(encode_varint(size)) + size)
+        return found
 
 
 def _sharded(identity: bytes, sharding_hash: int) -> bytes:
@@ -255,7 +282,7 @@ def split_records(
     """Cuts a batch where a request would become too large or too long; a single record always fits."""
     start = size = 0
     # 18 bytes: the two tags and lengths of a record, and its entry in record_sizes.
-    overhead = fixed_size_bytes + 18
+    overhead = fixed_size_bytes + 18 + DUE_TIME_SIZE_BYTES
     for index, record in enumerate(records):
         record_size = len(record[0]) + len(record[3]) + overhead
         if index > start and (size + record_size > size_max_bytes or index - start >= count_max):

@@ -22,6 +22,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
+from ._types import Target
 from .errors import ProtomqError, RequestTimeoutError
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
 
 DEADLINE_SPREAD_S: Final = 0.5
 """A request has the deadline of the first of its callers to give up; none is to lose more of its time than this."""
+
+LINES_MAX: Final = 4_096
+"""Where a producer has so many, idle ones of delays are dropped."""
 
 CHAINS: Final = 2
 """Chains in which callers are woken; 1 to 4 measure about alike."""
@@ -87,20 +91,32 @@ class Line:
     """The line of a queue, or of a topic where `queue` is None; for threads. Any thread."""
 
     __slots__ = (
-        "_busy", "_count_max", "_drained", "_lock", "_pending", "_size_max_bytes", "queue", "topic",
+        "_busy", "_count_max", "_drained", "_lock", "_pending", "_size_max_bytes", "queue", "target", "topic",
     )  # fmt: skip
 
     def __init__(
-        self, topic: str, queue: MessageQueue | None, *, count_max: int, size_max_bytes: int
+        self,
+        topic: str,
+        queue: MessageQueue | None,
+        delay_field: bytes | None = None,
+        *,
+        count_max: int,
+        size_max_bytes: int,
     ) -> None:
         self.topic = topic
         self.queue = queue
+        self.target = Target(queue, delay_field)
         self._count_max = count_max
         self._size_max_bytes = size_max_bytes
         self._busy = False
         self._pending: deque[Entry] = deque()
         self._lock = threading.Lock()
         self._drained: threading.Event | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether somebody leads it."""
+        return self._busy
 
     def try_to_lead(self) -> bool:
         """True: the line was free and is the caller's now, until it calls `leave`."""

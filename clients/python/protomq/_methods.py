@@ -23,6 +23,7 @@ GET_CLUSTER_INFO: Final = MethodInfo(_V1 + "RouteService/GetClusterInfo", 0x0107
 FORGET_BROKER: Final = MethodInfo(_V1 + "RouteService/ForgetBroker", 0x0108, LANE_ROUTE)
 
 SEND: Final = MethodInfo(_V1 + "SendService/Send", 0x0201, LANE_SEND)
+RECALL_MESSAGE: Final = MethodInfo(_V1 + "SendService/RecallMessage", 0x0202, LANE_SEND)
 
 PULL: Final = MethodInfo(_V1 + "PullService/Pull", 0x0301, LANE_PULL)
 

@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol, overload
+from typing import TYPE_CHECKING, Protocol, TypeVar, overload
 
 from ._types import MessageQueue
 from .wire.record import encode_message_id
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from ._delays import Delay, DelayedPlaces
+
+_T = TypeVar("_T")
 
 
 class SendStatus(IntEnum):
@@ -29,7 +36,7 @@ class OutgoingMessage:
 
     `key` is the first key (None or "": there is none), `keys` are further ones (64 together, none empty; look-ups find the message by
     each); `queue` is where it must go, `sharding_key` keeps its order ("" is none, as it is on the wire). A property has a name; its
-    value may be empty, and arrives so.
+    value may be empty, and arrives so. `delay`, `deliver_at`: see `Producer.send`.
     """
 
     topic: str
@@ -40,6 +47,8 @@ class OutgoingMessage:
     properties: Mapping[str, str] | None = None
     sharding_key: str | None = None
     queue: MessageQueue | None = None
+    delay: Delay | None = None
+    deliver_at: datetime | None = None
 
 
 class SendResult:
@@ -47,9 +56,13 @@ class SendResult:
 
     `physical_offset` is that of the request's first message: one record's place within a request is the broker's business.
     `repeated_send`: the broker knew the message from an earlier attempt; it is stored once, at the place named here.
+    `recall_handle`: takes a delayed message back, see `Producer.recall`; "" of any other. A delayed message has the `queue_offset` -1:
+    it gets one when it is delivered.
     """
 
-    __slots__ = ("_identity", "physical_offset", "queue", "queue_offset", "repeated_send", "status")
+    __slots__ = (
+        "_identity", "physical_offset", "queue", "queue_offset", "recall_handle", "repeated_send", "status",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -59,6 +72,7 @@ class SendResult:
         physical_offset: int,
         repeated_send: bool,
         identity: tuple[int, int, int],
+        recall_handle: str = "",
     ) -> None:
         self.status = status
         self.queue = queue
@@ -66,6 +80,7 @@ class SendResult:
         self.physical_offset = physical_offset
         self.repeated_send = repeated_send
         self._identity = identity
+        self.recall_handle = recall_handle
 
     @property
     def message_id(self) -> str:
@@ -91,6 +106,7 @@ class Stored:
 
     __slots__ = (
         "count",
+        "delayed",
         "first_offset",
         "first_sequence",
         "identity",
@@ -110,6 +126,7 @@ class Stored:
         identity: tuple[int, int],
         first_sequence: int,
         count: int,
+        delayed: DelayedPlaces | None = None,
     ) -> None:
         self.status = status
         self.queue = queue
@@ -119,16 +136,19 @@ class Stored:
         self.identity = identity
         self.first_sequence = first_sequence
         self.count = count
+        self.delayed = delayed
 
     def result(self, index: int) -> SendResult:
         """The result of one message of the request."""
+        delayed = self.delayed
         return SendResult(
             self.status,
             self.queue,
-            self.first_offset + index,
+            self.first_offset + index if delayed is None else -1,
             self.physical_offset,
             self.repeated_send,
             (*self.identity, self.first_sequence + index),
+            "" if delayed is None else delayed.handle(index),
         )
 
 
@@ -148,15 +168,15 @@ class BatchResult(Sequence[SendResult]):
     def of_groups(
         cls,
         stored: Sequence[Stored],
-        first_request: Mapping[MessageQueue | None, int],
-        places: Sequence[tuple[MessageQueue | None, int]] | None,
+        first_request: Mapping[_T, int],
+        places: Sequence[tuple[_T, int]] | None,
     ) -> BatchResult:
-        """`first_request`: index of the first request of each queue; `places`: for each message its queue and index there."""
+        """`first_request`: index of the first request of each target; `places`: for each message its target and index there."""
         if places is None:
             return cls(stored)
         found: list[tuple[int, int]] = []
-        for queue, index in places:
-            request = first_request[queue]
+        for target, index in places:
+            request = first_request[target]
             while index >= stored[request].count:
                 index -= stored[request].count
                 request += 1

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Final, Literal, Unpack
 from ._at_exit import call_at_exit
 from ._batching import PreparedRecord
 from ._checks import check_batch, check_queue, check_seconds, check_selector, check_topic
+from ._delays import When, when_of
 from ._forks import call_after_fork
-from ._lines import Entry, Line, Room, resolve_batch
+from ._lines import LINES_MAX, Entry, Line, Room, resolve_batch
 from ._methods import SEND
 from ._outgoing import BatchResult, OutgoingMessage, SendResult, Stored
 from ._producer_options import ProducerOptions, ProducerSettings, show_settings
@@ -23,14 +24,16 @@ from ._send_core import (
     SendCore,
     address_of,
     as_message,
+    field_of,
     fits,
     refuse_settings_beside_transport,
+    when_of_message,
 )
 from ._send_future import SendFuture, UnseenFailures, unseen_text
-from ._send_steps import route_for, send_again, send_groups
+from ._send_steps import recall, route_for, send_again, send_groups
 from ._steps import Driver
 from ._transport import SyncTransport
-from ._types import PEER_TIMEOUT_S, MessageQueue, Route
+from ._types import PEER_TIMEOUT_S, MessageQueue, Route, Target
 from ._warnings import warn
 from .errors import (
     ClosedError,
@@ -41,6 +44,9 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
+    from ._delays import Delay
     from ._selectors import QueueSelector
 
 logger = logging.getLogger("protomq.producer")
@@ -100,7 +106,7 @@ class Producer:
         call_at_exit(self)
 
     def _start(self) -> None:
-        self._lines: dict[tuple[str, MessageQueue | None], Line] = {}
+        self._lines: dict[tuple[str, MessageQueue | None, bytes | None], Line] = {}
         self._workers: ThreadPoolExecutor | None = None
         self._workers_lock = threading.Lock()
         self._room = Room(self.options.pending_size_max_bytes)
@@ -121,6 +127,8 @@ class Producer:
         queue: MessageQueue | None = None,
         sharding_key: str | None = None,
         selector: QueueSelector | None = None,
+        delay: Delay | None = None,
+        deliver_at: datetime | None = None,
         timeout_s: float | None = None,
     ) -> SendResult:
         """Sends a message and waits until it is stored.
@@ -128,16 +136,23 @@ class Producer:
         Without `queue`, `sharding_key` (same key, same queue, in order; "" is none) or `selector` it may go to any queue. A chosen
         queue whose broker is away is waited for within the time-out, unless `retries` is 0.
 
+        `delay` (a timedelta, seconds, or a DelayLevel of the broker's) counts from when the broker gets the message, `deliver_at` is a
+        time with its zone: nobody gets it before, and until then `recall` takes it back. 40 days at most; a time that is past is at once.
+
         Raises an error of protomq.errors: ConfigurationError, MessageTooLargeError, NoRouteError, TopicNotFoundError,
         RequestTimeoutError, ... after the retries that make sense.
         """
         if (
             sharding_key is not None
             or selector is not None
+            or delay is not None
+            or deliver_at is not None
             or self.options.hooks
             or not isinstance(topic, str)
         ):
-            message = as_message(topic, body, key, keys, tag, properties, queue, sharding_key)
+            message = as_message(
+                topic, body, key, keys, tag, properties, queue, sharding_key, delay, deliver_at
+            )
             return self._send_message(message, selector, timeout_s)
         if queue is not None and type(queue) is not MessageQueue:
             check_queue(topic, queue)
@@ -157,6 +172,8 @@ class Producer:
         queue: MessageQueue | None = None,
         sharding_key: str | None = None,
         selector: QueueSelector | None = None,
+        delay: Delay | None = None,
+        deliver_at: datetime | None = None,
         timeout_s: float | None = None,
     ) -> Future[SendResult]:
         """Sends a message without waiting; the future has the result or the error.
@@ -165,7 +182,9 @@ class Producer:
         `pending_size_max_bytes` are on their way. Callbacks of the future run on a sending thread: keep them short. Look at each
         future: of a failure that nobody has seen, `flush`, `close` or the end of the program tell no more than a RuntimeWarning.
         """
-        message = as_message(topic, body, key, keys, tag, properties, queue, sharding_key)
+        message = as_message(
+                topic, body, key, keys, tag, properties, queue, sharding_key, delay, deliver_at
+            )
         check_selector(selector, message.queue)
         message = self._core.before_send(message)
         deadline_s = self._deadline(timeout_s)
@@ -195,10 +214,14 @@ class Producer:
         queue: MessageQueue | None = None,
         sharding_key: str | None = None,
         selector: QueueSelector | None = None,
+        delay: Delay | None = None,
+        deliver_at: datetime | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """Sends a message and returns when it is handed to the kernel; nothing tells whether it was stored. No retries."""
-        message = as_message(topic, body, key, keys, tag, properties, queue, sharding_key)
+        message = as_message(
+                topic, body, key, keys, tag, properties, queue, sharding_key, delay, deliver_at
+            )
         check_selector(selector, message.queue)
         message = self._core.before_send(message)
         check_queue(message.topic, message.queue)
@@ -206,7 +229,10 @@ class Producer:
         record = self._core.prepare_message(message, deadline_s)
         route = self._route(message.topic, deadline_s, message.queue)
         request = self._core.make_request(
-            route, (record,), self._core.target_queue(route, message, selector)
+            route,
+            (record,),
+            self._core.target_queue(route, message, selector),
+            field_of(when_of_message(message)),
         )
         self._transport.call(
             address_of(request), SEND, request.payload, deadline_s - time.monotonic(), one_way=True
@@ -221,13 +247,16 @@ class Producer:
         tags: str | Sequence[str] = "",
         queue: MessageQueue | None = None,
         sharding_key: str | None = None,
+        delay: Delay | None = None,
+        deliver_at: datetime | None = None,
         timeout_s: float | None = None,
     ) -> BatchResult:
         """Sends many messages of one topic: bodies (with `keys` and `tags`, if given) or OutgoingMessages.
 
         They go to one queue in one request (all or nothing), split where that would be over 4 MiB or 32,768 messages; messages
         with a queue or a sharding key of their own go there. The time-out is for all of it. A batch does not wait for
-        messages of `send_async` that are still on their way.
+        messages of `send_async` that are still on their way. `delay` and `deliver_at` (see `send`) are for those that have none of
+        their own; each delay is a request of its own, messages with times go together.
 
         Raises BatchIncompleteError if some requests were stored and another failed; its `stored` tells which.
         """
@@ -237,9 +266,10 @@ class Producer:
             return BatchResult(())
         core = self._core
         messages, keys, tags = core.before_batch(topic, messages, keys, tags)
-        records = core.prepare_many(messages, topic, keys, tags, deadline_s)
+        when = when_of(delay, deliver_at)
+        records = core.prepare_many(messages, topic, keys, tags, deadline_s, when)
         route = self._route(topic, deadline_s, queue)
-        groups, places = core.group(route, records, messages, queue, sharding_key)
+        groups, places = core.group(route, records, messages, queue, sharding_key, when)
         try:
             result = self._driver.run(send_groups(core, route, groups, places, deadline_s))
         except BaseException as error:
@@ -247,6 +277,16 @@ class Producer:
             raise
         core.after_batch(messages, result, None)
         return result
+
+    def recall(self, topic: str, recall_handle: str, *, timeout_s: float | None = None) -> bool:
+        """Takes a delayed message back by the `recall_handle` of its SendResult; any producer may.
+
+        True: nobody gets it. False: too late, it is delivered, or somebody has recalled it before. Asked once: of a recall whose answer
+        is lost nobody knows. Raises ConfigurationError for what is no handle, NoRouteError if its broker is away.
+        """
+        check_topic(topic)
+        deadline_s = self._deadline(timeout_s)
+        return self._driver.run(recall(self._core, topic, recall_handle, deadline_s))
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Waits until every message that was given to `send_async` has its outcome, which its future has then.
@@ -354,7 +394,10 @@ class Producer:
     def _send_record(
         self, topic: str, record: PreparedRecord, queue: MessageQueue | None, deadline_s: float
     ) -> SendResult:
-        line = self._lines.get((topic, queue)) or self._line(topic, queue)
+        line = self._lines.get((topic, queue, None)) or self._line(topic, queue, None)
+        return self._send_in(line, record, deadline_s)
+
+    def _send_in(self, line: Line, record: PreparedRecord, deadline_s: float) -> SendResult:
         if line.try_to_lead():
             return self._lead_alone(line, record, deadline_s)
         entry = Entry(record, deadline_s)
@@ -379,13 +422,13 @@ class Producer:
         try:
             line, record = self._line_and_record(message, selector, deadline_s)
             try:
-                result = self._send_record(message.topic, record, line.queue, deadline_s)
+                result = self._send_in(line, record, deadline_s)
             except QueueNotFoundError:
                 if message.queue is not None:
                     raise
                 # The topic has fewer queues than the route said; it has been looked up again: choose anew.
                 line, _ = self._line_and_record(message, selector, deadline_s)
-                result = self._send_record(message.topic, record, line.queue, deadline_s)
+                result = self._send_in(line, record, deadline_s)
             return result
         except BaseException as caught:
             error = caught
@@ -401,19 +444,33 @@ class Producer:
         if queue is None and (message.sharding_key or selector is not None):
             route = self._route(message.topic, deadline_s)
             queue = self._core.target_queue(route, message, selector)
-        return self._lines.get((message.topic, queue)) or self._line(message.topic, queue), record
+        when = when_of_message(message)
+        return self._line(message.topic, queue, when), record
 
-    def _line(self, topic: str, queue: MessageQueue | None) -> Line:
+    def _line(self, topic: str, queue: MessageQueue | None, when: When | None) -> Line:
+        line = self._lines.get((topic, queue, field_of(when)))
+        if line is not None:
+            return line
         check_topic(topic)
         check_queue(topic, queue)
         options = self.options
         line = Line(
             topic,
             queue,
+            field_of(when),
             count_max=options.coalesce_count_max,
             size_max_bytes=options.coalesce_size_max_bytes,
         )
-        return self._lines.setdefault((topic, queue), line)
+        if when is not None:
+            self._drop_idle_lines()
+        return self._lines.setdefault((topic, queue, field_of(when)), line)
+
+    def _drop_idle_lines(self) -> None:
+        """Where there are many: delays may be of any number, unlike queues. What is delayed has no order to keep."""
+        if len(self._lines) >= LINES_MAX:
+            for key, line in list(self._lines.items()):
+                if key[2] is not None and not line.busy:
+                    self._lines.pop(key, None)
 
     def _forget(self, done: SendFuture, size_bytes: int) -> None:
         """A message of `send_async` has its outcome."""
@@ -431,7 +488,7 @@ class Producer:
         """The short way of `_lead` for a caller that found the line free: most sends of one thread go here."""
         try:
             route = self._route(line.topic, deadline_s, line.queue)
-            return self._dispatch(route, (record,), line.queue, deadline_s).result(0)
+            return self._dispatch(route, (record,), line.target, deadline_s).result(0)
         finally:
             following = self._hand_over(line)
             if following:
@@ -452,7 +509,7 @@ class Producer:
                 records = [entry.record for entry in batch]
                 deadline_s = min(entry.deadline_s for entry in batch)
                 route = self._route(line.topic, deadline_s, line.queue)
-                stored = self._dispatch(route, records, line.queue, deadline_s)
+                stored = self._dispatch(route, records, line.target, deadline_s)
         except BaseException as caught:
             error = caught
         following = self._hand_over(line)
@@ -560,12 +617,12 @@ class Producer:
         self,
         route: Route,
         records: Sequence[PreparedRecord],
-        queue: MessageQueue | None,
+        target: Target,
         deadline_s: float,
     ) -> Stored:
         """One request, with all its tries: the first here, without detours."""
         core = self._core
-        request = core.make_request(route, records, queue)
+        request = core.make_request(route, records, *target)
         started_s = time.monotonic()
         try:
             answer = self._transport.call(

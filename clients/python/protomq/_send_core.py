@@ -29,6 +29,7 @@ from ._batching import (
 )
 from ._checks import check_encodable, check_queue, check_text, check_texts, check_topic
 from ._compression import DECOMPRESSED_SIZE_MAX_BYTES, compress_body, make_compressor
+from ._delays import DelayedPlaces, When, delay_flags, delayed, when_of
 from ._fault_tolerance import LatencyFaultTolerance
 from ._outgoing import BatchResult, OutgoingMessage, SendResult, SendStatus, Stored
 from ._producer_options import ProducerOptions
@@ -36,7 +37,7 @@ from ._retry import NextStep, RetryPlan, RetryPolicy, backoff_delay
 from ._selectors import RoundRobin, sharded_index
 from ._sequence import SequenceSource
 from ._transport_options import TransportOptions
-from ._types import PEER_TIMEOUT_S, BrokerAddress, MessageQueue, Route
+from ._types import PEER_TIMEOUT_S, BrokerAddress, MessageQueue, Route, Target
 from .errors import (
     ConfigurationError,
     NoRouteError,
@@ -51,6 +52,9 @@ from .wire.hashing import sharding_hash_of
 from .wire.record import BODY_SIZE_MAX_BYTES
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
+    from ._delays import Delay
     from ._selectors import QueueSelector
 
 logger = logging.getLogger("protomq.producer")
@@ -65,8 +69,18 @@ class Request:
     """Messages on their way to one queue, with their sequences; the payload is the same in every attempt at a broker."""
 
     __slots__ = (
-        "address", "encoder", "first_sequence", "identity", "made_s", "payload", "previous_sequence", "queue", "queue_is_open",
-        "records", "wait_store_ok",
+        "address",
+        "delay_field",
+        "encoder",
+        "first_sequence",
+        "identity",
+        "made_s",
+        "payload",
+        "previous_sequence",
+        "queue",
+        "queue_is_open",
+        "records",
+        "wait_store_ok",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +95,7 @@ class Request:
         wait_store_ok: bool,
         previous_sequence: int | None,
         made_s: float,
+        delay_field: bytes | None = None,
     ) -> None:
         self.encoder = encoder
         self.identity = identity
@@ -91,6 +106,8 @@ class Request:
         self.queue_is_open = queue_is_open
         self.wait_store_ok = wait_store_ok
         self.made_s = made_s
+        self.delay_field = delay_field
+        """As in `Target`."""
         self.aim(queue, previous_sequence)
 
     def aim(self, queue: MessageQueue, previous_sequence: int | None) -> None:
@@ -103,6 +120,7 @@ class Request:
             queue.queue_id,
             self.wait_store_ok,
             previous_sequence,
+            self.delay_field or b"",
         )
 
 
@@ -294,8 +312,9 @@ class SendCore:
         keys: Sequence[str | None] | None,
         tags: str | Sequence[str],
         deadline_s: float = math.inf,
+        when: When | None = None,
     ) -> list[PreparedRecord]:
-        """`prepare` for a batch. `keys` and `tags` go with bodies; an OutgoingMessage has its own."""
+        """`prepare` for a batch. `keys` and `tags` go with bodies; an OutgoingMessage has its own. `when`: of those that do not say it."""
         check_topic(topic)
         self._check_counts(len(messages), keys, tags)
         if (
@@ -307,7 +326,8 @@ class SendCore:
             if max(map(len, messages)) <= self._plain_size_max:  # type: ignore[arg-type]
                 # Bodies and nothing else: no call per message.
                 born_time_ms = time.time_ns() // 1_000_000
-                return [(body, "", "", b"", 0, born_time_ms, 0) for body in messages]  # type: ignore[misc]
+                flags = delay_flags(when)
+                return [(body, "", "", b"", flags, born_time_ms, 0) for body in messages]  # type: ignore[misc]
         prepare = self.prepare
         records: list[PreparedRecord] = []
         for index, message in enumerate(messages):
@@ -318,21 +338,12 @@ class SendCore:
                     )
                 if keys is not None or tags:
                     _refuse_beside_message(index, keys, tags)
-                records.append(
-                    prepare(
-                        message.body,
-                        message.key,
-                        message.keys,
-                        message.tag,
-                        message.properties,
-                        message.sharding_key,
-                        deadline_s,
-                    )
-                )
+                record = self.prepare_message(message, deadline_s)
+                records.append(delayed(record, when) if is_at_once(message) else record)
             else:
                 key = None if keys is None else keys[index]
                 tag = tags if isinstance(tags, str) else tags[index]
-                records.append(prepare(message, key, (), tag, deadline_s=deadline_s))
+                records.append(delayed(prepare(message, key, (), tag, deadline_s=deadline_s), when))
         return records
 
     def _check_time_is_left(self, deadline_s: float) -> None:
@@ -347,7 +358,7 @@ class SendCore:
         self, message: OutgoingMessage, deadline_s: float = math.inf
     ) -> PreparedRecord:
         """`prepare` for the other form."""
-        return self.prepare(
+        record = self.prepare(
             message.body,
             message.key,
             message.keys,
@@ -356,6 +367,7 @@ class SendCore:
             message.sharding_key,
             deadline_s,
         )
+        return record if is_at_once(message) else delayed(record, when_of_message(message))
 
     def before_batch(
         self,
@@ -442,31 +454,41 @@ class SendCore:
         messages: Sequence[bytes | OutgoingMessage],
         queue: MessageQueue | None,
         sharding_key: str | None,
-    ) -> tuple[
-        Mapping[MessageQueue | None, Sequence[PreparedRecord]],
-        Sequence[tuple[MessageQueue | None, int]] | None,
-    ]:
-        """The records of a batch by queue, and for each its queue and place there; None: all in one queue, in order.
+        when: When | None = None,
+    ) -> tuple[Mapping[Target, Sequence[PreparedRecord]], Sequence[tuple[Target, int]] | None]:
+        """The records of a batch by target, and for each its target and place there; None: all have one, in order.
 
-        `queue` and `sharding_key` are those of the batch; a message's own go first.
+        `queue`, `sharding_key` and `when` are those of the batch; a message's own go first.
         """
         check_queue(route.topic, queue)
         if queue is None and sharding_key:
             queue = self.target_queue(
                 route, OutgoingMessage(route.topic, b"", sharding_key=sharding_key), None
             )
-        targets = {
-            index: self.target_queue(route, message, None)
-            for index, message in enumerate(messages)
-            if isinstance(message, OutgoingMessage)
-            and (message.queue is not None or message.sharding_key)
-        }
+        target = Target(queue, field_of(when))
+        targets: dict[int, Target] = {}
+        for index, message in enumerate(messages):
+            if not isinstance(message, OutgoingMessage):
+                continue
+            own = target
+            if message.queue is not None or message.sharding_key:
+                own = own._replace(queue=self.target_queue(route, message, None))
+            if not is_at_once(message):
+                own = own._replace(delay_field=field_of(when_of_message(message)))
+            if own is not target:
+                targets[index] = own
         if not targets:
-            return {queue: records}, None
-        return group_by_queue(records, (targets.get(index, queue) for index in range(len(records))))
+            return {target: records}, None
+        return group_by_target(
+            records, (targets.get(index, target) for index in range(len(records)))
+        )
 
     def make_request(
-        self, route: Route, records: Sequence[PreparedRecord], queue: MessageQueue | None
+        self,
+        route: Route,
+        records: Sequence[PreparedRecord],
+        queue: MessageQueue | None,
+        delay_field: bytes | None = None,
     ) -> Request:
         """Takes sequences for the records and assembles the bytes. `queue` None: any. Raises NoRouteError if there is none to write."""
         queue_is_open = queue is None
@@ -485,6 +507,7 @@ class SendCore:
             self.options.wait_store_ok,
             previous_sequence,
             self.clock(),
+            delay_field,
         )
 
     def store_result(self, request: Request, answer: bytes) -> Stored:
@@ -516,6 +539,7 @@ class SendCore:
             request.identity,
             request.first_sequence,
             count,
+            None if request.delay_field is None else places_of(request, response.recall_handle),
         )
 
     def answered(self, request: Request, answer: bytes, started_s: float) -> Stored:
@@ -624,6 +648,8 @@ def as_message(
     properties: Mapping[str, str] | None,
     queue: MessageQueue | None,
     sharding_key: str | None,
+    delay: Delay | None = None,
+    deliver_at: datetime | None = None,
 ) -> OutgoingMessage:
     """The arguments of a send as a message. What stands beside an OutgoingMessage would be lost: ConfigurationError."""
     if isinstance(topic, OutgoingMessage):
@@ -636,6 +662,8 @@ def as_message(
             "properties": properties is not None,
             "queue": queue is not None,
             "sharding_key": sharding_key is not None,
+            "delay": delay is not None,
+            "deliver_at": deliver_at is not None,
         }
         if any(beside.values()):
             names = ", ".join(name for name, given in beside.items() if given)
@@ -644,18 +672,44 @@ def as_message(
             )
         return topic
     check_topic(topic)
-    return OutgoingMessage(topic, body, key, keys, tag, properties, sharding_key, queue)
+    return OutgoingMessage(
+        topic, body, key, keys, tag, properties, sharding_key, queue, delay, deliver_at
+    )
 
 
-def group_by_queue(
-    records: Sequence[PreparedRecord], queues: Iterable[MessageQueue | None]
-) -> tuple[dict[MessageQueue | None, list[PreparedRecord]], list[tuple[MessageQueue | None, int]]]:
-    """Records by queue (None: any), and for each record its queue and its index there."""
-    groups: dict[MessageQueue | None, list[PreparedRecord]] = {}
-    places: list[tuple[MessageQueue | None, int]] = []
-    for record, queue in zip(records, queues, strict=True):
-        group = groups.setdefault(queue, [])
-        places.append((queue, len(group)))
+def is_at_once(message: OutgoingMessage) -> bool:
+    """Whether a message says nothing of when it is delivered."""
+    return message.delay is None and message.deliver_at is None
+
+
+def when_of_message(message: OutgoingMessage) -> When | None:
+    """When the message is delivered, by what it says itself."""
+    return when_of(message.delay, message.deliver_at)
+
+
+def field_of(when: When | None) -> bytes | None:
+    """What of it the messages of a request have in common."""
+    return None if when is None else when.field
+
+
+def places_of(request: Request, recall_handle: str) -> DelayedPlaces:
+    """Where the records of a delayed request stand."""
+    if len(request.records) == 1:
+        return DelayedPlaces(recall_handle, (), ())
+    due_times_ms = [record[4] >> 32 for record in request.records]
+    sizes = request.encoder.field_sizes(request.records)
+    return DelayedPlaces(recall_handle, sizes, due_times_ms)
+
+
+def group_by_target(
+    records: Sequence[PreparedRecord], targets: Iterable[Target]
+) -> tuple[dict[Target, list[PreparedRecord]], list[tuple[Target, int]]]:
+    """Records by target, and for each record its target and its index there."""
+    groups: dict[Target, list[PreparedRecord]] = {}
+    places: list[tuple[Target, int]] = []
+    for record, target in zip(records, targets, strict=True):
+        group = groups.setdefault(target, [])
+        places.append((target, len(group)))
         group.append(record)
     return groups, places
 

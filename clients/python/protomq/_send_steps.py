@@ -9,12 +9,14 @@ from collections.abc import Mapping, Sequence
 
 from ._batching import PreparedRecord, split_records
 from ._call_steps import retried
-from ._methods import SEND
+from ._delays import broker_of_handle, decode_recall, encode_recall
+from ._methods import RECALL_MESSAGE, SEND
+from ._offset_calls import broker_of
 from ._outgoing import BatchResult, Stored
 from ._retry import attempt_timeout
 from ._send_core import Request, RequestRetries, SendCore, address_of, fits
 from ._steps import CallServer, Each, ForgetRoute, GetRoute, Steps
-from ._types import MessageQueue, Route
+from ._types import MessageQueue, Route, Target
 from .errors import BatchIncompleteError, ProtomqError
 
 
@@ -33,11 +35,11 @@ def send_request(
     core: SendCore,
     route: Route,
     records: Sequence[PreparedRecord],
-    queue: MessageQueue | None,
+    target: Target,
     deadline_s: float,
 ) -> Steps[Stored]:
     """One request, with all its tries."""
-    request = core.make_request(route, records, queue)
+    request = core.make_request(route, records, *target)
     try:
         return (yield from _attempt(core, request, deadline_s))
     except ProtomqError as error:
@@ -83,8 +85,8 @@ def _attempt(core: SendCore, request: Request, deadline_s: float) -> Steps[Store
 def send_groups(
     core: SendCore,
     route: Route,
-    groups: Mapping[MessageQueue | None, Sequence[PreparedRecord]],
-    places: Sequence[tuple[MessageQueue | None, int]] | None,
+    groups: Mapping[Target, Sequence[PreparedRecord]],
+    places: Sequence[tuple[Target, int]] | None,
     deadline_s: float,
 ) -> Steps[BatchResult]:
     """The requests of a batch: one after another within a queue. Over queues coroutines send them at the same time; a thread, one after
@@ -95,15 +97,13 @@ def send_groups(
     errors: list[ProtomqError] = []
     fixed_size_bytes = core.encoder(route.topic).fixed_size_bytes
 
-    def send_group(
-        queue: MessageQueue | None, records: Sequence[PreparedRecord]
-    ) -> Steps[list[Stored]]:
+    def send_group(target: Target, records: Sequence[PreparedRecord]) -> Steps[list[Stored]]:
         stored: list[Stored] = []
         if errors:
             return stored
         try:
             for part in split_records(records, fixed_size_bytes, core.options.batch_size_max_bytes):
-                stored.append((yield from send_request(core, route, part, queue, deadline_s)))
+                stored.append((yield from send_request(core, route, part, target, deadline_s)))
         except ProtomqError as error:
             errors.append(error)
         return stored
@@ -121,9 +121,26 @@ def send_groups(
             f"{sum(item.count for item in stored)} of {sum(map(len, groups.values()))} messages are stored, then: {errors[0]}",
             stored,
         ) from errors[0]
-    first_request: dict[MessageQueue | None, int] = {}
+    first_request: dict[Target, int] = {}
     count = 0
-    for queue, items in zip(groups, outcomes, strict=True):
-        first_request[queue] = count
+    for target, items in zip(groups, outcomes, strict=True):
+        first_request[target] = count
         count += len(items)
     return BatchResult.of_groups(stored, first_request, places)
+
+
+def recall(core: SendCore, topic: str, recall_handle: str, deadline_s: float) -> Steps[bool]:
+    """Takes a delayed message back; whether it was in time. Asked once: of a recall whose answer is lost nobody knows whether it won."""
+    broker_name = broker_of_handle(recall_handle)
+    route: Route = yield from route_for(core, topic, None, deadline_s)
+    address = broker_of(route, broker_name)
+    timeout_s = max(deadline_s - core.clock(), 0.001)
+    try:
+        answer: bytes = yield CallServer(
+            address, RECALL_MESSAGE, [encode_recall(topic, recall_handle)], timeout_s
+        )
+    except ProtomqError as error:
+        if error.stale_route:
+            yield ForgetRoute(topic)
+        raise
+    return decode_recall(answer)

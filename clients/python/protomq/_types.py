@@ -22,6 +22,18 @@ class MessageQueue(NamedTuple):
     queue_id: int
 
 
+class Target(NamedTuple):
+    """What the messages of one request have in common.
+
+    Attributes:
+        queue: None: any.
+        delay_field: what of `When` it says; None: they are delivered at once.
+    """
+
+    queue: MessageQueue | None
+    delay_field: bytes | None = None
+
+
 class BrokerAddress(NamedTuple):
     """Where a broker or a name server is reached; an address is host:port, "" where there is none."""
 

@@ -1,11 +1,8 @@
-"""Delays of sends: when a message falls due, what is refused, and the handle by which it is recalled."""
+"""Delays of sends: when a message falls due, and what is refused."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import struct
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -21,45 +18,7 @@ if TYPE_CHECKING:
     from .store.log.append import RecordRegion
     from .store.timer.pending import PendingTimers
 
-_HANDLE: Final = struct.Struct("<BQQQIQ")
-_HANDLE_VERSION: Final = 1
 RETRY_FULL_MS: Final = 10_000
-
-
-class RecallHandle(NamedTuple):
-    """Names a delayed message: all of it is compared.
-
-    Attributes:
-        broker_name: where it is.
-        position: where its record stood when it was sent; one that was carried forward is found by its due time.
-        due_time_ms: when it is delivered.
-        message_id: producer id, epoch, sequence.
-    """
-
-    broker_name: str
-    position: int
-    due_time_ms: int
-    message_id: tuple[int, int, int]
-
-
-def encode_handle(handle: RecallHandle) -> str:
-    """As a caller gets it: text of letters, digits, - and _."""
-    octets = _HANDLE.pack(_HANDLE_VERSION, handle.position, handle.due_time_ms, *handle.message_id)
-    return base64.urlsafe_b64encode(octets + handle.broker_name.encode()).decode().rstrip("=")
-
-
-def decode_handle(text: str) -> RecallHandle:
-    """Raises ServiceError for what is no handle."""
-    try:
-        octets = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
-        version, position, due_time_ms, *message_id = _HANDLE.unpack_from(octets)
-        broker_name = octets[_HANDLE.size :].decode()
-    except (binascii.Error, struct.error, UnicodeDecodeError, ValueError):
-        raise _no_handle() from None
-    if version != _HANDLE_VERSION:
-        raise _no_handle()
-    producer_id, epoch, sequence = message_id
-    return RecallHandle(broker_name, position, due_time_ms, (producer_id, epoch, sequence))
 
 
 class Delays:
@@ -133,7 +92,3 @@ def _illegal_delay(error: DelayError, value: int, limit: int) -> ServiceError:
         f"{error}; nothing was stored",
         metadata={"field": error.field, "value": str(value), "limit": str(limit)},
     )
-
-
-def _no_handle() -> ServiceError:
-    return invalid_argument("recall_handle", "is none that a send has answered")

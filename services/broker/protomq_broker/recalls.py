@@ -13,11 +13,11 @@ import numpy as np
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import RecallMessageResponse
 from protomq.v1.state_pb2 import TimerEnd
+from protomq.wire.recall_handle import RecallHandle, decode_handle, encode_handle
 from protomq.wire.record import encode_message_id
 from protomq.wire.topics import TIMER_TOPIC
 from protomq_runtime.errors import invalid_argument
 
-from .delays import RecallHandle, decode_handle, encode_handle
 from .store.log.record_scan import read_trailers
 from .store.timer.timer import timer_record
 from .store_errors import to_service_error
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from .config import BrokerConfig
     from .log_time import LogTime
-    from .store.log.append import AppendRequest
+    from .store.log.append import AppendRequest, RecordRegion
     from .store.store import Store
     from .system_writer import SystemWriter
     from .waiting_answers import WaitingAnswers
@@ -60,30 +60,36 @@ class Recalls:
         self._log_time = log_time
 
     def handle_of(self, request: AppendRequest) -> str:
-        """Of the one message of a request that was appended."""
+        """Of the first message of a request that was appended."""
         region = request.region
-        assert isinstance(region.due_times_ms, int)
+        due_ms = region.due_times_ms
+        if not isinstance(due_ms, int):
+            assert due_ms is not None
+            due_ms = int(due_ms[0])
         message_id = (region.producer_id, region.producer_epoch, region.first_sequence)
         return encode_handle(
-            RecallHandle(
-                self._broker_name, request.physical_offset, region.due_times_ms, message_id
-            )
+            RecallHandle(self._broker_name, request.physical_offset, due_ms, message_id)
         )
 
-    def handle_at(self, position: int) -> str:
-        """Of a message that stands at a position; "" if it is gone or damaged."""
+    def handle_at(self, position: int, region: RecordRegion) -> str:
+        """Of the first message of a region, which stands at a position already; "" if it is gone from there, or damaged."""
         octets = self._store.record_at(position)
         if octets is None:
             return ""
         record = Record.FromString(octets)
         message_id = (record.producer_id, record.producer_epoch, record.sequence)
+        if message_id != (region.producer_id, region.producer_epoch, region.first_sequence):
+            return ""
         return encode_handle(
             RecallHandle(self._broker_name, position, record.due_time_ms, message_id)
         )
 
     def recall(self, request: RecallMessageRequest, call: Call) -> None:
         """Takes the message back if it is pending, and answers the call. Raises ServiceError, StoreError."""
-        handle = decode_handle(request.recall_handle)
+        try:
+            handle = decode_handle(request.recall_handle)
+        except ValueError as error:
+            raise invalid_argument("recall_handle", str(error)) from None
         if handle.broker_name != self._broker_name:
             raise invalid_argument(
                 "recall_handle",

@@ -188,8 +188,9 @@ class SendService:
             physical_offset=found.physical_offset,
             repeated_send=True,
         )
-        if order.request.region.flags and order.request.region.count == 1:
-            response.recall_handle = self._recalls.handle_at(found.physical_offset)
+        region = order.request.region
+        if region.flags:
+            response.recall_handle = self._recalls.handle_at(found.physical_offset, region)
         self._answer(order, response, self._store.appended_position)
         self._waiting.request_flush()
 
@@ -214,7 +215,7 @@ class SendService:
                 record_count=region.count,
                 physical_offset=request.physical_offset,
             )
-            if region.flags and region.count == 1:
+            if region.flags:
                 response.recall_handle = self._recalls.handle_of(request)
             if order.identified_here:
                 response.message_id = encode_message_id(

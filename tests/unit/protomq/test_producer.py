@@ -373,7 +373,7 @@ def test_messages_that_gather_while_the_line_is_busy_travel_together(
     assert gate.arrived.wait(60)
     for thread in threads[1:]:
         thread.start()
-    line = producer._lines["T", None]
+    line = producer._lines["T", None, None]
     while len(line._pending) < 49:
         threading.Event().wait(0.001)
     gate.open.set()
@@ -427,7 +427,7 @@ def test_an_error_reaches_every_caller_of_the_request(
     assert gate.arrived.wait(60)
     for thread in threads[1:]:
         thread.start()
-    while len(producer._lines["T", None]._pending) < 4:
+    while len(producer._lines["T", None, None]._pending) < 4:
         threading.Event().wait(0.001)
     cluster.script("a", InvalidArgumentError("no"), InvalidArgumentError("no"))
     gate.open.set()
@@ -479,7 +479,7 @@ def test_an_interrupted_leader_leaves_the_line_to_the_next(
     threads[0].start()
     assert gate.arrived.wait(60)
     threads[1].start()
-    while not producer._lines["T", None]._pending:
+    while not producer._lines["T", None, None]._pending:
         threading.Event().wait(0.001)
     gate.open.set()
     for thread in threads:
@@ -500,7 +500,7 @@ def test_an_interrupted_follower_leaves_the_others_alone(
     assert gate.arrived.wait(60)
 
     def interrupt() -> None:
-        while not producer._lines["T", None]._pending:
+        while not producer._lines["T", None, None]._pending:
             threading.Event().wait(0.001)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 

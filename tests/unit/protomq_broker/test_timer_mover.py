@@ -19,9 +19,10 @@ from protomq.v1.send_service_pb2 import (
 )
 from protomq.v1.state_pb2 import TimerEnd, TimerRecord
 from protomq.wire import record as layout
+from protomq.wire.recall_handle import decode_handle
 from protomq.wire.topics import TIMER_TOPIC
 from protomq_broker.config import BrokerConfig
-from protomq_broker.delays import Delays, decode_handle
+from protomq_broker.delays import Delays
 from protomq_broker.log_time import LogTime
 from protomq_broker.recalls import Recalls
 from protomq_broker.send_service import SendService
@@ -195,7 +196,7 @@ def test_each_message_of_a_request_has_its_own_time(world: World) -> None:
     now_ms = world.clock.now_ms()
     records = [Record(body=b"%d" % at, due_time_ms=now_ms + 1_000 * (5 - at)) for at in range(5)]
     answer = world.request(SendRequest(topic="topic", queue_id=0, records=records))
-    assert answer.recall_handle == ""
+    assert decode_handle(answer.recall_handle).due_time_ms == now_ms + 5_000, "of the first"
     assert world.deliver(999) == []
     assert world.deliver(1_001) == [b"4", b"3"]
     assert world.deliver(10_000) == [b"4", b"3", b"2", b"1", b"0"]

@@ -155,8 +155,8 @@ class SendResponse(_message.Message):
     repeated_send: _builtins.bool
     """The broker recognised a repeated send: nothing was stored now, the places are those of the first time."""
     recall_handle: _builtins.str
-    """Names the delayed message to RecallMessage. Only of a request with one message, which is delayed. Its queue offset is -1: it gets one when it is
-    delivered.
+    """Names the first message to RecallMessage, if the messages are delayed (docs/delay.md says how the handles of the others are made of it). Their
+    queue offset is -1: they get one when they are delivered.
     """
     def __init__(
         self,
@@ -189,7 +189,7 @@ class RecallMessageRequest(_message.Message):
     topic: _builtins.str
     """Its topic."""
     recall_handle: _builtins.str
-    """What the answer to its send said."""
+    """What the answer to its send said of it."""
     def __init__(
         self,
         *,

@@ -1,0 +1,140 @@
+"""When a message is delivered: what a send says of it, and the handle by which it is taken back. Pure functions.
+
+Two ways go over the wire. A delay stands in the request, and the broker counts it from when it gets the message: no clock of ours is in it.
+A time stands in the record. Messages travel together where the way, and the delay, are the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+from ._batching import PreparedRecord
+from ._checks import check_count, check_text, check_time
+from .errors import ConfigurationError, ProtocolError, WrongTypeError
+from .wire.recall_handle import RecallHandle, decode_handle, encode_handle
+from .wire.record import FLAG_DUE_TIME, encode_varint
+
+LEVEL_MAX: Final = (1 << 31) - 1
+"""What the wire carries; which levels there are is the broker's to say."""
+_DELAY_MAX_S: Final = 1e10
+"""300 years. The broker says what it takes: 40 days."""
+
+
+class DelayLevel(NamedTuple):
+    """One of the broker's delay levels, from 1; RocketMQ's by default: 1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h."""
+
+    level: int
+
+
+Delay = timedelta | float | DelayLevel
+
+
+class When(NamedTuple):
+    """What a send says of when its messages are delivered.
+
+    Attributes:
+        field: of the request, encoded; b"": each record has its due time.
+        due_time_ms: of the record, milliseconds since 1970; 0 where the broker counts.
+    """
+
+    field: bytes
+    due_time_ms: int
+
+
+def when_of(delay: object, deliver_at: object) -> When | None:
+    """None: at once. Raises WrongTypeError, ConfigurationError for what is no delay, and for both."""
+    if deliver_at is not None:
+        if delay is not None:
+            raise ConfigurationError(
+                f"a message has a delay or a time, not both: {delay!r}, {deliver_at!r}"
+            )
+        due_time_ms = check_time("deliver_at", deliver_at).timestamp() * 1000
+        return When(b"", max(math.ceil(due_time_ms), 1))
+    if delay is None:
+        return None
+    if isinstance(delay, DelayLevel):
+        level = check_count("the level of a delay", delay.level, 1, LEVEL_MAX)
+        return When(b"\x48" + encode_varint(level), 0)
+    if isinstance(delay, timedelta):
+        delay = delay.total_seconds()
+    if isinstance(delay, bool) or not isinstance(delay, int | float):
+        hint = "; a time is given as deliver_at" if isinstance(delay, datetime) else ""
+        raise WrongTypeError(
+            f"delay is a timedelta, a number of seconds or a DelayLevel, not {delay!r}{hint}"
+        )
+    if not 0 <= delay <= _DELAY_MAX_S:
+        raise ConfigurationError(f"delay is 0 seconds or more, not {delay}")
+    return When(b"\x50" + encode_varint(math.ceil(delay * 1000)), 0)
+
+
+def delayed(record: PreparedRecord, when: When | None) -> PreparedRecord:
+    """The record with its due time, or room for the one that the broker writes; as it is without."""
+    if when is None:
+        return record
+    body, key, tag, front, flags, born_time_ms, sharding_hash = record
+    return body, key, tag, front, flags | delay_flags(when), born_time_ms, sharding_hash
+
+
+def delay_flags(when: When | None) -> int:
+    """What a prepared record has for it in its flags."""
+    return 0 if when is None else FLAG_DUE_TIME | when.due_time_ms << 32
+
+
+class DelayedPlaces(NamedTuple):
+    """Where the records of a delayed request stand: the handles of its messages are made of it.
+
+    Attributes:
+        first: handle of the first.
+        sizes: of the record fields, in bytes.
+        due_times_ms: of each; 0: that of the first.
+    """
+
+    first: str
+    sizes: Sequence[int]
+    due_times_ms: Sequence[int]
+
+    def handle(self, index: int) -> str:
+        """Of one message; "" where the broker has told none. Raises ProtocolError if what it has told is none."""
+        if not index or not self.first:
+            return self.first
+        try:
+            first = decode_handle(self.first)
+        except ValueError as error:
+            raise ProtocolError(f"the broker's recall handle: {error}") from error
+        producer_id, epoch, sequence = first.message_id
+        return encode_handle(
+            RecallHandle(
+                first.broker_name,
+                first.position + sum(self.sizes[:index]),
+                self.due_times_ms[index] or first.due_time_ms,
+                (producer_id, epoch, sequence + index),
+            )
+        )
+
+
+def broker_of_handle(recall_handle: object) -> str:
+    """Name of the broker that has the message. Raises WrongTypeError, ConfigurationError for what is no handle."""
+    text = check_text("recall_handle", recall_handle)
+    if not text:
+        raise ConfigurationError("recall_handle is empty: only a delayed message has one")
+    try:
+        return decode_handle(text).broker_name
+    except ValueError as error:
+        raise ConfigurationError(f"recall_handle: {error}: {text!r}") from error
+
+
+def encode_recall(topic: str, recall_handle: str) -> bytes:
+    """An encoded RecallMessageRequest."""
+    from .v1.send_service_pb2 import RecallMessageRequest
+
+    return RecallMessageRequest(topic=topic, recall_handle=recall_handle).SerializeToString()
+
+
+def decode_recall(answer: bytes) -> bool:
+    """Whether the message was taken back."""
+    from .v1.send_service_pb2 import RecallMessageResponse
+
+    return RecallMessageResponse.FromString(answer).recalled

@@ -1,0 +1,226 @@
+"""Delays in the SDK: what of them goes over the wire, what is refused, and the handles of messages that went together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protomq import AsyncProducer, DelayLevel, OutgoingMessage, Producer
+from protomq._batching import RecordEncoder
+from protomq._delays import DelayedPlaces, When, broker_of_handle, delay_flags, when_of
+from protomq._lines import LINES_MAX
+from protomq.errors import ConfigurationError, WrongTypeError
+from protomq.v1.send_service_pb2 import SendRequest
+from protomq.wire.recall_handle import RecallHandle, decode_handle, encode_handle
+from protomq.wire.record import FLAG_DUE_TIME, encode_record_field
+from tests.support.fake_cluster import FakeAsyncTransport, FakeCluster, FakeSyncTransport
+
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+NOON_MS = 1_893_499_200_000
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster({"T": {"a": 1}})
+
+
+@pytest.fixture
+def producer(cluster: FakeCluster) -> Iterator[Producer]:
+    with Producer(transport=FakeSyncTransport(cluster)) as producer:
+        yield producer
+
+
+def said(request: SendRequest) -> tuple[str | None, int, list[int]]:
+    """Which delay the request has, its value, and the due times of its records."""
+    which = request.WhichOneof("delay")
+    value = getattr(request, which) if which else 0
+    return which, value, [record.due_time_ms for record in request.records]
+
+
+@pytest.mark.parametrize(
+    ("delay", "expected"),
+    [
+        (DelayLevel(3), ("delay_level", 3)),
+        (5, ("delay_ms", 5_000)),
+        (0.0101, ("delay_ms", 11)),
+        (0, ("delay_ms", 0)),
+        (timedelta(days=40), ("delay_ms", 40 * 86_400_000)),
+    ],
+)
+def test_a_delay_is_counted_by_the_broker(
+    cluster: FakeCluster, producer: Producer, delay: Any, expected: tuple[str, int]
+) -> None:
+    result = producer.send("T", b"x", delay=delay, key="k")
+    request = cluster.calls[0].request
+    assert said(request) == (*expected, [0])
+    assert request.records[0].flags == FLAG_DUE_TIME
+    assert result.queue_offset == -1
+
+
+def test_a_time_stands_in_the_record(cluster: FakeCluster, producer: Producer) -> None:
+    producer.send("T", b"x", deliver_at=NOON + timedelta(microseconds=1))
+    producer.send("T", b"x", deliver_at=datetime(1960, 1, 1, tzinfo=UTC))
+    assert said(cluster.calls[0].request) == (None, 0, [NOON_MS + 1])
+    assert said(cluster.calls[1].request) == (None, 0, [1])
+
+
+@given(
+    st.lists(
+        st.tuples(st.binary(max_size=200), st.text("abc", max_size=3), st.none() | st.integers(0, 2**63 - 1)),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_delayed_records_are_those_that_protobuf_writes(
+    messages: list[tuple[bytes, str, int | None]],
+) -> None:
+    encoder = RecordEncoder("topic", 7, 1)
+    records = [
+        (body, "", tag, b"\x1a%c%b" % (len(tag), tag.encode()) if tag else b"",
+         0 if due is None else delay_flags(When(b"", due)), 5, 0)
+        for body, tag, due in messages
+    ]  # fmt: skip
+    (payload,) = encoder.encode_request(records, 0, 0)
+    request = SendRequest.FromString(payload)
+    assert request.SerializeToString(deterministic=True) == payload
+    for record, (body, tag, due) in zip(request.records, messages, strict=True):
+        assert (record.body, record.tag) == (body, tag)
+        assert (record.due_time_ms if record.HasField("due_time_ms") else None) == due
+        assert bool(record.flags & FLAG_DUE_TIME) == (due is not None)
+    fields = [encode_record_field(record.SerializeToString(deterministic=True)) for record in request.records]
+    assert encoder.field_sizes(records) == list(map(len, fields))
+
+
+@pytest.mark.parametrize("way", ["send", "send_async", "send_one_way"])
+def test_every_way_to_send_takes_a_delay(
+    cluster: FakeCluster, producer: Producer, way: str
+) -> None:
+    getattr(producer, way)("T", b"x", delay=DelayLevel(1))
+    getattr(producer, way)(OutgoingMessage("T", b"x", deliver_at=NOON))
+    producer.flush()
+    asked = sorted(said(call.request)[1:] for call in cluster.calls)
+    assert asked == [(0, [NOON_MS]), (1, [0])]
+
+
+async def test_coroutines_that_delay_alike_share_requests(cluster: FakeCluster) -> None:
+    import asyncio
+
+    async with AsyncProducer(transport=FakeAsyncTransport(cluster)) as producer:
+        sends = [producer.send("T", b"%d" % n, delay=5 + n % 2) for n in range(10)]
+        sends += [producer.send("T", b"x", deliver_at=NOON + timedelta(hours=n)) for n in range(5)]
+        sends.append(producer.send("T", b"at once"))
+        results = await asyncio.gather(*sends)
+    assert [result.queue_offset < 0 for result in results] == [True] * 15 + [False]
+    counts = sorted((said(call.request)[:2], len(call.request.records)) for call in cluster.calls if said(call.request)[0])
+    assert counts == [(("delay_ms", 5000), 5), (("delay_ms", 6000), 5)]
+    plain = [len(call.request.records) for call in cluster.calls if not said(call.request)[0]]
+    assert sorted(plain) == [1, 5]
+
+
+def test_a_batch_has_a_delay_and_its_messages_may_have_their_own(
+    cluster: FakeCluster, producer: Producer
+) -> None:
+    result = producer.send_batch(
+        "T",
+        [
+            b"by the batch",
+            OutgoingMessage("T", b"too"),
+            OutgoingMessage("T", b"own", delay=9),
+            OutgoingMessage("T", b"at one time", deliver_at=NOON),
+            OutgoingMessage("T", b"at another", deliver_at=NOON + timedelta(seconds=1)),
+        ],
+        delay=DelayLevel(2),
+    )
+    assert [said(call.request) for call in cluster.calls] == [
+        ("delay_level", 2, [0, 0]),
+        ("delay_ms", 9_000, [0]),
+        (None, 0, [NOON_MS, NOON_MS + 1_000]),
+    ]
+    assert [one.queue_offset for one in result] == [-1] * 5
+    producer.send_batch("T", [b"bodies", b"alone"], delay=1)
+    assert said(cluster.calls[-1].request) == ("delay_ms", 1_000, [0, 0])
+    producer.send_batch("T", [b"keyed"], keys=["k"], tags="t", deliver_at=NOON)
+    assert said(cluster.calls[-1].request) == (None, 0, [NOON_MS])
+
+
+@pytest.mark.parametrize(
+    ("delay", "deliver_at", "error"),
+    [
+        (5, NOON, ConfigurationError),
+        (-1, None, ConfigurationError),
+        (math.nan, None, ConfigurationError),
+        (timedelta(seconds=-1), None, ConfigurationError),
+        (DelayLevel(0), None, ConfigurationError),
+        (DelayLevel(1 << 31), None, ConfigurationError),
+        (True, None, WrongTypeError),
+        ("5s", None, WrongTypeError),
+        (NOON, None, WrongTypeError),
+        (None, 5, WrongTypeError),
+        (None, NOON.replace(tzinfo=None), ConfigurationError),
+    ],
+)
+def test_what_is_no_delay_is_refused(
+    cluster: FakeCluster, producer: Producer, delay: Any, deliver_at: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        producer.send("T", b"x", delay=delay, deliver_at=deliver_at)
+    with pytest.raises(error):
+        producer.send_batch("T", [b"x"], delay=delay, deliver_at=deliver_at)
+    with pytest.raises(error):
+        producer.send_batch("T", [OutgoingMessage("T", b"x", delay=delay, deliver_at=deliver_at)])
+    assert not cluster.calls
+    assert when_of(None, None) is None
+
+
+def test_delays_beside_a_message_are_refused_as_all_else_is(producer: Producer) -> None:
+    with pytest.raises(ConfigurationError, match="delay"):
+        producer.send(OutgoingMessage("T", b"x"), delay=5)
+
+
+def test_many_different_delays_leave_no_lines_behind(producer: Producer) -> None:
+    for at in range(LINES_MAX + 10):
+        producer.send("T", b"x", delay=at / 1000)
+    assert len(producer._lines) < LINES_MAX
+
+
+handles = st.builds(
+    RecallHandle,
+    st.text(max_size=20),
+    st.integers(0, 2**63),
+    st.integers(0, 2**63),
+    st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**62)),
+)
+
+
+@given(handles)
+def test_a_handle_comes_back_as_it_was(handle: RecallHandle) -> None:
+    text = encode_handle(handle)
+    assert decode_handle(text) == handle
+    assert broker_of_handle(text) == handle.broker_name
+
+
+@given(st.text(max_size=80))
+def test_what_is_no_handle_is_refused_and_breaks_nothing(text: str) -> None:
+    try:
+        decode_handle(text)
+    except ValueError:
+        with pytest.raises(ConfigurationError):
+            broker_of_handle(text)
+
+
+def test_messages_that_went_together_have_handles_of_their_own() -> None:
+    first = RecallHandle("a", 1_000, 77, (5, 0, 30))
+    places = DelayedPlaces(encode_handle(first), [100, 200, 300], [0, 0, 99])
+    found = [decode_handle(places.handle(index)) for index in range(3)]
+    assert found == [
+        first,
+        RecallHandle("a", 1_100, 77, (5, 0, 31)),
+        RecallHandle("a", 1_300, 99, (5, 0, 32)),
+    ]
+    assert DelayedPlaces("", [1, 1], [0, 0]).handle(1) == ""
