@@ -21,7 +21,7 @@ from protomq_cli.options import (
 from protomq_cli.output import OutputFormat, print_object
 
 if TYPE_CHECKING:
-    from protomq._delays import Delay
+    from protomq._types import Delay
 
 
 def parse_moment(text: str) -> datetime:

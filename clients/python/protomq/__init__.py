@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from ._admin import TopicStats as TopicStats
     from ._async_producer import AsyncProducer as AsyncProducer
     from ._async_pull_consumer import AsyncPullConsumer as AsyncPullConsumer
-    from ._delays import DelayLevel as DelayLevel
     from ._group_admin import GroupSettings as GroupSettings
     from ._message import Message as Message
     from ._outgoing import BatchResult as BatchResult
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from ._outgoing import SendStatus as SendStatus
     from ._producer import Producer as Producer
     from ._pull_consumer import PullConsumer as PullConsumer
+    from ._types import DelayLevel as DelayLevel
     from ._types import MessageQueue as MessageQueue
     from ._types import Permission as Permission
     from ._types import QueueRange as QueueRange
@@ -60,7 +60,7 @@ _LAZY = {
     "OutgoingMessage": "_outgoing",
     "SendResult": "_outgoing",
     "SendStatus": "_outgoing",
-    "DelayLevel": "_delays",
+    "DelayLevel": "_types",
     "BatchResult": "_outgoing",
     "SendHook": "_outgoing",
     "PullConsumer": "_pull_consumer",

@@ -31,7 +31,7 @@ from ._send_core import (
     when_of_message,
 )
 from ._send_steps import recall, route_for, send_again, send_groups
-from ._types import PEER_TIMEOUT_S, MessageQueue, Route, Target
+from ._types import PEER_TIMEOUT_S, Delay, MessageQueue, Route, Target
 from .errors import (
     ClosedError,
     ProtomqError,
@@ -42,7 +42,6 @@ from .errors import (
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from ._delays import Delay
     from ._selectors import QueueSelector
 
 

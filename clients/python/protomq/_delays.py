@@ -7,29 +7,20 @@ A time stands in the record. Messages travel together where the way, and the del
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
 from ._batching import PreparedRecord
 from ._checks import check_count, check_text, check_time
-from .errors import ConfigurationError, ProtocolError, WrongTypeError
-from .wire.recall_handle import RecallHandle, decode_handle, encode_handle
+from ._types import DelayLevel
+from .errors import ConfigurationError, WrongTypeError
+from .wire.recall_handle import decode_handle
 from .wire.record import FLAG_DUE_TIME, encode_varint
 
 LEVEL_MAX: Final = (1 << 31) - 1
 """What the wire carries; which levels there are is the broker's to say."""
 _DELAY_MAX_S: Final = 1e10
 """300 years. The broker says what it takes: 40 days."""
-
-
-class DelayLevel(NamedTuple):
-    """One of the broker's delay levels, from 1; RocketMQ's by default: 1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h."""
-
-    level: int
-
-
-Delay = timedelta | float | DelayLevel
 
 
 class When(NamedTuple):
@@ -81,38 +72,6 @@ def delayed(record: PreparedRecord, when: When | None) -> PreparedRecord:
 def delay_flags(when: When | None) -> int:
     """What a prepared record has for it in its flags."""
     return 0 if when is None else FLAG_DUE_TIME | when.due_time_ms << 32
-
-
-class DelayedPlaces(NamedTuple):
-    """Where the records of a delayed request stand: the handles of its messages are made of it.
-
-    Attributes:
-        first: handle of the first.
-        sizes: of the record fields, in bytes.
-        due_times_ms: of each; 0: that of the first.
-    """
-
-    first: str
-    sizes: Sequence[int]
-    due_times_ms: Sequence[int]
-
-    def handle(self, index: int) -> str:
-        """Of one message; "" where the broker has told none. Raises ProtocolError if what it has told is none."""
-        if not index or not self.first:
-            return self.first
-        try:
-            first = decode_handle(self.first)
-        except ValueError as error:
-            raise ProtocolError(f"the broker's recall handle: {error}") from error
-        producer_id, epoch, sequence = first.message_id
-        return encode_handle(
-            RecallHandle(
-                first.broker_name,
-                first.position + sum(self.sizes[:index]),
-                self.due_times_ms[index] or first.due_time_ms,
-                (producer_id, epoch, sequence + index),
-            )
-        )
 
 
 def broker_of_handle(recall_handle: object) -> str:

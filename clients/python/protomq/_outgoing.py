@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, overload
 
-from ._types import MessageQueue
+from ._types import Delay, MessageQueue
+from .wire.recall_handle import RecallHandle, decode_handle, encode_handle
 from .wire.record import encode_message_id
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from ._delays import Delay, DelayedPlaces
 
 _T = TypeVar("_T")
 
@@ -99,6 +99,38 @@ class SendResult:
 
     def __hash__(self) -> int:
         return hash((self._identity, self.queue, self.queue_offset))
+
+
+class DelayedPlaces(NamedTuple):
+    """Where the records of a delayed request stand: the handles of its messages are made of it.
+
+    Attributes:
+        first: handle of the first.
+        sizes: of the record fields, in bytes.
+        due_times_ms: of each; 0: that of the first.
+    """
+
+    first: str
+    sizes: Sequence[int]
+    due_times_ms: Sequence[int]
+
+    def handle(self, index: int) -> str:
+        """Of one message; "" where the broker has told none, or one of a kind that is not known here."""
+        if not index:
+            return self.first
+        try:
+            first = decode_handle(self.first)
+        except ValueError:
+            return ""
+        producer_id, epoch, sequence = first.message_id
+        return encode_handle(
+            RecallHandle(
+                first.broker_name,
+                first.position + sum(self.sizes[:index]),
+                self.due_times_ms[index] or first.due_time_ms,
+                (producer_id, epoch, sequence + index),
+            )
+        )
 
 
 class Stored:

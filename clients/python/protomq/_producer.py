@@ -33,7 +33,7 @@ from ._send_future import SendFuture, UnseenFailures, unseen_text
 from ._send_steps import recall, route_for, send_again, send_groups
 from ._steps import Driver
 from ._transport import SyncTransport
-from ._types import PEER_TIMEOUT_S, MessageQueue, Route, Target
+from ._types import PEER_TIMEOUT_S, Delay, MessageQueue, Route, Target
 from ._warnings import warn
 from .errors import (
     ClosedError,
@@ -46,7 +46,6 @@ from .errors import (
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from ._delays import Delay
     from ._selectors import QueueSelector
 
 logger = logging.getLogger("protomq.producer")

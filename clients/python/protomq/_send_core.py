@@ -29,15 +29,15 @@ from ._batching import (
 )
 from ._checks import check_encodable, check_queue, check_text, check_texts, check_topic
 from ._compression import DECOMPRESSED_SIZE_MAX_BYTES, compress_body, make_compressor
-from ._delays import DelayedPlaces, When, delay_flags, delayed, when_of
+from ._delays import When, delay_flags, delayed, when_of
 from ._fault_tolerance import LatencyFaultTolerance
-from ._outgoing import BatchResult, OutgoingMessage, SendResult, SendStatus, Stored
+from ._outgoing import BatchResult, DelayedPlaces, OutgoingMessage, SendResult, SendStatus, Stored
 from ._producer_options import ProducerOptions
 from ._retry import NextStep, RetryPlan, RetryPolicy, backoff_delay
 from ._selectors import RoundRobin, sharded_index
 from ._sequence import SequenceSource
 from ._transport_options import TransportOptions
-from ._types import PEER_TIMEOUT_S, BrokerAddress, MessageQueue, Route, Target
+from ._types import PEER_TIMEOUT_S, BrokerAddress, Delay, MessageQueue, Route, Target
 from .errors import (
     ConfigurationError,
     NoRouteError,
@@ -54,7 +54,6 @@ from .wire.record import BODY_SIZE_MAX_BYTES
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from ._delays import Delay
     from ._selectors import QueueSelector
 
 logger = logging.getLogger("protomq.producer")

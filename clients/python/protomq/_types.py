@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -20,6 +21,16 @@ class MessageQueue(NamedTuple):
     topic: str
     broker_name: str
     queue_id: int
+
+
+class DelayLevel(NamedTuple):
+    """One of the broker's delay levels, from 1; RocketMQ's by default: 1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h."""
+
+    level: int
+
+
+Delay = timedelta | float | DelayLevel
+"""As a timedelta, in seconds, or as a level."""
 
 
 class Target(NamedTuple):

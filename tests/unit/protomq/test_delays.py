@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from protomq import AsyncProducer, DelayLevel, OutgoingMessage, Producer
 from protomq._batching import RecordEncoder
-from protomq._delays import DelayedPlaces, When, broker_of_handle, delay_flags, when_of
+from protomq._delays import When, broker_of_handle, delay_flags, when_of
 from protomq._lines import LINES_MAX
+from protomq._outgoing import DelayedPlaces
 from protomq.errors import ConfigurationError, WrongTypeError
 from protomq.v1.send_service_pb2 import SendRequest
 from protomq.wire.recall_handle import RecallHandle, decode_handle, encode_handle
