@@ -38,7 +38,7 @@ UNITS: Final = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20}
 OF_A_REQUEST: Final = {
     "request": (server.REQUEST_SIZE_MAX_BYTES, None),
     "`records`, with trailers": (record.RECORDS_PER_REQUEST_MAX, None),
-    "`records` that the broker has to write anew": (record.RECORDS_WITHOUT_TRAILER_MAX, None),
+    "`records` that the broker has to rewrite": (record.RECORDS_WITHOUT_TRAILER_MAX, None),
     "`body` of a record": (record.BODY_SIZE_MAX_BYTES, None),
     "fields 2 to 5 of a record": (record.FRONT_SIZE_MAX_BYTES, None),
     "`keys` of a record": (record.KEYS_MAX, None),
