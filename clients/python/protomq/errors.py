@@ -27,12 +27,14 @@
         │   ├── QueueNotFoundError      QUEUE_NOT_FOUND
         │   ├── OffsetNotFoundError     OFFSET_NOT_FOUND
         │   ├── GroupNotFoundError      GROUP_NOT_FOUND
-        │   └── BrokerNotFoundError     BROKER_NOT_FOUND
+        │   ├── BrokerNotFoundError     BROKER_NOT_FOUND
+        │   └── TransactionNotFoundError  TRANSACTION_NOT_FOUND
         ├── TopicExistsError            TOPIC_EXISTS
         ├── OffsetOutOfRangeError       OFFSET_OUT_OF_RANGE: an offset to be committed; `metadata` holds the range of its queue
         ├── TopicRecreatedError         TOPIC_RECREATED: the topic was deleted and made again; `metadata` holds both incarnations
         ├── GroupInUseError             GROUP_IN_USE: a group with members was to be deleted; `metadata` names the last one that pulled
         ├── GroupDisabledError          GROUP_DISABLED: the settings of the group forbid it to consume
+        ├── TransactionEndedError       TRANSACTION_ENDED: it has ended otherwise; `metadata` says how
         ├── NotPermittedError           NOT_PERMITTED
         ├── BusyError                   the server is there, but cannot now
         │   ├── SystemBusyError         SYSTEM_BUSY; `retry_delay_ms` says when
@@ -105,6 +107,8 @@ __all__ = [
     "TopicExistsError",
     "OffsetOutOfRangeError",
     "TopicRecreatedError",
+    "TransactionEndedError",
+    "TransactionNotFoundError",
     "GroupInUseError",
     "GroupDisabledError",
     "NotPermittedError",
@@ -389,6 +393,19 @@ class BrokerNotFoundError(NotFoundError):
     stale_route = True
 
 
+class TransactionNotFoundError(NotFoundError):
+    """There is no open transaction of that handle: there never was, its topic was deleted, or it ended longer ago than is remembered."""
+
+    reason = "TRANSACTION_NOT_FOUND"
+
+
+class TransactionEndedError(ServerError):
+    """The transaction has ended otherwise, by another decision or since nobody could say; `metadata` holds message_id and ending."""
+
+    reason = "TRANSACTION_ENDED"
+    code = _FAILED_PRECONDITION
+
+
 class TopicExistsError(ServerError):
     """The topic exists with another configuration."""
 
@@ -584,6 +601,7 @@ _BY_REASON: Final[dict[str, type[ServerError]]] = {
         ShuttingDownError, QueueHealingError, StoreFailedError, SequenceExpiredError, SendOutOfOrderError, ProducerFencedError,
         ProducerIdTakenError,
         DeadlineExceededError, UnknownMethodError, UnsupportedError, CorruptLogError, StaleRegistrationError, NameTakenError, InternalError,
+        TransactionNotFoundError, TransactionEndedError,
     )
 }  # fmt: skip
 

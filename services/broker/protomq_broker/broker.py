@@ -1,6 +1,6 @@
 """One broker: its store, its services on their lanes, its registration with the name servers.
 
-    Store  <-  SendService, PullService, ConsumerService, GroupService, AdminService, FilterService  <-  Server (lanes, remoting port, gRPC)
+    Store  <-  services: send, pull, consumer, group, transaction, admin, filter  <-  Server (lanes, remoting port, gRPC)
 
 This module puts them together and carries the store's signals to the lanes; it decides nothing.
 """
@@ -24,6 +24,7 @@ from protomq.v1 import (
     pull_service_pb2,
     route_service_pb2,
     send_service_pb2,
+    transaction_service_pb2,
 )
 from protomq.v1.admin_service_pb2 import LaneStatus
 from protomq.v1.topic_pb2 import DataVersion, Permission
@@ -44,6 +45,7 @@ from .delays import Delays
 from .filter_modules import FilterModules
 from .filter_service import FilterService
 from .group_service import GroupService
+from .half_sends import HalfSends
 from .log_time import LogTime
 from .metrics import BrokerMetrics
 from .name_server_connections import NameServer, remote_name_server
@@ -57,6 +59,10 @@ from .store.state.topics import topic_to_message
 from .store.store import Store
 from .system_writer import SystemWriter
 from .timer_mover import TimerMover
+from .transaction_checks import TransactionChecks
+from .transaction_endings import TransactionEndings
+from .transaction_handles import Handles
+from .transaction_service import TransactionService
 from .waiting_answers import WaitingAnswers
 from .write_permit import WritePermit
 
@@ -106,6 +112,7 @@ class Broker:
             queues_default=config.default_queues,
             draw=lambda: secrets.randbits(63) or 1,
             on_writer=self._writer.run,
+            check_plan=config.check_plan,
         )
         self._waiting = WaitingAnswers(self.store, clock)
         self._commits = OffsetCommits(self.store, self._writer, self._waiting, config)
@@ -121,7 +128,28 @@ class Broker:
         recalls = Recalls(
             self.store, config, self.name, self._writer, self._waiting, self._log_time
         )
-        self._send = SendService(self.store, config, clock, self._waiting, delays, recalls)
+        handles = Handles(self.name)
+        halves = HalfSends(
+            self.store.transactions,
+            handles,
+            count_max=config.transaction_count_max,
+            size_max_bytes=config.transaction_size_max_bytes,
+        )
+        self._checks = TransactionChecks(
+            self.store, self._writer, self._waiting, self._log_time, clock, handles
+        )
+        self._transactions = TransactionService(
+            self.store,
+            config,
+            self._permit,
+            self._waiting,
+            handles,
+            TransactionEndings(self.store, self._writer, self._log_time),
+            self._checks,
+        )
+        self._send = SendService(
+            self.store, config, clock, self._waiting, delays, recalls, halves, self._checks
+        )
         modules = FilterModules(Disk(), f"{config.data_dir}/config/filters")
         self._pull = PullService(self.store, config, self._commits, modules, clock)
         self._filters = FilterService(modules, self._pull.forget_module)
@@ -160,6 +188,7 @@ class Broker:
             (group_service_pb2, "GroupService", self._groups),
             (admin_service_pb2, "AdminService", self._admin),
             (filter_service_pb2, "FilterService", self._filters),
+            (transaction_service_pb2, "TransactionService", self._transactions),
         ):
             table.add_service(module.DESCRIPTOR.services_by_name[name], service)
         table.add_hooks(self)
@@ -224,6 +253,7 @@ class Broker:
             return  # the start was given up
         server.start_late_lanes()
         self._mover.start()
+        self._writer.post(self._checks.arm)
         # Who waits for the ready line wants to find the broker; its name servers may be starting beside it.
         registration.wait_registered(max(deadline - time.monotonic(), 0.0))
 

@@ -18,6 +18,7 @@ from protomq_runtime.addresses import (
 from protomq_runtime.connection_limits import ConnectionLimits
 
 from .store.config import StoreConfig
+from .store.state.transactions import CheckPlan
 from .store.timer.delay_levels import ROCKETMQ_LEVELS, parse_levels
 
 THREADS_MAX: Final = 64
@@ -99,6 +100,11 @@ class BrokerConfig:
         delay_levels: durations of the delay levels, level 1 first, as RocketMQ's messageDelayLevel: numbers with ms, s, m, h or d.
         delayed_count_max: messages that may wait for their time. Each takes 24 octets of disk besides its record, and no memory.
         delayed_size_max_bytes: what their records may have together: those that outlive retention are written again.
+        transaction_timeout_ms: age of a half message when its producer is asked about it first (RocketMQ: transactionTimeOut, 6 s).
+        transaction_check_interval_ms: between two such questions (RocketMQ: transactionCheckInterval, 30 s).
+        transaction_check_max: how often it is asked (RocketMQ: transactionCheckMax, 15); an interval later the transaction expires.
+        transaction_count_max: transactions that may be open. Each takes 1 KiB of memory.
+        transaction_size_max_bytes: what their half messages may have together: those that outlive retention are written again.
         register_interval_ms: between two heartbeats to a name server (RocketMQ: 30 s).
         metrics: the metrics page.
         lanes: sizes of the lanes.
@@ -119,6 +125,11 @@ class BrokerConfig:
     delay_levels: str = ROCKETMQ_LEVELS
     delayed_count_max: int = 10_000_000
     delayed_size_max_bytes: int = 64 << 30
+    transaction_timeout_ms: int = 6_000
+    transaction_check_interval_ms: int = 30_000
+    transaction_check_max: int = 15
+    transaction_count_max: int = 200_000
+    transaction_size_max_bytes: int = 4 << 30
     register_interval_ms: int = 30_000
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     lanes: LaneSizes = field(default_factory=LaneSizes)
@@ -145,6 +156,11 @@ class BrokerConfig:
             "register_interval_ms",
             "delayed_count_max",
             "delayed_size_max_bytes",
+            "transaction_timeout_ms",
+            "transaction_check_interval_ms",
+            "transaction_check_max",
+            "transaction_count_max",
+            "transaction_size_max_bytes",
         ):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
@@ -158,6 +174,15 @@ class BrokerConfig:
     def delay_levels_ms(self) -> tuple[int, ...]:
         """The durations of `delay_levels`, level 1 first."""
         return parse_levels(self.delay_levels)
+
+    @property
+    def check_plan(self) -> CheckPlan:
+        """When producers are asked about their transactions."""
+        return CheckPlan(
+            self.transaction_timeout_ms,
+            self.transaction_check_interval_ms,
+            self.transaction_check_max,
+        )
 
     @property
     def name_server_addresses(self) -> Sequence[Address]:

@@ -15,6 +15,7 @@ from protomq_runtime.metrics import LANES, Kind, Metric, Numbers, Row, Table, la
 from .pull_service import HOLD_BOUNDS_S
 from .store.errors import StoreError
 from .store.log.durations import DISK_BOUNDS_S, Durations
+from .store.state.transactions import Ending
 
 if TYPE_CHECKING:
     from protomq_runtime.lane_pool import PoolStatus
@@ -71,6 +72,19 @@ DURATIONS: Final = Table(
         ),
     ),
 )  # fmt: skip
+TRANSACTIONS: Final = Table(
+    "Transactions",
+    (),
+    (
+        Metric("protomq.transaction.open", "{transaction}", "open", "Transactions that nobody has ended"),
+        Metric("protomq.transaction.committed", "{transaction}", "committed", "Transactions that were committed", Kind.COUNTER),
+        Metric("protomq.transaction.rolled_back", "{transaction}", "rolled back", "Transactions that were rolled back", Kind.COUNTER),
+        Metric(
+            "protomq.transaction.expired", "{transaction}", "expired",
+            "Transactions about which nobody could say anything", Kind.COUNTER,
+        ),
+    ),
+)  # fmt: skip
 TOPICS: Final = Table(
     "Topics, since the start",
     ("topic",),
@@ -105,7 +119,7 @@ LEFT_OUT: Final = Table(
     (),
     (Metric("protomq.series_left_out", "{series}", "series left out", "Series beyond `metrics.series_max`"),),
 )  # fmt: skip
-TABLES: Final = (BROKER, POSITIONS, DURATIONS, LANES, TOPICS, GROUPS, QUEUES, LEFT_OUT)
+TABLES: Final = (BROKER, POSITIONS, DURATIONS, LANES, TRANSACTIONS, TOPICS, GROUPS, QUEUES, LEFT_OUT)
 """Everything that a broker shows, in this order."""
 
 
@@ -152,6 +166,9 @@ class BrokerMetrics:
         durations = (store.append_durations, store.sync_durations, self._hold_durations)
         yield Numbers(DURATIONS, [((), durations)])
         yield lane_numbers(self._lane_statuses())
+        transactions = store.transactions
+        ended = (transactions.counts[ending] for ending in Ending)
+        yield Numbers(TRANSACTIONS, [((), (transactions.open_count, *ended))])
         yield Numbers(TOPICS, list(self._topics()))
         yield Numbers(GROUPS, list(self._lags()))
         yield Numbers(QUEUES, list(self._queues()))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from google.protobuf.message import DecodeError
 
 from protomq.v1.send_service_pb2 import RecallMessageRequest, SendResponse, SendStatus
-from protomq.wire.record import encode_message_id
+from protomq.wire.record import FLAG_KIND_HALF, encode_message_id
 from protomq_runtime.dispatch import drained, raw
 from protomq_runtime.errors import Code, ServiceError, unparsable
 
@@ -34,9 +34,11 @@ if TYPE_CHECKING:
 
     from .config import BrokerConfig
     from .delays import Delays
+    from .half_sends import HalfSends
     from .recalls import Recalls
     from .store.state.topics import TopicConfig
     from .store.store import Store, StoredPlace
+    from .transaction_checks import TransactionChecks
     from .waiting_answers import WaitingAnswers
 
 SEND_OK = SendStatus.SEND_STATUS_SEND_OK
@@ -68,6 +70,8 @@ class SendService:
         waiting: WaitingAnswers,
         delays: Delays,
         recalls: Recalls,
+        halves: HalfSends,
+        checks: TransactionChecks,
     ) -> None:
         self._store = store
         self._config = config
@@ -75,6 +79,8 @@ class SendService:
         self._waiting = waiting
         self._delays = delays
         self._recalls = recalls
+        self._halves = halves
+        self._checks = checks
         # One request more may join a group that is just below the limit.
         self._group_size_bytes = min(GROUP_SIZE_BYTES, store.append_size_max_bytes // 2)
         self._producer_id = secrets.randbits(63) | 1
@@ -107,6 +113,10 @@ class SendService:
                 continue
             if repeated is not None:
                 self._answer_repeated(order, repeated)
+                continue
+            if order.request.region.flags & FLAG_KIND_HALF and not self._is_taken(order):
+                self._append(pending)  # or else what was claimed for the one that is refused goes on counting
+                pending, size_bytes = [], 0
                 continue
             pending.append(order)
             size_bytes += len(order.request.region.data)
@@ -156,6 +166,8 @@ class SendService:
         )
         if region.flags:
             self._delays.check(region)
+        if header.half:
+            self._halves.mark(region, not identified_here)
         wait_store_ok = header.wait_store_ok if header.HasField("wait_store_ok") else True
         return _Pending(
             call,
@@ -165,6 +177,15 @@ class SendService:
             None if exists else topic,
             header.previous_sequence if header.HasField("previous_sequence") else None,
         )
+
+    def _is_taken(self, order: _Pending) -> bool:
+        """Whether half messages that are new here are taken; else the call is told why not."""
+        try:
+            self._halves.check(order.request.region)
+        except Exception as error:
+            order.call.fail(to_service_error(error))
+            return False
+        return True
 
     def _turn_of(self, topic: TopicConfig) -> int:
         """The next queue for messages that leave it to the broker."""
@@ -189,12 +210,19 @@ class SendService:
             repeated_send=True,
         )
         region = order.request.region
-        if region.flags:
+        if region.flags & FLAG_KIND_HALF:
+            response.transaction_handles.extend(
+                self._halves.handles_at(found.physical_offset, region)
+            )
+        elif region.flags:
             response.recall_handle = self._recalls.handle_at(found.physical_offset, region)
         self._answer(order, response, self._store.appended_position)
         self._waiting.request_flush()
 
     def _append(self, pending: list[_Pending]) -> None:
+        if not pending:
+            self._store.drop_claims()
+            return
         try:
             end_position = self._store.append([order.request for order in pending])
         except Exception as error:
@@ -216,13 +244,21 @@ class SendService:
                 physical_offset=request.physical_offset,
             )
             if region.flags:
-                response.recall_handle = self._recalls.handle_of(request)
+                self._add_handles(response, request)
             if order.identified_here:
                 response.message_id = encode_message_id(
                     region.producer_id, region.producer_epoch, region.first_sequence
                 )
             self._answer(order, response, end_position)
         self._waiting.request_flush()
+
+    def _add_handles(self, response: SendResponse, request: AppendRequest) -> None:
+        """Of messages that nobody gets yet."""
+        if request.region.flags & FLAG_KIND_HALF:
+            response.transaction_handles.extend(self._halves.handles_of(request))
+            self._checks.arm()
+        else:
+            response.recall_handle = self._recalls.handle_of(request)
 
     def _add_topics(self, pending: Sequence[_Pending]) -> int:
         """Adds the topics that these sends, which are stored, have made; where their record ends."""

@@ -22,9 +22,9 @@ from protomq.v1.state_pb2 import TimerEnd
 from protomq.wire.topics import TIMER_TOPIC
 
 from .store.errors import NoWriterError
-from .store.state.topics import TopicConfig
 from .store.timer.carrying import Copies, copies_of, first_rows
 from .store.timer.timer import Watch, timer_record
+from .topic_access import add_missing_topics
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -117,18 +117,7 @@ class TimerMover:
         if not bodies:
             return
         self._store.append_moved(copies.requests, [(TIMER_TOPIC, bodies)])
-        self._add_topics(copies)
-
-    def _add_topics(self, copies: Copies) -> None:
-        """A topic of which only delayed messages told comes back with the first of them."""
-        queues: dict[str, int] = {}
-        for request in copies.requests:
-            topic = request.region.topic
-            queues[topic] = max(queues.get(topic, 0), request.queue_id + 1)
-        find = self._store.topics.find
-        missing = [TopicConfig(name, n, n) for name, n in queues.items() if find(name) is None]
-        if missing:
-            self._store.topics.add(missing)
+        add_missing_topics(self._store, copies.requests)
 
     def _leave_aside(self, rows: NDArray[Any]) -> None:
         if not len(rows):

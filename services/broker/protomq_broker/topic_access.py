@@ -17,6 +17,7 @@ from .store.state.topics import (
 
 if TYPE_CHECKING:
     from .config import BrokerConfig
+    from .store.log.append import AppendRequest
     from .store.store import Store
 
 T = TypeVar("T")
@@ -37,6 +38,18 @@ def writable_topic(store: Store, config: BrokerConfig, name: str) -> tuple[Topic
     if not topic.writable:
         raise not_permitted(name, "written")
     return topic, True
+
+
+def add_missing_topics(store: Store, requests: Sequence[AppendRequest]) -> None:
+    """Topics of copies that were appended come back with them, if only messages that nobody could get told of them. Writer thread."""
+    queues: dict[str, int] = {}
+    for request in requests:
+        topic = request.region.topic
+        queues[topic] = max(queues.get(topic, 0), request.queue_id + 1)
+    find = store.topics.find
+    missing = [TopicConfig(name, n, n) for name, n in queues.items() if find(name) is None]
+    if missing:
+        store.topics.add(missing)
 
 
 def readable_topic(store: Store, name: str) -> TopicConfig:
@@ -89,11 +102,13 @@ def read_one_incarnation(
 
 
 def check_topic_name(name: str) -> None:
-    """Raises ServiceError for a name that no topic of a client can have."""
+    """Raises ServiceError for a name that no topic can have that a client makes."""
     try:
         require_topic_name(name)
     except InvalidNameError as error:
         raise invalid_argument("topic", str(error)) from error
+    if not rules_of(name).create:
+        raise invalid_argument("topic", f"{name!r} is the broker's own: it makes and writes it")
 
 
 def check_group_name(name: str) -> None:

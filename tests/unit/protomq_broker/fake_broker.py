@@ -23,6 +23,7 @@ from protomq_broker.consumer_service import ConsumerService
 from protomq_broker.delays import Delays
 from protomq_broker.filter_modules import FilterModules
 from protomq_broker.group_service import GroupService
+from protomq_broker.half_sends import HalfSends
 from protomq_broker.log_time import LogTime
 from protomq_broker.offset_commits import OffsetCommits
 from protomq_broker.pull_service import PullService
@@ -31,6 +32,8 @@ from protomq_broker.send_service import SendService
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.system_writer import SystemWriter
+from protomq_broker.transaction_checks import TransactionChecks
+from protomq_broker.transaction_handles import Handles
 from protomq_broker.waiting_answers import WaitingAnswers
 from protomq_broker.write_permit import WritePermit
 from protomq_runtime.dispatch import DispatchTable
@@ -54,7 +57,7 @@ def send_service(
     waiting: WaitingAnswers,
     writer: SystemWriter,
 ) -> SendService:
-    """With what it needs for delays; nothing is delivered by itself."""
+    """With what it needs for delays and transactions; nothing is delivered or asked by itself."""
     log_time = LogTime(clock, store.pending.log_time_ms)
     delays = Delays(
         log_time,
@@ -64,7 +67,15 @@ def send_service(
         size_max_bytes=config.delayed_size_max_bytes,
     )
     recalls = Recalls(store, config, "b", writer, waiting, log_time)
-    return SendService(store, config, clock, waiting, delays, recalls)
+    handles = Handles("b")
+    halves = HalfSends(
+        store.transactions,
+        handles,
+        count_max=config.transaction_count_max,
+        size_max_bytes=config.transaction_size_max_bytes,
+    )
+    checks = TransactionChecks(store, writer, waiting, log_time, clock, handles)
+    return SendService(store, config, clock, waiting, delays, recalls, halves, checks)
 
 
 class FakeBroker:

@@ -22,10 +22,6 @@ from protomq.wire import record as layout
 from protomq.wire.recall_handle import decode_handle
 from protomq.wire.topics import TIMER_TOPIC
 from protomq_broker.config import BrokerConfig
-from protomq_broker.delays import Delays
-from protomq_broker.log_time import LogTime
-from protomq_broker.recalls import Recalls
-from protomq_broker.send_service import SendService
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.system_writer import SystemWriter
@@ -33,6 +29,7 @@ from protomq_broker.timer_mover import TimerMover
 from protomq_broker.waiting_answers import WaitingAnswers
 from protomq_broker.write_permit import WritePermit
 from protomq_runtime.errors import ServiceError
+from tests.unit.protomq_broker.fake_broker import send_service
 from tests.unit.protomq_broker.store.log_helpers import ManualClock
 from tests.unit.protomq_broker.store.store_helpers import open_store, read_all
 
@@ -91,23 +88,8 @@ class World:
         writer = SystemWriter(permit)
         writer.start(self.store, Lane())  # type: ignore[arg-type]
         waiting = WaitingAnswers(self.store, self.clock)
-        self.log_time = LogTime(self.clock, self.store.pending.log_time_ms)
-        delays = Delays(
-            self.log_time,
-            self.config.delay_levels_ms,
-            self.store.pending,
-            count_max=self.config.delayed_count_max,
-            size_max_bytes=self.config.delayed_size_max_bytes,
-        )
-        recalls = Recalls(self.store, self.config, BROKER, writer, waiting, self.log_time)
-        self.service = SendService(
-            self.store,
-            self.config,
-            self.clock,
-            waiting,
-            delays,
-            recalls,
-        )
+        self.service = send_service(self.store, self.config, self.clock, waiting, writer)
+        self.log_time = self.service._delays._log_time
         self.mover = TimerMover(self.store, writer, self.log_time)
         return self
 

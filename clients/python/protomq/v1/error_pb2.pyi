@@ -100,6 +100,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_GROUP_DISABLED: _ErrorReason.ValueType  # 36
     """FAILED_PRECONDITION: the settings of the consumer group forbid it to consume; an operator has switched it off (consume_enabled)."""
+    ERROR_REASON_TRANSACTION_NOT_FOUND: _ErrorReason.ValueType  # 32
+    """NOT_FOUND: there is no open transaction of that handle here: there never was, its topic was deleted, or it ended longer ago than the broker
+    remembers.
+    """
+    ERROR_REASON_TRANSACTION_ENDED: _ErrorReason.ValueType  # 35
+    """FAILED_PRECONDITION: the transaction has ended otherwise: the metadata say how. Nothing was changed."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason lists every value that ErrorInfo.reason takes, there without the prefix: "TOPIC_NOT_FOUND"."""
@@ -182,4 +188,10 @@ Nothing was stored.
 """
 ERROR_REASON_GROUP_DISABLED: ErrorReason.ValueType  # 36
 """FAILED_PRECONDITION: the settings of the consumer group forbid it to consume; an operator has switched it off (consume_enabled)."""
+ERROR_REASON_TRANSACTION_NOT_FOUND: ErrorReason.ValueType  # 32
+"""NOT_FOUND: there is no open transaction of that handle here: there never was, its topic was deleted, or it ended longer ago than the broker
+remembers.
+"""
+ERROR_REASON_TRANSACTION_ENDED: ErrorReason.ValueType  # 35
+"""FAILED_PRECONDITION: the transaction has ended otherwise: the metadata say how. Nothing was changed."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -133,7 +133,8 @@ class Record(_message.Message):
     """When the producer made the message: milliseconds since 1970-01-01 UTC."""
     flags: _builtins.int
     """Of the producer: bits 0-2: compression of body (0 none, 1 zlib, 2 lz4 frame, 3 zstd; others are refused). Bit 3: more than one key. Bit 4: `due_time_ms`
-    is present. Of the broker: bits 8-10: kind (0 plain, 1 half, 2 copy, 3 state). Bit 11: `transit` is present. All others are 0.
+    is present. Of the broker: bits 8-10: kind (0 plain, 1 half, 2 copy, 3 state). Bit 11: `transit` is present; of a half message: it was carried
+    forward. All others are 0.
     """
     queue_id: _builtins.int
     """The queue of the topic. Stamped by the broker, like all that follow."""
@@ -305,19 +306,23 @@ class Attributes(_message.Message):
 
     SHARDING_KEY_FIELD_NUMBER: _builtins.int
     BORN_HOST_FIELD_NUMBER: _builtins.int
+    PRODUCER_GROUP_FIELD_NUMBER: _builtins.int
     sharding_key: _builtins.str
     """Messages with the same sharding key go to the same queue and keep their order."""
     born_host: _builtins.str
     """Host name or address of the producer, as the producer states it."""
+    producer_group: _builtins.str
+    """Of a half message: the group of its producer, all of whose producers can say what has become of the transaction."""
     def __init__(
         self,
         *,
         sharding_key: _builtins.str = ...,
         born_host: _builtins.str = ...,
+        producer_group: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["born_host", b"born_host", "sharding_key", b"sharding_key"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["born_host", b"born_host", "producer_group", b"producer_group", "sharding_key", b"sharding_key"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

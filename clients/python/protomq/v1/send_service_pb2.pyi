@@ -68,6 +68,7 @@ class SendRequest(_message.Message):
     PREVIOUS_SEQUENCE_FIELD_NUMBER: _builtins.int
     DELAY_LEVEL_FIELD_NUMBER: _builtins.int
     DELAY_MS_FIELD_NUMBER: _builtins.int
+    HALF_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic of all of them; created on the first send where the broker allows it."""
     queue_id: _builtins.int
@@ -83,6 +84,10 @@ class SendRequest(_message.Message):
     """One of the broker's delay levels, from 1 (RocketMQ: DELAY; by default 1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h)."""
     delay_ms: _builtins.int
     """A time in milliseconds, from 0."""
+    half: _builtins.bool
+    """The messages are half messages: nobody gets them before TransactionService.EndTransaction commits them. They have a producer id and
+    `attributes.producer_group`, whose producers are asked if nobody ends the transaction. A delay goes on while they wait.
+    """
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[_record_pb2.Record]:
         """The messages; the field stands first. At most 4 MiB of body each and 32,768 in number; 4,096 if they come without a trailer."""
@@ -102,10 +107,11 @@ class SendRequest(_message.Message):
         previous_sequence: _builtins.int | None = ...,
         delay_level: _builtins.int = ...,
         delay_ms: _builtins.int = ...,
+        half: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_previous_sequence", b"_previous_sequence", "_queue_id", b"_queue_id", "_wait_store_ok", b"_wait_store_ok", "delay", b"delay", "delay_level", b"delay_level", "delay_ms", b"delay_ms", "previous_sequence", b"previous_sequence", "queue_id", b"queue_id", "wait_store_ok", b"wait_store_ok"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_previous_sequence", b"_previous_sequence", "_queue_id", b"_queue_id", "_wait_store_ok", b"_wait_store_ok", "delay", b"delay", "delay_level", b"delay_level", "delay_ms", b"delay_ms", "previous_sequence", b"previous_sequence", "queue_id", b"queue_id", "record_sizes", b"record_sizes", "records", b"records", "topic", b"topic", "wait_store_ok", b"wait_store_ok"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_previous_sequence", b"_previous_sequence", "_queue_id", b"_queue_id", "_wait_store_ok", b"_wait_store_ok", "delay", b"delay", "delay_level", b"delay_level", "delay_ms", b"delay_ms", "half", b"half", "previous_sequence", b"previous_sequence", "queue_id", b"queue_id", "record_sizes", b"record_sizes", "records", b"records", "topic", b"topic", "wait_store_ok", b"wait_store_ok"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__previous_sequence: _TypeAlias = _typing.Literal["previous_sequence"]  # noqa: Y015
     _WhichOneofArgType__previous_sequence: _TypeAlias = _typing.Literal["_previous_sequence", b"_previous_sequence"]  # noqa: Y015
@@ -140,6 +146,7 @@ class SendResponse(_message.Message):
     MESSAGE_ID_FIELD_NUMBER: _builtins.int
     REPEATED_SEND_FIELD_NUMBER: _builtins.int
     RECALL_HANDLE_FIELD_NUMBER: _builtins.int
+    TRANSACTION_HANDLES_FIELD_NUMBER: _builtins.int
     status: Global___SendStatus.ValueType
     """What is promised."""
     queue_id: _builtins.int
@@ -158,6 +165,10 @@ class SendResponse(_message.Message):
     """Names the first message to RecallMessage, if the messages are delayed (docs/delay.md says how the handles of the others are made of it). Their
     queue offset is -1: they get one when they are delivered.
     """
+    @_builtins.property
+    def transaction_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Of half messages: name each of them to TransactionService, in their order. Their queue offset is -1."""
+
     def __init__(
         self,
         *,
@@ -169,10 +180,11 @@ class SendResponse(_message.Message):
         message_id: _builtins.str = ...,
         repeated_send: _builtins.bool = ...,
         recall_handle: _builtins.str = ...,
+        transaction_handles: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_id", b"message_id", "physical_offset", b"physical_offset", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "recall_handle", b"recall_handle", "record_count", b"record_count", "repeated_send", b"repeated_send", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["message_id", b"message_id", "physical_offset", b"physical_offset", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "recall_handle", b"recall_handle", "record_count", b"record_count", "repeated_send", b"repeated_send", "status", b"status", "transaction_handles", b"transaction_handles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

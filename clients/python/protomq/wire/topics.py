@@ -4,6 +4,7 @@
     %SYS%OFFSETS      of the system: states of the broker, which only it writes and reads
     %RETRY%group      of a group: messages that it is to get again; its consumers read them, the broker writes them
     %DLQ%group        of a group: dead letters; readable like any topic, the broker writes them
+    TRANS_CHECK_MAX_TIME_TOPIC   of the system, too: readable like any topic, the broker writes it
 
 Clients, name servers and brokers go by the one table `RULES`.
 """
@@ -38,6 +39,8 @@ TIMER_TOPIC: Final = SYSTEM_PREFIX + "TIMER"
 """What became of delayed messages; see the message TimerRecord."""
 GROUPS_TOPIC: Final = SYSTEM_PREFIX + "GROUPS"
 """Records of the settings of consumer groups; see the message GroupsRecord."""
+EXPIRED_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
+"""Half messages whose transactions nobody ended, however often it was asked; RocketMQ's name."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _STORED_NAME: Final = re.compile(r"[%A-Za-z0-9_-]+", re.ASCII)
@@ -52,6 +55,7 @@ class TopicClass(Enum):
     SYSTEM = "system"
     RETRY = "retry"
     DEAD_LETTER = "dead letter"
+    EXPIRED = "expired transactions"
 
 
 class TopicRules(NamedTuple):
@@ -82,6 +86,7 @@ RULES: Final[Mapping[TopicClass, TopicRules]] = MappingProxyType(
         TopicClass.SYSTEM:      TopicRules(False, False, False, False, False, False),
         TopicClass.RETRY:       TopicRules(False, True,  False, True,  False, True),
         TopicClass.DEAD_LETTER: TopicRules(False, True,  False, True,  False, True),
+        TopicClass.EXPIRED:     TopicRules(False, True,  False, True,  True,  True),
     }
 )
 # fmt: on
@@ -90,7 +95,7 @@ RULES: Final[Mapping[TopicClass, TopicRules]] = MappingProxyType(
 def class_of(topic: str) -> TopicClass:
     """The class of a topic. A name with a percent sign that is no group's belongs to the system."""
     if "%" not in topic:
-        return TopicClass.USER
+        return TopicClass.EXPIRED if topic == EXPIRED_TOPIC else TopicClass.USER
     if _is_of_group(topic, RETRY_PREFIX):
         return TopicClass.RETRY
     if _is_of_group(topic, DEAD_LETTER_PREFIX):

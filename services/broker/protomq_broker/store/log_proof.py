@@ -12,7 +12,7 @@ from .log.recovery import has_bytes_behind
 from .log.segment import SegmentFolder
 from .queues import consume_queue_table
 from .queues.queue_ends import ends_below, read_saved_ends
-from .state import repeated_sends
+from .state import repeated_sends, transaction_files
 from .timer import pending
 
 
@@ -23,6 +23,7 @@ def derived_position(disk: Disk, root: str) -> int:
         index.stored_position(disk, f"{root}/index"),
         repeated_sends.stored_position(disk, f"{root}/repeatedsends"),
         pending.stored_position(disk, f"{root}/timer"),
+        transaction_files.stored_position(disk, f"{root}/transactions"),
     )
 
 

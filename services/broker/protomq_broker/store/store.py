@@ -7,6 +7,7 @@
       MessageIndex          key or id -> position, derived                  index/
       RepeatedSends         producer, sequence -> place, derived            state/
       PendingTimers         due time -> position, derived                   timer/
+      Transactions          half messages that are open, derived            state/
       state machines        offsets, topics, groups: records of the log     state/
       LogFlusher, checkpoints                                               log/
       QueueHealer           makes damaged consume queue files anew          queues/
@@ -31,7 +32,7 @@ from numpy.typing import NDArray
 
 from protomq.v1.state_pb2 import TimerEnd
 from protomq.wire.hashing import Octets
-from protomq.wire.topics import QUEUES_DEFAULT, TIMER_TOPIC
+from protomq.wire.topics import QUEUES_DEFAULT, TIMER_TOPIC, TRANSACTIONS_TOPIC
 
 from .config import StoreConfig
 from .errors import DiskFullError, StoreError, StoreFailedError
@@ -68,6 +69,8 @@ from .queues.selection import NO_TAGS
 from .same_messages import SentAgain
 from .scrub import Scrubber
 from .state.groups import GroupTable
+from .state.half_copies import CARRIED_COUNT, HalfCopies, half_copies
+from .state.half_messages import TransactionState
 from .state.log_front import LogFront
 from .state.machine import (
     Carrier,
@@ -79,6 +82,7 @@ from .state.machine import (
 )
 from .state.offsets import ConsumerOffsets
 from .state.repeated_sends import PartlyStoredError
+from .state.transactions import CheckPlan, Ending, HalfMessage, ended_record
 from .store_files import Recovery, StoreFiles
 from .timer.carrying import Copies, copies_of, first_rows
 from .timer.timer import TimerState, Watch, timer_record
@@ -117,12 +121,14 @@ class Store:
         queues_default: int = QUEUES_DEFAULT,
         draw: Callable[[], int] | None = None,
         on_writer: Callable[[Callable[[], None]], None] = _call,
+        check_plan: CheckPlan | None = None,
     ) -> Store:
         """Takes the lock, recovers, and starts the background threads (`background`: without them the caller flushes).
 
         `queues_default`: queues of a topic of which only the log tells, at least. `draw` gives random numbers of 63 bits, never 0: the
         store's own, and incarnations of topics; without it they are not random, which tests want. `on_writer` has a function called on
-        the writer thread, and returns when it is done; it may raise StoreError. Without it, who deletes writes.
+        the writer thread, and returns when it is done; it may raise StoreError. Without it, who deletes writes. `check_plan`: when
+        producers are asked about their transactions; RocketMQ's where it is None.
 
         Raises StoreLockedError, StoreSettingsError, CorruptLogError, OSError; then everything is closed again.
         """
@@ -132,7 +138,7 @@ class Store:
         make_folders(disk, root)
         lock = StoreLock(disk, root)
         try:
-            files = StoreFiles(disk, root, config, clock, lock, draw)
+            files = StoreFiles(disk, root, config, clock, lock, draw, check_plan or CheckPlan())
             store = cls(files, files.recover(), clock, on_writer, queues_default)
             store._run(background)
         except BaseException:
@@ -231,16 +237,23 @@ class Store:
         self.pending = files.pending
         """Delayed messages that are not delivered yet."""
         self.timer = TimerState(self.pending)
+        self.transactions = files.transactions
+        """Half messages that nobody has committed or rolled back, and how the last others ended."""
+        transaction_state = TransactionState(
+            disk, files.transactions_folder, files.transactions, files.halves
+        )
         self._machines: tuple[StateMachine, ...] = (
             self.topics,
             self.offsets,
             self.groups,
             self.timer,
+            transaction_state,
             self._front,
         )
         """What stands in the log of the broker itself: what joins here is replayed, saved and carried forward."""
         self._machine_of = {machine.topic: machine for machine in self._machines}
         self._replay_states(recovery.log)
+        transaction_state.end_replay()
         known_incarnations = self.offsets.incarnations(self.topics.deleted)
         restore_topics(self.topics, self._queues, queues_default, known_incarnations, self.id)
         self.topics.writer = self._writer_of(self.topics)
@@ -503,6 +516,10 @@ class Store:
         if queue is not None and queue.known_min_offset <= found.queue_offset < queue.end_offset:
             position = queue.entry(found.queue_offset)[0]
         return StoredPlace(found.topic, found.queue_id, found.queue_offset, position)
+
+    def drop_claims(self) -> None:
+        """What `find_repeated` said is new is not appended."""
+        self._repeated.drop_claims()
 
     def _next_store_time_ms(self) -> int:
         return max(self._clock.now_ms(), self.positions.tail.store_time_ms)
@@ -832,6 +849,7 @@ class Store:
         Raises StoreError if that cannot be done: then nothing may be deleted.
         """
         self._carry_pending(cut)
+        self._carry_halves(cut)
         for machine in self._machines:
             for carry in machine.carry(cut):
                 self._on_writer(partial(self._carry, machine.topic, carry))
@@ -868,6 +886,42 @@ class Store:
         ends = ((copies.rows, TimerEnd.TIMER_END_CARRIED), (copies.dropped, TimerEnd.TIMER_END_DROPPED))
         bodies = [timer_record(rows, end, log_time_ms) for rows, end in ends if len(rows)]
         self.append_moved(copies.requests, [(TIMER_TOPIC, bodies)])
+
+    def _carry_halves(self, cut: int) -> None:
+        """Appends again the half messages in front of `cut` that are open."""
+        while halves := self.transactions.below(cut)[:CARRIED_COUNT]:
+            self._on_writer(partial(self._append_carried_halves, halves))
+
+    def _append_carried_halves(self, halves: Sequence[HalfMessage]) -> None:
+        """On the writer thread: those that are open still, where they stood."""
+        find = self.transactions.find
+        live = [half for half in halves if (known := find(half.key)) and known.half == half]
+        copies = self.half_copies(live, is_half=True)
+        bodies = []
+        if copies.halves:
+            bodies.append(
+                self.transactions.carried_record([half.key for half in copies.halves])
+            )
+        if copies.unreadable:
+            log.error(
+                "%d half messages are damaged, and are lost with their segment: their transactions expire",
+                len(copies.unreadable),
+            )
+            lost = [(half.key, Ending.EXPIRED) for half in copies.unreadable]
+            bodies.append(ended_record(lost))
+        if bodies:
+            self.append_moved(copies.requests, [(TRANSACTIONS_TOPIC, bodies)])
+
+    def half_copies(
+        self,
+        halves: Sequence[HalfMessage],
+        *,
+        is_half: bool = False,
+        now_ms: int = 0,
+        topic: str = "",
+    ) -> HalfCopies:
+        """Copies of half messages; see `half_copies`."""
+        return half_copies(halves, self.read_records, is_half=is_half, now_ms=now_ms, topic=topic)
 
     def has_topic_of(self, topic: str, queue_id: int, position: int) -> bool:
         """Whether the topic of a message that stands at a position was not deleted since."""

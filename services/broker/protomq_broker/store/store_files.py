@@ -24,8 +24,10 @@ from .log_proof import forget_unused_segments
 from .opening import check_settings, rebuild, recover_store
 from .queues.consume_queue_table import ConsumeQueueTable
 from .queues.queue_ends import read_saved_ends, save_ends
+from .state.half_messages import HalfMessages
 from .state.repeated_sends import RepeatedSends
 from .state.topics import TopicTable
+from .state.transactions import CheckPlan, Transactions
 from .timer.pending import PendingTimers
 from .timer.timer import TimerEntries
 
@@ -46,6 +48,7 @@ class StoreFiles:
         clock: Clock,
         lock: StoreLock,
         draw: Callable[[], int] | None,
+        check_plan: CheckPlan,
     ) -> None:
         check_settings(disk, root, config)
         self.disk = disk
@@ -63,11 +66,15 @@ class StoreFiles:
             disk, f"{root}/repeatedsends", end_offset_of=self.queues.end_offset
         )
         self.pending = PendingTimers(disk, f"{root}/timer")
+        self.transactions = Transactions(check_plan)
+        self.transactions_folder = f"{root}/transactions"
+        self.halves = HalfMessages(disk, self.transactions_folder, self.transactions)
         self.derived: tuple[Derived, ...] = (
             self.queues,
             self.index,
             self.repeated,
             TimerEntries(self.pending),
+            self.halves,
         )
         """What follows the log record by record, in this order: what joins here follows appends, starts, retention and checkpoints."""
         self.topics = TopicTable(

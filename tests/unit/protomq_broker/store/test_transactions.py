@@ -234,11 +234,14 @@ class AgainstModel(RuleBasedStateMachine):
                 other.open(entry)
         expected = {k: len(times) - 1 for k, times in self.times_ms.items()}
         for machine in (self.machine, other):
-            assert {h.key: count for h, count in machine.halves()} == expected
+            assert {known.half.key: known.check_count for known in machine.open_transactions()} == expected
             assert machine.open_count == len(expected)
-        assert {h.key: h.position for h, _ in other.halves()} == {
-            h.key: h.position for h, _ in self.machine.halves()
-        }
+        assert other.open_transactions() == self.machine.open_transactions()
+        assert other.size_bytes == self.machine.size_bytes
+        loaded = Transactions(PLAN)
+        loaded.load(self.machine.known())
+        assert loaded.open_transactions() == self.machine.open_transactions()
+        assert loaded.next_due_ms() == self.machine.next_due_ms()
         assert (other.next_due_ms() is None) == (not expected)
 
 

@@ -3,7 +3,7 @@
     kind    due time    consume queue, index    repeated sends
     plain   no          both                    yes
     plain   yes         neither: not yet        yes
-    half    any         neither                 yes
+    half    any         neither                 yes, unless it was carried forward: then it has a transit
     copy    no          both                    no
     copy    yes         neither: not yet        no
     state   no          queue only              no
@@ -24,6 +24,7 @@ from protomq.wire.record import (
     FLAG_KIND_COPY,
     FLAG_KIND_HALF,
     FLAG_KIND_MASK,
+    FLAG_TRANSIT,
 )
 
 FATE_MASK: Final = FLAG_KIND_MASK | FLAG_DUE_TIME
@@ -63,6 +64,6 @@ def is_sent(flags: int) -> bool: ...
 def is_sent(flags: Flags) -> Chosen: ...
 def is_sent(flags: int | Flags) -> bool | Chosen:
     """Whether a record came from its producer as it is: a repeat of that send has to be recognised."""
-    kinds = flags & FLAG_KIND_MASK
+    kinds = flags & (FLAG_KIND_MASK | FLAG_TRANSIT)
     return (kinds == 0) | (kinds == FLAG_KIND_HALF)
 

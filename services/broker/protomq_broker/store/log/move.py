@@ -7,12 +7,13 @@
   of tag and keys, the sharding hash and the time of birth stay too.
 - `transit` says where the message stood first. It is made at the first move and carried on by all others; a move after a delivery that
   failed raises `attempt` and may tell the error.
-- `flags` say: copy, with transit, with or without a due time. What the original was (half, delayed) is gone.
+- `flags` say: copy, with transit, with or without a due time. What the original was (half, delayed) is gone. Only a half message that is
+  carried forward stays one: half, with transit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -29,6 +30,11 @@ from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 from .append import MoreKey, RecordRegion
 from .record_arrays import opaque, topic_field_of, trailer_dtype, windows
 from .record_scan import hashes_of_more_keys
+
+ReadRecords = Callable[
+    [NDArray[np.int64], NDArray[np.int64]], tuple[bytes, NDArray[np.int64], NDArray[np.bool_]]
+]
+"""As `LogReader.read_records`: who makes copies reads what is to be moved."""
 
 LAST_ERROR_SIZE_MAX_BYTES: Final = 512
 """In UTF-8; more is cut off: a copy has to stay within the largest record of a log."""
@@ -63,11 +69,12 @@ def move_records(
     due_times_ms: NDArray[np.uint64] | None = None,
     attempts: int = 0,
     last_errors: Sequence[str] | None = None,
+    is_half: bool = False,
 ) -> RecordRegion:
     """Copies for one queue of `topic` of the record fields that stand at `starts` of `data` with `sizes`: at least one; not stamped.
 
     `due_times_ms`: when each copy may be delivered; None: at once. `attempts`: deliveries since the record was written; `last_errors`:
-    what the last one of each failed of, as the consumer said it.
+    what the last one of each failed of, as the consumer said it. `is_half`: half messages that are carried forward, and stay so.
 
     Raises ValueError for what is no record of a log.
     """
@@ -87,7 +94,8 @@ def move_records(
         raise ValueError("a record that is cut short") from None
     if (octets[topic_starts] != layout.TOPIC_TAG).any() or (topic_ends >= ends).any():
         raise ValueError("a record without its topic")
-    tails = _tails(topic, trailers, due_times_ms)
+    kind = layout.FLAG_KIND_HALF | layout.FLAG_TRANSIT if is_half else layout.FLAG_KIND_COPY
+    tails = _tails(topic, trailers, due_times_ms, kind)
     origin = _origins(trailers)
     pieces = _Pieces(data, origin.tobytes(), tails.tobytes(), len(starts))
     opened = attempts or last_errors is not None
@@ -110,7 +118,7 @@ def move_records(
             transit = data[front_end:topic_start]
         pieces.add(row, front_start, front_end, transit, origin_topic)
     more_keys = _more_keys(data, front_starts, front_ends, trailers["flags"], pieces.starts)
-    return _region(topic, pieces, trailers, more_keys, due_times_ms)
+    return _region(topic, pieces, trailers, more_keys, due_times_ms, kind)
 
 
 def move_record(
@@ -193,6 +201,7 @@ def _region(
     trailers: NDArray[np.void],
     more_keys: Sequence[MoreKey],
     due_times_ms: NDArray[np.uint64] | None,
+    kind: int,
 ) -> RecordRegion:
     count = len(trailers)
     starts, sizes = pieces.starts, np.array(pieces.sizes, np.int64)
@@ -215,7 +224,7 @@ def _region(
         first_sequence=0,
         due_times_ms=int(due_times_ms[0]) if is_one and due_times_ms is not None else due_times_ms,
         more_keys=more_keys,
-        flags=layout.FLAG_KIND_COPY | (layout.FLAG_DUE_TIME if due_times_ms is not None else 0),
+        flags=kind | (layout.FLAG_DUE_TIME if due_times_ms is not None else 0),
         identities=identities,
     )
 
@@ -241,7 +250,7 @@ def _fronts(
 
 
 def _tails(
-    topic: str, trailers: NDArray[np.void], due_times_ms: NDArray[np.uint64] | None
+    topic: str, trailers: NDArray[np.void], due_times_ms: NDArray[np.uint64] | None, kind: int
 ) -> NDArray[np.void]:
     """Of each copy what stands behind `transit`."""
     topic_bytes = topic.encode()
@@ -249,7 +258,7 @@ def _tails(
     tails["topic_field"] = np.void(topic_field_of(topic_bytes))
     for name in FIXED_TRAILER_DTYPE.names or ():
         tails[name] = trailers[name]
-    flags = trailers["flags"] & _KEPT_FLAGS | layout.FLAG_KIND_COPY | layout.FLAG_TRANSIT
+    flags = trailers["flags"] & _KEPT_FLAGS | kind | layout.FLAG_TRANSIT
     if due_times_ms is not None:
         tails["due_time_tag"] = layout.DUE_TIME_TAG
         tails["due_time_ms"] = due_times_ms

@@ -1,7 +1,8 @@
-"""Takes a region apart in which some messages have a due time and some have none: what decides about them is the same in each part."""
+"""Takes regions apart: at given messages, or where messages with and without a due time meet: what decides is the same in each part."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -25,11 +26,19 @@ def parts_of(region: RecordRegion) -> list[RecordRegion]:
     has_due_time = windows(region.data, U32)[ends + FLAGS_AT] & FLAG_DUE_TIME != 0
     bounds = [0, *(np.flatnonzero(np.diff(has_due_time)) + 1).tolist(), region.count]
     return [
-        _part(region, first, end, bool(has_due_time[first])) for first, end in pairwise(bounds)
+        _part(region, first, end, has_due_time[first] * FLAG_DUE_TIME)
+        for first, end in pairwise(bounds)
     ]
 
 
-def _part(region: RecordRegion, first: int, end: int, has_due_time: bool) -> RecordRegion:
+def parts_between(region: RecordRegion, bounds: Sequence[int]) -> list[RecordRegion]:
+    """The messages of a region between each two of the rising bounds, from 0 to their number; what decides is the same in all."""
+    if len(bounds) == 2:
+        return [region]
+    return [_part(region, first, end, region.flags) for first, end in pairwise(bounds)]
+
+
+def _part(region: RecordRegion, first: int, end: int, flags: int) -> RecordRegion:
     starts, sizes = region.starts, region.sizes
     assert starts is not None
     assert sizes is not None
@@ -46,9 +55,12 @@ def _part(region: RecordRegion, first: int, end: int, has_due_time: bool) -> Rec
         region.producer_id,
         region.producer_epoch,
         region.first_sequence + first,
-        due_times_ms=_one_or_many(region.due_times_ms, first, end) if has_due_time else None,
+        due_times_ms=_one_or_many(region.due_times_ms, first, end)
+        if flags & FLAG_DUE_TIME
+        else None,
         more_keys=[(at - start, key) for at, key in region.more_keys if start <= at < stop],
-        flags=has_due_time * FLAG_DUE_TIME,
+        flags=int(flags),
+        identities=None if region.identities is None else region.identities[first:end],
     )
 
 

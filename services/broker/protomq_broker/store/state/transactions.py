@@ -6,10 +6,12 @@
 
 Rules:
 - A transaction is named by its message's identity. It stays the same when the half message is carried forward to the end of the log.
-- Half messages come from the log by `open`, all else by records of %SYS%TRANSACTIONS by `apply`. Same log, same state: who asks
-  for checks reads the clock, and the time of a check stands in its record.
+- Half messages come from the log by `open`, all else by records of %SYS%TRANSACTIONS by `apply`, both in the order of the log. Same log,
+  same state: who asks for checks reads the clock, and the time of a check stands in its record.
 - A decision that is given again is answered as the first time. One that contradicts the first is refused, and changes nothing.
-- Cost follows what is open. Of what has ended, the last `ENDED_MAX` are remembered, so that a decision that comes twice or late is known.
+- Cost follows what is open. Of what has ended, the last `ENDED_MAX` are remembered as far back as the log goes, so that a decision that
+  comes twice or late is known.
+- A topic that is deleted takes its open transactions with it.
 
 Source of the numbers: RocketMQ 5.3, BrokerConfig: transactionTimeOut 6 s, transactionCheckInterval 30 s, transactionCheckMax 15.
 """
@@ -19,15 +21,18 @@ from __future__ import annotations
 import enum
 import heapq
 import logging
-from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
 from protomq.v1.state_pb2 import TransactionsRecord
 from protomq.wire.topics import TRANSACTIONS_TOPIC
+
+from .ended_transactions import EndedTransactions
 
 log = logging.getLogger(__name__)
 
@@ -103,29 +108,45 @@ class Due(NamedTuple):
     to_expire: list[HalfMessage]
 
 
-class _Open:
-    """An open transaction. `due_ms`: when it is to be checked, or expires."""
+class OpenTransaction(NamedTuple):
+    """One that nobody has ended. `check_count`: how often its producer was asked; `due_ms`: when it is asked next, or expires."""
 
-    __slots__ = ("check_count", "due_ms", "half")
+    half: HalfMessage
+    check_count: int
+    due_ms: int
 
-    def __init__(self, half: HalfMessage, due_ms: int) -> None:
-        self.half = half
-        self.check_count = 0
-        self.due_ms = due_ms
+
+class Known(NamedTuple):
+    """All that is known at one moment. `end_position`: it tells of no record at or behind it."""
+
+    open: list[OpenTransaction]
+    ended: NDArray[Any]
+    end_position: int
 
 
 class Transactions:
-    """The machine. One thread at a time.
+    """The machine. The writer's thread; `known`, `open_transactions` and the numbers: any thread.
 
-    Attributes: counts: how many have ended in each way, as far back as the log goes.
+    Attributes:
+        counts: how many have ended in each way since `start_counting`.
+        size_bytes: how much of the log the open half messages have.
     """
+
+    topic = TRANSACTIONS_TOPIC
 
     def __init__(self, plan: CheckPlan) -> None:
         self._plan = plan
-        self._open: dict[TransactionKey, _Open] = {}
+        self._lock = threading.Lock()
+        self.forget_all()
+
+    def forget_all(self) -> None:
+        """Nothing is known."""
+        self._open: dict[TransactionKey, OpenTransaction] = {}
         # (due, whose): one that is due at another time by now, or has ended, is left out when it comes up.
         self._due: list[tuple[int, TransactionKey]] = []
-        self._ended: OrderedDict[TransactionKey, Ending] = OrderedDict()
+        self._ended = EndedTransactions(ENDED_MAX)
+        self._end_position = 0
+        self.size_bytes = 0
         self.counts: dict[Ending, int] = dict.fromkeys(Ending, 0)
 
     # The log.
@@ -133,40 +154,96 @@ class Transactions:
     def open(self, halves: Iterable[HalfMessage]) -> None:
         """Half messages, in the order of the log. One that is open already was carried forward: it stands elsewhere now."""
         for half in halves:
-            known = self._open.get(half.key)
-            if known is not None:
-                known.half = half
-            elif half.key not in self._ended:
-                due_ms = half.store_time_ms + self._plan.immunity_ms
-                self._open[half.key] = _Open(half, due_ms)
-                heapq.heappush(self._due, (due_ms, half.key))
+            with self._lock:
+                known = self._open.pop(half.key, None)
+                if known is not None:
+                    self._open[half.key] = known._replace(half=half)
+                    self.size_bytes += half.size_bytes - known.half.size_bytes
+                else:
+                    due_ms = half.store_time_ms + self._plan.immunity_ms
+                    self._open[half.key] = OpenTransaction(half, 0, due_ms)
+                    heapq.heappush(self._due, (due_ms, half.key))
+                    self.size_bytes += half.size_bytes
+                self._end_position = half.position + half.size_bytes
 
-    def apply(self, body: bytes, position: int) -> None:
-        """Takes the body of the record of %SYS%TRANSACTIONS at `position`; one that does not hold changes nothing, and is said."""
+    def apply(self, body: bytes, position: int) -> Sequence[str]:
+        """Takes the body of the record of %SYS%TRANSACTIONS at `position`; no topic goes with it. One that does not hold changes nothing,
+        and is said.
+        """
         try:
             record = TransactionsRecord.FromString(body)
         except DecodeError:
             record = None
         if record is None or not _holds(record):
             log.error("the record of %s at position %d does not hold", TRANSACTIONS_TOPIC, position)
-            return
+            return ()
         carried = zip(record.check_counts, record.due_times_ms, strict=True)
-        for producer_id, epoch, sequence, event in zip(
-            record.producer_ids,
-            record.producer_epochs,
-            record.sequences,
-            record.events,
-            strict=True,
-        ):
-            key = TransactionKey(producer_id, epoch, sequence)
-            if event == _CHECKED:
-                self._wait(key, None, record.time_ms + self._plan.interval_ms)
-            elif event == _CARRIED:
-                self._wait(key, *next(carried))
-            else:
-                self._end(key, Ending(event))
+        with self._lock:
+            for producer_id, epoch, sequence, event in zip(
+                record.producer_ids,
+                record.producer_epochs,
+                record.sequences,
+                record.events,
+                strict=True,
+            ):
+                key = TransactionKey(producer_id, epoch, sequence)
+                if event == _CHECKED:
+                    self._wait(key, None, record.time_ms + self._plan.interval_ms)
+                elif event == _CARRIED:
+                    self._wait(key, *next(carried))
+                else:
+                    self._end(key, Ending(event), position)
+            self._end_position = position + 1
+        return ()
+
+    def forget_topic(self, topic: str, end_position: int | None = None) -> None:
+        """The topic is deleted: its half messages in front of `end_position` are nobody's; all of them without one."""
+        with self._lock:
+            gone = [
+                known
+                for known in self._open.values()
+                if known.half.topic == topic
+                and (end_position is None or known.half.position < end_position)
+            ]
+            for known in gone:
+                del self._open[known.half.key]
+                self.size_bytes -= known.half.size_bytes
+
+    def forget_below(self, position: int) -> None:
+        """The log begins there now: what ended before is not known any more."""
+        with self._lock:
+            self._ended.forget_below(position)
+
+    def start_counting(self) -> None:
+        """From here on `counts` counts."""
+        self.counts = dict.fromkeys(Ending, 0)
+
+    def load(self, known: Known) -> None:
+        """Takes over what `known` gave."""
+        self.forget_all()
+        for one in known.open:
+            self._open[one.half.key] = one
+            self._due.append((one.due_ms, one.half.key))
+            self.size_bytes += one.half.size_bytes
+        heapq.heapify(self._due)
+        self._ended.load(known.ended)
+        self._end_position = known.end_position
 
     # Questions.
+
+    def known(self) -> Known:
+        """All that is known at this moment."""
+        with self._lock:
+            return Known(list(self._open.values()), self._ended.rows(), self._end_position)
+
+    def open_transactions(self) -> list[OpenTransaction]:
+        """All open ones, in the order in which their half messages stand in the log."""
+        with self._lock:
+            return list(self._open.values())
+
+    def find(self, key: TransactionKey) -> OpenTransaction | None:
+        """An open one."""
+        return self._open.get(key)
 
     @property
     def open_count(self) -> int:
@@ -178,11 +255,11 @@ class Transactions:
         known = self._open.get(key)
         if known is not None:
             return Decision(Verdict.END, known.half)
-        ending = self._ended.get(key)
-        if ending is None:
+        found = self._ended.get(key)
+        if found is None:
             return Decision(Verdict.UNKNOWN)
-        verdict = Verdict.REPEATED if ending is wanted else Verdict.CONTRADICTED
-        return Decision(verdict, None, ending)
+        verdict = Verdict.REPEATED if found == wanted else Verdict.CONTRADICTED
+        return Decision(verdict, None, Ending(found))
 
     def due(self, now_ms: int, count_max: int) -> Due:
         """At most `count_max` whose time has come, the longest due first. They stay due until the log says what was done."""
@@ -209,14 +286,11 @@ class Transactions:
             heapq.heappop(self._due)
         return None
 
-    def halves(self) -> Iterator[tuple[HalfMessage, int]]:
-        """All open ones with the number of their checks, in the order in which they were opened."""
-        for known in self._open.values():
-            yield known.half, known.check_count
-
     def below(self, position: int) -> list[HalfMessage]:
         """The open ones that stand in front of `position`, which are to be carried forward before the log is cut there."""
-        return [known.half for known in self._open.values() if known.half.position < position]
+        return [
+            known.half for known in self.open_transactions() if known.half.position < position
+        ]
 
     def carried_record(self, keys: Sequence[TransactionKey]) -> bytes:
         """The body of a record that goes with half messages that are appended again: how often they were checked, and when they are due."""
@@ -228,25 +302,26 @@ class Transactions:
             due_times_ms=[one.due_ms for one in known],
         )
 
-    # Parts.
+    # Parts, with the lock held.
 
     def _wait(self, key: TransactionKey, check_count: int | None, due_ms: int) -> None:
         """An open transaction is due then; it was checked so often, or with None once more."""
         known = self._open.get(key)
         if known is None:
             return
-        known.check_count = known.check_count + 1 if check_count is None else check_count
+        count = known.check_count + 1 if check_count is None else check_count
+        self._open[key] = OpenTransaction(known.half, count, due_ms)
         if known.due_ms != due_ms:
-            known.due_ms = due_ms
             heapq.heappush(self._due, (due_ms, key))
 
-    def _end(self, key: TransactionKey, ending: Ending) -> None:
-        if self._open.pop(key, None) is not None:
+    def _end(self, key: TransactionKey, ending: Ending, position: int) -> None:
+        known = self._open.pop(key, None)
+        if known is not None:
             self.counts[ending] += 1
+            self.size_bytes -= known.half.size_bytes
         # The log may be cut between a half message and its ending: the ending is known all the same.
-        self._ended.setdefault(key, ending)
-        if len(self._ended) > ENDED_MAX:
-            self._ended.popitem(last=False)
+        if self._ended.get(key) is None:
+            self._ended.add(key, ending, position)
 
 
 def ended_record(endings: Sequence[tuple[TransactionKey, Ending]]) -> bytes:

@@ -12,12 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protomq_broker.store.log.append import AppendRequest
-from protomq_broker.store.log.move import move_records
+from protomq_broker.store.log.move import ReadRecords, move_records
 from protomq_broker.store.log.record_scan import read_trailers
-
-ReadRecords = Callable[
-    [NDArray[np.int64], NDArray[np.int64]], tuple[bytes, NDArray[np.int64], NDArray[np.bool_]]
-]
 
 
 class Copies(NamedTuple):

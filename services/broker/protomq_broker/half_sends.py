@@ -1,0 +1,87 @@
+"""Sends of half messages: what is refused, and the handles by which their transactions are ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from protomq.wire.record import FLAG_KIND_HALF
+from protomq_runtime.errors import ServiceError, invalid_argument, too_many
+
+from .store.log.record_region import set_kind
+from .store.state.repeated_sends import ProducerIdTakenError
+from .store.state.transactions import Ending, TransactionKey, Verdict
+
+if TYPE_CHECKING:
+    from .store.log.append import AppendRequest, RecordRegion
+    from .store.state.transactions import Transactions
+    from .transaction_handles import Handles
+
+RETRY_FULL_MS: Final = 10_000
+
+
+class HalfSends:
+    """What sends may ask for. The send lane."""
+
+    def __init__(
+        self,
+        transactions: Transactions,
+        handles: Handles,
+        *,
+        count_max: int,
+        size_max_bytes: int,
+    ) -> None:
+        self._transactions = transactions
+        self._handles = handles
+        self._count_max = count_max
+        self._size_max_bytes = size_max_bytes
+
+    def mark(self, region: RecordRegion, has_identity: bool) -> None:
+        """Makes the messages of a request half messages. Raises ServiceError if they cannot be."""
+        if not has_identity:
+            raise invalid_argument(
+                "records[0].producer_id",
+                "a half message has a producer id: without one, a send that is repeated would begin a second transaction",
+            )
+        set_kind(region, FLAG_KIND_HALF)
+
+    def check(self, region: RecordRegion) -> None:
+        """Raises ServiceError, ProducerIdTakenError if these new half messages are not taken."""
+        transactions = self._transactions
+        if transactions.open_count + region.count > self._count_max:
+            raise _full("open transactions", self._count_max)
+        if transactions.size_bytes + len(region.data) > self._size_max_bytes:
+            raise _full("bytes of half messages", self._size_max_bytes)
+        for key in _keys_of(region):
+            if transactions.decide(key, Ending.COMMITTED).verdict is not Verdict.UNKNOWN:
+                raise ProducerIdTakenError(
+                    f"sequence {key.sequence} of producer {key.producer_id:016X} with epoch {key.producer_epoch} belongs to another"
+                    " transaction: two producers have this id, or one was started again with its old epoch. Give each an id of its own,"
+                    " and who is started again a higher epoch",
+                    *key,
+                )
+
+    def handles_of(self, request: AppendRequest) -> list[str]:
+        """Of half messages that were appended."""
+        return self.handles_at(request.physical_offset, request.region)
+
+    def handles_at(self, position: int, region: RecordRegion) -> list[str]:
+        """Of half messages that stand from a position on, or stood there when they were sent."""
+        encode = self._handles.encode
+        return [encode(position, key) for key in _keys_of(region)]
+
+
+def _keys_of(region: RecordRegion) -> list[TransactionKey]:
+    first = region.first_sequence
+    return [
+        TransactionKey(region.producer_id, region.producer_epoch, sequence)
+        for sequence in range(first, first + region.count)
+    ]
+
+
+def _full(what: str, limit: int) -> ServiceError:
+    return too_many(
+        what,
+        limit,
+        f"the broker has {limit} {what}, and takes no more until some are ended: try again later, or at another broker",
+        retry_delay_ms=RETRY_FULL_MS,
+    )

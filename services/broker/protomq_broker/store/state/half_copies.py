@@ -1,0 +1,86 @@
+"""Copies of half messages: those that are committed, that expire, and that are carried forward. Pure.
+
+They are made in array operations: one for all messages of a topic, however many queues they go to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from protomq_broker.store.log.append import AppendRequest
+from protomq_broker.store.log.move import ReadRecords, move_records
+from protomq_broker.store.log.record_scan import read_trailers
+from protomq_broker.store.log.region_parts import parts_between
+
+from .transactions import HalfMessage
+
+CARRIED_COUNT: Final = 256
+"""Half messages that are carried forward together."""
+
+
+class HalfCopies(NamedTuple):
+    """What is to be appended.
+
+    Attributes: requests: the copies; halves: those that have one; unreadable: those that are damaged, or gone.
+    """
+
+    requests: list[AppendRequest]
+    halves: list[HalfMessage]
+    unreadable: list[HalfMessage]
+
+
+def half_copies(
+    halves: Sequence[HalfMessage],
+    read_records: ReadRecords,
+    *,
+    is_half: bool = False,
+    now_ms: int = 0,
+    topic: str = "",
+) -> HalfCopies:
+    """The copies of half messages for their queues, or all of them for queue 0 of `topic`.
+
+    `is_half`: they are carried forward, and stay half messages with the due times that they have. Else a due time is kept that lies
+    behind `now_ms`; with a `topic`, none is.
+    """
+    if not halves:
+        return HalfCopies([], [], [])
+    halves = sorted(halves, key=lambda half: half.position)
+    positions = np.array([half.position for half in halves], np.int64)
+    sizes = np.array([half.size_bytes for half in halves], np.int64)
+    data, starts, is_sound = read_records(positions, sizes)
+    sound = [half for half, holds in zip(halves, is_sound.tolist(), strict=True) if holds]
+    unreadable = [half for half, holds in zip(halves, is_sound.tolist(), strict=True) if not holds]
+    if not sound:
+        return HalfCopies([], [], unreadable)
+    starts, sizes = starts[is_sound], sizes[is_sound]
+    due_times_ms = read_trailers(data, 0, starts, sizes).due_times_ms
+    has_due_time = due_times_ms > np.uint64(0 if is_half else now_ms)
+    if topic:
+        has_due_time[:] = False
+    targets: dict[tuple[str, bool], list[int]] = {}
+    for row, (half, is_due) in enumerate(zip(sound, has_due_time.tolist(), strict=True)):
+        targets.setdefault((topic or half.topic, is_due), []).append(row)
+    requests: list[AppendRequest] = []
+    for (target, is_due), rows in targets.items():
+        if not topic:
+            rows.sort(key=lambda row: sound[row].queue_id)
+        queue_ids = [0 if topic else sound[row].queue_id for row in rows]
+        chosen = np.array(rows, np.int64)
+        region = move_records(
+            data,
+            starts[chosen],
+            sizes[chosen],
+            target,
+            due_times_ms=due_times_ms[chosen] if is_due else None,
+            is_half=is_half,
+        )
+        bounds = [0, *(np.flatnonzero(np.diff(queue_ids)) + 1).tolist(), len(rows)]
+        parts = parts_between(region, bounds)
+        requests += [
+            AppendRequest(part, queue_ids[first])
+            for part, first in zip(parts, bounds[:-1], strict=True)
+        ]
+    return HalfCopies(requests, sound, unreadable)

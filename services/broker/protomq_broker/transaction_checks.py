@@ -1,0 +1,316 @@
+"""Asks producers what has become of transactions that nobody has ended, and lets those expire that were asked about often enough.
+
+    due < record "checked" < readable < a held call of the group is answered; the producer ends the transaction, or is asked again
+
+Rules:
+- A half message is asked about once it is `immunity_ms` old, then every `interval_ms`, `check_count_max` times. A check counts when it
+  is made, whether or not a producer of the group was there (as with RocketMQ). The next interval later the transaction expires: its
+  message goes to TRANS_CHECK_MAX_TIME_TOPIC, and nobody else gets it.
+- Any producer of the group is asked, in turn. If there is none, the first that comes is asked at once.
+- What is damaged is asked about by nobody, and does not expire: it waits for healing, or for an operator.
+- A timer of the lane runs while a transaction is open. Messages are read in batches of a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from protomq.v1.record_pb2 import RecordBatch
+from protomq.v1.transaction_service_pb2 import TransactionCheck, WaitForChecksResponse
+from protomq.wire.topics import EXPIRED_TOPIC, TRANSACTIONS_TOPIC
+
+from .check_clock import CheckClock
+from .said_once import SaidOnce
+from .store.state.topics import TopicConfig
+from .store.state.transactions import (
+    Ending,
+    HalfMessage,
+    TransactionKey,
+    checked_record,
+    ended_record,
+)
+
+if TYPE_CHECKING:
+    from protomq.v1.record_pb2 import Record
+    from protomq_runtime.call import Call
+    from protomq_runtime.clock import Clock
+    from protomq_runtime.timers import Timer
+
+    from .log_time import LogTime
+    from .store.store import Store
+    from .system_writer import SystemWriter
+    from .transaction_handles import Handles
+    from .waiting_answers import WaitingAnswers
+
+log = logging.getLogger("protomq.broker")
+
+BATCH_COUNT_MAX: Final = 128
+BATCH_SIZE_MAX_BYTES: Final = 1 << 20
+"""Of the half messages that are looked at in one turn, beside the first."""
+TURN_INTERVAL_MS: Final = 50.0
+"""Between two turns, at least: what falls due in between is asked about together."""
+RETRY_INTERVAL_MS: Final = 1_000.0
+STORED_TIMEOUT_MS: Final = 60_000.0
+UNASKED_MAX: Final = 100_000
+"""Transactions that wait for a producer of their group; of more, nobody is asked before the next interval."""
+
+
+class _Waiter:
+    """A held call of a producer."""
+
+    __slots__ = ("call", "timer")
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.timer: Timer | None = None
+
+
+class TransactionChecks:
+    """The send lane."""
+
+    def __init__(
+        self,
+        store: Store,
+        writer: SystemWriter,
+        waiting: WaitingAnswers,
+        log_time: LogTime,
+        clock: Clock,
+        handles: Handles,
+    ) -> None:
+        self._store = store
+        self._writer = writer
+        self._waiting = waiting
+        self._log_time = log_time
+        self._clock = clock
+        self._check_clock = CheckClock(log_time.now_ms(), clock.monotonic_ms())
+        self._handles = handles
+        self._timer: Timer | None = None
+        self._timer_due_ms = 0
+        self._waiters: dict[str, deque[_Waiter]] = {}
+        self._unasked: dict[str, dict[TransactionKey, None]] = {}
+        """By group: asked about when no producer was there."""
+        self._unasked_count = 0
+        self._said = SaidOnce()
+
+    # Time.
+
+    def now_ms(self) -> int:
+        """By which it is told what is due."""
+        store_time_ms = self._store.positions.tail.store_time_ms
+        return self._check_clock.now_ms(
+            self._log_time.now_ms(), store_time_ms, self._clock.monotonic_ms()
+        )
+
+    def arm(self) -> None:
+        """Something may be due earlier than before."""
+        due_ms = self._store.transactions.next_due_ms()
+        if due_ms is None or (self._timer is not None and self._timer_due_ms <= due_ms):
+            return
+        self._set_timer(due_ms, max(float(due_ms - self.now_ms()), TURN_INTERVAL_MS))
+
+    def _set_timer(self, due_ms: int, wait_ms: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due_ms = due_ms
+        self._timer = self._writer.lane.call_later(wait_ms, self._run)
+
+    def _run(self) -> None:
+        self._timer = None
+        try:
+            self.turn()
+        except Exception:
+            log.exception("transactions could not be asked about; tried again soon")
+            self._set_timer(self.now_ms(), RETRY_INTERVAL_MS)
+            return
+        self.arm()
+
+    def turn(self) -> bool:
+        """Asks about one batch of what is due; whether there was anything."""
+        now_ms = self.now_ms()
+        due = self._store.transactions.due(now_ms, BATCH_COUNT_MAX)
+        if due.to_expire:
+            self._expire(first_halves(due.to_expire), now_ms)
+        if due.to_check:
+            self._check(first_halves(due.to_check), now_ms)
+        return bool(due.to_check or due.to_expire)
+
+    def _expire(self, halves: Sequence[HalfMessage], now_ms: int) -> None:
+        copies = self._store.half_copies(halves, topic=EXPIRED_TOPIC)
+        bodies = []
+        if copies.halves:
+            bodies.append(ended_record([(half.key, Ending.EXPIRED) for half in copies.halves]))
+        if copies.unreadable:
+            self._say_unreadable(copies.unreadable)
+            bodies.append(checked_record([half.key for half in copies.unreadable], now_ms))
+        self._writer.append_moved(copies.requests, [(TRANSACTIONS_TOPIC, bodies)])
+        if copies.requests and self._store.topics.find(EXPIRED_TOPIC) is None:
+            self._store.topics.add([TopicConfig(EXPIRED_TOPIC, 1, 1, writable=False)])
+        self._waiting.request_flush()
+
+    def _check(self, halves: Sequence[HalfMessage], now_ms: int) -> None:
+        keys = [half.key for half in halves]
+        end_position = self._writer.append(TRANSACTIONS_TOPIC, [checked_record(keys, now_ms)])
+
+        def ask(failure: Exception | None) -> None:
+            if failure is None:
+                self._ask(keys)
+
+        # What a check says in the log must be there before anybody hears of it.
+        self._waiting.wait(self._writer.lane, end_position, STORED_TIMEOUT_MS, ask)
+        self._waiting.request_flush()
+
+    # Producers.
+
+    def wait(self, group: str, call: Call, hold_ms: float) -> None:
+        """A producer of the group is there: its call is answered at once, or held."""
+        unasked = self._unasked.get(group)
+        if unasked:
+            checks = self._take_unasked(group, unasked)
+            if checks:
+                _answer(call, checks)
+                return
+        if hold_ms <= 0:
+            _answer(call, [])
+            return
+        waiter = _Waiter(call)
+        self._waiters.setdefault(group, deque()).append(waiter)
+        waiter.timer = self._writer.lane.call_later(hold_ms, partial(self._give_up, group, waiter))
+        call.hold(partial(self._forget, group, waiter))
+
+    def producer_count(self, group: str) -> int:
+        """How many producers of a group wait now."""
+        return len(self._waiters.get(group, ()))
+
+    def stop(self) -> None:
+        """Any thread: who waits is answered, with nothing."""
+        self._writer.post(self.close)
+
+    def close(self) -> None:
+        """See `stop`."""
+        for waiters in list(self._waiters.values()):
+            for waiter in list(waiters):
+                self._end(waiter, [])
+        self._waiters.clear()
+
+    def _take_unasked(
+        self, group: str, unasked: dict[TransactionKey, None]
+    ) -> list[TransactionCheck]:
+        """As many as an answer takes, of those that are open still."""
+        find = self._store.transactions.find
+        open_ = [known.half for key in unasked if (known := find(key)) is not None]
+        chosen = first_halves(open_[:BATCH_COUNT_MAX])
+        kept = {half.key: None for half in open_[len(chosen) :]}
+        self._unasked_count += len(kept) - len(unasked)
+        if kept:
+            self._unasked[group] = kept
+        else:
+            del self._unasked[group]
+        return [check for _, _, check in self._checks_of(chosen)]
+
+    def _ask(self, keys: Sequence[TransactionKey]) -> None:
+        find = self._store.transactions.find
+        halves = [known.half for key in keys if (known := find(key)) is not None]
+        by_group: dict[str, list[tuple[TransactionKey, TransactionCheck]]] = {}
+        for group, key, check in self._checks_of(halves):
+            by_group.setdefault(group, []).append((key, check))
+        for group, asked in by_group.items():
+            waiters = self._waiters.get(group)
+            if waiters:
+                waiter = waiters.popleft()
+                if not waiters:
+                    del self._waiters[group]
+                self._end(waiter, [check for _, check in asked])
+            elif group:
+                self._keep_unasked(group, [key for key, _ in asked])
+
+    def _keep_unasked(self, group: str, keys: Sequence[TransactionKey]) -> None:
+        unasked = self._unasked.setdefault(group, {})
+        for key in keys:
+            if key not in unasked and self._unasked_count < UNASKED_MAX:
+                unasked[key] = None
+                self._unasked_count += 1
+
+    def _checks_of(
+        self, halves: Sequence[HalfMessage]
+    ) -> list[tuple[str, TransactionKey, TransactionCheck]]:
+        """Of which group something is asked, about which transaction, and what; of those that can be read."""
+        found = []
+        for half, record in self.records_of(halves):
+            known = self._store.transactions.find(half.key)
+            check = TransactionCheck(
+                transaction_handle=self._handles.encode(half.position, half.key),
+                message=record,
+                check_count=0 if known is None else known.check_count,
+            )
+            found.append((record.attributes.producer_group, half.key, check))
+        return found
+
+    def records_of(self, halves: Sequence[HalfMessage]) -> list[tuple[HalfMessage, Record]]:
+        """The half messages that can be read, by their positions."""
+        halves = sorted(halves, key=lambda half: half.position)
+        if not halves:
+            return []
+        positions = np.array([half.position for half in halves], np.int64)
+        sizes = np.array([half.size_bytes for half in halves], np.int64)
+        data, starts, is_sound = self._store.read_records(positions, sizes)
+        found = []
+        unreadable = []
+        for half, start, holds in zip(halves, starts.tolist(), is_sound.tolist(), strict=True):
+            if holds:
+                (record,) = RecordBatch.FromString(data[start : start + half.size_bytes]).records
+                found.append((half, record))
+            else:
+                unreadable.append(half)
+        if unreadable:
+            self._say_unreadable(unreadable)
+        return found
+
+    def _give_up(self, group: str, waiter: _Waiter) -> None:
+        """Its hold is over."""
+        waiter.timer = None
+        self._forget(group, waiter)
+        if not waiter.call.answered:
+            _answer(waiter.call, [])
+
+    def _forget(self, group: str, waiter: _Waiter) -> None:
+        """It waits no more: its caller is gone, or its time is up."""
+        if waiter.timer is not None:
+            waiter.timer.cancel()
+        waiters = self._waiters.get(group)
+        if waiters is not None and waiter in waiters:
+            waiters.remove(waiter)
+            if not waiters:
+                del self._waiters[group]
+
+    def _end(self, waiter: _Waiter, checks: Sequence[TransactionCheck]) -> None:
+        if waiter.timer is not None:
+            waiter.timer.cancel()
+        _answer(waiter.call, checks)
+
+    def _say_unreadable(self, halves: Sequence[HalfMessage]) -> None:
+        if self._said.is_due(halves[0].position):
+            log.error(
+                "%d half messages cannot be read (the first stands at position %d): their transactions stay open",
+                len(halves),
+                halves[0].position,
+            )
+
+
+def first_halves(halves: Sequence[HalfMessage]) -> list[HalfMessage]:
+    """The first of them, so many that a turn reads them in a few milliseconds; one at least."""
+    size_bytes = 0
+    for count, half in enumerate(halves):
+        size_bytes += half.size_bytes
+        if count and size_bytes > BATCH_SIZE_MAX_BYTES:
+            return list(halves[:count])
+    return list(halves)
+
+
+def _answer(call: Call, checks: Sequence[TransactionCheck]) -> None:
+    call.answer(WaitForChecksResponse(checks=checks).SerializeToString())

@@ -1,0 +1,163 @@
+"""Ends transactions: a commit's copy and the record that says so are one append, on the send lane.
+
+Rules:
+- All decisions of a turn are appended together, in parts that an append takes.
+- The first decision counts. The same again is answered alike; another one is refused, and changes nothing.
+- A committed message keeps id, keys, tag, properties and queue. A due time that has not come by then is kept; else it is delivered at once.
+- A half message that is damaged cannot be committed: its transaction stays open. It can be rolled back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from protomq.wire.record import encode_message_id
+from protomq.wire.topics import TRANSACTIONS_TOPIC
+from protomq_runtime.errors import Code, ServiceError, corrupt_log
+
+from .store.state.transactions import (
+    Ending,
+    HalfMessage,
+    TransactionKey,
+    Verdict,
+    ended_record,
+)
+from .store_errors import to_service_error
+from .topic_access import add_missing_topics
+
+if TYPE_CHECKING:
+    from .log_time import LogTime
+    from .store.store import Store
+    from .system_writer import SystemWriter
+    from .transaction_handles import TransactionHandle
+
+COMMITTED_SIZE_MAX_BYTES: Final = 4 << 20
+"""Of the messages that are committed in one append, beside the last one."""
+ENDED_COUNT_MAX: Final = 4_096
+"""Transactions of which one record tells."""
+_ENDING_NAMES: Final = {
+    Ending.COMMITTED: "committed",
+    Ending.ROLLED_BACK: "rolled back",
+    Ending.EXPIRED: "expired",
+}
+
+
+class Wanted(NamedTuple):
+    """A decision."""
+
+    handle: TransactionHandle
+    ending: Ending
+
+
+class Outcome(NamedTuple):
+    """What became of a decision: `error` says why it was refused; `repeated`: it had ended so before."""
+
+    error: ServiceError | None = None
+    repeated: bool = False
+
+
+class TransactionEndings:
+    """The send lane."""
+
+    def __init__(self, store: Store, writer: SystemWriter, log_time: LogTime) -> None:
+        self._store = store
+        self._writer = writer
+        self._log_time = log_time
+
+    def end(self, decisions: Sequence[Wanted]) -> list[Outcome]:
+        """Appends what is decided; what became of each decision. Up to the end of the log of now, the outcomes are to be stored."""
+        outcomes: list[Outcome | None] = [None] * len(decisions)
+        wanted: dict[TransactionKey, Ending] = {}
+        first: dict[TransactionKey, int] = {}
+        halves: list[HalfMessage] = []
+        for number, (handle, ending) in enumerate(decisions):
+            if handle.key in wanted:  # decided in this turn: known when that is appended
+                continue
+            verdict, half, known = self._store.transactions.decide(handle.key, ending)
+            if half is not None and handle.names(half):
+                wanted[handle.key] = ending
+                first[handle.key] = number
+                halves.append(half)
+            elif verdict is Verdict.REPEATED:
+                outcomes[number] = Outcome(repeated=True)
+            elif known is not None:
+                outcomes[number] = Outcome(_ended(handle, known))
+            else:
+                outcomes[number] = Outcome(_not_found(handle))
+        failures: dict[TransactionKey, ServiceError] = {}
+        for part in _parts(halves):
+            failures |= self._append(part, wanted)
+        for number, (handle, ending) in enumerate(decisions):
+            if outcomes[number] is not None:
+                continue
+            failure = failures.get(handle.key)
+            if failure is not None:
+                outcomes[number] = Outcome(failure)
+            elif wanted[handle.key] is not ending:
+                outcomes[number] = Outcome(_ended(handle, wanted[handle.key]))
+            else:
+                outcomes[number] = Outcome(repeated=first[handle.key] != number)
+        return [outcome for outcome in outcomes if outcome is not None]
+
+    def _append(
+        self, halves: Sequence[HalfMessage], wanted: dict[TransactionKey, Ending]
+    ) -> dict[TransactionKey, ServiceError]:
+        """Appends these endings together; those that could not be, and why."""
+        try:
+            committed = [half for half in halves if wanted[half.key] is Ending.COMMITTED]
+            copies = self._store.half_copies(committed, now_ms=self._log_time.now_ms())
+            damaged = {half.key: _damaged(half) for half in copies.unreadable}
+            endings = [
+                (half.key, wanted[half.key]) for half in halves if half.key not in damaged
+            ]
+            if endings:
+                states = [(TRANSACTIONS_TOPIC, [ended_record(endings)])]
+                self._writer.append_moved(copies.requests, states)
+                add_missing_topics(self._store, copies.requests)
+        except Exception as error:
+            failure = to_service_error(error)
+            return {half.key: failure for half in halves}
+        return damaged
+
+
+def _parts(halves: Sequence[HalfMessage]) -> Iterable[list[HalfMessage]]:
+    """The half messages in parts, each of which an append takes."""
+    part: list[HalfMessage] = []
+    size_bytes = 0
+    for half in halves:
+        part.append(half)
+        size_bytes += half.size_bytes
+        if size_bytes >= COMMITTED_SIZE_MAX_BYTES or len(part) >= ENDED_COUNT_MAX:
+            yield part
+            part, size_bytes = [], 0
+    if part:
+        yield part
+
+
+def _not_found(handle: TransactionHandle) -> ServiceError:
+    return ServiceError(
+        Code.NOT_FOUND,
+        "TRANSACTION_NOT_FOUND",
+        f"there is no open transaction of message {handle.message_id} here: there never was, its topic was deleted, or it ended longer ago"
+        " than is remembered; look whether the message was delivered",
+        metadata={"message_id": handle.message_id},
+    )
+
+
+def _ended(handle: TransactionHandle, ending: Ending) -> ServiceError:
+    name = _ENDING_NAMES[ending]
+    return ServiceError(
+        Code.FAILED_PRECONDITION,
+        "TRANSACTION_ENDED",
+        f"the transaction of message {handle.message_id} has {'' if ending is Ending.EXPIRED else 'been '}{name}; nothing was changed",
+        metadata={"message_id": handle.message_id, "ending": name},
+    )
+
+
+def _damaged(half: HalfMessage) -> ServiceError:
+    return corrupt_log(
+        f"the half message {encode_message_id(*half.key)} at position {half.position} is damaged: it cannot be committed before it can be"
+        " read; it can be rolled back",
+        {"position": half.position},
+    )

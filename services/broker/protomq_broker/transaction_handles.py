@@ -1,0 +1,74 @@
+"""Transaction handles: what the answer to the send of a half message says, and names its transaction to whoever ends it."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+from typing import Final, NamedTuple
+
+from protomq.wire.record import encode_message_id
+from protomq_runtime.errors import ServiceError, invalid_argument
+
+from .store.state.transactions import HalfMessage, TransactionKey
+
+_HANDLE: Final = struct.Struct("<BQQIQ")
+_VERSION: Final = 2
+"""1 is a recall handle's."""
+
+
+class TransactionHandle(NamedTuple):
+    """All of it is compared.
+
+    Attributes:
+        broker_name: where the transaction is.
+        position: where its half message stood, or its request began, when the handle was given out; it may stand further on by now.
+        key: who sent it.
+    """
+
+    broker_name: str
+    position: int
+    key: TransactionKey
+
+    @property
+    def message_id(self) -> str:
+        """The id of the message."""
+        return encode_message_id(*self.key)
+
+    def names(self, half: HalfMessage) -> bool:
+        """Whether this half message, which has the same identity, can be meant: they are carried forward, never back."""
+        return half.position >= self.position
+
+
+class Handles:
+    """Writes and reads the handles of one broker."""
+
+    def __init__(self, broker_name: str) -> None:
+        self._broker_name = broker_name
+        self._tail = broker_name.encode()
+
+    def encode(self, position: int, key: TransactionKey) -> str:
+        """Text of letters, digits, - and _."""
+        octets = _HANDLE.pack(_VERSION, position, *key) + self._tail
+        return base64.urlsafe_b64encode(octets).decode().rstrip("=")
+
+    def decode(self, text: str) -> TransactionHandle:
+        """Raises ServiceError for what is no handle, or another broker's."""
+        try:
+            octets = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
+            version, position, *key = _HANDLE.unpack_from(octets)
+            broker_name = octets[_HANDLE.size :].decode()
+        except (binascii.Error, struct.error, UnicodeDecodeError, ValueError):
+            raise _no_handle() from None
+        if version != _VERSION:
+            raise _no_handle()
+        if broker_name != self._broker_name:
+            raise invalid_argument(
+                "transaction_handle",
+                f"is of broker {broker_name!r}, this is {self._broker_name!r}: ask that one",
+            )
+        return TransactionHandle(broker_name, position, TransactionKey(*key))
+
+
+def _no_handle() -> ServiceError:
+    return invalid_argument("transaction_handle", "is none that a send has answered")

@@ -1,0 +1,226 @@
+"""TransactionService: ends transactions, holds the calls by which producers hear of checks, and lists what is open. On the send lane."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from protomq.v1.transaction_service_pb2 import (
+    EndTransactionRequest,
+    EndTransactionResponse,
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+    OpenTransaction,
+    TransactionDecision,
+    TransactionEnded,
+    WaitForChecksRequest,
+)
+from protomq.wire.record import encode_message_id
+from protomq_runtime.dispatch import drained, raw
+from protomq_runtime.errors import ServiceError, invalid_argument, unparsable
+
+from .store.state.transactions import Ending
+from .store_errors import tells_store_errors, to_service_error
+from .topic_access import check_group_name
+from .transaction_checks import first_halves
+from .transaction_endings import Outcome, Wanted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from protomq.v1.transaction_service_pb2 import TransactionEnd
+    from protomq_runtime.call import Call, CallContext
+
+    from .config import BrokerConfig
+    from .store.state.transactions import OpenTransaction as Known
+    from .store.store import Store
+    from .transaction_checks import TransactionChecks
+    from .transaction_endings import TransactionEndings
+    from .transaction_handles import Handles
+    from .waiting_answers import WaitingAnswers
+    from .write_permit import WritePermit
+
+ENDS_MAX: Final = 4_096
+"""Decisions of one request."""
+LISTED_MAX: Final = 100
+"""Transactions that are looked at for one answer: a few milliseconds."""
+_ENDINGS: Final = {
+    TransactionDecision.TRANSACTION_DECISION_COMMIT: Ending.COMMITTED,
+    TransactionDecision.TRANSACTION_DECISION_ROLL_BACK: Ending.ROLLED_BACK,
+}
+
+M = TypeVar("M", bound=Message)
+
+
+class TransactionService:
+    """Implements protomq.v1.TransactionService. All methods on the send lane's thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        config: BrokerConfig,
+        permit: WritePermit,
+        waiting: WaitingAnswers,
+        handles: Handles,
+        endings: TransactionEndings,
+        checks: TransactionChecks,
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._permit = permit
+        self._waiting = waiting
+        self._handles = handles
+        self._endings = endings
+        self._checks = checks
+
+    def stop(self) -> None:
+        """New calls are refused: who waits is answered."""
+        self._checks.stop()
+
+    @drained
+    def end_transaction(self, calls: list[Call]) -> None:
+        """Ends what has arrived by now with one append."""
+        asked: list[tuple[Call, list[Wanted | ServiceError]]] = []
+        decisions: list[Wanted] = []
+        for call in calls:
+            try:
+                if self._permit.refusal is not None:
+                    raise self._permit.refusal
+                ends = _parse(call, EndTransactionRequest).ends
+                if not 0 < len(ends) <= ENDS_MAX:
+                    raise invalid_argument("ends", f"has {len(ends)} decisions, 1 to {ENDS_MAX} are allowed")
+                wanted = [self._wanted(end) for end in ends]
+            except Exception as error:
+                call.fail(to_service_error(error))
+                continue
+            asked.append((call, wanted))
+            decisions += (each for each in wanted if isinstance(each, Wanted))
+        outcomes = iter(self._endings.end(decisions)) if decisions else iter(())
+        for call, wanted in asked:
+            self._answer(call, wanted, [_outcome(each, outcomes) for each in wanted])
+        self._waiting.request_flush()
+
+    def _wanted(self, end: TransactionEnd) -> Wanted | ServiceError:
+        ending = _ENDINGS.get(end.decision)
+        try:
+            handle = self._handles.decode(end.transaction_handle)
+            if ending is None:
+                raise invalid_argument("decision", "is COMMIT or ROLL_BACK")
+        except ServiceError as error:
+            return error
+        return Wanted(handle, ending)
+
+    def _answer(
+        self, call: Call, wanted: Sequence[Wanted | ServiceError], outcomes: Sequence[Outcome]
+    ) -> None:
+        if len(outcomes) == 1 and outcomes[0].error is not None:
+            call.fail(outcomes[0].error)
+            return
+        response = EndTransactionResponse()
+        for each, (error, repeated) in zip(wanted, outcomes, strict=True):
+            response.results.append(
+                TransactionEnded(
+                    error_reason=error.reason if error is not None else "",
+                    error_message=error.message if error is not None else "",
+                    repeated_decision=repeated,
+                    message_id=each.handle.message_id if isinstance(each, Wanted) else "",
+                )
+            )
+        # Of a decision that came twice, the first may not be on the disk yet.
+        position = self._store.appended_position
+        if self._waiting.is_stored(position):
+            call.answer(response.SerializeToString())
+            return
+        wait_ms = call.hold_time_ms(self._config.sync_flush_timeout_ms)
+        self._waiting.wait(call.lane, position, wait_ms, partial(_answer, call, response))
+
+    @raw
+    def wait_for_checks(self, call: Call) -> None:
+        """Holds the call until there is something to ask."""
+        try:
+            request = _parse(call, WaitForChecksRequest)
+            check_group_name(request.producer_group)
+            if request.hold_ms < 0:
+                raise invalid_argument("hold_ms", "is below 0")
+            if self._permit.refusal is not None:
+                raise self._permit.refusal
+        except Exception as error:
+            call.fail(to_service_error(error))
+            return
+        hold_ms = call.hold_time_ms(min(request.hold_ms, self._config.hold_max_ms))
+        self._checks.wait(request.producer_group, call, hold_ms)
+
+    @tells_store_errors
+    def list_transactions(
+        self, request: ListTransactionsRequest, context: CallContext
+    ) -> ListTransactionsResponse:
+        """See the service."""
+        found = sorted(
+            (
+                known
+                for known in self._store.transactions.open_transactions()
+                if known.half.position >= request.position and _matches(known, request)
+            ),
+            key=lambda known: known.half.position,
+        )
+        response = ListTransactionsResponse()
+        chosen = found[: min(max(request.count_max, 0) or LISTED_MAX, LISTED_MAX)]
+        looked_at = first_halves([known.half for known in chosen])
+        records = dict(self._checks.records_of(looked_at))
+        for known in chosen[: len(looked_at)]:
+            record = records.get(known.half)
+            group = record.attributes.producer_group if record is not None else ""
+            if request.producer_group not in ("", group):
+                continue
+            listed = self._listed(known, group)
+            if request.with_messages and record is not None:
+                listed.message.CopyFrom(record)
+            response.transactions.append(listed)
+        if len(found) > len(looked_at):
+            response.next_position = found[len(looked_at)].half.position
+        return response
+
+    def _listed(self, known: Known, group: str) -> OpenTransaction:
+        half = known.half
+        return OpenTransaction(
+            transaction_handle=self._handles.encode(half.position, half.key),
+            topic=half.topic,
+            queue_id=half.queue_id,
+            message_id=encode_message_id(*half.key),
+            producer_group=group,
+            store_time_ms=half.store_time_ms,
+            check_count=known.check_count,
+            next_check_time_ms=known.due_ms,
+            size_bytes=half.size_bytes,
+        )
+
+
+def _outcome(wanted: Wanted | ServiceError, outcomes: Iterator[Outcome]) -> Outcome:
+    return Outcome(wanted) if isinstance(wanted, ServiceError) else next(outcomes)
+
+
+def _matches(known: Known, request: ListTransactionsRequest) -> bool:
+    half = known.half
+    return request.topic in ("", half.topic) and request.message_id in (
+        "",
+        encode_message_id(*half.key),
+    )
+
+
+def _parse(call: Call, kind: type[M]) -> M:
+    try:
+        return kind.FromString(bytes(call.payload))
+    except DecodeError:
+        raise unparsable(kind.DESCRIPTOR.full_name) from None
+
+
+def _answer(call: Call, response: EndTransactionResponse, failure: Exception | None) -> None:
+    """The decisions are stored, or are not known to be."""
+    if call.answered:  # its time was up before
+        return
+    if failure is not None:
+        call.fail(to_service_error(failure))
+        return
+    call.answer(response.SerializeToString())

@@ -1,0 +1,760 @@
+"""Transactions of a store: half messages nobody gets, ended once, asked about in time; whatever ends the process or the power."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
+from protomq.v1.record_pb2 import Attributes, Record
+from protomq.v1.send_service_pb2 import SendRequest, SendResponse
+from protomq.v1.transaction_service_pb2 import (
+    EndTransactionRequest,
+    EndTransactionResponse,
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+    TransactionCheck,
+    TransactionDecision,
+    TransactionEnd,
+    TransactionEnded,
+    WaitForChecksRequest,
+    WaitForChecksResponse,
+)
+from protomq.wire import record as layout
+from protomq.wire.hashing import key_hash_of
+from protomq.wire.topics import EXPIRED_TOPIC
+from protomq_broker.config import BrokerConfig
+from protomq_broker.half_sends import HalfSends
+from protomq_broker.store.config import StoreConfig
+from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.store.state.transactions import Ending
+from protomq_broker.store.store import Store
+from protomq_broker.store.tools.verify import verify
+from protomq_broker.system_writer import SystemWriter
+from protomq_broker.timer_mover import TimerMover
+from protomq_broker.transaction_endings import TransactionEndings
+from protomq_broker.transaction_service import TransactionService
+from protomq_broker.waiting_answers import WaitingAnswers
+from protomq_broker.write_permit import WritePermit
+from protomq_runtime.errors import ServiceError
+from tests.unit.protomq_broker.fake_broker import send_service
+from tests.unit.protomq_broker.store.store_helpers import read_all
+from tests.unit.protomq_broker.test_timer_mover import WallClock
+
+SEGMENT = 1 << 16
+COMMIT = TransactionDecision.TRANSACTION_DECISION_COMMIT
+ROLL_BACK = TransactionDecision.TRANSACTION_DECISION_ROLL_BACK
+PRODUCER = 77
+
+
+class FakeTimer:
+    def __init__(self, function: Callable[[], None]) -> None:
+        self.function = function
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Lane:
+    """Runs what is posted at once: the thread of the test is the send lane. Its timers wait for the test."""
+
+    def __init__(self) -> None:
+        self.timers: list[FakeTimer] = []
+        self.holds = 0
+
+    def post(self, function: Callable[[], None]) -> None:
+        function()
+
+    def call_later(self, delay_ms: float, function: Callable[[], None]) -> FakeTimer:
+        self.timers.append(FakeTimer(function))
+        return self.timers[-1]
+
+
+class Call:
+    def __init__(self, request: Any, lane: Lane) -> None:
+        self.payload = request.SerializeToString()
+        self.lane = lane
+        self.outcome: Any = None
+        self.on_close: Callable[[], None] = lambda: None
+
+    @property
+    def answered(self) -> bool:
+        return self.outcome is not None
+
+    def hold_time_ms(self, hold_ms: float) -> float:
+        return hold_ms
+
+    def hold(self, on_close: Callable[[], None]) -> None:
+        self.on_close = on_close
+
+    def answer(self, payload: bytes) -> None:
+        assert self.outcome is None
+        self.outcome = payload
+
+    def fail(self, error: Exception) -> None:
+        assert self.outcome is None
+        self.outcome = error
+
+    def result(self) -> bytes:
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        assert self.outcome is not None, "not answered yet"
+        return bytes(self.outcome)
+
+
+@dataclass
+class World:
+    """A broker's parts on a simulated disk."""
+
+    disk: SimDisk = field(default_factory=SimDisk)
+    clock: WallClock = field(default_factory=WallClock)
+    config: BrokerConfig = field(default_factory=BrokerConfig)
+    sync_flush: bool = False
+    sequence: int = 0
+
+    def start(self) -> World:
+        config = StoreConfig(segment_size_bytes=SEGMENT, sync_flush=self.sync_flush)
+        self.store = Store.open(
+            "/s",
+            config,
+            clock=self.clock,
+            disk=self.disk,
+            background=False,
+            check_plan=self.config.check_plan,
+        )
+        if self.store.topics.find("topic") is None:
+            self.store.topics.create(TopicConfig("topic"))
+        self.permit = WritePermit()
+        self.permit.give()
+        self.lane = Lane()
+        writer = SystemWriter(self.permit)
+        writer.start(self.store, self.lane)  # type: ignore[arg-type]
+        self.waiting = WaitingAnswers(self.store, self.clock)
+        self.sends = send_service(self.store, self.config, self.clock, self.waiting, writer)
+        self.checks = self.sends._checks
+        log_time = self.checks._log_time
+        endings = TransactionEndings(self.store, writer, log_time)
+        self.service = TransactionService(
+            self.store,
+            self.config,
+            self.permit,
+            self.waiting,
+            self.checks._handles,
+            endings,
+            self.checks,
+        )
+        self.mover = TimerMover(self.store, writer, log_time)
+        return self
+
+    def restart(self, disk: SimDisk | None = None) -> World:
+        if disk is None:
+            self.store.close()
+        self.disk = disk or self.disk
+        return self.start()
+
+    def call(self, method: Callable[[Any], None], request: Any, *, drained: bool = True) -> Call:
+        call = Call(request, self.lane)
+        method([call] if drained else call)
+        if self.sync_flush:
+            self.store.flush()
+            self.waiting.resolve()
+        return call
+
+    def record(self, body: bytes, group: str = "g", **fields: Any) -> Record:
+        self.sequence += 1
+        return Record(
+            body=body,
+            attributes=Attributes(producer_group=group),
+            producer_id=PRODUCER,
+            sequence=self.sequence,
+            **fields,
+        )
+
+    def request(self, request: SendRequest) -> SendResponse:
+        return SendResponse.FromString(self.call(self.sends.send, request).result())
+
+    def half(self, body: bytes = b"half", group: str = "g", **fields: Any) -> str:
+        """The handle of a half message that is sent now."""
+        fields = {"topic": "topic", "queue_id": 0, **fields}
+        records = [self.record(body, group)]
+        (handle,) = self.request(SendRequest(records=records, half=True, **fields)).transaction_handles
+        return handle
+
+    def end(self, *ends: tuple[str, Any]) -> list[TransactionEnded]:
+        request = EndTransactionRequest(
+            ends=[TransactionEnd(transaction_handle=handle, decision=what) for handle, what in ends]
+        )
+        payload = self.call(self.service.end_transaction, request).result()
+        return list(EndTransactionResponse.FromString(payload).results)
+
+    def wait(self, group: str = "g", hold_ms: int = 1_000) -> Call:
+        request = WaitForChecksRequest(producer_group=group, hold_ms=hold_ms)
+        return self.call(self.service.wait_for_checks, request, drained=False)
+
+    def turns(self, after_ms: int = 0) -> None:
+        """What is due then is done."""
+        self.clock.time_ms += after_ms
+        while self.checks.turn():
+            pass
+
+    def listed(self, **fields: Any) -> ListTransactionsResponse:
+        return self.service.list_transactions(ListTransactionsRequest(**fields), None)  # type: ignore[arg-type]
+
+    def open(self) -> list[str]:
+        return [each.message_id for each in self.listed().transactions]
+
+    def delivered(self, topic: str = "topic", queue_id: int = 0) -> list[bytes]:
+        return [body for _, body in read_all(self.store, topic, queue_id)]
+
+
+def checks_of(call: Call) -> list[TransactionCheck]:
+    return list(WaitForChecksResponse.FromString(call.result()).checks)
+
+
+@pytest.fixture
+def world() -> World:
+    return World().start()
+
+
+def refusal(call: Callable[[], Any]) -> ServiceError:
+    with pytest.raises(ServiceError) as caught:
+        call()
+    return caught.value
+
+
+# What nobody gets, and what everybody gets.
+
+
+def test_a_half_message_is_nowhere_before_it_is_committed(world: World) -> None:
+    record = world.record(b"paid", keys=["k1", "k2"], tag="t", properties={"a": "b"})
+    sent = world.request(SendRequest(topic="topic", queue_id=3, records=[record], half=True))
+    assert (sent.queue_id, sent.queue_offset, sent.recall_handle) == (3, -1, "")
+    identity = (PRODUCER, 0, record.sequence)
+
+    def found() -> list[bytes]:
+        store = world.store
+        hits = [
+            *store.find_by_message_id("topic", identity),
+            *store.find_by_key_hash("topic", key_hash_of("k1")),
+            *store.find_by_key_hash("topic", key_hash_of("k2")),
+        ]
+        return [Record.FromString(hit).body for hit in hits] + world.delivered(queue_id=3)
+
+    assert found() == []
+    (result,) = world.end((sent.transaction_handles[0], COMMIT))
+    assert (result.error_reason, result.repeated_decision) == ("", False)
+    assert result.message_id == layout.encode_message_id(*identity)
+    assert found() == [b"paid"] * 4
+    (hit,) = world.store.find_by_message_id("topic", identity)
+    copy = Record.FromString(hit)
+    assert (list(copy.keys), copy.tag, dict(copy.properties)) == (["k1", "k2"], "t", {"a": "b"})
+    assert copy.flags == layout.FLAG_KIND_COPY | layout.FLAG_TRANSIT | layout.FLAG_MANY_KEYS
+    assert (copy.queue_id, copy.queue_offset, copy.HasField("crc32c")) == (3, 0, True)
+
+
+def test_what_is_rolled_back_is_nowhere(world: World) -> None:
+    handle = world.half()
+    world.end((handle, ROLL_BACK))
+    world.turns(10**7)
+    assert world.delivered() == []
+    assert world.open() == []
+    assert world.store.transactions.counts[Ending.ROLLED_BACK] == 1
+
+
+def test_messages_of_one_request_end_each_by_itself(world: World) -> None:
+    records = [world.record(b"%d" % number) for number in range(5)]
+    sent = world.request(SendRequest(topic="topic", queue_id=0, records=records, half=True))
+    handles = sent.transaction_handles
+    assert len(set(handles)) == 5
+    results = world.end(
+        (handles[4], COMMIT), (handles[1], ROLL_BACK), (handles[0], COMMIT), ("x", COMMIT)
+    )
+    assert [result.error_reason for result in results] == ["", "", "", "INVALID_ARGUMENT"]
+    assert sorted(world.delivered()) == [b"0", b"4"]
+    assert len(world.open()) == 2
+
+
+def test_many_queues_and_topics_are_committed_with_one_append(world: World) -> None:
+    handles = [
+        world.half(b"%d" % number, queue_id=number % 3, topic=f"topic{number % 2}")
+        for number in range(12)
+    ]
+    appends: list[int] = []
+    world.store.positions.on_arrival.append(lambda keys: appends.append(len(keys)))
+    world.end(*((handle, COMMIT) for handle in reversed(handles)))
+    assert len(appends) == 1
+    for topic in range(2):
+        for queue_id in range(3):
+            expected = {b"%d" % n for n in range(12) if n % 2 == topic and n % 3 == queue_id}
+            assert set(world.delivered(f"topic{topic}", queue_id)) == expected
+
+
+def test_a_delay_goes_on_while_the_message_waits_for_its_commit(world: World) -> None:
+    late, early = world.half(b"late", delay_ms=5_000), world.half(b"early", delay_ms=1_000)
+    world.clock.time_ms += 2_000
+    world.end((late, COMMIT), (early, COMMIT))
+    assert world.delivered() == [b"early"]
+    world.clock.time_ms += 2_999
+    world.mover.deliver()
+    assert world.delivered() == [b"early"]
+    world.clock.time_ms += 1
+    world.mover.deliver()
+    assert world.delivered() == [b"early", b"late"]
+
+
+# Decisions.
+
+
+@pytest.mark.parametrize(("first", "other"), [(COMMIT, ROLL_BACK), (ROLL_BACK, COMMIT)])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_the_first_decision_counts(
+    world: World, first: Any, other: Any, restarts: bool
+) -> None:
+    handle = world.half()
+    world.end((handle, first))
+    if restarts:
+        world.restart()
+    (again,) = world.end((handle, first))
+    assert again.repeated_decision
+    error = refusal(lambda: world.end((handle, other)))
+    assert (error.reason, error.metadata["definite"]) == ("TRANSACTION_ENDED", "true")
+    assert error.metadata["ending"] == ("committed" if first == COMMIT else "rolled back")
+    assert world.delivered() == [b"half"] * (first == COMMIT)
+
+
+def test_decisions_of_one_request_on_one_transaction_are_as_if_they_came_one_after_another(
+    world: World,
+) -> None:
+    handle = world.half()
+    first, other, again = world.end((handle, COMMIT), (handle, ROLL_BACK), (handle, COMMIT))
+    assert (first.error_reason, first.repeated_decision) == ("", False)
+    assert other.error_reason == "TRANSACTION_ENDED"
+    assert (again.error_reason, again.repeated_decision) == ("", True)
+    assert world.delivered() == [b"half"]
+
+
+def test_what_is_not_known_is_said_so(world: World) -> None:
+    handle = world.half()
+    elsewhere = World(disk=SimDisk()).start()
+    error = refusal(lambda: elsewhere.end((handle, COMMIT)))
+    assert error.reason == "TRANSACTION_NOT_FOUND"
+    assert error.metadata["message_id"] == layout.encode_message_id(PRODUCER, 0, 1)
+    assert refusal(lambda: world.end(("", COMMIT))).reason == "INVALID_ARGUMENT"
+    assert refusal(lambda: world.end((handle[:-4] + "AAAA", COMMIT))).reason == "INVALID_ARGUMENT"
+    assert refusal(lambda: world.end((handle, 0))).reason == "INVALID_ARGUMENT"
+    assert refusal(world.end).reason == "INVALID_ARGUMENT"
+    beyond = world.checks._handles.encode(10**9, world.store.transactions.open_transactions()[0].half.key)
+    assert refusal(lambda: world.end((beyond, COMMIT))).reason == "TRANSACTION_NOT_FOUND"
+    assert world.delivered() == []
+    assert len(world.open()) == 1
+
+
+def test_a_broker_that_may_not_write_ends_nothing() -> None:
+    world = World().start()
+    handle = world.half()
+    world.permit._refusal = ServiceError(14, "SHUTTING_DOWN", "it stops")
+    assert refusal(lambda: world.end((handle, COMMIT))).reason == "SHUTTING_DOWN"
+    assert refusal(lambda: checks_of(world.wait())).reason == "SHUTTING_DOWN"
+
+
+def test_an_answer_waits_for_what_an_answer_to_a_send_waits_for() -> None:
+    world = World(sync_flush=True).start()
+    handle = world.half()
+    calls = []
+    for _ in range(2):
+        request = EndTransactionRequest(
+            ends=[TransactionEnd(transaction_handle=handle, decision=COMMIT)]
+        )
+        calls.append(Call(request, world.lane))
+        world.service.end_transaction([calls[-1]])  # type: ignore[list-item]
+    assert [call.answered for call in calls] == [False, False]
+    world.store.flush()
+    world.waiting.resolve()
+    repeated = [EndTransactionResponse.FromString(call.result()).results[0] for call in calls]
+    assert [each.repeated_decision for each in repeated] == [False, True]
+
+
+def test_a_damaged_half_message_is_not_committed_and_can_be_rolled_back(world: World) -> None:
+    handles = [world.half(b"x" * 100) for _ in range(2)]
+    at = world.store.transactions.open_transactions()[0].half.position
+    real = world.store.read_records
+
+    def first_is_damaged(positions: Any, sizes: Any) -> Any:
+        data, starts, is_sound = real(positions, sizes)
+        return data, starts, is_sound & (positions != at)
+
+    world.store.read_records = first_is_damaged  # type: ignore[method-assign]
+    results = world.end((handles[0], COMMIT), (handles[1], COMMIT))
+    assert [result.error_reason for result in results] == ["CORRUPT_LOG", ""]
+    world.end((handles[0], ROLL_BACK))
+    assert world.open() == []
+    assert world.delivered() == [b"x" * 100]
+
+
+# Sends.
+
+
+def test_a_send_that_is_repeated_has_the_handles_of_the_first_time(world: World) -> None:
+    records = [world.record(b"%d" % number) for number in range(2)]
+    request = SendRequest(topic="topic", queue_id=0, records=records, half=True)
+    first, again = world.request(request), world.request(request)
+    assert again.repeated_send
+    assert again.transaction_handles == first.transaction_handles
+    world.end((first.transaction_handles[0], COMMIT))
+    assert world.request(request).transaction_handles == first.transaction_handles
+    assert world.delivered() == [b"0"]
+    assert len(world.open()) == 1
+
+
+def test_a_half_message_without_a_producer_id_is_refused(world: World) -> None:
+    request = SendRequest(topic="topic", records=[Record(body=b"x")], half=True)
+    error = refusal(lambda: world.request(request))
+    assert error.reason == "INVALID_ARGUMENT"
+    assert "producer_id" in error.message
+
+
+@pytest.mark.parametrize(
+    "limits", [{"transaction_count_max": 2}, {"transaction_size_max_bytes": 700}]
+)
+def test_no_more_half_messages_are_taken_than_there_may_be(limits: dict[str, int]) -> None:
+    world = World(config=BrokerConfig(**limits)).start()  # type: ignore[arg-type]
+    handles = [world.half(b"x" * 150) for _ in range(2)]
+    error = refusal(lambda: world.half(b"x" * 150))
+    assert error.reason == "TOO_MANY"
+    plain = world.request(SendRequest(topic="topic", queue_id=0, records=[Record(body=b"plain")]))
+    assert plain.queue_offset == 0
+    world.end((handles[0], ROLL_BACK))
+    world.half(b"x" * 150)
+
+
+def test_one_that_is_refused_takes_no_other_of_its_turn_with_it() -> None:
+    world = World(config=BrokerConfig(transaction_count_max=1)).start()
+    plain = SendRequest(topic="topic", queue_id=0, records=[world.record(b"plain")])
+    halves = [
+        SendRequest(topic="topic", queue_id=0, records=[world.record(b"half")], half=True)
+        for _ in range(2)
+    ]
+    world.half()
+    calls = [Call(request, world.lane) for request in (plain, halves[0], plain, halves[1])]
+    world.sends.send(calls)  # type: ignore[arg-type]
+    assert SendResponse.FromString(calls[2].result()).repeated_send
+    assert world.delivered() == [b"plain"]
+    for call in (calls[1], calls[3]):
+        assert isinstance(call.outcome, ServiceError)
+    world.end((world.listed().transactions[0].transaction_handle, ROLL_BACK))
+    assert world.request(halves[0]).transaction_handles
+
+
+def test_an_identity_of_another_transaction_is_refused(world: World) -> None:
+    halves = HalfSends(world.store.transactions, world.checks._handles, count_max=9, size_max_bytes=1 << 20)
+    world.half()
+    region_of: list[Any] = []
+    original, world.sends._halves = world.sends._halves, halves
+    halves.check = region_of.append  # type: ignore[method-assign, assignment]
+    world.half()
+    world.sends._halves = original
+    with pytest.raises(Exception, match="belongs to another transaction"):
+        original.check(region_of[0])
+
+
+def test_a_deleted_topic_takes_its_transactions_along(world: World) -> None:
+    handle = world.half(topic="other")
+    kept = world.half()
+    world.store.delete_topic("other")
+    for _ in range(2):
+        assert refusal(lambda: world.end((handle, COMMIT))).reason == "TRANSACTION_NOT_FOUND"
+        assert len(world.open()) == 1
+        world.restart()
+    world.end((kept, COMMIT))
+
+
+def test_a_topic_of_which_only_half_messages_tell_comes_back_with_the_first_commit(
+    world: World,
+) -> None:
+    handle = world.half(topic="fresh", queue_id=2)
+    world.store.topics._by_name.pop("fresh")
+    world.end((handle, COMMIT))
+    assert world.store.topics.find("fresh") is not None
+    assert world.delivered("fresh", 2) == [b"half"]
+
+
+# Checks.
+
+
+def test_a_producer_is_asked_in_time_until_the_transaction_expires(world: World) -> None:
+    handle = world.half(b"orphan")
+    asked = []
+    for second in range(600):
+        call = world.wait()
+        world.turns(1_000)
+        if call.answered:
+            (check,) = checks_of(call)
+            assert check.message.body == b"orphan"
+            assert check.message.attributes.producer_group == "g"
+            asked.append((second + 1, check.check_count))
+        else:
+            call.on_close()
+    assert asked == [(6 + 30 * number, number + 1) for number in range(15)]
+    assert world.open() == []
+    assert world.delivered() == []
+    assert world.delivered(EXPIRED_TOPIC) == [b"orphan"]
+    error = refusal(lambda: world.end((handle, COMMIT)))
+    assert (error.reason, error.metadata["ending"]) == ("TRANSACTION_ENDED", "expired")
+    topic = world.store.topics.find(EXPIRED_TOPIC)
+    assert topic is not None
+    assert (topic.readable, topic.writable, topic.read_queues) == (True, False, 1)
+    assert world.store.transactions.counts[Ending.EXPIRED] == 1
+
+
+def test_any_producer_of_the_group_settles_what_another_began(world: World) -> None:
+    world.half(group="g")
+    world.half(b"other", group="h")
+    calls = {group: world.wait(group) for group in "gh"}
+    world.turns(6_000)
+    for group, call in calls.items():
+        (check,) = checks_of(call)
+        assert check.message.attributes.producer_group == group
+        world.end((check.transaction_handle, COMMIT))
+    assert sorted(world.delivered()) == [b"half", b"other"]
+
+
+def test_producers_of_a_group_are_asked_in_turn(world: World) -> None:
+    calls = [world.wait() for _ in range(2)]
+    for number in range(2):
+        world.half()
+        world.turns(6_000)
+        assert [call.answered for call in calls] == [True, number == 1]
+
+
+def test_the_first_producer_that_comes_is_asked_what_nobody_was_there_for(world: World) -> None:
+    handles = [world.half(b"%d" % number) for number in range(2)]
+    world.turns(6_000)
+    world.end((handles[0], COMMIT))
+    assert [check.message.body for check in checks_of(world.wait())] == [b"1"]
+    assert not world.wait().answered
+
+
+def test_a_hold_ends_with_nothing_to_ask(world: World) -> None:
+    assert checks_of(world.wait(hold_ms=0)) == []
+    call = world.wait()
+    world.lane.timers[-1].function()
+    assert checks_of(call) == []
+    left = world.wait()
+    left.on_close()
+    assert world.checks.producer_count("g") == 0
+    stopped = world.wait()
+    world.service.stop()
+    assert checks_of(stopped) == []
+    for group, hold_ms in (("", 1), ("%g", 1), ("g", -1)):
+        error = refusal(lambda group=group, hold_ms=hold_ms: checks_of(world.wait(group, hold_ms)))  # type: ignore[misc]
+        assert error.reason == "INVALID_ARGUMENT"
+
+
+def test_the_lane_is_woken_when_something_is_due_and_only_then(world: World) -> None:
+    world.checks.arm()
+    assert world.lane.timers == []
+    world.half()
+    (timer,) = world.lane.timers
+    world.half()
+    assert len(world.lane.timers) == 1
+    call = world.wait()
+    world.clock.time_ms += 6_000
+    timer.function()
+    assert len(checks_of(call)) == 2
+
+
+def test_a_check_is_stored_before_anybody_hears_of_it() -> None:
+    world = World(sync_flush=True).start()
+    world.half()
+    call = world.wait()
+    world.turns(6_000)
+    assert not call.answered
+    world.store.flush()
+    world.waiting.resolve()
+    assert len(checks_of(call)) == 1
+
+
+@pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000])
+def test_a_wall_clock_that_is_set_neither_stops_nor_repeats_checks(
+    world: World, step_ms: int
+) -> None:
+    before = world.half(b"before")
+    world.clock.wall_offset_ms = step_ms
+    world.half(b"after")
+    asked: list[bytes] = []
+    for _ in range(70):
+        call = world.wait()
+        world.turns(1_000)
+        if call.answered:
+            asked += [check.message.body for check in checks_of(call)]
+        else:
+            call.on_close()
+    # What was open when the clock was set ahead was asked about too early, and then in its turn.
+    assert sorted(asked) == [b"after"] * 3 + [b"before"] * 3
+    world.end((before, COMMIT))
+
+
+def test_what_is_damaged_is_asked_about_by_nobody_and_does_not_expire(world: World) -> None:
+    world.half(b"x" * 100)
+    half = world.store.transactions.open_transactions()[0].half
+    world.store.read_records = lambda positions, sizes: (  # type: ignore[method-assign]
+        b"",
+        positions,
+        positions < 0,
+    )
+    for _ in range(20):
+        call = world.wait()
+        world.turns(30_000)
+        assert not call.answered
+    assert world.store.transactions.find(half.key) is not None
+
+
+# Starts, crashes, retention.
+
+
+def cut_front(world: World) -> None:
+    """All segments go that can go."""
+    world.store.checkpoint()
+    world.store.delete_segments_below(world.store.appended_position)
+
+
+def fill(world: World, size_bytes: int) -> None:
+    for _ in range(size_bytes // 30_000 + 1):
+        world.request(SendRequest(topic="fill", queue_id=0, records=[Record(body=bytes(30_000))]))
+
+
+@pytest.mark.parametrize("only_log", [False, True])
+def test_open_transactions_outlive_starts_and_retention(world: World, only_log: bool) -> None:
+    handles = [world.half(b"%d" % number, delay_ms=10**7 * (number == 4)) for number in range(5)]
+    world.end((handles[0], ROLL_BACK))
+    world.turns(6_000)
+    for _ in range(3):
+        fill(world, 3 * SEGMENT)
+        cut_front(world)
+        world.store.close()
+        if only_log:
+            for name in world.disk.list("/s"):
+                if name != "commitlog":
+                    world.disk.remove(f"/s/{name}")
+        world.restart(world.disk)
+    assert world.store.min_position > SEGMENT
+    listed = world.listed().transactions
+    assert [each.check_count for each in listed] == [1] * 4
+    assert {each.next_check_time_ms for each in listed} == {world.clock.time_ms + 30_000}
+    world.end(*((handle, COMMIT) for handle in handles[1:]))
+    assert sorted(world.delivered()) == [b"1", b"2", b"3"]
+    (hit,) = world.store.find_by_message_id("topic", (PRODUCER, 0, 2))
+    transit = Record.FromString(hit).transit
+    assert (transit.origin_topic, transit.origin_queue_offset) == ("topic", 2**64 - 1)
+    assert world.store.pending.count == 1
+    world.store.close()
+    assert verify("/s", disk=world.disk) == []
+
+
+def test_what_is_damaged_where_its_segment_goes_expires(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    handle = world.half()
+    real = world.store.read_records
+
+    def damaged(positions: Any, sizes: Any) -> Any:
+        data, starts, _ = real(positions, sizes)
+        return data, starts, positions < 0
+
+    world.store.read_records = damaged  # type: ignore[method-assign]
+    fill(world, 3 * SEGMENT)
+    cut_front(world)
+    assert "are lost with their segment" in caplog.text
+    assert refusal(lambda: world.end((handle, COMMIT))).reason == "TRANSACTION_ENDED"
+
+
+def test_endings_are_known_as_far_back_as_the_log_goes(world: World) -> None:
+    handle = world.half()
+    world.end((handle, COMMIT))
+    fill(world, SEGMENT)
+    assert world.end((handle, COMMIT))[0].repeated_decision
+    fill(world, 3 * SEGMENT)
+    cut_front(world)
+    assert refusal(lambda: world.end((handle, COMMIT))).reason == "TRANSACTION_NOT_FOUND"
+
+
+class Script:
+    """Runs through everything, and knows what must have come of it.
+
+    Attributes: handles: of those that were sent, by body; done: decisions that were answered; doubtful: decided, and not answered;
+    may_be_gone: delivered, and their segments may go.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.handles: dict[str, str] = {}
+        self.done: dict[str, Any] = {}
+        self.doubtful: set[str] = set()
+        self.may_be_gone: set[str] = set()
+
+    def end(self, *ends: tuple[str, Any]) -> None:
+        self.doubtful.update(body for body, _ in ends)
+        self.world.end(*((self.handles[body], what) for body, what in ends))
+        self.doubtful.difference_update(body for body, _ in ends)
+        self.done.update(ends)
+
+    def run(self) -> None:
+        world = self.world
+        for number in range(6):
+            self.handles[f"m{number}"] = world.half(b"m%d" % number)
+        self.end(("m0", COMMIT), ("m1", ROLL_BACK))
+        world.turns(6_000)
+        world.store.checkpoint()
+        fill(world, 2 * SEGMENT)
+        self.end(("m2", COMMIT))
+        self.may_be_gone = {"m0", "m2"}
+        cut_front(world)
+        self.end(("m3", ROLL_BACK), ("m4", COMMIT))
+        world.store.close()
+
+    def check(self) -> None:
+        """What was answered holds; what was under way is whole or not there; the rest is open, and nobody has seen it."""
+        world = self.world
+        seen = [body.decode() for body in world.delivered()]
+        assert len(seen) == len(set(seen))
+        committed = {body for body, what in self.done.items() if what == COMMIT}
+        assert committed - self.may_be_gone <= set(seen) <= committed | self.doubtful
+        open_ = {each.message_id: each for each in world.listed(with_messages=True).transactions}
+        bodies = {each.message.body.decode() for each in open_.values()}
+        assert set(self.handles) - set(self.done) - self.doubtful <= bodies
+        assert not bodies & (set(seen) | set(self.done))
+        for body, what in self.done.items():
+            if body not in self.may_be_gone | {"m1"}:  # of those, what says so may be gone, too
+                assert world.end((self.handles[body], what))[0].repeated_decision
+        for each in open_.values():
+            world.end((each.transaction_handle, COMMIT))
+        assert sorted(world.delivered()) == sorted({*map(str.encode, seen), *map(str.encode, bodies)})
+
+
+def crashes(kind: str, numbers: Sequence[int]) -> int:
+    """Crashes at each of these operations of the disk in turn; how many there were."""
+    count = 0
+    for number in numbers:
+        world = World(sync_flush=True).start()
+        world.disk.fail_at(number, Fault.CRASH)
+        script = Script(world)
+        try:
+            script.run()
+        except SimulatedCrash:
+            count += 1
+        else:
+            break
+        rng = random.Random(number)
+        world.restart(world.disk.killed() if kind == "kill" else world.disk.crash(rng))
+        script.check()
+    return count
+
+
+@pytest.mark.parametrize("kind", ["kill", "power"])
+def test_a_crash_at_any_write_leaves_each_transaction_open_or_ended_once(kind: str) -> None:
+    assert crashes(kind, range(1, 400, 3)) > 20
