@@ -30,7 +30,7 @@ class CreateTopicRequest(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     UPDATE_FIELD_NUMBER: _builtins.int
     update: _builtins.bool
-    """Change the topic if it exists; else that is an error unless nothing differs."""
+    """Change the topic if it exists. Without `update` a topic that exists with another configuration is an error."""
     @_builtins.property
     def topic(self) -> _topic_pb2.Topic:
         """The topic."""
@@ -209,7 +209,7 @@ class ListTopicsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """At most so many, 1 to 1000; 100 where 0 is given."""
+    """Maximum number of entries, 1 to 1000; 0: 100."""
     page_token: _builtins.str
     """next_page_token of the page before; empty: the first."""
     def __init__(
@@ -327,7 +327,7 @@ Global___LaneStatus: _TypeAlias = LaneStatus  # noqa: Y015
 
 @_typing.final
 class DamagedQueue(_message.Message):
-    """DamagedQueue is a queue some of whose entries were found damaged. The broker makes them anew from the log by itself."""
+    """DamagedQueue is a queue with entries that were found damaged. The broker heals them from the log by itself."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -341,11 +341,11 @@ class DamagedQueue(_message.Message):
     queue_id: _builtins.int
     """The queue, from 0."""
     queue_offset: _builtins.int
-    """First offset whose entry does not hold."""
+    """First offset whose entry is damaged."""
     reason: _builtins.str
-    """What does not hold."""
+    """What is wrong with the entry."""
     obstacle: _builtins.str
-    """Why the entries cannot be made anew; empty: they are being made. It is tried again every minute."""
+    """Why the broker cannot heal the entries; empty: it is healing them. It tries again every minute."""
     def __init__(
         self,
         *,
@@ -365,7 +365,7 @@ Global___DamagedQueue: _TypeAlias = DamagedQueue  # noqa: Y015
 
 @_typing.final
 class LogDamage(_message.Message):
-    """LogDamage is a part of the log that does not hold, and of which nothing is served."""
+    """LogDamage is a damaged part of the log, in quarantine: nothing of it is served."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -377,7 +377,7 @@ class LogDamage(_message.Message):
     end_position: _builtins.int
     """Physical offset behind its last byte."""
     reason: _builtins.str
-    """What does not hold."""
+    """What is wrong with it."""
     def __init__(
         self,
         *,
@@ -431,7 +431,7 @@ class GetBrokerStatusResponse(_message.Message):
     flush_mode: _builtins.str
     """How the broker flushes: ASYNC_FLUSH or SYNC_FLUSH."""
     write_refusal: _builtins.str
-    """Why the store takes no writes; empty: it does."""
+    """Why the store takes no writes; empty: it takes them."""
     disk_used_ratio: _builtins.float
     """Share of the disk that is used, 0 to 1."""
     topics: _builtins.int
@@ -441,7 +441,7 @@ class GetBrokerStatusResponse(_message.Message):
     damaged_queue_files: _builtins.int
     """Number of such files."""
     healed_queue_files: _builtins.int
-    """Files of queues that were found damaged and made anew since the start."""
+    """Consume queue files that were found damaged and healed since the start."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
         """When the process started."""
@@ -452,7 +452,7 @@ class GetBrokerStatusResponse(_message.Message):
 
     @_builtins.property
     def damaged_queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___DamagedQueue]:
-        """Queues with damaged entries that are not healed: the first 100 files in which some were met."""
+        """Queues with damaged entries that are not healed yet: the first 100 files in which a reader met one."""
 
     @_builtins.property
     def log_damages(self) -> _containers.RepeatedCompositeFieldContainer[Global___LogDamage]:
@@ -592,8 +592,8 @@ class QueryMessagesRequest(_message.Message):
     message_id: _builtins.str
     """Or the message with this id."""
     record_count_max: _builtins.int
-    """At most so many, 1 to 256; 32 where 0 is given. Fewer come where those would have more than 3.5 MiB together over gRPC, 16 MiB over the
-    remoting port; one is always given. For the older ones, ask again with `end_time`.
+    """Maximum number of messages, 1 to 256; 0: 32. The answer has fewer if they would exceed 3.5 MiB together over gRPC, 16 MiB over the
+    remoting port, but at least one. For older messages ask again with `end_time`.
     """
     @_builtins.property
     def begin_time(self) -> _timestamp_pb2.Timestamp:
@@ -689,7 +689,7 @@ class ListGroupsRequest(_message.Message):
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     TOPIC_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """At most so many, 1 to 1000; 100 where 0 is given."""
+    """Maximum number of entries, 1 to 1000; 0: 100."""
     page_token: _builtins.str
     """next_page_token of the page before; empty: the first."""
     topic: _builtins.str
@@ -776,8 +776,8 @@ class DeleteGroupRequest(_message.Message):
     consumer_group: _builtins.str
     """The group."""
     force: _builtins.bool
-    """Delete it though members have pulled lately, within a minute; else that is GROUP_IN_USE. A member that goes on commits again, and the
-    group is there again.
+    """Delete the group although members have pulled within the last minute; without `force` that is GROUP_IN_USE. If a member continues, its
+    next commit creates the group again.
     """
     def __init__(
         self,

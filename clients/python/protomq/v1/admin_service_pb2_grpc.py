@@ -134,7 +134,7 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def QueryMessages(self, request, context):
-        """QueryMessages finds messages by key or by message id, newest first. Where the next one may be damaged, the answer is CORRUPT_LOG.
+        """QueryMessages finds messages by key or by message id, newest first. If the next one may be damaged, the answer is CORRUPT_LOG.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

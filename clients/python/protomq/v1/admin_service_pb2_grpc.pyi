@@ -46,7 +46,7 @@ class AdminServiceStub:
     GetStats: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.GetStatsRequest, _admin_service_pb2.GetStatsResponse]
     """GetStats answers message and byte counters of topics."""
     QueryMessages: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.QueryMessagesRequest, _admin_service_pb2.QueryMessagesResponse]
-    """QueryMessages finds messages by key or by message id, newest first. Where the next one may be damaged, the answer is CORRUPT_LOG."""
+    """QueryMessages finds messages by key or by message id, newest first. If the next one may be damaged, the answer is CORRUPT_LOG."""
     Ping: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.PingRequest, _admin_service_pb2.PingResponse]
     """Ping answers at once on the admin lane."""
     ListGroups: _grpc.UnaryUnaryMultiCallable[_admin_service_pb2.ListGroupsRequest, _admin_service_pb2.ListGroupsResponse]
@@ -74,7 +74,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     GetStats: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.GetStatsRequest, _admin_service_pb2.GetStatsResponse]  # type: ignore[assignment]
     """GetStats answers message and byte counters of topics."""
     QueryMessages: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.QueryMessagesRequest, _admin_service_pb2.QueryMessagesResponse]  # type: ignore[assignment]
-    """QueryMessages finds messages by key or by message id, newest first. Where the next one may be damaged, the answer is CORRUPT_LOG."""
+    """QueryMessages finds messages by key or by message id, newest first. If the next one may be damaged, the answer is CORRUPT_LOG."""
     Ping: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.PingRequest, _admin_service_pb2.PingResponse]  # type: ignore[assignment]
     """Ping answers at once on the admin lane."""
     ListGroups: _aio.UnaryUnaryMultiCallable[_admin_service_pb2.ListGroupsRequest, _admin_service_pb2.ListGroupsResponse]  # type: ignore[assignment]
@@ -141,7 +141,7 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_service_pb2.QueryMessagesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_service_pb2.QueryMessagesResponse, _abc.Awaitable[_admin_service_pb2.QueryMessagesResponse]]:
-        """QueryMessages finds messages by key or by message id, newest first. Where the next one may be damaged, the answer is CORRUPT_LOG."""
+        """QueryMessages finds messages by key or by message id, newest first. If the next one may be damaged, the answer is CORRUPT_LOG."""
 
     @_abc_1.abstractmethod
     def Ping(

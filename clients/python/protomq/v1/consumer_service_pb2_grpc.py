@@ -62,8 +62,8 @@ class ConsumerServiceServicer(object):
     """
 
     def CommitOffsets(self, request, context):
-        """CommitOffsets stores where a group is to go on: all offsets or none. It is answered when a send would be answered SEND_OK: the commit is in
-        the log, under SYNC_FLUSH on stable storage.
+        """CommitOffsets stores the offsets at which a group continues: all or none. It is answered when a send would be answered SEND_OK: the commit
+        is in the log, under SYNC_FLUSH on stable storage.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,8 +34,8 @@ class ConsumerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ConsumerServiceAsyncStub: ...
     CommitOffsets: _grpc.UnaryUnaryMultiCallable[_consumer_service_pb2.CommitOffsetsRequest, _consumer_service_pb2.CommitOffsetsResponse]
-    """CommitOffsets stores where a group is to go on: all offsets or none. It is answered when a send would be answered SEND_OK: the commit is in
-    the log, under SYNC_FLUSH on stable storage.
+    """CommitOffsets stores the offsets at which a group continues: all or none. It is answered when a send would be answered SEND_OK: the commit
+    is in the log, under SYNC_FLUSH on stable storage.
     """
     GetOffsets: _grpc.UnaryUnaryMultiCallable[_consumer_service_pb2.GetOffsetsRequest, _consumer_service_pb2.GetOffsetsResponse]
     """GetOffsets answers what a group has committed."""
@@ -50,8 +50,8 @@ class ConsumerServiceAsyncStub(ConsumerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CommitOffsets: _aio.UnaryUnaryMultiCallable[_consumer_service_pb2.CommitOffsetsRequest, _consumer_service_pb2.CommitOffsetsResponse]  # type: ignore[assignment]
-    """CommitOffsets stores where a group is to go on: all offsets or none. It is answered when a send would be answered SEND_OK: the commit is in
-    the log, under SYNC_FLUSH on stable storage.
+    """CommitOffsets stores the offsets at which a group continues: all or none. It is answered when a send would be answered SEND_OK: the commit
+    is in the log, under SYNC_FLUSH on stable storage.
     """
     GetOffsets: _aio.UnaryUnaryMultiCallable[_consumer_service_pb2.GetOffsetsRequest, _consumer_service_pb2.GetOffsetsResponse]  # type: ignore[assignment]
     """GetOffsets answers what a group has committed."""
@@ -69,8 +69,8 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _consumer_service_pb2.CommitOffsetsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_consumer_service_pb2.CommitOffsetsResponse, _abc.Awaitable[_consumer_service_pb2.CommitOffsetsResponse]]:
-        """CommitOffsets stores where a group is to go on: all offsets or none. It is answered when a send would be answered SEND_OK: the commit is in
-        the log, under SYNC_FLUSH on stable storage.
+        """CommitOffsets stores the offsets at which a group continues: all or none. It is answered when a send would be answered SEND_OK: the commit
+        is in the log, under SYNC_FLUSH on stable storage.
         """
 
     @_abc_1.abstractmethod

@@ -25,7 +25,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_UNSPECIFIED: _ErrorReason.ValueType  # 0
     """Not a reason."""
     ERROR_REASON_INVALID_ARGUMENT: _ErrorReason.ValueType  # 1
-    """INVALID_ARGUMENT: the request does not parse, or a field has a value that it may not have; BadRequest names the fields."""
+    """INVALID_ARGUMENT: the request does not parse, or a field has an invalid value; BadRequest names the fields."""
     ERROR_REASON_MESSAGE_TOO_LARGE: _ErrorReason.ValueType  # 2
     """INVALID_ARGUMENT: body, properties, request or number of messages over the limit named in the metadata."""
     ERROR_REASON_TOPIC_NOT_FOUND: _ErrorReason.ValueType  # 3
@@ -45,8 +45,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_SHUTTING_DOWN: _ErrorReason.ValueType  # 10
     """UNAVAILABLE: the server is stopping; use another broker."""
     ERROR_REASON_SEQUENCE_EXPIRED: _ErrorReason.ValueType  # 11
-    """FAILED_PRECONDITION: the broker cannot tell any more whether this send is stored: its sequence is older than what the table of repeated
-    sends remembers, or it names a previous one and its producer is forgotten. Not definite.
+    """FAILED_PRECONDITION: the broker no longer knows whether this send is stored: its sequence is older than what the table of repeated
+    sends remembers, or it names a previous sequence and its producer is forgotten. Not definite.
     """
     ERROR_REASON_PRODUCER_FENCED: _ErrorReason.ValueType  # 12
     """FAILED_PRECONDITION: a producer with the same id and a higher epoch has written."""
@@ -55,8 +55,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     stored. Take another id, or a higher epoch.
     """
     ERROR_REASON_DEADLINE_EXCEEDED: _ErrorReason.ValueType  # 13
-    """DEADLINE_EXCEEDED: the deadline had passed before the request was started; it was dropped. Not definite: it is appended, and the disk did
-    not confirm it in time.
+    """DEADLINE_EXCEEDED: the deadline had passed before the request started; the server dropped it. If not definite: the request is appended,
+    and the disk did not confirm it in time.
     """
     ERROR_REASON_UNKNOWN_METHOD: _ErrorReason.ValueType  # 14
     """UNIMPLEMENTED: no such method, or not by this transport."""
@@ -73,29 +73,29 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_STALE_REGISTRATION: _ErrorReason.ValueType  # 20
     """FAILED_PRECONDITION: a registration with a higher epoch or newer start is in place."""
     ERROR_REASON_QUEUE_HEALING: _ErrorReason.ValueType  # 21
-    """UNAVAILABLE: the queue's entries were found damaged and are being made anew from the log; RetryInfo says when to try again."""
+    """UNAVAILABLE: the queue's entries were found damaged, and the broker heals them from the log; RetryInfo says when to try again."""
     ERROR_REASON_TOPIC_RECREATED: _ErrorReason.ValueType  # 22
-    """FAILED_PRECONDITION: the topic was deleted and made again since the client learned its incarnation: offsets of the old one mean nothing in
-    the new one. The metadata hold topic, wanted and current. Begin anew with the current one, or stop.
+    """FAILED_PRECONDITION: the topic was deleted and created again since the client learned its incarnation: offsets of the old topic mean
+    nothing in the new one. The metadata hold topic, wanted and current. Start again with the current one, or stop.
     """
     ERROR_REASON_OFFSET_OUT_OF_RANGE: _ErrorReason.ValueType  # 23
-    """OUT_OF_RANGE: an offset was to be committed that is below 0 or beyond the end of its queue; the metadata hold its range. Nothing was committed."""
+    """OUT_OF_RANGE: the offset to commit is below 0 or beyond the end of its queue; the metadata hold the range. Nothing was committed."""
     ERROR_REASON_NAME_TAKEN: _ErrorReason.ValueType  # 24
     """FAILED_PRECONDITION: the broker's name belongs to another broker that is alive, with another store; this one takes no sends."""
     ERROR_REASON_UNSUPPORTED: _ErrorReason.ValueType  # 25
     """UNIMPLEMENTED: this version cannot do what a field asks for; the metadata name the field. Nothing was stored."""
     ERROR_REASON_SEND_OUT_OF_ORDER: _ErrorReason.ValueType  # 26
-    """FAILED_PRECONDITION: the message that is to stand before this one (previous_sequence) is not stored here; nor is this one. Send that one
-    first, then this one again.
+    """FAILED_PRECONDITION: the message before this one (previous_sequence) is not stored here; nor is this one. Send that message first, then
+    this one again.
     """
     ERROR_REASON_GROUP_NOT_FOUND: _ErrorReason.ValueType  # 27
     """NOT_FOUND: the consumer group has no committed offset and no settings at this broker."""
     ERROR_REASON_GROUP_IN_USE: _ErrorReason.ValueType  # 28
     """FAILED_PRECONDITION: the consumer group has members that pulled lately; the metadata name the last one. Nothing was deleted."""
     ERROR_REASON_ILLEGAL_FILTER: _ErrorReason.ValueType  # 29
-    """INVALID_ARGUMENT: a filter is no expression of its language, or failed while it was evaluated; the metadata say where and why."""
+    """INVALID_ARGUMENT: a filter is not an expression of its language, or its evaluation failed; the metadata say where and why."""
     ERROR_REASON_ILLEGAL_DELAY: _ErrorReason.ValueType  # 30
-    """INVALID_ARGUMENT: a delay level that there is none of, or a delay of more than 40 days; the metadata hold the field, its value and the limit.
+    """INVALID_ARGUMENT: a delay level that does not exist, or a delay of more than 40 days; the metadata hold the field, its value and the limit.
     Nothing was stored.
     """
     ERROR_REASON_GROUP_DISABLED: _ErrorReason.ValueType  # 36
@@ -113,7 +113,7 @@ class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
 ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
 """Not a reason."""
 ERROR_REASON_INVALID_ARGUMENT: ErrorReason.ValueType  # 1
-"""INVALID_ARGUMENT: the request does not parse, or a field has a value that it may not have; BadRequest names the fields."""
+"""INVALID_ARGUMENT: the request does not parse, or a field has an invalid value; BadRequest names the fields."""
 ERROR_REASON_MESSAGE_TOO_LARGE: ErrorReason.ValueType  # 2
 """INVALID_ARGUMENT: body, properties, request or number of messages over the limit named in the metadata."""
 ERROR_REASON_TOPIC_NOT_FOUND: ErrorReason.ValueType  # 3
@@ -133,8 +133,8 @@ ERROR_REASON_STORE_FAILED: ErrorReason.ValueType  # 9
 ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 10
 """UNAVAILABLE: the server is stopping; use another broker."""
 ERROR_REASON_SEQUENCE_EXPIRED: ErrorReason.ValueType  # 11
-"""FAILED_PRECONDITION: the broker cannot tell any more whether this send is stored: its sequence is older than what the table of repeated
-sends remembers, or it names a previous one and its producer is forgotten. Not definite.
+"""FAILED_PRECONDITION: the broker no longer knows whether this send is stored: its sequence is older than what the table of repeated
+sends remembers, or it names a previous sequence and its producer is forgotten. Not definite.
 """
 ERROR_REASON_PRODUCER_FENCED: ErrorReason.ValueType  # 12
 """FAILED_PRECONDITION: a producer with the same id and a higher epoch has written."""
@@ -143,8 +143,8 @@ ERROR_REASON_PRODUCER_ID_TAKEN: ErrorReason.ValueType  # 34
 stored. Take another id, or a higher epoch.
 """
 ERROR_REASON_DEADLINE_EXCEEDED: ErrorReason.ValueType  # 13
-"""DEADLINE_EXCEEDED: the deadline had passed before the request was started; it was dropped. Not definite: it is appended, and the disk did
-not confirm it in time.
+"""DEADLINE_EXCEEDED: the deadline had passed before the request started; the server dropped it. If not definite: the request is appended,
+and the disk did not confirm it in time.
 """
 ERROR_REASON_UNKNOWN_METHOD: ErrorReason.ValueType  # 14
 """UNIMPLEMENTED: no such method, or not by this transport."""
@@ -161,29 +161,29 @@ ERROR_REASON_TOO_MANY: ErrorReason.ValueType  # 19
 ERROR_REASON_STALE_REGISTRATION: ErrorReason.ValueType  # 20
 """FAILED_PRECONDITION: a registration with a higher epoch or newer start is in place."""
 ERROR_REASON_QUEUE_HEALING: ErrorReason.ValueType  # 21
-"""UNAVAILABLE: the queue's entries were found damaged and are being made anew from the log; RetryInfo says when to try again."""
+"""UNAVAILABLE: the queue's entries were found damaged, and the broker heals them from the log; RetryInfo says when to try again."""
 ERROR_REASON_TOPIC_RECREATED: ErrorReason.ValueType  # 22
-"""FAILED_PRECONDITION: the topic was deleted and made again since the client learned its incarnation: offsets of the old one mean nothing in
-the new one. The metadata hold topic, wanted and current. Begin anew with the current one, or stop.
+"""FAILED_PRECONDITION: the topic was deleted and created again since the client learned its incarnation: offsets of the old topic mean
+nothing in the new one. The metadata hold topic, wanted and current. Start again with the current one, or stop.
 """
 ERROR_REASON_OFFSET_OUT_OF_RANGE: ErrorReason.ValueType  # 23
-"""OUT_OF_RANGE: an offset was to be committed that is below 0 or beyond the end of its queue; the metadata hold its range. Nothing was committed."""
+"""OUT_OF_RANGE: the offset to commit is below 0 or beyond the end of its queue; the metadata hold the range. Nothing was committed."""
 ERROR_REASON_NAME_TAKEN: ErrorReason.ValueType  # 24
 """FAILED_PRECONDITION: the broker's name belongs to another broker that is alive, with another store; this one takes no sends."""
 ERROR_REASON_UNSUPPORTED: ErrorReason.ValueType  # 25
 """UNIMPLEMENTED: this version cannot do what a field asks for; the metadata name the field. Nothing was stored."""
 ERROR_REASON_SEND_OUT_OF_ORDER: ErrorReason.ValueType  # 26
-"""FAILED_PRECONDITION: the message that is to stand before this one (previous_sequence) is not stored here; nor is this one. Send that one
-first, then this one again.
+"""FAILED_PRECONDITION: the message before this one (previous_sequence) is not stored here; nor is this one. Send that message first, then
+this one again.
 """
 ERROR_REASON_GROUP_NOT_FOUND: ErrorReason.ValueType  # 27
 """NOT_FOUND: the consumer group has no committed offset and no settings at this broker."""
 ERROR_REASON_GROUP_IN_USE: ErrorReason.ValueType  # 28
 """FAILED_PRECONDITION: the consumer group has members that pulled lately; the metadata name the last one. Nothing was deleted."""
 ERROR_REASON_ILLEGAL_FILTER: ErrorReason.ValueType  # 29
-"""INVALID_ARGUMENT: a filter is no expression of its language, or failed while it was evaluated; the metadata say where and why."""
+"""INVALID_ARGUMENT: a filter is not an expression of its language, or its evaluation failed; the metadata say where and why."""
 ERROR_REASON_ILLEGAL_DELAY: ErrorReason.ValueType  # 30
-"""INVALID_ARGUMENT: a delay level that there is none of, or a delay of more than 40 days; the metadata hold the field, its value and the limit.
+"""INVALID_ARGUMENT: a delay level that does not exist, or a delay of more than 40 days; the metadata hold the field, its value and the limit.
 Nothing was stored.
 """
 ERROR_REASON_GROUP_DISABLED: ErrorReason.ValueType  # 36

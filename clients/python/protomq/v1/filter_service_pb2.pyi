@@ -59,7 +59,7 @@ class DeployFilterRequest(_message.Message):
     name: _builtins.str
     """Letters, digits, _ and -, 1 to 64."""
     module: _builtins.bytes
-    """The module in WebAssembly's binary format, 768 KiB at most. What is none is refused with ILLEGAL_FILTER."""
+    """The module in WebAssembly's binary format, 768 KiB at most. Anything else is refused with ILLEGAL_FILTER."""
     def __init__(
         self,
         *,
@@ -100,7 +100,7 @@ class ListFiltersRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """At most so many, 1 to 1000; 100 where 0 is given."""
+    """Maximum number of entries, 1 to 1000; 0: 100."""
     page_token: _builtins.str
     """next_page_token of the page before; empty: the first."""
     def __init__(
@@ -169,13 +169,13 @@ Global___DeleteFilterRequest: _TypeAlias = DeleteFilterRequest  # noqa: Y015
 
 @_typing.final
 class DeleteFilterResponse(_message.Message):
-    """DeleteFilterResponse tells whether there was one."""
+    """DeleteFilterResponse says whether the module existed."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     DELETED_FIELD_NUMBER: _builtins.int
     deleted: _builtins.bool
-    """Whether a module of that name was there."""
+    """Whether a module of that name existed."""
     def __init__(
         self,
         *,

@@ -59,7 +59,7 @@ class FilterServiceServicer(object):
     """
 
     def DeployFilter(self, request, context):
-        """DeployFilter stores a module under a name, in place of one that has it. Pulls from then on use the new one.
+        """DeployFilter stores a module under a name; it replaces a module of that name. Later pulls use the new one.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

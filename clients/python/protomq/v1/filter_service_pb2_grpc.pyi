@@ -36,7 +36,7 @@ class FilterServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> FilterServiceAsyncStub: ...
     DeployFilter: _grpc.UnaryUnaryMultiCallable[_filter_service_pb2.DeployFilterRequest, _filter_service_pb2.DeployFilterResponse]
-    """DeployFilter stores a module under a name, in place of one that has it. Pulls from then on use the new one."""
+    """DeployFilter stores a module under a name; it replaces a module of that name. Later pulls use the new one."""
     ListFilters: _grpc.UnaryUnaryMultiCallable[_filter_service_pb2.ListFiltersRequest, _filter_service_pb2.ListFiltersResponse]
     """ListFilters lists the modules of this broker."""
     DeleteFilter: _grpc.UnaryUnaryMultiCallable[_filter_service_pb2.DeleteFilterRequest, _filter_service_pb2.DeleteFilterResponse]
@@ -50,7 +50,7 @@ class FilterServiceAsyncStub(FilterServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     DeployFilter: _aio.UnaryUnaryMultiCallable[_filter_service_pb2.DeployFilterRequest, _filter_service_pb2.DeployFilterResponse]  # type: ignore[assignment]
-    """DeployFilter stores a module under a name, in place of one that has it. Pulls from then on use the new one."""
+    """DeployFilter stores a module under a name; it replaces a module of that name. Later pulls use the new one."""
     ListFilters: _aio.UnaryUnaryMultiCallable[_filter_service_pb2.ListFiltersRequest, _filter_service_pb2.ListFiltersResponse]  # type: ignore[assignment]
     """ListFilters lists the modules of this broker."""
     DeleteFilter: _aio.UnaryUnaryMultiCallable[_filter_service_pb2.DeleteFilterRequest, _filter_service_pb2.DeleteFilterResponse]  # type: ignore[assignment]
@@ -67,7 +67,7 @@ class FilterServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _filter_service_pb2.DeployFilterRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_filter_service_pb2.DeployFilterResponse, _abc.Awaitable[_filter_service_pb2.DeployFilterResponse]]:
-        """DeployFilter stores a module under a name, in place of one that has it. Pulls from then on use the new one."""
+        """DeployFilter stores a module under a name; it replaces a module of that name. Later pulls use the new one."""
 
     @_abc_1.abstractmethod
     def ListFilters(

@@ -132,7 +132,7 @@ class ListGroupSettingsRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """At most so many, 1 to 1000; 100 where 0 is given."""
+    """Maximum number of entries, 1 to 1000; 0: 100."""
     page_token: _builtins.str
     """next_page_token of the page before; empty: the first."""
     def __init__(

@@ -57,7 +57,7 @@ Global___Lane: _TypeAlias = Lane  # noqa: Y015
 
 @_typing.final
 class Remoting(_message.Message):
-    """Remoting tells how a method is called over the remoting port."""
+    """Remoting says how to call a method over the remoting port."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -66,7 +66,7 @@ class Remoting(_message.Message):
     method_id: _builtins.int
     """The method number in a frame: service in the high byte, method in the low byte; never reused."""
     request_size_max_bytes: _builtins.int
-    """Largest request in bytes; 1 MiB where absent. A larger one is refused by gRPC, and ends the connection on the remoting port."""
+    """Largest request in bytes; 1 MiB if absent. gRPC refuses a larger one; on the remoting port it ends the connection."""
     def __init__(
         self,
         *,

@@ -69,12 +69,12 @@ class _PullStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PullStatus
     PULL_STATUS_NO_NEW_MSG: _PullStatus.ValueType  # 2
     """Nothing at the offset yet."""
     PULL_STATUS_NO_MATCHED_MSG: _PullStatus.ValueType  # 3
-    """Messages were there, none with such a tag or none that matches; go on with next_offset."""
+    """There were messages, but none has such a tag or matches; continue at next_offset."""
     PULL_STATUS_OFFSET_ILLEGAL: _PullStatus.ValueType  # 4
     """The offset is below the first or beyond the end; next_offset is the nearest that is valid."""
 
 class PullStatus(_PullStatus, metaclass=_PullStatusEnumTypeWrapper):
-    """PullStatus tells the outcome of a pull (RocketMQ: PullStatus)."""
+    """PullStatus is the outcome of a pull (RocketMQ: PullStatus)."""
 
 PULL_STATUS_UNSPECIFIED: PullStatus.ValueType  # 0
 """Not a status."""
@@ -83,7 +83,7 @@ PULL_STATUS_FOUND: PullStatus.ValueType  # 1
 PULL_STATUS_NO_NEW_MSG: PullStatus.ValueType  # 2
 """Nothing at the offset yet."""
 PULL_STATUS_NO_MATCHED_MSG: PullStatus.ValueType  # 3
-"""Messages were there, none with such a tag or none that matches; go on with next_offset."""
+"""There were messages, but none has such a tag or matches; continue at next_offset."""
 PULL_STATUS_OFFSET_ILLEGAL: PullStatus.ValueType  # 4
 """The offset is below the first or beyond the end; next_offset is the nearest that is valid."""
 Global___PullStatus: _TypeAlias = PullStatus  # noqa: Y015
@@ -115,21 +115,23 @@ class PullRequest(_message.Message):
     queue_offset: _builtins.int
     """The first offset wanted."""
     record_count_max: _builtins.int
-    """At most so many messages, 1 to 32,768; 32 where absent or 0 (RocketMQ: maxNums)."""
+    """Maximum number of messages, 1 to 32,768; absent or 0: 32 (RocketMQ: maxNums)."""
     size_max_bytes: _builtins.int
-    """Stop after so many bytes, though one message is always given; 4 MiB where absent or 0; 16 MiB at most. An answer over gRPC
+    """Maximum size of the messages in bytes, though the answer has at least one message; absent or 0: 4 MiB; 16 MiB at most. An answer over gRPC
     has at most 3.5 MiB of messages, so that with its index it is within the 4 MiB that gRPC clients accept by default. But a single message
-    of more than about 3.99 MiB (body, keys, tag and properties together) makes an answer beyond that, as the one message that is always
-    given: its reader cannot go past it without a larger limit (grpc.max_receive_message_length; 8 MiB is enough) or the remoting port.
+    of more than about 3.99 MiB (body, keys, tag and properties together) makes a larger answer. Its reader cannot get past it without a
+    larger limit (grpc.max_receive_message_length; 8 MiB is enough) or the remoting port.
     """
     hold_ms: _builtins.int
-    """How long to be held if there is nothing, in milliseconds; 0: answer at once; at most 60,000. RocketMQ's clients ask for 15,000."""
+    """How long the broker holds the pull if there is no message, in milliseconds; 0: it answers at once; at most 60,000. RocketMQ's clients ask
+    for 15,000.
+    """
     consumer_group: _builtins.str
     """Consumer group on whose behalf, for statistics and the commit."""
     commit_offset: _builtins.int
-    """Commits this offset for the group while at it (RocketMQ: commitOffset). It is checked like one of CommitOffsets, and the pull refused with
-    its errors (TOO_MANY where there are too many groups, say). Then it is appended to the log, but the answer does not wait for that: a crash may
-    take it back.
+    """Commits this offset for the group too (RocketMQ: commitOffset). The broker checks it like one of CommitOffsets, and refuses the pull with
+    the same errors (for example TOO_MANY, if there are too many groups). It then appends the offset to the log, but the answer does not wait
+    for that: a crash may take the offset back.
     """
     topic_incarnation: _builtins.int
     """Incarnation of the topic to which the offsets belong; another than the current one is refused with TOPIC_RECREATED, now or while the
@@ -137,19 +139,19 @@ class PullRequest(_message.Message):
     """
     plain_bodies: _builtins.bool
     """Asks the broker to unpack compressed bodies, for a client that cannot. Records come with the plain body, flags without compression and
-    the CRC of that; an answer has at most 3.5 MiB of them, though one message is always given; as above, one that unpacks to
-    more than about 3.99 MiB needs a gRPC client with a larger limit. What the broker cannot unpack, what would be larger than 4 MiB, or
-    what has a CRC that does not hold, stays as it is stored, and its flags say so. It costs the broker CPU time and the copying that pulls avoid.
+    the CRC of that. An answer has at most 3.5 MiB of them, but at least one message. As above, a message that unpacks to more than about
+    3.99 MiB needs a gRPC client with a larger limit. A record that the broker cannot unpack, that would exceed 4 MiB, or whose CRC is wrong
+    comes as it is stored, and its flags say so. `plain_bodies` costs the broker CPU time and the copying that pulls avoid.
     """
     member: _builtins.str
-    """Name of this member of the consumer group, 255 bytes at most, such as host@process@number: another in each process and in each
-    consumer of a process. With it the broker can tell two members that they both get everything.
+    """Name of this member of the consumer group, 255 bytes at most, such as host@process@number: a different one for each process and each
+    consumer of a process. With it the broker can notify two members that both of them get everything.
     """
     filter_type: Global___FilterType.ValueType
-    """In which language `filter` is written. Not together with `tags`."""
+    """The language of `filter`. Not together with `tags`."""
     filter: _builtins.str
     """Only messages that match this, 8,192 characters at most; docs/filters.md says what can be written. The pull is answered with
-    NO_MATCHED_MSG after 262,144 messages or 64 MiB without a match: go on with next_offset.
+    NO_MATCHED_MSG after 262,144 messages or 64 MiB without a match: continue at next_offset.
     """
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -204,24 +206,24 @@ class PullResponse(_message.Message):
     TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
     OTHER_MEMBER_FIELD_NUMBER: _builtins.int
     padding: _builtins.bytes
-    """Never filled; reserved for what else a region may hold."""
+    """Never filled; reserved for other fields that a region may hold."""
     status: Global___PullStatus.ValueType
     """The outcome."""
     next_offset: _builtins.int
-    """Where to go on."""
+    """The offset at which to continue."""
     min_offset: _builtins.int
     """First offset of the queue."""
     end_offset: _builtins.int
     """One past the last readable offset of the queue."""
     regions_size_bytes: _builtins.int
-    """Size of the regions in bytes: they are the last so many bytes of the answer."""
+    """Size of the regions in bytes: they stand at the end of the answer."""
     first_offset: _builtins.int
     """Queue offset of the first record."""
     topic_incarnation: _builtins.int
     """Current incarnation of the topic, to which messages and offsets belong."""
     other_member: _builtins.str
     """Name of another member of the consumer group that pulls the same queue at the same time; empty if there is none. Both get every
-    message, and the offset that is committed is the one of who commits last.
+    message, and the last commit of the two counts.
     """
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[_record_pb2.Record]:

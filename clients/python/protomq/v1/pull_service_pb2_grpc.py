@@ -47,7 +47,7 @@ class PullServiceServicer(object):
     """
 
     def Pull(self, request, context):
-        """Pull answers with messages from an offset on; if there are none yet, it is held until one arrives or the hold ends.
+        """Pull answers with messages from an offset on; if there are none yet, the broker holds it until one arrives or the hold ends.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,7 +34,7 @@ class PullServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> PullServiceAsyncStub: ...
     Pull: _grpc.UnaryUnaryMultiCallable[_pull_service_pb2.PullRequest, _pull_service_pb2.PullResponse]
-    """Pull answers with messages from an offset on; if there are none yet, it is held until one arrives or the hold ends."""
+    """Pull answers with messages from an offset on; if there are none yet, the broker holds it until one arrives or the hold ends."""
 
 @_typing.type_check_only
 class PullServiceAsyncStub(PullServiceStub):
@@ -42,7 +42,7 @@ class PullServiceAsyncStub(PullServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Pull: _aio.UnaryUnaryMultiCallable[_pull_service_pb2.PullRequest, _pull_service_pb2.PullResponse]  # type: ignore[assignment]
-    """Pull answers with messages from an offset on; if there are none yet, it is held until one arrives or the hold ends."""
+    """Pull answers with messages from an offset on; if there are none yet, the broker holds it until one arrives or the hold ends."""
 
 class PullServiceServicer(metaclass=_abc_1.ABCMeta):
     """PullService reads messages from a queue."""
@@ -53,6 +53,6 @@ class PullServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _pull_service_pb2.PullRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_pull_service_pb2.PullResponse, _abc.Awaitable[_pull_service_pb2.PullResponse]]:
-        """Pull answers with messages from an offset on; if there are none yet, it is held until one arrives or the hold ends."""
+        """Pull answers with messages from an offset on; if there are none yet, the broker holds it until one arrives or the hold ends."""
 
 def add_PullServiceServicer_to_server(servicer: PullServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

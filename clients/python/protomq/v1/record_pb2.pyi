@@ -106,15 +106,15 @@ class Record(_message.Message):
     QUEUE_OFFSET_FIELD_NUMBER: _builtins.int
     PHYSICAL_OFFSET_FIELD_NUMBER: _builtins.int
     body: _builtins.bytes
-    """The payload, at most 4 MiB, compressed as `flags` say: one zlib stream or one frame, nothing behind it. Stands first;
-    always written by the broker and the SDKs, even if empty; one that is absent is an empty one.
+    """The payload, at most 4 MiB, compressed as `flags` say: one zlib stream or one frame, nothing behind it. It stands first. The broker and
+    the SDKs always write it, even if it is empty; an absent body is an empty one.
     """
     tag: _builtins.str
     """The tag, at most one, by which consumers filter; without | and control characters."""
     topic: _builtins.str
     """The topic; the same in a whole request."""
     due_time_ms: _builtins.int
-    """When the message may be delivered: milliseconds since 1970-01-01 UTC; there exactly where bit 4 of `flags` is set."""
+    """When the message may be delivered: milliseconds since 1970-01-01 UTC. Present exactly if bit 4 of `flags` is set."""
     tag_code: _builtins.int
     """Filter code of `tag`: 0 without a tag, else hash63 of its UTF-8 bytes: CRC-32C in the low 32 bits, CRC-32 (zlib) in bits 32-62."""
     key_hash: _builtins.int
@@ -124,11 +124,11 @@ class Record(_message.Message):
     producer_id: _builtins.int
     """Random identity of the producer, 0 for none. With epoch and sequence it is the message id, and recognises a repeated send."""
     producer_epoch: _builtins.int
-    """Rises when a producer with a stable identity starts anew; requests of a lower epoch are refused."""
+    """Rises when a producer with a stable identity starts again; requests of a lower epoch are refused."""
     sequence: _builtins.int
     """Number of the message in its producer and epoch, counted from 0; consecutive within a request."""
     crc32c: _builtins.int
-    """CRC-32C of fields 1 to 5 with their tags and lengths, as they stand in the record; made by the producer, checked by every reader."""
+    """CRC-32C of fields 1 to 5 with their tags and lengths, as they stand in the record. The producer makes it, every reader checks it."""
     born_time_ms: _builtins.int
     """When the producer made the message: milliseconds since 1970-01-01 UTC."""
     flags: _builtins.int
@@ -154,11 +154,11 @@ class Record(_message.Message):
 
     @_builtins.property
     def attributes(self) -> Global___Attributes:
-        """What protomq itself transports for the message but the broker need not read for storing it."""
+        """What protomq transports with the message, and the broker need not read to store it."""
 
     @_builtins.property
     def transit(self) -> Global___Transit:
-        """Where the message comes from, on a copy that the broker moved; there exactly where bit 11 of `flags` is set. Refused from producers."""
+        """Where the message comes from, on a copy that the broker moved. Present exactly if bit 11 of `flags` is set. Refused from producers."""
 
     def __init__(
         self,
@@ -258,7 +258,7 @@ Global___Record: _TypeAlias = Record  # noqa: Y015
 
 @_typing.final
 class Transit(_message.Message):
-    """Transit says where a message comes from that the broker moved to another queue: a retry, a dead letter, a delayed message."""
+    """Transit says where a message was before the broker moved it to another queue: a retry, a dead letter, a delayed message."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -275,11 +275,11 @@ class Transit(_message.Message):
     origin_queue_offset: _builtins.int
     """Its queue offset there; 2^64 - 1 if it was in no queue."""
     attempt: _builtins.int
-    """How often it was handed out before this copy, from 0."""
+    """How often it was delivered to a consumer before this copy, from 0."""
     first_store_time_ms: _builtins.int
     """When it was first stored: milliseconds since 1970-01-01 UTC."""
     last_error: _builtins.str
-    """What the last attempt failed of, as the consumer said it."""
+    """Why the last attempt failed, in the consumer's words."""
     def __init__(
         self,
         *,

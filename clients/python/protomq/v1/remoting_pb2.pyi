@@ -28,14 +28,15 @@ class RemotingHello(_message.Message):
     CLIENT_VERSION_FIELD_NUMBER: _builtins.int
     AUTHORIZATION_FIELD_NUMBER: _builtins.int
     lane: _options_pb2.Lane.ValueType
-    """The lane that shall own the connection. Calls of other services are served too, at the price of a hand-over between threads."""
+    """The lane that shall own the connection. Calls of other services work too, but each costs a hand-over between threads."""
     client_id: _builtins.str
-    """Who calls, for the operator's eyes: host, process id and purpose; at most 255 characters."""
+    """Who calls, for the operator: host, process id and purpose; at most 255 characters."""
     client_version: _builtins.str
-    """Version of the client library, for the operator's eyes."""
+    """Version of the client library, for the operator."""
     authorization: _builtins.str
-    """Credentials, as in HTTP's header of that name: a scheme, a space, and what the scheme says; at most 2,048 bytes. Empty: the caller is anonymous. A
-    server without authentication refuses them (UNSUPPORTED); one that does not know this field takes the caller as anonymous, see the welcome.
+    """Credentials, as in HTTP's header of that name: a scheme, a space, and the scheme's value; at most 2,048 bytes. Empty: the caller is
+    anonymous. A server without authentication refuses them (UNSUPPORTED). A server that does not know this field treats the caller as
+    anonymous: see the welcome.
     """
     def __init__(
         self,
@@ -70,7 +71,7 @@ class RemotingWelcome(_message.Message):
     frame_size_max_bytes: _builtins.int
     """Largest frame that the server takes, in bytes, the length field not counted."""
     principal: _builtins.str
-    """As whom the server knows the caller from its credentials. Empty: as nobody in particular, and no credentials were looked at."""
+    """The name by which the server knows the caller from its credentials. Empty: the server checked no credentials."""
     def __init__(
         self,
         *,

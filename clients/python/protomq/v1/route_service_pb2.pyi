@@ -53,7 +53,7 @@ class Broker(_message.Message):
     permission: _topic_pb2.Permission.ValueType
     """What may be done with the broker as a whole."""
     auto_create_queues: _builtins.int
-    """Queues that a topic gets which this broker creates on the first send; 0: it creates none by itself."""
+    """Number of queues of a topic that this broker creates on the first send; 0: it creates no topics by itself."""
     store_id: _builtins.int
     """Random number of the broker's store, the same at each of its starts. A name belongs to one store at a time (NAME_TAKEN)."""
     def __init__(
@@ -89,7 +89,7 @@ class RegisterBrokerRequest(_message.Message):
     TOPICS_FIELD_NUMBER: _builtins.int
     RETURNING_FIELD_NUMBER: _builtins.int
     returning: _builtins.bool
-    """This name server has accepted this process under its name before. After a restart of the name server it goes before one that has just come."""
+    """This name server has accepted this process under its name before. After a restart of the name server it then replaces a newcomer."""
     @_builtins.property
     def broker(self) -> Global___Broker:
         """The broker."""
@@ -120,13 +120,13 @@ Global___RegisterBrokerRequest: _TypeAlias = RegisterBrokerRequest  # noqa: Y015
 
 @_typing.final
 class RegisterBrokerResponse(_message.Message):
-    """RegisterBrokerResponse tells how long the registration holds."""
+    """RegisterBrokerResponse says how long the registration lasts."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     EXPIRY_MS_FIELD_NUMBER: _builtins.int
     expiry_ms: _builtins.int
-    """Without a heartbeat for so long the broker is removed, in milliseconds."""
+    """The name server removes the broker after this time without a heartbeat, in milliseconds."""
     def __init__(
         self,
         *,
@@ -241,7 +241,7 @@ Global___HeartbeatRequest: _TypeAlias = HeartbeatRequest  # noqa: Y015
 
 @_typing.final
 class HeartbeatResponse(_message.Message):
-    """HeartbeatResponse tells whether the name server is up to date."""
+    """HeartbeatResponse says whether the name server is up to date."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -412,7 +412,9 @@ Global___Route: _TypeAlias = Route  # noqa: Y015
 
 @_typing.final
 class GetRouteResponse(_message.Message):
-    """GetRouteResponse holds the route of a topic that exists. For one that does not: error TOPIC_NOT_FOUND, unless brokers create topics on sending; then the route has brokers with the queues that would be made."""
+    """GetRouteResponse holds the route of a topic that exists. If the topic does not exist, the answer is the error TOPIC_NOT_FOUND, unless brokers
+    create topics on the first send: then the route has these brokers, with the queues that they would create.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -489,7 +491,7 @@ class ListTopicNamesRequest(_message.Message):
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """At most so many, 1 to 10000; 1000 where 0 is given."""
+    """Maximum number of entries, 1 to 10000; 0: 1000."""
     page_token: _builtins.str
     """next_page_token of the page before; empty: the first."""
     def __init__(
@@ -542,7 +544,7 @@ class GetClusterInfoRequest(_message.Message):
 
     TOPIC_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
-    """Of the brokers that are missing only those that had this topic; empty: all. The brokers that are there are always listed."""
+    """List only missing brokers that had this topic; empty: all missing brokers. Registered brokers are always listed."""
     def __init__(
         self,
         *,
@@ -558,7 +560,7 @@ Global___GetClusterInfoRequest: _TypeAlias = GetClusterInfoRequest  # noqa: Y015
 
 @_typing.final
 class MissingBroker(_message.Message):
-    """MissingBroker is a broker that was registered and is not any more: what it stores is in no answer."""
+    """MissingBroker is a broker that is not registered any more: no answer has what it stores."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -604,8 +606,8 @@ class GetClusterInfoResponse(_message.Message):
 
     @_builtins.property
     def missing_brokers(self) -> _containers.RepeatedCompositeFieldContainer[Global___MissingBroker]:
-        """Brokers that were removed since this name server started, by name, until they register again or are forgotten. At most as many as it
-        takes brokers: the longest gone are dropped first.
+        """Brokers that were removed since this name server started, by name, until they register again or are forgotten. The list has at most as
+        many entries as the name server takes brokers; it drops those that are gone longest.
         """
 
     def __init__(

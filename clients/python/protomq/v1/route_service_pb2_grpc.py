@@ -115,14 +115,14 @@ class RouteServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchRoute(self, request, context):
-        """WatchRoute answers the route of a topic now and again whenever it changes; a topic that does not exist (yet) has no queues.
+        """WatchRoute answers the route of a topic at once, and again at each change. A topic that does not exist (yet) has no queues.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def HoldRegistration(self, request, context):
-        """HoldRegistration is held open by a broker for as long as it lives: when the connection breaks, the broker is removed.
+        """A broker holds HoldRegistration open while it lives: when the connection breaks, the name server removes the broker.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -143,7 +143,7 @@ class RouteServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ForgetBroker(self, request, context):
-        """ForgetBroker takes a broker off the list of those that are missing: it will not come back. BROKER_NOT_FOUND: it is not on the list.
+        """ForgetBroker removes a broker from the list of missing ones: it will not come back. BROKER_NOT_FOUND: it is not on the list.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

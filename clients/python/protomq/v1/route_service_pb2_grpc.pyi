@@ -42,15 +42,15 @@ class RouteServiceStub:
     GetRoute: _grpc.UnaryUnaryMultiCallable[_route_service_pb2.GetRouteRequest, _route_service_pb2.GetRouteResponse]
     """GetRoute answers the brokers and queues of a topic."""
     WatchRoute: _grpc.UnaryStreamMultiCallable[_route_service_pb2.WatchRouteRequest, _route_service_pb2.WatchRouteResponse]
-    """WatchRoute answers the route of a topic now and again whenever it changes; a topic that does not exist (yet) has no queues."""
+    """WatchRoute answers the route of a topic at once, and again at each change. A topic that does not exist (yet) has no queues."""
     HoldRegistration: _grpc.UnaryUnaryMultiCallable[_route_service_pb2.HoldRegistrationRequest, _route_service_pb2.HoldRegistrationResponse]
-    """HoldRegistration is held open by a broker for as long as it lives: when the connection breaks, the broker is removed."""
+    """A broker holds HoldRegistration open while it lives: when the connection breaks, the name server removes the broker."""
     ListTopicNames: _grpc.UnaryUnaryMultiCallable[_route_service_pb2.ListTopicNamesRequest, _route_service_pb2.ListTopicNamesResponse]
     """ListTopicNames lists the topics of all brokers."""
     GetClusterInfo: _grpc.UnaryUnaryMultiCallable[_route_service_pb2.GetClusterInfoRequest, _route_service_pb2.GetClusterInfoResponse]
     """GetClusterInfo answers all brokers, also those that were removed."""
     ForgetBroker: _grpc.UnaryUnaryMultiCallable[_route_service_pb2.ForgetBrokerRequest, _route_service_pb2.ForgetBrokerResponse]
-    """ForgetBroker takes a broker off the list of those that are missing: it will not come back. BROKER_NOT_FOUND: it is not on the list."""
+    """ForgetBroker removes a broker from the list of missing ones: it will not come back. BROKER_NOT_FOUND: it is not on the list."""
 
 @_typing.type_check_only
 class RouteServiceAsyncStub(RouteServiceStub):
@@ -66,15 +66,15 @@ class RouteServiceAsyncStub(RouteServiceStub):
     GetRoute: _aio.UnaryUnaryMultiCallable[_route_service_pb2.GetRouteRequest, _route_service_pb2.GetRouteResponse]  # type: ignore[assignment]
     """GetRoute answers the brokers and queues of a topic."""
     WatchRoute: _aio.UnaryStreamMultiCallable[_route_service_pb2.WatchRouteRequest, _route_service_pb2.WatchRouteResponse]  # type: ignore[assignment]
-    """WatchRoute answers the route of a topic now and again whenever it changes; a topic that does not exist (yet) has no queues."""
+    """WatchRoute answers the route of a topic at once, and again at each change. A topic that does not exist (yet) has no queues."""
     HoldRegistration: _aio.UnaryUnaryMultiCallable[_route_service_pb2.HoldRegistrationRequest, _route_service_pb2.HoldRegistrationResponse]  # type: ignore[assignment]
-    """HoldRegistration is held open by a broker for as long as it lives: when the connection breaks, the broker is removed."""
+    """A broker holds HoldRegistration open while it lives: when the connection breaks, the name server removes the broker."""
     ListTopicNames: _aio.UnaryUnaryMultiCallable[_route_service_pb2.ListTopicNamesRequest, _route_service_pb2.ListTopicNamesResponse]  # type: ignore[assignment]
     """ListTopicNames lists the topics of all brokers."""
     GetClusterInfo: _aio.UnaryUnaryMultiCallable[_route_service_pb2.GetClusterInfoRequest, _route_service_pb2.GetClusterInfoResponse]  # type: ignore[assignment]
     """GetClusterInfo answers all brokers, also those that were removed."""
     ForgetBroker: _aio.UnaryUnaryMultiCallable[_route_service_pb2.ForgetBrokerRequest, _route_service_pb2.ForgetBrokerResponse]  # type: ignore[assignment]
-    """ForgetBroker takes a broker off the list of those that are missing: it will not come back. BROKER_NOT_FOUND: it is not on the list."""
+    """ForgetBroker removes a broker from the list of missing ones: it will not come back. BROKER_NOT_FOUND: it is not on the list."""
 
 class RouteServiceServicer(metaclass=_abc_1.ABCMeta):
     """RouteService knows which broker has which topics. Each name server stands alone; brokers register with all of them."""
@@ -117,7 +117,7 @@ class RouteServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _route_service_pb2.WatchRouteRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_route_service_pb2.WatchRouteResponse], _abc.AsyncIterator[_route_service_pb2.WatchRouteResponse]]:
-        """WatchRoute answers the route of a topic now and again whenever it changes; a topic that does not exist (yet) has no queues."""
+        """WatchRoute answers the route of a topic at once, and again at each change. A topic that does not exist (yet) has no queues."""
 
     @_abc_1.abstractmethod
     def HoldRegistration(
@@ -125,7 +125,7 @@ class RouteServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _route_service_pb2.HoldRegistrationRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_route_service_pb2.HoldRegistrationResponse, _abc.Awaitable[_route_service_pb2.HoldRegistrationResponse]]:
-        """HoldRegistration is held open by a broker for as long as it lives: when the connection breaks, the broker is removed."""
+        """A broker holds HoldRegistration open while it lives: when the connection breaks, the name server removes the broker."""
 
     @_abc_1.abstractmethod
     def ListTopicNames(
@@ -149,6 +149,6 @@ class RouteServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _route_service_pb2.ForgetBrokerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_route_service_pb2.ForgetBrokerResponse, _abc.Awaitable[_route_service_pb2.ForgetBrokerResponse]]:
-        """ForgetBroker takes a broker off the list of those that are missing: it will not come back. BROKER_NOT_FOUND: it is not on the list."""
+        """ForgetBroker removes a broker from the list of missing ones: it will not come back. BROKER_NOT_FOUND: it is not on the list."""
 
 def add_RouteServiceServicer_to_server(servicer: RouteServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -38,7 +38,7 @@ class _SendStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_SendStatus
     """Stored, but there is no slave to confirm (synchronous replication only)."""
 
 class SendStatus(_SendStatus, metaclass=_SendStatusEnumTypeWrapper):
-    """SendStatus tells what is promised (RocketMQ: SendStatus). In all four the messages are stored."""
+    """SendStatus says what the broker promises (RocketMQ: SendStatus). In all four cases the messages are stored."""
 
 SEND_STATUS_UNSPECIFIED: SendStatus.ValueType  # 0
 """Not a status."""
@@ -54,8 +54,8 @@ Global___SendStatus: _TypeAlias = SendStatus  # noqa: Y015
 
 @_typing.final
 class SendRequest(_message.Message):
-    """SendRequest carries the messages of one queue. Only `records` (with a body) and `topic` are needed; what else is missing the
-    broker fills in. A client that wants speed writes whole records, canonically encoded, with `record_sizes`.
+    """SendRequest carries the messages of one queue. Only `records` (with a body) and `topic` are needed; the broker fills in the rest.
+    For speed a client writes whole records, canonically encoded, with `record_sizes`.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -72,13 +72,13 @@ class SendRequest(_message.Message):
     topic: _builtins.str
     """The topic of all of them; created on the first send where the broker allows it."""
     queue_id: _builtins.int
-    """The queue, from 0; the broker takes the queues in turn where it is absent."""
+    """The queue, from 0; if absent, the broker takes the queues in turn."""
     wait_store_ok: _builtins.bool
-    """Whether to wait until the messages are on stable storage, where the broker flushes synchronously (RocketMQ: WAIT). True where absent."""
+    """Whether to wait until the messages are on stable storage, if the broker flushes synchronously (RocketMQ: WAIT). Absent: true."""
     previous_sequence: _builtins.int
-    """A sequence of this producer (same id and epoch) that this broker must have stored: of the last message that was acknowledged here, or,
-    to pipeline in order, of the last that was sent here. Absent: the first contact of this producer and epoch with this broker.
-    Where the producer is not known, the answer is SEQUENCE_EXPIRED; where it is, but not this sequence, SEND_OUT_OF_ORDER.
+    """A sequence of this producer (same id and epoch) that this broker must have stored: that of the last message that the broker acknowledged,
+    or, to pipeline in order, of the last message that was sent to it. Absent: the first contact of this producer and epoch with this broker.
+    If the broker does not know the producer, it answers SEQUENCE_EXPIRED; if it knows it but not this sequence, SEND_OUT_OF_ORDER.
     """
     delay_level: _builtins.int
     """One of the broker's delay levels, from 1 (RocketMQ: DELAY; by default 1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h)."""
@@ -94,7 +94,7 @@ class SendRequest(_message.Message):
 
     @_builtins.property
     def record_sizes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Size in bytes of each record, without its tag and length; spares the broker a scan."""
+        """Size in bytes of each record, without its tag and length; it saves the broker a scan."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class SendResponse(_message.Message):
     RECALL_HANDLE_FIELD_NUMBER: _builtins.int
     TRANSACTION_HANDLES_FIELD_NUMBER: _builtins.int
     status: Global___SendStatus.ValueType
-    """What is promised."""
+    """What the broker promises."""
     queue_id: _builtins.int
     """The queue in which they stand."""
     queue_offset: _builtins.int
@@ -160,10 +160,10 @@ class SendResponse(_message.Message):
     message_id: _builtins.str
     """Id of the first message: producer id (16 hex digits), epoch (8), sequence (16). Only where the broker gave it."""
     repeated_send: _builtins.bool
-    """The broker recognised a repeated send: nothing was stored now, the places are those of the first time."""
+    """The broker recognised a repeated send: it stored nothing now, and the places are those of the first send."""
     recall_handle: _builtins.str
-    """Names the first message to RecallMessage, if the messages are delayed (docs/delay.md says how the handles of the others are made of it). Their
-    queue offset is -1: they get one when they are delivered.
+    """Names the first message for RecallMessage, if the messages are delayed (docs/delay.md says how to make the handles of the others from it).
+    Their queue offset is -1: they get one when they are delivered.
     """
     @_builtins.property
     def transaction_handles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -201,7 +201,7 @@ class RecallMessageRequest(_message.Message):
     topic: _builtins.str
     """Its topic."""
     recall_handle: _builtins.str
-    """What the answer to its send said of it."""
+    """Its handle, from the answer to its send."""
     def __init__(
         self,
         *,
@@ -218,14 +218,14 @@ Global___RecallMessageRequest: _TypeAlias = RecallMessageRequest  # noqa: Y015
 
 @_typing.final
 class RecallMessageResponse(_message.Message):
-    """RecallMessageResponse says what became of the message."""
+    """RecallMessageResponse says whether the recall was in time."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RECALLED_FIELD_NUMBER: _builtins.int
     MESSAGE_ID_FIELD_NUMBER: _builtins.int
     recalled: _builtins.bool
-    """Whether it was taken back now; if not, it is delivered, or was, or was recalled before."""
+    """Whether this call took the message back. If not, the message is or will be delivered, or was recalled before."""
     message_id: _builtins.str
     """Its id: producer id (16 hex digits), epoch (8), sequence (16)."""
     def __init__(

@@ -59,8 +59,8 @@ class SendServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def RecallMessage(self, request, context):
-        """RecallMessage takes a delayed message back that is not delivered yet: then nobody gets it. Or it comes too late: then it is delivered. The
-        answer says which, and waits for what an answer to a send waits for.
+        """RecallMessage takes back a delayed message that is not delivered yet: then nobody gets it. If the recall comes too late, the message is
+        delivered. The answer says which, and waits for the disk as the answer to a send does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

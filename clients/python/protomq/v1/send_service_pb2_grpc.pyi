@@ -36,8 +36,8 @@ class SendServiceStub:
     Send: _grpc.UnaryUnaryMultiCallable[_send_service_pb2.SendRequest, _send_service_pb2.SendResponse]
     """Send stores one or more messages in one queue: all of them or none, with consecutive offsets."""
     RecallMessage: _grpc.UnaryUnaryMultiCallable[_send_service_pb2.RecallMessageRequest, _send_service_pb2.RecallMessageResponse]
-    """RecallMessage takes a delayed message back that is not delivered yet: then nobody gets it. Or it comes too late: then it is delivered. The
-    answer says which, and waits for what an answer to a send waits for.
+    """RecallMessage takes back a delayed message that is not delivered yet: then nobody gets it. If the recall comes too late, the message is
+    delivered. The answer says which, and waits for the disk as the answer to a send does.
     """
 
 @_typing.type_check_only
@@ -48,8 +48,8 @@ class SendServiceAsyncStub(SendServiceStub):
     Send: _aio.UnaryUnaryMultiCallable[_send_service_pb2.SendRequest, _send_service_pb2.SendResponse]  # type: ignore[assignment]
     """Send stores one or more messages in one queue: all of them or none, with consecutive offsets."""
     RecallMessage: _aio.UnaryUnaryMultiCallable[_send_service_pb2.RecallMessageRequest, _send_service_pb2.RecallMessageResponse]  # type: ignore[assignment]
-    """RecallMessage takes a delayed message back that is not delivered yet: then nobody gets it. Or it comes too late: then it is delivered. The
-    answer says which, and waits for what an answer to a send waits for.
+    """RecallMessage takes back a delayed message that is not delivered yet: then nobody gets it. If the recall comes too late, the message is
+    delivered. The answer says which, and waits for the disk as the answer to a send does.
     """
 
 class SendServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -69,8 +69,8 @@ class SendServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _send_service_pb2.RecallMessageRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_send_service_pb2.RecallMessageResponse, _abc.Awaitable[_send_service_pb2.RecallMessageResponse]]:
-        """RecallMessage takes a delayed message back that is not delivered yet: then nobody gets it. Or it comes too late: then it is delivered. The
-        answer says which, and waits for what an answer to a send waits for.
+        """RecallMessage takes back a delayed message that is not delivered yet: then nobody gets it. If the recall comes too late, the message is
+        delivered. The answer says which, and waits for the disk as the answer to a send does.
         """
 
 def add_SendServiceServicer_to_server(servicer: SendServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -35,7 +35,7 @@ class _TimerEndEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TimerEnd.Val
     TIMER_END_RECALLED: _TimerEnd.ValueType  # 2
     """It was recalled: nobody gets it."""
     TIMER_END_CARRIED: _TimerEnd.ValueType  # 3
-    """Its segment was about to go: its copy, with the same due time, stands in the same append."""
+    """Its segment was about to be deleted: its copy, with the same due time, stands in the same append."""
     TIMER_END_DROPPED: _TimerEnd.ValueType  # 4
     """Its topic was deleted."""
 
@@ -49,7 +49,7 @@ TIMER_END_DELIVERED: TimerEnd.ValueType  # 1
 TIMER_END_RECALLED: TimerEnd.ValueType  # 2
 """It was recalled: nobody gets it."""
 TIMER_END_CARRIED: TimerEnd.ValueType  # 3
-"""Its segment was about to go: its copy, with the same due time, stands in the same append."""
+"""Its segment was about to be deleted: its copy, with the same due time, stands in the same append."""
 TIMER_END_DROPPED: TimerEnd.ValueType  # 4
 """Its topic was deleted."""
 Global___TimerEnd: _TypeAlias = TimerEnd  # noqa: Y015
@@ -70,7 +70,7 @@ class OffsetsRecord(_message.Message):
 
     @_builtins.property
     def deleted_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Groups that were deleted: what the log has of them in front of this record counts no more. They go before the commits of this record."""
+        """Groups that were deleted: what the log has of them in front of this record no longer counts. Apply them before the commits of this record."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ Global___TransactionsRecord: _TypeAlias = TransactionsRecord  # noqa: Y015
 
 @_typing.final
 class TopicsRecord(_message.Message):
-    """TopicsRecord is the body of a record of %SYS%TOPICS: topics that were made, changed or deleted. Deletions go before the topics of this
+    """TopicsRecord is the body of a record of %SYS%TOPICS: topics that were created, changed or deleted. Apply deletions before the topics of this
     record.
     """
 
@@ -162,7 +162,7 @@ class TopicsRecord(_message.Message):
 
     @_builtins.property
     def deleted_topics(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Names of topics that are deleted: what the log has of them in front of this record belongs to nobody."""
+        """Names of topics that are deleted: what the log has of them in front of this record belongs to no topic."""
 
     @_builtins.property
     def earlier_deletions(self) -> _containers.RepeatedCompositeFieldContainer[Global___EarlierDeletion]:
@@ -190,7 +190,7 @@ Global___TopicsRecord: _TypeAlias = TopicsRecord  # noqa: Y015
 
 @_typing.final
 class EarlierDeletion(_message.Message):
-    """EarlierDeletion is a deletion of a topic that a record tells of later. The topic may have been made again since."""
+    """EarlierDeletion is a deletion of a topic that only a later record reports. The topic may have been created again since."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -199,7 +199,7 @@ class EarlierDeletion(_message.Message):
     topic: _builtins.str
     """The topic's name."""
     end_position: _builtins.int
-    """What the log has of the topic in front of this position belongs to nobody."""
+    """What the log has of the topic in front of this position belongs to no topic."""
     def __init__(
         self,
         *,
@@ -216,7 +216,7 @@ Global___EarlierDeletion: _TypeAlias = EarlierDeletion  # noqa: Y015
 
 @_typing.final
 class LogRecord(_message.Message):
-    """LogRecord is the body of a record of %SYS%LOG: what the front of the log told that is deleted next, as of this record."""
+    """LogRecord is the body of a record of %SYS%LOG: what is needed of the front of the log that is deleted next, as of this record."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -233,7 +233,7 @@ class LogRecord(_message.Message):
 
     @_builtins.property
     def start(self) -> Global___LogStart:
-        """The log begins there from now on: everything that is needed of what stands in front is appended again and synced."""
+        """The log begins there from now on: everything needed of what stands in front is appended again and synced."""
 
     def __init__(
         self,
@@ -350,7 +350,7 @@ Global___LogStart: _TypeAlias = LogStart  # noqa: Y015
 
 @_typing.final
 class TimerRecord(_message.Message):
-    """TimerRecord is the body of a record of %SYS%TIMER: messages that were pending and are no more. Columns of one length."""
+    """TimerRecord is the body of a record of %SYS%TIMER: messages that are no longer pending. Columns of one length."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -360,7 +360,7 @@ class TimerRecord(_message.Message):
     END_FIELD_NUMBER: _builtins.int
     LOG_TIME_MS_FIELD_NUMBER: _builtins.int
     end: Global___TimerEnd.ValueType
-    """What became of all of them."""
+    """Why all of them are no longer pending."""
     log_time_ms: _builtins.int
     """Log time when this was written: milliseconds since 1970-01-01 UTC. It never falls."""
     @_builtins.property
@@ -394,7 +394,7 @@ Global___TimerRecord: _TypeAlias = TimerRecord  # noqa: Y015
 
 @_typing.final
 class GroupsRecord(_message.Message):
-    """GroupsRecord is the body of a record of %SYS%GROUPS: settings of consumer groups. Deletions go before the settings of this record."""
+    """GroupsRecord is the body of a record of %SYS%GROUPS: settings of consumer groups. Apply deletions before the settings of this record."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

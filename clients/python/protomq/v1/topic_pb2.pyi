@@ -63,16 +63,17 @@ class Topic(_message.Message):
     name: _builtins.str
     """Name: 1 to 127 characters of A-Z a-z 0-9 _ - and %; the last only in system names."""
     write_queues: _builtins.int
-    """Queues that can be written, 1 to 1024 (RocketMQ: writeQueueNums). 8 where 0 is given."""
+    """Queues that can be written, 1 to 1024 (RocketMQ: writeQueueNums). 0: 8."""
     read_queues: _builtins.int
-    """Queues that can be read (RocketMQ: readQueueNums); while shrinking a topic more can be read than written, never fewer:
-    CreateTopic refuses fewer than write_queues, and fewer than the write_queues of until now. As write_queues where 0 is given.
+    """Queues that can be read (RocketMQ: readQueueNums). While a topic shrinks, more queues can be read than written, never fewer:
+    CreateTopic refuses fewer than write_queues, and fewer than the current write_queues. 0: as many as write_queues.
     """
     permission: Global___Permission.ValueType
     """What clients may do with it."""
     incarnation: _builtins.int
-    """Incarnation of the topic on this broker: 1 to 2^63 - 1, chosen when the topic is made and kept until it is deleted: random, or a hash with
-    the store's random number in it. A topic of the same name that is made later, or in another store, has another one. CreateTopic may give it, so that several brokers have the same; 0 there: the broker chooses.
+    """Incarnation of the topic on this broker, 1 to 2^63 - 1: chosen when the topic is created, and kept until it is deleted. It is random, or a
+    hash that includes the store's random number. A topic of the same name that is created later, or in another store, has another one.
+    CreateTopic may set it, so that several brokers have the same; 0: the broker chooses.
     """
     def __init__(
         self,
