@@ -1,4 +1,4 @@
-"""`log dump|verify|repair`: the commit log on disk, with no broker in between. They run where the files are."""
+"""`log dump|verify|repair|epochs`: the commit log on disk, with no broker in between. They run where the files are."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ _COLUMNS = {
 _KINDS = {0: "plain", 0x100: "half", 0x200: "copy", 0x300: "state"}
 """By the bits 8 to 10 of `flags`."""
 _FINDING_COLUMNS = ("kind", "start_position", "end_position", "lost", "explanation", "path")
+_EPOCH_COLUMNS = ("epoch", "start_position", "end_position", "led")
 _REPAIR_COLUMNS = ("start_position", "end_position", "explanation", "kept")
 
 StoreArgument = Annotated[
@@ -144,6 +145,20 @@ def repair(
         sys.stderr.write(f"{store}: the log holds, nothing to repair\n")
         return
     print_rows([asdict(repaired) for repaired in done], _REPAIR_COLUMNS, output)
+
+
+def epochs(store: StoreArgument, output: Output = OutputFormat.TABLE) -> None:
+    """Print the epochs of a log.
+
+    Each start of a broker begins one. `led`: this store wrote it as the
+    leader; else its bytes come from another store, or nobody knows any
+    more who wrote them.
+    """
+    with _offline(store):
+        from protomq_broker.store.tools.offline import epochs_of
+
+        rows = epochs_of(store)
+    print_rows(rows, _EPOCH_COLUMNS, output)
 
 
 @contextmanager

@@ -124,8 +124,8 @@ def build_app() -> typer.Typer:
         list=clusters.list_brokers, status=clusters.status, forget=clusters.forget,
     )  # fmt: skip
     group(
-        "log", "The commit log on disk: dump, verify, repair.", TOOLS,
-        dump=logs.dump, verify=logs.verify, repair=logs.repair,
+        "log", "The commit log on disk: dump, verify, repair, epochs.", TOOLS,
+        dump=logs.dump, verify=logs.verify, repair=logs.repair, epochs=logs.epochs,
     )  # fmt: skip
     group(
         "bench", "Measure, as RocketMQ's benchmarks do.", TOOLS,

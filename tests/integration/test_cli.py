@@ -625,6 +625,8 @@ def test_log_verify_finds_a_flipped_bit_and_log_repair_takes_it_out(
     store = tmp_path / "store"
     shutil.copytree(stopped_store, store)
     assert "all is well" in run("log", "verify", str(store)).stderr
+    (epoch,) = json.loads(run("log", "epochs", str(store), "-o", "json").stdout)
+    assert (epoch["epoch"], epoch["start_position"], epoch["led"]) == (1, 0, True)
     assert (
         "nothing to repair"
         in run("log", "repair", str(store), "--keep", str(tmp_path / "kept")).stderr
@@ -661,7 +663,7 @@ def test_log_verify_finds_a_flipped_bit_and_log_repair_takes_it_out(
 
 
 def test_a_folder_that_is_no_store_is_exit_code_4(tmp_path: Path) -> None:
-    for verb in ("dump", "verify"):
+    for verb in ("dump", "verify", "epochs"):
         run("log", verb, str(tmp_path), code=4)
         run("log", verb, str(tmp_path / "none"), code=4)
 

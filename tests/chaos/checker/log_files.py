@@ -6,13 +6,16 @@
     D5   all seals hold and chain, records stand where they say, zeros behind the end
     D7   the checkpoint is not ahead of the log's end, nor of what any seal or the caller knows to be synced
     D8   each record is what its producer wrote: its CRC over fields 1 to 5 holds
+    D9   epochs never fall, and the table of epochs knows those of the log: each append has the epoch of its row
 
 Files come as a mapping from path (relative to the store's root) to bytes, so that a simulated disk and a real folder look the same.
 """
 
 from __future__ import annotations
 
+import json
 import struct
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +56,7 @@ class LogReport:
     seals: int = 0
     synced: int = 0
     seal_ends: dict[int, int] = field(default_factory=dict)  # position behind a seal -> its CRC
+    epochs: dict[int, int] = field(default_factory=dict)  # start of an append -> its epoch
     violations: list[Violation] = field(default_factory=list)
 
     def say(self, invariant: str, message: str) -> None:
@@ -140,6 +144,9 @@ def _parse_segment(
             )
         report.synced = max(report.synced, seal.synced_position)
         report.records += records
+        if seal.epoch < max(report.epochs.values(), default=0):
+            report.say("D9", f"the append at {report.end} is of epoch {seal.epoch}")
+        report.epochs[report.end] = seal.epoch
         report.seals += 1
         crc = seal.crc32c
         report.end = base + seal_at + SEAL_FIELD_SIZE
@@ -233,7 +240,30 @@ def check_store_files(
     if not deleted:
         _check_queues(report, files, has_damage=bool(skips))
     _check_checkpoint(report, files, synced)
+    if not skips:
+        _check_epochs(report, files)
     return report.violations
+
+
+def _check_epochs(report: LogReport, files: Mapping[str, bytes]) -> None:
+    """The table of a store that was closed. One that had no room for it, or damage, has none that holds before its next start."""
+    lines = files.get("config/epochs.json", b"").split(b"\n", 2)
+    if len(lines) < 3:
+        return
+    table = json.loads(lines[2].rstrip()[:-1])
+    starts = [row[0] for row in table["rows"]]
+    known = [row[1] for row in table["rows"]]
+    if sorted(set(starts)) != starts or sorted(known) != known:
+        report.say("D9", f"the rows of the epochs do not rise: {table['rows']}")
+    if max([table["highest_epoch"], *known]) != table["highest_epoch"]:
+        report.say("D9", f"the highest epoch is not {table['highest_epoch']}: {known}")
+    if table["synced_position"] > report.end:
+        report.say("D9", f"the epochs say that {table['synced_position']} was synced")
+    for position, epoch in report.epochs.items():
+        row = bisect_right(starts, position) - 1
+        if row < 0 or known[row] != epoch:
+            report.say("D9", f"the append at {position} is of epoch {epoch}: {table['rows']}")
+            break
 
 
 def _check_queues(report: LogReport, files: Mapping[str, bytes], *, has_damage: bool) -> None:

@@ -30,6 +30,7 @@ from .log.append import CorruptRecordError, ScannedRecords
 from .log.boundaries import BoundaryFiles
 from .log.checked_segment import Stretch, stretch_of
 from .log.checkpoint import Checkpoint
+from .log.epochs import Epochs
 from .log.record_scan import read_trailers
 from .log.recovery import (
     CorruptionMode,
@@ -121,6 +122,7 @@ def recover_store(
     queues: ConsumeQueueTable,
     derived: Sequence[Derived],
     *,
+    epochs: Epochs,
     same_cache: bool,
     deleted: dict[str, int],
     boundaries: BoundaryFiles,
@@ -135,7 +137,7 @@ def recover_store(
     positions = [structure.replay_from for structure in derived]
     try:
         recovered, replay = _recover(
-            disk, folder, config_folder, config, checkpoint, queues, derived, same_cache, deleted, positions, boundaries, on_walked,
+            disk, folder, config_folder, config, checkpoint, queues, derived, epochs, same_cache, deleted, positions, boundaries, on_walked,
         )  # fmt: skip
     except CorruptLogError:
         if queues.known_ends:  # the files that told of them are cut
@@ -177,6 +179,7 @@ def _recover(
     checkpoint: Checkpoint | None,
     queues: ConsumeQueueTable,
     derived: Sequence[Derived],
+    epochs: Epochs,
     same_cache: bool,
     deleted: dict[str, int],
     positions: Sequence[int],
@@ -225,6 +228,7 @@ def _recover(
         same_cache=same_cache,
         mode=config.corruption,
         quarantine_path=quarantine_path,
+        epochs=epochs,
         derived_position=max(positions),
         written_position=written if same_cache else 0,
         on_block=take,

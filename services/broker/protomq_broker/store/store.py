@@ -46,6 +46,7 @@ from .log.checked_log import CheckedLog
 from .log.checkpoint import Checkpoint, write_checkpoint
 from .log.commit_log import DISK_FULL_ERRNOS, CommitLog, Reserve
 from .log.durations import DISK_BOUNDS_S, Durations
+from .log.epochs import Epochs
 from .log.flusher import BackgroundThread, LogFlusher
 from .log.kinds import MIXED, NO_OFFSET, is_queued
 from .log.positions import LogTail, Positions, QueueKey
@@ -139,7 +140,9 @@ class Store:
         lock = StoreLock(disk, root)
         try:
             files = StoreFiles(disk, root, config, clock, lock, draw, check_plan or CheckPlan())
-            store = cls(files, files.recover(), clock, on_writer, queues_default)
+            recovery = files.recover()
+            epoch = files.begin_epoch(recovery.log)
+            store = cls(files, recovery, epoch, clock, on_writer, queues_default)
             store._run(background)
         except BaseException:
             lock.release()
@@ -150,6 +153,7 @@ class Store:
         self,
         files: StoreFiles,
         recovery: Recovery,
+        epoch: int,
         clock: Clock,
         on_writer: Callable[[Callable[[], None]], None],
         queues_default: int,
@@ -185,7 +189,7 @@ class Store:
             recovery.log.tail, recovery.log.synced_position, waits_for_flush=config.sync_flush
         )
         """Where the log stands; listeners join here."""
-        self._log = CommitLog(disk, self._folder, self.positions, epoch=recovery.log.epoch)
+        self._log = CommitLog(disk, self._folder, self.positions, epoch=epoch)
         self.append_durations = Durations(DISK_BOUNDS_S)
         """Of appends that were stored: from their stamping until what is derived from the log has them."""
         self._flusher = LogFlusher(disk, self._log, self.positions, clock.monotonic)
@@ -350,6 +354,11 @@ class Store:
     def readable_position(self) -> int:
         """Nothing at or beyond it is given to anybody."""
         return self.positions.readable
+
+    @property
+    def epochs(self) -> Epochs:
+        """Which epochs the log has, and which parts of it this store wrote as the leader."""
+        return self._files.epochs
 
     @property
     def append_size_max_bytes(self) -> int:

@@ -18,6 +18,8 @@ from .index.index import MessageIndex
 from .log.boundaries import BoundaryFiles
 from .log.checked_segment import Stretch
 from .log.checkpoint import Checkpoint, read_checkpoint
+from .log.commit_log import DISK_FULL_ERRNOS
+from .log.epochs import EPOCHS_NAME, Epochs, find_epochs, read_epochs, write_epochs
 from .log.recovery import RecoveredLog, StartPoint
 from .log.segment import SegmentFolder
 from .log_proof import forget_unused_segments
@@ -85,6 +87,7 @@ class StoreFiles:
             log_start=self.folder.first_position,
         )
         self.boundaries = BoundaryFiles(disk, f"{root}/boundaries")
+        self.epochs = read_epochs(disk, self._epochs_path)
 
     def recover(self) -> Recovery:
         """Finds the end of the log and brings what is derived from it there."""
@@ -111,6 +114,7 @@ class StoreFiles:
             checkpoint,
             self.queues,
             self.derived,
+            epochs=self.epochs,
             same_cache=bool(cache_id) and cache_id == self.lock.previous_cache_id,
             deleted=deleted,
             boundaries=self.boundaries,
@@ -122,6 +126,37 @@ class StoreFiles:
         replay_position = checkpoint.replay_position if checkpoint else 0
         return Recovery(recovered, LogStart.of(self.folder, checkpoint), replay_position, walked)
 
+    def begin_epoch(self, recovered: RecoveredLog) -> int:
+        """The store leads from the end of its log on: in a new epoch, which is durable when this returns. Raises OSError.
+
+        A disk that is full leaves it in the epoch in which it led last, so that segments can be deleted.
+        """
+        end = recovered.tail.position
+        epochs = self._epochs_up_to(end)
+        epoch = max(epochs.highest_epoch, recovered.epoch) + 1
+        try:
+            self._keep(epochs.begin(end, epoch, is_led=True))
+        except OSError as error:
+            last = epochs.row_at(end)
+            if error.errno not in DISK_FULL_ERRNOS or last is None or not last.is_led:
+                raise
+            log.warning("the disk is full, epoch %d goes on: %s", last.epoch, error)
+            self.epochs = epochs
+            return last.epoch
+        log.info("epoch %d begins at position %d", epoch, end)
+        return epoch
+
+    def _epochs_up_to(self, end: int) -> Epochs:
+        """The epochs of a log that was recovered, ends there, and is synced."""
+        epochs = self.epochs
+        if not epochs.is_known:
+            epochs = find_epochs(self.disk, self.folder, end)
+        return epochs.between(self.folder.first_position, end)
+
+    def _keep(self, epochs: Epochs) -> None:
+        write_epochs(self.disk, self._epochs_path, epochs)
+        self.epochs = epochs
+
     def rebuild_queues(self, recovered: RecoveredLog) -> None:
         """Makes the consume queues anew from the log."""
         deleted = dict(self.topics.deleted)
@@ -129,6 +164,10 @@ class StoreFiles:
         rebuild(
             self.disk, self.folder, checkpoint, recovered, self.queues, [self.queues], deleted
         )
+
+    @property
+    def _epochs_path(self) -> str:
+        return f"{self.root}/{EPOCHS_NAME}"
 
     @property
     def _checkpoint_path(self) -> str:

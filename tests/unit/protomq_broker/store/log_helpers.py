@@ -10,6 +10,7 @@ from protomq_broker.store.files.disk import Disk, sync_names_above
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.log.checkpoint import Checkpoint
 from protomq_broker.store.log.commit_log import CommitLog
+from protomq_broker.store.log.epochs import UNKNOWN_EPOCHS, Epochs
 from protomq_broker.store.log.positions import LogTail, Positions
 from protomq_broker.store.log.record_region import prove_region
 from protomq_broker.store.log.recovery import (
@@ -123,6 +124,7 @@ def recover(
     checkpoint: Checkpoint | None = None,
     same_cache: bool = False,
     mode: CorruptionMode = "refuse",
+    epochs: Epochs = UNKNOWN_EPOCHS,
     segment_size_bytes: int = SEGMENT_SIZE_BYTES,
 ) -> tuple[RecoveredLog, list[bytes], SegmentFolder]:
     """(what recovery says, the record fields it found, the segments)."""
@@ -145,6 +147,7 @@ def recover(
         same_cache=same_cache,
         mode=mode,
         quarantine_path=QUARANTINE_PATH,
+        epochs=epochs,
         on_block=take,
     )
     return recovered, fields, folder

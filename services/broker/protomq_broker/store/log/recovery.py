@@ -12,8 +12,8 @@ The log is walked from the checkpoint (or from its first segment) to the first a
 In front of the checkpoint the log is walked too, for a bit (`check_before`): the chain must come to the CRC that the checkpoint has.
 
 `synced` is the largest position of which something durable says that everything below it had been synced: the checkpoint, a
-derived structure, or a seal that holds. To find seals behind P the bytes are searched for one after which the next append holds,
-its CRC chained to the first.
+derived structure, the table of epochs, or a seal that holds and that this store wrote (`epochs.py`). To find seals behind P the bytes are
+searched for one after which the next append holds, its CRC chained to the first.
 
 Corruption refuses the start, or, if the operator chose so, is put into quarantine: the range is remembered in
 config/quarantine.json, nothing of it is served, and the log goes on behind it.
@@ -41,6 +41,7 @@ from protomq_broker.store.files.side_files import (
 
 from .checkpoint import Checkpoint
 from .crc_forge import crc32c_before
+from .epochs import Epochs
 from .positions import LogTail
 from .seals import EMPTY, SEAL_HEAD, LogWalker, Seal, Skip, WalkedBlock, decode_seal
 from .segment import SegmentFile, SegmentFolder
@@ -144,6 +145,7 @@ def recover_log(
     same_cache: bool,
     mode: CorruptionMode,
     quarantine_path: str,
+    epochs: Epochs,
     derived_position: int = 0,
     written_position: int = 0,
     on_block: Callable[[WalkedBlock], None],
@@ -163,7 +165,8 @@ def recover_log(
     ]
     store_time_ms = checkpoint.store_time_ms if checkpoint else 0
     epoch = checkpoint.epoch if checkpoint else 0
-    synced = max(derived_position, checkpoint.flushed_position if checkpoint else 0)
+    flushed_position = checkpoint.flushed_position if checkpoint else 0
+    synced = max(derived_position, flushed_position, epochs.synced_position)
     position, chain_crc32c = start.position, start.crc32c
     known = len(damaged)
     for damage in damaged:  # the checkpoint may be older than what was set aside since
@@ -173,15 +176,15 @@ def recover_log(
         walker = LogWalker(disk, folder, position, chain_crc32c, skips=skips_of(damaged))
         for block in walker:
             on_block(block)
+            synced = max(synced, epochs.synced_by(block.seals))
         if walker.last_seal is not None:
             store_time_ms = max(store_time_ms, walker.last_seal.store_time_ms)
             epoch = max(epoch, walker.last_seal.epoch)
-            synced = max(synced, walker.last_seal.synced_position)
         position, chain_crc32c = walker.position, walker.crc32c
         found = find_resync(disk, folder, position)
         synced_behind = synced
         if position >= synced and found is not None:
-            synced_behind = max_synced_behind(disk, folder, found, skips_of(damaged))
+            synced_behind = max_synced_behind(disk, folder, found, skips_of(damaged), epochs)
         is_proved = (same_cache and found is not None) or position < written_position
         misplaced = find_misplaced(folder, position)
         if position >= max(synced, synced_behind) and not is_proved and misplaced is None:
@@ -341,14 +344,18 @@ def find_resync(disk: Disk, folder: SegmentFolder, position: int) -> Resync | No
 
 
 def max_synced_behind(
-    disk: Disk, folder: SegmentFolder, start: Resync | None, skips: dict[int, Skip]
+    disk: Disk,
+    folder: SegmentFolder,
+    start: Resync | None,
+    skips: dict[int, Skip],
+    epochs: Epochs,
 ) -> int:
-    """The largest synced position that a seal from `start` on knows of, passing over further damage."""
+    """The largest synced position that a seal of this store's from `start` on knows of, passing over further damage."""
     synced = 0
     while start is not None:
         walker = LogWalker(disk, folder, start.position, start.crc32c, skips=skips)
         for block in walker:
-            synced = max(synced, *(seal.synced_position for seal in block.seals))
+            synced = max(synced, epochs.synced_by(block.seals))
         start = find_resync(disk, folder, walker.position)
     return synced
 

@@ -1,4 +1,4 @@
-"""Looking at a store without opening it: what `protomq log verify`, `repair` and `dump` have in common, and `dump` itself.
+"""Looking at a store without opening it: what `protomq log verify`, `repair`, `dump` and `epochs` have in common, and the last two.
 
 Nothing is changed here. A broker may be running: then what is behind its last checkpoint is still moving.
 """
@@ -17,6 +17,7 @@ from protomq_broker.store.files.disk import Disk, read_json
 from protomq_broker.store.files.lock import is_locked, previous_cache_id
 from protomq_broker.store.files.side_files import SideFileDamagedError, read_json_file
 from protomq_broker.store.log.checkpoint import Checkpoint, read_checkpoint
+from protomq_broker.store.log.epochs import EPOCHS_NAME, Epochs, find_epochs, read_epochs
 from protomq_broker.store.log.record_scan import record_field_at
 from protomq_broker.store.log.recovery import (
     DamagedRange,
@@ -45,6 +46,7 @@ class OfflineStore:
         checkpoint: None if there is none that holds.
         damaged: the ranges in quarantine.
         same_cache: the page cache is the one that the store was written under; see recovery.py.
+        epochs: as the store has them written down.
         synced_position: up to where the log had been synced, by what stands beside it.
         written_position: up to where the log was written for sure; 0 if the page cache is another one.
     """
@@ -55,6 +57,7 @@ class OfflineStore:
     checkpoint: Checkpoint | None
     damaged: list[DamagedRange]
     same_cache: bool
+    epochs: Epochs
     synced_position: int
     written_position: int
 
@@ -116,6 +119,7 @@ def open_offline(
     same_cache = bool(cache_id) and cache_id == previous_cache_id(disk, root)
     checkpoint = read_checkpoint(disk, f"{root}/checkpoint")
     # A broker moves its files; the lock of a caller who is to write is his own.
+    epochs = read_epochs(disk, f"{root}/{EPOCHS_NAME}")
     may_ask_queues = same_cache and (writable or not is_locked(disk, root))
     return OfflineStore(
         root,
@@ -124,9 +128,38 @@ def open_offline(
         checkpoint,
         read_quarantine(disk, f"{root}/config/quarantine.json"),
         same_cache,
-        max(checkpoint.flushed_position if checkpoint else 0, derived_position(disk, root)),
+        epochs,
+        max(
+            checkpoint.flushed_position if checkpoint else 0,
+            derived_position(disk, root),
+            epochs.synced_position,
+        ),
         written_position(disk, root) if may_ask_queues else 0,
     )
+
+
+def epochs_of(root: Path | str, *, disk: Disk | None = None) -> list[dict[str, int | bool]]:
+    """The epochs of a log, oldest first: each with its start and end position, and whether the store led it.
+
+    Where the store does not tell any more, by its seals. Raises StoreSettingsError.
+    """
+    store = open_offline(root, disk)
+    walker = store.walk(store.start(store.checkpoint.replay_position if store.checkpoint else 0))
+    for _ in walker:
+        pass
+    epochs = store.epochs
+    if not epochs.is_known:
+        epochs = find_epochs(store.disk, store.folder, walker.position)
+    ends = [*(row.start_position for row in epochs.rows[1:]), walker.position]
+    return [
+        {
+            "epoch": row.epoch,
+            "start_position": row.start_position,
+            "end_position": max(end, row.start_position),
+            "led": row.is_led,
+        }
+        for row, end in zip(epochs.rows, ends, strict=True)
+    ]
 
 
 class LogItem(NamedTuple):

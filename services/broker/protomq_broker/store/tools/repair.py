@@ -18,6 +18,7 @@ import os
 from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from protomq.wire.hashing import crc32c, extend_crc32c
 from protomq.wire.record import SEAL_COVERED_BYTES, SEAL_SIZE_BYTES, encode_seal
@@ -65,6 +66,18 @@ class Repair:
     explanation: str
 
 
+class _Chain(NamedTuple):
+    """What the last seal in front of a place says: what is written there goes on with it."""
+
+    crc32c: int
+    store_time_ms: int = 0
+    epoch: int = 0
+
+    def behind(self, damage: DamagedRange) -> _Chain:
+        """Behind a range that was passed over."""
+        return self._replace(crc32c=damage.previous_crc32c)
+
+
 def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) -> list[Repair]:
     """Takes all damage out of a log, also what was set aside; what was done, nothing if there was none. No broker may have the store open.
 
@@ -80,8 +93,8 @@ def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) 
         sync_names_above(disk, os.path.abspath(keep_dir))
         checkpoint = store.checkpoint
         start = store.start()
-        position, crc, store_time_ms = start.position, start.crc32c or 0, 0
-        found: list[tuple[DamagedRange, int, int]] = []
+        position, chain = start.position, _Chain(start.crc32c or 0)
+        found: list[tuple[DamagedRange, _Chain]] = []
         set_aside = deque(store.damaged)
         ends = EndsByLog(disk, store.folder)
         for item in find_damage(store, start):
@@ -91,26 +104,27 @@ def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) 
                 damage = set_aside.popleft()
                 if damage.start_position == position:  # else it is part of what was found here
                     ends.pass_over(damage)
-                    found.append((damage, crc, store_time_ms))
-                    position, crc = damage.end_position, damage.previous_crc32c
+                    found.append((damage, chain))
+                    position, chain = damage.end_position, chain.behind(damage)
             if isinstance(item, DamagedRange):
                 ends.pass_over(item)
-                found.append((item, crc, store_time_ms))
-                position, crc = item.end_position, item.previous_crc32c
+                found.append((item, chain))
+                position, chain = item.end_position, chain.behind(item)
             else:
                 ends.take(item)
-                position, crc = item.base_position + item.size_bytes, item.seals[-1].crc32c
-                store_time_ms = item.seals[-1].store_time_ms
+                last = item.seals[-1]
+                position = item.base_position + item.size_bytes
+                chain = _Chain(last.crc32c, last.store_time_ms, last.epoch)
         for damage in set_aside:
             if damage.start_position == position:
                 ends.pass_over(damage)
-                found.append((damage, crc, store_time_ms))
-                position, crc = damage.end_position, damage.previous_crc32c
-        found = [each for each in found if not is_filled(disk, store.folder, each[0], each[1])]
+                found.append((damage, chain))
+                position, chain = damage.end_position, chain.behind(damage)
+        found = [each for each in found if not is_filled(disk, store.folder, each[0], each[1].crc32c)]
         done = _forget_below(store, start.position)
-        _keep_ends(store, [damage for damage, _, _ in found], ends.found)
-        for damage, previous_crc32c, time_ms in found:
-            done.append(_take_out(store, damage, previous_crc32c, time_ms, str(keep_dir)))
+        _keep_ends(store, [damage for damage, _ in found], ends.found)
+        for damage, before in found:
+            done.append(_take_out(store, damage, before, str(keep_dir)))
         if has_bytes_behind(disk, store.folder, position):
             done.append(_cut_tail(store, position, str(keep_dir)))
         if (
@@ -141,18 +155,14 @@ def _keep_ends(store: OfflineStore, found: list[DamagedRange], ends: list[QueueE
 
 
 def _take_out(
-    store: OfflineStore,
-    damage: DamagedRange,
-    previous_crc32c: int,
-    store_time_ms: int,
-    keep_dir: str,
+    store: OfflineStore, damage: DamagedRange, before: _Chain, keep_dir: str
 ) -> Repair:
     kept = _keep(store, damage.start_position, damage.end_position, damage.reason, keep_dir)
     known = {item.start_position: item for item in store.damaged}
     known[damage.start_position] = damage
     store.damaged = [known[position] for position in sorted(known)]
     write_quarantine(store.disk, store.quarantine_path, store.damaged)
-    _fill(store, damage, previous_crc32c, store_time_ms)
+    _fill(store, damage, before)
     return Repair(
         store.folder.path_at(damage.start_position),
         damage.start_position,
@@ -225,10 +235,8 @@ def _free_path(disk: Disk, path: str) -> str:
     return free
 
 
-def _fill(
-    store: OfflineStore, damage: DamagedRange, previous_crc32c: int, store_time_ms: int
-) -> None:
-    position, crc = damage.start_position, previous_crc32c
+def _fill(store: OfflineStore, damage: DamagedRange, before: _Chain) -> None:
+    position, chain = damage.start_position, before
     folder = store.folder
     while position < damage.end_position:
         segment = folder.at(position)
@@ -237,20 +245,20 @@ def _fill(
         store.disk.allocate(segment.fd, folder.segment_size_bytes)
         if position == segment.base_position:
             head = encode_head(
-                position, crc, epoch=0, store_time_ms=store_time_ms, synced_position=position
+                position,
+                chain.crc32c,
+                epoch=chain.epoch,
+                store_time_ms=chain.store_time_ms,
+                synced_position=position,
             )
-            crc = _write(store.disk, segment, position, head)
+            chain = chain._replace(crc32c=_write(store.disk, segment, position, head))
             position += len(head)
         end = min(segment.end_position, damage.end_position)
         while position < end:
             size = _piece(end - position)
             forced = damage.previous_crc32c if position + size == damage.end_position else None
-            crc = _write(
-                store.disk,
-                segment,
-                position,
-                _padding_append(position, size, crc, store_time_ms, forced),
-            )
+            padding = _padding_append(position, size, chain, forced)
+            chain = chain._replace(crc32c=_write(store.disk, segment, position, padding))
             position += size
         store.disk.fsync(segment.fd)
 
@@ -268,22 +276,22 @@ def _piece(left: int) -> int:
 
 
 def _padding_append(
-    position: int, size: int, previous_crc32c: int, store_time_ms: int, forced_crc32c: int | None
+    position: int, size: int, chain: _Chain, forced_crc32c: int | None
 ) -> bytes:
     """A padding append of `size` bytes with its seal; with the CRC that is wished for."""
     padding = encode_padding(size - SEAL_SIZE_BYTES)
     seal = encode_seal(
-        previous_crc32c,
+        chain.crc32c,
         padding,
-        epoch=0,
+        epoch=chain.epoch,
         start_position=position,
         record_count=0,
-        store_time_ms=store_time_ms,
+        store_time_ms=chain.store_time_ms,
         synced_position=position,
     )
     if forced_crc32c is None:
         return padding + seal
-    before = extend_crc32c(crc32c(previous_crc32c.to_bytes(4, "little")), padding[:-4])
+    before = extend_crc32c(crc32c(chain.crc32c.to_bytes(4, "little")), padding[:-4])
     after = unwind_crc32c(forced_crc32c, seal[:SEAL_COVERED_BYTES])
     return (
         padding[:-4]

@@ -1,9 +1,9 @@
 """Checking a store from end to end: what `protomq log verify` says. Nothing is changed.
 
-Checked are, for every byte of the log: the chain of seals; the stamps of each record (its position, the density of the offsets of its
-queue, the order of store times); that there are zeros behind the end; and that the entries of the consume queues that are on disk
-point to the very records and their check bits hold. What is missing in a consume queue is no finding: it comes from the log at the next
-start, and so do all of them when their table is missing or of another version.
+Checked are, for every byte of the log: the chain of seals, and that their epochs never fall; the stamps of each record (its position, the
+density of the offsets of its queue, the order of store times); that there are zeros behind the end; and that the entries of the consume
+queues that are on disk point to the very records and their check bits hold. What is missing in a consume queue is no finding: it comes from
+the log at the next start, and so do all of them when their table is missing or of another version.
 
 If a broker has the store open, only what lies below its last checkpoint is judged.
 """
@@ -109,7 +109,7 @@ def find_damage(store: OfflineStore, start: StartPoint) -> Iterator[WalkedBlock 
         walker = store.walk(StartPoint(position, crc))
         for block in walker:
             yield block
-            synced = max(synced, *(seal.synced_position for seal in block.seals))
+            synced = max(synced, store.epochs.synced_by(block.seals))
         position, crc = walker.position, walker.crc32c
         found = find_resync(store.disk, store.folder, position)
         checkpoint = store.checkpoint
@@ -118,9 +118,9 @@ def find_damage(store: OfflineStore, start: StartPoint) -> Iterator[WalkedBlock 
             if found is None or found.position > end.position:
                 found = resync_at(store.disk, store.folder, end, found)
         if position >= synced and found is not None:
-            synced = max(
-                synced, max_synced_behind(store.disk, store.folder, found, skips_of(store.damaged))
-            )
+            skips = skips_of(store.damaged)
+            synced_behind = max_synced_behind(store.disk, store.folder, found, skips, store.epochs)
+            synced = max(synced, synced_behind)
         is_proved = (store.same_cache and found is not None) or position < store.written_position
         if position >= synced and not is_proved and find_misplaced(store.folder, position) is None:
             return
@@ -144,6 +144,7 @@ class _Verification:
         self._quarantine = deque(sorted(store.damaged, key=lambda damage: damage.start_position))
         self._expected: dict[tuple[str, int], int] = {}
         self._store_time_ms = 0
+        self._epoch = 0
         self._chain: tuple[int, int | None] = (0, None)  # where the walk is, and the CRC there
         self._has_queues = has_table(store.disk, f"{store.root}/consumequeue")
         self._damage: list[tuple[DamagedRange, FindingKind, list[LostMessages]]] = []
@@ -200,7 +201,18 @@ class _Verification:
             return "the log ends here, but there are bytes behind it: the next start cuts them"
         return "an append that is not known to have been synced does not hold, and the page cache is gone: the next start cuts here"
 
+    def _check_epochs(self, block: WalkedBlock) -> None:
+        for seal in block.seals:
+            if seal.epoch < self._epoch and seal.start_position < self._limit:
+                self._report(
+                    FindingKind.WRONG_STAMP,
+                    seal.start_position,
+                    f"an append of epoch {seal.epoch}, behind one of epoch {self._epoch}",
+                )
+            self._epoch = max(self._epoch, seal.epoch)
+
     def _check_block(self, block: WalkedBlock) -> None:
+        self._check_epochs(block)
         starts, sizes = block.records()
         if not len(starts) or block.base_position >= self._limit:
             return

@@ -1,0 +1,247 @@
+"""Which epochs a log has, and which of its seals tell of this store's disk."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protomq.testing.simdisk import Fault, SimDisk
+from protomq.wire.record import SEAL_SIZE_BYTES
+from protomq_broker.store.errors import CorruptLogError
+from protomq_broker.store.log.epochs import (
+    EPOCHS_NAME,
+    UNKNOWN_EPOCHS,
+    EpochRow,
+    Epochs,
+    epoch_at_end,
+    find_epochs,
+    read_epochs,
+    write_epochs,
+)
+from protomq_broker.store.log.seals import Seal
+from protomq_broker.store.tools.offline import dump
+from protomq_broker.store.tools.verify import verify
+
+from .log_helpers import Log, make_record, make_request, recover
+from .store_helpers import open_store
+
+PATH = f"/s/{EPOCHS_NAME}"
+SEGMENT_0 = f"/s/commitlog/{0:020d}"
+
+
+def seal(epoch: int, position: int, synced: int) -> Seal:
+    return Seal(epoch, position, 10, 1, 5, synced, 0)
+
+
+def epochs_of(disk: SimDisk) -> list[tuple[int, int, bool]]:
+    """The rows that the store has written down."""
+    content = json.loads(b"".join(disk.content(PATH).splitlines()[2:-1]))
+    return [tuple(row) for row in content["rows"]]
+
+
+# The values.
+
+
+def test_a_seal_counts_only_where_this_store_led() -> None:
+    epochs = (
+        Epochs()
+        .begin(0, 1, is_led=True)
+        .begin(100, 1, is_led=False)
+        .begin(200, 2, is_led=False)
+        .begin(300, 3, is_led=True)
+    )
+    assert epochs.synced_by([seal(1, 50, 40)]) == 40
+    assert epochs.synced_by([seal(1, 100, 90)]) == 0
+    assert epochs.synced_by([seal(2, 250, 240)]) == 0
+    assert epochs.synced_by([seal(3, 300, 290), seal(3, 350, 310)]) == 310
+    assert epochs.synced_by([seal(1, 90, 80), seal(1, 150, 140), seal(2, 200, 190)]) == 80
+    assert epochs.synced_by([seal(4, 400, 390)]) == 0, "an epoch without a row"
+
+
+def test_what_is_not_known_counts() -> None:
+    assert UNKNOWN_EPOCHS.synced_by([seal(7, 10, 9), seal(1, 20, 5)]) == 9
+
+
+def test_an_epoch_without_an_append_leaves_no_row_and_is_not_given_again() -> None:
+    epochs = Epochs().begin(0, 1, is_led=True).begin(100, 2, is_led=True).begin(100, 3, is_led=True)
+    assert epochs.rows == (EpochRow(0, 1, True), EpochRow(100, 3, True))
+    assert epochs.between(0, 99).rows == (EpochRow(0, 1, True),)
+    assert epochs.between(0, 99).highest_epoch == 3
+
+
+def test_rows_go_with_the_front_of_the_log() -> None:
+    epochs = Epochs().begin(0, 1, is_led=True).begin(100, 2, is_led=True).begin(200, 3, is_led=True)
+    assert epochs.between(150, 300).rows == epochs.rows[1:]
+    assert epochs.between(200, 300).rows == epochs.rows[2:]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 2), st.booleans()), min_size=1, max_size=20
+    )
+)
+def test_rows_tell_for_each_position_what_was_begun_last_at_or_below_it(
+    steps: list[tuple[int, int, bool]],
+) -> None:
+    epochs, position, epoch = Epochs(), 0, 0
+    naive: dict[int, tuple[int, bool]] = {}
+    for forward, up, is_led in steps:
+        position, epoch = position + forward, epoch + up
+        epochs = epochs.begin(position, epoch, is_led=is_led)
+        naive[position] = epoch, is_led
+    for at in range(position + 2):
+        expected = next((naive[start] for start in range(at, -1, -1) if start in naive), None)
+        row = epochs.row_at(at)
+        assert (None if row is None else (row.epoch, row.is_led)) == expected
+    assert epochs.highest_epoch == epoch
+
+
+# The file.
+
+
+def test_the_file_gives_back_what_was_written_and_is_never_believed_in_part() -> None:
+    disk = SimDisk()
+    disk.make_folder("/s/config")
+    epochs = Epochs((EpochRow(0, 1, True), EpochRow(53, 4, False)), 9, 700)
+    write_epochs(disk, PATH, epochs)
+    assert read_epochs(disk, PATH) == epochs
+    for at in range(len(disk.content(PATH))):
+        harmed = disk.killed()
+        harmed.flip_bit(PATH, at * 8)
+        assert read_epochs(harmed, PATH) == UNKNOWN_EPOCHS
+    disk.remove(PATH)
+    assert read_epochs(disk, PATH) == UNKNOWN_EPOCHS
+
+
+# Recovery.
+
+
+def test_a_torn_tail_of_another_leaders_bytes_is_cut_though_its_seals_say_more_was_synced() -> None:
+    log = Log()
+    first = log.append(make_record(b"a" * 50))
+    log.append(make_record(b"b" * 50))
+    log.append(make_record(b"c"))
+    log.sync()  # on the disk of the leader
+    log.append(make_record(b"d"))
+    disk = log.disk.killed()
+    disk.flip_bit(SEGMENT_0, (first.position + 20) * 8)
+    followed = Epochs().begin(0, 0, is_led=False)
+    recovered, fields, _ = recover(disk.killed(), epochs=followed)
+    assert fields == [make_record(b"a" * 50)]
+    assert recovered.tail.position == first.position
+    for epochs in (UNKNOWN_EPOCHS, Epochs().begin(0, 0, is_led=True)):
+        with pytest.raises(CorruptLogError):
+            recover(disk.killed(), epochs=epochs)
+
+
+def test_what_a_follower_had_synced_itself_is_not_cut() -> None:
+    log = Log()
+    first = log.append(make_record(b"a" * 50))
+    second = log.append(make_record(b"b" * 50))
+    disk = log.disk.killed()
+    disk.flip_bit(SEGMENT_0, (first.position + 20) * 8)
+    epochs = Epochs(synced_position=second.position).begin(0, 0, is_led=False)
+    with pytest.raises(CorruptLogError, match=f"synced up to {second.position}"):
+        recover(disk, epochs=epochs)
+
+
+# Stores.
+
+
+def test_every_opening_begins_an_epoch_that_its_seals_have() -> None:
+    disk = SimDisk()
+    starts = []
+    for number in range(1, 4):
+        store = open_store(disk)
+        starts.append(store.epochs.rows[-1].start_position)
+        end = store.append([make_request([b"x" * 100])])
+        assert epoch_at_end(store._folder, end) == number
+        store.close()
+    assert epochs_of(disk) == [(starts[0], 1, True), (starts[1], 2, True), (starts[2], 3, True)]
+    found = {
+        item.seal.start_position: item.seal.epoch for item in dump("/s", disk=disk) if item.seal
+    }
+    assert sorted(set(found.values())) == [1, 2, 3]
+    for position, epoch in found.items():
+        assert epoch == 1 + sum(position >= start for start in starts[1:])
+    assert verify("/s", disk=disk) == []
+
+
+def test_an_epoch_is_durable_before_the_store_is_open() -> None:
+    """A power cut right behind the opening: the next one does not give the same epoch again."""
+    disk = SimDisk()
+    open_store(disk).close()
+    for _ in range(2):
+        open_store(disk)
+        disk = disk.crash(random.Random(1), keep=0.0)
+    assert epochs_of(disk)[-1][1] == 3
+
+
+def test_no_opening_leads_if_its_epoch_cannot_be_written() -> None:
+    disk = SimDisk()
+    open_store(disk).close()
+    disk.plan = lambda operation: Fault.EIO if EPOCHS_NAME in operation.path else None
+    with pytest.raises(OSError, match="Input/output"):
+        open_store(disk)
+
+
+def test_a_full_disk_leaves_the_store_in_its_epoch() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    store.append([make_request([b"x"])])
+    store.close()
+    disk.plan = lambda operation: Fault.ENOSPC if EPOCHS_NAME in operation.path else None
+    store = open_store(disk)
+    store.append([make_request([b"y"])])
+    store.close()
+    assert epochs_of(disk) == [(0, 1, True)]
+    disk.plan = None
+    open_store(disk).close()
+    assert [row[1] for row in epochs_of(disk)] == [1, 2]
+
+
+def test_without_the_file_the_epochs_are_found_in_the_log_and_none_counts_as_led() -> None:
+    disk = SimDisk()
+    starts = []
+    for _ in range(4):
+        store = open_store(disk)
+        starts.append(store.epochs.rows[-1].start_position)
+        for _ in range(9):
+            store.append([make_request([b"x" * 700])])
+        store.close()
+    disk.remove(PATH)
+    open_store(disk).close()
+    rows = epochs_of(disk)
+    assert [row[1:] for row in rows] == [(1, False), (2, False), (3, False), (4, False), (5, True)]
+    assert [row[0] for row in rows[:4]] == starts
+
+
+def test_a_store_of_an_earlier_version_has_the_epoch_0_and_goes_on_with_1() -> None:
+    log = Log()
+    log.append(make_record(b"a" * 50))
+    log.append(make_record(b"b" * 50))
+    log.sync()
+    tail = log.append(make_record(b"c"))
+    disk = log.disk
+    assert find_epochs(disk, log.folder, tail.position).rows == (EpochRow(0, 0, False),)
+    store = open_store(disk, segment=log.folder.segment_size_bytes)
+    store.append([make_request([b"d"])])
+    store.close()
+    assert epochs_of(disk) == [(0, 0, False), (tail.position, 1, True)]
+
+
+def test_verify_tells_of_an_epoch_that_falls() -> None:
+    log = Log()
+    log.log.epoch = 4
+    log.append(make_record(b"a"))
+    log.log.epoch = 3
+    tail = log.append(make_record(b"b"))
+    store = open_store(log.disk.killed(), segment=log.folder.segment_size_bytes)
+    store.close()
+    start = tail.position - SEAL_SIZE_BYTES - len(make_record(b"b"))
+    found = [(f.start_position, f.explanation) for f in verify("/s", disk=store._disk)]
+    assert (start, "an append of epoch 3, behind one of epoch 4") in found
