@@ -16,6 +16,7 @@ from protomq_cli.settings import find_namesrv
 
 if TYPE_CHECKING:
     from protomq import Admin, AsyncProducer, Producer, ProtomqError, PullConsumer
+    from protomq.calls import Calls
 
 
 @contextmanager
@@ -54,6 +55,15 @@ def open_async_producer(namesrv: str | None, **options: Any) -> AsyncProducer:
 
     _silence_log()
     return AsyncProducer(namesrv=_namesrv_for(namesrv, options), **options)
+
+
+def open_calls(namesrv: str | None, transport: Any) -> Calls:
+    """Calls that are made once: what does not answer is told, and the others are asked."""
+    from protomq.calls import ONCE, Calls
+
+    _silence_log()
+    options = {"transport": transport}
+    return Calls(namesrv=_namesrv_for(namesrv, options), transport=transport, retries=ONCE)
 
 
 def _silence_log() -> None:

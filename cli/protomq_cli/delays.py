@@ -21,7 +21,9 @@ from protomq_cli.options import (
 from protomq_cli.output import OutputFormat, print_object
 
 if TYPE_CHECKING:
-    from protomq._types import Delay
+    from datetime import timedelta
+
+    from protomq import DelayLevel
 
 
 def parse_moment(text: str) -> datetime:
@@ -58,7 +60,7 @@ DelayLevelOption = Annotated[
 class Delivery(NamedTuple):
     """When messages are delivered, as the SDK takes it."""
 
-    delay: Delay | None
+    delay: timedelta | float | DelayLevel | None
     deliver_at: datetime | None
 
     @property

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from protomq._selectors import sharded_index
+from protomq.records import sharded_index
 from protomq_cli.child import StandaloneChild
 from protomq_cli.connection import open_admin, translate
 from protomq_cli.exits import CliError, ExitCode, error_line

@@ -90,9 +90,7 @@ class Template:
 
     def write(self, message: Message) -> bytes:
         """The message, as the template wants it. Raises CorruptMessageError for a damaged one, whatever the template names."""
-        from protomq._message import DamagedMessage
-
-        if isinstance(message, DamagedMessage):
+        if message.is_damaged:
             message.keys  # noqa: B018  # Raises.
         return b"".join(
             [part if isinstance(part, bytes) else part(message) for part in self._parts]

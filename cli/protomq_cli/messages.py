@@ -253,7 +253,6 @@ def pull(
       protomq pull flights -O @-1h -c 0        all of the last hour
       protomq pull flights -q 0 -O 10:20 -f '%o %v\\n'
     """
-    from protomq._offset_calls import checked_tags
     from protomq_cli.reading import TopicReader
 
     with (
@@ -263,7 +262,7 @@ def pull(
             offset or START,
             broker_name=broker,
             queue_ids=queue or (),
-            tags=checked_tags(tag or ()),
+            tags=tag or (),
             sql=sql,
             transport=transport,
             timeout_s=timeout,
@@ -446,7 +445,7 @@ def _batches(
 
 def _read_body(source: BinaryIO, name: str) -> bytes:
     """All that is there, unless it is more than any message may have: then nobody has to hold it in memory."""
-    from protomq._compression import DECOMPRESSED_SIZE_MAX_BYTES as SIZE_MAX_BYTES
+    from protomq.records import DECOMPRESSED_SIZE_MAX_BYTES as SIZE_MAX_BYTES
 
     content = source.read(SIZE_MAX_BYTES + 1)
     _check_body_size(len(content), name)
@@ -454,7 +453,7 @@ def _read_body(source: BinaryIO, name: str) -> bytes:
 
 
 def _check_body_size(size_bytes: int, name: str) -> None:
-    from protomq._compression import DECOMPRESSED_SIZE_MAX_BYTES as SIZE_MAX_BYTES
+    from protomq.records import DECOMPRESSED_SIZE_MAX_BYTES as SIZE_MAX_BYTES
 
     if size_bytes > SIZE_MAX_BYTES:
         raise CliError(

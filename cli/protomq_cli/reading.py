@@ -10,18 +10,12 @@ import heapq
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from protomq import MessageQueue
-from protomq._filters import checked_filter
-from protomq._message import Message
-from protomq._methods import PULL
-from protomq._pull_answer import PullAnswer, decode_messages, decode_pull_answer
-from protomq._transport import SyncTransport
-from protomq._transport_options import TransportOptions
-from protomq._types import BrokerAddress, PullStatus
-from protomq.v1 import pull_service_pb2
-from protomq_cli.connection import open_admin, open_consumer
+from protomq.calls import PullAnswer, PullStatus, Selection
+from protomq.records import decode_messages
+from protomq_cli.connection import open_admin, open_calls, open_consumer
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.offsets import OffsetRange
 from protomq_cli.partial import Missing
@@ -31,7 +25,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from protomq import PullConsumer, QueueRange
+    from protomq import Message, PullConsumer, QueueRange
 
 LOOK_UP_TIMEOUT_S: Final = 5.0
 """For a broker to say what a queue holds: one that is gone must not take all of a long time-out."""
@@ -56,15 +50,11 @@ class TopicReader:
         timeout_s: float = 60.0,
     ) -> None:
         """Looks up what there is. Raises TopicNotFoundError, and CliError for a queue that the topic does not have."""
-        self._tags = tuple(tags)
-        self._filter = checked_filter(self._tags, sql)
+        self._selection = Selection.of(tags, sql=sql)
         self._deadline_s = time.monotonic() + timeout_s
-        self._transport = SyncTransport(TransportOptions(transport=transport))  # type: ignore[arg-type]
+        self._calls = open_calls(namesrv, transport)
         self.missing = Missing()
         with open_admin(namesrv, timeout_s) as admin:
-            self._addresses: dict[str, BrokerAddress] = {
-                broker.broker_name: broker.address for broker in reversed(admin.cluster_info())
-            }
             self.missing.note(
                 gone
                 for gone in admin.missing_brokers(topic)
@@ -139,11 +129,12 @@ class TopicReader:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._transport.close()
+        self._calls.close()
 
     def _queue_messages(
         self, queue: MessageQueue, begin: int, end: int, pull_count: int
     ) -> Iterator[Message]:
+        tags = self._selection.tags
         while begin < end:
             pull = partial(self._pull, queue, begin, min(pull_count, end - begin))
             answer = self.missing.ask(queue.broker_name, pull)
@@ -158,26 +149,16 @@ class TopicReader:
                 )
             for message in decode_messages(answer, queue):
                 # With tags the broker compares hashes, and a count of matches may lead beyond the end.
-                if message.queue_offset < end and (not self._tags or message.tag in self._tags):
+                if message.queue_offset < end and (not tags or message.tag in tags):
                     yield message
             if answer.next_offset <= begin:
                 return
             begin = answer.next_offset
 
     def _pull(self, queue: MessageQueue, queue_offset: int, count: int) -> PullAnswer:
-        request = pull_service_pb2.PullRequest(
-            topic=queue.topic,
-            queue_id=queue.queue_id,
-            queue_offset=queue_offset,
-            record_count_max=count,
-            tags=self._tags,
-            filter_type=cast(Any, self._filter.type_number),
-            filter=self._filter.expression,
-        )
         left_s = max(self._deadline_s - time.monotonic(), 0.001)
-        payload = (request.SerializeToString(),)
-        return decode_pull_answer(
-            self._transport.call(self._addresses[queue.broker_name], PULL, payload, left_s)
+        return self._calls.pull(
+            queue, queue_offset, record_count_max=count, selection=self._selection, timeout_s=left_s
         )
 
 

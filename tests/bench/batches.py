@@ -15,9 +15,16 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from protomq._remoting_hello import encode_hello
+from protomq.v1.remoting_pb2 import RemotingHello
 from protomq.wire import record as layout
-from protomq.wire.frames import HEADER, HEADER_SIZE_BYTES, LENGTH_SIZE_BYTES, encode_request
+from protomq.wire.frames import (
+    HEADER,
+    HEADER_SIZE_BYTES,
+    HELLO_METHOD_ID,
+    LENGTH_SIZE_BYTES,
+    MAGIC,
+    encode_request,
+)
 from protomq.wire.record import RecordTemplate, encode_front, encode_record_field, encode_varint
 
 LANE_SEND: Final = 2
@@ -108,7 +115,8 @@ class RawConnection:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._header = bytearray(HEADER_SIZE_BYTES)
         self._next_id = 1
-        self.socket.sendall(encode_hello(lane, "bench"))
+        hello = RemotingHello(lane=lane, client_id="bench").SerializeToString()  # type: ignore[arg-type]
+        self.socket.sendall(MAGIC + HEADER.pack(len(hello) + _EXTRA, 0, HELLO_METHOD_ID, 0, 0, 0) + hello)
         self._receive_answer()
 
     def use_large_buffers(self) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from protomq import AsyncPullConsumer, PullConsumer, _methods
+from protomq._consumer_calls import Limits
+from protomq._steps import Steps
 from protomq.errors import OffsetOutOfRangeError, ProtomqError
 from protomq.wire.status import RpcStatus
 from tests.support.fake_server import FakeServer
@@ -164,13 +166,14 @@ def test_the_limit_at_exit_is_one_for_all_brokers(
     for server in brokers:
         server.stall(_methods.COMMIT_OFFSETS)
     limits_s: list[float] = []
-    call = source._call
+    calls = source._steps._calls
+    commit = calls.commit
 
-    def recorded(*args: Any) -> bytes:
-        limits_s.append(args[4])
-        return call(*args)
+    def recorded(limits: Limits, *args: Any) -> Steps[None]:
+        limits_s.append(limits.timeout_s)
+        return commit(limits, *args)
 
-    monkeypatch.setattr(source, "_call", recorded)
+    monkeypatch.setattr(calls, "commit", recorded)
     assert source.finish_at_exit(1.0) == 2
     # Each was silent for all the time it was given.
     assert len(limits_s) == 2

@@ -302,7 +302,7 @@ async def test_offsets_of_queues_that_a_topic_has_no_more_keep_no_others_from_be
                 await other.commit({queues[5]: 0, queues[1]: 0})
             assert await other.committed(queues[1]) == 0
             await other.assign(queues[:2])
-            other._assigned = queues
+            other._steps.assigned = tuple(queues)
             other._state.assign(queues, {})
             other._state.start_all(queues, {}, {})
             with pytest.raises(QueueNotFoundError, match="no read queue"):

@@ -193,10 +193,10 @@ async def test_who_begins_anew_is_not_told_once_more_what_was_wrong_before(
         await source.subscribe("t")
         for begin_anew in (lambda: source.subscribe("t"), lambda: source.assign([Q0])):
             # As if a pull of another queue had failed since the last `poll`.
-            source._trouble = TopicRecreatedError("made again", metadata={"topic": "t"})
+            source._steps.trouble = TopicRecreatedError("made again", metadata={"topic": "t"})
             await begin_anew()
             await source.poll(0)
-        source._trouble = TopicRecreatedError("made again", metadata={"topic": "other"})
+        source._steps.trouble = TopicRecreatedError("made again", metadata={"topic": "other"})
         await source.subscribe("t")
         with pytest.raises(TopicRecreatedError):
             await source.poll(0)

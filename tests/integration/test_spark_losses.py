@@ -15,8 +15,8 @@ pytest.importorskip("tests.support.spark")  # Skips where there is no JDK or no 
 
 from pyspark.sql import DataFrame, SparkSession
 
-from protomq import Admin, OutgoingMessage, Producer, PullConsumer, _methods
-from protomq._batching import RecordEncoder, make_front
+from protomq import Admin, OutgoingMessage, Producer, PullConsumer
+from protomq.records import RecordEncoder, make_front
 from protomq.testing import Broker
 from protomq_spark.cluster import Cluster
 from protomq_spark.options import ClientOptions
@@ -197,7 +197,7 @@ def send_damaged(server: Broker, topic: str, count: int) -> None:
     request[request.index(b"k200")] ^= 1  # in a key
     cluster = Cluster(ClientOptions(server.namesrv))
     (queue,) = end_offsets(server, topic)
-    cluster.call(topic, queue.broker_name, _methods.SEND, bytes(request))
+    cluster.calls.send(queue, bytes(request))
     cluster.close()
 
 
@@ -269,7 +269,7 @@ def test_a_compressed_body_that_does_not_decode_is_an_error_null_or_left_out(
     request = b"".join(RecordEncoder(topic, 77, 0).encode_request(records, 0, 0))
     cluster = Cluster(ClientOptions(protomq_server.namesrv))
     (queue,) = end_offsets(protomq_server, topic)
-    cluster.call(topic, queue.broker_name, _methods.SEND, request)
+    cluster.calls.send(queue, request)
     cluster.close()
     fill(protomq_producer, topic, 10, first=10)
     columns = {"columns": "queue_offset,body"}

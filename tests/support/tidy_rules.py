@@ -1,6 +1,7 @@
 """The rules of the tree that a machine can judge. Each takes the packages and gives what breaks it, a line for each.
 
-    imports      packages point one way, modules in no circle, the store's layers downwards; the store knows neither gRPC nor asyncio
+    imports      packages point one way, modules in no circle, the store's layers downwards; the store knows neither gRPC nor asyncio;
+                 whoever uses the SDK uses its public names
     clocks       read where `CLOCKS` says, random numbers drawn where `RANDOMNESS` says
     threads      started where `THREADS` says
     the rest     no print in libraries and services, no other programs, nothing loaded by name
@@ -41,6 +42,10 @@ LATE_IMPORTS: Final = {
 """What may import upwards: the first hands over to the command line where that is installed, the second is a fake of the broker's disk."""
 SDK_FOR_SERVERS: Final = ("protomq.v1", "protomq.wire")
 """What a server may use of the SDK: stubs and bytes, no client."""
+USERS_OF_THE_SDK: Final = (
+    "clients/spark", "cli", "tools", "examples", "tests/bench", "tests/examples",
+)  # fmt: skip
+"""Folders in which the SDK has no private names: what they need others need too."""
 SERVICES: Final = ("protomq_runtime", "protomq_namesrv", "protomq_broker")
 STORE: Final = "protomq_broker.store"
 STORE_LAYERS: Final = ("files", "log", "queues", "index", "state", "timer", "", "tools")
@@ -188,6 +193,16 @@ def modules_of(root: Path) -> dict[str, Module]:
     return found
 
 
+def users_of_the_sdk(root: Path) -> dict[str, Module]:
+    """All modules that stand on the SDK; their names are those of their paths."""
+    return {
+        name: Module(name, path)
+        for folder in USERS_OF_THE_SDK
+        for path in sorted((root / folder).rglob("*.py"))
+        if (name := ".".join(path.relative_to(root).with_suffix("").parts))
+    }
+
+
 def is_under(name: str, prefixes: Collection[str]) -> bool:
     """Whether it is one of them, or stands in one."""
     return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
@@ -270,6 +285,14 @@ def the_store_knows_neither_grpc_nor_asyncio_nor_the_runtime(modules: Modules) -
 
 def _store_of(modules: Modules) -> Iterator[Module]:
     return (module for name, module in modules.items() if is_under(name, (STORE,)))
+
+
+def users_of_the_sdk_use_its_public_names(modules: Modules) -> Iterator[str]:
+    for module in modules.values():
+        for name in module.imports:
+            top, *parts = name.split(".")
+            if top == "protomq" and any(part.startswith("_") and not part.startswith("__") for part in parts):
+                yield f"{module.path}: imports {name}, which is private"
 
 
 # -- clocks, randomness, threads ---------------------------------------------------------------------------------------

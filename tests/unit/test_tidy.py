@@ -21,6 +21,32 @@ def test_the_tree_keeps(rule: Rule) -> None:
     assert not list(rule(TREE))
 
 
+def test_whoever_uses_the_sdk_uses_its_public_names() -> None:
+    users = tidy_rules.users_of_the_sdk(ROOT)
+    assert {Path(*name.split(".")).parts[0] for name in users} >= {"clients", "cli", "tests", "examples"}
+    assert not list(tidy_rules.users_of_the_sdk_use_its_public_names(users))
+
+
+@pytest.mark.parametrize(
+    ("text", "private"),
+    [
+        ("from protomq._routes import Routes", True),
+        ("from protomq import Admin, _methods", True),
+        ("def f():\n    import protomq._types", True),
+        ("from protomq import Admin, __version__\nfrom protomq.calls import Calls\nfrom protomq.wire import record", False),
+        ("from .rows import _text", False),
+    ],
+)
+def test_a_private_name_of_the_sdk_is_found(text: str, private: bool, tmp_path: Path) -> None:
+    path = tmp_path / "cli" / "protomq_cli" / "x.py"
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    found = list(
+        tidy_rules.users_of_the_sdk_use_its_public_names(tidy_rules.users_of_the_sdk(tmp_path))
+    )
+    assert bool(found) is private
+
+
 def test_what_the_tables_name_is_there() -> None:
     assert {name.partition(".")[0] for name in TREE} == set(FOLDERS)
     assert not {*CLOCKS, *RANDOMNESS, *THREADS, *tidy_rules.LATE_IMPORTS} - set(TREE)

@@ -19,7 +19,7 @@ from ._forks import call_after_fork
 from ._lines import LINES_MAX, take_batch
 from ._methods import SEND
 from ._outgoing import BatchResult, OutgoingMessage, SendResult, Stored
-from ._producer_options import ProducerOptions, ProducerSettings, show_settings
+from ._producer_options import ProducerOptions, ProducerSettings
 from ._retry import attempt_timeout
 from ._send_core import (
     SendCore,
@@ -31,6 +31,7 @@ from ._send_core import (
     when_of_message,
 )
 from ._send_steps import recall, route_for, send_again, send_groups
+from ._show_settings import show_settings
 from ._types import PEER_TIMEOUT_S, Delay, MessageQueue, Route, Target
 from .errors import (
     ClosedError,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from ._selectors import QueueSelector
 
 
-@show_settings
+@show_settings(ProducerOptions, ProducerSettings.__annotations__)
 class AsyncProducer:
     """Sends messages from coroutines of one event loop.
 

@@ -84,6 +84,15 @@ class AsyncTransport:
             connection.forget(request_id)
             raise
 
+    def hold_reading(self, lane: int, hold: bool) -> None:
+        """Whether what comes on connections of a lane stays in the kernel; then no call of theirs times out meanwhile.
+
+        gRPC reads always. For a lane of which the caller knows all calls.
+        """
+        for (_, own_lane), connection in self._connections.items():
+            if own_lane == lane:
+                connection.hold_reading(hold)
+
     def kind(self, address: BrokerAddress) -> Kind | Literal[""]:
         """The transport last used for the server: "remoting", "grpc", or "" before the first call."""
         return self._kinds.get(address, "")

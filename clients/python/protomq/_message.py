@@ -21,7 +21,7 @@ import struct
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import Final
+from typing import ClassVar, Final
 
 from ._types import MessageQueue
 from .errors import CorruptMessageError, ProtocolError
@@ -92,6 +92,8 @@ class Message:
     """Its ordinal in the queue."""
     queue: MessageQueue
     """Topic, broker and queue from which it was pulled."""
+    is_damaged: ClassVar[bool] = False
+    """Whether the record is not what its producer wrote."""
 
     _rest: bytes  # What stands behind the body: at least the trailer.
     _parsed: tuple[
@@ -325,6 +327,7 @@ class DamagedMessage(StoredMessage):
 
     __slots__ = ("_record",)
 
+    is_damaged = True
     _record: bytes
 
     def __init__(

@@ -1,17 +1,16 @@
-"""Requests and answers of ConsumerService as plain values, for both flavours of the consumer. Pure functions."""
+"""What consumers are told and what they conclude: arguments checked, queues and offsets sorted out, errors put together. Pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import Final, Literal
+from typing import Literal
 
 from ._checks import OFFSET_MAX, check_count, check_message_queue, check_text, check_time
 from ._outages import unreadable_text
-from ._types import BrokerAddress, MessageQueue, QueueRange, Route
+from ._types import MessageQueue, QueueRange, Route
 from .errors import (
     ConfigurationError,
-    NoRouteError,
     ProtomqError,
     QueueNotFoundError,
     TopicNotFoundError,
@@ -19,7 +18,6 @@ from .errors import (
 )
 
 Begin = Literal["earliest", "latest"] | datetime
-_NONE_KNOWN: Final[Mapping[MessageQueue, int]] = {}
 
 
 def check_begin(begin: object) -> None:
@@ -128,14 +126,6 @@ def unknown_topic(topic: str) -> TopicNotFoundError:
     return error
 
 
-def broker_of(route: Route, broker_name: str) -> BrokerAddress:
-    """The addresses of a broker; raises NoRouteError if the route does not name it."""
-    address = route.brokers.get(broker_name)
-    if address is None:
-        raise NoRouteError(f"no broker {broker_name!r} is known to have the topic {route.topic!r}")
-    return address
-
-
 def subscribed_queues(
     assigned: Iterable[MessageQueue], subscriptions: Mapping[str, Route]
 ) -> list[MessageQueue]:
@@ -194,108 +184,3 @@ def without_gone_queues(
     )
     told.retriable = False  # By waiting alone no queue comes back.
     return {queue: offset for queue, offset in offsets.items() if queue not in gone}, told
-
-
-def encode_commit(
-    consumer_group: str,
-    offsets: Mapping[MessageQueue, int],
-    incarnations: Mapping[MessageQueue, int] = _NONE_KNOWN,
-) -> bytes:
-    """An encoded CommitOffsetsRequest. `incarnations`: of the topics to which the offsets belong; those not known are not checked."""
-    from .v1 import consumer_service_pb2 as pb
-
-    return pb.CommitOffsetsRequest(
-        consumer_group=consumer_group,
-        offsets=[
-            pb.QueueOffset(
-                topic=queue.topic,
-                queue_id=queue.queue_id,
-                queue_offset=queue_offset,
-                topic_incarnation=incarnations.get(queue, 0),
-            )
-            for queue, queue_offset in offsets.items()
-        ],
-    ).SerializeToString()
-
-
-def encode_get_offsets(
-    consumer_group: str, topic: str, queue_ids: Iterable[int], topic_incarnation: int = 0
-) -> bytes:
-    """An encoded GetOffsetsRequest."""
-    from .v1 import consumer_service_pb2 as pb
-
-    return pb.GetOffsetsRequest(
-        consumer_group=consumer_group,
-        topic=topic,
-        queue_ids=queue_ids,
-        topic_incarnation=topic_incarnation,
-    ).SerializeToString()
-
-
-def decode_offsets(data: bytes) -> dict[int, int]:
-    """Committed offset by queue id."""
-    from .v1 import consumer_service_pb2 as pb
-
-    return {
-        offset.queue_id: offset.queue_offset
-        for offset in pb.GetOffsetsResponse.FromString(data).offsets
-    }
-
-
-def encode_get_queue_range(
-    topic: str, queue_ids: Iterable[int], topic_incarnation: int = 0
-) -> bytes:
-    """An encoded GetQueueRangeRequest."""
-    from .v1 import consumer_service_pb2 as pb
-
-    return pb.GetQueueRangeRequest(
-        topic=topic, queue_ids=queue_ids, topic_incarnation=topic_incarnation
-    ).SerializeToString()
-
-
-def decode_queue_ranges(data: bytes) -> dict[int, QueueRange]:
-    """Range by queue id."""
-    from .v1 import consumer_service_pb2 as pb
-
-    ranges = pb.GetQueueRangeResponse.FromString(data).ranges
-    return {item.queue_id: QueueRange(item.min_offset, item.end_offset) for item in ranges}
-
-
-def encode_search_offset(queue: MessageQueue, when: datetime, topic_incarnation: int = 0) -> bytes:
-    """An encoded SearchOffsetRequest."""
-    from .v1 import consumer_service_pb2 as pb
-
-    request = pb.SearchOffsetRequest(
-        topic=queue.topic, queue_id=queue.queue_id, topic_incarnation=topic_incarnation
-    )
-    milliseconds = int(when.timestamp() * 1000)
-    request.store_time.FromMilliseconds(max(milliseconds, 0))
-    return request.SerializeToString()
-
-
-def decode_search_offset(data: bytes) -> int:
-    """The offset found."""
-    from .v1 import consumer_service_pb2 as pb
-
-    return pb.SearchOffsetResponse.FromString(data).queue_offset
-
-
-def decode_offsets_incarnation(data: bytes) -> int:
-    """Incarnation of the topic to which the answer to GetOffsets belongs; 0 from a broker that does not tell."""
-    from .v1 import consumer_service_pb2 as pb
-
-    return pb.GetOffsetsResponse.FromString(data).topic_incarnation
-
-
-def decode_range_incarnation(data: bytes) -> int:
-    """The same of an answer to GetQueueRange."""
-    from .v1 import consumer_service_pb2 as pb
-
-    return pb.GetQueueRangeResponse.FromString(data).topic_incarnation
-
-
-def decode_search_incarnation(data: bytes) -> int:
-    """The same of an answer to SearchOffset."""
-    from .v1 import consumer_service_pb2 as pb
-
-    return pb.SearchOffsetResponse.FromString(data).topic_incarnation

@@ -24,13 +24,19 @@ COMMITS_AT_EXIT_S: Final = 3.0
 """What all commits may take together when the interpreter ends."""
 
 
-class OpenConsumer(Protocol):
-    """What is to be known of a consumer."""
+class Member(Protocol):
+    """A consumer and its queues."""
 
-    group: str
+    @property
+    def group(self) -> str:
+        """Whose offsets are committed; "": nobody's."""
 
     def assignment(self) -> tuple[MessageQueue, ...]:
         """The queues being consumed."""
+
+
+class OpenConsumer(Member, Protocol):
+    """A consumer that may have something to commit."""
 
     def finish_at_exit(self, timeout_s: float) -> int:
         """Commits what may be committed, within the time; of how many queues something is left that comes again."""
@@ -51,7 +57,7 @@ def closed(consumer: OpenConsumer) -> None:
     _open.pop(id(consumer), None)
 
 
-def shared_queue(consumer: OpenConsumer) -> MessageQueue | None:
+def shared_queue(consumer: Member) -> MessageQueue | None:
     """A queue that another consumer of the same group consumes in this process, too; None: there is none."""
     if not consumer.group or id(consumer) not in _open:
         return None
@@ -69,9 +75,9 @@ def shared_queue(consumer: OpenConsumer) -> MessageQueue | None:
     return None
 
 
-def share_s(ends_s: float, left_count: int) -> float:
+def share_s(ends_s: float, left_count: int, now_s: float) -> float:
     """What the next of so many may take of the time that is left, in seconds: one that is silent leaves the others theirs."""
-    return max((ends_s - time.monotonic()) / left_count, 0.001)
+    return max((ends_s - now_s) / left_count, 0.001)
 
 
 def shared_queue_text(group: str, queue: MessageQueue) -> str:
@@ -107,7 +113,7 @@ def _at_exit() -> None:
     texts: list[str] = []
     for i, consumer in enumerate(consumers):
         try:
-            count = consumer.finish_at_exit(share_s(ends_s, len(consumers) - i))
+            count = consumer.finish_at_exit(share_s(ends_s, len(consumers) - i, time.monotonic()))
         except Exception as error:
             logger.exception("group %s could not commit at exit", consumer.group)
             texts.append(f"group {consumer.group} could not commit when the interpreter ended: {error!r}")

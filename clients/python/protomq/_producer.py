@@ -17,7 +17,7 @@ from ._forks import call_after_fork
 from ._lines import LINES_MAX, Entry, Line, Room, resolve_batch
 from ._methods import SEND
 from ._outgoing import BatchResult, OutgoingMessage, SendResult, Stored
-from ._producer_options import ProducerOptions, ProducerSettings, show_settings
+from ._producer_options import ProducerOptions, ProducerSettings
 from ._retry import attempt_timeout
 from ._routes import Routes
 from ._send_core import (
@@ -31,6 +31,7 @@ from ._send_core import (
 )
 from ._send_future import SendFuture, UnseenFailures, unseen_text
 from ._send_steps import recall, route_for, send_again, send_groups
+from ._show_settings import show_settings
 from ._steps import Driver
 from ._transport import SyncTransport
 from ._types import PEER_TIMEOUT_S, Delay, MessageQueue, Route, Target
@@ -54,7 +55,7 @@ WORKERS_MAX: Final = 4
 """Threads that lead the requests of `send_async` when no thread that sends could; started on first use."""
 
 
-@show_settings
+@show_settings(ProducerOptions, ProducerSettings.__annotations__)
 class Producer:
     """Sends messages from threads. Any thread may call everything; make one and share it.
 

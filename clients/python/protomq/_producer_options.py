@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Final, TypedDict
 
 from ._batching import REQUEST_SIZE_MAX_BYTES
 from ._checks import (
@@ -15,7 +13,6 @@ from ._checks import (
     check_group,
     check_seconds,
     check_text,
-    explain_unknown_settings,
 )
 from ._compression import COMPRESS_OVER_BYTES, CompressionName
 from .errors import WrongTypeError
@@ -115,25 +112,3 @@ class ProducerSettings(TypedDict, total=False):
     coalesce_size_max_bytes: int
     coalesce_count_max: int
     pending_size_max_bytes: int
-
-
-_Client = TypeVar("_Client", bound=type)
-
-
-def show_settings(client: _Client) -> _Client:
-    """A class decorator: `help` shows what `**settings` takes, with types, defaults and meanings."""
-    constructor = vars(client)["__init__"]
-    signature = inspect.signature(constructor)
-    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    parameters += [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type
-        )
-        for field in dataclasses.fields(ProducerOptions)
-        if field.name in ProducerSettings.__annotations__
-    ]
-    constructor.__signature__ = signature.replace(parameters=parameters)
-    client.__init__ = explain_unknown_settings(constructor)  # type: ignore[misc]
-    if client.__doc__ and ProducerOptions.__doc__:  # There are none under `python -OO`.
-        client.__doc__ = f"{client.__doc__.rstrip()}\n\n    {ProducerOptions.__doc__}"
-    return client

@@ -5,6 +5,7 @@ Rules:
 - Time-outs cost no timer per call: one timer per connection stands at the earliest deadline it knows of and looks at all
   pending calls when it fires, which under load is about once per time-out, not once per call.
 - A call whose caller is gone (time-out, cancellation) is forgotten; its late answer is dropped by its request id.
+- Who has enough to do holds the reading: answers stay in the kernel, and the time does not count for calls in flight.
 - A connection on which nothing arrived for the whole time-out of a call takes no new calls; it closes when the last one ended.
 - Everything runs on the loop that opened the connection.
 """
@@ -79,6 +80,7 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._writable: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_s = float("inf")
+        self._held_since_s: float | None = None
 
     @classmethod
     async def open(
@@ -139,6 +141,24 @@ class AsyncConnection(asyncio.BufferedProtocol):
         """The caller is gone."""
         self._pending.pop(request_id, None)
 
+    def hold_reading(self, hold: bool) -> None:
+        """Stops reading, or goes on: nobody can say of calls in flight that they are late as long as nothing is read."""
+        if self._transport is None or self.closed or hold is (self._held_since_s is not None):
+            return
+        now_s = self._loop.time()
+        if hold:
+            self._transport.pause_reading()
+            self._held_since_s = now_s
+            return
+        held_since_s, self._held_since_s = self._held_since_s, None
+        assert held_since_s is not None
+        for request_id, (future, deadline_s, sent_at_s, method) in self._pending.items():
+            later_s = deadline_s + now_s - max(sent_at_s, held_since_s)
+            self._pending[request_id] = future, later_s, now_s, method
+        self._transport.resume_reading()
+        if self._pending:
+            self._set_timer(min(pending[1] for pending in self._pending.values()))
+
     @property
     def writable(self) -> asyncio.Future[None] | None:
         """None, or a future to wait for (shielded) before more is asked: the peer is slow to read."""
@@ -187,6 +207,9 @@ class AsyncConnection(asyncio.BufferedProtocol):
         self._timer_at_s = at_s
 
     def _expire(self) -> None:
+        if self._held_since_s is not None:
+            self._timer, self._timer_at_s = None, float("inf")
+            return
         now_s = self._loop.time()
         expired = [item for item in self._pending.items() if item[1][1] <= now_s]
         for request_id, (future, _, sent_at_s, method) in expired:

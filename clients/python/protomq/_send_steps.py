@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ._batching import PreparedRecord, split_records
-from ._call_steps import retried
+from ._call_steps import broker_of, retried
 from ._delays import broker_of_handle, decode_recall, encode_recall
 from ._methods import RECALL_MESSAGE, SEND
-from ._offset_calls import broker_of
 from ._outgoing import BatchResult, Stored
 from ._retry import attempt_timeout
 from ._send_core import Request, RequestRetries, SendCore, address_of, fits

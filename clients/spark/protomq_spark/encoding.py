@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from protomq._batching import RecordEncoder
+from protomq.records import RecordEncoder
 from protomq.wire.record import (
     BODY_TAG,
     CRC32C_AT,

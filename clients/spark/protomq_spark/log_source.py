@@ -26,7 +26,7 @@ import pyarrow.fs as pafs
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from protomq._types import MessageQueue
+from protomq import MessageQueue
 from protomq.wire.record import SEAL_SIZE_BYTES
 
 from .layout import trailers_of

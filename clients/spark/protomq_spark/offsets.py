@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from protomq._types import MessageQueue, QueueRange
+from protomq import MessageQueue, QueueRange
 
 from .options import EARLIEST, LATEST, Bound, Offsets, OptionError
 

@@ -19,9 +19,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from protomq import _methods
-from protomq._pull_answer import PullAnswer, decode_pull_answer
-from protomq._types import MessageQueue, PullStatus
+from protomq import MessageQueue
+from protomq.calls import PullAnswer, PullStatus, Selection
 from protomq.errors import CorruptLogError, TopicRecreatedError
 
 from .cluster import Cluster
@@ -95,19 +94,14 @@ def _answers(
 def _pull(
     cluster: Cluster, wanted: OffsetRange, position: int, settings: PullSettings
 ) -> PullAnswer:
-    from protomq.v1 import pull_service_pb2 as pb
-
-    queue = wanted.queue
-    request = pb.PullRequest(
-        topic=queue.topic,
-        queue_id=queue.queue_id,
-        queue_offset=position,
+    return cluster.calls.pull(
+        wanted.queue,
+        position,
         record_count_max=min(settings.count_max, wanted.end - position),
         size_max_bytes=settings.size_max_bytes,
-        tags=settings.tags,
+        selection=Selection(settings.tags),
         topic_incarnation=wanted.incarnation,
-    ).SerializeToString()
-    return decode_pull_answer(cluster.call(queue.topic, queue.broker_name, _methods.PULL, request))
+    )
 
 
 def _next_position(

@@ -19,10 +19,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from protomq._compression import decompress
-from protomq._message import DECOMPRESSED_SIZE_MAX_BYTES
-from protomq._types import MessageQueue
+from protomq import MessageQueue
 from protomq.errors import CompressionError, CorruptMessageError
+from protomq.records import DECOMPRESSED_SIZE_MAX_BYTES, decompress
 from protomq.wire.record import FIXED_TRAILER_SIZE_BYTES, FLAG_COMPRESSION_MASK
 
 from .checksums import crc32c_of_pieces

@@ -17,9 +17,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from protomq._batching import make_front, refuse_large_body
-from protomq._compression import COMPRESS_OVER_BYTES, Compressor, compress_body
 from protomq.errors import ConfigurationError, MessageTooLargeError
+from protomq.records import (
+    COMPRESS_OVER_BYTES,
+    Compressor,
+    compress_body,
+    make_front,
+    refuse_large_body,
+)
 from protomq.wire.hashing import key_hash_of, sharding_hash_of, tag_code_of
 from protomq.wire.record import BODY_SIZE_MAX_BYTES, FRONT_SIZE_MAX_BYTES, encode_varint
 

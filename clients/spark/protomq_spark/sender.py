@@ -35,10 +35,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from protomq import _methods
-from protomq._compression import make_compressor
-from protomq._types import MessageQueue
-from protomq.errors import NoRouteError, NotFoundError, ProducerIdTakenError
+from protomq import MessageQueue
+from protomq.errors import ProducerIdTakenError
+from protomq.records import make_compressor
 
 from .cluster import Cluster
 from .encoding import EncodedRows, TopicEncoder
@@ -176,7 +175,7 @@ class RowSender:
         topic, queue_text = place
         queues = self.queues.get(topic)
         if queues is None:
-            queues = self.queues[topic] = write_queues(self.cluster, topic)
+            queues = self.queues[topic] = self.cluster.write_queues(topic)
         in_turn = (self.identity.partition + number) % len(queues)
         if queue_text is not None:
             yield parse_queue(queue_text, topic, queues), rows
@@ -203,13 +202,9 @@ class RowSender:
 
     def _send_one(self, request: _Request) -> bool:
         """Whether it was stored already. The same bytes go to the same broker until it answers or the time is over."""
-        from protomq.v1.send_service_pb2 import SendResponse
-
         queue = request.queue
         try:
-            payload = self.cluster.call(
-                queue.topic, queue.broker_name, _methods.SEND, *request.encoded.payload
-            )
+            return self.cluster.calls.send(queue, *request.encoded.payload).repeated
         except ProducerIdTakenError as error:
             raise ReplayMismatchError(
                 f"{queue.topic}/{queue.broker_name}:{queue.queue_id}: partition {self.identity.partition} runs again with other rows, or"
@@ -217,8 +212,6 @@ class RowSender:
                 " foreachBatch(protomq_spark.send_batch(...)), else by sortWithinPartitions before the write (docs/spark.md, exactly"
                 f" once). The broker: {error}"
             ) from error
-        answer = SendResponse.FromString(payload)
-        return bool(answer.repeated_send)
 
 
 def _rows_by_place(
@@ -231,16 +224,3 @@ def _rows_by_place(
     for index, place in enumerate(places):
         members.setdefault(place, []).append(index)
     return [(place, np.asarray(rows)) for place, rows in members.items()]
-
-
-def write_queues(cluster: Cluster, topic: str) -> tuple[MessageQueue, ...]:
-    """The queues of a topic to write, in the order on which all clients agree. Raises NoRouteError, TopicNotFoundError."""
-
-    def look() -> tuple[MessageQueue, ...]:
-        # A worker keeps routes from task to task; one that was changed since would have queues that are gone.
-        queues = cluster.look_up_anew(topic).write_queues
-        if not queues:
-            raise NoRouteError(f"topic {topic!r} has no queue that can be written")
-        return queues
-
-    return cluster.retried(look, fatal=(NotFoundError,))

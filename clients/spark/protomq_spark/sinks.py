@@ -18,12 +18,12 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from protomq._types import MessageQueue
+from protomq import MessageQueue
 
 from .cluster import cluster_of, spare_collections
 from .options import WriteOptions
 from .rows import check_columns
-from .sender import Identity, RowSender, SentRows, write_queues
+from .sender import Identity, RowSender, SentRows
 
 logger = logging.getLogger("protomq_spark")
 
@@ -47,7 +47,7 @@ class _Sink:
         self._options = options
         self._queues: dict[str, tuple[MessageQueue, ...]] = {}
         if options.topic:
-            self._queues[options.topic] = write_queues(cluster_of(options.client), options.topic)
+            self._queues[options.topic] = cluster_of(options.client).write_queues(options.topic)
 
     def _send(self, identity: Identity, batches: Iterator[pa.RecordBatch]) -> SentMessage:
         cluster = cluster_of(self._options.client)

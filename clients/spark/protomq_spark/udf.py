@@ -25,9 +25,7 @@ from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
-from protomq._outgoing import OutgoingMessage, SendResult
-from protomq._producer import Producer
-from protomq._types import MessageQueue
+from protomq import MessageQueue, OutgoingMessage, Producer, SendResult
 from protomq.errors import BatchIncompleteError, ProtomqError
 
 from .rows import _properties_of, _text, check_columns, parse_queue
@@ -243,6 +241,5 @@ def _producer(settings: SendSettings) -> Producer:
 def _write_queues(settings: SendSettings, topic: str) -> tuple[MessageQueue, ...]:
     from .cluster import cluster_of
     from .options import ClientOptions
-    from .sender import write_queues
 
-    return write_queues(cluster_of(ClientOptions(settings.namesrv)), topic)
+    return cluster_of(ClientOptions(settings.namesrv)).write_queues(topic)

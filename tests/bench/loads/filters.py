@@ -7,11 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from protomq import OutgoingMessage, Producer, PullConsumer
-from protomq._methods import PULL
-from protomq._transport import SyncTransport
-from protomq._transport_options import TransportOptions
-from protomq._types import BrokerAddress
-from protomq.v1.pull_service_pb2 import PullRequest
+from protomq.calls import ONCE, Calls
 from tests.bench.measure import Counter, Sample, Window
 
 KINDS: Final = 100
@@ -86,19 +82,18 @@ def pulls(
     """Pulls without a filter from the end of a queue, one at a time."""
     counter = Counter()
     window = Window([counter], server_pids)
-    transport = SyncTransport(TransportOptions(transport="remoting"))
-    address = BrokerAddress("", "", remoting)
-    request = (PullRequest(topic=topic, record_count_max=1).SerializeToString(),)
+    calls = Calls(namesrv=remoting, transport="remoting", retries=ONCE)
+    queue = calls.route(topic).read_queues[0]
     begins_s = time.perf_counter() + warm_up
     ends_s = begins_s + seconds
     while (begin := time.perf_counter()) < ends_s:
         if not window.counting and begin >= begins_s:
             window.begin()
-        transport.call(address, PULL, request, 5.0)
+        calls.pull(queue, 0, record_count_max=1, timeout_s=5.0)
         if window.counting:
             counter.latencies_s.append(time.perf_counter() - begin)
         counter.messages += 1
         time.sleep(interval_ms / 1000)
     window.end()
-    transport.close()
+    calls.close()
     return window.sample()

@@ -9,8 +9,10 @@ import pytest
 pytest.importorskip("pyarrow", reason="protomq-spark needs pyarrow")
 pytest.importorskip("protomq_spark", reason="clients/spark is not installed")
 
-from protomq._types import MessageQueue, MethodInfo, QueueRange
+from protomq import MessageQueue, QueueRange
+from protomq.calls import Selection
 from protomq.errors import CorruptLogError, TopicRecreatedError
+from protomq.records import PullAnswer, decode_pull_answer
 from protomq.v1 import pull_service_pb2 as pb
 from protomq.wire.record import RecordTemplate, encode_front
 from protomq_spark.offsets import (
@@ -49,11 +51,22 @@ class FakeCluster:
         self.incarnation = 7
         self.pulls: list[int] = []
 
-    def call(self, topic: str, broker_name: str, method: MethodInfo, request: bytes) -> bytes:
-        asked = pb.PullRequest.FromString(request)
-        at = asked.queue_offset
+    @property
+    def calls(self) -> FakeCluster:
+        return self
+
+    def pull(
+        self,
+        queue: MessageQueue,
+        at: int,
+        *,
+        record_count_max: int,
+        size_max_bytes: int,
+        selection: Selection,
+        topic_incarnation: int,
+    ) -> PullAnswer:
         self.pulls.append(at)
-        if asked.topic_incarnation not in (0, self.incarnation):
+        if topic_incarnation not in (0, self.incarnation):
             raise TopicRecreatedError("another")
         if at in self.quarantine:
             raise CorruptLogError("bits", metadata={"next_offset": str(self.quarantine.stop)})
@@ -63,14 +76,14 @@ class FakeCluster:
         elif at == self.end:
             answer.status, answer.next_offset = pb.PULL_STATUS_NO_NEW_MSG, at
         else:
-            upto = min(at + min(asked.record_count_max, self.per_pull), self.end)
+            upto = min(at + min(record_count_max, self.per_pull), self.end)
             if at < self.quarantine.start:
                 upto = min(upto, self.quarantine.start)
             answer.next_offset = upto
             template = RecordTemplate("t", 1, 0)
             for offset in range(at, upto):
                 tag = "odd" if offset % 2 else "even"
-                if offset in self.lost or (asked.tags and tag not in asked.tags):
+                if offset in self.lost or (selection.tags and tag not in selection.tags):
                     continue
                 record = answer.records.add()
                 record.ParseFromString(
@@ -80,7 +93,7 @@ class FakeCluster:
             answer.status = (
                 pb.PULL_STATUS_FOUND if answer.records else pb.PULL_STATUS_NO_MATCHED_MSG
             )
-        return answer.SerializeToString()
+        return decode_pull_answer(answer.SerializeToString())
 
     def refresh(self) -> None: ...
 

@@ -12,11 +12,10 @@ pytest.importorskip("protomq_spark", reason="clients/spark is not installed")
 import pyarrow as pa
 
 from protomq import _routes
-from protomq._routes import Routes
 from protomq._selectors import sharded_index
 from protomq_spark.cluster import Cluster
 from protomq_spark.options import ClientOptions, parse_write_options
-from protomq_spark.sender import SEQUENCES_PER_BATCH, Identity, RowSender, write_queues
+from protomq_spark.sender import SEQUENCES_PER_BATCH, Identity, RowSender
 from tests.support.fake_cluster import FakeCluster, FakeSyncTransport
 
 COUNT = 100
@@ -31,9 +30,7 @@ def fake() -> FakeCluster:
 @pytest.fixture
 def cluster(fake: FakeCluster) -> Iterator[Cluster]:
     made = Cluster(ClientOptions("h:1"))
-    made.transport.close()
-    made.transport = FakeSyncTransport(fake)
-    made.routes = Routes(made.transport, "h:1")
+    made.calls._use(FakeSyncTransport(fake), "h:1")
     yield made
     made.close()
 
@@ -93,6 +90,6 @@ def test_the_queues_to_write_are_those_of_now(
     fake: FakeCluster, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_routes, "INVALIDATE_INTERVAL_S", 0.0)
-    assert len(write_queues(cluster, "T")) == 5
+    assert len(cluster.write_queues("T")) == 5
     fake.topics["T"] = {"a": 1, "b": 1}
-    assert len(write_queues(cluster, "T")) == 2
+    assert len(cluster.write_queues("T")) == 2

@@ -21,9 +21,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from protomq import Admin, _methods
-from protomq._offset_calls import by_broker, decode_offsets, encode_get_offsets
-from protomq._types import MessageQueue, QueueRange
+from protomq import Admin, MessageQueue, QueueRange
+from protomq.calls import by_broker
 from protomq_spark.cluster import Cluster, cluster_of
 from protomq_spark.offsets import OffsetRange
 from protomq_spark.options import ClientOptions, Subscription
@@ -156,9 +155,8 @@ def committed_offsets(
     """Where a group is: one call for each topic and broker. Queues without a commit are left out."""
     found: dict[MessageQueue, int] = {}
     for (topic, broker_name), members in by_broker(queues).items():
-        request = encode_get_offsets(group, topic, [queue.queue_id for queue in members])
-        answer = cluster.call(topic, broker_name, _methods.GET_OFFSETS, request)
-        by_id = decode_offsets(answer)
+        ids = [queue.queue_id for queue in members]
+        by_id = cluster.calls.committed(group, topic, broker_name, ids).offsets
         found |= {queue: by_id[queue.queue_id] for queue in members if queue.queue_id in by_id}
     return found
 

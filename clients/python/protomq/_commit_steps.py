@@ -1,0 +1,102 @@
+"""Committing the offsets of a group at several brokers, in steps.
+
+One broker that is silent, or refuses, keeps no other from taking its own. What went wrong is told once: of a broker that is down by
+`_outages.py`, of what a broker has against the offsets by the log, until it takes some again.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+
+from ._consumer_calls import ConsumerCalls, Limits
+from ._offset_calls import CommitErrors, by_broker, without_gone_queues
+from ._open_consumers import share_s
+from ._outages import Outages
+from ._pull_logic import PullState
+from ._steps import Steps
+from ._types import MessageQueue
+from .errors import ProtomqError, QueueNotFoundError, TransportError
+
+logger = logging.getLogger("protomq")
+
+
+class CommitSteps:
+    """The commits of one consumer."""
+
+    def __init__(
+        self,
+        group: str,
+        calls: ConsumerCalls,
+        state: PullState,
+        outages: Outages,
+        clock: Callable[[], float],
+    ) -> None:
+        self._group = group
+        self._calls = calls
+        self._state = state
+        self._outages = outages
+        self._clock = clock
+        self._troubles: set[str] = set()
+        """Reasons of brokers that refused the last commit."""
+
+    def commit_dealt_with(
+        self, when: str, limits: Limits, *, ends_s: float = math.inf, is_last: bool = False
+    ) -> Steps[ProtomqError | None]:
+        """Commits what was dealt with; a failure is logged, the next commit makes up for it, unless this is the last one.
+
+        Returns the first error.
+        """
+        errors = yield from self.commit(self._state.to_commit(safe_only=True), limits, ends_s)
+        for (topic, broker_name), error in errors.items():
+            is_told = error.retriable or error.reason in self._troubles
+            level = logging.DEBUG if is_told and not is_last else logging.WARNING
+            logger.log(
+                level,
+                "offsets of %s in %s/%s not committed %s: %s",
+                self._group, topic, broker_name, when, error,
+            )  # fmt: skip
+        self._troubles = {error.reason for error in errors.values() if not error.retriable}
+        return next(iter(errors.values()), None)
+
+    def commit(
+        self, offsets: Mapping[MessageQueue, int], limits: Limits, ends_s: float = math.inf
+    ) -> Steps[CommitErrors]:
+        """Commits at every broker, for each of which `limits` hold, and `ends_s` for all. What went wrong.
+
+        One that does not answer is not asked for its other topics; one that has fewer queues now is asked again for those it has.
+        """
+        errors: CommitErrors = {}
+        silent: set[str] = set()
+        parts = by_broker(offsets)
+        for i, ((topic, broker_name), members) in enumerate(parts.items()):
+            if broker_name in silent:
+                continue
+            part = {queue: offsets[queue] for queue in members}
+            left_s = share_s(ends_s, len(parts) - i, self._clock())
+            within = limits._replace(timeout_s=min(limits.timeout_s, left_s))
+            try:
+                try:
+                    yield from self._commit_part(topic, broker_name, part, within)
+                except QueueNotFoundError as error:
+                    part, told = without_gone_queues(part, error)
+                    if part:
+                        yield from self._commit_part(topic, broker_name, part, within)
+                    raise told from error
+            except ProtomqError as error:
+                if error.retriable:
+                    self._outages.failed(f"broker {broker_name}", topic, error)
+                if isinstance(error, TransportError):
+                    silent.add(broker_name)
+                errors[topic, broker_name] = error
+        return errors
+
+    def _commit_part(
+        self, topic: str, broker_name: str, part: Mapping[MessageQueue, int], limits: Limits
+    ) -> Steps[None]:
+        incarnations = {queue: self._state.incarnation(queue) for queue in part}
+        yield from self._calls.commit(
+            limits, self._group, topic, broker_name, part, incarnations
+        )
+        self._state.committed(part)

@@ -1,0 +1,79 @@
+"""What both flavours of the pull consumer have beside what waits: options, steps, and what is told to whom."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from ._consumer_options import ConsumerOptions
+from ._consumer_steps import ConsumerSteps
+from ._open_consumers import shared_queue, shared_queue_text, uncommitted_text
+from ._pull_logic import logger
+from ._routes import RouteBook
+from ._types import BrokerAddress, MessageQueue, Route
+from ._warnings import warn
+from .errors import ClosedError, ConfigurationError
+
+
+class ConsumerBase:
+    """One consumer. The flavour makes `_routes`."""
+
+    _routes: RouteBook
+
+    def __init__(self, options: ConsumerOptions) -> None:
+        self.options = options
+        self._steps = ConsumerSteps(options)
+        self._state = self._steps.state
+        self._auto_commits = options.auto_commits
+        self._warned_of_member = False
+        self._pid = os.getpid()
+        self._closed = False
+
+    @property
+    def group(self) -> str:
+        """Whose offsets are committed; "": nobody's."""
+        return self.options.group
+
+    def assignment(self) -> tuple[MessageQueue, ...]:
+        """The queues being consumed."""
+        return self._state.queues
+
+    def __del__(self) -> None:
+        # Nobody has it any more, and nobody closed it: too late for a call to a broker, for this may run anywhere.
+        if getattr(self, "_closed", True) or not self._auto_commits or self._pid != os.getpid():
+            return
+        if count := self._state.uncommitted_count():
+            warn(logger, uncommitted_text(self.group, count, "nobody used it any more"))
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the consumer is closed")
+
+    def _check_group(self) -> None:
+        if not self.group:
+            raise ConfigurationError("a consumer without a group commits nothing")
+
+    def _check_something_to_poll(self) -> None:
+        if not self._steps.subscriptions and not self._steps.assigned:
+            raise ConfigurationError("nothing to poll: subscribe to a topic or assign queues first")
+
+    def _doubts(self, routes: Iterable[Route]) -> list[str]:
+        """What the user may not have meant; each is told once."""
+        found = self._steps.doubts(routes)
+        queue = None if self._warned_of_member else shared_queue(self)
+        if queue is not None:
+            self._warned_of_member = True
+            self._state.warned_of_other()
+            found.append(shared_queue_text(self.group, queue))
+        return found
+
+    def _known_address(self, queue: MessageQueue) -> BrokerAddress | None:
+        """Where a pull goes, if that needs no look-up: nearly always."""
+        route = self._routes.cached(queue.topic)
+        return None if route is None else route.brokers.get(queue.broker_name)
+
+    def _addresses(self) -> set[BrokerAddress]:
+        """Of the brokers that it consumes from."""
+        topics = {queue.topic for queue in self._state.queues}
+        routes = [self._routes.last_known(topic) for topic in topics]
+        return {address for route in routes if route is not None for address in route.brokers.values()}

@@ -1,0 +1,154 @@
+"""What a consumer asks brokers beside pulling: ConsumerService in steps. Values in, values out; each is one call, with all its tries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+from . import _methods
+from ._call_steps import call_broker, decoded
+from ._late_imports import fork_waits
+from ._retry import CALL, Retries
+from ._steps import Steps
+from ._types import MessageQueue, MethodInfo, QueueRange
+
+_NONE_KNOWN: Final[Mapping[MessageQueue, int]] = MappingProxyType({})
+
+
+class Limits(NamedTuple):
+    """How long a call may take, all tries together, and how often it is tried."""
+
+    timeout_s: float
+    retries: Retries = CALL
+
+
+class CommittedOffsets(NamedTuple):
+    """Committed offset by queue id, where there is one, and the incarnation of the topic; 0 from a broker that does not tell."""
+
+    offsets: dict[int, int]
+    topic_incarnation: int
+
+
+class QueueRanges(NamedTuple):
+    """Range by queue id, and the incarnation of the topic."""
+
+    ranges: dict[int, QueueRange]
+    topic_incarnation: int
+
+
+class FoundOffset(NamedTuple):
+    """An offset that was searched for, and the incarnation of the topic."""
+
+    queue_offset: int
+    topic_incarnation: int
+
+
+class ConsumerCalls:
+    """The calls, by topic and broker. An incarnation that is given is checked by the broker (TopicRecreatedError), 0 is not."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+
+    def committed(
+        self,
+        limits: Limits,
+        group: str,
+        topic: str,
+        broker_name: str,
+        queue_ids: Iterable[int],
+        topic_incarnation: int = 0,
+    ) -> Steps[CommittedOffsets]:
+        """Where a group is in these queues."""
+        with fork_waits:
+            from .v1 import consumer_service_pb2 as pb
+
+        request = pb.GetOffsetsRequest(
+            consumer_group=group,
+            topic=topic,
+            queue_ids=queue_ids,
+            topic_incarnation=topic_incarnation,
+        )
+        data = yield from self._call(
+            limits, topic, broker_name, _methods.GET_OFFSETS, request.SerializeToString()
+        )
+        answer = decoded(data, pb.GetOffsetsResponse.FromString)
+        offsets = {one.queue_id: one.queue_offset for one in answer.offsets}
+        return CommittedOffsets(offsets, answer.topic_incarnation)
+
+    def queue_ranges(
+        self,
+        limits: Limits,
+        topic: str,
+        broker_name: str,
+        queue_ids: Iterable[int] = (),
+        topic_incarnation: int = 0,
+    ) -> Steps[QueueRanges]:
+        """What these queues hold, or all that the broker has of the topic."""
+        with fork_waits:
+            from .v1 import consumer_service_pb2 as pb
+
+        request = pb.GetQueueRangeRequest(
+            topic=topic, queue_ids=queue_ids, topic_incarnation=topic_incarnation
+        )
+        data = yield from self._call(
+            limits, topic, broker_name, _methods.GET_QUEUE_RANGE, request.SerializeToString()
+        )
+        answer = decoded(data, pb.GetQueueRangeResponse.FromString)
+        ranges = {one.queue_id: QueueRange(one.min_offset, one.end_offset) for one in answer.ranges}
+        return QueueRanges(ranges, answer.topic_incarnation)
+
+    def offset_for_time(
+        self, limits: Limits, queue: MessageQueue, when: datetime, topic_incarnation: int = 0
+    ) -> Steps[FoundOffset]:
+        """The first offset stored at the time or later; the end offset if there is none."""
+        with fork_waits:
+            from .v1 import consumer_service_pb2 as pb
+
+        request = pb.SearchOffsetRequest(
+            topic=queue.topic, queue_id=queue.queue_id, topic_incarnation=topic_incarnation
+        )
+        request.store_time.FromMilliseconds(max(int(when.timestamp() * 1000), 0))
+        data = yield from self._call(
+            limits, queue.topic, queue.broker_name, _methods.SEARCH_OFFSET, request.SerializeToString(),
+        )  # fmt: skip
+        answer = decoded(data, pb.SearchOffsetResponse.FromString)
+        return FoundOffset(answer.queue_offset, answer.topic_incarnation)
+
+    def commit(
+        self,
+        limits: Limits,
+        group: str,
+        topic: str,
+        broker_name: str,
+        offsets: Mapping[MessageQueue, int],
+        incarnations: Mapping[MessageQueue, int] = _NONE_KNOWN,
+    ) -> Steps[None]:
+        """Stores where a group is in queues of one topic at one broker, which takes all or none. `incarnations`: as far as known."""
+        with fork_waits:
+            from .v1 import consumer_service_pb2 as pb
+
+        request = pb.CommitOffsetsRequest(
+            consumer_group=group,
+            offsets=[
+                pb.QueueOffset(
+                    topic=queue.topic,
+                    queue_id=queue.queue_id,
+                    queue_offset=queue_offset,
+                    topic_incarnation=incarnations.get(queue, 0),
+                )
+                for queue, queue_offset in offsets.items()
+            ],
+        )
+        yield from self._call(
+            limits, topic, broker_name, _methods.COMMIT_OFFSETS, request.SerializeToString()
+        )
+
+    def _call(
+        self, limits: Limits, topic: str, broker_name: str, method: MethodInfo, request: bytes
+    ) -> Steps[bytes]:
+        return call_broker(
+            topic, broker_name, method, (request,), limits.timeout_s, limits.retries, self._clock
+        )

@@ -1,0 +1,370 @@
+"""What a pull consumer does, in steps: what is consumed, where it begins, what is asked of brokers. Both flavours drive them.
+
+    subscribe, assign ──▶ queues ──▶ where to begin ──▶ PullState (_pull_logic.py): what to pull, what to hand out
+                                                              │
+    commit ◀── CommitSteps (_commit_steps.py) ◀── what was dealt with
+
+The flavours differ in how pulls are in flight, and in nothing else: a selector over connections for threads, tasks for coroutines. A push
+consumer stands on the same steps: it takes what `PullState` hands out, gives it to listeners, and says what was dealt with.
+
+One thread at a time, or coroutines of one loop.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+from ._call_steps import broker_of
+from ._commit_steps import CommitSteps
+from ._consumer_calls import ConsumerCalls, Limits
+from ._consumer_options import ConsumerOptions
+from ._filters import MessageFilter
+from ._offset_calls import (
+    Begin,
+    by_broker,
+    check_queues_exist,
+    combined,
+    doubtful_topics,
+    first_offsets,
+    missing_queues,
+    subscribed_queues,
+    unknown_topic,
+)
+from ._outages import Outages
+from ._pull_logic import PullState, Ticket
+from ._retry import LAST_COMMIT, ONCE
+from ._steps import ForgetRoute, GetRoute, Steps
+from ._types import BrokerAddress, MessageQueue, QueueRange, Route
+from .errors import (
+    NoRouteError,
+    ProtomqError,
+    QueueNotFoundError,
+    TopicNotFoundError,
+)
+
+POLL_CALL_TIMEOUT_S: Final = 0.5
+"""For the calls that `poll` makes besides pulling: a broker that is gone must not hold up the queues of the others."""
+RETRY_RESOLVE_S: Final = 2.0
+IN_POLL: Final = Limits(POLL_CALL_TIMEOUT_S, ONCE)
+
+
+class ConsumerSteps:
+    """One consumer, without anything that waits."""
+
+    def __init__(
+        self, options: ConsumerOptions, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.options = options
+        self.clock = clock
+        self.state = PullState(options.pull_options())
+        self.subscriptions: dict[str, Route] = {}
+        self.assigned: tuple[MessageQueue, ...] = ()
+        self.trouble: ProtomqError | None = None
+        """What the next `poll` is to raise."""
+        self._limits = Limits(options.request_timeout_s)
+        self._resume = options.resume and bool(options.group)
+        self._tags: dict[str, tuple[str, ...]] = {}
+        self._filters: dict[str, MessageFilter] = {}
+        self._calls = ConsumerCalls(clock)
+        self._outages = Outages()
+        self._commits = CommitSteps(options.group, self._calls, self.state, self._outages, clock)
+        self._is_committing = False
+        self._next_commit_s = clock() + options.auto_commit_interval_s
+        self._retry_resolve_s = 0.0
+        self._exists: dict[str, bool] = {}
+        """What brokers say of topics: a name server may not know yet of one that was made a moment ago."""
+        self._told_of: set[str] = set()
+        """Topics about which the user was warned."""
+
+    # -- what to consume -------------------------------------------------------------------------------------------------
+
+    def subscribe(
+        self, topic: str, tags: tuple[str, ...], wanted_filter: MessageFilter
+    ) -> Steps[list[Route]]:
+        """All queues of a topic. The routes that may be doubted."""
+        route: Route = yield GetRoute(topic, self.options.request_timeout_s)
+        self._tags[topic], self._filters[topic] = tags, wanted_filter
+        self.subscriptions[topic] = route
+        self._forget_gone([topic])
+        yield from self._reassign()
+        return [route]
+
+    def unsubscribe(self, topic: str) -> Steps[None]:
+        """The topic no more."""
+        self.subscriptions.pop(topic, None)
+        yield from self._reassign()
+
+    def assign(
+        self,
+        queues: tuple[MessageQueue, ...],
+        tags: tuple[str, ...],
+        wanted_filter: MessageFilter,
+    ) -> Steps[list[Route]]:
+        """Exactly these queues, beside subscribed topics. The routes that may be doubted. Raises QueueNotFoundError."""
+        routes = yield from self._routes_of(queues)
+        self.assigned = queues
+        for queue in queues:
+            self._tags[queue.topic], self._filters[queue.topic] = tags, wanted_filter
+        self._forget_gone(queue.topic for queue in queues)
+        yield from self._reassign()
+        return routes
+
+    def doubts(self, routes: Iterable[Route]) -> list[str]:
+        """What the user may not have meant; each is told once."""
+        return doubtful_topics(routes, self._exists, self._told_of)
+
+    def _routes_of(self, queues: Sequence[MessageQueue]) -> Steps[list[Route]]:
+        """The routes of the topics of queues that are to be assigned. Raises QueueNotFoundError where one is not there."""
+        timeout_s = self.options.request_timeout_s
+        routes: list[Route] = []
+        for topic in dict.fromkeys(queue.topic for queue in queues):
+            try:
+                route: Route = yield GetRoute(topic, timeout_s)
+                if missing_queues(route, queues):  # It may have more since the last look-up.
+                    yield ForgetRoute(topic)
+                    route = yield GetRoute(topic, timeout_s)
+            except NoRouteError:
+                continue  # No name server answers: `poll` goes on trying.
+            check_queues_exist(route, queues)
+            routes.append(route)
+        return routes
+
+    def _forget_gone(self, topics: Iterable[str]) -> None:
+        """What is known of topics that were deleted is known no more: they are begun anew."""
+        names = set(topics)
+        self.state.forget_gone(names)
+        if self.trouble is not None and self.trouble.metadata.get("topic") in names:
+            self.trouble = None  # Of another queue, found while the user saw to it.
+        for topic in names:
+            self._exists.pop(topic, None)
+
+    def _reassign(self) -> Steps[None]:
+        """Brings the queues in line with what the user asked for."""
+        added = self._assign_queues()
+        yield from self._resolve_or_later(added, self.options.begin, self._limits)
+
+    def _assign_queues(self, *, park: bool = False) -> list[MessageQueue]:
+        queues = subscribed_queues(self.assigned, self.subscriptions)
+        return self.state.assign(queues, self._tags, self._filters, park=park)
+
+    # -- polls -----------------------------------------------------------------------------------------------------------
+
+    def is_settled(self, cached: Callable[[str], Route | None]) -> bool:
+        """Whether `before_poll` has nothing to do: nearly always. `cached`: a route that needs no look-up."""
+        now_s = self.clock()
+        if now_s >= self._retry_resolve_s or (self.options.auto_commits and now_s >= self._next_commit_s):
+            return False
+        return all(cached(topic) is route for topic, route in self.subscriptions.items())
+
+    def before_poll(self) -> Steps[None]:
+        """What `poll` does beside handing out: commits that are due, queues that a topic got, where queues begin."""
+        now_s = self.clock()
+        if self.options.auto_commits and now_s >= self._next_commit_s and not self._is_committing:
+            self._next_commit_s = now_s + self.options.auto_commit_interval_s
+            self._is_committing = True
+            try:
+                yield from self._commits.commit_dealt_with("in poll", IN_POLL)
+            finally:
+                self._is_committing = False
+        yield from self._follow_routes(now_s)
+
+    def address_for(self, ticket: Ticket) -> Steps[BrokerAddress | None]:
+        """Where a pull goes; None: that cannot be known now, and the pull has failed."""
+        queue = ticket.queue
+        try:
+            route: Route = yield GetRoute(
+                queue.topic, self.options.request_timeout_s, may_be_old=True
+            )
+            return broker_of(route, queue.broker_name)
+        except ProtomqError as error:
+            yield from self.take_error(ticket, error, by_broker=False)
+        return None
+
+    def take_answer(self, ticket: Ticket, answer: bytes) -> None:
+        """What came of a pull."""
+        queue = ticket.queue
+        self._outages.answered(f"broker {queue.broker_name}", queue.topic)
+        try:
+            self.state.answered(ticket, answer, self.clock())
+        except ProtomqError as error:
+            self.trouble = error
+
+    def take_error(
+        self, ticket: Ticket, error: ProtomqError, *, by_broker: bool = True
+    ) -> Steps[None]:
+        """A pull failed; it is made again. `by_broker`: the broker was asked, not only the name server."""
+        queue = ticket.queue
+        if error.stale_route:
+            yield ForgetRoute(queue.topic)
+        told = self.state.failed(ticket, error, self.clock(), by_broker=by_broker)
+        if told is None and isinstance(error, QueueNotFoundError) and queue in self.assigned:
+            told = error  # A subscription follows the route; this queue was asked for by its number.
+        if told is not None:
+            self.trouble = told
+        else:
+            self._outages.failed(f"broker {queue.broker_name}", queue.topic, error)
+
+    def raise_trouble(self) -> None:
+        """Raises what the user is to know, once."""
+        if self.trouble is not None:
+            trouble, self.trouble = self.trouble, None
+            raise trouble
+
+    def _follow_routes(self, now_s: float) -> Steps[None]:
+        """Takes up queues that a subscribed topic got meanwhile: those that are new from their first message on."""
+        for topic, last in list(self.subscriptions.items()):
+            try:
+                route: Route = yield GetRoute(
+                    topic, self.options.request_timeout_s, may_be_old=True
+                )
+            except ProtomqError:
+                continue  # The pulls will tell.
+            if route is not last and self.subscriptions.get(topic) is last:
+                self.subscriptions[topic] = route
+                self._outages.queues_changed(topic, len(route.read_queues))
+                added = self._assign_queues(park=True)
+                begin: Begin = "earliest" if last.read_queues else self.options.begin
+                yield from self._resolve_or_later(added, begin, IN_POLL)
+                return  # The others: next time.
+        if now_s >= self._retry_resolve_s:
+            self._retry_resolve_s = now_s + RETRY_RESOLVE_S
+            yield from self._resolve_or_later(
+                self.state.unresolved(), self.options.begin, IN_POLL
+            )
+
+    # -- where to begin --------------------------------------------------------------------------------------------------
+
+    def _resolve_or_later(
+        self, queues: Iterable[MessageQueue], begin: Begin, limits: Limits
+    ) -> Steps[None]:
+        """Finds out where to begin; a broker that does not answer is asked again in a later `poll`."""
+        for (topic, broker_name), members in by_broker(queues).items():
+            try:
+                is_there = yield from self._resolve(topic, broker_name, members, begin, limits)
+            except ProtomqError as error:
+                if not error.retriable:
+                    raise
+                self._outages.failed(f"broker {broker_name}", topic, error)
+            else:
+                if is_there:
+                    self._outages.answered(f"broker {broker_name}", topic)
+
+    def _resolve(
+        self,
+        topic: str,
+        broker_name: str,
+        queues: Sequence[MessageQueue],
+        begin: Begin,
+        limits: Limits,
+    ) -> Steps[bool]:
+        """Finds out where to begin in queues of one broker; whether it has the topic and the queues."""
+        committed: dict[int, int] = {}
+        starts: dict[MessageQueue, int] = {}
+        incarnation = 0
+        try:
+            if self._resume:
+                committed, incarnation = yield from self._calls.committed(
+                    limits, self.options.group, topic, broker_name, [queue.queue_id for queue in queues]
+                )
+            rest = [queue for queue in queues if queue.queue_id not in committed]
+            if isinstance(begin, datetime):
+                for queue in rest:
+                    starts[queue], incarnation = yield from self._calls.offset_for_time(
+                        limits, queue, begin, incarnation
+                    )
+            elif rest:
+                ranges, incarnation = yield from self._calls.queue_ranges(
+                    limits, topic, broker_name, [queue.queue_id for queue in rest], incarnation
+                )
+                starts = first_offsets(rest, ranges, begin)
+        except (TopicNotFoundError, QueueNotFoundError) as error:
+            is_there = False
+            # Not made yet (auto_create): its first message will have the offset 0.
+            committed, starts, incarnation = {}, {}, 0
+            self._exists.setdefault(topic, isinstance(error, QueueNotFoundError))
+        else:
+            is_there = self._exists[topic] = True
+        self.state.start_all(queues, committed, starts, incarnation)
+        return is_there
+
+    # -- positions and offsets -------------------------------------------------------------------------------------------
+
+    def position(self, queue: MessageQueue) -> Steps[int]:
+        """Offset of the next message that is handed out."""
+        position = self.state.position(queue)
+        if position is None:
+            yield from self._resolve(
+                queue.topic, queue.broker_name, [queue], self.options.begin, self._limits
+            )
+            position = self.state.position(queue)
+        assert position is not None
+        return position
+
+    def seek_to_time(
+        self, when: datetime, queues: Iterable[MessageQueue] | None
+    ) -> Steps[None]:
+        """To the first message stored at the time or later; in these queues, or in all that are consumed."""
+        for queue in self.state.queues if queues is None else queues:
+            self.state.seek(queue, (yield from self.offset_for_time(queue, when)))
+
+    def seek_to_end_of_range(
+        self, which: int, queues: Iterable[MessageQueue] | None
+    ) -> Steps[None]:
+        """To the first message (0), or behind the last (1); in these queues, or in all that are consumed."""
+        for queue in self.state.queues if queues is None else queues:
+            self.state.seek(queue, (yield from self.queue_range(queue))[which])
+
+    def committed(self, queue: MessageQueue) -> Steps[int | None]:
+        """The offset that the group has committed; None: none."""
+        found = yield from self._calls.committed(
+            self._limits, self.options.group, queue.topic, queue.broker_name, [queue.queue_id]
+        )
+        return found.offsets.get(queue.queue_id)
+
+    def queue_range(self, queue: MessageQueue) -> Steps[QueueRange]:
+        """What a queue holds."""
+        found = yield from self._calls.queue_ranges(
+            self._limits, queue.topic, queue.broker_name, [queue.queue_id]
+        )
+        return found.ranges[queue.queue_id]
+
+    def offset_for_time(self, queue: MessageQueue, when: datetime) -> Steps[int]:
+        """The first offset stored at the time or later; the end offset if there is none."""
+        return (yield from self._calls.offset_for_time(self._limits, queue, when)).queue_offset
+
+    def queues(self, topic: str) -> Steps[tuple[MessageQueue, ...]]:
+        """The queues of a topic that can be read. Raises TopicNotFoundError if neither name server nor brokers know it."""
+        route: Route = yield GetRoute(topic, self.options.request_timeout_s)
+        if not route.auto_create:
+            return route.read_queues
+        # It may have been made a moment ago: brokers know that first.
+        found: list[MessageQueue] = []
+        for broker_name in route.brokers:
+            once = self._limits._replace(retries=ONCE)
+            try:
+                answer = yield from self._calls.queue_ranges(once, topic, broker_name)
+            except TopicNotFoundError:
+                continue
+            found.extend(MessageQueue(topic, broker_name, queue_id) for queue_id in sorted(answer.ranges))
+        if not found:
+            raise unknown_topic(topic)
+        return tuple(found)
+
+    # -- commits ---------------------------------------------------------------------------------------------------------
+
+    def commit(self, offsets: Mapping[MessageQueue, int] | None) -> Steps[None]:
+        """These offsets, or the positions. Raises what a broker's call raised, after all brokers were asked."""
+        if offsets is None:
+            self.state.user_came_back()
+            offsets = self.state.to_commit(safe_only=True)
+        errors = yield from self._commits.commit(offsets, self._limits)
+        if errors:
+            raise combined(errors)
+
+    def commit_last(self, when: str, ends_s: float = float("inf")) -> Steps[ProtomqError | None]:
+        """What was dealt with, when nothing comes after. The first error."""
+        limits = self._limits._replace(retries=LAST_COMMIT)
+        return self._commits.commit_dealt_with(when, limits, ends_s=ends_s, is_last=True)
