@@ -21,7 +21,8 @@
         ├── InvalidArgumentError        INVALID_ARGUMENT; `field_violations` name the fields
         │   ├── MessageTooLargeError    MESSAGE_TOO_LARGE
         │   ├── IllegalFilterError      ILLEGAL_FILTER; `metadata` holds line, column, position and what was expected
-        │   └── IllegalDelayError       ILLEGAL_DELAY; `metadata` holds field, value and limit
+        │   ├── IllegalDelayError       ILLEGAL_DELAY; `metadata` holds field, value and limit
+        │   └── IllegalReceiptError     ILLEGAL_RECEIPT: no receipt of this broker, group and topic
         ├── NotFoundError
         │   ├── TopicNotFoundError      TOPIC_NOT_FOUND
         │   ├── QueueNotFoundError      QUEUE_NOT_FOUND
@@ -35,6 +36,7 @@
         ├── GroupInUseError             GROUP_IN_USE: a group with members was to be deleted; `metadata` names the last one that pulled
         ├── GroupDisabledError          GROUP_DISABLED: the settings of the group forbid it to consume
         ├── TransactionEndedError       TRANSACTION_ENDED: it has ended otherwise; `metadata` says how
+        ├── StaleReceiptError           STALE_RECEIPT: popped messages are done, dead, or somebody else has them
         ├── NotPermittedError           NOT_PERMITTED
         ├── BusyError                   the server is there, but cannot now
         │   ├── SystemBusyError         SYSTEM_BUSY; `retry_delay_ms` says when
@@ -97,6 +99,7 @@ __all__ = [
     "InvalidArgumentError",
     "MessageTooLargeError",
     "IllegalDelayError",
+    "IllegalReceiptError",
     "IllegalFilterError",
     "NotFoundError",
     "TopicNotFoundError",
@@ -109,6 +112,7 @@ __all__ = [
     "TopicRecreatedError",
     "TransactionEndedError",
     "TransactionNotFoundError",
+    "StaleReceiptError",
     "GroupInUseError",
     "GroupDisabledError",
     "NotPermittedError",
@@ -350,6 +354,12 @@ class IllegalDelayError(InvalidArgumentError):
     reason = "ILLEGAL_DELAY"
 
 
+class IllegalReceiptError(InvalidArgumentError):
+    """A receipt that no broker has given, or that is of another broker, group or topic. `metadata` holds field and value."""
+
+    reason = "ILLEGAL_RECEIPT"
+
+
 class NotFoundError(ServerError):
     """What was named does not exist."""
 
@@ -428,6 +438,13 @@ class TopicRecreatedError(ServerError):
     """
 
     reason = "TOPIC_RECREATED"
+    code = _FAILED_PRECONDITION
+
+
+class StaleReceiptError(ServerError):
+    """None of these popped messages is held any more: each is done, dead, or somebody else has it. `metadata` names the first one."""
+
+    reason = "STALE_RECEIPT"
     code = _FAILED_PRECONDITION
 
 
@@ -595,8 +612,8 @@ class InternalError(ServerError):
 _BY_REASON: Final[dict[str, type[ServerError]]] = {
     cls.reason: cls
     for cls in (
-        InvalidArgumentError, MessageTooLargeError, IllegalFilterError, IllegalDelayError, TopicNotFoundError, QueueNotFoundError,
-        OffsetNotFoundError, GroupNotFoundError, BrokerNotFoundError, TopicExistsError, OffsetOutOfRangeError,
+        InvalidArgumentError, MessageTooLargeError, IllegalFilterError, IllegalDelayError, IllegalReceiptError,
+        StaleReceiptError, TopicNotFoundError, QueueNotFoundError, OffsetNotFoundError, GroupNotFoundError, BrokerNotFoundError, TopicExistsError, OffsetOutOfRangeError,
         TopicRecreatedError, GroupInUseError, GroupDisabledError, NotPermittedError, SystemBusyError, DiskFullError, TooManyError,
         ShuttingDownError, QueueHealingError, StoreFailedError, SequenceExpiredError, SendOutOfOrderError, ProducerFencedError,
         ProducerIdTakenError,

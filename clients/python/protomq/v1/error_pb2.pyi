@@ -106,6 +106,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_TRANSACTION_ENDED: _ErrorReason.ValueType  # 35
     """FAILED_PRECONDITION: the transaction has ended otherwise: the metadata say how. Nothing was changed."""
+    ERROR_REASON_STALE_RECEIPT: _ErrorReason.ValueType  # 31
+    """FAILED_PRECONDITION: none of the messages is held by these receipts any more: they were acknowledged, handed to another member, or went to the
+    dead letters. The metadata name the first. Nothing was changed.
+    """
+    ERROR_REASON_ILLEGAL_RECEIPT: _ErrorReason.ValueType  # 37
+    """INVALID_ARGUMENT: a receipt that no broker has given, or that is of another broker, group or topic. Nothing was changed."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason lists every value that ErrorInfo.reason takes, there without the prefix: "TOPIC_NOT_FOUND"."""
@@ -194,4 +200,10 @@ remembers.
 """
 ERROR_REASON_TRANSACTION_ENDED: ErrorReason.ValueType  # 35
 """FAILED_PRECONDITION: the transaction has ended otherwise: the metadata say how. Nothing was changed."""
+ERROR_REASON_STALE_RECEIPT: ErrorReason.ValueType  # 31
+"""FAILED_PRECONDITION: none of the messages is held by these receipts any more: they were acknowledged, handed to another member, or went to the
+dead letters. The metadata name the first. Nothing was changed.
+"""
+ERROR_REASON_ILLEGAL_RECEIPT: ErrorReason.ValueType  # 37
+"""INVALID_ARGUMENT: a receipt that no broker has given, or that is of another broker, group or topic. Nothing was changed."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

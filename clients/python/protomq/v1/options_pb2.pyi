@@ -37,6 +37,8 @@ class _LaneEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Lane.ValueType],
     """Consumer offsets and look-ups."""
     LANE_ADMIN: _Lane.ValueType  # 5
     """Administration."""
+    LANE_POP: _Lane.ValueType  # 6
+    """Pops and acknowledgements."""
 
 class Lane(_Lane, metaclass=_LaneEnumTypeWrapper):
     """Lane names the bounded pool of threads on which the methods of a service run."""
@@ -53,6 +55,8 @@ LANE_CONSUMER: Lane.ValueType  # 4
 """Consumer offsets and look-ups."""
 LANE_ADMIN: Lane.ValueType  # 5
 """Administration."""
+LANE_POP: Lane.ValueType  # 6
+"""Pops and acknowledgements."""
 Global___Lane: _TypeAlias = Lane  # noqa: Y015
 
 @_typing.final

@@ -421,3 +421,217 @@ class GroupsRecord(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GroupsRecord: _TypeAlias = GroupsRecord  # noqa: Y015
+
+@_typing.final
+class PopRecord(_message.Message):
+    """PopRecord is the body of a record of %SYS%POP: what became of messages that groups pop. All that was done together stands in one record."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    DELETED_GROUPS_FIELD_NUMBER: _builtins.int
+    QUEUES_FIELD_NUMBER: _builtins.int
+    time_ms: _builtins.int
+    """Pop time when this was written: it advances by the broker's monotonic clock while a broker runs, begins with milliseconds since 1970-01-01
+    UTC, and never falls.
+    """
+    @_builtins.property
+    def deleted_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Groups that were deleted: they go before what this record says of queues."""
+
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoppedQueue]:
+        """What happened in queues."""
+
+    def __init__(
+        self,
+        *,
+        time_ms: _builtins.int = ...,
+        deleted_groups: _abc.Iterable[_builtins.str] | None = ...,
+        queues: _abc.Iterable[Global___PoppedQueue] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_groups", b"deleted_groups", "queues", b"queues", "time_ms", b"time_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PopRecord: _TypeAlias = PopRecord  # noqa: Y015
+
+@_typing.final
+class PoppedQueue(_message.Message):
+    """PoppedQueue says what happened in one queue, as one group pops it, in the order of its fields. Messages are named in runs: pairs of a queue
+    offset and a number of messages, which lie one behind the other.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSUMER_GROUP_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    WHOLE_FIELD_NUMBER: _builtins.int
+    NEXT_OFFSET_FIELD_NUMBER: _builtins.int
+    ACKED_RUNS_FIELD_NUMBER: _builtins.int
+    DEAD_RUNS_FIELD_NUMBER: _builtins.int
+    LOST_RUNS_FIELD_NUMBER: _builtins.int
+    WAITING_RUNS_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    HAND_OUTS_FIELD_NUMBER: _builtins.int
+    GROUPED_OFFSETS_FIELD_NUMBER: _builtins.int
+    SHARDING_HASHES_FIELD_NUMBER: _builtins.int
+    MOVED_OFFSETS_FIELD_NUMBER: _builtins.int
+    RETRY_OFFSETS_FIELD_NUMBER: _builtins.int
+    HAND_OUT_COUNT_FIELD_NUMBER: _builtins.int
+    consumer_group: _builtins.str
+    """The group."""
+    topic: _builtins.str
+    """The topic."""
+    topic_incarnation: _builtins.int
+    """Its incarnation."""
+    queue_id: _builtins.int
+    """The queue."""
+    whole: _builtins.bool
+    """This says everything that is so at this moment: what earlier records say counts no more."""
+    next_offset: _builtins.int
+    """Up to there everything was looked at; 0: as before."""
+    hand_out_count: _builtins.int
+    """Numbers that hand-outs have had; only where `whole` is set."""
+    @_builtins.property
+    def acked_runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Messages that were acknowledged."""
+
+    @_builtins.property
+    def dead_runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Messages that failed too often: their copies in the group's dead letters stand in the same append."""
+
+    @_builtins.property
+    def lost_runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Messages that are given up, since the log has lost them."""
+
+    @_builtins.property
+    def waiting_runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Messages that were looked at and wait for others of their message group."""
+
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___PopChange]:
+        """Messages that are held for another time than before."""
+
+    @_builtins.property
+    def hand_outs(self) -> _containers.RepeatedCompositeFieldContainer[Global___HandOut]:
+        """Messages that were handed out."""
+
+    @_builtins.property
+    def grouped_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Of messages that are new in this record and have a message group: queue offset, and in the next field sharding hash."""
+
+    @_builtins.property
+    def sharding_hashes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Sharding hashes."""
+
+    @_builtins.property
+    def moved_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Messages that were about to go with their segment: queue offset, and in the next field where a copy stands, an offset of queue 0 of the
+        group's retry topic.
+        """
+
+    @_builtins.property
+    def retry_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Offsets there."""
+
+    def __init__(
+        self,
+        *,
+        consumer_group: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        topic_incarnation: _builtins.int = ...,
+        queue_id: _builtins.int = ...,
+        whole: _builtins.bool = ...,
+        next_offset: _builtins.int = ...,
+        acked_runs: _abc.Iterable[_builtins.int] | None = ...,
+        dead_runs: _abc.Iterable[_builtins.int] | None = ...,
+        lost_runs: _abc.Iterable[_builtins.int] | None = ...,
+        waiting_runs: _abc.Iterable[_builtins.int] | None = ...,
+        changes: _abc.Iterable[Global___PopChange] | None = ...,
+        hand_outs: _abc.Iterable[Global___HandOut] | None = ...,
+        grouped_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        sharding_hashes: _abc.Iterable[_builtins.int] | None = ...,
+        moved_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        retry_offsets: _abc.Iterable[_builtins.int] | None = ...,
+        hand_out_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked_runs", b"acked_runs", "changes", b"changes", "consumer_group", b"consumer_group", "dead_runs", b"dead_runs", "grouped_offsets", b"grouped_offsets", "hand_out_count", b"hand_out_count", "hand_outs", b"hand_outs", "lost_runs", b"lost_runs", "moved_offsets", b"moved_offsets", "next_offset", b"next_offset", "queue_id", b"queue_id", "retry_offsets", b"retry_offsets", "sharding_hashes", b"sharding_hashes", "topic", b"topic", "topic_incarnation", b"topic_incarnation", "waiting_runs", b"waiting_runs", "whole", b"whole"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PoppedQueue: _TypeAlias = PoppedQueue  # noqa: Y015
+
+@_typing.final
+class PopChange(_message.Message):
+    """PopChange is another end of the time for which messages are invisible."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    deadline_ms: _builtins.int
+    """Pop time in milliseconds."""
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The messages."""
+
+    def __init__(
+        self,
+        *,
+        deadline_ms: _builtins.int = ...,
+        runs: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deadline_ms", b"deadline_ms", "runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PopChange: _TypeAlias = PopChange  # noqa: Y015
+
+@_typing.final
+class HandOut(_message.Message):
+    """HandOut is what one member of a group got at once of one queue."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    DEADLINE_MS_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Its number in this queue and group, from 1."""
+    time_ms: _builtins.int
+    """Pop time when it was handed out, in milliseconds."""
+    deadline_ms: _builtins.int
+    """Until when nobody else gets the messages: pop time in milliseconds."""
+    attempt: _builtins.int
+    """Which delivery of the messages this is, from 1."""
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The messages."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        time_ms: _builtins.int = ...,
+        deadline_ms: _builtins.int = ...,
+        attempt: _builtins.int = ...,
+        runs: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "deadline_ms", b"deadline_ms", "number", b"number", "runs", b"runs", "time_ms", b"time_ms"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandOut: _TypeAlias = HandOut  # noqa: Y015

@@ -41,6 +41,8 @@ GROUPS_TOPIC: Final = SYSTEM_PREFIX + "GROUPS"
 """Records of the settings of consumer groups; see the message GroupsRecord."""
 EXPIRED_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 """Half messages whose transactions nobody ended, however often it was asked; RocketMQ's name."""
+POP_TOPIC: Final = SYSTEM_PREFIX + "POP"
+"""Which messages groups have popped and acknowledged; see the message PopRecord."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _STORED_NAME: Final = re.compile(r"[%A-Za-z0-9_-]+", re.ASCII)

@@ -8,7 +8,7 @@
       RepeatedSends         producer, sequence -> place, derived            state/
       PendingTimers         due time -> position, derived                   timer/
       Transactions          half messages that are open, derived            state/
-      state machines        offsets, topics, groups: records of the log     state/
+      state machines        offsets, topics, groups, pops: records of the log     state/
       LogFlusher, checkpoints                                               log/
       QueueHealer           makes damaged consume queue files anew          queues/
 
@@ -61,6 +61,7 @@ from .opening import (
     make_folders,
     restore_topics,
 )
+from .pop_carrying import PopCarrier
 from .queues.consume_queue import ConsumeQueueDamagedError, DamagedFile
 from .queues.heal import LogState, QueueHealer
 from .queues.log_reader import LogReader
@@ -82,6 +83,7 @@ from .state.machine import (
     state_region,
 )
 from .state.offsets import ConsumerOffsets
+from .state.pop import PopState
 from .state.repeated_sends import PartlyStoredError
 from .state.transactions import CheckPlan, Ending, HalfMessage, ended_record
 from .store_files import Recovery, StoreFiles
@@ -232,6 +234,10 @@ class Store:
             self._folder.first_position,
             self.positions.appended,
         )
+        self.popped = PopState(
+            disk, f"{root}/config/popState.json", self._folder.first_position, self.positions.appended
+        )
+        """What groups have popped."""
         self._front = LogFront(
             self._queues,
             self._repeated,
@@ -252,6 +258,7 @@ class Store:
             self.groups,
             self.timer,
             transaction_state,
+            self.popped,
             self._front,
         )
         """What stands in the log of the broker itself: what joins here is replayed, saved and carried forward."""
@@ -262,6 +269,9 @@ class Store:
         restore_topics(self.topics, self._queues, queues_default, known_incarnations, self.id)
         self.topics.writer = self._writer_of(self.topics)
         self.groups.writer = self._writer_of(self.groups)
+        self._pop_carrier = PopCarrier(
+            self.popped, self._queues, self.topics, self.read_records, on_writer, self.append_moved
+        )
         self._keep_offsets()
         self._scrubber = Scrubber(
             disk,
@@ -359,6 +369,11 @@ class Store:
     def epochs(self) -> Epochs:
         """Which epochs the log has, and which parts of it this store wrote as the leader."""
         return self._files.epochs
+
+    @property
+    def epoch(self) -> int:
+        """Of the appends that are made now."""
+        return self._log.epoch
 
     @property
     def append_size_max_bytes(self) -> int:
@@ -844,13 +859,14 @@ class Store:
         return StateWriter(append, change)
 
     def _keep_offsets(self) -> None:
-        """Forgets the offsets of topics that are gone."""
+        """Forgets the offsets of topics that are gone, and what was popped of them."""
 
         def incarnation_of(name: str) -> int | None:
             topic = self.topics.find(name)
             return topic.incarnation if topic is not None else None
 
         self.offsets.keep(incarnation_of)
+        self.popped.keep(incarnation_of)
 
     def _carry_forward(self, cut: int) -> None:
         """Appends again what is alive in front of `cut`, which is about to go, and syncs it; then says, durably, that the log begins there.
@@ -859,6 +875,7 @@ class Store:
         """
         self._carry_pending(cut)
         self._carry_halves(cut)
+        self._pop_carrier.move_below(cut)
         for machine in self._machines:
             for carry in machine.carry(cut):
                 self._on_writer(partial(self._carry, machine.topic, carry))

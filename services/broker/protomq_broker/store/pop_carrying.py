@@ -1,0 +1,136 @@
+"""Messages that were popped and are not done outlive their segment: before it goes, a copy of each moves to its group's retry topic.
+
+A message stays what it is for its group: same queue offset, same receipt, same attempt. The state remembers where its copy stands, and
+pops read it there. Copies and the record that says so are one append.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from protomq.v1.state_pb2 import PoppedQueue, PopRecord
+from protomq.wire.topics import POP_TOPIC, retry_topic
+
+from .log.append import AppendRequest
+from .log.move import ReadRecords, move_records
+from .queues.consume_queue import ConsumeQueue
+from .queues.consume_queue_table import ConsumeQueueTable
+from .state.pop import PopState
+from .state.popped_queue import OpenMessages, runs_of
+from .state.topics import TopicConfig, TopicTable
+
+log = logging.getLogger(__name__)
+
+MOVED_COUNT_MAX: Final = 512
+MOVED_SIZE_MAX_BYTES: Final = 1 << 20
+"""Of an append of copies: sends get on in between."""
+
+
+class _Place(NamedTuple):
+    """Where the record of an open message stands."""
+
+    offset: int
+    position: int
+    size: int
+
+
+class PopCarrier:
+    """`move_below`: not the writer thread, unless `on_writer` says so. `append_moved`: as `Store.append_moved`."""
+
+    def __init__(
+        self,
+        popped: PopState,
+        queues: ConsumeQueueTable,
+        topics: TopicTable,
+        read_records: ReadRecords,
+        on_writer: Callable[[Callable[[], None]], None],
+        append_moved: Callable[[Sequence[AppendRequest], Sequence[tuple[str, Sequence[bytes]]]], int],
+    ) -> None:
+        self._popped = popped
+        self._queues = queues
+        self._topics = topics
+        self._read_records = read_records
+        self._on_writer = on_writer
+        self._append_moved = append_moved
+
+    def move_below(self, cut: int) -> None:
+        """Moves the open messages whose record stands in front of `cut`. Raises what an append raises."""
+        for known in self._popped.queues():
+            while self._is_known(known) and (places := self._places_below(known, cut)):
+                self._move(known, _first(places))
+
+    def _is_known(self, known: OpenMessages) -> bool:
+        """Whether neither its topic nor its group was deleted."""
+        with self._popped.lock:
+            return self._popped.find(known.key, known.incarnation) is known
+
+    def _places_below(self, known: OpenMessages, cut: int) -> list[_Place]:
+        """Where they stand, in the order of the log."""
+        group, topic, queue_id = known.key
+        own, retry = self._queues.find(topic, queue_id), self._queues.find(retry_topic(group), 0)
+        own_first = own.first_at_or_beyond(cut) if own is not None else 0
+        retry_first = retry.first_at_or_beyond(cut) if retry is not None else 0
+        with self._popped.lock:
+            moved = known.moved
+            gone = [(offset, own, offset) for offset in known.open if offset < own_first and offset not in moved]
+            gone += [(offset, retry, at) for offset, at in moved.items() if at < retry_first]
+        places = [_place(offset, queue, at) for offset, queue, at in gone if queue is not None]
+        return sorted(places, key=lambda place: place.position)
+
+    def _move(self, known: OpenMessages, places: Sequence[_Place]) -> None:
+        positions = np.array([place.position for place in places], np.int64)
+        sizes = np.array([place.size for place in places], np.int64)
+        data, starts, is_sound = self._read_records(positions, sizes)
+        is_sound &= sizes > 0
+        copies: list[AppendRequest] = []
+        if is_sound.any():
+            topic = retry_topic(known.key.group)
+            copies.append(AppendRequest(move_records(data, starts[is_sound], sizes[is_sound], topic), 0))
+        offsets = [place.offset for place in places]
+        kept = [offset for offset, sound in zip(offsets, is_sound.tolist(), strict=True) if sound]
+        lost = sorted(set(offsets) - set(kept))
+        if lost:
+            log.error(
+                "%d messages of queue %d of %s that %s has popped are damaged, and are lost with their segment",
+                len(lost), known.key.queue_id, known.key.topic, known.key.group,
+            )  # fmt: skip
+        self._on_writer(partial(self._append, known, copies, kept, lost))
+
+    def _append(
+        self, known: OpenMessages, copies: Sequence[AppendRequest], kept: Sequence[int], lost: Sequence[int]
+    ) -> None:
+        """On the writer thread; nothing happens if one of them was settled meanwhile: then they are prepared anew."""
+        group, topic, queue_id = known.key
+        if not self._is_known(known) or any(offset not in known.open for offset in (*kept, *lost)):
+            return
+        name = retry_topic(group)
+        first = self._queues.end_offset(name, 0)
+        told = PoppedQueue(
+            consumer_group=group,
+            topic=topic,
+            topic_incarnation=known.incarnation,
+            queue_id=queue_id,
+            lost_runs=runs_of(lost),
+            moved_offsets=kept,
+            retry_offsets=range(first, first + len(kept)),
+        )
+        record = PopRecord(time_ms=self._popped.time_ms, queues=[told])
+        self._append_moved(copies, [(POP_TOPIC, [record.SerializeToString()])])
+        if copies and self._topics.find(name) is None:
+            self._topics.add([TopicConfig(name, 1, 1)])
+
+
+def _place(offset: int, queue: ConsumeQueue, at: int) -> _Place:
+    entry: Any = queue.entry(at) if queue.known_min_offset <= at < queue.end_offset else (0, 0)
+    return _Place(offset, int(entry[0]), int(entry[1]))
+
+
+def _first(places: Sequence[_Place]) -> Sequence[_Place]:
+    """So many of the first that their records are no more than an append of copies takes; one at least."""
+    ends = np.cumsum([place.size for place in places[:MOVED_COUNT_MAX]])
+    return places[: max(int(np.searchsorted(ends, MOVED_SIZE_MAX_BYTES, "right")), 1)]

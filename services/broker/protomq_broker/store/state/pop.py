@@ -1,0 +1,206 @@
+"""What groups have popped: a state machine over the log.
+
+    record of %SYS%POP       its body is a PopRecord (state.proto): hand-outs, acknowledgements and the like, of many queues and groups
+    config/popState.json     {"position": n, "time_ms": t, "queues": [["<a PoppedQueue that says everything, base64>", since, until], …]}
+
+Rules:
+- The records are the truth; the file is a cache. `popped_queue.py` says what one queue of a group is.
+- A queue whose first needed record stands in what is deleted next is said again, whole.
+- `time_ms` is the newest pop time that a record tells. Pop time goes on from there when a broker starts: the time in between does not
+  count, whatever the wall clock says, so a message is invisible for at least as long as its holder was told.
+- Who plans a hand-out and who appends it are two threads: `lock` is held while a queue is asked, and while a record is applied.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, Final
+
+from google.protobuf.message import DecodeError
+
+from protomq.v1.state_pb2 import PoppedQueue, PopRecord
+from protomq.wire.topics import POP_TOPIC
+from protomq_broker.store.files.disk import Disk
+
+from .machine import Carrier, Snapshot
+from .popped_queue import OpenMessages, QueueOfGroup, count_in
+from .snapshots import SnapshotFiles
+
+log = logging.getLogger(__name__)
+
+QUEUES_MAX: Final = 100_000
+"""Queues of groups: each group pops each queue of its topics. Some KiB each."""
+CARRIED_OPEN_COUNT: Final = 1_000
+"""Open messages in a slice of what is carried forward, if they are of several queues."""
+_MALFORMED: Final = (DecodeError, ValueError, IndexError)
+
+
+class PopState:
+    """`apply`, and what `carry` gives: the writer thread. Everything else: any thread, with `lock` where it says so.
+
+    Attributes:
+        replay_from: after the construction: the records in front of this position are in it already.
+        time_ms: newest pop time that a record tells; 0: none does.
+        handed_out_count, acked_count, dead_count, lost_count: messages, since the start.
+    """
+
+    topic = POP_TOPIC
+
+    def __init__(self, disk: Disk, path: str, log_start: int, end_position: int) -> None:
+        """Reads the cache of a log that goes from `log_start` to `end_position`."""
+        self._files = SnapshotFiles(disk, path)
+        self.lock = threading.Lock()
+        self._queues: dict[QueueOfGroup, OpenMessages] = {}
+        self.time_ms = 0
+        self.handed_out_count = self.acked_count = self.dead_count = self.lost_count = 0
+        self._change_count = 0
+        self._saved_count = 0
+        self._end_position = 0
+        self.replay_from = self._files.load(self._load, log_start, end_position)
+
+    # The machine.
+
+    def apply(self, body: bytes, position: int) -> Sequence[str]:
+        """Takes the body of the record at `position`; one that does not hold changes nothing, and is said."""
+        try:
+            record = PopRecord.FromString(body)
+            _check(record)
+        except _MALFORMED:
+            log.error("the record of %s at position %d does not hold", POP_TOPIC, position)
+            return ()
+        with self.lock:
+            self.time_ms = max(self.time_ms, record.time_ms)
+            for group in record.deleted_groups:
+                for key in [key for key in self._queues if key.group == group]:
+                    del self._queues[key]
+            for told in record.queues:
+                self._take(told, position)
+            self._change_count += 1
+            self._end_position = position + 1
+        return ()
+
+    def _take(self, told: PoppedQueue, position: int) -> None:
+        key = QueueOfGroup(told.consumer_group, told.topic, told.queue_id)
+        known = self._queues.get(key)
+        if known is None or known.incarnation != told.topic_incarnation:
+            known = self._queues[key] = OpenMessages(key, told.topic_incarnation, position)
+        known.take(told, position)
+        if not told.whole:
+            self.handed_out_count += sum(count_in(each.runs) for each in told.hand_outs)
+            self.acked_count += count_in(told.acked_runs)
+            self.dead_count += count_in(told.dead_runs)
+            self.lost_count += count_in(told.lost_runs)
+
+    def carry(self, cut: int) -> Sequence[Carrier]:
+        """See `StateMachine`."""
+        slices: list[list[QueueOfGroup]] = []
+        open_count = CARRIED_OPEN_COUNT
+        with self.lock:
+            for key, known in self._queues.items():
+                if known.since >= cut:
+                    continue
+                if open_count >= CARRIED_OPEN_COUNT:
+                    slices.append([])
+                    open_count = 0
+                slices[-1].append(key)
+                open_count += 10 + len(known.open)
+        return [partial(self._statement_of, keys, cut) for keys in slices]
+
+    def _statement_of(self, keys: Sequence[QueueOfGroup], cut: int) -> bytes:
+        record = PopRecord(time_ms=self.time_ms)
+        for key in keys:
+            known = self._queues.get(key)
+            if known is not None and known.since < cut:
+                record.queues.append(known.statement())
+        return record.SerializeToString() if record.queues else b""
+
+    def unsaved(self) -> Snapshot | None:
+        """See `StateMachine`."""
+        change_count = self._change_count
+        if change_count == self._saved_count:
+            return None
+        with self.lock:
+            keys = list(self._queues)
+        queues = []
+        for key in keys:
+            with self.lock:  # for one queue at a time: the writer must not wait for all of them
+                known = self._queues.get(key)
+                if known is not None:
+                    queues.append((known.statement(), known.since, known.until))
+        time_ms = self.time_ms
+
+        def save(position: int) -> None:
+            texts = [
+                [base64.b64encode(told.SerializeToString()).decode(), since, until]
+                for told, since, until in queues
+            ]
+            self._files.save({"position": position, "time_ms": time_ms, "queues": texts})
+            self._saved_count = change_count
+
+        return Snapshot(self._end_position, save)
+
+    def _load(self, content: Any) -> None:
+        queues: dict[QueueOfGroup, OpenMessages] = {}
+        for text, since, until in content["queues"]:
+            told = PoppedQueue.FromString(base64.b64decode(text))
+            key = QueueOfGroup(told.consumer_group, told.topic, told.queue_id)
+            known = queues[key] = OpenMessages(key, told.topic_incarnation, int(since))
+            known.take(told, int(since))
+            known.until = int(until)
+        self.time_ms = int(content["time_ms"])
+        self._queues = queues
+
+    # Questions.
+
+    def find(self, key: QueueOfGroup, incarnation: int) -> OpenMessages | None:
+        """The queue as the group pops it; None if it never has, in this incarnation of the topic. Under the lock."""
+        known = self._queues.get(key)
+        return known if known is not None and known.incarnation == incarnation else None
+
+    def has_room(self) -> bool:
+        """Whether a group may begin to pop another queue."""
+        return len(self._queues) < QUEUES_MAX
+
+    def has_group(self, group: str) -> bool:
+        """Whether the group has popped anything."""
+        with self.lock:
+            return any(key.group == group for key in self._queues)
+
+    def groups(self) -> dict[str, list[str]]:
+        """All groups that have popped, each with its topics."""
+        groups: dict[str, set[str]] = {}
+        with self.lock:
+            for key in self._queues:
+                groups.setdefault(key.group, set()).add(key.topic)
+        return {group: sorted(topics) for group, topics in groups.items()}
+
+    def queues(self) -> Iterator[OpenMessages]:
+        """All of them, as they are now; what is asked of each is asked under the lock."""
+        with self.lock:
+            return iter(list(self._queues.values()))
+
+    def keep(self, incarnation_of: Callable[[str], int | None]) -> None:
+        """Forgets the queues of topics that are not there, or in another incarnation."""
+        with self.lock:
+            for key, known in list(self._queues.items()):
+                if incarnation_of(key.topic) != known.incarnation:
+                    del self._queues[key]
+                    self._change_count += 1
+
+
+def _check(record: PopRecord) -> None:
+    """Raises ValueError for columns that do not fit together."""
+    for told in record.queues:
+        runs = [told.acked_runs, told.dead_runs, told.lost_runs, told.waiting_runs]
+        runs += [change.runs for change in told.changes]
+        runs += [hand_out.runs for hand_out in told.hand_outs]
+        if (
+            any(len(each) % 2 for each in runs)
+            or len(told.grouped_offsets) != len(told.sharding_hashes)
+            or len(told.moved_offsets) != len(told.retry_offsets)
+        ):
+            raise ValueError("columns of different lengths")

@@ -1,0 +1,331 @@
+"""One queue as one group pops it. Pure: it is told what happened, by records, and is asked what may be handed out.
+
+    queue offsets    0 ....... 40 41 42 43 44 ........ next_offset ...........
+                     done      held  done  held, due,  nobody has looked at these
+                                           waiting
+
+Rules:
+- Below `next_offset` a message is open, or it is done: acknowledged, dead, lost, or passed over. Only the open ones are known one by one.
+- An open message is held by a hand-out until its deadline. Behind that it is due: the next pop may have it, and the receipt of the
+  hand-out is good until then. A message that waits for its message group is open, too, and was never handed out (attempt 0).
+- Of each message group (sharding hash) only the first open message may be handed out by pops in order.
+- There is no clock here. A message that was due is taken from its holder by the record that hands it out again, and by nothing else.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Container, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+from protomq.v1.state_pb2 import HandOut, PopChange, PoppedQueue
+
+OPEN_MAX: Final = 10_000
+"""Open messages of one queue and group: then nothing new is handed out before some are done. RocketMQ's popInflightMessageThreshold."""
+
+
+class QueueOfGroup(NamedTuple):
+    """Which queue of which group."""
+
+    group: str
+    topic: str
+    queue_id: int
+
+
+class Holding:
+    """What messages that were handed out together and are held equally have in common.
+
+    Attributes:
+        number: of the hand-out; 0: messages that were never handed out.
+        time_ms: pop time of the hand-out.
+        deadline_ms: pop time up to which nobody else gets them.
+        attempt: which delivery it is, from 1; 0: none yet.
+        runs: which messages it had at first.
+        left: how many of them it has still.
+    """
+
+    __slots__ = ("attempt", "deadline_ms", "left", "number", "runs", "time_ms")
+
+    def __init__(
+        self, number: int, time_ms: int, deadline_ms: int, attempt: int, runs: Sequence[int]
+    ) -> None:
+        self.number = number
+        self.time_ms = time_ms
+        self.deadline_ms = deadline_ms
+        self.attempt = attempt
+        self.runs = runs
+        self.left = 0
+
+
+class OpenMessages:
+    """The state of one queue of a group. The machine guards it.
+
+    Attributes:
+        key: which it is.
+        incarnation: of the topic.
+        next_offset: everything below was looked at.
+        hand_out_count: numbers that hand-outs have had.
+        open: the open messages, and who holds them.
+        moved: of open messages whose segment is gone: where the copy stands in the group's retry topic.
+        since: position of the first record that is needed for knowing all this.
+        until: what records in front of this position say is in it.
+    """
+
+    __slots__ = (
+        "_due", "_entry_count", "_groups", "_hashes", "_ready", "hand_out_count", "incarnation", "key", "moved",
+        "next_offset", "open", "since", "until",
+    )  # fmt: skip
+
+    def __init__(self, key: QueueOfGroup, incarnation: int, since: int) -> None:
+        self.key = key
+        self.incarnation = incarnation
+        self.since = since
+        self.until = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self.next_offset = 0
+        self.hand_out_count = 0
+        self.open: dict[int, Holding] = {}
+        self.moved: dict[int, int] = {}
+        self._hashes: dict[int, int] = {}
+        self._groups: dict[int, deque[int]] = {}  # in the order of the queue; ends with open ones
+        self._due: list[tuple[int, int, Holding]] = []  # a heap; one that holds nothing is left out when it comes up
+        self._ready: list[int] = []  # a heap: waiting ones that are the first of their group; may name others
+        self._entry_count = 0
+
+    # Records.
+
+    def take(self, told: PoppedQueue, position: int) -> None:
+        """What a record at `position` says of this queue; nothing new if that is known."""
+        if position < self.until:
+            return
+        self.until = position + 1
+        if told.whole:
+            self._forget()
+            self.since = position
+            self.hand_out_count = told.hand_out_count
+        for settled in (told.acked_runs, told.dead_runs, told.lost_runs):
+            self._settle(settled)
+        self.next_offset = max(self.next_offset, told.next_offset)
+        for offset, sharding_hash in zip(told.grouped_offsets, told.sharding_hashes, strict=True):
+            self._hashes[offset] = sharding_hash
+            self._groups.setdefault(sharding_hash, deque()).append(offset)
+        if told.waiting_runs:
+            self._wait(told.waiting_runs)
+        for change in told.changes:
+            self._change(change.deadline_ms, change.runs)
+        for hand_out in told.hand_outs:
+            runs = tuple(hand_out.runs)
+            holding = Holding(
+                hand_out.number, hand_out.time_ms, hand_out.deadline_ms, hand_out.attempt, runs
+            )
+            self._hold(holding)
+            self.hand_out_count = max(self.hand_out_count, hand_out.number)
+        for offset, retry_offset in zip(told.moved_offsets, told.retry_offsets, strict=True):
+            if offset in self.open:
+                self.moved[offset] = retry_offset
+
+    def _settle(self, runs: Sequence[int]) -> None:
+        known, hashes, moved = self.open, self._hashes, self.moved
+        for first, end in _bounds(runs):
+            for offset in range(first, end):
+                holding = known.pop(offset, None)
+                if holding is None:
+                    continue
+                holding.left -= 1
+                if moved:
+                    moved.pop(offset, None)
+                if hashes and offset in hashes:
+                    self._leave_group(offset)
+
+    def _leave_group(self, offset: int) -> None:
+        sharding_hash = self._hashes.pop(offset)
+        group = self._groups[sharding_hash]
+        while group and group[0] not in self.open:
+            group.popleft()
+        if not group:
+            del self._groups[sharding_hash]
+        elif not self.open[group[0]].attempt:
+            heapq.heappush(self._ready, group[0])
+
+    def _wait(self, runs: Sequence[int]) -> None:
+        holding = Holding(0, 0, 0, 0, runs)
+        for offset in offsets_in(runs):
+            self.open[offset] = holding
+            holding.left += 1
+            sharding_hash = self._hashes.get(offset)
+            if sharding_hash is None or self._groups[sharding_hash][0] == offset:
+                heapq.heappush(self._ready, offset)
+
+    def _change(self, deadline_ms: int, runs: Sequence[int]) -> None:
+        by_holding: dict[Holding, list[int]] = {}
+        for offset in offsets_in(runs):
+            known = self.open.get(offset)
+            if known is not None and known.attempt:
+                by_holding.setdefault(known, []).append(offset)
+        for known, offsets in by_holding.items():
+            changed = runs_of(offsets)
+            self._hold(Holding(known.number, known.time_ms, deadline_ms, known.attempt, changed))
+
+    def _hold(self, holding: Holding) -> None:
+        known = self.open
+        for first, end in _bounds(holding.runs):
+            offsets = range(first, end)
+            before = [known[offset] for offset in offsets if offset in known] if known else ()
+            for other in before:
+                other.left -= 1
+            known.update(dict.fromkeys(offsets, holding))
+            holding.left += end - first
+        self._entry_count += 1
+        heapq.heappush(self._due, (holding.deadline_ms, self._entry_count, holding))
+
+    # Questions.
+
+    @property
+    def low_offset(self) -> int:
+        """Everything below is done."""
+        return min(self.open, default=self.next_offset)
+
+    @property
+    def room(self) -> int:
+        """How many more messages may be open."""
+        return max(OPEN_MAX - len(self.open), 0)
+
+    def is_held(self, offset: int, number: int, time_ms: int) -> bool:
+        """Whether the hand-out of this number and time has the message."""
+        holding = self.open.get(offset)
+        return holding is not None and holding.number == number and holding.time_ms == time_ms
+
+    def is_group_open(self, sharding_hash: int) -> bool:
+        """Whether a message of this group is open: then others wait."""
+        return sharding_hash in self._groups
+
+    def due(
+        self, now_ms: int, count_max: int, besides: Container[int] = (), *, in_order: bool = False
+    ) -> list[tuple[int, int]]:
+        """Offsets and attempts so far of messages whose time is up, the longest due first; none of those of `besides`.
+
+        `in_order`: only those that are the first of their group.
+        """
+        found: list[tuple[int, int]] = []
+        looked_at: list[tuple[int, int, Holding]] = []
+        while len(found) < count_max and self.next_due_ms(now_ms) is not None:
+            entry = heapq.heappop(self._due)
+            looked_at.append(entry)
+            holding = entry[2]
+            for offset in offsets_in(holding.runs):
+                if self.open.get(offset) is not holding or offset in besides:
+                    continue
+                if in_order and not self._is_first(offset):
+                    continue
+                found.append((offset, holding.attempt))
+                if len(found) == count_max:
+                    break
+        for entry in looked_at:
+            heapq.heappush(self._due, entry)
+        return found
+
+    def ready(self, count_max: int, besides: Container[int] = ()) -> list[int]:
+        """Messages that were never handed out and wait for nobody any more, in the order of the queue."""
+        found: list[int] = []
+        while self._ready and len(found) < count_max:
+            offset = heapq.heappop(self._ready)
+            holding = self.open.get(offset)
+            if holding is not None and not holding.attempt and offset not in found:
+                found.append(offset)
+        for offset in found:
+            heapq.heappush(self._ready, offset)
+        return [offset for offset in found if offset not in besides]
+
+    def next_due_ms(self, until_ms: int | None = None) -> int | None:
+        """Pop time at which the next message is due; None if none is held, or not `until_ms`."""
+        due = self._due
+        while due and not due[0][2].left:
+            heapq.heappop(due)
+        if not due or (until_ms is not None and due[0][0] > until_ms):
+            return None
+        return due[0][0]
+
+    def due_attempt(self, now_ms: int) -> int:
+        """How often the message that is due the longest was handed out; 0 if none is due."""
+        return self._due[0][2].attempt if self.next_due_ms(now_ms) is not None else 0
+
+    def _is_first(self, offset: int) -> bool:
+        sharding_hash = self._hashes.get(offset)
+        return sharding_hash is None or self._groups[sharding_hash][0] == offset
+
+    def statement(self) -> PoppedQueue:
+        """Everything, for a record."""
+        told = PoppedQueue(
+            consumer_group=self.key.group,
+            topic=self.key.topic,
+            topic_incarnation=self.incarnation,
+            queue_id=self.key.queue_id,
+            whole=True,
+            next_offset=self.next_offset,
+            hand_out_count=self.hand_out_count,
+        )
+        by_holding: dict[Holding, list[int]] = {}
+        waiting: list[int] = []
+        for offset in sorted(self.open):
+            holding = self.open[offset]
+            if holding.attempt:
+                by_holding.setdefault(holding, []).append(offset)
+            else:
+                waiting.append(offset)
+            if offset in self._hashes:
+                told.grouped_offsets.append(offset)
+                told.sharding_hashes.append(self._hashes[offset])
+        told.waiting_runs.extend(runs_of(waiting))
+        for holding, offsets in by_holding.items():
+            told.hand_outs.append(
+                HandOut(
+                    number=holding.number,
+                    time_ms=holding.time_ms,
+                    deadline_ms=holding.deadline_ms,
+                    attempt=holding.attempt,
+                    runs=runs_of(offsets),
+                )
+            )
+        told.moved_offsets.extend(self.moved)
+        told.retry_offsets.extend(self.moved.values())
+        return told
+
+
+def change_of(deadline_ms: int, offsets: Iterable[int]) -> PopChange:
+    """Messages that are held until another time."""
+    return PopChange(deadline_ms=deadline_ms, runs=runs_of(offsets))
+
+
+def runs_of(offsets: Iterable[int]) -> list[int]:
+    """Rising offsets as runs."""
+    if isinstance(offsets, range) and offsets.step == 1:
+        return [offsets.start, len(offsets)] if offsets else []
+    runs: list[int] = []
+    end = -1
+    for offset in offsets:
+        if offset == end:
+            runs[-1] += 1
+        else:
+            runs += (offset, 1)
+        end = offset + 1
+    return runs
+
+
+def offsets_in(runs: Sequence[int]) -> Iterator[int]:
+    """What the runs name."""
+    for first, end in _bounds(runs):
+        yield from range(first, end)
+
+
+def count_in(runs: Sequence[int]) -> int:
+    """How many the runs name."""
+    return sum(runs[1::2])
+
+
+def _bounds(runs: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """(first, one past the last) of each run."""
+    for at in range(0, len(runs), 2):
+        yield runs[at], runs[at] + runs[at + 1]

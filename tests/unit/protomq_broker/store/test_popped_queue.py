@@ -1,0 +1,193 @@
+"""One queue as a group pops it, against a model that knows each message by itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protomq.v1.state_pb2 import HandOut, PoppedQueue
+from protomq_broker.store.state.popped_queue import (
+    OpenMessages,
+    QueueOfGroup,
+    change_of,
+    count_in,
+    offsets_in,
+    runs_of,
+)
+
+KEY = QueueOfGroup("g", "t", 0)
+
+
+@dataclass
+class ModelMessage:
+    number: int = 0
+    time_ms: int = 0
+    deadline_ms: int = 0
+    attempt: int = 0
+    sharding_hash: int = 0
+    retry_offset: int | None = None
+
+
+@dataclass
+class Model:
+    """Every open message by itself."""
+
+    next_offset: int = 0
+    open: dict[int, ModelMessage] = field(default_factory=dict)
+    count: int = 0
+
+    def first_of_group(self, offset: int) -> bool:
+        sharding_hash = self.open[offset].sharding_hash
+        return not sharding_hash or offset == min(
+            other for other, each in self.open.items() if each.sharding_hash == sharding_hash
+        )
+
+    def due(self, now_ms: int, in_order: bool) -> set[int]:
+        return {
+            offset
+            for offset, each in self.open.items()
+            if each.attempt and each.deadline_ms <= now_ms and (not in_order or self.first_of_group(offset))
+        }
+
+    def ready(self) -> list[int]:
+        return [
+            offset
+            for offset in sorted(self.open)
+            if not self.open[offset].attempt and self.first_of_group(offset)
+        ]
+
+
+def seen(known: OpenMessages) -> dict[int, ModelMessage]:
+    return {
+        offset: ModelMessage(
+            each.number, each.time_ms, each.deadline_ms, each.attempt,
+            known._hashes.get(offset, 0), known.moved.get(offset),
+        )
+        for offset, each in known.open.items()
+    }  # fmt: skip
+
+
+def check(known: OpenMessages, model: Model, now_ms: int) -> None:
+    assert known.next_offset == model.next_offset
+    assert seen(known) == model.open
+    assert known.low_offset == min(model.open, default=model.next_offset)
+    for in_order in (False, True):
+        due = [offset for offset, _ in known.due(now_ms, 1_000, in_order=in_order)]
+        assert len(due) == len(set(due))
+        assert set(due) == model.due(now_ms, in_order)
+    assert known.ready(1_000) == model.ready()
+    deadlines = [each.deadline_ms for each in model.open.values() if each.attempt]
+    assert known.next_due_ms() == min(deadlines, default=None)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.data())
+def test_it_says_of_each_message_what_a_model_says(data: st.DataObject) -> None:
+    known, model = OpenMessages(KEY, 7, 0), Model()
+    now_ms = position = 0
+    for _ in range(data.draw(st.integers(1, 25), "records")):
+        position += 10
+        told = PoppedQueue(topic="t", consumer_group="g")
+        now_ms += data.draw(st.integers(0, 4), "time")
+        # Who pops and settles in one record looks at what was so before it.
+        due = known.due(now_ms, 3, in_order=True)
+        ready = known.ready(2)
+        settled = data.draw(st.lists(st.sampled_from(sorted(model.open) or [0]), max_size=4, unique=True), "settled")
+        settled = sorted(offset for offset in settled if offset in model.open)
+        cut = data.draw(st.integers(0, len(settled)), "dead from")
+        told.acked_runs.extend(runs_of(settled[:cut]))
+        told.dead_runs.extend(runs_of(settled[cut:]))
+        for offset in settled:
+            del model.open[offset]
+        changed = [o for o in sorted(model.open) if model.open[o].attempt and data.draw(st.booleans(), "changed")][:3]
+        fresh = data.draw(st.lists(st.sampled_from((0, 0, 1, 2)), max_size=5), "fresh")
+        taken: list[tuple[int, int]] = []
+        groups = {each.sharding_hash for each in model.open.values()} - {0}
+        for offset, sharding_hash in enumerate(fresh, model.next_offset):
+            if sharding_hash:
+                told.grouped_offsets.append(offset)
+                told.sharding_hashes.append(sharding_hash)
+            model.open[offset] = ModelMessage(sharding_hash=sharding_hash)
+            if sharding_hash not in groups and data.draw(st.booleans(), "given"):
+                taken.append((offset, 0))
+            else:
+                told.waiting_runs.extend((offset, 1))
+            if sharding_hash:
+                groups.add(sharding_hash)
+        model.next_offset += len(fresh)
+        told.next_offset = model.next_offset
+        if changed:
+            told.changes.append(change_of(now_ms + 5, changed))
+            for offset in changed:
+                model.open[offset].deadline_ms = now_ms + 5
+        again = [(offset, attempt) for offset, attempt in due if offset in model.open and offset not in changed]
+        again += [(offset, 0) for offset in ready if offset in model.open]
+        by_attempt: dict[int, list[int]] = {}
+        for offset, attempt in (*again, *taken):
+            by_attempt.setdefault(attempt, []).append(offset)
+        for attempt, offsets in by_attempt.items():
+            model.count += 1
+            deadline_ms = now_ms + data.draw(st.integers(0, 9), "invisible")
+            told.hand_outs.append(
+                HandOut(
+                    number=model.count, time_ms=now_ms, deadline_ms=deadline_ms, attempt=attempt + 1,
+                    runs=runs_of(sorted(offsets)),
+                )
+            )  # fmt: skip
+            for offset in offsets:
+                each = model.open[offset]
+                each.number, each.time_ms, each.deadline_ms = model.count, now_ms, deadline_ms
+                each.attempt = attempt + 1
+        moved = [offset for offset in sorted(model.open) if data.draw(st.integers(0, 9), "moved") == 0]
+        told.moved_offsets.extend(moved)
+        told.retry_offsets.extend(offset + 1_000 for offset in moved)
+        for offset in moved:
+            model.open[offset].retry_offset = offset + 1_000
+        known.take(told, position)
+        check(known, model, now_ms)
+        known.take(told, position)  # a replay from an older position
+        check(known, model, now_ms)
+        if data.draw(st.booleans(), "said again"):
+            position += 10
+            whole = OpenMessages(KEY, 7, 0)
+            whole.take(PoppedQueue.FromString(known.statement().SerializeToString()), position)
+            assert whole.since == position
+            assert whole.hand_out_count == known.hand_out_count == model.count
+            known = whole
+            check(known, model, now_ms)
+
+
+@given(st.sets(st.integers(0, 30)))
+def test_runs_name_what_they_are_made_of(offsets: set[int]) -> None:
+    runs = runs_of(sorted(offsets))
+    assert list(offsets_in(runs)) == sorted(offsets)
+    assert count_in(runs) == len(offsets)
+
+
+def test_what_is_settled_in_the_same_record_is_not_given_again() -> None:
+    known = OpenMessages(KEY, 7, 0)
+    told = PoppedQueue(next_offset=3)
+    told.hand_outs.append(HandOut(number=1, time_ms=0, deadline_ms=10, attempt=1, runs=[0, 3]))
+    known.take(told, 0)
+    assert known.due(9, 10) == []
+    assert known.due(10, 10, {1}) == [(0, 1), (2, 1)]
+    assert known.due(10, 1) == [(0, 1)]
+    assert [known.is_held(0, *number_and_time) for number_and_time in ((1, 0), (2, 0), (1, 5))] == [True, False, False]
+
+
+def test_a_message_that_waits_for_one_that_is_settled_in_its_own_record_is_ready() -> None:
+    known = OpenMessages(KEY, 7, 0)
+    told = PoppedQueue(next_offset=1, grouped_offsets=[0], sharding_hashes=[5])
+    told.hand_outs.append(HandOut(number=1, time_ms=0, deadline_ms=10, attempt=1, runs=[0, 1]))
+    known.take(told, 0)
+    assert known.is_group_open(5)
+    known.take(
+        PoppedQueue(
+            acked_runs=[0, 1], next_offset=3, waiting_runs=[1, 2], grouped_offsets=[1, 2], sharding_hashes=[5, 5]
+        ),
+        1,
+    )  # fmt: skip
+    assert known.ready(10) == [1]
+    assert known.low_offset == 1
