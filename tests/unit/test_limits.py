@@ -20,13 +20,14 @@ from protomq.wire import record, topics
 from protomq_broker import (
     admin_service,
     consumer_service,
+    pop_service,
     pull_answer,
     pull_service,
     send_request,
 )
 from protomq_broker.config import BrokerConfig
 from protomq_broker.store.index import look_ups
-from protomq_broker.store.state import offsets, repeated_sends
+from protomq_broker.store.state import offsets, pop, repeated_sends
 from protomq_namesrv import request_checks
 from protomq_namesrv.config import LimitsConfig
 from protomq_runtime import dispatch, remoting_server, server
@@ -55,6 +56,11 @@ OF_A_REQUEST: Final = {
     "`hold_ms` (`hold_max_ms`)": (CONFIG.hold_max_ms, None),
     "`tags`": (pull_service.TAGS_MAX, None),
     "`member`, characters": (pull_service.MEMBER_SIZE_MAX, None),
+    "`invisible_ms` (`pop_invisible_max_ms`), 10,000 (`pop_invisible_min_ms`) at least": (
+        CONFIG.pop_invisible_max_ms,
+        pop_service.INVISIBLE_DEFAULT_MS,
+    ),
+    "`messages`, counted one by one": (pop_service.SETTLED_COUNT_MAX, None),
     "`offsets`, each queue once": (consumer_service.OFFSETS_PER_COMMIT_MAX, None),
     "`queue_ids`, each once": (topics.QUEUES_MAX, None),
     "`write_queues`, `read_queues`": (topics.QUEUES_MAX, CONFIG.default_queues),
@@ -66,6 +72,10 @@ OF_A_REQUEST: Final = {
 """What: (limit, default), for rows whose name is enough to tell them apart."""
 
 BY_REQUEST: Final = {
+    ("`Pop`", "`record_count_max`"): (
+        pop_service.RECORD_COUNT_MAX,
+        pull_answer.RECORD_COUNT_DEFAULT,
+    ),
     ("all others", "request"): (dispatch.REQUEST_SIZE_DEFAULT_BYTES, None),
     ("`ListTopicNames`", "`page_size`"): (
         request_checks.PAGE_SIZE_MAX,
@@ -80,6 +90,8 @@ BY_REQUEST: Final = {
 OF_A_SERVER: Final = {
     "producers": repeated_sends.PRODUCERS_MAX,
     "held pulls of a lane": CONFIG.lanes.hold_max // CONFIG.lanes.pull_threads,
+    "held pops": CONFIG.lanes.hold_max,
+    "popped queues": pop.QUEUES_MAX,
     "consumer groups": offsets.GROUPS_MAX,
     "candidates of a look-up": look_ups.CANDIDATES_MAX,
     "brokers": LimitsConfig().broker_count_max,

@@ -613,7 +613,8 @@ _BY_REASON: Final[dict[str, type[ServerError]]] = {
     cls.reason: cls
     for cls in (
         InvalidArgumentError, MessageTooLargeError, IllegalFilterError, IllegalDelayError, IllegalReceiptError,
-        StaleReceiptError, TopicNotFoundError, QueueNotFoundError, OffsetNotFoundError, GroupNotFoundError, BrokerNotFoundError, TopicExistsError, OffsetOutOfRangeError,
+        StaleReceiptError, TopicNotFoundError, QueueNotFoundError, OffsetNotFoundError,
+        GroupNotFoundError, BrokerNotFoundError, TopicExistsError, OffsetOutOfRangeError,
         TopicRecreatedError, GroupInUseError, GroupDisabledError, NotPermittedError, SystemBusyError, DiskFullError, TooManyError,
         ShuttingDownError, QueueHealingError, StoreFailedError, SequenceExpiredError, SendOutOfOrderError, ProducerFencedError,
         ProducerIdTakenError,

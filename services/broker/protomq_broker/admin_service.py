@@ -212,9 +212,12 @@ class AdminService:
         check_page_token(request.page_token, require_group_name)
         if request.topic:
             existing_topic(self._store, request.topic)
+        known = self._store.popped.groups()
+        for name, topics in self._store.offsets.groups().items():
+            known[name] = sorted({*topics, *known.get(name, ())})
         groups = sorted(
-            (name, sorted(topics))
-            for name, topics in self._store.offsets.groups().items()
+            (name, topics)
+            for name, topics in known.items()
             if name > request.page_token and (not request.topic or request.topic in topics)
         )
         page = groups[:size]
@@ -225,7 +228,7 @@ class AdminService:
 
     @raw
     def delete_group(self, call: Call) -> None:
-        """Has a group's offsets and settings forgotten by a record of the log; answered when that is stored."""
+        """Has a group's offsets and settings, and what it has popped, forgotten by a record of the log; answered when that is stored."""
         try:
             request = DeleteGroupRequest.FromString(bytes(call.payload))
             self._check_unused(request)
@@ -240,7 +243,12 @@ class AdminService:
         """Raises ServiceError if there is no such group, or if it is in use and the request does not say that it shall go all the same."""
         group = request.consumer_group
         check_group_name(group)
-        if not (self._store.offsets.has_group(group) or self._store.groups.has_settings(group)):
+        store = self._store
+        if not (
+            store.offsets.has_group(group)
+            or store.groups.has_settings(group)
+            or store.popped.has_group(group)
+        ):
             raise group_not_found(group)
         member = self._members.user_of(group)
         if member and not request.force:

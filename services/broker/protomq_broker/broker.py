@@ -1,6 +1,6 @@
 """One broker: its store, its services on their lanes, its registration with the name servers.
 
-    Store  <-  services: send, pull, consumer, group, transaction, admin, filter  <-  Server (lanes, remoting port, gRPC)
+    Store  <-  services: send, pull, pop, consumer, group, transaction, admin, filter  <-  Server (lanes, remoting port, gRPC)
 
 This module puts them together and carries the store's signals to the lanes; it decides nothing.
 """
@@ -21,6 +21,7 @@ from protomq.v1 import (
     consumer_service_pb2,
     filter_service_pb2,
     group_service_pb2,
+    pop_service_pb2,
     pull_service_pb2,
     route_service_pb2,
     send_service_pb2,
@@ -50,6 +51,8 @@ from .log_time import LogTime
 from .metrics import BrokerMetrics
 from .name_server_connections import NameServer, remote_name_server
 from .offset_commits import OffsetCommits
+from .pop_service import PopService
+from .pop_time import PopTime
 from .pull_service import PullService
 from .recalls import Recalls
 from .registration import BrokerRegistration, BrokerTopics
@@ -152,11 +155,22 @@ class Broker:
         )
         modules = FilterModules(Disk(), f"{config.data_dir}/config/filters")
         self._pull = PullService(self.store, config, self._commits, modules, clock)
-        self._filters = FilterService(modules, self._pull.forget_module)
-        self.store.on_topic_deleted = self._pull.signal_deleted
+        self._pop = PopService(
+            self.store,
+            config,
+            self._writer,
+            self._waiting,
+            modules,
+            self._pull.members,
+            clock,
+            PopTime(clock, self.store.popped.time_ms),
+            self.name,
+        )
+        self._filters = FilterService(modules, self._forget_module)
+        self.store.on_topic_deleted = self._signal_deleted
         self._consumer = ConsumerService(self.store, self._commits)
         self._groups = GroupService(
-            self.store, self._permit, config.delay_levels_ms, self._pull.signal_group
+            self.store, self._permit, config.delay_levels_ms, self._signal_group
         )
         self._admin = AdminService(
             self.store,
@@ -184,6 +198,7 @@ class Broker:
         for module, name, service in (
             (send_service_pb2, "SendService", self._send),
             (pull_service_pb2, "PullService", self._pull),
+            (pop_service_pb2, "PopService", self._pop),
             (consumer_service_pb2, "ConsumerService", self._consumer),
             (group_service_pb2, "GroupService", self._groups),
             (admin_service_pb2, "AdminService", self._admin),
@@ -207,6 +222,8 @@ class Broker:
                     queue_time_interval_ms=2_000,
                 ),
             ),
+            # One thread: it alone plans what is handed out.
+            "pop": LaneConfig(1, AdmissionConfig(depth_max=lanes.pop_depth_max)),
             "consumer": LaneConfig(
                 lanes.consumer_threads, AdmissionConfig(depth_max=lanes.consumer_depth_max)
             ),
@@ -225,6 +242,7 @@ class Broker:
         self._writer.start(self.store, send_lane)
         positions = self.store.positions
         positions.on_arrival.append(self._pull.signal)
+        positions.on_arrival.append(self._pop.signal)
         positions.on_flushed.append(lambda position: send_lane.post(self._waiting.resolve))
 
     def register(self) -> None:
@@ -300,6 +318,7 @@ class Broker:
         self._writer.close()
         self._mover.close()
         self._pull.close()
+        self._pop.close()
         if self._server is not None:
             self._commits.close()
         self.store.close()
@@ -321,6 +340,18 @@ class Broker:
             name_servers=self._name_server_counts,
             write_refusal=self._write_refusal,
         )
+
+    def _signal_deleted(self, topic: str) -> None:
+        self._pull.signal_deleted(topic)
+        self._pop.signal_deleted(topic)
+
+    def _signal_group(self, group: str) -> None:
+        self._pull.signal_group(group)
+        self._pop.signal_group(group)
+
+    def _forget_module(self, name: str) -> None:
+        self._pull.forget_module(name)
+        self._pop.forget_module(name)
 
     def _name_server_counts(self) -> tuple[int, int]:
         registration = self._registration

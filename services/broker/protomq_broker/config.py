@@ -23,6 +23,8 @@ from .store.timer.delay_levels import ROCKETMQ_LEVELS, parse_levels
 
 THREADS_MAX: Final = 64
 DEPTH_MAX: Final = 10_000_000
+INVISIBLE_MAX_MS: Final = 30 * 24 * 3_600_000
+"""A receipt has room for no more than some 49 days."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,126}")
 """Of a cluster or broker: what name servers take."""
 
@@ -36,7 +38,8 @@ class LaneSizes:
         pull_threads: RocketMQ has 16 + 2 x cores; a lane here serves thousands of calls a turn, and threads share one GIL, so two
             are enough to keep a cold read from delaying the others.
         pull_depth_max: calls that may wait (RocketMQ: 100,000).
-        hold_max: pulls that may be held at once over all pull lanes.
+        pop_depth_max: pops and acknowledgements that may wait. The lane has one thread.
+        hold_max: pulls that may be held at once over all pull lanes, and as many pops.
         consumer_threads: threads for offsets and look-ups.
         consumer_depth_max: calls that may wait.
         admin_threads: threads for administration.
@@ -46,6 +49,7 @@ class LaneSizes:
     send_depth_max: int = 10_000
     pull_threads: int = 2
     pull_depth_max: int = 100_000
+    pop_depth_max: int = 100_000
     hold_max: int = 200_000
     consumer_threads: int = 1
     consumer_depth_max: int = 10_000
@@ -98,6 +102,8 @@ class BrokerConfig:
             it is answered DEADLINE_EXCEEDED (RocketMQ: 5 s).
         hold_max_ms: longest hold that a pull may ask for.
         delay_levels: durations of the delay levels, level 1 first, as RocketMQ's messageDelayLevel: numbers with ms, s, m, h or d.
+        pop_invisible_min_ms: shortest time for which a popped message may be invisible (RocketMQ's proxy: 10 s).
+        pop_invisible_max_ms: the longest (RocketMQ's proxy: 12 h).
         delayed_count_max: messages that may wait for their time. Each takes 24 octets of disk besides its record, and no memory.
         delayed_size_max_bytes: what their records may have together: those that outlive retention are written again.
         transaction_timeout_ms: age of a half message when its producer is asked about it first (RocketMQ: transactionTimeOut, 6 s).
@@ -123,6 +129,8 @@ class BrokerConfig:
     sync_flush_timeout_ms: int = 5_000
     hold_max_ms: int = 60_000
     delay_levels: str = ROCKETMQ_LEVELS
+    pop_invisible_min_ms: int = 10_000
+    pop_invisible_max_ms: int = 43_200_000
     delayed_count_max: int = 10_000_000
     delayed_size_max_bytes: int = 64 << 30
     transaction_timeout_ms: int = 6_000
@@ -154,6 +162,7 @@ class BrokerConfig:
             "sync_flush_timeout_ms",
             "hold_max_ms",
             "register_interval_ms",
+            "pop_invisible_min_ms",
             "delayed_count_max",
             "delayed_size_max_bytes",
             "transaction_timeout_ms",
@@ -165,6 +174,11 @@ class BrokerConfig:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
 
+        least, most = self.pop_invisible_min_ms, self.pop_invisible_max_ms
+        if not least <= most <= INVISIBLE_MAX_MS:
+            raise ValueError(
+                f"pop_invisible_max_ms is {most}; it must be {least} (pop_invisible_min_ms) to {INVISIBLE_MAX_MS}"
+            )
         try:
             parse_levels(self.delay_levels)
         except ValueError as error:

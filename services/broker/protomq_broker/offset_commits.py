@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from protomq.v1.admin_service_pb2 import DeleteGroupResponse
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, CommitOffsetsResponse, QueueOffset
-from protomq.v1.state_pb2 import GroupsRecord, OffsetsRecord
+from protomq.v1.state_pb2 import GroupsRecord, OffsetsRecord, PopRecord
 from protomq.wire.record import encode_varint
-from protomq.wire.topics import GROUPS_TOPIC, OFFSETS_TOPIC
+from protomq.wire.topics import GROUPS_TOPIC, OFFSETS_TOPIC, POP_TOPIC
 from protomq_runtime.errors import system_busy
 
 from .store.state.offsets import OffsetKey, TooManyGroupsError
@@ -162,6 +162,9 @@ class OffsetCommits:
         if self._store.groups.has_settings(group):
             record = GroupsRecord(deleted_groups=[group]).SerializeToString()
             states.append((GROUPS_TOPIC, [record]))
+        if self._store.popped.has_group(group):
+            record = PopRecord(deleted_groups=[group]).SerializeToString()
+            states.append((POP_TOPIC, [record]))
         if not states:
             _answer([deletion], group_not_found(group))
             return

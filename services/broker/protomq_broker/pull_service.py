@@ -201,7 +201,7 @@ class PullService:
         if len(request.member) > MEMBER_SIZE_MAX:
             raise invalid_argument("member", f"has at most {MEMBER_SIZE_MAX} characters")
         if request.filter_type or request.filter:
-            _read_filter(request)
+            read_filter(request)
         if len(request.tags) > TAGS_MAX:
             raise invalid_argument("tags", f"at most {TAGS_MAX}")
         wrong = next(filter(NOT_IN_TAGS.search, request.tags), None)
@@ -415,7 +415,7 @@ def _queue_of_group(request: PullRequest) -> tuple[str, str, int]:
     return request.consumer_group, request.topic, request.queue_id
 
 
-def _read_filter(request: PullRequest) -> None:
+def read_filter(request: PullRequest) -> None:
     """Puts the tags of `a || b` where the others stand. Raises ServiceError for a filter of no language."""
     if not request.filter_type:
         raise invalid_argument("filter_type", "says in which language `filter` is written")

@@ -184,7 +184,8 @@ def group_not_found(name: str) -> ServiceError:
     return ServiceError(
         Code.NOT_FOUND,
         "GROUP_NOT_FOUND",
-        f"group {name!r} has no committed offset and no settings here; ListGroups and ListGroupSettings tell which groups have",
+        f"group {name!r} has no committed offset and no settings here, and has popped nothing; ListGroups and ListGroupSettings tell which"
+        " groups have",
         metadata={"consumer_group": name},
     )
 

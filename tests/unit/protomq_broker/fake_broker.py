@@ -12,6 +12,7 @@ from protomq.v1 import (
     admin_service_pb2,
     consumer_service_pb2,
     group_service_pb2,
+    pop_service_pb2,
     pull_service_pb2,
     send_service_pb2,
 )
@@ -26,6 +27,8 @@ from protomq_broker.group_service import GroupService
 from protomq_broker.half_sends import HalfSends
 from protomq_broker.log_time import LogTime
 from protomq_broker.offset_commits import OffsetCommits
+from protomq_broker.pop_service import PopService
+from protomq_broker.pop_time import PopTime
 from protomq_broker.pull_service import PullService
 from protomq_broker.recalls import Recalls
 from protomq_broker.send_service import SendService
@@ -48,6 +51,7 @@ PULL = "/protomq.v1.PullService/Pull"
 CONSUMER = "/protomq.v1.ConsumerService/"
 GROUP = "/protomq.v1.GroupService/"
 ADMIN = "/protomq.v1.AdminService/"
+POP = "/protomq.v1.PopService/"
 
 
 def send_service(
@@ -87,13 +91,14 @@ class FakeBroker:
         disk: SimDisk | None = None,
         sync_flush: bool = False,
         is_permitted: bool = True,
+        clock_ms: int = 1_700_000_000_000,
         **settings: Any,
     ) -> None:
         """`settings`: of BrokerConfig."""
         self.disk = disk or SimDisk()
-        self.clock = ManualClock()
+        self.clock = ManualClock(clock_ms)
         self.store = open_store(self.disk, clock=self.clock, sync_flush=sync_flush, segment=1 << 20)
-        self.topic = self.store.topics.create(TopicConfig("topic", 2, 2))
+        self.topic = self.store.topics.find("topic") or self.store.topics.create(TopicConfig("topic", 2, 2))
         self.permit = WritePermit()
         self.announced_count = 0
         config = BrokerConfig(**settings)
@@ -103,14 +108,35 @@ class FakeBroker:
         self.send = send_service(self.store, config, self.clock, self.waiting, writer)
         modules = FilterModules(self.disk, "/s/config/filters")
         self.pull = PullService(self.store, config, self.commits, modules, self.clock)
-        self.store.on_topic_deleted = self.pull.signal_deleted
+        self.pop = PopService(
+            self.store,
+            config,
+            writer,
+            self.waiting,
+            modules,
+            self.pull.members,
+            self.clock,
+            PopTime(self.clock, self.store.popped.time_ms),
+            "b",
+        )
+
+        def signal_deleted(topic: str) -> None:
+            self.pull.signal_deleted(topic)
+            self.pop.signal_deleted(topic)
+
+        def signal_group(group: str) -> None:
+            self.pull.signal_group(group)
+            self.pop.signal_group(group)
+
+        self.store.on_topic_deleted = signal_deleted
         groups = GroupService(
-            self.store, self.permit, config.delay_levels_ms, self.pull.signal_group
+            self.store, self.permit, config.delay_levels_ms, signal_group
         )
         table = DispatchTable()
         for module, name, service in (
             (send_service_pb2, "SendService", self.send),
             (pull_service_pb2, "PullService", self.pull),
+            (pop_service_pb2, "PopService", self.pop),
             (consumer_service_pb2, "ConsumerService", ConsumerService(self.store, self.commits)),
             (group_service_pb2, "GroupService", groups),
             (admin_service_pb2, "AdminService", self._admin_service(config)),
@@ -120,6 +146,7 @@ class FakeBroker:
         send_lane = self.server.lanes["send"]
         writer.start(self.store, send_lane)
         self.store.positions.on_arrival.append(self.pull.signal)
+        self.store.positions.on_arrival.append(self.pop.signal)
         self.store.positions.on_flushed.append(lambda _: send_lane.post(self.waiting.resolve))
         if is_permitted:
             self.permit.give()

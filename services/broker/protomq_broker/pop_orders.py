@@ -1,0 +1,104 @@
+"""What callers of the pop lane want, and what they get. Values of that lane's thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from protomq.v1.pop_service_pb2 import PopRequest
+    from protomq_runtime.call import Call
+    from protomq_runtime.timers import Timer
+
+    from .filters.filter_book import Filter
+    from .pop_receipts import Receipt
+    from .store.queues.reading import ReadResult
+    from .store.state.topics import TopicConfig
+
+
+@dataclass(eq=False, slots=True)
+class PopOrder:
+    """A pop that is to be planned, or is held.
+
+    Attributes:
+        call: to be answered.
+        request: what was asked for, with its defaults filled in.
+        tag_codes: wanted tags, empty for all.
+        filter: what messages have to match besides.
+        arrival_count: arrivals in its topic that it has seen; one that is held is looked at again when there are more.
+        is_held: whether its call waits for messages.
+        timer: has it looked at again, when its hold ends or a message is due.
+        ends_ms: when its hold ends, by the monotonic clock.
+    """
+
+    call: Call
+    request: PopRequest
+    tag_codes: frozenset[int]
+    filter: Filter | None = None
+    arrival_count: int = -1
+    is_held: bool = False
+    timer: Timer | None = None
+    ends_ms: float = 0.0
+
+    @property
+    def wanted(self) -> tuple[object, ...]:
+        """Pops that want the same find the same."""
+        request = self.request
+        queue_id = request.queue_id if request.HasField("queue_id") else -1
+        key = (request.consumer_group, request.topic, queue_id, request.fifo)
+        return (*key, self.tag_codes, self.filter, request.topic_incarnation)
+
+
+@dataclass(eq=False, slots=True)
+class SettleOrder:
+    """An acknowledgement of messages, or another invisible time for them.
+
+    Attributes:
+        call: to be answered.
+        group, topic: whose they are.
+        messages: receipts, and of each the runs of offsets.
+        invisible_ms: None: they are done; else nobody else gets them for so long.
+    """
+
+    call: Call
+    group: str
+    topic: str
+    messages: Sequence[tuple[Receipt, Sequence[int]]]
+    invisible_ms: int | None
+
+
+@dataclass(slots=True)
+class Part:
+    """Messages of one queue that go to one pop, all for the same time.
+
+    Attributes:
+        queue_id, number, attempt: of the hand-out.
+        offsets: the messages.
+        result: where their records stand, in the same order.
+    """
+
+    queue_id: int
+    number: int
+    attempt: int
+    offsets: Sequence[int]
+    result: ReadResult
+
+
+@dataclass(slots=True)
+class PopAnswer:
+    """What a pop gets: parts, of one incarnation of the topic."""
+
+    order: PopOrder
+    topic: TopicConfig
+    time_ms: int
+    parts: list[Part] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class SettleAnswer:
+    """What became of an order: of each of its receipts the runs of offsets that are stale."""
+
+    order: SettleOrder
+    stale: list[tuple[int, list[int]]] = field(default_factory=list)
+    done_count: int = 0

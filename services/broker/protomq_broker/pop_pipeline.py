@@ -1,0 +1,268 @@
+"""The way of pops and acknowledgements into the log: what has come together is planned, appended as one record, answered when it is stored.
+
+    pop lane     orders of a turn > plan                             > held again, or planned again      > answers
+    send lane                            append, applied as it is                         stored
+
+Rules:
+- One plan is under way at a time; what comes meanwhile is the next one. So nothing is planned twice, and the busier the broker, the more
+  goes into one record.
+- A plan that does not hold any more when it comes to the send lane (a topic or a group was deleted) is made anew.
+- An answer waits for what SEND_OK waits for; the next plan does not.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Final, Protocol
+
+from protomq.wire.topics import POP_TOPIC
+
+from .pop_orders import PopAnswer, PopOrder, SettleAnswer, SettleOrder
+from .pop_planner import Plan, PopPlanner
+from .store.state.topics import TopicConfig
+from .topic_access import check_incarnation, group_disabled, readable_topic
+
+if TYPE_CHECKING:
+    from protomq_runtime.call import CallLane
+
+    from .config import BrokerConfig
+    from .pop_time import PopTime
+    from .store.store import Store
+    from .system_writer import SystemWriter
+    from .waiting_answers import WaitingAnswers
+
+log = logging.getLogger("protomq.broker")
+
+ORDERS_MAX: Final = 500
+"""In one plan."""
+MESSAGES_MAX: Final = 8_192
+"""Handed out by one plan: the send lane applies it within a millisecond or two."""
+SWEEP_INTERVAL_MS: Final = 1_000
+"""Between two looks for what has failed too often, while anything is open."""
+TELL_INTERVAL_MS: Final = 60_000
+"""So often the log is told of pop time while anything is open: a message is held by so much longer after a crash."""
+SWEPT_COUNT_MAX: Final = 2_000
+"""Queues that one look takes: a millisecond."""
+
+
+class PopAnswers(Protocol):
+    """What the pipeline tells. All on the pop lane."""
+
+    def popped(self, answer: PopAnswer, failure: Exception | None) -> None:
+        """The messages are handed out, and that is stored."""
+
+    def settled(self, answer: SettleAnswer, failure: Exception | None) -> None:
+        """The order is done, and that is stored."""
+
+    def found_nothing(self, order: PopOrder) -> None:
+        """There is nothing for a pop now."""
+
+    def refused(self, order: PopOrder | SettleOrder, failure: Exception) -> None:
+        """It cannot be done."""
+
+    def changed(self, group: str, topic: str) -> None:
+        """Something may be there now for a pop that found nothing before."""
+
+
+class PopPipeline:
+    """`add`: the pop lane. `planner` is for metrics besides."""
+
+    def __init__(
+        self,
+        store: Store,
+        writer: SystemWriter,
+        waiting: WaitingAnswers,
+        pop_time: PopTime,
+        config: BrokerConfig,
+        answers: PopAnswers,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._writer = writer
+        self._waiting = waiting
+        self._time = pop_time
+        self._config = config
+        self._answers = answers
+        self.planner = PopPlanner(store, monotonic)
+        self._pops: deque[PopOrder] = deque()
+        self._settles: deque[SettleOrder] = deque()
+        self._lane: CallLane | None = None
+        self._is_busy = False
+        self._is_posted = False
+        self._is_sweep_due = False
+        self._told_ms = store.popped.time_ms
+        self._swept = store.popped.queues()
+        self._is_any_open = False
+
+    def add(self, order: PopOrder | SettleOrder) -> None:
+        """Takes an order: it is part of the next plan, if that has room."""
+        if self._lane is None:
+            self._lane = order.call.lane
+            self._lane.call_later(SWEEP_INTERVAL_MS, self._sweep)
+        if isinstance(order, PopOrder):
+            self._pops.append(order)
+        else:
+            self._settles.append(order)
+        self._post()
+
+    def _post(self) -> None:
+        """Has the next plan made when this turn of the lane has brought all that it brings."""
+        if not self._is_busy and not self._is_posted:
+            self._is_posted = True
+            assert self._lane is not None
+            self._lane.post(self._begin)
+
+    def _begin(self) -> None:
+        self._is_posted = False
+        if self._is_busy:
+            return
+        plan = self._make_plan()
+        for order in plan.nothing:
+            self._answers.found_nothing(order)
+        self._pops.extendleft(reversed(plan.again))
+        if plan.queues or plan.settle_answers or plan.is_time_told:
+            self._is_busy = True
+            self._writer.post(partial(self._append, plan))
+        elif plan.again or self._pops or self._settles:
+            self._post()
+
+    def _make_plan(self) -> Plan:
+        plan = Plan(self._time.now_ms())
+        planner = self.planner
+        for _ in range(min(len(self._settles), ORDERS_MAX)):
+            order = self._settles.popleft()
+            self._try(order, partial(planner.settle, plan, order))
+        if self._is_sweep_due:
+            self._is_sweep_due = False
+            self._plan_sweep(plan)
+        nothing: set[tuple[object, ...]] = set()
+        for _ in range(min(len(self._pops), ORDERS_MAX)):
+            if plan.message_count >= MESSAGES_MAX:
+                break
+            pop = self._pops.popleft()
+            if pop.call.answered:
+                continue  # its caller has gone
+            if pop.wanted in nothing:
+                plan.nothing.append(pop)
+                continue
+            self._try(pop, partial(self._plan_pop, plan, pop))
+            if plan.nothing and plan.nothing[-1] is pop:
+                nothing.add(pop.wanted)
+        return plan
+
+    def _plan_pop(self, plan: Plan, order: PopOrder) -> None:
+        request = order.request
+        if request.consumer_group in self._store.groups.disabled:
+            raise group_disabled(request.consumer_group)
+        topic = readable_topic(self._store, request.topic)
+        check_incarnation(topic, request.topic_incarnation)
+        self.planner.pop(plan, order, topic)
+
+    def _try(self, order: PopOrder | SettleOrder, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except Exception as error:
+            self._answers.refused(order, error)
+
+    def _plan_sweep(self, plan: Plan) -> None:
+        """Buries what has failed too often, and tells the log the time if it has not heard it for long."""
+        swept = list(islice(self._swept, SWEPT_COUNT_MAX))
+        if not swept:
+            self._swept = self._store.popped.queues()
+        for known in swept:
+            with self._store.popped.lock:
+                self._is_any_open = self._is_any_open or bool(known.open)
+                attempt = known.due_attempt(plan.time_ms)
+            if attempt and attempt >= self.planner.deliveries_max(known.key.group):
+                self.planner.bury(plan, known.key, known.incarnation)
+        if self._is_any_open and plan.time_ms - self._told_ms > TELL_INTERVAL_MS:
+            plan.is_time_told, self._is_any_open = True, False
+
+    def _sweep(self) -> None:
+        assert self._lane is not None
+        self._is_sweep_due = True
+        self._post()
+        self._lane.call_later(SWEEP_INTERVAL_MS, self._sweep)
+
+    # The send lane.
+
+    def _append(self, plan: Plan) -> None:
+        pop_lane = self._lane
+        assert pop_lane is not None
+        try:
+            if not self._holds(plan):
+                pop_lane.post(partial(self._make_anew, plan))
+                return
+            end_position = self._store.appended_position
+            if plan.queues or plan.is_time_told:
+                end_position = self._writer.append_moved(
+                    plan.copies, [(POP_TOPIC, [plan.body()])]
+                )
+            if plan.copies:
+                end_position = max(end_position, self._add_topics(plan))
+        except Exception as error:
+            pop_lane.post(partial(self._done, plan, error))
+            return
+        if self._waiting.is_stored(end_position):
+            pop_lane.post(partial(self._done, plan, None))
+            return
+        pop_lane.post(partial(self._applied, plan))
+        wait_ms = self._config.sync_flush_timeout_ms
+
+        def stored(failure: Exception | None) -> None:
+            pop_lane.post(partial(self._answer, plan, failure))
+
+        self._waiting.wait(self._writer.lane, end_position, wait_ms, stored)
+        self._waiting.request_flush()
+
+    def _holds(self, plan: Plan) -> bool:
+        """Whether what the plan has looked at is so still."""
+        state, topics = self._store.popped, self._store.topics
+        with state.lock:
+            if any(state.find(key, life) is not known for key, (life, known) in plan.known.items()):
+                return False
+        for key in plan.queues:
+            topic = topics.find(key.topic)
+            if topic is None or topic.incarnation != plan.known[key][0]:
+                return False
+        return True
+
+    def _add_topics(self, plan: Plan) -> int:
+        names = dict.fromkeys(copy.region.topic for copy in plan.copies)
+        missing = [TopicConfig(name, 1, 1) for name in names if self._store.topics.find(name) is None]
+        return self._store.topics.add(missing) if missing else 0
+
+    # The pop lane again.
+
+    def _make_anew(self, plan: Plan) -> None:
+        self._is_busy = False
+        self._settles.extendleft(reversed([answer.order for answer in plan.settle_answers]))
+        self._pops.extendleft(reversed([answer.order for answer in plan.pop_answers]))
+        self._post()
+
+    def _done(self, plan: Plan, failure: Exception | None) -> None:
+        if failure is None:
+            self._applied(plan)
+        else:
+            self._is_busy = False
+            self._post()
+        self._answer(plan, failure)
+
+    def _applied(self, plan: Plan) -> None:
+        self._is_busy = False
+        if plan.queues or plan.is_time_told:
+            self._told_ms = plan.time_ms
+        for key in plan.settled:
+            self._answers.changed(key.group, key.topic)
+        if self._pops or self._settles or self._is_sweep_due:
+            self._post()
+
+    def _answer(self, plan: Plan, failure: Exception | None) -> None:
+        for settle in plan.settle_answers:
+            self._answers.settled(settle, failure)
+        for pop in plan.pop_answers:
+            self._answers.popped(pop, failure)

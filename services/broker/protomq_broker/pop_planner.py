@@ -1,0 +1,356 @@
+"""Plans what is done with popped messages next: one record of %SYS%POP for all that has come together. The pop lane's thread.
+
+    settled    acknowledgements and other invisible times; what they name is given to nobody by the same plan
+    popped     one pop for each queue of a group: the next one looks at what this one leaves, in the next plan
+    dead       messages that were handed out as often as their group lets them, and whose time is up: copies for its dead letters
+
+Rules:
+- A plan changes nothing. One at a time is under way: what it looks at stays so until its record is applied.
+- What is due comes first, then what no other message of its group holds back any more, then what nobody has looked at.
+- A message that does not match a pop's filter is passed over once and for all if nobody had it before; else it waits for another pop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count as counted
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from protomq.v1.pop_service_pb2 import PopStart
+from protomq.v1.state_pb2 import HandOut, PoppedQueue, PopRecord
+from protomq.wire.topics import dead_letter_topic
+from protomq_runtime.errors import too_many
+
+from .pop_orders import Part, PopAnswer, PopOrder, SettleAnswer, SettleOrder
+from .pop_reading import Limits, PopReader, octets_of
+from .store.log.append import AppendRequest
+from .store.log.move import move_records
+from .store.state.pop import QUEUES_MAX
+from .store.state.popped_queue import (
+    OPEN_MAX,
+    OpenMessages,
+    QueueOfGroup,
+    change_of,
+    offsets_in,
+    runs_of,
+)
+
+if TYPE_CHECKING:
+    from .store.state.pop import PopState
+    from .store.state.topics import TopicConfig
+    from .store.store import Store
+
+DEAD_COUNT_MAX: Final = 64
+DEAD_SIZE_MAX_BYTES: Final = 1 << 20
+"""Dead letters of one queue in one plan."""
+_UNLIMITED: Final = 1 << 32
+_NOTHING: Final[frozenset[int]] = frozenset()
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is to be appended, and what callers are answered then.
+
+    Attributes:
+        time_ms: pop time.
+        queues: what the record says, by queue.
+        copies: dead letters.
+        known: each queue as it was found; None: it is new. The plan is void if that is no more so.
+        again: pops of queues that another one has taken from; they come in the next plan.
+        nothing: pops that found nothing.
+        message_count: messages that are handed out.
+        is_time_told: the record is to say the time, though nothing happened.
+    """
+
+    time_ms: int
+    queues: dict[QueueOfGroup, PoppedQueue] = field(default_factory=dict)
+    copies: list[AppendRequest] = field(default_factory=list)
+    known: dict[QueueOfGroup, tuple[int, OpenMessages | None]] = field(default_factory=dict)
+    settled: dict[QueueOfGroup, set[int]] = field(default_factory=dict)
+    popped: set[QueueOfGroup] = field(default_factory=set)
+    pop_answers: list[PopAnswer] = field(default_factory=list)
+    settle_answers: list[SettleAnswer] = field(default_factory=list)
+    again: list[PopOrder] = field(default_factory=list)
+    nothing: list[PopOrder] = field(default_factory=list)
+    message_count: int = 0
+    is_time_told: bool = False
+
+    def told(self, key: QueueOfGroup, incarnation: int) -> PoppedQueue:
+        """What the record says of a queue; empty at first."""
+        told = self.queues.get(key)
+        if told is None:
+            told = self.queues[key] = PoppedQueue(
+                consumer_group=key.group,
+                topic=key.topic,
+                topic_incarnation=incarnation,
+                queue_id=key.queue_id,
+            )
+        return told
+
+    def body(self) -> bytes:
+        """Of the record."""
+        return PopRecord(time_ms=self.time_ms, queues=self.queues.values()).SerializeToString()
+
+
+class PopPlanner:
+    """`settle`, `pop`, `bury`: on a plan that was just made.
+
+    Attributes: full_count: how often a queue had to wait, since OPEN_MAX of its messages were open.
+    """
+
+    def __init__(self, store: Store, monotonic: Callable[[], float]) -> None:
+        self._store = store
+        self._state: PopState = store.popped
+        self._reader = PopReader(store, monotonic)
+        self._turns: dict[tuple[str, str], counted[int]] = {}
+        self.full_count = 0
+
+    def settle(self, plan: Plan, order: SettleOrder) -> None:
+        """Takes what an order names out of the hands of who holds it, or lets them have it for another time."""
+        answer = SettleAnswer(order)
+        for index, (receipt, runs) in enumerate(order.messages):
+            key = QueueOfGroup(order.group, order.topic, receipt.queue_id)
+            with self._state.lock:
+                known = self._find(plan, key, receipt.incarnation)
+                held: list[int] = []
+                stale: list[int] = []
+                settled = plan.settled.setdefault(key, set())
+                for offset in offsets_in(runs):
+                    is_held = known is not None and known.is_held(offset, receipt.number, receipt.time_ms)
+                    (held if is_held else stale).append(offset)
+            if held:
+                told = plan.told(key, receipt.incarnation)
+                if order.invisible_ms is None:
+                    told.acked_runs.extend(runs_of(held))
+                else:
+                    told.changes.append(change_of(plan.time_ms + order.invisible_ms, held))
+                settled.update(held)
+                answer.done_count += len(held)
+            if stale:
+                answer.stale.append((index, runs_of(stale)))
+        plan.settle_answers.append(answer)
+
+    def pop(self, plan: Plan, order: PopOrder, topic: TopicConfig) -> None:
+        """Finds messages for a pop. Raises ServiceError, what a filter raises, and StoreError if nothing could be read but damage."""
+        request = order.request
+        answer = PopAnswer(order, topic, plan.time_ms)
+        limits = Limits(request.record_count_max, request.size_max_bytes)
+        self._reader.failure = None
+        is_deferred = False
+        has_more = False
+        for queue_id in self._queue_ids(order, topic):
+            key = QueueOfGroup(request.consumer_group, request.topic, queue_id)
+            if key in plan.popped:
+                is_deferred = True
+                continue
+            parts_before = len(answer.parts)
+            try:
+                has_more = self._pop_queue(plan, answer, key, limits) or has_more
+            except Exception:  # a filter fails: what other queues have given is handed out already
+                del answer.parts[parts_before:]
+                if not answer.parts:
+                    raise
+                break
+            taken = sum(len(part.offsets) for part in answer.parts)
+            size_bytes = sum(part.result.regions_size_bytes for part in answer.parts)
+            limits = Limits(request.record_count_max - taken, request.size_max_bytes - size_bytes)
+            if limits.record_count <= 0 or limits.size_bytes <= 0:
+                break
+        if answer.parts:
+            plan.pop_answers.append(answer)
+        elif is_deferred or has_more:
+            plan.again.append(order)
+        elif self._reader.failure is not None:
+            raise self._reader.failure
+        else:
+            plan.nothing.append(order)
+
+    def bury(self, plan: Plan, key: QueueOfGroup, incarnation: int) -> None:
+        """Moves what failed too often to the dead letters, though nobody pops."""
+        with self._state.lock:
+            known = self._find(plan, key, incarnation)
+            if known is None:
+                return
+            settled = plan.settled.get(key, _NOTHING)
+            due = known.due(plan.time_ms, DEAD_COUNT_MAX, settled)
+            moved = dict(known.moved)
+        self._bury(plan, key, incarnation, due, moved)
+
+    def deliveries_max(self, group: str) -> int:
+        """How often a message of the group is handed out before it is dead: the first time, and the retries that its settings allow."""
+        limit = self._store.groups.find(group).retry_limit
+        return _UNLIMITED if limit is None else limit + 1
+
+    def _find(self, plan: Plan, key: QueueOfGroup, incarnation: int) -> OpenMessages | None:
+        known = self._state.find(key, incarnation)
+        plan.known[key] = (incarnation, known)
+        return known
+
+    def _queue_ids(self, order: PopOrder, topic: TopicConfig) -> Iterable[int]:
+        """The queues that the pop may have, beginning with another one each time."""
+        request = order.request
+        if request.HasField("queue_id"):
+            return (request.queue_id,)
+        name = (request.consumer_group, request.topic)
+        turn = self._turns.get(name)
+        if turn is None:
+            if len(self._turns) > QUEUES_MAX:
+                self._turns.clear()
+            turn = self._turns[name] = counted()
+        first, queues = next(turn), topic.read_queues
+        return [(first + index) % queues for index in range(queues)]
+
+    def _pop_queue(self, plan: Plan, answer: PopAnswer, key: QueueOfGroup, limits: Limits) -> bool:
+        """Adds what one queue has to the answer; whether there may be more that this pop was too short to look at."""
+        order, incarnation = answer.order, answer.topic.incarnation
+        request = order.request
+        settled = plan.settled.get(key, _NOTHING)
+        with self._state.lock:
+            known = self._find(plan, key, incarnation)
+            if known is None:
+                if not self._state.has_room():
+                    raise too_many("popped queues", QUEUES_MAX, "delete groups that nobody needs")
+                due, ready, moved = [], [], {}
+                room, number = OPEN_MAX, 0
+                next_offset = self._first_offset(order, key, incarnation)
+            else:
+                due = known.due(plan.time_ms, limits.record_count, settled, in_order=request.fifo)
+                ready = known.ready(limits.record_count - len(due), settled)
+                moved = dict(known.moved)
+                room, number = known.room, known.hand_out_count
+                next_offset = known.next_offset
+        if known is None:  # where it begins is remembered, though there is nothing
+            plan.told(key, incarnation).next_offset = next_offset
+        if due:
+            due = self._bury(plan, key, incarnation, due, moved)
+        by_attempt: dict[int, list[int]] = {}
+        for offset, attempt in due:
+            by_attempt.setdefault(attempt + 1, []).append(offset)
+        if ready:
+            by_attempt[1] = ready
+        parts_before = len(answer.parts)
+        for attempt, offsets in by_attempt.items():
+            found = self._reader.open_ones(
+                key, offsets, moved, limits, order.tag_codes, order.filter
+            )
+            if found.lost:
+                plan.told(key, incarnation).lost_runs.extend(runs_of(found.lost))
+            for given, result in found.results:
+                answer.parts.append(Part(key.queue_id, 0, attempt, given, result))
+                limits = Limits(limits.record_count - len(given), limits.size_bytes - result.regions_size_bytes)
+            if limits.record_count <= 0 or limits.size_bytes <= 0:
+                break
+        has_more = False
+        if limits.record_count > 0 and limits.size_bytes > 0:
+            if room == 0:
+                self.full_count += 1
+            else:
+                has_more = self._pop_fresh(plan, answer, key, known, next_offset, limits, room)
+        new_parts = answer.parts[parts_before:]
+        if new_parts:
+            self._hand_out(plan, key, incarnation, new_parts, number, request.invisible_ms)
+        if key in plan.queues:
+            plan.popped.add(key)
+        return has_more
+
+    def _pop_fresh(
+        self,
+        plan: Plan,
+        answer: PopAnswer,
+        key: QueueOfGroup,
+        known: OpenMessages | None,
+        next_offset: int,
+        limits: Limits,
+        room: int,
+    ) -> bool:
+        """Adds messages that nobody has looked at."""
+        order = answer.order
+        if order.filter is None and not order.request.fifo:
+            limits = Limits(min(limits.record_count, room), limits.size_bytes)
+            fresh = self._reader.fresh(key, next_offset, limits, order.tag_codes)
+        else:
+            is_open = None
+            if order.request.fifo:
+                is_open = known.is_group_open if known is not None else _is_never_open
+            fresh = self._reader.scanned(
+                key, next_offset, limits, order.tag_codes, order.filter, is_open, room
+            )
+        for offsets, result in fresh.results:
+            answer.parts.append(Part(key.queue_id, 0, 1, offsets, result))
+        if fresh.next_offset > next_offset:
+            told = plan.told(key, answer.topic.incarnation)
+            told.next_offset = fresh.next_offset
+            told.waiting_runs.extend(runs_of(fresh.waiting))
+            for offset, sharding_hash in fresh.grouped:
+                told.grouped_offsets.append(offset)
+                told.sharding_hashes.append(sharding_hash)
+        return fresh.has_more and fresh.next_offset > next_offset
+
+    def _hand_out(
+        self,
+        plan: Plan,
+        key: QueueOfGroup,
+        incarnation: int,
+        parts: Sequence[Part],
+        number: int,
+        invisible_ms: int,
+    ) -> None:
+        """Gives parts their numbers, neighbours of one attempt the same, and has the record say so."""
+        told = plan.told(key, incarnation)
+        hand_out: HandOut | None = None
+        for part in parts:
+            if hand_out is None or hand_out.attempt != part.attempt:
+                number += 1
+                hand_out = told.hand_outs.add(
+                    number=number,
+                    time_ms=plan.time_ms,
+                    deadline_ms=plan.time_ms + invisible_ms,
+                    attempt=part.attempt,
+                )
+            part.number = number
+            plan.message_count += len(part.offsets)
+            hand_out.runs.extend(runs_of(part.offsets))
+
+    def _bury(
+        self,
+        plan: Plan,
+        key: QueueOfGroup,
+        incarnation: int,
+        due: Sequence[tuple[int, int]],
+        moved: dict[int, int],
+    ) -> list[tuple[int, int]]:
+        """Makes dead letters of those that were handed out too often; the others."""
+        deliveries_max = self.deliveries_max(key.group)
+        dead: dict[int, list[int]] = {}
+        for offset, attempt in due:
+            if attempt >= deliveries_max:
+                dead.setdefault(attempt, []).append(offset)
+        if not dead:
+            return list(due)
+        told = plan.told(key, incarnation)
+        for attempt, offsets in dead.items():
+            limits = Limits(DEAD_COUNT_MAX, DEAD_SIZE_MAX_BYTES)
+            found = self._reader.open_ones(key, offsets, moved, limits)
+            told.lost_runs.extend(runs_of(found.lost))
+            for given, result in found.results:
+                starts, sizes = result.starts.astype(np.int64), result.sizes.astype(np.int64)
+                topic = dead_letter_topic(key.group)
+                region = move_records(octets_of(result), starts, sizes, topic, attempts=attempt)
+                plan.copies.append(AppendRequest(region, 0))
+                told.dead_runs.extend(runs_of(given))
+        return [(offset, attempt) for offset, attempt in due if attempt < deliveries_max]
+
+    def _first_offset(self, order: PopOrder, key: QueueOfGroup, incarnation: int) -> int:
+        """Where a group begins: at its committed offset, or where the pop says."""
+        committed = self._store.offsets.find(key.group, key.topic, incarnation, key.queue_id)
+        min_offset, end_offset = self._store.queue_range(key.topic, key.queue_id)
+        if committed is not None:
+            return min(max(committed, min_offset), end_offset)
+        return end_offset if order.request.start == PopStart.POP_START_END else min_offset
+
+
+def _is_never_open(_: int) -> bool:
+    return False

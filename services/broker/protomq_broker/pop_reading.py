@@ -1,0 +1,290 @@
+"""Reading the messages that a pop may get. The pop lane's thread.
+
+Messages that nobody has looked at are read from the end of what was; with a filter, or in order of message groups, their records are
+opened for it: for SCAN_S at most, then the pop goes on in its next turn. Open messages are read where they stand: in their queue, or in
+the retry topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+import numpy as np
+
+from protomq.wire.record import SEAL_SIZE_BYTES, SHARDING_HASH_AT
+from protomq.wire.topics import retry_topic
+
+from .store.errors import CorruptLogError
+from .store.log.record_arrays import U32, windows
+from .store.queues.consume_queue import ConsumeQueueDamagedError
+from .store.queues.reading import LogRegion, ReadResult, ReadStatus
+from .store.state.popped_queue import runs_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from .filters.filter_book import Filter
+    from .store.state.popped_queue import QueueOfGroup
+    from .store.store import Store
+
+SCAN_S: Final = 0.003
+"""For which a pop opens records: others wait for it."""
+SCAN_COUNT: Final = 512
+SCAN_SIZE_BYTES: Final = 512 << 10
+"""Of one look."""
+
+
+class Limits(NamedTuple):
+    """How much a read may give: one record at least, however large."""
+
+    record_count: int
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class Fresh:
+    """What was found among messages that nobody had looked at.
+
+    Attributes:
+        next_offset: up to there all were looked at.
+        results: records to be handed out, and their offsets.
+        waiting: offsets of those that wait for others of their message group.
+        grouped: (offset, sharding hash) of those that have a message group, handed out or waiting.
+        has_more: the queue does not end there.
+    """
+
+    next_offset: int
+    results: list[tuple[Sequence[int], ReadResult]] = field(default_factory=list)
+    waiting: list[int] = field(default_factory=list)
+    grouped: list[tuple[int, int]] = field(default_factory=list)
+    has_more: bool = False
+
+
+@dataclass(slots=True)
+class Found:
+    """Open messages that were read: offsets and records. `lost`: those that the log has no more."""
+
+    results: list[tuple[Sequence[int], ReadResult]] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+
+
+class PopReader:
+    """`failure`: the last thing that could not be read; whoever asks clears it."""
+
+    def __init__(self, store: Store, monotonic: Callable[[], float]) -> None:
+        self._store = store
+        self._monotonic = monotonic
+        self.failure: Exception | None = None
+
+    def fresh(
+        self, key: QueueOfGroup, next_offset: int, limits: Limits, tag_codes: frozenset[int]
+    ) -> Fresh:
+        """The next messages of a queue, as they stand."""
+        result = self._look(key, next_offset, limits, tag_codes)
+        if result is None:
+            return Fresh(next_offset)
+        found = Fresh(result.next_offset, has_more=result.next_offset < result.end_offset)
+        if result.status is ReadStatus.FOUND:
+            found.results.append((offsets_of(result), result))
+        return found
+
+    def scanned(
+        self,
+        key: QueueOfGroup,
+        next_offset: int,
+        limits: Limits,
+        tag_codes: frozenset[int],
+        filter_: Filter | None,
+        is_group_open: Callable[[int], bool] | None,
+        room: int,
+    ) -> Fresh:
+        """The next messages that match; with `is_group_open` only one of each message group, and none of those that are open.
+
+        `room`: so many messages may become open. Raises what a filter raises.
+        """
+        found = Fresh(next_offset, has_more=True)
+        taken: set[int] = set()
+        count, size_bytes = limits
+        began_s = self._monotonic()
+        while found.has_more and count > 0 and room > 0 and size_bytes > 0:
+            look = Limits(min(SCAN_COUNT, room), SCAN_SIZE_BYTES)
+            result = self._look(key, found.next_offset, look, tag_codes)
+            if result is None or result.next_offset <= found.next_offset:
+                found.has_more = False
+                break
+            found.has_more = result.next_offset < result.end_offset
+            found.next_offset = result.next_offset
+            if result.status is not ReadStatus.FOUND:
+                continue
+            data, starts, sizes = _opened(result)
+            matching: Sequence[int] = range(len(starts))
+            if filter_ is not None:
+                matching = _matching(filter_, data, starts, sizes)
+            offsets = offsets_of(result)
+            hashes = _hashes(data, starts, sizes) if is_group_open is not None else None
+            chosen: list[int] = []
+            for index in matching:
+                sharding_hash = hashes[index] if hashes is not None else 0
+                if count == 0 or size_bytes <= 0:
+                    found.next_offset, found.has_more = offsets[index], True
+                    break
+                if sharding_hash:
+                    found.grouped.append((offsets[index], sharding_hash))
+                    room -= 1
+                    assert is_group_open is not None
+                    if sharding_hash in taken or is_group_open(sharding_hash):
+                        found.waiting.append(offsets[index])
+                        continue
+                    taken.add(sharding_hash)
+                else:
+                    room -= 1
+                chosen.append(index)
+                count -= 1
+                size_bytes -= sizes[index]
+            if chosen:
+                found.results.append(([offsets[index] for index in chosen], choose(result, chosen)))
+            if self._monotonic() - began_s > SCAN_S:
+                break
+        return found
+
+    def open_ones(
+        self,
+        key: QueueOfGroup,
+        offsets: Iterable[int],
+        moved: dict[int, int],
+        limits: Limits,
+        tag_codes: frozenset[int] = frozenset(),
+        filter_: Filter | None = None,
+    ) -> Found:
+        """Open messages, in the order of the queue; those that do not match are left out. Raises what a filter raises."""
+        found = Found()
+        count, size_bytes = limits
+        in_place: list[int] = []
+        places: list[tuple[QueueOfGroup, int, int, int]] = []
+        for offset in sorted(offsets):
+            if offset in moved:
+                retry = key._replace(topic=retry_topic(key.group), queue_id=0)
+                places.append((retry, moved[offset], 1, offset - moved[offset]))
+            else:
+                in_place.append(offset)
+        runs = runs_of(in_place)
+        places += [(key, first, length, 0) for first, length in zip(runs[::2], runs[1::2], strict=True)]
+        for place, first, length, shift in sorted(places, key=lambda each: each[1] + each[3]):
+            at, end = first, first + length
+            while at < end and count > 0 and size_bytes > 0:
+                result = self._look(place, at, Limits(min(end - at, count), size_bytes), tag_codes)
+                if result is None:
+                    break
+                if result.status in (ReadStatus.OFFSET_ILLEGAL, ReadStatus.NO_NEW_MSG):
+                    if at < result.min_offset or result.end_offset == 0:
+                        lost_end = min(end, result.min_offset) if result.end_offset else end
+                        found.lost += range(at + shift, lost_end + shift)
+                        at = lost_end
+                        continue
+                    break
+                following = min(result.next_offset, end)
+                if result.status is ReadStatus.FOUND:
+                    result = _within(result, end)
+                    if filter_ is not None and result.record_count:
+                        result = choose(result, _matching(filter_, *_opened(result)))
+                    if result.record_count:
+                        found.results.append(([offset + shift for offset in offsets_of(result)], result))
+                        count -= result.record_count
+                        size_bytes -= result.regions_size_bytes
+                at = following
+        return found
+
+    def _look(
+        self, key: QueueOfGroup, offset: int, limits: Limits, tag_codes: frozenset[int]
+    ) -> ReadResult | None:
+        """None if what stands there is damaged: that is `failure` then, and nothing of the queue goes on before it is repaired."""
+        try:
+            return self._store.look(key.topic, key.queue_id, offset, *limits, tag_codes)
+        except (CorruptLogError, ConsumeQueueDamagedError) as error:
+            self.failure = error
+            return None
+
+
+def offsets_of(result: ReadResult) -> Sequence[int]:
+    """Queue offsets of the records."""
+    if result.queue_offsets is None:
+        return range(result.first_offset, result.first_offset + result.record_count)
+    return cast("list[int]", result.queue_offsets.tolist())
+
+
+def choose(result: ReadResult, indexes: Sequence[int]) -> ReadResult:
+    """Of what was found, only the records of these rising indexes."""
+    if len(indexes) == result.record_count:
+        return result
+    ends = np.cumsum([region.size_bytes for region in result.regions]).tolist()
+    all_starts, all_sizes, all_offsets = result.starts.tolist(), result.sizes.tolist(), offsets_of(result)
+    starts: list[int] = []
+    sizes: list[int] = []
+    regions: list[LogRegion] = []
+    total, at = 0, 0
+    for index in indexes:
+        start, size = all_starts[index], all_sizes[index]
+        while ends[at] <= start:
+            at += 1
+        region = result.regions[at]
+        offset = region.offset + start - (ends[at] - region.size_bytes)
+        last = regions[-1] if regions else None
+        gap = offset - last.offset - last.size_bytes if last is not None and last.file is region.file else -1
+        if last is not None and gap in (0, SEAL_SIZE_BYTES):
+            regions[-1] = LogRegion(last.file, last.offset, last.size_bytes + gap + size)
+            total += gap + size
+        else:
+            regions.append(LogRegion(region.file, offset, size))
+            total += size
+        starts.append(total - size)
+        sizes.append(size)
+    return ReadResult(
+        ReadStatus.FOUND,
+        result.next_offset,
+        result.min_offset,
+        result.end_offset,
+        all_offsets[indexes[0]] if indexes else result.first_offset,
+        np.array(starts, np.uint32),
+        np.array(sizes, np.uint32),
+        np.array([all_offsets[index] for index in indexes], np.uint64),
+        regions,
+        total,
+    )
+
+
+def octets_of(result: ReadResult) -> bytes:
+    """The regions, one behind the other."""
+    regions = result.regions
+    return b"".join([region.file.read(region.offset, region.size_bytes) for region in regions])
+
+
+def _within(result: ReadResult, end: int) -> ReadResult:
+    """Those in front of an offset."""
+    offsets = offsets_of(result)
+    if offsets[-1] < end:
+        return result
+    return choose(result, [index for index, offset in enumerate(offsets) if offset < end])
+
+
+def _opened(result: ReadResult) -> tuple[bytes, list[int], list[int]]:
+    return octets_of(result), result.starts.tolist(), result.sizes.tolist()
+
+
+def _matching(
+    filter_: Filter, data: bytes, starts: Sequence[int], sizes: Sequence[int]
+) -> list[int]:
+    found: list[int] = []
+    for first in range(0, len(starts), filter_.records_max):
+        last = first + filter_.records_max
+        found += [
+            first + index for index in filter_.matching(data, starts[first:last], sizes[first:last])
+        ]
+    return found
+
+
+def _hashes(data: bytes, starts: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """Sharding hashes, 0 for a message without one."""
+    ends: NDArray[np.int64] = np.array(starts, np.int64) + np.array(sizes, np.int64)
+    return cast("list[int]", windows(data, U32)[ends + SHARDING_HASH_AT].tolist())

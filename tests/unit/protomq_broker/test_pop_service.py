@@ -1,0 +1,577 @@
+"""PopService over a store on a simulated disk: who gets what, when, and what is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import pytest
+
+from protomq.v1.admin_service_pb2 import DeleteGroupRequest, ListGroupsRequest
+from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest
+from protomq.v1.group_service_pb2 import PutGroupRequest
+from protomq.v1.pop_service_pb2 import (
+    AckRequest,
+    AckResponse,
+    ChangeInvisibleRequest,
+    PopRequest,
+    PopResponse,
+    PopStart,
+    PopStatus,
+)
+from protomq.v1.pull_service_pb2 import FilterType
+from protomq.v1.record_pb2 import Attributes, Record, RecordBatch
+from protomq_broker import pop_planner
+from protomq_broker.store.queues.reading import ReadStatus
+from protomq_broker.store.state import popped_queue
+from protomq_broker.store.state.group_settings import GroupSettings
+from protomq_runtime.errors import ServiceError
+from protomq_runtime.testing import FakeCall, FakeGrpcCall
+
+from .fake_broker import ADMIN, CONSUMER, GROUP, POP, FakeBroker, told
+
+MINUTE_MS = 60_000
+
+
+class Popped(NamedTuple):
+    """A message as a member of a group got it."""
+
+    body: bytes
+    queue_id: int
+    offset: int
+    attempt: int
+    receipt: bytes
+
+
+def messages_of(call: FakeCall) -> list[Popped]:
+    """What a pop was answered with, read as a client does: by the header's columns, and by parsing all of it."""
+    answer: PopResponse = call.response(lambda region: region.file.read(region.offset, region.size_bytes))  # type: ignore[attr-defined]
+    data = b"".join(region.file.read(region.offset, region.size_bytes) for region in call.regions)  # type: ignore[attr-defined]
+    assert len(data) == answer.regions_size_bytes
+    hand_outs = [each for each in answer.hand_outs for _ in range(each.record_count)]
+    found = []
+    columns = zip(answer.records, answer.record_starts, answer.record_sizes, answer.queue_offsets, hand_outs, strict=True)
+    for record, start, size, offset, hand_out in columns:
+        assert RecordBatch.FromString(data[start : start + size]).records[0] == record
+        found.append(Popped(record.body, hand_out.queue_id, offset, hand_out.attempt, hand_out.receipt))
+    assert (answer.status == PopStatus.POP_STATUS_FOUND) == bool(found)
+    return found
+
+
+class Group:
+    """A consumer group."""
+
+    def __init__(self, broker: FakeBroker, name: str = "group", **defaults: Any) -> None:
+        self.broker = broker
+        self.name = name
+        self.defaults: dict[str, Any] = {"topic": "topic", "queue_id": 0, **defaults}
+
+    def begin(self, **fields: Any) -> FakeCall:
+        request = PopRequest(consumer_group=self.name, **{**self.defaults, **fields})
+        return self.broker.call(POP + "Pop", request)
+
+    def pop(self, **fields: Any) -> list[Popped]:
+        return messages_of(self.begin(**fields))
+
+    def bodies(self, **fields: Any) -> list[bytes]:
+        return [message.body for message in self.pop(**fields)]
+
+    def settle(self, method: str, request: Any, messages: Sequence[Popped]) -> FakeCall:
+        for message in messages:
+            request.messages.add(receipt=message.receipt, offset_runs=[message.offset, 1])
+        return self.broker.call(POP + method, request)
+
+    def ack(self, messages: Sequence[Popped], topic: str = "topic") -> AckResponse:
+        request = AckRequest(consumer_group=self.name, topic=topic)
+        return self.settle("Ack", request, messages).response()
+
+    def change(self, messages: Sequence[Popped], invisible_ms: int) -> Any:
+        request = ChangeInvisibleRequest(consumer_group=self.name, topic="topic", invisible_ms=invisible_ms)
+        return self.settle("ChangeInvisible", request, messages).response()
+
+
+def filled(count: int = 6, **settings: Any) -> FakeBroker:
+    broker = FakeBroker(**settings)
+    broker.fill([b"%d" % number for number in range(count)])
+    return broker
+
+
+def test_each_message_goes_to_one_member_and_what_is_acknowledged_never_comes_again() -> None:
+    broker = filled()
+    group = Group(broker)
+    first, second = group.pop(record_count_max=4), group.pop(record_count_max=4)
+    assert [message.body for message in first + second] == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    assert [message.offset for message in first + second] == list(range(6))
+    assert {message.attempt for message in first + second} == {1}
+    assert group.pop() == []
+    assert group.ack(first[:3]) == AckResponse()
+    group.ack(second)
+    broker.advance(MINUTE_MS - 1)
+    assert group.pop() == []
+    broker.advance(1)
+    (again,) = group.pop()
+    assert (again.body, again.attempt) == (b"3", 2)
+    group.ack([again])
+    broker.advance(10 * MINUTE_MS)
+    assert group.pop() == []
+
+
+def test_groups_know_nothing_of_each_other() -> None:
+    broker = filled()
+    assert Group(broker).bodies() == Group(broker, "other").bodies()
+
+
+def test_a_batch_of_acks_and_pops_that_come_together_is_one_record() -> None:
+    broker = filled(32)
+    group = Group(broker)
+    group.pop(record_count_max=1)
+    records = broker.store.appended_end_offset("%SYS%POP", 0)
+    messages = group.pop(record_count_max=16)
+    assert broker.store.appended_end_offset("%SYS%POP", 0) == records + 1
+    requests = []
+    for message in messages:
+        request = AckRequest(consumer_group="group", topic="topic")
+        request.messages.add(receipt=message.receipt, offset_runs=[message.offset, 1])
+        requests.append(request)
+    calls = broker.server.call_together(POP + "Ack", requests)
+    pop = broker.server.call(
+        POP + "Pop", PopRequest(consumer_group="group", topic="topic", queue_id=0)
+    )
+    broker.server.run()
+    assert [call.response() for call in calls] == [AckResponse()] * 16
+    assert len(messages_of(pop)) == 15
+    assert broker.store.appended_end_offset("%SYS%POP", 0) == records + 2
+
+
+def test_a_stale_receipt_is_told_so_and_changes_nothing() -> None:
+    broker = filled(2)
+    group = Group(broker)
+    first = group.pop()
+    broker.advance(MINUTE_MS)
+    second = group.pop()
+    for method in (group.ack, lambda messages: group.change(messages, 0)):
+        with pytest.raises(ServiceError) as caught:
+            method(first)
+        assert told(caught.value) == (
+            "FAILED_PRECONDITION", "STALE_RECEIPT", {"topic": "topic", "queue_id": "0", "queue_offset": "0"}
+        )  # fmt: skip
+    answer = group.ack([first[0], second[1]])
+    assert [(each.receipt, list(each.offset_runs)) for each in answer.stale_messages] == [(first[0].receipt, [0, 1])]
+    with pytest.raises(ServiceError, match="not held"):
+        group.ack([second[1]])
+    assert group.ack([second[0]]) == AckResponse()
+
+
+def test_a_late_receipt_is_good_until_somebody_else_has_the_message() -> None:
+    broker = filled(1)
+    group = Group(broker)
+    messages = group.pop()
+    broker.advance(10 * MINUTE_MS)
+    assert group.ack(messages) == AckResponse()
+    assert group.pop() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "metadata"),
+    [
+        (lambda octets: b"", {"field": "receipt", "value": ""}),
+        (lambda octets: octets[:-1], {"field": "receipt", "value": ""}),
+        (lambda octets: octets[:20] + bytes([octets[20] ^ 1]) + octets[21:], {"field": "receipt", "value": ""}),
+    ],
+)
+def test_what_is_no_receipt_is_refused(change: Any, metadata: dict[str, str]) -> None:
+    broker = filled(1)
+    (message,) = Group(broker).pop()
+    request = AckRequest(consumer_group="group", topic="topic")
+    request.messages.add(receipt=change(message.receipt), offset_runs=[0, 1])
+    assert told(broker.refusal(POP + "Ack", request)) == ("INVALID_ARGUMENT", "ILLEGAL_RECEIPT", metadata)
+
+
+def test_a_receipt_of_another_group_topic_or_broker_is_refused() -> None:
+    broker, other = filled(1), filled(1)
+    other.pop._broker_name = "c"
+    (message,), (foreign,) = Group(broker).pop(), Group(other).pop()
+    broker.fill([b"x"], topic="topic2")
+    for group, topic, receipt, field, value in (
+        ("group2", "topic", message.receipt, "consumer_group", "group"),
+        ("group", "topic2", message.receipt, "topic", "topic"),
+        ("group", "topic", foreign.receipt, "broker_name", "c"),
+    ):
+        request = AckRequest(consumer_group=group, topic=topic)
+        request.messages.add(receipt=receipt, offset_runs=[0, 1])
+        assert told(broker.refusal(POP + "Ack", request)) == (
+            "INVALID_ARGUMENT", "ILLEGAL_RECEIPT", {"field": field, "value": value}
+        )  # fmt: skip
+
+
+def test_a_message_is_held_for_longer_or_given_back() -> None:
+    broker = filled(3)
+    group = Group(broker)
+    messages = group.pop()
+    broker.advance(MINUTE_MS - 1)
+    group.change(messages[:1], 2 * MINUTE_MS)
+    group.change(messages[1:2], 0)
+    assert [(message.body, message.attempt) for message in group.pop()] == [(b"1", 2)]
+    broker.advance(1)
+    assert group.bodies() == [b"2"]
+    broker.advance(2 * MINUTE_MS - 2)
+    assert b"0" not in group.bodies()
+    assert group.change(messages[:1], 5).stale_messages == []
+    broker.advance(5)
+    assert b"0" in group.bodies()
+
+
+def test_a_message_that_failed_too_often_goes_to_the_dead_letters() -> None:
+    broker = filled(2)
+    broker.store.groups.put(GroupSettings("group", retry_count_max=2))
+    group = Group(broker)
+    group.ack(group.pop()[1:])
+    for attempt in (2, 3):
+        broker.advance(MINUTE_MS)
+        assert [message.attempt for message in group.pop()] == [attempt]
+    broker.advance(MINUTE_MS + 1_000)  # nobody pops
+    assert broker.store.appended_end_offset("%DLQ%group", 0) == 1
+    assert group.pop() == []
+    result = broker.store.read("%DLQ%group", 0, 0, 10, 1 << 20)
+    assert result.status is ReadStatus.FOUND
+    data = b"".join(region.file.read(region.offset, region.size_bytes) for region in result.regions)
+    (record,) = RecordBatch.FromString(data).records
+    assert record.body == b"0"
+    assert (record.transit.origin_topic, record.transit.origin_queue_offset, record.transit.attempt) == ("topic", 0, 3)
+    assert broker.store.topics.find("%DLQ%group") is not None
+    assert broker.store.popped.dead_count == 1
+
+
+def test_a_group_has_16_retries_and_an_orderly_one_no_limit() -> None:
+    for orderly in (False, True):
+        broker = filled(1)
+        if orderly:
+            broker.store.groups.put(GroupSettings("group", orderly=True))
+        group = Group(broker)
+        for attempt in range(1, 18):
+            assert [message.attempt for message in group.pop()] == [attempt]
+            broker.advance(MINUTE_MS)
+        assert len(group.pop()) == orderly
+        assert broker.store.appended_end_offset("%DLQ%group", 0) == 1 - orderly
+
+
+def test_a_group_that_is_switched_off_pops_nothing_and_can_acknowledge() -> None:
+    broker = filled(1)
+    group = Group(broker)
+    messages = group.pop()
+    held = group.begin(hold_ms=20_000)
+    broker.call(GROUP + "PutGroup", PutGroupRequest(settings={"consumer_group": "group", "consume_enabled": False}))
+    assert held.error is not None
+    assert held.error.reason == "GROUP_DISABLED"
+    request = PopRequest(consumer_group="group", topic="topic")
+    assert broker.refusal(POP + "Pop", request).reason == "GROUP_DISABLED"
+    assert group.ack(messages) == AckResponse()
+
+
+def test_a_held_pop_is_answered_by_what_comes_falls_due_or_is_given_back() -> None:
+    broker = FakeBroker()
+    group = Group(broker)
+    call = group.begin(hold_ms=20_000)
+    assert call.is_held
+    broker.fill([b"new"])
+    messages = messages_of(call)
+    assert [message.body for message in messages] == [b"new"]
+    for is_due in (True, False):
+        call = group.begin(hold_ms=60_000)
+        assert not call.answered
+        if is_due:
+            broker.advance(MINUTE_MS)
+        else:
+            group.change(messages, 0)
+        messages = messages_of(call)
+        assert [message.body for message in messages] == [b"new"]
+    call = group.begin(hold_ms=20_000)
+    broker.advance(19_999)
+    assert not call.answered
+    broker.advance(1)
+    assert messages_of(call) == []
+    assert broker.server.lanes["pop"].holds == 0
+
+
+def test_a_message_wakes_one_of_many_and_the_others_are_held_on() -> None:
+    broker = FakeBroker()
+    groups = [Group(broker), Group(broker), Group(broker, "other")]
+    calls = [group.begin(hold_ms=20_000) for group in groups]
+    broker.fill([b"new"])
+    assert [call.answered for call in calls] == [True, False, True]
+    calls[1].hang_up()
+    assert broker.server.lanes["pop"].holds == 0
+    broker.fill([b"newer"])
+    assert groups[0].bodies() == [b"newer"]
+
+
+def test_a_pop_of_any_queue_fills_itself_from_several() -> None:
+    broker = FakeBroker()
+    for queue_id in (0, 1):
+        broker.fill([b"%d-%d" % (queue_id, number) for number in range(3)], queue_id=queue_id)
+    request = PopRequest(consumer_group="group", topic="topic", record_count_max=5)
+    messages = messages_of(broker.call(POP + "Pop", request))
+    assert sorted(message.body for message in messages) == [b"0-0", b"0-1", b"0-2", b"1-0", b"1-1"]
+    Group(broker).ack(messages)
+    assert [m.body for m in messages_of(broker.call(POP + "Pop", request))] == [b"1-2"]
+
+
+@pytest.mark.parametrize(("start", "expected"), [(PopStart.POP_START_UNSPECIFIED, [b"0", b"1"]), (PopStart.POP_START_END, [])])
+def test_a_new_group_begins_where_it_says_and_stays_there(start: PopStart.ValueType, expected: list[bytes]) -> None:
+    broker = filled(2)
+    group = Group(broker)
+    assert group.bodies(start=start) == expected
+    broker.fill([b"2"])
+    assert group.bodies(start=start) == [b"2"]
+
+
+def test_a_group_that_has_committed_goes_on_there() -> None:
+    broker = filled(4)
+    request = CommitOffsetsRequest(consumer_group="group")
+    request.offsets.add(topic="topic", queue_id=0, queue_offset=3)
+    broker.call(CONSUMER + "CommitOffsets", request).response()
+    assert Group(broker).bodies() == [b"3"]
+
+
+def test_only_what_matches_is_given_and_the_rest_is_passed_over() -> None:
+    broker = FakeBroker()
+    for number in range(40):
+        tag = "even" if number % 2 == 0 else "odd"
+        broker.fill([b"%d" % number], tag=tag, properties={"n": str(number)})
+    even = Group(broker, "tags").pop(tags=["even"])
+    assert [int(message.body) for message in even] == list(range(0, 40, 2))
+    group = Group(broker, "sql")
+    sql: dict[str, Any] = {"filter_type": FilterType.FILTER_TYPE_SQL92, "filter": "n >= 30", "record_count_max": 4}
+    call = group.begin(**sql)
+    while not call.answered:  # the filter is compiled on a thread of its own
+        broker.server.run()
+    messages = messages_of(call)
+    assert [int(message.body) for message in messages] == [30, 31, 32, 33]
+    assert [int(message.body) for message in group.pop(**sql)] == [34, 35, 36, 37]
+    group.change(messages[1:2], 0)
+    assert [(int(m.body), m.attempt) for m in group.pop(**sql)] == [(31, 2), (38, 1), (39, 1)]
+    assert group.pop(**sql) == []
+
+
+def test_a_filter_that_is_none_is_refused() -> None:
+    broker = filled(1)
+    call = Group(broker).begin(filter_type=FilterType.FILTER_TYPE_SQL92, filter="a >")
+    while not call.answered:
+        broker.server.run()
+    assert call.error is not None
+    assert call.error.reason == "ILLEGAL_FILTER"
+
+
+def fill_groups(broker: FakeBroker, names: str) -> None:
+    for number, name in enumerate(names):
+        broker.fill([b"%s%d" % (name.encode(), number)], attributes=Attributes(sharding_key=name if name != "-" else ""))
+
+
+def test_in_order_one_message_of_a_group_comes_after_another_and_other_groups_go_on() -> None:
+    broker = FakeBroker()
+    fill_groups(broker, "aab-bca")
+    group = Group(broker, fifo=True)
+    first = group.pop()
+    assert [message.body for message in first] == [b"a0", b"b2", b"-3", b"c5"]
+    assert group.pop() == []
+    group.ack([first[0]])
+    second = group.pop()
+    assert [message.body for message in second] == [b"a1"]
+    group.change(second, 0)
+    (again,) = group.pop()
+    assert (again.body, again.attempt) == (b"a1", 2)
+    group.ack([again, first[1]])
+    assert group.bodies() == [b"b4", b"a6"]
+
+
+def test_in_order_a_held_pop_gets_what_an_ack_lets_go() -> None:
+    broker = FakeBroker()
+    fill_groups(broker, "aa")
+    group = Group(broker, fifo=True)
+    first = group.pop()
+    call = group.begin(hold_ms=20_000)
+    assert not call.answered
+    group.ack(first)
+    assert [message.body for message in messages_of(call)] == [b"a1"]
+
+
+def test_beyond_so_many_open_messages_a_queue_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (popped_queue, pop_planner):
+        monkeypatch.setattr(module, "OPEN_MAX", 4)
+    for fifo in (False, True):
+        broker = FakeBroker()
+        fill_groups(broker, "aaaaab" if fifo else "------")
+        group = Group(broker, fifo=fifo)
+        first = group.pop()
+        assert len(first) == (1 if fifo else 4)
+        assert group.pop() == []
+        assert broker.pop.pipeline.planner.full_count >= 1
+        group.ack(first[:1])
+        assert group.bodies() == ([b"a1"] if fifo else [b"-4"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"consumer_group": ""}, "INVALID_ARGUMENT"),
+        ({"topic": "absent"}, "TOPIC_NOT_FOUND"),
+        ({"queue_id": 7}, "QUEUE_NOT_FOUND"),
+        ({"invisible_ms": 9_999}, "INVALID_ARGUMENT"),
+        ({"invisible_ms": 43_200_001}, "INVALID_ARGUMENT"),
+        ({"record_count_max": 1_025}, "INVALID_ARGUMENT"),
+        ({"hold_ms": 60_001}, "INVALID_ARGUMENT"),
+        ({"size_max_bytes": -1}, "INVALID_ARGUMENT"),
+        ({"start": 5}, "INVALID_ARGUMENT"),
+        ({"tags": ["a|b"]}, "INVALID_ARGUMENT"),
+        ({"tags": ["a"], "filter_type": 2, "filter": "a = 1"}, "INVALID_ARGUMENT"),
+        ({"filter": "a = 1"}, "INVALID_ARGUMENT"),
+        ({"topic_incarnation": 5}, "TOPIC_RECREATED"),
+    ],
+)
+def test_a_pop_that_cannot_be_is_refused(fields: dict[str, Any], reason: str) -> None:
+    broker = filled(1)
+    request = PopRequest(**{"consumer_group": "group", "topic": "topic", **fields})
+    assert broker.refusal(POP + "Pop", request).reason == reason
+    assert broker.refusal(POP + "Pop", b"\xff").reason == "INVALID_ARGUMENT"
+
+
+@pytest.mark.parametrize("runs", [[], [0], [0, 0], [-1, 1], [0, 10_001], [0, 9_000, 20_000, 9_000]])
+def test_runs_that_name_nothing_are_refused(runs: list[int]) -> None:
+    broker = filled(1)
+    (message,) = Group(broker).pop()
+    for method, request in (
+        ("Ack", AckRequest(consumer_group="group", topic="topic")),
+        ("ChangeInvisible", ChangeInvisibleRequest(consumer_group="group", topic="topic")),
+    ):
+        request.messages.add(receipt=message.receipt, offset_runs=runs)
+        assert broker.refusal(POP + method, request).reason == "INVALID_ARGUMENT"
+    request = ChangeInvisibleRequest(consumer_group="group", topic="topic", invisible_ms=43_200_001)
+    request.messages.add(receipt=message.receipt, offset_runs=[0, 1])
+    assert broker.refusal(POP + "ChangeInvisible", request).reason == "INVALID_ARGUMENT"
+
+
+def test_over_grpc_an_answer_stays_within_what_clients_accept() -> None:
+    broker = FakeBroker()
+    for _ in range(10):
+        broker.fill([bytes(1 << 19)])
+    request = PopRequest(consumer_group="group", topic="topic", queue_id=0, size_max_bytes=16 << 20)
+    call = broker.call(POP + "Pop", request, kind=FakeGrpcCall)
+    assert len(messages_of(call)) == 6
+
+
+def test_under_sync_flush_answers_wait_for_the_disk_and_the_next_plan_does_not() -> None:
+    broker = FakeBroker(sync_flush=True)
+    send = broker.call("/protomq.v1.SendService/Send", _send(4))
+    broker.store.flush()
+    broker.server.run()
+    send.response()
+    group = Group(broker)
+    first = group.begin(record_count_max=2)
+    second = group.begin(record_count_max=2)
+    assert not first.answered
+    assert not second.answered
+    broker.store.flush()
+    broker.server.run()
+    assert [message.body for message in messages_of(first) + messages_of(second)] == [b"0", b"1", b"2", b"3"]
+
+
+def _send(count: int) -> Any:
+    from protomq.v1.send_service_pb2 import SendRequest
+
+    records = [Record(body=b"%d" % number) for number in range(count)]
+    return SendRequest(topic="topic", queue_id=0, records=records)
+
+
+def test_a_restart_keeps_messages_from_others_for_at_least_as_long_as_was_told() -> None:
+    for step_ms in (-3_600_000, 0, 3_600_000):  # the wall clock is another one
+        broker = filled(2)
+        group = Group(broker)
+        (message,) = group.pop(record_count_max=1)
+        broker.advance(10_000)
+        group.ack(group.pop())
+        again = FakeBroker(disk=broker.disk.killed(), clock_ms=broker.clock.time_ms + step_ms)
+        group = Group(again)
+        assert group.pop() == []
+        again.advance(MINUTE_MS - 10_001)
+        assert group.pop() == []
+        again.advance(1)
+        (second,) = group.pop()
+        assert (second.body, second.attempt) == (b"0", 2)
+        with pytest.raises(ServiceError, match="not held"):
+            group.ack([message])
+
+
+def test_a_topic_that_is_deleted_takes_what_was_popped_of_it_along() -> None:
+    broker = filled(2)
+    group = Group(broker)
+    messages = group.pop()
+    call = group.begin(hold_ms=20_000)
+    broker.store.delete_topic("topic")
+    broker.server.run()
+    assert call.error is not None
+    assert call.error.reason == "TOPIC_NOT_FOUND"
+    broker.fill([b"new"])
+    assert group.bodies() == [b"new"]
+    with pytest.raises(ServiceError, match="not held"):
+        group.ack(messages)
+
+
+def test_a_group_that_pops_is_listed_and_can_be_deleted() -> None:
+    broker = filled(2)
+    group = Group(broker)
+    messages = group.pop()
+    listed = broker.call(ADMIN + "ListGroups", ListGroupsRequest()).response().groups
+    assert [(each.consumer_group, list(each.topics)) for each in listed] == [("group", ["topic"])]
+    request = DeleteGroupRequest(consumer_group="group")
+    assert broker.refusal(ADMIN + "DeleteGroup", request).reason == "GROUP_IN_USE"
+    request.force = True
+    broker.call(ADMIN + "DeleteGroup", request).response()
+    with pytest.raises(ServiceError, match="not held"):
+        group.ack(messages)
+    assert group.bodies() == [b"0", b"1"]
+    again = FakeBroker(disk=broker.disk.killed())
+    assert again.store.popped.groups() == {"group": ["topic"]}
+
+
+def test_a_plan_that_a_deletion_overtakes_is_made_anew() -> None:
+    broker = filled(2)
+    group = Group(broker)
+    bound_request = PopRequest(consumer_group=group.name, **group.defaults)
+    call = broker.server.call(POP + "Pop", bound_request)
+    broker.server.lanes["pop"].run()  # planned, and on its way to the send lane
+    broker.store.delete_topic("topic")
+    broker.fill([b"new"])
+    broker.server.run()
+    assert [message.body for message in messages_of(call)] == [b"new"]
+
+
+def test_what_is_not_done_outlives_its_segment_with_the_same_receipt() -> None:
+    broker = FakeBroker()
+    broker.fill([bytes([number]) * 1_000 for number in range(10)])
+    group = Group(broker)
+    messages = group.pop()
+    group.ack(messages[3:])
+    segments = 3
+    while broker.store.appended_position < segments << 20:
+        broker.fill([bytes(1 << 19)], topic="other")
+    for _ in range(2):
+        broker.store.checkpoint()
+        cut = broker.store.delete_segments_below((segments - 1) << 20)
+        assert cut == (segments - 1) << 20
+        group.ack(messages[2:3]) if segments == 3 else None
+        segments += 2
+        while broker.store.appended_position < segments << 20:
+            broker.fill([bytes(1 << 19)], topic="other")
+    disk = broker.disk.killed()
+    disk.remove("/s/config/popState.json")
+    again = FakeBroker(disk=disk, clock_ms=broker.clock.time_ms)
+    for each in (broker, again):
+        group = Group(each)
+        assert group.pop() == []
+        group.ack(messages[:1])
+        each.advance(2 * MINUTE_MS)
+        (late,) = group.pop()
+        assert (late.body, late.offset, late.attempt) == (messages[1].body, 1, 2)
+        group.ack([late])
+        each.advance(2 * MINUTE_MS)
+        assert group.pop() == []
