@@ -9,6 +9,7 @@ import pytest
 
 from protomq.v1.admin_service_pb2 import DeleteGroupRequest, ListGroupsRequest
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest
+from protomq.v1.group_pb2 import GroupSettings as GroupMessage
 from protomq.v1.group_service_pb2 import PutGroupRequest
 from protomq.v1.pop_service_pb2 import (
     AckRequest,
@@ -260,7 +261,7 @@ def test_a_group_that_is_switched_off_pops_nothing_and_can_acknowledge() -> None
     group = Group(broker)
     messages = group.pop()
     held = group.begin(hold_ms=20_000)
-    broker.call(GROUP + "PutGroup", PutGroupRequest(settings={"consumer_group": "group", "consume_enabled": False}))
+    broker.call(GROUP + "PutGroup", PutGroupRequest(settings=GroupMessage(consumer_group="group", consume_enabled=False)))
     assert held.error is not None
     assert held.error.reason == "GROUP_DISABLED"
     request = PopRequest(consumer_group="group", topic="topic")
