@@ -68,7 +68,7 @@ def install(venv: Path, arguments: list[str]) -> None:
             run(uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(venv))
         run(uv, "pip", "install", "--quiet", "--python", str(python), *arguments)
         return
-    # An environment that uv made has no pip, and is made anew.
+    # An environment that uv made has no pip, and is rebuilt.
     if not (works(python, "-c", same) and works(python, "-m", "pip", "--version")):
         run(sys.executable, "-m", "venv", "--clear", str(venv))
     pip = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")

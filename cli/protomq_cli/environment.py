@@ -1,4 +1,4 @@
-"""Which PROTOMQ_* variables there are: one that is misspelled would be passed over in silence.
+"""Which PROTOMQ_* variables there are: one that is misspelled would be ignored silently.
 
 Commands read a few; `standalone`, `namesrv` and `broker` read one for each of their settings. A variable of any of them is fine with every
 command, since one environment may serve several; their values are the servers' to judge. Only PROTOMQ_NAMESRV is refused where a command

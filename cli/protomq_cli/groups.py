@@ -191,8 +191,8 @@ def delete(
 ) -> None:
     """Forget all offsets that a group has committed.
 
-    It begins anew if it comes back. Refused while its members pull, and
-    for a minute after that: stop them first. Asks first; where nobody can
+    If the group comes back, it is a new group. Refused while its members pull,
+    and for a minute after that: stop them first. Asks first; where nobody can
     answer (no terminal) it wants --yes.
     """
     missing = Missing()

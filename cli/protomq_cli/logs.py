@@ -124,7 +124,7 @@ def repair(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     output: Output = OutputFormat.TABLE,
 ) -> None:  # fmt: skip
-    """Take damage out of a log, also what a broker has set aside.
+    """Take damage out of a log, also what a broker has put into quarantine.
 
     First fetch what is damaged from a replica, if there is one: what is
     taken out is lost to consumers, who get an error for it. The bytes are

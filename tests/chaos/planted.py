@@ -35,7 +35,12 @@ from protomq_broker.store.log.flusher import LogFlusher
 from protomq_broker.store.log.positions import LogTail, Positions
 from protomq_broker.store.log.record_region import stamp_region
 from protomq_broker.store.log.segment import SegmentFile, SegmentFolder
-from protomq_broker.store.queues import consume_queue, consume_queue_table, entry_check, queue_patch
+from protomq_broker.store.queues import (
+    consume_queue,
+    consume_queue_table,
+    entry_check,
+    healed_entries,
+)
 from protomq_broker.store.queues.consume_queue import ConsumeQueueDamagedError
 from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.queues.log_reader import LogReader
@@ -595,7 +600,7 @@ def _read_too_early(seed: int) -> list[Violation]:
 
 
 def _skips_a_message() -> Any:
-    """A read passes over its last message."""
+    """A read skips its last message."""
     real = LogReader.read
 
     def read(self: LogReader, *args: Any, **kwargs: Any) -> ReadResult:
@@ -854,19 +859,19 @@ def _heals_without_the_log() -> Any:
     def take(*_: Any) -> None:
         pass
 
-    return _patch(queue_patch.QueuePatch, "take", take)
+    return _patch(healed_entries.HealedEntries, "take", take)
 
 
 def _heals_into_the_wrong_place() -> Any:
-    """Entries that are made anew stand one too far."""
+    """Entries that are rebuilt stand one too far."""
 
     def take(
-        self: queue_patch.QueuePatch, queue_offsets: Any, positions: Any, *columns: Any
+        self: healed_entries.HealedEntries, queue_offsets: Any, positions: Any, *columns: Any
     ) -> None:
         real(self, queue_offsets[:-1] + 1, positions[:-1], *(column[:-1] for column in columns))
 
-    real = queue_patch.QueuePatch.take
-    return _patch(queue_patch.QueuePatch, "take", take)
+    real = healed_entries.HealedEntries.take
+    return _patch(healed_entries.HealedEntries, "take", take)
 
 
 def _serves_what_it_never_checked() -> Any:
@@ -889,12 +894,12 @@ def _starts_at_the_checkpoint() -> Any:
 
 
 def _looks_past_damage() -> Any:
-    """A look-up passes over what is damaged."""
+    """A look-up skips what is damaged."""
     return _patch(MessageLookUps, "_lost_at", lambda *args, **kwargs: None)
 
 
 def _forgets_what_the_index_missed() -> Any:
-    """An index that is made anew in a damaged log does not remember what it could not see."""
+    """An index that is rebuilt in a damaged log does not remember what it could not see."""
     return _patch(MessageIndex, "pass_over", lambda *args: None)
 
 
@@ -991,7 +996,7 @@ PLANTED: Final[tuple[Planted, ...]] = (
     ),
     Planted("checkpoint ahead of the log", _checkpoint_ahead, life),
     Planted("readable before the sync", _reads_beyond_the_end, _read_too_early),
-    Planted("passes over a message", _skips_a_message, life),
+    Planted("skips a message", _skips_a_message, life),
     Planted("serves a neighbour's bytes", _leaks_a_neighbour, life),
     Planted("store time goes back", _time_goes_back, _clock_set_back),
     Planted("wrong tag code", _wrong_tag_code, life),

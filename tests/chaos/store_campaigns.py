@@ -128,7 +128,7 @@ def store_clock(seeds: Iterable[int]) -> Tally:
 
 
 def store_topics(seeds: Iterable[int]) -> Tally:
-    """Topics that are deleted and made anew."""
+    """Topics that are deleted and created again."""
     tally = Tally()
     with watch_log() as fired:
         for seed in seeds:
@@ -136,7 +136,7 @@ def store_topics(seeds: Iterable[int]) -> Tally:
                 violations = check_topics(seed)
             if violations:
                 raise CampaignFailed(
-                    "store-topics", seed, "topics are deleted and made anew", violations
+                    "store-topics", seed, "topics are deleted and created again", violations
                 )
             tally.seeds += 1
         tally.fired += fired

@@ -630,7 +630,7 @@ def _check_quarantine(
     world: StoreWorld, baseline: Baseline, start: int, stop: int, cut: int | None
 ) -> list[Violation]:
     world.config = replace(world.config, corruption="quarantine")
-    if world.rng.randrange(2):  # the index is made anew, and cannot see what is damaged
+    if world.rng.randrange(2):  # the index is rebuilt, and cannot see what is damaged
         for path in world.disk.files(f"{ROOT}/index"):
             world.disk.remove(path)
     try:

@@ -84,7 +84,7 @@ def check_repeats(seed: int) -> list[Violation]:
 
 
 def _copy_of(sender: _Sender, number: int, rng: random.Random) -> _Sender:
-    """Another producer with its id, which begins anew or where the one has come to."""
+    """Another producer with its id, which begins again or where the one has come to."""
     first = rng.choice((0, max(0, sender.next_sequence - 2), sender.next_sequence))
     sender.shares_id = True
     return _Sender(f"k{number}", sender.producer_id, first, shares_id=True)

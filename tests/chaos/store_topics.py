@@ -1,4 +1,4 @@
-"""Topics that are deleted and made anew, with crashes in between: nothing of the old one may come back in the new one."""
+"""Topics that are deleted and created again, with crashes in between: nothing of the old one may come back in the new one."""
 
 from __future__ import annotations
 

@@ -615,7 +615,7 @@ class StoreWorld:
     def check_filters(
         self, queues: Sequence[tuple[str, int]] = ALL_QUEUES, tags: Sequence[str] = TAGS[1:]
     ) -> list[Violation]:
-        """A filter by a tag gives every message that has it, and no other (B3). What the log has set aside is passed over."""
+        """A filter by a tag gives every message that has it, and no other (B3). What the log has put into quarantine is skipped."""
         assert self.store is not None
         found: list[Violation] = []
         for topic, queue in queues:
@@ -747,7 +747,7 @@ class LogWatch(logging.Handler):
     SIGNS: Final = {
         "torn tail": "torn tail cut",
         "an fsync of the log failed": "fsync failed",
-        "are written anew and synced": "unsynced tail written anew",
+        "are rewritten and synced": "unsynced tail rewritten",
         "is rebuilt from the log": "derived rebuilt",
         "corrupt log": "quarantine",
         "topics are restored from their queues": "topics restored",

@@ -33,7 +33,7 @@ def test_store_clock() -> None:
 def test_store_topics() -> None:
     tally = store_campaigns.store_topics(range(first_seed(), first_seed() + 500))
     print(tally)
-    assert tally.fired["unsynced tail written anew"]
+    assert tally.fired["unsynced tail rewritten"]
 
 
 def test_store_states() -> None:
@@ -46,7 +46,7 @@ def test_store_states() -> None:
 def test_store_repeats() -> None:
     tally = store_campaigns.store_repeats(range(first_seed(), first_seed() + 1_000))
     print(tally)
-    assert tally.fired["unsynced tail written anew"]
+    assert tally.fired["unsynced tail rewritten"]
 
 
 def test_store_moves() -> None:
@@ -58,7 +58,7 @@ def test_store_moves() -> None:
 def test_store_machine() -> None:
     tally = store_campaigns.store_machine(range(first_seed(), first_seed() + 15))
     print(tally)
-    for sign in ("segments deleted", "torn tail cut", "unsynced tail written anew"):
+    for sign in ("segments deleted", "torn tail cut", "unsynced tail rewritten"):
         assert tally.fired[sign], f"never happened: {sign}; {tally}"
 
 

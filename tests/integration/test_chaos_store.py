@@ -59,7 +59,7 @@ def test_a_seed_gives_the_same_operations_and_the_same_bytes_every_time() -> Non
 
 def test_nothing_of_a_deleted_topic_comes_back() -> None:
     tally = store_campaigns.store_topics(range(30))
-    assert tally.fired["unsynced tail written anew"], f"no power cut lost anything; {tally}"
+    assert tally.fired["unsynced tail rewritten"], f"no power cut lost anything; {tally}"
 
 
 def test_a_broker_that_finds_nothing_but_the_log_tells_what_the_old_one_told() -> None:
@@ -69,10 +69,10 @@ def test_a_broker_that_finds_nothing_but_the_log_tells_what_the_old_one_told() -
 
 def test_a_send_tried_again_behind_a_crowd_and_a_rest_is_stored_once_or_refused() -> None:
     tally = store_campaigns.store_repeats(range(100))
-    assert tally.fired["unsynced tail written anew"], f"no power cut lost anything; {tally}"
+    assert tally.fired["unsynced tail rewritten"], f"no power cut lost anything; {tally}"
 
 
 def test_no_script_of_operations_faults_and_restarts_breaks_a_promise() -> None:
     tally = store_campaigns.store_machine((1,))
-    for sign in ("torn tail cut", "unsynced tail written anew"):
+    for sign in ("torn tail cut", "unsynced tail rewritten"):
         assert tally.fired[sign], f"never happened: {sign}; {tally}"

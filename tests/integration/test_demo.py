@@ -51,7 +51,7 @@ def run_demo(flights: Path, folder: Path, *arguments: str) -> subprocess.Complet
 
 @pytest.fixture(scope="module")
 def finished(flights: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """(folder, output) of a demo that has run twice: the second makes the store anew."""
+    """(folder, output) of a demo that has run twice: the second rebuilds the store."""
     folder = tmp_path_factory.mktemp("demo")
     run_demo(flights, folder, "--count", str(COUNT))
     done = run_demo(flights, folder, "--count", str(COUNT))

@@ -167,7 +167,7 @@ def test_properties_whose_names_begin_alike_are_looked_up_whole(damaged: Damaged
 
 @pytest.mark.parametrize("place", PLACES)
 def test_a_broker_that_writes_a_record_anew_finds_it(damaged: Damaged, place: str) -> None:
-    """By hand, without sizes and out of order: the CRC is compared before it is made anew."""
+    """By hand, without sizes and out of order: the CRC is compared before it is rewritten."""
     record = Record(
         body=b"BODY", keys=["KEY-", "MORE"], tag="TAG-", properties={"NAME": "VALU"},
         attributes=Attributes(sharding_key="SHAR", born_host="HOST"),

@@ -202,7 +202,7 @@ def test_messages_that_are_gone_are_an_error_or_passed_over(
 ) -> None:
     fill(protomq_producer, protomq_topic, 100)
     run()
-    # As if the topic had been made anew, with fewer messages.
+    # As if the topic had been created again, with fewer messages.
     (newest,) = (tmp_path / "archive" / "_spark_metadata").glob("0.compact")
     head, first, *rest = newest.read_text().splitlines()
     entry = json.loads(first)

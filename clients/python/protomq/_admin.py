@@ -164,7 +164,7 @@ class LaneStatus:
 
 @dataclass(frozen=True, slots=True)
 class DamagedQueue:
-    """A queue with entries that were found damaged; the broker makes them anew, unless there is an obstacle ("": there is none)."""
+    """A queue with entries that were found damaged; the broker heals them, unless there is an obstacle ("": there is none)."""
 
     topic: str
     queue_id: int
@@ -752,7 +752,7 @@ class Admin:
             except NotFoundError:
                 return
             answer = decoded(data, pb.QueryMessagesResponse.FromString)
-            # As they stand in the answer, not serialised anew: their CRC covers octets.
+            # As they stand in the answer, not serialised again: their CRC covers octets.
             for record, octets in zip(answer.records, field_values(data, 1), strict=True):
                 queue = MessageQueue(record.topic, broker.broker_name, record.queue_id)
                 found.append(Message.from_record(octets, queue, record.queue_offset))

@@ -321,7 +321,7 @@ class AsyncProducer:
             except QueueNotFoundError:
                 if message.queue is not None:
                     raise
-                # The topic has fewer queues than the route said; it has been looked up again: choose anew.
+                # The topic has fewer queues than the route said; it has been looked up again: choose again.
                 queue = await self._target_queue(message, selector, deadline_s)
                 result = await self._send_bounded(message.topic, record, queue, deadline_s, when)
             return result

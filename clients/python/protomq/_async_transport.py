@@ -1,7 +1,7 @@
 """AsyncTransport: the asyncio flavour of `_transport.SyncTransport`, with the same rules and the same choice.
 
 It belongs to the event loop on which it was first used. If that loop is closed (one asyncio.run after another), or in a
-forked child, it starts anew without connections.
+forked child, it starts again without connections.
 """
 
 from __future__ import annotations

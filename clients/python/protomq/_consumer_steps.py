@@ -133,7 +133,7 @@ class ConsumerSteps:
         return routes
 
     def _forget_gone(self, topics: Iterable[str]) -> None:
-        """What is known of topics that were deleted is known no more: they are begun anew."""
+        """What is known of topics that were deleted is known no more: they are begun again."""
         names = set(topics)
         self.state.forget_gone(names)
         if self.trouble is not None and self.trouble.metadata.get("topic") in names:

@@ -1,4 +1,4 @@
-"""A misspelled PROTOMQ_* variable is told: it would be passed over in silence.
+"""A misspelled PROTOMQ_* variable is told: it would be ignored silently.
 
 The SDK reads one variable. All others are a server's or the command line's, which judge them themselves (most likely elsewhere: the SDK
 may be all that is installed here), so only those are told that look like the one. What Kubernetes and Docker put into containers for

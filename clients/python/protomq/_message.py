@@ -397,7 +397,7 @@ def _walk_texts(raw: bytes) -> tuple[tuple[str, ...], str, Mapping[str, str], st
 
 
 def _read_two_texts(raw: bytes, position: int, end: int) -> tuple[str, str]:
-    """Fields 1 and 2 of a small message of texts; fields of a newer version are passed over."""
+    """Fields 1 and 2 of a small message of texts; fields of a newer version are skipped."""
     first = second = ""
     while position < end:
         field_tag, position = read_varint(raw, position)

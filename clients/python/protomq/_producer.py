@@ -426,7 +426,7 @@ class Producer:
             except QueueNotFoundError:
                 if message.queue is not None:
                     raise
-                # The topic has fewer queues than the route said; it has been looked up again: choose anew.
+                # The topic has fewer queues than the route said; it has been looked up again: choose again.
                 line, _ = self._line_and_record(message, selector, deadline_s)
                 result = self._send_in(line, record, deadline_s)
             return result

@@ -92,7 +92,7 @@ class PullConsumer(ConsumerBase):
         it (docs/filters.md). `module`: the name of a WebAssembly module that was deployed there (Admin.deploy_filter). What is wrong with
         it, and where, `poll` raises as IllegalFilterError.
 
-        May be called for several topics, and again for one: to change what is wanted from here on, or to begin anew with a topic that was
+        May be called for several topics, and again for one: to change what is wanted from here on, or to begin again with a topic that was
         deleted or made again (`poll` raises TopicNotFoundError or TopicRecreatedError then). A topic that does not exist yet, where
         brokers create topics on the first send, is waited for, with a RuntimeWarning: the name may be wrong. So is one that may not be
         read now. Raises TopicNotFoundError, NoRouteError.

@@ -17,7 +17,7 @@ Rules:
   for more (`user_came_back`): then those messages have been dealt with.
 - What is known of a queue belongs to one incarnation of its topic, learned from the first answer and told with every request. When the
   broker says that the topic was made again, or was deleted and is not made again within a while, the user is told, with every try, until
-  the queues are assigned anew: no waiting brings back what the position counted.
+  the queues are assigned again: no waiting brings back what the position counted.
 
 Not thread-safe: the consumer that owns it takes care of that.
 """
@@ -196,7 +196,7 @@ class PullState:
         return state.incarnation if state is not None else 0
 
     def forget_gone(self, topics: Collection[str]) -> None:
-        """Queues of topics that were deleted are assigned anew by the next `assign`, as if they had never been."""
+        """Queues of topics that were deleted are assigned again by the next `assign`, as if they had never been."""
         for queue, state in list(self._queues.items()):
             if state.is_gone and queue.topic in topics:
                 self._drop_answers(queue, state)

@@ -155,7 +155,7 @@ class Connection:
         Raises ConnectionLostError, RequestTimeoutError, ProtocolError: then the connection must be closed.
         """
         timeout_ms = int(timeout_s * 1000.0) or 1
-        # The kernel's limit is set anew only when it is off by more than 1/8 s: calls of one kind mostly share theirs.
+        # The kernel's limit is set again only when it is off by more than 1/8 s: calls of one kind mostly share theirs.
         if not timeout_ms <= self._timeout_ms <= timeout_ms + 125:
             self._set_timeout(timeout_ms)
         self._request_id = request_id = self._request_id + 1 & 0xFFFFFFFF

@@ -2,7 +2,7 @@
 
     what                                  tries at most                               within                     pause
     name servers, for what they know      2 of each: the second where a connection    the call's time-out,       none
-                                          was lost, which is made anew                shared among them
+                                          was lost, which is opened again           shared among them
     name servers, all are told            1 of each                                   the same                   none
     a consumer's calls to a broker        3 (CALL)                                    request_timeout_s          50 ms, or as asked
       commits in `poll`, new queues       1 (ONCE); the next `poll` makes up for it   0.5 s                      -

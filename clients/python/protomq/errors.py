@@ -434,7 +434,7 @@ class TopicRecreatedError(ServerError):
     """The topic was deleted and made again: offsets of the old one mean nothing in the new one.
 
     What was not consumed of the old one is gone. A consumer that is to go on with the new one calls `subscribe` (or `assign`) again and
-    begins anew; `metadata` holds topic, wanted and current incarnation.
+    begins again; `metadata` holds topic, wanted and current incarnation.
     """
 
     reason = "TOPIC_RECREATED"
@@ -507,7 +507,7 @@ class ShuttingDownError(BusyError):
 
 
 class QueueHealingError(BusyError):
-    """Entries of the queue were found damaged; the broker makes them anew from its log. `retry_delay_ms` says when to try again."""
+    """Entries of the queue were found damaged; the broker heals them from its log. `retry_delay_ms` says when to try again."""
 
     reason = "QUEUE_HEALING"
     code = _UNAVAILABLE

@@ -144,7 +144,7 @@ def spare_collections() -> None:
     """Makes the tasks after the first one cheaper in this worker process: what is loaded by then is no garbage.
 
     PySpark's worker collects garbage after every task. With pandas and pyarrow loaded that is 10 to 40 ms of looking at
-    modules, as much as reading ten thousand messages. What is made from now on is collected as ever.
+    modules, as much as reading ten thousand messages. What is made from now on is collected as always.
     """
     gc.collect()
     gc.freeze()

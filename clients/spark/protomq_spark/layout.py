@@ -139,7 +139,7 @@ def read_fronts(located: Located) -> Fronts:
     try:
         keys = _take(data, cursor, limits, _KEY)
         while len(_take(data, cursor, limits, _KEY).rows):
-            pass  # Further keys are passed over.
+            pass  # Further keys are skipped.
         tags = _take(data, cursor, limits, _TAG)
         names, values = _read_properties(data, cursor, limits)
         attributes = _take(data, cursor, limits, _ATTRIBUTES)

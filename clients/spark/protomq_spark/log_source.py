@@ -5,7 +5,7 @@
 
 Rules:
 - A task reads whole appends and checks every seal, so no torn, stale or damaged append gets into a table.
-- Damage is passed over and said in the executor's log; `report=damage` makes a table of it, `failOnDamage=true` an error. An
+- Damage is skipped and said in the executor's log; `report=damage` makes a table of it, `failOnDamage=true` an error. An
   unfinished append at the end of the newest segment is no damage: a live log is being written.
 - Within a task the messages of one topic come in the order of the log; those of several topics stand in stretches.
 - Half messages, and messages that were not due, are no rows: when they are committed, or due, the log has a copy of them.
@@ -190,7 +190,7 @@ class LogReader(DataSourceReader):
         text = f"{part.path}: positions {damage.start_position} to {damage.end_position - 1}: {damage.reason}"
         if self._options.fail_on_damage:
             raise DamagedLogError(text)
-        logger.warning("damage in the log is passed over: %s", text)
+        logger.warning("damage in the log is skipped: %s", text)
 
 
 def _queue_offsets(data: bytes, ends: np.ndarray) -> np.ndarray:

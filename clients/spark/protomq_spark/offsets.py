@@ -74,7 +74,7 @@ def encode_state(state: StreamState) -> StreamOffset:
 
 
 def decode_state(offset: StreamOffset) -> StreamState:
-    """The inverse of `encode_state`; what a later version may remember beside is passed over."""
+    """The inverse of `encode_state`; what a later version may remember beside is skipped."""
     remembered = offset.get(_REMEMBERED, {})
     incarnations = decode_incarnations(remembered.get("incarnations", {}))
     return StreamState(from_stream_offset(offset), remembered.get("query", ""), incarnations)
@@ -264,7 +264,7 @@ def ranges_between(
 def find_data_loss(
     wanted: Iterable[OffsetRange], available: Mapping[MessageQueue, QueueRange]
 ) -> list[str]:
-    """What of the ranges is not there any more, one line for each queue. Queues that cannot be seen are passed over."""
+    """What of the ranges is not there any more, one line for each queue. Queues that cannot be seen are skipped."""
     lost: list[str] = []
     for queue, start, end, _ in wanted:
         there = available.get(queue)

@@ -5,7 +5,7 @@ Rules:
   however long the range is.
 - Errors that may pass are waited for within the time-out, counted from the last message that arrived: a broker that restarts
   costs a pause and nothing else, since the place in the queue is known.
-- Messages that are gone are an error, or passed over and said in the log, as failOnDataLoss has it.
+- Messages that are gone are an error, or skipped and said in the log, as failOnDataLoss has it.
 """
 
 from __future__ import annotations

@@ -329,7 +329,7 @@ class AdminService:
     def query_messages(self, call: Call) -> None:
         """Messages by key or id: candidates come from the index, and are compared here.
 
-        Records go out as they stand in the log: written anew, maps would come in another order, and their CRC would not hold.
+        Records go out as they stand in the log: rewritten, maps would come in another order, and their CRC would not hold.
         """
         try:
             request = QueryMessagesRequest.FromString(bytes(call.payload))

@@ -1,6 +1,6 @@
 """The request of a client in any language at its plainest: one record that is a body and nothing else, a topic, perhaps a queue.
 
-Written anew without parsing it field by field: `send_request.py` does the same for any request, at four times the cost, and the tests
+Rewritten without parsing it field by field: `send_request.py` does the same for any request, at four times the cost, and the tests
 show that both give the same bytes.
 """
 

@@ -382,7 +382,7 @@ class Broker:
             registration.wait_announced(ANNOUNCE_TIMEOUT_S)
 
     def _topics(self) -> BrokerTopics:
-        """Built anew only when the topics have changed. Called by the threads of the registration."""
+        """Built again only when the topics have changed. Called by the threads of the registration."""
         snapshot = self.store.topics.snapshot()
         known = self._announced_topics
         if known is not None and known[0] is snapshot:

@@ -40,7 +40,7 @@ BROKER: Final = Table(
         ),
         Metric(
             "protomq.queue_files.healed", "{file}", "healed queue files",
-            "Consume queue files that were rebuilt from the log", Kind.COUNTER,
+            "Consume queue files that were healed from the log", Kind.COUNTER,
         ),
     ),
 )  # fmt: skip

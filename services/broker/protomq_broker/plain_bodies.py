@@ -1,4 +1,4 @@
-"""Pulls that ask for plain bodies: records whose body was compressed are written anew, with the body as it was.
+"""Pulls that ask for plain bodies: records whose body was compressed are rewritten, with the body as it was.
 
     stored    0A len [ 0A len packed | rest of the front ][ transit, topic, trailer: flags 1, crc32c of the stored front ]
     answered  0A len [ 0A len body   | rest of the front ][ the same, but     flags 0, crc32c of this front              ]

@@ -1,7 +1,7 @@
 """Threads that unpack bodies for pulls that ask for plain ones: megabytes take tens of milliseconds, which a lane's other callers
 would wait for.
 
-A worker reads the regions, makes the records anew, and hands the answer to the call's lane. A caller that has gone by then, or waits no
+A worker reads the regions, rewrites the records, and hands the answer to the call's lane. A caller that has gone by then, or waits no
 longer, costs no reading. Work waits up to PENDING_SIZE_MAX_BYTES; beyond that calls are refused (SYSTEM_BUSY).
 """
 

@@ -6,7 +6,7 @@
 Rules:
 - One plan is under way at a time; what comes meanwhile is the next one. So nothing is planned twice, and the busier the broker, the more
   goes into one record.
-- A plan that does not hold any more when it comes to the send lane (a topic or a group was deleted) is made anew.
+- A plan that does not hold any more when it comes to the send lane (a topic or a group was deleted) is rebuilt.
 - An answer waits for what SEND_OK waits for; the next plan does not.
 """
 

@@ -7,7 +7,7 @@
 Rules:
 - A plan changes nothing. One at a time is under way: what it looks at stays so until its record is applied.
 - What is due comes first, then what no other message of its group holds back any more, then what nobody has looked at.
-- A message that does not match a pop's filter is passed over once and for all if nobody had it before; else it waits for another pop.
+- A message that does not match a pop's filter is skipped once and for all if nobody had it before; else it waits for another pop.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Per name server, `next_step` decides and the thread does it:
     hold         a call kept open, so that the name server notices within seconds when this process is gone
     wait         for the end of the hold, a change, the next heartbeat or the stop
 
-A connection that is lost is made anew, with growing random pauses while that fails; the broker serves on meanwhile. At the stop
+A lost connection is opened again, with growing random pauses while that fails; the broker serves on meanwhile. At the stop
 the broker unregisters from those it is connected to.
 
 A name server that knows a live broker of the same name with another store refuses this one (NAME_TAKEN). Its word stands until it says
@@ -259,7 +259,7 @@ class _Session(threading.Thread):
             except Exception:
                 # A defect, here or in what the name server answers. Without its registration the broker is no use.
                 logger.exception(
-                    "registration with name server %s failed; it begins anew", self._server.label
+                    "registration with name server %s failed; it begins again", self._server.label
                 )
                 self._stopping.wait(RETRY_PAUSE_MAX_S)
             self._stopping.wait(RECONNECT_PAUSE_S)

@@ -1,4 +1,4 @@
-"""Reading a SendRequest: the fast way if its layout can be proved, else written anew record by record.
+"""Reading a SendRequest: the fast way if its layout can be proved, else rewritten record by record.
 
 The request is first parsed as its own header, that is SendRequest without `records`: what is not declared is skipped as opaque bytes, so
 four megabytes of empty records cost nothing. Only what is known to be bounded is parsed in full.
@@ -52,7 +52,7 @@ def parse_send_header(payload: bytes | bytearray) -> Any:
     records_end = _end_of_equal_records(payload) if len(payload) >= _EQUAL_SIZE_MIN_BYTES else 0
     try:
         if records_end:
-            # The parser copies what it does not know: half a megabyte of records is worth passing over.
+            # The parser copies what it does not know: half a megabyte of records is worth skipping.
             header = _SendHeader.FromString(bytes(memoryview(payload)[records_end:]))
             if header.record_sizes:
                 return header
@@ -156,7 +156,7 @@ def _rewrite(
     identify: Callable[[int], ProducerIdentity],
     due_time_ms: int | None,
 ) -> tuple[RecordRegion, bool]:
-    """Writes each record anew, in canonical form and with everything that is missing."""
+    """Rewrites each record, in canonical form and with everything that is missing."""
     spans = _check_bounds(payload)
     try:
         records = SendRequest.FromString(payload).records

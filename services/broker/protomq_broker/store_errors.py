@@ -103,7 +103,7 @@ def to_service_error(error: Exception) -> ServiceError:
         return ServiceError(
             Code.UNAVAILABLE,
             "QUEUE_HEALING",
-            f"{error}; it is being made anew from the log",
+            f"{error}; the broker heals it from the log",
             metadata={"queue_offset": str(error.queue_offset)},
             retry_delay_ms=RETRY_HEALING_MS,
         )

@@ -6,8 +6,8 @@
 Rules:
 - A message is due when log time has come to its due time, not before.
 - One batch is under way at a time, of a few milliseconds' work: sends get on in between.
-- A batch is prepared anew, not appended, if meanwhile one of its messages was recalled or carried forward, or a topic was deleted.
-- A record that cannot be read is left aside, and said; its message waits for the next start, which looks again.
+- A batch is prepared again, not appended, if meanwhile one of its messages was recalled or carried forward, or a topic was deleted.
+- A record that cannot be read is left out and logged; its message waits for the next start, which looks again.
 - What cannot be appended (a full disk) is tried again.
 """
 
@@ -55,7 +55,7 @@ class TimerMover:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="protomq-timer", daemon=True)
         self.unreadable_count = 0
-        """Delayed messages that were left aside since the start."""
+        """Delayed messages that were left out since the start."""
 
     def start(self) -> None:
         """Begins to deliver. The writer has started."""

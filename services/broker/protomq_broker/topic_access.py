@@ -77,7 +77,7 @@ def check_incarnation(topic: TopicConfig, wanted: int) -> None:
             Code.FAILED_PRECONDITION,
             "TOPIC_RECREATED",
             f"topic {topic.name!r} was deleted and made again: offsets of incarnation {wanted} mean nothing in the current one, "
-            f"{topic.incarnation}; begin anew with that one, or stop",
+            f"{topic.incarnation}; start again with that one, or stop",
             metadata={
                 "topic": topic.name,
                 "wanted": str(wanted),

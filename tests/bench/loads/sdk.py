@@ -44,7 +44,7 @@ def send_from_threads(
                     if batch == 1:
                         producer.send(topic, body)
                     else:
-                        # A list and its bodies are made anew: they are what an application has to hand over.
+                        # A list and its bodies are made for each call: they are what an application has to hand over.
                         producer.send_batch(topic, [bytes(bytearray(body)) for _ in range(batch)])
                 except Exception as error:
                     counter.note_error(error)

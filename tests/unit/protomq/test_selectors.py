@@ -1,4 +1,4 @@
-"""Queues take turns, sharding keys stay with their queue, unavailable brokers are passed over."""
+"""Queues take turns, sharding keys stay with their queue, unavailable brokers are skipped."""
 
 from __future__ import annotations
 

@@ -274,7 +274,7 @@ def test_defect_in_the_connection_does_not_end_the_registration(
         server.next_calls(3)
         server.connections[0].end_hold(KeyError("a defect"))
         assert server.next_calls(3) == ["connect", "register 1 ['t']", "hold"]
-    assert "begins anew" in caplog.text
+    assert "begins again" in caplog.text
 
 
 def test_refused_registration_is_tried_again_on_a_new_connection() -> None:

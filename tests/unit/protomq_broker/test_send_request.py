@@ -214,7 +214,7 @@ def test_a_crc_covers_the_octets_in_the_order_in_which_they_were_sent() -> None:
 def test_a_crc_is_never_put_over_other_octets_than_those_it_came_with(
     properties: list[tuple[str, str]], is_right: bool, cut_count: int, count: int
 ) -> None:
-    """With a whole trailer the octets are stored as they came, in any order, and so is the CRC; what is written anew is compared first."""
+    """With a whole trailer the octets are stored as they came, in any order, and so is the CRC; what is rewritten is compared first."""
     fronts = b"".join(layout.encode_front(properties={name: value}) for name, value in properties)
     template = layout.RecordTemplate("orders", 42, 1)
     fields = []
@@ -222,7 +222,7 @@ def test_a_crc_is_never_put_over_other_octets_than_those_it_came_with(
         record = bytearray(template.encode(b"x", 10 + index, 5, front=fronts))
         if not is_right:
             record[layout.CRC32C_AT] ^= 1
-        # Without its last fields, which the broker stamps, it is no trailer, and the record is written anew.
+        # Without its last fields, which the broker stamps, it is no trailer, and the record is rewritten.
         fields.append(layout.encode_record_field(bytes(record[: len(record) - 10 * cut_count])))
     payload = b"".join((*fields, SendRequest(topic="orders").SerializeToString()))
     if cut_count and not is_right:
@@ -479,7 +479,7 @@ def test_what_makes_a_message_unfindable_or_unreadable_is_refused(
     payload = canonical(count, sizes_differ=sizes_differ)
     assert read(payload)[0].count == count
     payload = canonical(count, sizes_differ=sizes_differ, **last)
-    if field == "crc32c":  # two tags: the last one counts, and it is written anew
+    if field == "crc32c":  # two tags: the last one counts, and it is rewritten
         assert records_of(read(payload)[0])[-1].tag == "tt"
         return
     error = refusal(payload)

@@ -1,4 +1,4 @@
-"""A variable that nothing reads is said, instead of being passed over."""
+"""A variable that nothing reads is said, instead of being skipped."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from .errors import StoreSettingsError
 from .log.recovery import CorruptionMode
 
 FORMAT_VERSION: Final = 2
-"""Of what stands on disk. 2: the fields of a record are numbered anew, and its CRC covers all that is the producer's."""
+"""Of what stands on disk. 2: the fields of a record have new numbers, and its CRC covers all that is the producer's."""
 SEGMENT_SIZE_MIN_BYTES: Final = 4096
 
 

@@ -49,7 +49,7 @@ class DiskFullError(WritesRefusedError):
 
 
 class StoreFailedError(WritesRefusedError):
-    """A write or an fsync of the log failed. Nothing is appended any more until the broker is started anew and has recovered."""
+    """A write or an fsync of the log failed. Nothing is appended any more until the broker is started again and has recovered."""
 
 
 class NoWriterError(StoreError):

@@ -58,7 +58,7 @@ class StoreActions(NamedTuple):
         keep_from_position: what the log has from here on is needed; None if nothing is.
         set_refusal: refuses writes with a reason, "" takes them again.
         scrub: reads some of the old segments again, given the monotonic clock.
-        heal: makes damaged consume queue files anew, some at a time, given the monotonic clock.
+        heal: heals damaged consume queue files, some at a time, given the monotonic clock.
         look_for_space: sees whether a disk that was full has space again.
         fail: stops all writes for good, with a reason.
     """
@@ -140,7 +140,7 @@ class Housekeeper:
                 self._actions.checkpoint()
             if (
                 self._actions.uncheckpointed_bytes()
-            ):  # not due, or spoilt: memory has to be given back all the same
+            ):  # not due, or failed: memory has to be given back all the same
                 for structure in self._derived:
                     structure.flush()
             if now_ms >= self._retention_due_ms:

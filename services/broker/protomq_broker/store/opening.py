@@ -149,10 +149,10 @@ def recover_store(
         if structure.damage and (
             checkpoint is not None or not structure.damage.endswith("is gone")
         ):
-            log.warning("%s: it is made anew from the log", structure.damage)
+            log.warning("%s: it is rebuilt from the log", structure.damage)
     if recovered.synced_position < recovered.tail.position:
         log.info(
-            "%d bytes from position %d on are written anew and synced: whether they had been synced before is not known",
+            "%d bytes from position %d on are rewritten and synced: whether they had been synced before is not known",
             recovered.tail.position - recovered.synced_position, recovered.synced_position,
         )  # fmt: skip
         rewrite_unsynced(disk, folder, recovered.synced_position, recovered.tail.position)
@@ -277,7 +277,7 @@ def restore_topics(
     power went, or their record is lost.
 
     Their incarnation is the one that the newest committed offset tells (`known_incarnations`), or what the first message makes it. That
-    is another one if the store's number was lost too: then readers are told TOPIC_RECREATED, and begin anew.
+    is another one if the store's number was lost too: then readers are told TOPIC_RECREATED, and begin again.
     """
     counts = {
         topic: max(queues.queues_of(topic)) + 1
@@ -415,7 +415,7 @@ class _Replay:
                 structure.replay(kept)
 
     def _note_deletions(self, block: WalkedBlock, records: ScannedRecords) -> None:
-        """Topics that a block deletes are gone from what was made of the blocks before; what it has of them itself is passed over."""
+        """Topics that a block deletes are gone from what was made of the blocks before; what it has of them itself is skipped."""
         for name, end_position in deletions_in_block(block, records):
             if end_position > self._deleted.get(name, 0):
                 self._deleted[name] = end_position

@@ -104,7 +104,7 @@ class PopCarrier:
     def _append(
         self, known: OpenMessages, copies: Sequence[AppendRequest], kept: Sequence[int], lost: Sequence[int]
     ) -> None:
-        """On the writer thread; nothing happens if one of them was settled meanwhile: then they are prepared anew."""
+        """On the writer thread; nothing happens if one of them was settled meanwhile: then they are prepared again."""
         group, topic, queue_id = known.key
         if not self._is_known(known) or any(offset not in known.open for offset in (*kept, *lost)):
             return

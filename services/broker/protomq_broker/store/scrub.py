@@ -1,11 +1,12 @@
-"""Reading old segments again, slowly, so that damage is found before a consumer finds it.
+"""Reads old segments again, slowly, so that it finds damage before a consumer does.
 
-A start proves only what lies behind the checkpoint. What lies before it is walked here, a little at a time and round by round: seals,
-structure, and that the files are there in full. What does not hold, twice in a row, is set aside: readers are told and go on behind it.
+A start proves only what lies behind the checkpoint. The scrub walks what lies before it, a little at a time and round by round: seals,
+structure, and the sizes of the files. What does not hold, twice in a row, it puts into quarantine: readers get an error, and continue
+behind it.
 
     a round   from the oldest segment to what is synced of the newest; the next begins ROUND_INTERVAL_MS later at the earliest
 
-Readers do not wait for it: what they ask for is checked first (`checked_log.py`). It finds what nobody asks for.
+Readers do not wait for the scrub: what they ask for is checked first (`checked_log.py`). It finds damage in what nobody asks for.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 ROUND_INTERVAL_MS: Final = 24 * 3_600_000
 BLOCK_SIZE_BYTES: Final = 256 << 10
-"""A block is walked in 0.2 ms: so long other threads may have to wait."""
+"""A block is walked in 0.2 ms: the longest that other threads wait."""
 
 
 class Scrubber:
@@ -87,7 +88,7 @@ class Scrubber:
             if walker.problem and start.position < end_position:
                 again = self._walker(start)
                 if next(iter(again), None) is None:
-                    start = self._next = self._set_aside(start, again.problem)
+                    start = self._next = self._put_into_quarantine(start, again.problem)
         if self._credit_bytes > 0:
             self._next = None  # the round is over
 
@@ -102,7 +103,7 @@ class Scrubber:
             block_size_bytes=BLOCK_SIZE_BYTES,
         )
 
-    def _set_aside(self, start: StartPoint, problem: str) -> StartPoint:
+    def _put_into_quarantine(self, start: StartPoint, problem: str) -> StartPoint:
         damage = self._checked.damage_from(start.position, problem)
-        self._quarantine.set_aside(damage)
+        self._quarantine.add(damage)
         return StartPoint(damage.end_position, damage.previous_crc32c)

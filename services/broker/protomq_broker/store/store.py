@@ -10,7 +10,7 @@
       Transactions          half messages that are open, derived            state/
       state machines        offsets, topics, groups, pops: records of the log     state/
       LogFlusher, checkpoints                                               log/
-      QueueHealer           makes damaged consume queue files anew          queues/
+      QueueHealer           heals damaged consume queue files               queues/
 
 Who may call: `append`, `find_repeated` on the writer thread, one and always the same. Everything else on any thread.
 
@@ -182,7 +182,7 @@ class Store:
         self._on_writer = on_writer
         self._refusal = ""
         self._full_disk = FullDisk()
-        self._is_checkpoint_spoilt = False
+        self._is_checkpoint_failed = False
         self._checkpointed_position = recovery.replay_position
         self._start = recovery.start
         self._counters: dict[str, TopicCounters] = {}
@@ -402,7 +402,7 @@ class Store:
 
     @property
     def healed_file_count(self) -> int:
-        """Files of consume queues that were made anew from the log since the start."""
+        """Consume queue files that were healed from the log since the start."""
         return self._healer.healed_count
 
     # Writing: the writer thread.
@@ -705,7 +705,7 @@ class Store:
         snapshots = [snapshot for snapshot in found if snapshot is not None]
         # What is in them must be on the disk first.
         durable_position = max((durable_position, *(s.end_position for s in snapshots)))
-        if self._flusher.flush() < durable_position or self._is_checkpoint_spoilt:
+        if self._flusher.flush() < durable_position or self._is_checkpoint_failed:
             return
         for snapshot in snapshots:
             snapshot.save(tail.position)
@@ -713,7 +713,7 @@ class Store:
             for derived in self._derived:
                 derived.checkpoint(tail.position)
         except OSError as error:
-            self._is_checkpoint_spoilt = error.errno not in DISK_FULL_ERRNOS
+            self._is_checkpoint_failed = error.errno not in DISK_FULL_ERRNOS
             raise
         write_checkpoint(
             self._disk,
@@ -738,7 +738,7 @@ class Store:
             self.checkpoint()
             self._checked.save(self.positions.flushed, is_last=True)
             self._keeper.save()
-            if not self._log.failure and not self._is_checkpoint_spoilt:
+            if not self._log.failure and not self._is_checkpoint_failed:
                 self._files.abort.remove()
         except OSError as error:
             log.error(
@@ -903,7 +903,7 @@ class Store:
                     rows = rows[np.isin(rows["position"], copies.unreadable["position"], invert=True)]
 
     def _append_carried(self, copies: Copies, watch: Watch, deleted: Mapping[str, int]) -> None:
-        """On the writer thread; nothing happens if one has ended, or a topic was deleted, meanwhile: then they are prepared anew."""
+        """On the writer thread; nothing happens if one has ended, or a topic was deleted, meanwhile: then they are prepared again."""
         if self.topics.deleted is not deleted:
             return
         if watch.has_ended(copies.rows).any() or not len(copies.rows) + len(copies.dropped):
@@ -987,9 +987,9 @@ class Store:
             _say_writes_are_taken()
 
     def _fail_lost(self, reason: str) -> None:
-        """The files are gone: nothing is written any more, nor made anew in their place."""
+        """The files are gone: nothing is written any more, nor created in their place."""
         log.critical("%s", reason)
-        self._is_checkpoint_spoilt = True
+        self._is_checkpoint_failed = True
         self._log.fail(reason)
         self.positions.note_failed()
 

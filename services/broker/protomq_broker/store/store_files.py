@@ -158,7 +158,7 @@ class StoreFiles:
         self.epochs = epochs
 
     def rebuild_queues(self, recovered: RecoveredLog) -> None:
-        """Makes the consume queues anew from the log."""
+        """Rebuilds the consume queues from the log."""
         deleted = dict(self.topics.deleted)
         checkpoint = self._checkpoint()
         rebuild(

@@ -310,9 +310,9 @@ def test_damage_at_the_end_of_the_log_is_an_obstacle_that_is_told(
         turns(store, clock, 3)
     (met,) = store.damaged_files
     assert f"{base:020d}: positions" in met.obstacle
-    assert sum("cannot be made anew" in line for line in caplog.messages) == 1
+    assert sum("cannot be healed" in line for line in caplog.messages) == 1
     with pytest.raises(
-        ConsumeQueueDamagedError, match=r"cannot be made anew: .* positions"
+        ConsumeQueueDamagedError, match=r"cannot be healed: .* positions"
     ) as caught:
         store.read("topic", 0, len(expected) - 1, 10, 1000)
     assert not caught.value.is_healing

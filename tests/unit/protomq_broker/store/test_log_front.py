@@ -52,7 +52,7 @@ def told(store: Store) -> dict[str, object]:
 
 
 def worn_store(disk: SimDisk, clock: ManualClock | None = None) -> Store:
-    """Four topics, of which one rests, one is deleted and one deleted and made anew; the first segments are due to go."""
+    """Four topics, of which one rests, one is deleted and one deleted and created again; the first segments are due to go."""
     store = open_store(disk, clock=clock)
     store.topics.put([TopicConfig(n, 3, 3) for n in ("rests", "gone", "again")])
     store.topics.put([TopicConfig("busy", 4, 4, writable=True)])

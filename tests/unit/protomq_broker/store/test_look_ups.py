@@ -1,4 +1,4 @@
-"""Looking messages up by key and id: what is damaged is never passed over without a word."""
+"""Looking messages up by key and id: what is damaged is never skipped silently."""
 
 from __future__ import annotations
 

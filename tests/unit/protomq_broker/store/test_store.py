@@ -570,7 +570,7 @@ def test_a_filter_never_passes_over_a_message_whose_entry_was_flipped() -> None:
             store.read("topic", 0, 2, 10, 1 << 20, red)
         store.close()
         store = open_store(disk)
-        assert store.read("topic", 0, 0, 10, 1 << 20, red).record_count == 5, "made anew"
+        assert store.read("topic", 0, 0, 10, 1 << 20, red).record_count == 5, "rebuilt"
         store.close()
         assert disk.content(path) == whole
 
@@ -759,7 +759,7 @@ def test_a_folder_that_goes_under_a_running_broker_ends_the_writes(
     assert read_all(store) == [(0, b"before")]
     store._keeper.turn()
     store.close()
-    assert root.exists() == (how == "replaced"), "nothing is made anew in its place"
+    assert root.exists() == (how == "replaced"), "nothing is rebuilt in its place"
     assert len([r for r in caplog.records if r.levelname == "CRITICAL"]) == 1
 
 

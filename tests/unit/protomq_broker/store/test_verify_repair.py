@@ -41,7 +41,7 @@ def filled_store(disk: SimDisk, count: int = 40) -> Store:
 
 
 def bodies(store: Store, queue_id: int) -> dict[int, bytes]:
-    """What can be read of a queue, damage passed over."""
+    """What can be read of a queue, damage skipped."""
     found: dict[int, bytes] = {}
     offset = store.queue_range("topic", queue_id)[0]
     while True:

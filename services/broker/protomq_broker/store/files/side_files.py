@@ -1,6 +1,6 @@
 """What the derived structures need of the disk: state files that are whole or absent, and a bounded set of open files.
 
-Everything that is derived can be made anew from the log. So a state file that is missing, torn or from another version
+Everything that is derived can be rebuilt from the log. So a state file that is missing, torn or from another version
 is simply not there (None), and its owner starts from nothing.
 
     state file   magic (8 bytes), payload, CRC-32C of both (u32, little-endian)

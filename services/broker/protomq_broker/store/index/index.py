@@ -13,7 +13,7 @@ Rules:
 - The writer only notes what was appended, under a lock that others hold just to take the notes over. Hashing, sorting and files are
   the flusher's, and a look-up's, under a second lock. A third one lets one thread at a time change files.
 - Rows go into a run file only when the log is durable behind them, so files hold nothing that the log might lose.
-- A replay that passes over damage leaves a row with the hash 0 there: what stands in front of it is known, what the damage took is not.
+- A replay that skips damage leaves a row with the hash 0 there: what stands in front of it is known, what the damage took is not.
 """
 
 from __future__ import annotations
@@ -275,7 +275,7 @@ class MessageIndex:
         """Nothing to do: whoever looks up finds no queue that leads to the record."""
 
     def forget_deleted(self, positions: Mapping[str, int]) -> None:
-        """Nothing to do: a hash that leads to what is gone is passed over by whoever looks it up."""
+        """Nothing to do: a hash that leads to what is gone is skipped by whoever looks it up."""
 
     def close(self) -> None:
         """Closes the files. Call `checkpoint` before."""
@@ -302,7 +302,7 @@ class MessageIndex:
                 self._disk.unlink(f"{self._folder}/{name}")
 
     def start_rebuild(self) -> None:
-        """Removes everything; a replay from the log's start makes it anew."""
+        """Removes everything; a replay from the log's start rebuilds it."""
         self._files.forget_below("")
         self._run_files.close()
         self._clear()
@@ -311,7 +311,7 @@ class MessageIndex:
         self.replay_from = 0
 
     def replay(self, records: ScannedRecords) -> None:
-        """Adds records read back from the log, in its order; those that are there already are passed over."""
+        """Adds records read back from the log, in its order; those that are there already are skipped."""
         records = records.select(is_indexed(records.flags))
         first = int(np.searchsorted(records.positions, self.replay_from))
         if first == records.count:

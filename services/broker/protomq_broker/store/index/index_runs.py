@@ -35,7 +35,7 @@ _RUN_SIZE_BYTES: Final = _BLOCKS_PER_RUN * _BLOCK_SIZE_BYTES + _FENCES_SIZE_BYTE
 
 
 class IndexDamagedError(StoreError):
-    """A file of the index does not hold. The log has everything: the index is made anew at the next start."""
+    """A file of the index does not hold. The log has everything: the index is rebuilt at the next start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,5 +152,5 @@ class RunFiles:
 
     def _damage(self, run: Run, reason: str) -> IndexDamagedError:
         return IndexDamagedError(
-            f"{self._path(run)}: {reason}: the index is made anew at the next start"
+            f"{self._path(run)}: {reason}: the index is rebuilt at the next start"
         )

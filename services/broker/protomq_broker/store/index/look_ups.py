@@ -3,11 +3,11 @@
 Rules:
 - The index gives candidates, newest first, which are read and compared: two keys can have one hash. Those to which no queue of the topic
   leads are another topic's, and are not opened.
-- A message that stands in a damaged part of the log is never passed over without a word. Whoever asks for a key gets what is newer, then
+- A message that stands in a damaged part of the log is never skipped silently. Whoever asks for a key gets what is newer, then
   CorruptLogError; whoever asks for an id gets the message if a sound one has it, else CorruptLogError.
 - A candidate in a damaged part cannot be opened, to compare its key. It counts as a message of the topic if an entry of the topic's
   queues leads to it, or if they have lost entries in that part, one of which may have led there. Else it is another topic's.
-- Where the index was made anew with damage in the log, it knows nothing of what had stood there (`MessageIndex.unknown_from`): all that
+- Where the index was rebuilt with damage in the log, it knows nothing of what had stood there (`MessageIndex.unknown_from`): all that
   the topic has lost there may be what is looked for.
 - What `protomq log repair` has taken out is gone for look-ups, as if it had never been: no error tells of it.
 """

@@ -71,7 +71,7 @@ class CheckedLog:
         files: BoundaryFiles,
         monotonic_ms: Callable[[], int],
     ) -> None:
-        """`log_start`: where a walk of the whole log begins; `quarantine`: what is set aside already, and is given to nobody."""
+        """`log_start`: where a walk of the whole log begins; `quarantine`: what is in quarantine already, and nobody gets."""
         self._disk = disk
         self._folder = folder
         self._tail = tail
@@ -241,7 +241,7 @@ class CheckedLog:
             crc = pieces.crcs[index] if index else self._chain_at(first)
             at = self._skip(StartPoint(first, crc))
             if at.position >= (end if piece_end is None else piece_end):
-                # What was asked for is set aside; behind that, nobody has looked.
+                # What was asked for is put into quarantine; behind that, nobody has looked.
                 if piece_end is None and at.position < checked.end_position:
                     checked.add(at.position, at.crc32c)
                     piece_end = at.position
@@ -312,7 +312,7 @@ class CheckedLog:
             at = StartPoint(walker.position, walker.crc32c)
 
     def _skip(self, at: StartPoint) -> StartPoint:
-        """Behind what is set aside already."""
+        """Behind what is in quarantine already."""
         for damage in self._quarantine.ranges:
             if damage.start_position <= at.position < damage.end_position:
                 at = StartPoint(damage.end_position, damage.previous_crc32c)

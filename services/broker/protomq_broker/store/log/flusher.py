@@ -3,7 +3,7 @@
 Rules:
 - An fsync covers what was written before it began, so the position is taken first.
 - A failed fsync is fatal: the kernel may have marked the pages clean, so trying again proves nothing. The log takes no more appends;
-  the flushed position stays where it was, and the next start writes anew what is behind it (`recovery.rewrite_unsynced`). (A log that
+  the flushed position stays where it was, and the next start rewrites what is behind it (`recovery.rewrite_unsynced`). (A log that
   failed for another reason is still synced: what it has is to be kept.)
 - Under SYNC_FLUSH every request wakes the thread; what was appended while a sync was running is covered by the next one, together
   (group commit).

@@ -14,7 +14,7 @@ ask for, an empty key, more keys than the flags say or than may be, keys and tag
 one are noted for the index.
 
 Then the last fields of each record, in protobuf the ones that win, are the broker's: stamped in place. A layout that does not hold
-gives None, and the caller writes the records anew (`send_request.py`), which is slow and always right.
+gives None, and the caller rewrites the records (`send_request.py`), which is slow and always right.
 """
 
 from __future__ import annotations
@@ -554,7 +554,7 @@ def _bodies_are_bounded(words: NDArray[np.int64], front_sizes: NDArray[np.int64]
     body_sizes += second * (words >> 9 & 0x3F80)
     body_sizes += third * (words >> 10 & 0x1FC000)
     rest = front_sizes - body_sizes - second - third - 2
-    # A fourth octet means a body of 2 MiB and more: rare enough to be written anew.
+    # A fourth octet means a body of 2 MiB and more: rare enough to be rewritten.
     wrong = ((words & 0xFF) != layout.BODY_TAG) | ((third & words >> 31) != 0)
     wrong |= (rest < 0) | (rest > layout.FRONT_SIZE_MAX_BYTES)
     return not np.count_nonzero(wrong)

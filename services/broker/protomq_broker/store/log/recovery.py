@@ -120,7 +120,7 @@ def choose_start(folder: SegmentFolder, checkpoint: Checkpoint | None, position:
 def find_absent(
     folder: SegmentFolder, end_position: int, known: Sequence[DamagedRange]
 ) -> int | None:
-    """The first position below `end_position` that no file has: a segment is missing, or cut short. What is in quarantine is passed over.
+    """The first position below `end_position` that no file has: a segment is missing, or cut short. What is in quarantine is skipped.
 
     Below the place where a walk begins nothing else would notice before a reader does.
     """
@@ -169,7 +169,7 @@ def recover_log(
     synced = max(derived_position, flushed_position, epochs.synced_position)
     position, chain_crc32c = start.position, start.crc32c
     known = len(damaged)
-    for damage in damaged:  # the checkpoint may be older than what was set aside since
+    for damage in damaged:  # the checkpoint may be older than what is in quarantine since
         if damage.start_position <= position < damage.end_position:
             position, chain_crc32c = damage.end_position, damage.previous_crc32c
     while True:
@@ -350,7 +350,7 @@ def max_synced_behind(
     skips: dict[int, Skip],
     epochs: Epochs,
 ) -> int:
-    """The largest synced position that a seal of this store's from `start` on knows of, passing over further damage."""
+    """The largest synced position that a seal of this store's from `start` on knows of, skipping further damage."""
     synced = 0
     while start is not None:
         walker = LogWalker(disk, folder, start.position, start.crc32c, skips=skips)

@@ -252,7 +252,7 @@ def _check_seal(
 
 
 class Skip(NamedTuple):
-    """A damaged range that a walk passes over: where it ends, and the CRC with which the chain goes on there."""
+    """A damaged range that a walk skips: where it ends, and the CRC with which the chain goes on there."""
 
     end_position: int
     previous_crc32c: int

@@ -361,12 +361,11 @@ class ConsumeQueue:
         at = queue_offset % ENTRIES_PER_FILE * ENTRY_SIZE_BYTES
         return read_fully(files.disk, file.fd, (end - queue_offset) * ENTRY_SIZE_BYTES, at)
 
-    def mend(self, queue_offset: int, entries: NDArray[Any]) -> None:
+    def heal(self, queue_offset: int, entries: NDArray[Any]) -> None:
         """Writes entries of one file once more, without a sync; they are in files already, or should be. The folder is there."""
         files, path = self._home.files, self.path_of(queue_offset)
-        files.forget(
-            path
-        )  # what stands at the path now may be another file than the one that is open
+        # What stands at the path now may be another file than the open one.
+        files.forget(path)
         file = files.get(path, create=True)
         at = queue_offset % ENTRIES_PER_FILE * ENTRY_SIZE_BYTES
         data = sealed(memoryview(entries.tobytes()), queue_offset, self._salt)
@@ -576,7 +575,7 @@ class ConsumeQueue:
                 home.on_met()
         met.queue_offset = min(met.queue_offset, queue_offset)
         if met.obstacle:
-            reason = f"{reason}, and it cannot be made anew: {met.obstacle}"
+            reason = f"{reason}, and it cannot be healed: {met.obstacle}"
         is_healing = home.on_met is not None and not met.obstacle
         return ConsumeQueueDamagedError(path, queue_offset, reason, is_healing=is_healing)
 

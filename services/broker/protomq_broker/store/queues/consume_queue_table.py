@@ -265,13 +265,13 @@ class ConsumeQueueTable:
             for queue, min_offset in old.items():
                 self._delete_files_below(queue, min_offset)
 
-    def mend(self, met: DamagedFile, queue_offset: int, entries: NDArray[Any]) -> None:
-        """Writes entries of a damaged file anew; the next checkpoint makes them durable."""
+    def heal(self, met: DamagedFile, queue_offset: int, entries: NDArray[Any]) -> None:
+        """Rewrites entries of a damaged file; the next checkpoint makes them durable."""
         with self._files_lock:
             queue = met.queue
             if self.has(queue):
                 self._disk.make_folder(queue.folder)
-                queue.mend(queue_offset, entries)
+                queue.heal(queue_offset, entries)
                 self._unsynced.add(queue)
                 self._touched.add(queue)
             self.forget_met(met)
@@ -281,7 +281,7 @@ class ConsumeQueueTable:
         self._home.met.pop((met.queue, met.start_offset), None)
 
     def remove_topic(self, topic: str) -> None:
-        """Forgets a topic's queues, any thread; the files go with the next flush. A topic of that name begins anew, from offset 0."""
+        """Forgets a topic's queues, any thread; the files go with the next flush. A topic of that name begins again, from offset 0."""
         with self._lock:
             queues = self._queues.pop(topic, None)
             if queues is not None:
@@ -323,7 +323,7 @@ class ConsumeQueueTable:
             self._write_table(position)
 
     def start_rebuild(self) -> None:
-        """Removes everything; a replay from the log's start makes it anew."""
+        """Removes everything; a replay from the log's start rebuilds it."""
         self.known_ends += [
             QueueEnd(queue.topic, queue.queue_id, queue.known_min_offset, queue.end_offset)
             for queues in self._queues.values()
@@ -339,7 +339,7 @@ class ConsumeQueueTable:
         self.needs_rebuild = False
 
     def replay(self, records: ScannedRecords) -> None:
-        """Adds the entries of records read back from the log, in its order; those that are there already are passed over."""
+        """Adds the entries of records read back from the log, in its order; those that are there already are skipped."""
         if not records.count or self.needs_rebuild:
             return
         self._covered_position = max(
@@ -447,7 +447,7 @@ class ConsumeQueueTable:
         return kept
 
     def forget_deleted(self, positions: Mapping[str, int]) -> None:
-        """Topics that were deleted, and up to where: queues that have nothing behind that go. What the table knows is passed over."""
+        """Topics that were deleted, and up to where: queues that have nothing behind that go. What the table knows is skipped."""
         for topic, position in positions.items():
             if position < self._checkpoint_position:
                 continue
@@ -461,7 +461,7 @@ class ConsumeQueueTable:
             if len(old) == len(queues):
                 self.remove_topic(topic)
                 continue
-            for queue in old:  # others of a topic that was made anew are in use
+            for queue in old:  # others of a topic that was created again are in use
                 restart(queue)
                 self._touched.add(queue)
 
@@ -598,7 +598,7 @@ class ConsumeQueueTable:
         self._touched.add(queue)
         good_end = sound_end(queue)
         log.warning(
-            "%s: of entries %d to %d those from %d on do not hold: they are made anew from the log",
+            "%s: of entries %d to %d those from %d on do not hold: they are rebuilt from the log",
             queue.folder, min_offset, end_offset - 1, good_end,
         )  # fmt: skip
         self._rows.set(queue.row, min_offset, good_end, damaged=True)
@@ -685,7 +685,7 @@ def _in_order(queues: Iterable[ConsumeQueue]) -> list[ConsumeQueue]:
 
 
 def has_table(disk: Disk, folder: str) -> bool:
-    """Whether a start would go by the files in `folder`: else it makes them anew, and what they hold is nothing to anybody."""
+    """Whether a start would go by the files in `folder`: else it rebuilds them, and what they hold is nothing to anybody."""
     return read_state_file(disk, f"{folder}/{TABLE_FILE_NAME}", _MAGIC) is not None
 
 

@@ -1,15 +1,15 @@
-"""Consume queue files that do not hold are made anew from the log, while the store is open.
+"""Heals damaged consume queue files from the log, while the store is open.
 
-A reader that meets an entry which does not hold is told so, and the file is noted (`QueueFiles.met`). Here the file is read, and what
-does not hold in it is looked for in the log: only where it can stand, segment by segment, the newest first, each walked from its head,
-so that every record that is believed is under a seal. Then the entries are written again, and readers go on.
+A reader that meets a damaged entry gets an error, and the file is noted (`QueueFiles.met`). The healer reads the file, and searches the log
+for the records of its damaged entries: only where they can stand, segment by segment, the newest first. It walks each segment from its
+head, so that it believes only records under a seal. Then it writes the entries again, and readers continue.
 
-- At most SLICE_SIZE_BYTES of the log are walked in one step, one step each flush interval: 128 MiB/s by default.
-- Memory: the entries of BATCH_ENTRIES_MAX messages. Files that wait are healed together where they fit: one walk serves all.
-- Where the log turns out not to hold, its range is set aside as the scrub does it, and the queue gets entries for lost records:
-  readers are told CORRUPT_LOG with the range. Damage behind which nothing holds, or is not synced, is an obstacle that is told to
-  readers; the file is tried again every RETRY_INTERVAL_MS.
-- A crash in between costs nothing: what was not written again does not hold now as it did not before.
+- One step walks at most SLICE_SIZE_BYTES of the log, one step each flush interval: 128 MiB/s by default.
+- Memory: the entries of BATCH_ENTRIES_MAX messages. Files that fit into that are healed together by one walk.
+- If the log is damaged there, the healer puts the range into quarantine as the scrub does, and the queue gets entries of lost records:
+  readers get CORRUPT_LOG with the range. If nothing behind the damage holds or is synced, the damage is an obstacle, which readers get as
+  the reason; the healer tries the file again every RETRY_INTERVAL_MS.
+- A crash in between costs nothing: entries that were not written again are damaged as before.
 
 One thread: that of housekeeping, which deletes segments and writes these files too.
 """
@@ -34,15 +34,15 @@ from protomq_broker.store.log.segment import SegmentFolder
 from .consume_queue import ENTRIES_PER_FILE, ConsumeQueueDamagedError, DamagedFile
 from .consume_queue_table import ConsumeQueueTable
 from .entry_check import salt_of
+from .healed_entries import Bounds, HealedEntries, Span, merged, overlap
 from .quarantine import Quarantine
-from .queue_patch import Bounds, QueuePatch, Span, merged, overlap
 
 log = logging.getLogger(__name__)
 
 SLICE_SIZE_BYTES: Final = 64 << 20
-"""Of the log, walked in one step: 100 to 150 ms of a core, in blocks between which others get on."""
+"""Of the log, walked in one step: 100 to 150 ms of a core, in blocks; other threads run in between."""
 BLOCK_SIZE_BYTES: Final = 256 << 10
-"""Walked, and its records read, in half a millisecond: so long other threads may have to wait."""
+"""Walked, and its records read, in half a millisecond: the longest that other threads wait."""
 BATCH_ENTRIES_MAX: Final = 1_000_000
 """20 MB; a file has 300,000."""
 RETRY_INTERVAL_MS: Final = 60_000
@@ -57,7 +57,7 @@ class LogState(NamedTuple):
         end_position: end of the log; all in front of it is written.
         flushed_position: end of what is on stable storage.
         deleted: topics that were deleted, and where the log ended then.
-        quarantine: ranges that are set aside.
+        quarantine: ranges in quarantine.
     """
 
     end_position: Callable[[], int]
@@ -77,7 +77,7 @@ class QueueHealer:
         self._folder = folder
         self._queues = queues
         self._state = state
-        self._batch: dict[tuple[str, int], list[tuple[DamagedFile, QueuePatch]]] = {}
+        self._batch: dict[tuple[str, int], list[tuple[DamagedFile, HealedEntries]]] = {}
         self._next_base = -1  # of the segment to be walked next, downwards
         self._walker: LogWalker | None = None
         self._blocks: Iterator[WalkedBlock] = iter(())
@@ -88,7 +88,7 @@ class QueueHealer:
         self._retry_due_ms = 0
 
     def step(self, now_ms: int) -> None:
-        """Heals on. `now_ms` is monotonic."""
+        """Continues to heal. `now_ms` is monotonic."""
         if not self._batch and not self._begin(now_ms):
             return
         left = SLICE_SIZE_BYTES
@@ -101,23 +101,23 @@ class QueueHealer:
     # A batch of files.
 
     def _begin(self, now_ms: int) -> bool:
-        """Takes the files that wait; whether there is something to do for them."""
+        """Takes the files that wait; returns whether there is something to do."""
         is_retry_due = now_ms >= self._retry_due_ms
         count = 0
         for met in self._queues.damaged_files():
             if met.obstacle and not is_retry_due:
                 continue
             try:
-                patch = self._survey(met)
+                healed = self._survey(met)
             except OSError as error:
                 self._give_up(met, str(error))
                 continue
-            if patch is None or patch.is_complete:
+            if healed is None or healed.is_complete:
                 self._queues.forget_met(met)
                 continue
             key = (met.queue.topic, met.queue.queue_id)
-            self._batch.setdefault(key, []).append((met, patch))
-            count += len(patch.entries)
+            self._batch.setdefault(key, []).append((met, healed))
+            count += len(healed.entries)
             if count >= BATCH_ENTRIES_MAX:
                 break
         if is_retry_due:
@@ -125,8 +125,8 @@ class QueueHealer:
         self._begin_walk()
         return bool(self._batch)
 
-    def _survey(self, met: DamagedFile) -> QueuePatch | None:
-        """What of a file holds; None if nothing of it is needed any more."""
+    def _survey(self, met: DamagedFile) -> HealedEntries | None:
+        """Which entries of a file hold; None if the queue needs none of them any more."""
         queue = met.queue
         first = max(met.start_offset, queue.known_min_offset)
         end = min(met.start_offset + ENTRIES_PER_FILE, queue.flushed_offset)
@@ -146,72 +146,72 @@ class QueueHealer:
         except ConsumeQueueDamagedError:
             pass
         salt = salt_of(queue.topic, queue.queue_id)
-        patch = QueuePatch(data, end - first, first, salt, Bounds(before, after))
+        healed = HealedEntries(data, end - first, first, salt, Bounds(before, after))
         if met.is_misleading:
-            patch.widen()
-        return patch
+            healed.widen()
+        return healed
 
     def _begin_walk(self) -> None:
-        ends = [span.end for _, patch in self._patches() for span in patch.spans()]
+        ends = [span.end for _, healed in self._all_healed() for span in healed.spans()]
         size = self._folder.segment_size_bytes
         self._next_base = (max(ends, default=0) - 1) // size * size
         self._obstacles = []
 
-    def _patches(self) -> list[tuple[DamagedFile, QueuePatch]]:
+    def _all_healed(self) -> list[tuple[DamagedFile, HealedEntries]]:
         return [item for items in self._batch.values() for item in items]
 
     def _finish(self) -> None:
-        """All has been read where something was missing: writes what was found. What needs another, wider look stays in the batch."""
+        """The log has been read where an entry was missing: writes what was found. A file that needs a wider search stays in the batch."""
         batch, self._batch = self._batch, {}
         for key, items in batch.items():
-            for met, patch in items:
-                if self._queues.has(met.queue) and self._needs_wider_look(met, patch):
-                    patch.widen()
-                    self._batch.setdefault(key, []).append((met, patch))
+            for met, healed in items:
+                if self._queues.has(met.queue) and self._needs_wider_look(met, healed):
+                    healed.widen()
+                    self._batch.setdefault(key, []).append((met, healed))
         self._begin_walk()
 
-    def _needs_wider_look(self, met: DamagedFile, patch: QueuePatch) -> bool:
-        """Settles a file, unless the log has to be looked through for it from end to end."""
-        if not patch.is_complete:
-            spans = patch.spans()
+    def _needs_wider_look(self, met: DamagedFile, healed: HealedEntries) -> bool:
+        """Writes a file, or gives it up, unless the whole log has to be searched for it: then True."""
+        if not healed.is_complete:
+            spans = healed.spans()
             for span in spans:
                 for place, reason in self._obstacles:
                     if overlap(span, *place):
                         self._give_up(met, reason)
                         return False
             damaged = self._state.quarantine.ranges
-            if not patch.is_wide and not all(
+            if not healed.is_wide and not all(
                 any(overlap(span, each.start_position, each.end_position) for each in damaged)
                 for span in spans
             ):
                 return True
-            lost = int(np.count_nonzero(~patch.known))
-            patch.fill_lost()
+            lost = int(np.count_nonzero(~healed.known))
+            healed.fill_lost()
             log.error("%s: the log has lost %d of its messages", _name(met), lost)
-        if not patch.is_in_order:
-            if not patch.is_wide:
+        if not healed.is_in_order:
+            if not healed.is_wide:
                 return True
             self._give_up(met, "the log's records are out of order")
             return False
         try:
-            self._queues.mend(met, patch.first_offset, patch.entries)
+            self._queues.heal(met, healed.first_offset, healed.entries)
         except OSError as error:
             self._give_up(met, str(error))
             return False
         self.healed_count += 1
-        log.warning("%s: the entries are made anew from the log", _name(met))
+        log.warning("%s: healed: the entries are rewritten from the log", _name(met))
         return False
 
     def _give_up(self, met: DamagedFile, reason: str) -> None:
         if met.obstacle != reason:
-            log.error("%s cannot be made anew: %s", _name(met), reason)
+            log.error("%s cannot be healed: %s", _name(met), reason)
         met.obstacle = reason
 
     # The log.
 
     def _next_segment(self) -> bool:
-        """Goes on to the next older segment in which something is to be found; whether there is one."""
-        spans = merged(span for _, patch in self._patches() for span in patch.spans())
+        """Goes to the next older segment that may have missing records; returns whether there is one."""
+        spans = merged(span for _, healed in self._all_healed() for span in healed.spans())
         if not spans:
             return False
         self._spans = spans
@@ -221,9 +221,8 @@ class QueueHealer:
             base, self._next_base = self._next_base, self._next_base - size
             end = base + size
             stop = max((span.end for span in spans if overlap(span, base, end)), default=base)
-            start = StartPoint(
-                base, None
-            )  # a head: the CRC before it may be that of a damaged seal
+            # A head: the CRC before it may be that of a damaged seal.
+            start = StartPoint(base, None)
             for damage in self._state.quarantine.ranges:
                 if damage.start_position <= base < damage.end_position:
                     start = StartPoint(damage.end_position, damage.previous_crc32c)
@@ -246,7 +245,7 @@ class QueueHealer:
         self._blocks = iter(self._walker)
 
     def _walk(self, size_max_bytes: int) -> int:
-        """Walks on in this segment, about so far at most; how much was walked."""
+        """Walks on in this segment, about `size_max_bytes` at most; returns how many bytes."""
         walker = self._walker
         assert walker is not None
         size = 0
@@ -267,7 +266,7 @@ class QueueHealer:
         return size
 
     def _ended(self, walker: LogWalker) -> None:
-        """The walk has come to an end by itself: at the end of the log, or where it does not hold."""
+        """The walk has ended by itself: at the end of the log, or at damage."""
         position, self._walker = walker.position, None
         if position >= self._stop or position < self._folder.first_position:
             return
@@ -279,7 +278,7 @@ class QueueHealer:
             self._note_obstacle(position, walker.problem)
             return
         damage = DamagedRange(position, found.position, found.crc32c, walker.problem)
-        self._state.quarantine.set_aside(damage)
+        self._state.quarantine.add(damage)
         if found.position < self._stop:
             self._look_from(StartPoint(found.position, found.crc32c))
 
@@ -291,7 +290,7 @@ class QueueHealer:
         self._obstacles.append((Span(position, self._stop), reason))
 
     def _take(self, block: WalkedBlock) -> None:
-        """Gives the patches what the records of a block say."""
+        """Hands the records of a block to the files that are healed."""
         end = block.base_position + block.size_bytes
         if not any(overlap(span, block.base_position, end) for span in self._spans):
             return
@@ -309,12 +308,12 @@ class QueueHealer:
         for first, last in pairwise(bounds):
             rows = order[first:last]
             topic = records.topics[int(records.topic_indexes[rows[0]])]
-            patches = self._batch.get((topic, int(records.queue_ids[rows[0]])))
-            if patches is None:
+            healed_files = self._batch.get((topic, int(records.queue_ids[rows[0]])))
+            if healed_files is None:
                 continue
             rows = rows[records.positions[rows] >= deleted.get(topic, 0)]
-            for _, patch in patches:
-                patch.take(
+            for _, healed in healed_files:
+                healed.take(
                     records.queue_offsets[rows],
                     records.positions[rows],
                     records.sizes[rows],

@@ -3,7 +3,7 @@
 Rules:
 - Nothing at or beyond the readable position is given to anybody; it is taken once, first.
 - Nothing is given that is not known to hold (`checked_log.py`), nor for another message than it says it is (`stamp_check.py`).
-  Where a read finds damage, that range is set aside, and it looks again.
+  Where a read finds damage, that range is put into quarantine, and it looks again.
 - Nothing of a damaged range is given: a read that would begin there raises CorruptLogError with the offset to go on at; one that
   begins before it ends there.
 - Any thread may call. A segment that is deleted meanwhile stays open through the result.
@@ -108,7 +108,7 @@ class LogReader:
             )
         damage = self._checked.find_damage(selection.regions)
         if damage is not None:
-            self._quarantine.set_aside(damage)
+            self._quarantine.add(damage)
             return self.read(
                 topic,
                 queue_id,
@@ -157,7 +157,7 @@ class LogReader:
             (region.file.base_position + region.offset, region.size_bytes) for region in regions
         )
         if damage is not None:
-            self._quarantine.set_aside(damage)
+            self._quarantine.add(damage)
         return damage is None
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int]:
@@ -338,7 +338,7 @@ class LogReader:
             damage_found = self._checked.find_damage(zip(at.tolist(), lengths.tolist(), strict=True))
             if damage_found is None:
                 break
-            self._quarantine.set_aside(damage_found)
+            self._quarantine.add(damage_found)
         starts = np.full(len(positions), -1, np.int64)
         if not len(at):
             return b"", starts, is_sound
@@ -367,7 +367,7 @@ class LogReader:
             damage = self._checked.find_damage(((position, size_bytes),))
             if damage is None:
                 return self._folder.at(position)
-            self._quarantine.set_aside(damage)
+            self._quarantine.add(damage)
         return None
 
     @property

@@ -1,4 +1,4 @@
-"""The parts of the log that are set aside because they do not hold: nobody is given anything of them, now and after a restart."""
+"""The damaged parts of the log, in quarantine: the broker serves nothing of them, now and after a restart."""
 
 from __future__ import annotations
 
@@ -60,19 +60,19 @@ class Quarantine:
         for damage in ranges:
             if warning := self._warning_of(damage):
                 log.warning(
-                    "positions %d to %d of the log are set aside%s",
+                    "positions %d to %d of the log are in quarantine%s",
                     damage.start_position, damage.end_position, warning,
                 )  # fmt: skip
 
-    def set_aside(self, damage: DamagedRange) -> None:
-        """Damage was found while the store is open. What stands around it is on the disk before anybody hears of it."""
+    def add(self, damage: DamagedRange) -> None:
+        """Damage was found while the store is open. Makes durable what stands around it, before anybody learns of it."""
         self._sync_to(damage.end_position)
         with self._lock:
             known = self.ranges
             if any(k.start_position <= damage.start_position < k.end_position for k in known):
                 return  # somebody else came upon it at the same time
             log.error(
-                "corrupt log: %s: positions %d to %d are set aside: %s. Run `protomq log verify`%s",
+                "corrupt log: %s: positions %d to %d are in quarantine: %s. Run `protomq log verify`%s",
                 self._folder.path_at(damage.start_position),
                 damage.start_position,
                 damage.end_position,
@@ -100,7 +100,7 @@ class Quarantine:
                 self._keep_ends([])
 
     def _keep_ends(self, found: Sequence[DamagedRange]) -> None:
-        """Remembers beside the log how far the queues went in it: their files may be deleted, and the log does not tell any more."""
+        """Remembers beside the log how far the queues went in it: their files may be deleted, and the log no longer has it."""
         folder = self._path.rpartition("/")[0]
         keep_ends_of_damage(self._disk, folder, self.ranges, ends_in(self._queues.all(), found))
 

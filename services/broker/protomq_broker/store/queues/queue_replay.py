@@ -1,8 +1,8 @@
 """What a start does with the entries of one consume queue: how far those in files hold, and what records read back from the log add.
 
-- Records that the queue has are passed over; offsets that are missing in between belong to records that the log has lost, and get entries
+- Records that the queue has are skipped; offsets that are missing in between belong to records that the log has lost, and get entries
   that say so: queue offsets are never given twice.
-- Offsets that begin again are those of a topic that was removed and made anew: the entries before them go.
+- Offsets that begin again are those of a topic that was removed and created again: the entries before them go.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .consume_queue import (
 
 
 def replay_queue(queue: ConsumeQueue, records: ScannedRecords, rows: NDArray[np.int64]) -> None:
-    """Adds the entries of those of the records that stand in `rows`, in the log's order; passes over what the queue has."""
+    """Adds the entries of those of the records that stand in `rows`, in the log's order; skips what the queue has."""
     offsets, positions = records.queue_offsets[rows], records.positions[rows]
     sizes, tag_codes = records.sizes[rows], records.tag_codes[rows]
     bounds = [0, *(np.flatnonzero(np.diff(offsets) != 1) + 1).tolist(), len(rows)]
@@ -39,7 +39,7 @@ def replay_queue(queue: ConsumeQueue, records: ScannedRecords, rows: NDArray[np.
             offset, position = int(offsets[start]), int(positions[start])
             if (
                 offset < queue.end_offset
-            ):  # the topic was removed and made anew: its offsets began again
+            ):  # the topic was removed and created again: its offsets began again
                 restart(queue)
         if offset > queue.end_offset:
             _fill(queue, offset, position)
@@ -47,7 +47,7 @@ def replay_queue(queue: ConsumeQueue, records: ScannedRecords, rows: NDArray[np.
 
 
 def restart(queue: ConsumeQueue) -> None:
-    """The queue begins anew, from offset 0."""
+    """The queue begins again, from offset 0."""
     queue.reset(0, 0)
     queue.synced_offset = NO_FOLDER
 

@@ -5,7 +5,7 @@ Rules:
 - One region goes on into the next record only if that begins exactly where the last one ends, or if exactly one seal lies
   between. (No record is as small as a seal.) The log mixes topics: whatever else lay in a gap would be somebody else's bytes.
   A region never crosses segments, which are files.
-- An entry of size 0 stands for a record that the log has lost: it is passed over.
+- An entry of size 0 stands for a record that the log has lost: it is skipped.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def select(
     """Chooses among `entries`, whose first one has `queue_offset`.
 
     `size_max_bytes` bounds all regions together, seals between records included. No entry at or beyond `end_position` (the
-    readable position) is chosen or passed over. An empty `tag_codes` lets every record through.
+    readable position) is chosen or skipped. An empty `tag_codes` lets every record through.
     """
     assert record_count_max > 0
     if len(entries) <= _FEW:

@@ -93,9 +93,9 @@ class HalfMessages:
             ]
 
     def truncate(self, end_position: int) -> None:
-        """The log ends here. A file that knows more is not of this log: it is left aside, and the log is read again."""
+        """The log ends here. A file that knows more is not of this log: it is ignored, and the log is read again."""
         if self.replay_from > end_position:
-            log.warning("the file of transactions is ahead of the log: it is made anew from it")
+            log.warning("the file of transactions is ahead of the log: it is rebuilt from it")
             self.needs_rebuild = True
 
     def apply(self, requests: Sequence[AppendRequest]) -> None:

@@ -101,7 +101,7 @@ def positions_of(request: AppendRequest) -> list[int]:
 def replay_states(
     machines: Sequence[StateMachine], queues: ConsumeQueueTable, reader: LogReader
 ) -> None:
-    """Applies the records of the system topics that the log has behind what the states know. Those in quarantine are passed over.
+    """Applies the records of the system topics that the log has behind what the states know. Those in quarantine are skipped.
 
     Raises ConsumeQueueDamagedError.
     """

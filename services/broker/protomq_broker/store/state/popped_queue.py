@@ -5,7 +5,7 @@
                                            waiting
 
 Rules:
-- Below `next_offset` a message is open, or it is done: acknowledged, dead, lost, or passed over. Only the open ones are known one by one.
+- Below `next_offset` a message is open, or it is done: acknowledged, dead, lost, or skipped. Only the open ones are known one by one.
 - An open message is held by a hand-out until its deadline. Behind that it is due: the next pop may have it, and the receipt of the
   hand-out is good until then. A message that waits for its message group is open, too, and was never handed out (attempt 0).
 - Of each message group (sharding hash) only the first open message may be handed out by pops in order.

@@ -157,7 +157,7 @@ class ProducerTable:
             self.recount()
 
     def recount(self) -> None:
-        """Counts anew, after a mark was moved or columns were changed as a whole."""
+        """Counts again, after a mark was moved or columns were changed as a whole."""
         if not len(self.ids):
             return
         used = np.frombuffer(self.used_ms, np.int64)

@@ -101,8 +101,8 @@ class ProducerFencedError(RepeatedSendError):
 
     def __init__(self, producer_id: int, producer_epoch: int, newer_epoch: int) -> None:
         super().__init__(
-            f"producer {producer_id:016X} has started anew with epoch {newer_epoch}: this one, of epoch {producer_epoch}, is fenced off and"
-            " must stop",
+            f"producer {producer_id:016X} has started again with epoch {newer_epoch}: this one, of epoch {producer_epoch},"
+            " is fenced off and must stop",
             producer_id,
             producer_epoch,
         )
@@ -522,7 +522,7 @@ class RepeatedSends:
         self.replay_from = 0
 
     def replay(self, records: ScannedRecords) -> None:
-        """Enters records read back from the log, in its order; those that are there already are passed over.
+        """Enters records read back from the log, in its order; those that are there already are skipped.
 
         Records of the topic "" belong to a topic that was deleted since.
         """

@@ -5,7 +5,7 @@
 
 Rules:
 - Every record in front of `position` is in a snapshot, and nothing is in it that was not synced as a record.
-- One that is lost, damaged, ahead of the log or older than its beginning is left aside; then the one before counts; else the log is read
+- One that is lost, damaged, ahead of the log or older than its beginning is ignored; then the one before counts; else the log is read
   from its beginning, which has all that is alive.
 """
 
@@ -75,15 +75,15 @@ class SnapshotFiles:
             position = int(content["position"]) if is_told else 0
             if position > position_max:
                 log.warning(
-                    "%s is ahead of the log, which ends at %d: it is left aside", path, position_max
+                    "%s is ahead of the log, which ends at %d: it is ignored", path, position_max
                 )
             if is_told and not position_min <= position <= position_max:
                 return None
             take(content)
         except SideFileDamagedError as error:
-            log.warning("%s: it is left aside, the log tells as much", error)
+            log.warning("%s: it is ignored, the log tells as much", error)
             return None
         except (AttributeError, KeyError, TypeError, ValueError, StoreError) as error:
-            log.warning("%s is of another form: it is left aside: %r", path, error)
+            log.warning("%s is of another form: it is ignored: %r", path, error)
             return None
         return position

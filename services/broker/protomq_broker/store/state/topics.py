@@ -194,7 +194,7 @@ class TopicTable:
         self.forget_deleted(self._log_start)
 
     def believe(self, end_position: int) -> bool:
-        """The log ends there: whether the cache told of no more than it has. If it did, it is left aside."""
+        """The log ends there: whether the cache told of no more than it has. If it did, it is ignored."""
         if self.replay_from <= end_position:
             _warn_of_unreadable_queues(self._by_name.values())
             return True

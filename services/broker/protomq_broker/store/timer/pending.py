@@ -62,7 +62,7 @@ FRESH_ROWS_MAX: Final = 32 << 10
 FAR_ROWS_MAX: Final = 64 << 10
 MEMORY_ROWS_MAX: Final = NEAR_ROWS_MAX + FRESH_ROWS_MAX + FAR_ROWS_MAX
 RUNS_PER_LEVEL: Final = 8
-"""So many runs of about one size become one: a row is written anew once for each time that the timer grows eightfold."""
+"""So many runs of about one size become one: a row is rewritten once for each time that the timer grows eightfold."""
 
 _MAGIC: Final = b"PMQTMP01"
 _HEAD: Final = struct.Struct("<QQQQQQQQQ")

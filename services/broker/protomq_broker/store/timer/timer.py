@@ -85,9 +85,9 @@ class TimerEntries:
         """Nothing to do: who takes what is due asks whether its topic is there."""
 
     def truncate(self, end_position: int) -> None:
-        """The log ends here. Files that know more are not of this log: they are left aside, and the log is read for what is pending."""
+        """The log ends here. Files that know more are not of this log: they are ignored, and the log is read for what is pending."""
         if max(self._pending.entries_from, self._pending.removals_from) > end_position:
-            log.warning("the timer's files are ahead of the log: they are made anew from it")
+            log.warning("the timer's files are ahead of the log: they are rebuilt from it")
             self.needs_rebuild = True
 
     def apply(self, requests: Sequence[AppendRequest]) -> None:

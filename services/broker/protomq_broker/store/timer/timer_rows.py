@@ -112,7 +112,7 @@ def through(rows: NDArray[Any], key: Key) -> NDArray[np.bool_]:
 
 
 def mark_removed(rows: NDArray[Any], removals: NDArray[Any]) -> None:
-    """Marks the sorted `rows` that have the keys of the sorted `removals`, in place; those that are not there are passed over."""
+    """Marks the sorted `rows` that have the keys of the sorted `removals`, in place; those that are not there are skipped."""
     if not len(rows) or not len(removals):
         return
     start = count_through(rows, Key(int(removals["due_ms"][0]), 0))

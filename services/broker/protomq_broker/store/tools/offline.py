@@ -71,7 +71,7 @@ class OfflineStore:
         return choose_start(self.folder, self.checkpoint, position) if position else self._first()
 
     def walk(self, start: StartPoint) -> LogWalker:
-        """A walk that passes over the ranges in quarantine."""
+        """A walk that skips the ranges in quarantine."""
         return LogWalker(
             self.disk, self.folder, start.position, start.crc32c, skips=skips_of(self.damaged)
         )
@@ -99,11 +99,11 @@ def open_offline(
         if isinstance(plain, dict) and "format_version" in plain:
             check_format(f"{root}/config/store.json", plain)
         raise StoreSettingsError(
-            f"{error}: a start of the broker makes it anew from the segments"
+            f"{error}: a start of the broker writes it again, from the segments"
         ) from error
     if settings is None and disk.is_folder(f"{root}/commitlog"):
         raise StoreSettingsError(
-            f"{root}/config/store.json is missing: a start of the broker makes it anew, if its segment_size_bytes is that of the store"
+            f"{root}/config/store.json is missing: a start of the broker writes it again, if its segment_size_bytes is that of the store"
         )
     settings = settings if isinstance(settings, dict) else {}
     size = settings.get("segment_size_bytes")

@@ -74,12 +74,12 @@ class _Chain(NamedTuple):
     epoch: int = 0
 
     def behind(self, damage: DamagedRange) -> _Chain:
-        """Behind a range that was passed over."""
+        """Behind a range that was skipped."""
         return self._replace(crc32c=damage.previous_crc32c)
 
 
 def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) -> list[Repair]:
-    """Takes all damage out of a log, also what was set aside; what was done, nothing if there was none. No broker may have the store open.
+    """Takes all damage out of a log, ranges in quarantine too; returns what it did. No broker may have the store open.
 
     Raises StoreLockedError, StoreSettingsError, StoreError, OSError.
     """
@@ -95,13 +95,13 @@ def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) 
         start = store.start()
         position, chain = start.position, _Chain(start.crc32c or 0)
         found: list[tuple[DamagedRange, _Chain]] = []
-        set_aside = deque(store.damaged)
+        quarantined = deque(store.damaged)
         ends = EndsByLog(disk, store.folder)
         for item in find_damage(store, start):
             base = item.start_position if isinstance(item, DamagedRange) else item.base_position
-            while set_aside and set_aside[0].start_position < base:
-                # A walk passes over what was set aside while the store was open.
-                damage = set_aside.popleft()
+            while quarantined and quarantined[0].start_position < base:
+                # A walk skips what was put into quarantine while the store was open.
+                damage = quarantined.popleft()
                 if damage.start_position == position:  # else it is part of what was found here
                     ends.pass_over(damage)
                     found.append((damage, chain))
@@ -115,7 +115,7 @@ def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) 
                 last = item.seals[-1]
                 position = item.base_position + item.size_bytes
                 chain = _Chain(last.crc32c, last.store_time_ms, last.epoch)
-        for damage in set_aside:
+        for damage in quarantined:
             if damage.start_position == position:
                 ends.pass_over(damage)
                 found.append((damage, chain))

@@ -54,7 +54,7 @@ class FindingKind(Enum):
     CORRUPTION = "CORRUPTION"
     """Bytes that had been stored safely do not hold: `repair`, or fetch them from a replica."""
     QUARANTINE = "QUARANTINE"
-    """Corruption that a broker has set aside already: it is not served. `repair` takes it out."""
+    """Corruption that a broker has put into quarantine already: it is not served. `repair` takes it out."""
     REPAIRED = "REPAIRED"
     """Corruption that was taken out: the log holds again, the offsets of the lost messages are answered with an error."""
     TORN_TAIL = "TORN_TAIL"
@@ -62,7 +62,7 @@ class FindingKind(Enum):
     WRONG_STAMP = "WRONG_STAMP"
     """A record that holds says something about itself that is not so: a defect of the broker, please report it."""
     WRONG_ENTRY = "WRONG_ENTRY"
-    """A consume queue does not agree with the log: delete the folder `consumequeue`, the next start makes it anew."""
+    """A consume queue does not agree with the log: delete the folder `consumequeue`, the next start rebuilds it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ class _Verification:
         steps = np.diff(np.concatenate(([expected - 1], offsets)))
         for row in np.flatnonzero(
             (steps != 1) & (offsets != 0)
-        ).tolist():  # from 0 again: the topic was deleted and made anew
+        ).tolist():  # from 0 again: the topic was deleted and created again
             first = expected if row == 0 else int(offsets[row - 1]) + 1
             self._gap(topic, queue_id, first, int(offsets[row]), int(positions[row]))
         self._expected[topic, queue_id] = int(offsets[-1]) + 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from protomq_broker.store.queues.consume_queue import LOST_TAG_CODE, first_disorder
 from protomq_broker.store.queues.entry_check import salt_of, sealed, which_hold
-from protomq_broker.store.queues.queue_patch import Bounds, QueuePatch, Span, merged
+from protomq_broker.store.queues.healed_entries import Bounds, HealedEntries, Span, merged
 from protomq_broker.store.queues.selection import ENTRY, ENTRY_SIZE_BYTES
 
 SALT = salt_of("topic", 3)
@@ -35,11 +35,11 @@ def file_of(entries) -> bytearray:
     return sealed(memoryview(entries.tobytes()), FIRST, SALT)
 
 
-def patch_of(data: bytes | bytearray, count: int, bounds: Bounds) -> QueuePatch:
-    return QueuePatch(bytes(data), count, FIRST, SALT, bounds)
+def healed_of(data: bytes | bytearray, count: int, bounds: Bounds) -> HealedEntries:
+    return HealedEntries(bytes(data), count, FIRST, SALT, bounds)
 
 
-def replay(patch: QueuePatch, entries, spans: list[Span]) -> None:
+def replay(healed: HealedEntries, entries, spans: list[Span]) -> None:
     """Hands in what stands in those parts of the log, as the healer does."""
     for span in spans:
         inside = (entries["position"] >= span.start) & (entries["position"] < span.end)
@@ -47,15 +47,15 @@ def replay(patch: QueuePatch, entries, spans: list[Span]) -> None:
         columns = [
             entries[name][rows].astype(np.int64) for name in ("position", "size", "tag_code")
         ]
-        patch.take(rows + FIRST, *columns)
+        healed.take(rows + FIRST, *columns)
 
 
 def test_a_file_that_holds_has_nothing_missing():
     entries, bounds = entries_of(40)
-    patch = patch_of(file_of(entries), 40, bounds)
-    assert patch.is_complete
-    assert patch.spans() == []
-    assert (patch.entries == entries).all()
+    healed = healed_of(file_of(entries), 40, bounds)
+    assert healed.is_complete
+    assert healed.spans() == []
+    assert (healed.entries == entries).all()
 
 
 @given(
@@ -77,17 +77,17 @@ def test_whatever_is_damaged_comes_back_from_between_the_neighbours(
     at, size = zeros[0] % len(data), zeros[1]
     data[at : at + size] = bytes(len(data[at : at + size]))
     del data[max(0, len(data) - kept) :]
-    patch = patch_of(data, count, bounds)
-    replay(patch, entries, patch.spans())
+    healed = healed_of(data, count, bounds)
+    replay(healed, entries, healed.spans())
     if (
-        not patch.is_complete or not patch.is_in_order
+        not healed.is_complete or not healed.is_in_order
     ):  # one in 65,536 wild entries passes its check
-        patch.widen()
-        replay(patch, entries, patch.spans())
-    assert patch.is_complete
-    assert patch.is_in_order
-    assert (patch.entries == entries).all()
-    assert file_of(patch.entries) == whole
+        healed.widen()
+        replay(healed, entries, healed.spans())
+    assert healed.is_complete
+    assert healed.is_in_order
+    assert (healed.entries == entries).all()
+    assert file_of(healed.entries) == whole
 
 
 def test_a_neighbour_that_passes_and_is_wrong_is_found_out_by_a_wider_look():
@@ -98,13 +98,13 @@ def test_a_neighbour_that_passes_and_is_wrong_is_found_out_by_a_wider_look():
     )  # sealed anew: its check bits hold
     data = file_of(wrong)
     data[12 * ENTRY_SIZE_BYTES] ^= 1
-    patch = patch_of(data, 30, bounds)
-    replay(patch, entries, patch.spans())
-    assert not (patch.is_complete and patch.is_in_order) or (patch.entries == entries).all()
-    patch.widen()
-    assert patch.spans() == [Span(0, bounds.after)]
-    replay(patch, entries, patch.spans())
-    assert (patch.entries == entries).all()
+    healed = healed_of(data, 30, bounds)
+    replay(healed, entries, healed.spans())
+    assert not (healed.is_complete and healed.is_in_order) or (healed.entries == entries).all()
+    healed.widen()
+    assert healed.spans() == [Span(0, bounds.after)]
+    replay(healed, entries, healed.spans())
+    assert (healed.entries == entries).all()
 
 
 @pytest.mark.parametrize("rows", [[0], [4, 5, 6], [9], [0, 9], list(range(10))])
@@ -113,29 +113,29 @@ def test_what_the_log_has_lost_is_entered_as_lost_and_in_order(rows):
     data = file_of(entries)
     for row in rows:
         data[row * ENTRY_SIZE_BYTES] ^= 4
-    patch = patch_of(data, 10, bounds)
+    healed = healed_of(data, 10, bounds)
     there = np.delete(entries, rows)
     for row in set(range(10)) - set(rows):
-        assert patch.known[row]
+        assert healed.known[row]
     assert all(
         not ((there["position"] >= s.start) & (there["position"] < s.end)).any()
-        for s in patch.spans()
+        for s in healed.spans()
     )
-    patch.fill_lost()
-    assert patch.is_in_order
-    assert first_disorder(patch.entries) is None
-    assert [row for row in range(10) if not patch.entries["size"][row]] == rows
-    assert set(patch.entries["tag_code"][rows].tolist()) == {LOST_TAG_CODE}
+    healed.fill_lost()
+    assert healed.is_in_order
+    assert first_disorder(healed.entries) is None
+    assert [row for row in range(10) if not healed.entries["size"][row]] == rows
+    assert set(healed.entries["tag_code"][rows].tolist()) == {LOST_TAG_CODE}
     good = np.setdiff1d(np.arange(10), rows)
-    assert (patch.entries[good] == entries[good]).all()
+    assert (healed.entries[good] == entries[good]).all()
 
 
 def test_entries_beyond_the_log_or_of_another_place_are_not_believed():
     entries, bounds = entries_of(10)
-    assert not patch_of(file_of(entries), 10, Bounds(BEFORE, bounds.after - 200)).known[-1]
+    assert not healed_of(file_of(entries), 10, Bounds(BEFORE, bounds.after - 200)).known[-1]
     moved = bytearray(file_of(entries))
     moved[:20], moved[20:40] = moved[20:40], moved[:20]
-    assert patch_of(moved, 10, bounds).known.tolist() == [False] * 2 + [True] * 8
+    assert healed_of(moved, 10, bounds).known.tolist() == [False] * 2 + [True] * 8
 
 
 def test_of_very_many_gaps_only_the_ends_are_told():
@@ -143,12 +143,12 @@ def test_of_very_many_gaps_only_the_ends_are_told():
     data = file_of(entries)
     for row in range(1, 399, 2):
         data[row * ENTRY_SIZE_BYTES] ^= 1
-    patch = patch_of(data, 400, bounds)
-    (span,) = patch.spans()
+    healed = healed_of(data, 400, bounds)
+    (span,) = healed.spans()
     assert span.start <= int(entries["position"][1])
     assert span.end >= int(entries["position"][397] + entries["size"][397])
-    replay(patch, entries, [span])
-    assert (patch.entries == entries).all()
+    replay(healed, entries, [span])
+    assert (healed.entries == entries).all()
 
 
 @given(data=st.binary(max_size=400), count=st.integers(0, 20))

@@ -1,11 +1,11 @@
-"""Entries of one consume queue file that are made anew from the log: what is missing, where to look for it, and what came of it.
+"""The entries of one consume queue file while it is healed: which hold, where in the log the others must stand, and what was found there.
 
-    survey     which entries hold: their check bits do, and they stand in order, within the log
+    survey     which entries hold: their check bits are right, and they stand in order, within the log
     spans      where in the log the others must stand: behind the entry before them, in front of the one after
-    take       puts in what records say that were read there
-    fill_lost  what the log has not: entries that say so, as a start makes them (`consume_queue_table.py`)
+    take       puts in entries of the records that were read there
+    fill_lost  puts in entries of lost records, as a start does (`consume_queue_table.py`), for what the log does not have
 
-Values only: nothing is read or written here.
+Values only: this module reads and writes no file.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from .consume_queue import LOST_TAG_CODE
 from .entry_check import which_hold
 
 SPANS_MAX: Final = 64
-"""Where more runs are missing, the log is searched between the first and the last of them."""
+"""If more runs than this are missing, the healer searches the log from the first to the last of them."""
 
 
 class Bounds(NamedTuple):
     """What is known around the entries.
 
     Attributes:
-        before: where the record of the entry in front of the first one ends; 0 if there is none, or nobody knows.
+        before: where the record of the entry in front of the first one ends; 0 if there is none, or it is unknown.
         after: where the record of the entry behind the last one starts, or the log ends.
     """
 
@@ -42,7 +42,7 @@ class Span(NamedTuple):
     end: int
 
 
-class QueuePatch:
+class HealedEntries:
     """Entries [first_offset, first_offset + count) of a queue, as a file has them and then as the log has them."""
 
     __slots__ = ("bounds", "entries", "first_offset", "is_wide", "known")
@@ -54,7 +54,7 @@ class QueuePatch:
         self.first_offset = first_offset
         self.bounds = bounds
         self.is_wide = False
-        """Nothing that the file says is believed any more."""
+        """No entry of the file is believed any more."""
         self.entries, self.known = which_hold(data, count, first_offset, salt)
         self.known &= ~self._impossible()
 
@@ -65,7 +65,7 @@ class QueuePatch:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether the entries, all of them known, can be so."""
+        """Whether the entries, all of them known, are possible: in order, without overlaps."""
         return not self._impossible().any()
 
     def spans(self) -> list[Span]:
@@ -82,7 +82,7 @@ class QueuePatch:
         sizes: NDArray[np.int64],
         tag_codes: NDArray[np.int64],
     ) -> None:
-        """Puts in what records of the queue say; those that are known already, or not among these, are passed over."""
+        """Puts in entries of records of the queue; it skips those that are known already, or not among these."""
         rows = queue_offsets - self.first_offset
         wanted = (rows >= 0) & (rows < len(self.entries))
         wanted[wanted] = ~self.known[rows[wanted]]
@@ -93,13 +93,13 @@ class QueuePatch:
         self.known[rows] = True
 
     def widen(self) -> None:
-        """What was found between the neighbours does not fit: one of these passes and is wrong. All is looked for, anywhere."""
+        """What was found between the neighbours does not fit, so an entry that seems to hold is wrong. Forgets all of them."""
         self.is_wide = True
         self.known[:] = False
         self.bounds = Bounds(0, self.bounds.after)
 
     def fill_lost(self) -> None:
-        """The log has been read where the missing ones must stand, and has not got them."""
+        """The log has been read where the missing records must stand, and does not have them."""
         for start, end in self._missing_runs():
             self.entries["position"][start:end] = self._end_before(start)
             self.entries["size"][start:end] = 0
@@ -120,7 +120,7 @@ class QueuePatch:
         return int(self.entries["position"][row]) if row < len(self.entries) else self.bounds.after
 
     def _impossible(self) -> NDArray[np.bool_]:
-        """Which of the known entries cannot be so. Of two that overlap nobody can tell which one is wrong."""
+        """Which of the known entries are impossible. Of two that overlap both count: nothing shows which one is wrong."""
         wrong = np.zeros(len(self.entries), np.bool_)
         rows = np.flatnonzero(self.known)
         known = self.entries[rows]
