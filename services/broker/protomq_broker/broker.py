@@ -336,6 +336,8 @@ class Broker:
             start_time_ms=self._start_time_ms,
             series_max=self.config.metrics.series_max,
             hold_durations=self._pull.hold_durations,
+            mover=self._mover,
+            log_time=self._log_time,
             lane_statuses=lambda: self._server.lane_statuses() if self._server else (),
             name_servers=self._name_server_counts,
             write_refusal=self._write_refusal,

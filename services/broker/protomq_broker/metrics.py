@@ -10,17 +10,20 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from protomq.v1.state_pb2 import TimerEnd
 from protomq_runtime.metrics import LANES, Kind, Metric, Numbers, Row, Table, lane_numbers
 
 from .pull_service import HOLD_BOUNDS_S
 from .store.errors import StoreError
-from .store.log.durations import DISK_BOUNDS_S, Durations
+from .store.log.durations import DISK_BOUNDS_S, LATE_BOUNDS_S, Durations
 from .store.state.transactions import Ending
 
 if TYPE_CHECKING:
     from protomq_runtime.lane_pool import PoolStatus
 
+    from .log_time import LogTime
     from .store.store import Store
+    from .timer_mover import TimerMover
 
 BROKER: Final = Table(
     "Broker",
@@ -114,20 +117,52 @@ QUEUES: Final = Table(
         Metric("protomq.queue.first_offset", "", "first offset", "First offset that is still stored"),
     ),
 )
+DELAYS: Final = Table(
+    "Delayed messages",
+    (),
+    (
+        Metric("protomq.delayed.pending", "{record}", "pending", "Messages that wait for their time"),
+        Metric("protomq.delayed.pending_size", "By", "pending (bytes)", "Bytes of the log that their records have"),
+        Metric("protomq.delayed.delivered", "{record}", "delivered", "Messages that fell due and were delivered", Kind.COUNTER),
+        Metric("protomq.delayed.recalled", "{record}", "recalled", "Messages that were taken back", Kind.COUNTER),
+        Metric(
+            "protomq.delayed.dropped", "{record}", "dropped", "Messages that fell due when their topic was gone", Kind.COUNTER,
+        ),
+        Metric(
+            "protomq.delayed.unreadable", "{record}", "unreadable",
+            "Messages that fell due and stand in a damaged part of the log", Kind.COUNTER,
+        ),
+        Metric(
+            "protomq.delayed.carried", "By", "carried (bytes)",
+            "Bytes of pending messages that were appended again before their segment went", Kind.COUNTER,
+        ),
+        Metric(
+            "protomq.delayed.rebuilds", "{rebuild}", "rebuilds", "How often the timer's files were made anew from the log",
+            Kind.COUNTER,
+        ),
+        Metric(
+            "protomq.delayed.clock_offset", "s", "clock ahead (s)", "The wall clock less log time, by which messages fall due",
+        ),
+        Metric(
+            "protomq.delayed.lateness", "s", "late", "From its due time until a message is delivered", Kind.HISTOGRAM,
+            LATE_BOUNDS_S,
+        ),
+    ),
+)  # fmt: skip
 LEFT_OUT: Final = Table(
     "Left out",
     (),
     (Metric("protomq.series_left_out", "{series}", "series left out", "Series beyond `metrics.series_max`"),),
 )  # fmt: skip
-TABLES: Final = (BROKER, POSITIONS, DURATIONS, LANES, TRANSACTIONS, TOPICS, GROUPS, QUEUES, LEFT_OUT)
+TABLES: Final = (BROKER, POSITIONS, DURATIONS, DELAYS, LANES, TRANSACTIONS, TOPICS, GROUPS, QUEUES, LEFT_OUT)
 """Everything that a broker shows, in this order."""
 
 
 class BrokerMetrics:
     """Reads a broker's numbers. `numbers` may be called by any thread, one at a time.
 
-    `hold_durations`: of pulls. `lane_statuses` gives the lanes; `name_servers` how many there are and how many of them know the broker;
-    `write_refusal` why no writes are taken, "" if they are.
+    `hold_durations`: of pulls; `mover`, `log_time`: of delayed messages. `lane_statuses` gives the lanes; `name_servers` how many there
+    are and how many of them know the broker; `write_refusal` why no writes are taken, "" if they are.
     """
 
     def __init__(
@@ -137,6 +172,8 @@ class BrokerMetrics:
         start_time_ms: int,
         series_max: int,
         hold_durations: Durations,
+        mover: TimerMover,
+        log_time: LogTime,
         lane_statuses: Callable[[], Sequence[PoolStatus]],
         name_servers: Callable[[], tuple[int, int]],
         write_refusal: Callable[[], str],
@@ -145,6 +182,8 @@ class BrokerMetrics:
         self._start_time_ms = start_time_ms
         self._series_max = series_max
         self._hold_durations = hold_durations
+        self._mover = mover
+        self._log_time = log_time
         self._lane_statuses = lane_statuses
         self._name_servers = name_servers
         self._write_refusal = write_refusal
@@ -165,6 +204,7 @@ class BrokerMetrics:
         yield Numbers(POSITIONS, [((), positions)])
         durations = (store.append_durations, store.sync_durations, self._hold_durations)
         yield Numbers(DURATIONS, [((), durations)])
+        yield self._delays()
         yield lane_numbers(self._lane_statuses())
         transactions = store.transactions
         ended = (transactions.counts[ending] for ending in Ending)
@@ -190,6 +230,30 @@ class BrokerMetrics:
             store.healed_file_count,
         )
         return Numbers(BROKER, [((), numbers)])
+
+    def _delays(self) -> Numbers:
+        store = self._store
+        ended = store.timer.ended_counts
+        return Numbers(
+            DELAYS,
+            [
+                (
+                    (),
+                    (
+                        store.pending.count,
+                        store.pending.size_bytes,
+                        ended[TimerEnd.TIMER_END_DELIVERED],
+                        ended[TimerEnd.TIMER_END_RECALLED],
+                        ended[TimerEnd.TIMER_END_DROPPED],
+                        self._mover.unreadable_count,
+                        store.timer.carried_bytes,
+                        store.timer_rebuilt_count,
+                        self._log_time.offset_ms / 1_000,
+                        self._mover.lateness,
+                    ),
+                )
+            ],
+        )
 
     def _topics(self) -> Iterator[Row]:
         for topic in self._store.topics.all():

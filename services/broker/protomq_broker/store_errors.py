@@ -40,6 +40,7 @@ from .store.state.repeated_sends import (
     TooManyProducersError,
 )
 from .store.state.topics import IncarnationGivenError, InvalidNameError
+from .store.timer.timer_runs import TimerDamagedError
 
 log = logging.getLogger("protomq.broker")
 _damage_said = SaidOnce()
@@ -49,6 +50,7 @@ R = TypeVar("R")
 
 RETRY_DISK_FULL_MS = 10_000
 RETRY_HEALING_MS = 100
+RETRY_TIMER_MS = 1_000
 RETRY_TOO_MANY_MS = 1_000
 
 
@@ -106,6 +108,14 @@ def to_service_error(error: Exception) -> ServiceError:
             f"{error}; the broker heals it from the log",
             metadata={"queue_offset": str(error.queue_offset)},
             retry_delay_ms=RETRY_HEALING_MS,
+        )
+    if isinstance(error, TimerDamagedError):  # the store has said it
+        return ServiceError(
+            Code.UNAVAILABLE,
+            "QUEUE_HEALING",
+            f"{error}; ask again then",
+            metadata={"queue_offset": "-1"},
+            retry_delay_ms=RETRY_TIMER_MS,
         )
     if isinstance(error, ConsumeQueueDamagedError | IndexDamagedError):
         log.error("damage in a derived file: %s", error)

@@ -18,12 +18,16 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from protomq.v1.state_pb2 import TimerEnd
 from protomq.wire.topics import TIMER_TOPIC
 
 from .store.errors import NoWriterError
+from .store.log.durations import LATE_BOUNDS_S, Durations
 from .store.timer.carrying import Copies, copies_of, first_rows
 from .store.timer.timer import Watch, timer_record
+from .store.timer.timer_runs import TimerDamagedError
 from .topic_access import add_missing_topics
 
 if TYPE_CHECKING:
@@ -56,6 +60,8 @@ class TimerMover:
         self._thread = threading.Thread(target=self._run, name="protomq-timer", daemon=True)
         self.unreadable_count = 0
         """Delayed messages that were left out since the start."""
+        self.lateness = Durations(LATE_BOUNDS_S)
+        """Of what was delivered: from its due time to its append, in log time."""
 
     def start(self) -> None:
         """Begins to deliver. The writer has started."""
@@ -73,6 +79,8 @@ class TimerMover:
             try:
                 wait_s = 0.0 if self.deliver() else self._pause_s()
             except NoWriterError:
+                wait_s = RETRY_INTERVAL_S
+            except TimerDamagedError:  # the store says it, and makes the files anew
                 wait_s = RETRY_INTERVAL_S
             except Exception:
                 log.exception("delayed messages could not be delivered; tried again soon")
@@ -117,6 +125,9 @@ class TimerMover:
         if not bodies:
             return
         self._store.append_moved(copies.requests, [(TIMER_TOPIC, bodies)])
+        if len(copies.rows):
+            late_ms = np.maximum(now_ms - copies.rows["due_ms"].astype(np.int64), 0)
+            self.lateness.observe_all(late_ms / 1_000)
         add_missing_topics(self._store, copies.requests)
 
     def _leave_aside(self, rows: NDArray[Any]) -> None:

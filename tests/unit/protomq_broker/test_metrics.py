@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
 from protomq.testing.simdisk import SimDisk
+from protomq_broker.log_time import LogTime
 from protomq_broker.metrics import DURATIONS, TABLES, BrokerMetrics
 from protomq_broker.store.log.durations import Durations
 from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.system_writer import SystemWriter
+from protomq_broker.timer_mover import TimerMover
+from protomq_broker.write_permit import WritePermit
 from protomq_runtime.lane_pool import PoolStatus
 from protomq_runtime.metrics import Kind, Numbers
 from protomq_runtime.metrics_page import prometheus_text
 from tools.metrics_docs import PAGE, written_anew
 
-from .store.log_helpers import make_request
+from .store.log_helpers import ManualClock, make_request
 from .store.store_helpers import open_store
 
 METRICS = [metric for table in TABLES for metric in table.metrics]
@@ -54,11 +59,16 @@ def read() -> list[Numbers]:
     store.flush()
     holds = Durations(DURATIONS.metrics[2].bounds)
     holds.observe(0.5)
+    log_time = LogTime(ManualClock(), 0)
+    mover = TimerMover(store, SystemWriter(WritePermit()), log_time)
+    mover.lateness.observe_all(np.array([0.005, 0.01, 0.3, 7_200.0]))
     metrics = BrokerMetrics(
         store,
         start_time_ms=5_000,
         series_max=100,
         hold_durations=holds,
+        mover=mover,
+        log_time=log_time,
         lane_statuses=lambda: [PoolStatus("send", 1, 2, 10, 1500, 77, 3, 4, 5)],
         name_servers=lambda: (2, 1),
         write_refusal=lambda: "",
@@ -90,3 +100,6 @@ def test_appends_fsyncs_and_holds_are_counted_by_their_durations() -> None:
     holds = "protomq_pull_hold_duration_seconds"
     assert (samples[f"{holds}_bucket", "0.2"], samples[f"{holds}_bucket", "0.5"]) == (0, 1)
     assert samples[f"{holds}_sum", ""] == 0.5
+    late = "protomq_delayed_lateness_seconds"
+    found = [samples[f"{late}_bucket", bound] for bound in ("0.01", "0.2", "0.5", "3600.0", "+Inf")]
+    assert found == [2, 2, 3, 3, 4]

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
-from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
+from protomq.testing.simdisk import Fault, SimulatedCrash
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import (
-    RecallMessageRequest,
-    RecallMessageResponse,
     SendRequest,
     SendResponse,
 )
@@ -24,122 +21,13 @@ from protomq.wire.topics import TIMER_TOPIC
 from protomq_broker.config import BrokerConfig
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.tools.verify import verify
-from protomq_broker.system_writer import SystemWriter
-from protomq_broker.timer_mover import TimerMover
-from protomq_broker.waiting_answers import WaitingAnswers
-from protomq_broker.write_permit import WritePermit
-from protomq_runtime.errors import ServiceError
-from tests.unit.protomq_broker.fake_broker import send_service
-from tests.unit.protomq_broker.store.log_helpers import ManualClock
-from tests.unit.protomq_broker.store.store_helpers import open_store, read_all
-
-SEGMENT = 1 << 16
-BROKER = "b"
-
-
-class WallClock(ManualClock):
-    """A clock that somebody sets."""
-
-    wall_offset_ms = 0
-
-    def now_ms(self) -> int:
-        return self.time_ms + self.wall_offset_ms
-
-
-class Lane:
-    """Runs what is posted at once: the thread of the test is the send lane."""
-
-    def post(self, function: Callable[[], None]) -> None:
-        function()
-
-
-class Call:
-    lane = None
-    answered = False
-
-    def __init__(self, request: Any) -> None:
-        self.payload = request.SerializeToString()
-        self.outcome: Any = None
-
-    def hold_time_ms(self, hold_ms: int) -> int:
-        return hold_ms
-
-    def answer(self, payload: bytes) -> None:
-        self.outcome = payload
-
-    def fail(self, error: Exception) -> None:
-        self.outcome = error
-
-
-@dataclass
-class World:
-    """A broker's parts on a simulated disk."""
-
-    disk: SimDisk = field(default_factory=SimDisk)
-    clock: WallClock = field(default_factory=WallClock)
-    config: BrokerConfig = field(default_factory=BrokerConfig)
-
-    def start(self) -> World:
-        self.store = open_store(self.disk, clock=self.clock, segment=SEGMENT)
-        if self.store.topics.find("topic") is None:
-            self.store.topics.create(TopicConfig("topic"))
-        permit = WritePermit()
-        permit.give()
-        writer = SystemWriter(permit)
-        writer.start(self.store, Lane())  # type: ignore[arg-type]
-        waiting = WaitingAnswers(self.store, self.clock)
-        self.service = send_service(self.store, self.config, self.clock, waiting, writer)
-        self.log_time = self.service._delays._log_time
-        self.mover = TimerMover(self.store, writer, self.log_time)
-        return self
-
-    def restart(self, disk: SimDisk | None = None) -> World:
-        if disk is None:
-            self.store.close()
-        self.disk = disk or self.disk
-        return self.start()
-
-    def request(self, request: SendRequest) -> SendResponse:
-        call = Call(request)
-        self.service.send([call])  # type: ignore[list-item]
-        if isinstance(call.outcome, Exception):
-            raise call.outcome
-        return SendResponse.FromString(call.outcome)
-
-    def send(self, *bodies: bytes, **fields: Any) -> SendResponse:
-        fields = {"topic": "topic", "queue_id": 0, **fields}
-        return self.request(SendRequest(records=[Record(body=body) for body in bodies], **fields))
-
-    def recall(self, handle: str, topic: str = "topic") -> bool:
-        request = RecallMessageRequest(topic=topic, recall_handle=handle)
-        call = Call(request)
-        self.service.recall_message(call)  # type: ignore[arg-type]
-        if isinstance(call.outcome, Exception):
-            raise call.outcome
-        return RecallMessageResponse.FromString(call.outcome).recalled
-
-    def deliver(self, after_ms: int = 0) -> list[bytes]:
-        """What is in the queue once everything is delivered that is due then."""
-        self.clock.time_ms += after_ms
-        while self.mover.deliver():
-            pass
-        return self.delivered()
-
-    def delivered(self) -> list[bytes]:
-        return [body for _, body in read_all(self.store)]
+from tests.support.delay_world import BROKER, SEGMENT, Call, World, reason
+from tests.unit.protomq_broker.store.store_helpers import open_store
 
 
 @pytest.fixture
 def world() -> World:
     return World().start()
-
-
-def reason(call: Callable[[], Any]) -> tuple[str, dict[str, str]]:
-    with pytest.raises(ServiceError) as caught:
-        call()
-    metadata = dict(caught.value.metadata)
-    assert metadata.pop("definite") == "true"
-    return caught.value.reason, metadata
 
 
 def test_a_message_is_delivered_when_it_is_due_and_not_before(world: World) -> None:

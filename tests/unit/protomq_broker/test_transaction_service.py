@@ -41,9 +41,9 @@ from protomq_broker.transaction_service import TransactionService
 from protomq_broker.waiting_answers import WaitingAnswers
 from protomq_broker.write_permit import WritePermit
 from protomq_runtime.errors import ServiceError
+from tests.support.delay_world import WallClock
 from tests.unit.protomq_broker.fake_broker import send_service
 from tests.unit.protomq_broker.store.store_helpers import read_all
-from tests.unit.protomq_broker.test_timer_mover import WallClock
 
 SEGMENT = 1 << 16
 COMMIT = TransactionDecision.TRANSACTION_DECISION_COMMIT

@@ -58,7 +58,7 @@ class StoreActions(NamedTuple):
         keep_from_position: what the log has from here on is needed; None if nothing is.
         set_refusal: refuses writes with a reason, "" takes them again.
         scrub: reads some of the old segments again, given the monotonic clock.
-        heal: heals damaged consume queue files, some at a time, given the monotonic clock.
+        heal: heals damaged files of consume queues and of the timer, some at a time, given the monotonic clock.
         look_for_space: sees whether a disk that was full has space again.
         fail: stops all writes for good, with a reason.
     """
@@ -118,7 +118,7 @@ class Housekeeper:
         try:
             self._actions.heal(now_ms)
         except (OSError, StoreError) as error:
-            log.warning("healing of consume queues failed and will be tried again: %s", error)
+            log.warning("healing of damaged files failed and will be tried again: %s", error)
 
     def _write(self, now_ms: int) -> None:
         try:

@@ -88,6 +88,7 @@ from .state.repeated_sends import PartlyStoredError
 from .state.transactions import CheckPlan, Ending, HalfMessage, ended_record
 from .store_files import Recovery, StoreFiles
 from .timer.carrying import Copies, copies_of, first_rows
+from .timer.rebuild import TimerRebuild
 from .timer.timer import TimerState, Watch, timer_record
 
 __all__ = ["QueueKey", "Store", "StoredPlace", "TopicCounters"]
@@ -265,6 +266,7 @@ class Store:
         self._machine_of = {machine.topic: machine for machine in self._machines}
         self._replay_states(recovery.log)
         transaction_state.end_replay()
+        self.timer.begin_counting()
         known_incarnations = self.offsets.incarnations(self.topics.deleted)
         restore_topics(self.topics, self._queues, queues_default, known_incarnations, self.id)
         self.topics.writer = self._writer_of(self.topics)
@@ -292,6 +294,18 @@ class Store:
                 self._quarantine,
             ),
         )
+        self._timer_rebuild = TimerRebuild(
+            disk,
+            self._folder,
+            self.pending,
+            self.timer,
+            self._queues,
+            self._reader,
+            self._quarantine,
+            start_point=self._start.point,
+            end_position=lambda: self.positions.appended,
+            on_writer=on_writer,
+        )
         self._keeper = Housekeeper(
             disk,
             root,
@@ -306,7 +320,7 @@ class Store:
                 self._keep_from,
                 self._set_refusal,
                 self._scrub,
-                self._healer.step,
+                self._heal,
                 self._look_for_space,
                 self._fail_lost,
             ),
@@ -404,6 +418,11 @@ class Store:
     def healed_file_count(self) -> int:
         """Consume queue files that were healed from the log since the start."""
         return self._healer.healed_count
+
+    @property
+    def timer_rebuilt_count(self) -> int:
+        """How often the timer's files were made anew from the log since the start."""
+        return self._timer_rebuild.rebuilt_count
 
     # Writing: the writer thread.
 
@@ -795,7 +814,7 @@ class Store:
         it before."""
         region = request.region
         if not is_queued(region.flags):
-            assert region.flags != MIXED, "parts_of comes first"
+            assert region.flags != MIXED, "it is refused before"
             return NO_OFFSET
         if known is not None:
             return known
@@ -1002,6 +1021,10 @@ class Store:
     def _scrub(self, now_ms: int) -> None:
         if self.config.scrub_bytes_per_s:
             self._scrubber.step(now_ms, self.positions.flushed)
+
+    def _heal(self, now_ms: int) -> None:
+        self._healer.step(now_ms)
+        self._timer_rebuild.step(now_ms)
 
     def _sync_to(self, position: int) -> None:
         if position > self.positions.flushed:

@@ -26,7 +26,6 @@ from protomq.wire.record import (
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.log.record_region import prove_region, set_kind
-from protomq_broker.store.log.region_parts import parts_of
 from protomq_broker.store.queues.consume_queue import ConsumeQueueDamagedError
 from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state.topics import TopicConfig
@@ -34,6 +33,7 @@ from protomq_broker.store.store import Store
 from protomq_broker.store.tools.repair import repair
 from protomq_broker.store.tools.verify import FindingKind, verify
 from tests.chaos.checker.log_files import check_store_files, parse_log
+from tests.support.region_parts import parts_of
 
 from .derived_helpers import table_content
 from .store_helpers import open_store, read_all

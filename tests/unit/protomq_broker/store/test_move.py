@@ -28,7 +28,7 @@ from protomq_broker.store.log.append import RecordRegion
 from protomq_broker.store.log.move import LAST_ERROR_SIZE_MAX_BYTES, move_record, move_records
 from protomq_broker.store.log.record_region import prove_region, set_kind, stamp_region
 from protomq_broker.store.log.record_scan import scan_records
-from protomq_broker.store.log.region_parts import parts_of
+from tests.support.region_parts import parts_of
 
 WORDS = st.text("abcäß ", min_size=1, max_size=20)
 CODED = ("crc32c", "producer_id", "producer_epoch", "sequence", "born_time_ms", "key_hash", "tag_code", "sharding_hash")  # fmt: skip

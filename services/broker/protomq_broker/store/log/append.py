@@ -45,7 +45,7 @@ class RecordRegion:
         stride: size of each record field if all have the same, else 0: then records are reached by steps instead of by an index.
         more_keys: for each key of a record behind its first: (start of the record field in `data`, hash of the key).
         flags: the bits of `flags` that decide what takes the records (`kinds.py`), the same in all of them: 0 for plain messages;
-            MIXED for a region that `region_parts.parts_of` has to take apart first.
+            MIXED for a region that is refused.
         identities: producer id, epoch and sequence of each record, uint64, shape (count, 3); only of copies, which are no sends and so
             have the producer id 0 above.
         due_times_ms: uint64, shape (count,), 0 for a message without one; an int if count is 1; None if no message has one.

@@ -7,12 +7,19 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Final
 
+import numpy as np
+from numpy.typing import NDArray
+
 log = logging.getLogger(__name__)
 
 DISK_BOUNDS_S: Final = (
     0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0,
 )  # fmt: skip
 """For an append or an fsync: from the page cache of an idle machine to a disk that hangs."""
+
+
+LATE_BOUNDS_S: Final = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0, 600.0, 3_600.0)
+"""For how late a message is: from the timer's look to a broker that was down."""
 
 
 class Durations:
@@ -42,3 +49,14 @@ class Durations:
                 self.on_observed(duration_s)
             except Exception:  # What took so long is done: its maker must not be told otherwise.
                 log.exception("a listener for durations failed")
+
+    def observe_all(self, durations_s: NDArray[np.float64]) -> None:
+        """Counts many."""
+        if self.on_observed is not None:
+            for duration_s in durations_s.tolist():
+                self.observe(duration_s)
+            return
+        places = np.searchsorted(self.bounds_s, durations_s, "left")
+        for place, count in enumerate(np.bincount(places, minlength=len(self.counts)).tolist()):
+            self.counts[place] += count
+        self.sum += float(durations_s.sum())

@@ -1,4 +1,4 @@
-"""Takes regions apart: at given messages, or where messages with and without a due time meet: what decides is the same in each part."""
+"""Takes regions apart at given messages."""
 
 from __future__ import annotations
 
@@ -9,26 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protomq.wire.record import FLAG_DUE_TIME, FLAGS_AT
+from protomq.wire.record import FLAG_DUE_TIME
 
 from .append import RecordRegion
-from .kinds import MIXED
-from .record_arrays import U32, windows
-
-
-def parts_of(region: RecordRegion) -> list[RecordRegion]:
-    """The region as it is, or in parts, in its order: stretches of messages with a due time and of such without one."""
-    if region.flags != MIXED:
-        return [region]
-    assert region.starts is not None
-    assert region.sizes is not None
-    ends = region.starts + region.sizes
-    has_due_time = windows(region.data, U32)[ends + FLAGS_AT] & FLAG_DUE_TIME != 0
-    bounds = [0, *(np.flatnonzero(np.diff(has_due_time)) + 1).tolist(), region.count]
-    return [
-        _part(region, first, end, has_due_time[first] * FLAG_DUE_TIME)
-        for first, end in pairwise(bounds)
-    ]
 
 
 def parts_between(region: RecordRegion, bounds: Sequence[int]) -> list[RecordRegion]:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -105,14 +106,20 @@ class PendingTimers:
 
     Attributes:
         entries_from, removals_from: after `load`: what the log has below these positions is in it already.
+        rows_from: no row stands in front of this position: what the log says of earlier ones is of segments that are gone.
         damage: after `load`: why its files were not taken over; "" if they were.
+        met_damage: why the files have to be made anew while others use them; "" if they hold, as far as is known.
+        is_rebuilding: not everything is here yet.
         log_time_ms: the latest that a record of %SYS%TIMER tells.
     """
 
     def __init__(self, disk: Disk, folder: str, limits: PendingLimits | None = None) -> None:
         self.entries_from = 0
         self.removals_from = 0
+        self.rows_from = 0
         self.damage = ""
+        self.met_damage = ""
+        self.is_rebuilding = False
         self._disk = disk
         self._folder = folder
         self._limits = limits or PendingLimits()
@@ -144,6 +151,24 @@ class PendingTimers:
 
     # Writer thread.
 
+    def begin_rebuild(self, rows_from: int) -> None:
+        """Forgets all rows, not how many there were: `restore` and `restore_removed` bring them back from the log, whose first position
+        is `rows_from`. Until `end_rebuild` nothing is due, and what is noted is taken in besides.
+        """
+        with self._files_lock, self._lock, self._note_lock:
+            counts, log_time_ms = (self._count, self._size_bytes), self.log_time_ms
+            positions = self.entries_from, self.removals_from
+            next_number = self._next_number  # runs that somebody reads still are not written over
+            self._clear()
+            self._count, self._size_bytes = counts
+            self.entries_from, self.removals_from = positions
+            self.log_time_ms, self._next_number = log_time_ms, next_number
+            self.rows_from = rows_from
+            self.met_damage = ""
+            self.is_rebuilding = True
+            remove_file(self._disk, self._state_path)
+            empty_folder(self._disk, self._folder)
+
     def note(
         self,
         due_times_ms: NDArray[Any],
@@ -168,12 +193,17 @@ class PendingTimers:
         sizes: NDArray[Any],
     ) -> None:
         """These, which are pending, are no more; by a record that stands in front of `end_position`."""
+        is_here = positions >= np.uint64(self.rows_from)
+        if not is_here.all():
+            due_times_ms, positions, sizes = due_times_ms[is_here], positions[is_here], sizes[is_here]
         removals = make_rows(due_times_ms, positions, 0, REMOVED)
         with self._note_lock:
+            self.removals_from = end_position
+            if not len(removals):
+                return
             self._noted_removals.append(removals)
             self._count -= len(removals)
             self._size_bytes -= int(sizes.sum())
-            self.removals_from = end_position
 
     # Any thread.
 
@@ -192,7 +222,9 @@ class PendingTimers:
 
         Raises TimerDamagedError, OSError.
         """
-        with self._lock:
+        with self._lock, self._noting_damage():
+            if self.is_rebuilding:
+                return NO_ROWS
             self._take_notes()
             if self._fresh_due_ms <= now_ms:
                 self._settle()
@@ -225,9 +257,10 @@ class PendingTimers:
         return None if due_ms == LAST_KEY.due_ms else due_ms
 
     def at_due(self, due_ms: int, count_max: int) -> NDArray[Any]:
-        """Up to `count_max` rows with this due time, by position."""
+        """Up to `count_max` rows with this due time, by position. Raises TimerDamagedError, OSError."""
         key = Key(due_ms, (1 << 64) - 1)
-        with self._lock:
+        with self._lock, self._noting_damage():
+            self._require_all()
             self._take_notes()
             parts = [part[part["due_ms"] == np.uint64(due_ms)] for part in self._fresh]
             parts.append(_rows_at(self._near[self._near_start :], due_ms))
@@ -246,26 +279,49 @@ class PendingTimers:
             near["kind"][np.isin(near["position"], rows["position"])] = ASIDE
 
     def below(self, position: int) -> Iterator[NDArray[Any]]:
-        """The rows of records in front of `position`, a few at a time, as of now."""
+        """The rows of records in front of `position`, a few at a time, as of now. Raises TimerDamagedError, OSError."""
         with self._lock:
+            self._require_all()
             self._take_notes()
             self._settle()
             cursors = [Cursor(cursor.run, cursor.index) for cursor in self._cursors]
             others = merge_rows([self._near_rows(), *self._far], keep_removals=True)
-        for rows in merged(cursors, others, keep_removals=False):
-            found = rows[rows["position"] < np.uint64(position)]
-            if len(found):
-                yield found
+        with self._noting_damage():
+            for rows in merged(cursors, others, keep_removals=False):
+                found = rows[rows["position"] < np.uint64(position)]
+                if len(found):
+                    yield found
 
     # Housekeeping.
 
     def flush(self) -> None:
-        """Takes in what was noted; merges files of which there are many."""
+        """Takes in what was noted; merges files of which there are many. Raises TimerDamagedError, OSError."""
         with self._lock:
             self._take_notes()
             self._relieve()
-        while self._merge_runs():
-            pass
+        with self._noting_damage():
+            while self._merge_runs():
+                pass
+
+    def restore(
+        self, due_times_ms: NDArray[Any], positions: NDArray[Any], sizes: NDArray[Any]
+    ) -> None:
+        """While `is_rebuilding`: records with due times that the log has from before. All of them come before `restore_removed`."""
+        rows = make_rows(due_times_ms, positions, sizes, MESSAGE)
+        with self._note_lock:
+            self._noted.append(rows)
+
+    def restore_removed(self, due_times_ms: NDArray[Any], positions: NDArray[Any]) -> None:
+        """While `is_rebuilding`: those of which the log says that they are pending no more."""
+        is_here = positions >= np.uint64(self.rows_from)
+        removals = make_rows(due_times_ms[is_here], positions[is_here], 0, REMOVED)
+        if len(removals):
+            with self._note_lock:
+                self._noted_removals.append(removals)
+
+    def end_rebuild(self) -> None:
+        """Everything is here again."""
+        self.is_rebuilding = False
 
     def freeze(self) -> int:
         """The next `checkpoint` tells of this moment; up to where the log was taken in by then."""
@@ -334,6 +390,18 @@ class PendingTimers:
         empty_folder(self._disk, self._folder)
 
     # Parts. All of them with the lock held, but for the last ones.
+
+    @contextmanager
+    def _noting_damage(self) -> Iterator[None]:
+        try:
+            yield
+        except TimerDamagedError as error:
+            self.met_damage = str(error)
+            raise
+
+    def _require_all(self) -> None:
+        if self.is_rebuilding:
+            raise TimerDamagedError("the timer's files are being made anew from the log")
 
     def _swap_notes(self) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
         noted, self._noted = self._noted, []

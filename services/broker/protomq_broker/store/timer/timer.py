@@ -36,13 +36,20 @@ class Watch:
 
     def __init__(self) -> None:
         self._ended: list[NDArray[Any]] = []
+        self._has_all_ended = False
 
     def note(self, positions: NDArray[Any]) -> None:
         """These are pending no more. Writer thread."""
         self._ended.append(positions)
 
+    def note_all(self) -> None:
+        """Nobody can tell any more: all are taken to have ended. Writer thread."""
+        self._has_all_ended = True
+
     def has_ended(self, rows: NDArray[Any]) -> NDArray[np.bool_]:
         """Which of the rows, which were pending when the watch began, are so no more."""
+        if self._has_all_ended:
+            return np.ones(len(rows), np.bool_)
         if not self._ended:
             return np.zeros(len(rows), np.bool_)
         return np.isin(rows["position"], np.concatenate(self._ended))
@@ -58,20 +65,25 @@ class TimerEntries:
         self.needs_rebuild = False
         self.damage = ""
         self._pending = pending
+        self._log_start = 0
 
     def load(self, log_start: int) -> None:
         """Takes over what the files hold. The log begins at `log_start`."""
+        self._log_start = log_start
         self._pending.load()
+        if not self._pending.entries_from:
+            self._pending.rows_from = log_start
         self.replay_from, self.damage = self._pending.entries_from, self._pending.damage
 
     def start_rebuild(self) -> None:
         """Forgets everything."""
         self._pending.start_rebuild()
+        self._pending.rows_from = self._log_start
         self.needs_rebuild, self.replay_from = False, 0
 
     def replay(self, records: ScannedRecords) -> None:
         """Takes those that have a due time."""
-        chosen = _is_timed(records.flags) & (records.positions >= self.replay_from)
+        chosen = is_timed(records.flags) & (records.positions >= self.replay_from)
         if not chosen.any():
             return
         positions, sizes = records.positions[chosen], records.sizes[chosen]
@@ -135,7 +147,9 @@ class TimerState:
         self._pending = pending
         self.replay_from = pending.removals_from
         self.ended_counts = dict.fromkeys(TimerEnd.values(), 0)
-        """How many came to which end since the start."""
+        """How many came to which end since `begin_counting`."""
+        self.carried_bytes = 0
+        """How much was carried forward since then."""
         self._watches: list[Watch] = []
 
     def apply(self, body: bytes, position: int) -> Sequence[str]:
@@ -157,9 +171,22 @@ class TimerState:
             self._pending.note_removed(due_times_ms, positions, position + 1, sizes)
         self._pending.log_time_ms = max(self._pending.log_time_ms, record.log_time_ms)
         self.ended_counts[record.end] = self.ended_counts.get(record.end, 0) + len(positions)
+        if record.end == TimerEnd.TIMER_END_CARRIED:
+            self.carried_bytes += int(sizes.sum())
         for watch in self._watches:
             watch.note(positions)
         return ()
+
+    def begin_counting(self) -> None:
+        """A start has read everything: what comes now happens."""
+        self.ended_counts = dict.fromkeys(TimerEnd.values(), 0)
+        self.carried_bytes = 0
+
+    def begin_rebuild(self, log_start: int) -> None:
+        """See `PendingTimers.begin_rebuild`; who prepares copies of rows is told that nobody knows of them. Writer thread."""
+        for watch in self._watches:
+            watch.note_all()
+        self._pending.begin_rebuild(log_start)
 
     # Any thread.
 
@@ -177,9 +204,24 @@ class TimerState:
         """Nothing to do: the store carries messages as a whole."""
         return ()
 
-    def unsaved(self) -> Snapshot:
-        """All that is pending at this moment."""
+    def unsaved(self) -> Snapshot | None:
+        """All that is pending at this moment; nothing while not everything is known."""
+        if self._pending.is_rebuilding:
+            return None
         return Snapshot(self._pending.freeze(), self._pending.checkpoint)
+
+
+def ended_columns(body: bytes) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """(due times, positions) of which a record of %SYS%TIMER tells; none if it does not parse, which `apply` has said."""
+    try:
+        record = TimerRecord.FromString(body)
+    except DecodeError:
+        return np.empty(0, np.uint64), np.empty(0, np.uint64)
+    due_times_ms = np.array(record.due_times_ms, np.uint64)
+    positions = np.array(record.positions, np.uint64)
+    if len(due_times_ms) != len(positions):
+        return np.empty(0, np.uint64), np.empty(0, np.uint64)
+    return due_times_ms, positions
 
 
 def timer_record(rows: NDArray[Any], end: TimerEnd.ValueType, log_time_ms: int) -> bytes:
@@ -194,5 +236,6 @@ def timer_record(rows: NDArray[Any], end: TimerEnd.ValueType, log_time_ms: int) 
     ).SerializeToString()
 
 
-def _is_timed(flags: NDArray[np.uint32]) -> NDArray[np.bool_]:
+def is_timed(flags: NDArray[np.uint32]) -> NDArray[np.bool_]:
+    """Which records are pending from their append on, until a record of %SYS%TIMER says otherwise."""
     return (flags & FLAG_DUE_TIME != 0) & (flags & FLAG_KIND_MASK != FLAG_KIND_HALF)

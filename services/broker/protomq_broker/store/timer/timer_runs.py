@@ -4,7 +4,7 @@
                          its last row (due_ms u64, position u64), then the CRC-32C of those u32, the number of rows u64, "PMQTMR01"
 
 Rules:
-- Files are caches: a run that does not hold is a reason to rebuild the timer from the log.
+- Files are caches: a run that does not hold is a reason to rebuild the timer from the log (`rebuild.py`).
 - Nothing here reads or writes more than a few blocks at a time: neither memory nor the interpreter is held.
 - Any thread may read; one writes.
 """
