@@ -401,7 +401,7 @@ class PendingTimers:
 
     def _require_all(self) -> None:
         if self.is_rebuilding:
-            raise TimerDamagedError("the timer's files are being made anew from the log")
+            raise TimerDamagedError("the timer's files are being rebuilt from the log")
 
     def _swap_notes(self) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
         noted, self._noted = self._noted, []

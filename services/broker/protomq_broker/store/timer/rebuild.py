@@ -1,4 +1,4 @@
-"""Makes the timer's files anew from the log while the store is open: a run file that does not hold is met by whoever reads it.
+"""Rebuilds the timer's files from the log while the store is open: a run file that does not hold is met by whoever reads it.
 
     begin      on the writer thread: the rows are forgotten, and all batches that are under way with them
     entries    the log is walked from its first segment to where it ended then: records with due times
@@ -82,7 +82,7 @@ class TimerRebuild:
     def step(self, now_ms: int) -> None:
         """Goes on, if there is anything to do. `now_ms` is monotonic. Raises OSError, StoreError: then it is begun anew, a minute later."""
         if self._pending.met_damage and now_ms >= self._retry_due_ms:
-            log.error("%s: the timer is made anew from the log", self._pending.met_damage)
+            log.error("%s: the timer is rebuilt from the log", self._pending.met_damage)
             self._retry_due_ms = now_ms + RETRY_INTERVAL_MS
             self._steps = self._rebuild()
         if self._steps is None:
@@ -92,7 +92,7 @@ class TimerRebuild:
                 self._steps = None
         except (OSError, StoreError) as error:
             self._steps = None
-            self._pending.met_damage = f"the timer could not be made anew: {error}"
+            self._pending.met_damage = f"the timer could not be rebuilt: {error}"
             raise
 
     def _rebuild(self) -> Iterator[None]:
@@ -108,7 +108,7 @@ class TimerRebuild:
         yield from self._take_ends(end)
         self._pending.end_rebuild()
         self.rebuilt_count += 1
-        log.warning("the timer is made anew from the log: messages fall due again")
+        log.warning("the timer is rebuilt from the log: messages fall due again")
 
     def _take_entries(self, end: int) -> Iterator[None]:
         start = self._start_point()
@@ -129,7 +129,7 @@ class TimerRebuild:
             found = find_resync(self._disk, self._folder, position)
             if found is None:
                 raise StoreError(f"the log cannot be read at position {position}: {walker.problem}")
-            self._quarantine.set_aside(
+            self._quarantine.add(
                 DamagedRange(position, found.position, found.crc32c, walker.problem)
             )
             walker = self._walker(StartPoint(found.position, found.crc32c), end)
