@@ -131,6 +131,8 @@ def test_a_seal_is_a_field_of_a_batch_and_covers_itself() -> None:
         )
     ]  # fmt: skip
     assert RecordBatch(seals=batch.seals).SerializeToString(deterministic=True) == encoded
+    parts = append[:5], append[5:]
+    assert layout.seal_of(parts, len(append), 0xDEADBEEF, 3, 4096, 1, 99, 4000) == (encoded, crc)
 
 
 def test_message_ids_read_back_and_garbage_is_refused() -> None:

@@ -132,6 +132,8 @@ assert SEAL_SIZE_BYTES == 53
 SEAL_FIELD_TAGS: Final = (0x0D, 0x11, 0x19, 0x25, 0x29, 0x31, 0x3D)
 SEAL_COVERED_BYTES: Final = SEAL_SIZE_BYTES - 4
 """The part of a seal field that its own CRC covers."""
+_pack_covered = struct.Struct("<BBBIBQBQBIBQBQB").pack
+_SEAL_LENGTH: Final = SEAL_SIZE_BYTES - 2
 
 NO_QUEUE_OFFSET: Final = (1 << 64) - 1
 """Stamped as `queue_offset` on a record that enters no consume queue."""
@@ -297,15 +299,31 @@ def encode_seal(
 ) -> bytes:
     """The seal field that closes `append`, given in parts; the CRC chain stands at `previous_crc32c` before it."""
     size = sum(map(len, append))
-    unsigned = SEAL.pack(
-        SEAL_TAG, SEAL_SIZE_BYTES - 2, 0x0D, epoch, 0x11, start_position, 0x19, size, 0x25, record_count,
-        0x29, store_time_ms, 0x31, synced_position, 0x3D, 0,
+    return seal_of(
+        append, size, previous_crc32c, epoch, start_position, record_count, store_time_ms, synced_position
+    )[0]
+
+
+def seal_of(
+    parts: Iterable[Octets],
+    size_bytes: int,
+    previous_crc32c: int,
+    epoch: int,
+    start_position: int,
+    record_count: int,
+    store_time_ms: int,
+    synced_position: int,
+) -> tuple[bytes, int]:
+    """As `encode_seal`, for parts that have `size_bytes` together, with the CRC behind the seal: what each append of a broker needs."""
+    covered = _pack_covered(
+        SEAL_TAG, _SEAL_LENGTH, 0x0D, epoch, 0x11, start_position, 0x19, size_bytes, 0x25, record_count,
+        0x29, store_time_ms, 0x31, synced_position, 0x3D,
     )  # fmt: skip
     crc = crc32c(previous_crc32c.to_bytes(4, "little"))
-    for part in append:
+    for part in parts:
         crc = extend_crc32c(crc, part)
-    crc = extend_crc32c(crc, unsigned[:SEAL_COVERED_BYTES])
-    return unsigned[:SEAL_COVERED_BYTES] + crc.to_bytes(4, "little")
+    crc = extend_crc32c(crc, covered)
+    return covered + crc.to_bytes(4, "little"), crc
 
 
 def _append_text(parts: list[bytes], tag: bytes, text: str) -> None:

@@ -29,12 +29,15 @@ class Derived(Protocol):
         needs_rebuild: its files turned out not to hold: `start_rebuild`, then a replay from the log's start.
         damage: after `load`: why its files were not taken over, with a path; "" if they were.
         outlives_topics: records of topics that were deleted since are replayed too, with the topic "".
+        takes_plain: plain messages, whose `flags` decide nothing, are of interest. Else `apply` is called only for a group that has others,
+            too: nearly all sends are plain, and each call for one of them is felt.
     """
 
     replay_from: int
     needs_rebuild: bool
     damage: str
     outlives_topics: bool
+    takes_plain: bool
 
     def load(self, log_start: int) -> None:
         """Takes over what its files hold. The log begins at `log_start`."""

@@ -99,6 +99,8 @@ _PART_SIZE_MIN_BYTES: Final = 16 << 10
 _PARTS_MAX: Final = 512
 """Requests this large on average, and no more of them than a vectored write takes (IOV_MAX is 1,024), are not copied together: views
 of their bytes do for CRC and write."""
+_COPIED_SIZE_MAX_BYTES: Final = 8 << 10
+"""Below it a copy costs less than a view."""
 _CARRIED_COUNT_MAX: Final = 1_024
 _CARRIED_SIZE_MAX_BYTES: Final = 1 << 20
 """Of delayed messages that are carried forward together."""
@@ -178,6 +180,9 @@ class Store:
         self._queues, self._index, self._repeated = files.queues, files.index, files.repeated
         self._derived = files.derived
         self._apply_derived = tuple(structure.apply for structure in files.derived)
+        self._apply_plain = tuple(
+            structure.apply for structure in files.derived if structure.takes_plain
+        )
         self._clock = clock
         self._monotonic = clock.monotonic
         self._on_writer = on_writer
@@ -426,12 +431,62 @@ class Store:
 
     # Writing: the writer thread.
 
-    def append(self, requests: Sequence[AppendRequest]) -> int:
+    def append(
+        self,
+        requests: Sequence[AppendRequest],
+        reserve: Reserve = Reserve.MESSAGES,
+        apply_state: Callable[[], None] | None = None,
+    ) -> int:
         """Appends all of them as one group, one write and one seal; sets their offsets; the new appended position.
+
+        `reserve`, `apply_state`: of `append_state` and `append_moved`; the latter is called when what is derived has the records.
 
         Raises DiskFullError, StoreFailedError or AppendTooLargeError: then nothing of it is stored.
         """
-        return self._append(requests, Reserve.MESSAGES, None)
+        assert requests, "an append has records"
+        if self._log.failure or (self._refusal and apply_state is None):
+            self._repeated.drop_claims()
+            raise (
+                StoreFailedError(self._log.failure)
+                if self._log.failure
+                else DiskFullError(self._refusal)
+            )
+        commit_log = self._log
+        try:
+            position = commit_log.position_for(
+                len(requests[0].region.data)
+                if len(requests) == 1
+                else sum(len(r.region.data) for r in requests),
+                reserve,
+            )
+            before = commit_log.tail
+            began_s = self._monotonic()
+            if before.position >= self._checked.next_note:
+                self._checked.note_append(before)
+            store_time_ms = max(self._clock.now_ms(), before.store_time_ms)
+            parts, count, is_plain = self._stamp(requests, position, store_time_ms)
+            tail = commit_log.append(parts, count, store_time_ms)
+            try:
+                for apply in self._apply_plain if is_plain else self._apply_derived:
+                    apply(requests)
+                if apply_state is not None:
+                    apply_state()
+            except Exception as error:
+                reason = f"what is derived from the log could not follow it: {error!r}"
+                log.exception("%s", reason)
+                commit_log.take_back(before, reason)
+                raise StoreFailedError(reason) from error
+        except Exception as error:
+            self._repeated.drop_claims()
+            if isinstance(error, DiskFullError):
+                self._note_disk_full(str(error))
+            raise
+        if self._full_disk.was_full and self._full_disk.stored():
+            _say_writes_are_taken()
+        self.append_durations.observe(self._monotonic() - began_s)
+        self.positions.publish(tail, self._count(requests))
+        return tail.position
+
 
     def append_state(
         self, topic: str, bodies: Sequence[bytes], reserve: Reserve = Reserve.STATE
@@ -470,56 +525,7 @@ class Store:
                         for derived in self._derived:
                             derived.remove_topic(gone)
 
-        return self._append([*copies, *records], reserve, apply)
-
-    def _append(
-        self,
-        requests: Sequence[AppendRequest],
-        reserve: Reserve,
-        apply_state: Callable[[], None] | None,
-    ) -> int:
-        assert requests, "an append has records"
-        if self._log.failure or (self._refusal and apply_state is None):
-            self._repeated.drop_claims()
-            raise (
-                StoreFailedError(self._log.failure)
-                if self._log.failure
-                else DiskFullError(self._refusal)
-            )
-        commit_log = self._log
-        try:
-            position = commit_log.position_for(
-                len(requests[0].region.data)
-                if len(requests) == 1
-                else sum(len(r.region.data) for r in requests),
-                reserve,
-            )
-            before = commit_log.tail
-            began_s = self._monotonic()
-            self._checked.note_append(before)
-            store_time_ms = max(self._clock.now_ms(), before.store_time_ms)
-            parts, count = self._stamp(requests, position, store_time_ms)
-            tail = commit_log.append(parts, count, store_time_ms)
-            try:
-                for apply in self._apply_derived:
-                    apply(requests)
-                if apply_state is not None:
-                    apply_state()
-            except Exception as error:
-                reason = f"what is derived from the log could not follow it: {error!r}"
-                log.exception("%s", reason)
-                commit_log.take_back(before, reason)
-                raise StoreFailedError(reason) from error
-        except Exception as error:
-            self._repeated.drop_claims()
-            if isinstance(error, DiskFullError):
-                self._note_disk_full(str(error))
-            raise
-        if self._full_disk.was_full and self._full_disk.stored():
-            _say_writes_are_taken()
-        self.append_durations.observe(self._monotonic() - began_s)
-        self.positions.publish(tail, self._count(requests))
-        return tail.position
+        return self.append([*copies, *records], reserve, apply)
 
     def find_repeated(
         self, request: AppendRequest, previous_sequence: int | None = None
@@ -773,8 +779,8 @@ class Store:
 
     def _stamp(
         self, requests: Sequence[AppendRequest], position: int, store_time_ms: int
-    ) -> tuple[Sequence[Octets], int]:
-        """Gives each record its place and time; (the bytes of the group in parts, number of records)."""
+    ) -> tuple[Sequence[Octets], int, bool]:
+        """Gives each record its place and time; (the bytes of the group in parts, number of records, whether all are plain messages)."""
         start = position
         if len(requests) == 1:
             request = requests[0]
@@ -786,14 +792,18 @@ class Store:
             stamp_region(region, request.queue_id, store_time_ms, offset, position)
             request.queue_offset, request.physical_offset = offset, position
             request.store_time_ms = store_time_ms
-            return (np.frombuffer(region.data, np.uint8),), region.count
+            data = region.data
+            octets = bytes(data) if len(data) < _COPIED_SIZE_MAX_BYTES else np.frombuffer(data, np.uint8)
+            return (octets,), region.count, not region.flags
         ends: dict[QueueKey, int] = {}
         count = 0
+        is_plain = True
         for request in requests:
             region = request.region
             key = (region.topic, request.queue_id)
             known = ends.get(key)
             if region.flags:
+                is_plain = False
                 offset = self._next_offset(request, known)
             else:
                 offset = self._queues.queue(*key).end_offset if known is None else known
@@ -806,8 +816,8 @@ class Store:
             position += len(region.data)
         datas = [request.region.data for request in requests]
         if position - start >= len(datas) * _PART_SIZE_MIN_BYTES and len(datas) <= _PARTS_MAX:
-            return [np.frombuffer(data, np.uint8) for data in datas], count
-        return (b"".join(datas),), count
+            return [np.frombuffer(data, np.uint8) for data in datas], count, is_plain
+        return (b"".join(datas),), count, is_plain
 
     def _next_offset(self, request: AppendRequest, known: int | None) -> int:
         """Queue offset of the first record of a request that has flags; `known`: where its queue ends with what this append has put into

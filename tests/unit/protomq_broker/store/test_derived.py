@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from protomq.testing.simdisk import SimDisk
+from protomq.wire.record import FLAG_DUE_TIME
 from protomq_broker.store.log.append import AppendRequest, ScannedRecords
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store_files import StoreFiles
@@ -23,6 +24,7 @@ class Follower:
     needs_rebuild = False
     damage = ""
     outlives_topics = False
+    takes_plain = True
 
     def __init__(self) -> None:
         self.positions: list[int] = []
@@ -106,4 +108,26 @@ def test_a_structure_in_the_list_follows_appends_checkpoints_deletions_and_start
     assert again.told[0] == ("load", 0)
     assert again.positions[:4] == [created, a, another, deleted], "b is deleted"
     assert ("truncate", deleted_end) in again.told
+    store.close()
+
+
+def test_a_structure_that_takes_no_plain_messages_is_told_of_groups_with_others(
+    followers: list[Follower], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Follower, "takes_plain", False)
+    store = open_store(SimDisk())
+    (follower,) = followers
+    store.append([make_request()])
+    store.append([make_request(), make_request([b"1", b"2"])])
+    assert not follower.positions
+    store.topics.create(TopicConfig("b"))
+    assert len(follower.positions) == 1, "the record of the topic"
+    delayed = make_request()
+    delayed.region.flags = FLAG_DUE_TIME
+    delayed.region.due_times_ms = 5
+    plain = [make_request(), make_request()]
+    store.append([plain[0], delayed, plain[1]])
+    assert follower.positions[1:] == [
+        each.physical_offset for each in (plain[0], delayed, plain[1])
+    ]
     store.close()

@@ -74,6 +74,7 @@ class MessageIndex:
     """
 
     outlives_topics = False
+    takes_plain = True
 
     def __init__(self, disk: Disk, folder: str) -> None:
         self.replay_from = 0

@@ -82,7 +82,8 @@ class CheckedLog:
         self._segments: dict[int, CheckedSegment] = {}
         self._lock = threading.Lock()
         self._appended: deque[tuple[int, int]] = deque()
-        self._next_note = 0
+        self.next_note = 0
+        """An append that begins here or behind is to be noted."""
         self._own_from = 1 << 63  # segments that start here or behind are ours from end to end
 
     # What is known.
@@ -98,16 +99,13 @@ class CheckedLog:
             checked = self._segment_of(tail.position)
             checked.add(tail.position, tail.crc32c)
             checked.trust(tail.position, segment.end_position)
-        self._next_note = tail.position
+        self.next_note = tail.position
 
     def note_append(self, tail: LogTail) -> None:
-        """The writer goes on at `tail`, in front of an append."""
-        if tail.position >= self._next_note:
-            self._appended.append((tail.position, tail.crc32c))
-            size = self._folder.segment_size_bytes
-            self._next_note = min(
-                tail.position + PIECE_SIZE_BYTES, tail.position // size * size + size
-            )
+        """The writer goes on at `tail`, in front of an append, which is at `next_note` or behind."""
+        self._appended.append((tail.position, tail.crc32c))
+        size = self._folder.segment_size_bytes
+        self.next_note = min(tail.position + PIECE_SIZE_BYTES, tail.position // size * size + size)
 
     def note_walked(self, walked: Stretch) -> None:
         """Somebody has walked these appends: they hold."""

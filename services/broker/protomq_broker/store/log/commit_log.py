@@ -17,10 +17,10 @@ import errno
 import threading
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Final, cast
+from typing import Final
 
 from protomq.wire.hashing import Octets
-from protomq.wire.record import SEAL_SIZE_BYTES, encode_seal
+from protomq.wire.record import SEAL_SIZE_BYTES, seal_of
 from protomq_broker.store.errors import AppendTooLargeError, DiskFullError, StoreFailedError
 from protomq_broker.store.files.disk import Disk, write_fully
 
@@ -95,9 +95,10 @@ class CommitLog:
             and position != segment.base_position
             and position + size_bytes + SEAL_SIZE_BYTES + CLOSING_SIZE_BYTES <= segment.end_position
         ):
-            kept_bytes = self._reserve_bytes * reserve // Reserve.MESSAGES
-            if position + size_bytes > segment.end_position - kept_bytes:
-                self._make_next(segment)
+            if position + size_bytes > segment.end_position - self._reserve_bytes:
+                kept_bytes = self._reserve_bytes * reserve // Reserve.MESSAGES
+                if position + size_bytes > segment.end_position - kept_bytes:
+                    self._make_next(segment)
             return position
         self._roll(size_bytes)
         return self.tail.position
@@ -112,27 +113,27 @@ class CommitLog:
         tail, segment = self.tail, self._segment
         assert segment is not None
         position = tail.position
-        seal = encode_seal(
+        size = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
+        seal, crc = seal_of(
+            parts,
+            size,
             tail.crc32c,
-            *parts,
-            epoch=self.epoch,
-            start_position=position,
-            record_count=record_count,
-            store_time_ms=store_time_ms,
-            synced_position=self._positions.flushed,
+            self.epoch,
+            position,
+            record_count,
+            store_time_ms,
+            self._positions.flushed,
         )
-        size = sum(map(len, parts)) + SEAL_SIZE_BYTES
+        size += SEAL_SIZE_BYTES
         at = position - segment.base_position
         try:
-            written = self._pwritev(segment.fd, (*cast(Sequence[bytes], parts), seal), at)
+            written = self._pwritev(segment.fd, [*parts, seal], at)  # type: ignore[list-item]  # Arrays are buffers.
             if written != size:
                 whole = b"".join((*map(bytes, parts), seal))
                 write_fully(self._disk, segment.fd, memoryview(whole)[written:], at + written)
         except OSError as error:
             self._take_back(tail, size, error)
-        self.tail = tail = LogTail(
-            position + size, int.from_bytes(seal[-4:], "little"), store_time_ms
-        )
+        self.tail = tail = LogTail(position + size, crc, store_time_ms)
         return tail
 
     def take_back(self, tail: LogTail, reason: str) -> None:

@@ -82,7 +82,8 @@ class Positions:
             return
         self.tail = tail
         self.readable = tail.position
-        _tell(self.on_arrival, keys)
+        if self.on_arrival:
+            _tell(self.on_arrival, keys)
 
     def note_flushed(self, position: int) -> None:
         """Everything below `position` is synced. Who has synced it, one at a time."""

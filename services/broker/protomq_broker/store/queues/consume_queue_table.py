@@ -88,6 +88,7 @@ class ConsumeQueueTable:
     """
 
     outlives_topics = False
+    takes_plain = True
 
     def __init__(self, disk: Disk, folder: str, *, files_max: int | None = None) -> None:
         self.replay_from = 0

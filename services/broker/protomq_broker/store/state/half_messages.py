@@ -32,6 +32,7 @@ class HalfMessages:
     """Implements `Derived`; what it writes, `TransactionState` does."""
 
     outlives_topics = False
+    takes_plain = False
 
     def __init__(self, disk: Disk, folder: str, transactions: Transactions) -> None:
         self.replay_from = 0

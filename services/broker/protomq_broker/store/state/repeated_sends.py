@@ -198,6 +198,7 @@ class RepeatedSends:
     """
 
     outlives_topics = True  # what was sent is known even if nobody can read it any more
+    takes_plain = True
 
     def __init__(
         self,
@@ -339,7 +340,8 @@ class RepeatedSends:
             if requests:
                 last = requests[-1]
                 self._covered_position = last.physical_offset + len(last.region.data)
-        self.drop_claims()
+        if self._claims:
+            self.drop_claims()
 
     def _apply_kinds(self, requests: Sequence[AppendRequest]) -> None:
         """As `apply`, where some of the records are no plain messages."""
@@ -759,44 +761,40 @@ class RepeatedSends:
                 table.floors[row] = table.firsts[row]
                 table.drop_older(row)
             table.used_ms[row] = last_time_ms
-        last_first, last_end = table.firsts[row], table.ends[row]
-        if (
-            first == last_end
-            and queue == table.queues[row]
-            and queue_offset - table.queue_offsets[row] == first - last_first
-            and last_end > last_first
-        ):
-            table.ends[row] = end
-        elif self._insert(row, first, end, queue, queue_offset):
-            table.older_counts[row] += 1
-            table.older_count += 1
-            if (
-                table.older_count > self._runs_max
-                or table.older_counts[row] > self._runs_per_producer_max
-            ):
-                self._bound_runs(row, time_ms)
-        if last_time_ms >= self._next_look_ms:
-            self._forget_idle(last_time_ms)
-
-    def _insert(self, row: int, first: int, end: int, queue: int, queue_offset: int) -> bool:
-        """Adds a run that does not go on where the last one ends; whether there is an older run more. What is known is left alone."""
-        table = self._table
-        last_first, last_end = table.firsts[row], table.ends[row]
+        firsts, ends = table.firsts, table.ends
+        last_first, last_end = firsts[row], ends[row]
         if first < last_end:
             # One that overlaps the last run is left out: `admit` lets no such send through.
-            return end <= last_first and insert_run(
+            added = end <= last_first and insert_run(
                 table.older_of(row), first, end, queue, queue_offset
             )
-        added = last_end > last_first
+        elif last_end > last_first:
+            queues, queue_offsets = table.queues, table.queue_offsets
+            last_queue, last_offset = queues[row], queue_offsets[row]
+            ends[row] = end
+            added = (
+                first != last_end
+                or queue != last_queue
+                or queue_offset - last_offset != first - last_first
+            )
+            if added:
+                older = table.older.get(row)
+                if older is None:
+                    older = table.older_of(row)
+                older.extend((last_first, last_end, last_queue, last_offset))
+                firsts[row], queues[row], queue_offsets[row] = first, queue, queue_offset
+        else:
+            added = False
+            firsts[row], ends[row] = first, end
+            table.queues[row], table.queue_offsets[row] = queue, queue_offset
         if added:
-            runs = table.older_of(row)
-            runs.append(last_first)
-            runs.append(last_end)
-            runs.append(table.queues[row])
-            runs.append(table.queue_offsets[row])
-        table.firsts[row], table.ends[row] = first, end
-        table.queues[row], table.queue_offsets[row] = queue, queue_offset
-        return added
+            older_count = table.older_counts[row] + 1
+            table.older_counts[row] = older_count
+            table.older_count += 1
+            if table.older_count > self._runs_max or older_count > self._runs_per_producer_max:
+                self._bound_runs(row, time_ms)
+        if last_time_ms > time_ms and last_time_ms >= self._next_look_ms:
+            self._forget_idle(last_time_ms)
 
     def _bound_runs(self, row: int, time_ms: int) -> None:
         """Keeps the numbers of older runs within their limits; `row` has just got one more."""

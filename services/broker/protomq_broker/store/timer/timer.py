@@ -59,6 +59,7 @@ class TimerEntries:
     """Implements `Derived`; what it writes, `TimerState` does."""
 
     outlives_topics = True  # who takes what is due asks whether its topic is there
+    takes_plain = False
 
     def __init__(self, pending: PendingTimers) -> None:
         self.replay_from = 0
