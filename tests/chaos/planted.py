@@ -338,8 +338,8 @@ def _swaps_records() -> Any:
 
     def stamp(
         self: Store, requests: Sequence[AppendRequest], position: int, store_time_ms: int
-    ) -> tuple[Any, int]:
-        parts, count = real(self, requests, position, store_time_ms)
+    ) -> tuple[Any, int, bool]:
+        parts, count, is_plain = real(self, requests, position, store_time_ms)
         data = b"".join(map(bytes, parts))
         for request in requests:
             region = request.region
@@ -357,7 +357,7 @@ def _swaps_records() -> Any:
                         + front
                         + data[at + 2 * size - 35 :]
                     )
-        return (data,), count
+        return (data,), count, is_plain
 
     return _patch(Store, "_stamp", stamp)
 
@@ -375,7 +375,7 @@ def _gives_an_offset_twice() -> Any:
 
     def stamp(
         self: Store, requests: Sequence[AppendRequest], position: int, store_time_ms: int
-    ) -> tuple[Any, int]:
+    ) -> tuple[Any, int, bool]:
         count = 0
         for request in requests:
             region = request.region
@@ -384,7 +384,7 @@ def _gives_an_offset_twice() -> Any:
             request.queue_offset, request.physical_offset = offset, position
             position += len(region.data)
             count += region.count
-        return [bytes(request.region.data) for request in requests], count
+        return [bytes(request.region.data) for request in requests], count, False
 
     def apply(self: ConsumeQueueTable, requests: Sequence[AppendRequest]) -> None:
         for request in requests:
@@ -635,7 +635,7 @@ def _time_goes_back() -> Any:
 
     def stamp(
         self: Store, requests: Sequence[AppendRequest], position: int, store_time_ms: int
-    ) -> tuple[Any, int]:
+    ) -> tuple[Any, int, bool]:
         return real(self, requests, position, self._clock.now_ms())
 
     return _patch(Store, "_stamp", stamp)
@@ -763,13 +763,13 @@ def _flips_a_bit_of_a_key() -> Any:
 
     def stamp(
         self: Store, requests: Sequence[AppendRequest], position: int, store_time_ms: int
-    ) -> tuple[Any, int]:
-        stamped = real(self, requests, position, store_time_ms)
-        data = requests[-1].region.data
-        _, record = _varint(data, 1)
+    ) -> tuple[Any, int, bool]:
+        parts, count, is_plain = real(self, requests, position, store_time_ms)
+        data = bytearray().join(map(bytes, parts))
+        _, record = _varint(data, requests[-1].physical_offset - position + 1)
         body_size, body = _varint(data, record + 1)
         data[body + body_size + 2] ^= 1  # the first octet behind tag and length
-        return stamped
+        return (bytes(data),), count, is_plain
 
     return _patch(Store, "_stamp", stamp)
 

@@ -86,14 +86,14 @@ def read_records(
     payload: bytes | bytearray,
     header: Any,
     *,
-    now_ms: int,
+    now_ms: Callable[[], int],
     identify: Callable[[int], ProducerIdentity],
     due_time_ms: int | None = None,
 ) -> tuple[RecordRegion, bool]:
     """The records of a request as a region, and whether they have their producer id from here.
 
-    `header` is what `parse_send_header` made of the same payload. A bytearray may be taken over as the region's data. `now_ms` is the
-    born time of messages that have none; `identify(count)` hands out an identity for messages that have none. `due_time_ms`: of all of
+    `header` is what `parse_send_header` made of the same payload. A bytearray may be taken over as the region's data. `now_ms` tells
+    the born time of messages that have none; `identify(count)` hands out an identity for messages that have none. `due_time_ms`: of all of
     them, whatever they say themselves. Raises ServiceError if the request is invalid.
     """
     topic, packed = header.topic, header.record_sizes
@@ -107,7 +107,7 @@ def read_records(
     ):
         body = bare_body_of(whole)
         if body is not None:
-            return _bare_region(body, topic, now_ms, identify(1)), True
+            return _bare_region(body, topic, now_ms(), identify(1)), True
     sizes: Sequence[int] | NDArray[np.uint32]
     if len(packed) == 4:
         sizes = (int.from_bytes(packed, "little"),)
@@ -122,11 +122,11 @@ def read_records(
             if is_whole and due_time_ms is not None:
                 is_whole = region.flags == layout.FLAG_DUE_TIME  # there is room for it in each
             if not is_whole:
-                return _rewrite(bytes(region.data), topic, now_ms, identify, due_time_ms)
+                return _rewrite(bytes(region.data), topic, now_ms(), identify, due_time_ms)
             if due_time_ms is not None:
                 stamp_due_time(region, due_time_ms)
             return region, False
-    return _rewrite(bytes(whole), topic, now_ms, identify, due_time_ms)
+    return _rewrite(bytes(whole), topic, now_ms(), identify, due_time_ms)
 
 
 def _bare_region(body: bytes, topic: str, now_ms: int, identity: ProducerIdentity) -> RecordRegion:

@@ -26,7 +26,7 @@ def read(
     return read_records(
         payload,
         parse_send_header(payload),
-        now_ms=777,
+        now_ms=lambda: 777,
         identify=lambda count: ProducerIdentity(99, 0, 1_000),
         due_time_ms=due_time_ms,
     )

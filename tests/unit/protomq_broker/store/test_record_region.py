@@ -14,7 +14,7 @@ from protomq.wire import record as layout
 from protomq_broker.store.log import front as fronts
 from protomq_broker.store.log.append import CorruptRecordError, RecordRegion
 from protomq_broker.store.log.record_region import prove_region, stamp_region
-from protomq_broker.store.log.record_scan import scan_records
+from protomq_broker.store.log.record_scan import record_field_at, scan_records
 
 TOPIC = "flights"
 COUNTS = (1, 2, 24, 25, 60)  # one; few, record by record; many, by arrays
@@ -404,3 +404,24 @@ def test_a_short_key_and_tag_need_no_parser() -> None:
         assert fronts.is_plain(layout.encode_front(keys, tag), bool(keys), bool(tag))
     assert not fronts.is_plain(layout.encode_front(["k"], "a|b"), True, True)
     assert not fronts.is_plain(layout.encode_front(["k"], "red"), True, False)
+
+
+@pytest.mark.parametrize("size", [0, 1, 0x7F, 0x80, 0x3FFF, 0x4000, 0x1FFFFF, 0x200000])
+def test_a_record_field_is_found_whole_or_not_at_all(size: int) -> None:
+    head = b"\x0a" + layout.encode_varint(size)
+    data = b"??" + head + bytes(size) + b"!"
+    end = len(data) - 1
+    assert record_field_at(data, 2, end) == (size, len(head))
+    assert record_field_at(data, 2, len(data)) == (size, len(head))
+    assert record_field_at(data, 1, end) == (-1, 0), "another tag"
+    for cut in {2, 3, 2 + len(head) - 1, end - 1} - {end}:
+        assert record_field_at(data, 2, cut) == (-1, 0)
+        assert record_field_at(data[:cut], 2, cut) == (-1, 0)
+
+
+def test_a_length_may_be_written_wider_than_it_need_be_up_to_five_octets() -> None:
+    for padded in (b"\x83\x00", b"\x83\x80\x00", b"\x83\x80\x80\x80\x00"):
+        data = b"\x0a" + padded + b"abc"
+        assert record_field_at(data, 0, len(data)) == (3, 1 + len(padded))
+    data = b"\x0a\x83\x80\x80\x80\x80\x00abc"
+    assert record_field_at(data, 0, len(data)) == (-1, 0)

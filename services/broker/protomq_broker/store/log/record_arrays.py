@@ -58,7 +58,7 @@ def trailer_dtype(topic_size: int, has_due_time: bool) -> np.dtype[np.void]:
 
 
 def topic_field_of(topic_bytes: bytes) -> bytes:
-    return bytes((layout.TOPIC_TAG, len(topic_bytes))) + topic_bytes
+    return b"%c%c%b" % (layout.TOPIC_TAG, len(topic_bytes), topic_bytes)
 
 
 def sameness_mask(topic_bytes: bytes, has_due_time: bool) -> NDArray[np.uint64]:

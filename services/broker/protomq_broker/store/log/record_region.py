@@ -57,6 +57,13 @@ _COUNTING = np.arange(layout.RECORDS_PER_REQUEST_MAX, dtype=np.uint64)
 _QUEUE_ID_TAG, _STORE_TIME_TAG, _QUEUE_OFFSET_TAG, _PHYSICAL_OFFSET_TAG = layout.STAMP_TAGS
 # Where `FIXED_TRAILER.unpack` has values: tags stand between them.
 _TAG_CODE, _KEY_HASH, _PRODUCER_ID, _PRODUCER_EPOCH, _SEQUENCE, _FLAGS = 1, 3, 7, 9, 11, 17
+# Bound here: each message that is sent alone asks for these.
+_unpack_trailer = layout.FIXED_TRAILER.unpack_from
+_pack_stamp = layout.STAMP.pack_into
+_FIXED_TRAILER_SIZE_BYTES = layout.FIXED_TRAILER_SIZE_BYTES
+_STAMP_SIZE_BYTES = layout.STAMP_SIZE_BYTES
+_BODY_SIZE_MAX_BYTES = layout.BODY_SIZE_MAX_BYTES
+_FLAG_DUE_TIME = layout.FLAG_DUE_TIME
 _HEAD_MASKS = np.array([0, 0xFFFF, 0xFFFFFF, 0xFFFFFFFF], np.uint32)
 
 
@@ -103,8 +110,8 @@ def stamp_region(
     """
     data = region.data
     if region.starts is None:
-        layout.STAMP.pack_into(
-            data, len(data) - layout.STAMP_SIZE_BYTES, _QUEUE_ID_TAG, queue_id, _STORE_TIME_TAG, store_time_ms,
+        _pack_stamp(
+            data, len(data) - _STAMP_SIZE_BYTES, _QUEUE_ID_TAG, queue_id, _STORE_TIME_TAG, store_time_ms,
             _QUEUE_OFFSET_TAG, queue_offset if queue_offset >= 0 else layout.NO_QUEUE_OFFSET, _PHYSICAL_OFFSET_TAG, physical_offset,
         )  # fmt: skip
         return
@@ -189,8 +196,7 @@ def _prove_one(
     if proved is None:
         return None
     end, values, more_keys = proved
-    has_due_time = values[_FLAGS] & layout.FLAG_DUE_TIME
-    due_time_ms = _due_time_ms(payload, end) if has_due_time else None
+    has_due_time = values[_FLAGS] & _FLAG_DUE_TIME
     return RecordRegion(
         topic,
         _cut(payload, end),
@@ -202,9 +208,10 @@ def _prove_one(
         values[_PRODUCER_ID],
         values[_PRODUCER_EPOCH],
         values[_SEQUENCE],
-        due_times_ms=due_time_ms,
-        more_keys=more_keys,
-        flags=has_due_time,
+        0,
+        _due_time_ms(payload, end) if has_due_time else None,
+        more_keys,
+        has_due_time,
     )
 
 
@@ -265,7 +272,7 @@ def _prove_record(
     one), None if it fails.
     """
     topic_size = len(topic_bytes)
-    front_size = size - layout.FIXED_TRAILER_SIZE_BYTES - 2 - topic_size
+    front_size = size - _FIXED_TRAILER_SIZE_BYTES - 2 - topic_size
     if front_size < 2 or size > _RECORD_SIZE_MAX_BYTES:
         return None
     head = _record_head(size)
@@ -273,10 +280,11 @@ def _prove_record(
     end = content + size
     if end > len(payload) or not payload.startswith(head, start):
         return None
-    values = layout.FIXED_TRAILER.unpack_from(payload, end - layout.FIXED_TRAILER_SIZE_BYTES)
-    if values[::2] != TAGS or values[_FLAGS] & BROKER_FLAGS:
+    values = _unpack_trailer(payload, end - _FIXED_TRAILER_SIZE_BYTES)
+    flags = values[_FLAGS]
+    if values[::2] != TAGS or flags & BROKER_FLAGS:
         return None
-    if values[_FLAGS] & layout.FLAG_DUE_TIME:
+    if flags & _FLAG_DUE_TIME:
         front_size -= layout.DUE_TIME_SIZE_BYTES
         if front_size < 2 or payload[end + layout.DUE_TIME_MS_AT - 1] != layout.DUE_TIME_TAG:
             return None
@@ -287,10 +295,10 @@ def _prove_record(
         payload, content, front_end
     )  # field 1 of a record, as a record is of a batch
     rest = front_size - body_head - body_size
-    if not 0 <= body_size <= layout.BODY_SIZE_MAX_BYTES or rest > layout.FRONT_SIZE_MAX_BYTES:
-        return None
-    if not rest:
+    if not rest and 0 <= body_size <= _BODY_SIZE_MAX_BYTES:
         return end, values, ()
+    if not 0 <= body_size <= _BODY_SIZE_MAX_BYTES or rest > layout.FRONT_SIZE_MAX_BYTES:
+        return None
     octets = payload[front_end - rest : front_end]
     if is_plain(octets, values[_KEY_HASH] != 0, values[_TAG_CODE] != 0):
         return end, values, ()
@@ -298,7 +306,7 @@ def _prove_record(
     if front is None:
         return None
     more_keys: Sequence[MoreKey] = ()
-    if values[_FLAGS] & layout.FLAG_MANY_KEYS:
+    if flags & layout.FLAG_MANY_KEYS:
         if len(front.keys) > layout.KEYS_MAX:
             return None
         more_keys = [(start, key_hash_of(key)) for key in front.keys[1:]]

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from protomq.v1.record_pb2 import Record
 from protomq.wire import record as layout
 from protomq.wire.hashing import key_hash_of
+from protomq.wire.record import RECORD_TAG
 from protomq.wire.trailer_arrays import FIXED_TRAILER_DTYPE
 from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 
@@ -51,13 +52,20 @@ def record_field_at(
     data: bytes | bytearray | memoryview, position: int, end: int
 ) -> tuple[int, int]:
     """(size of the record, size of its tag and length) of the record field at `position`; size -1 if none stands there whole."""
-    if end - position < 2 or data[position] != layout.RECORD_TAG:
+    if end - position < 2 or data[position] != RECORD_TAG:
         return -1, 0
-    try:
-        size, at = read_varint(data, position + 1, LENGTH_SIZE_MAX_BYTES)
-    except (IndexError, ValueError):
-        return -1, 0
-    return (size, at - position) if at + size <= end else (-1, 0)
+    size, head = data[position + 1], 2
+    if size >= 0x80:
+        # Lengths of two octets, which most messages have, are read here: every send asks twice.
+        if end - position > 2 and (high := data[position + 2]) < 0x80:
+            size, head = size & 0x7F | high << 7, 3
+        else:
+            try:
+                size, at = read_varint(data, position + 1, LENGTH_SIZE_MAX_BYTES)
+            except (IndexError, ValueError):
+                return -1, 0
+            head = at - position
+    return (size, head) if position + head + size <= end else (-1, 0)
 
 
 def read_trailers(
