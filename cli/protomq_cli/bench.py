@@ -63,14 +63,14 @@ Duration = Annotated[
     float,
     typer.Option(
         "--duration", "-d", parser=duration_option, metavar="TIME", show_default="10s",
-        help="Measure for so long.",
+        help="How long to measure.",
     ),
 ]  # fmt: skip
 WarmUp = Annotated[
     float,
     typer.Option(
         "--warm-up", parser=duration_option, metavar="TIME", show_default="1s",
-        help="Before it, run for so long uncounted.",
+        help="Warm-up before it, not counted.",
     ),
 ]  # fmt: skip
 Rate = Annotated[

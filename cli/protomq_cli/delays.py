@@ -39,7 +39,7 @@ DelayOption = Annotated[
     float | None,
     typer.Option(
         "--delay", "-d", parser=duration_option, metavar="TIME", show_default="none",
-        help="Deliver it so much later: 500ms, 30s, 2h, 40d at most.",
+        help="Delay before it is delivered: 500ms, 30s, 2h, 40d at most.",
     ),
 ]  # fmt: skip
 DeliverAtOption = Annotated[

@@ -40,7 +40,7 @@ ECHO_TOPIC: Final = "flights-demo-echo"
 ECHO_COUNT: Final = 1000
 TIMEOUT_S: Final = 10.0
 STALL_S: Final = 20.0
-"""Without a message for so long, what is missing is lost."""
+"""If no message comes within this time, the missing ones are lost."""
 EXTRA_S: Final = 0.2
 """How long to look for messages beyond the expected ones."""
 KEYLESS: Final = -1
@@ -258,7 +258,7 @@ def committed_count(namesrv: str) -> int:
 
 
 def create_topic(namesrv: str, topic: str, queues: int) -> None:
-    """A topic with so many queues."""
+    """A topic with `queues` queues."""
     with open_admin(namesrv, TIMEOUT_S) as admin:
         admin.create_topic(topic, write_queues=queues)
 

@@ -50,7 +50,7 @@ def dump(
     count: Annotated[
         int,
         typer.Option(
-            "--count", "-c", parser=count_option, metavar="N", show_default="all", help="At most so many."
+            "--count", "-c", parser=count_option, metavar="N", show_default="all", help="Maximum number of records."
         ),
     ] = 0,
     topic: Annotated[

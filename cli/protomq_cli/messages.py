@@ -140,7 +140,7 @@ def send(
                      help="Lines of stdin are KEY, this text, BODY."),
     ] = None,
     count: Annotated[
-        int, typer.Option("--count", "-c", parser=count_option, metavar="N", help="Send it so many times.")
+        int, typer.Option("--count", "-c", parser=count_option, metavar="N", help="Send it N times.")
     ] = 1,
     delay: delays.DelayOption = None,
     deliver_at: delays.DeliverAtOption = None,
@@ -226,7 +226,7 @@ def pull(
     offset: Offsets = None,
     count: Annotated[
         int,
-        typer.Option("--count", "-c", parser=count_option, metavar="N", help="At most so many; 0: all."),
+        typer.Option("--count", "-c", parser=count_option, metavar="N", help="Maximum number of messages; 0: all."),
     ] = _PULLED_DEFAULT,
     queue: QueueIds = None,
     broker: OneBroker = None,
@@ -239,7 +239,7 @@ def pull(
     timeout: Annotated[
         float,
         typer.Option(
-            "--timeout", parser=timeout_option, metavar="TIME", show_default="60s", help="Give up after so long."
+            "--timeout", parser=timeout_option, metavar="TIME", show_default="60s", help="Give up after this time."
         ),
     ] = 60.0,
 ) -> None:  # fmt: skip
@@ -292,7 +292,7 @@ def consume(
     count: Annotated[
         int,
         typer.Option(
-            "--count", "-c", parser=count_option, metavar="N", show_default="no end", help="End after so many."
+            "--count", "-c", parser=count_option, metavar="N", show_default="no end", help="End after N messages."
         ),
     ] = 0,
     exit_at_end: Annotated[
@@ -343,7 +343,7 @@ def query(
         str | None, typer.Option("--id", "-i", metavar="ID", show_default=False, help="Or with this message id.")
     ] = None,
     count: Annotated[
-        int, typer.Option("--count", "-c", metavar="N", min=1, max=256, help="At most so many from each broker.")
+        int, typer.Option("--count", "-c", metavar="N", min=1, max=256, help="Maximum number from each broker.")
     ] = _PULLED_DEFAULT,
     offset: Annotated[
         OffsetRange | None,

@@ -83,7 +83,7 @@ Timeout = Annotated[
         parser=timeout_option,
         metavar="TIME",
         show_default="5s",
-        help="Give up after so long.",
+        help="Give up after this time.",
     ),
 ]
 OnBroker = Annotated[

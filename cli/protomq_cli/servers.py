@@ -146,7 +146,7 @@ def broker(
         int,
         typer.Option(
             min=1, max=256,
-            help="Run so many brokers, each with its own name, ports and store, under one supervisor.",
+            help="Run N brokers, each with its own name, ports and store, under one supervisor.",
         ),
     ] = 1,
     log_level: LogLevelOption = LogLevel.INFO,

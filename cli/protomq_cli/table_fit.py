@@ -46,5 +46,5 @@ def fit(
 
 
 def cut(text: str, width: int) -> str:
-    """The text in so many characters; one that is longer ends in `…`."""
+    """The text in a fixed number of characters; a longer one ends in `…`."""
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"

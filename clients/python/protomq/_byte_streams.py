@@ -52,7 +52,7 @@ class BlockingStream(Protocol):
         ...
 
     def recv(self, size: int) -> bytes:
-        """Waits for so many bytes; fewer only if the time is over meanwhile, or the server has closed."""
+        """Waits for `size` bytes; returns fewer only if the time is over, or the server has closed."""
         ...
 
     def is_silent(self) -> bool:

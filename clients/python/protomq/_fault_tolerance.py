@@ -48,7 +48,7 @@ class LatencyFaultTolerance:
     def record(
         self, broker_name: str, latency_ms: float, now_ms: float, *, failed: bool = False
     ) -> None:
-        """A send to the broker took so long, or failed."""
+        """Notes how long a send to the broker took, or that it failed."""
         duration_ms = self.duration_for(ISOLATION_LATENCY_MS if failed else latency_ms)
         if duration_ms:
             self._available_from_ms[broker_name] = now_ms + duration_ms

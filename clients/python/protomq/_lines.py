@@ -36,7 +36,7 @@ DEADLINE_SPREAD_S: Final = 0.5
 """A request has the deadline of the first of its callers to give up; none is to lose more of its time than this."""
 
 LINES_MAX: Final = 4_096
-"""Where a producer has so many, idle ones of delays are dropped."""
+"""If a producer has this many lines, it drops idle ones of delays."""
 
 CHAINS: Final = 2
 """Chains in which callers are woken; 1 to 4 measure about alike."""

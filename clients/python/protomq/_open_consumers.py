@@ -76,7 +76,7 @@ def shared_queue(consumer: Member) -> MessageQueue | None:
 
 
 def share_s(ends_s: float, left_count: int, now_s: float) -> float:
-    """What the next of so many may take of the time that is left, in seconds: one that is silent leaves the others theirs."""
+    """The share of the time left that the next consumer may take, in seconds: a silent broker leaves the others theirs."""
     return max((ends_s - now_s) / left_count, 0.001)
 
 

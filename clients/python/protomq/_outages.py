@@ -46,7 +46,7 @@ class Outages:
                 logger.warning("%s answers again, after %.1f s", name, self._clock() - since_s)
 
     def queues_changed(self, topic: str, count: int) -> None:
-        """A subscribed topic has so many queues to read now; that it has none is told once, unless a broker has told why."""
+        """A subscribed topic has `count` queues to read now. Warns once if it has none, unless a broker has said why."""
         name = f"topic {topic}"
         if count:
             since_s = self._since_s.pop(name, None)

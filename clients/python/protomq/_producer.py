@@ -71,7 +71,7 @@ class Producer:
       127.0.0.1:9876 and 127.0.0.1:10911 (a name server, a standalone).
     - `transport`: "auto" (the remoting port, gRPC where that cannot be reached), "remoting", "grpc", or a SyncTransport to share.
     - `client_id`: what the servers' operators see; the group, host and process where empty.
-    - `peer_timeout_s`: a server that answers nothing for so long, probes neither, is gone; 3 or more, over gRPC 20 unless the servers'
+    - `peer_timeout_s`: a server that answers nothing for this time, not even probes, is gone; 3 or more, over gRPC 20 unless the servers'
       `connections.peer_timeout_ms` is as low.
     - `spin`: a blocking call looks for its answer for up to 0.2 ms before it sleeps, where that was of use lately.
     """

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from .v1.record_pb2 import Record
 
 _COLUMNS_COUNT_MIN: Final = 64
-"""From so many records on, positions are found with numpy."""
+"""From this number of records on, numpy finds the positions."""
 
 _U32: Final = struct.Struct("<I").unpack_from
 

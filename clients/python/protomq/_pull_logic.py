@@ -59,18 +59,18 @@ logger = logging.getLogger("protomq")
 OffsetReset = Literal["nearest", "earliest", "latest", "error"]
 
 POLL_MESSAGES: Final = 512
-"""Messages handed out at a time by default: so many bodies of 1 KiB stay in the CPU's cache until they are used."""
+"""Default number of messages handed out at a time: that many bodies of 1 KiB stay in the CPU's cache until they are used."""
 BACKOFF_MIN_S: Final = 0.1
 BACKOFF_MAX_S: Final = 3.0
 SHORT_POLL_INTERVAL_S: Final = 0.02
 """Pause between two pulls of an empty queue when the user wants no hold."""
 ANSWERS_WAITING_MAX: Final = 2
 READ_AHEAD_MAX_BYTES: Final = 8 << 20
-"""While so much waits to be handed out, nothing more is read: two of the largest answers, so that queues take turns."""
+"""While this many bytes wait to be handed out, no more are read: two of the largest answers, so that queues take turns."""
 DELETED_AFTER_S: Final = 3.0
-"""So long a topic that its broker knows no more may be made again: that is told as what it is then."""
+"""How long a deleted topic may take to be created again: the error then is TopicRecreatedError."""
 READ_PAUSE_MAX_S: Final = 15.0
-"""Unless nothing was read for so long: brokers drop a connection that takes nothing for 60 s."""
+"""After this time without a read one is made all the same: brokers drop a connection that takes nothing for 60 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,7 +403,7 @@ class PullState:
         self._handed_out.clear()
 
     def take(self, count_max: int) -> list[Message]:
-        """At most so many messages, of the queues in turn; empty if nothing waits. Raises ProtocolError."""
+        """At most `count_max` messages, of the queues in turn; empty if nothing waits. Raises ProtocolError."""
         messages: list[Message] = []
         while self._line and len(messages) < count_max:
             queue = self._line.popleft()

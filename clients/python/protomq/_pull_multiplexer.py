@@ -95,7 +95,7 @@ class PullMultiplexer:
     def wait(self, timeout_s: float, size_max_bytes: int) -> list[Outcome]:
         """What ended by now, or within the time if nothing had. May end early with nothing, as after a wake-up.
 
-        Of each connection no more answers are read once so many bytes have come; with 0 none are.
+        Stops reading answers of a connection once this many bytes have come; with 0 it reads none.
         """
         outcomes: list[Outcome] = []
         ahead = [

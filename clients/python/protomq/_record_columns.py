@@ -43,7 +43,7 @@ _CRC_TO_FLAGS = np.dtype(
 _OPAQUE_CRC_TO_FLAGS = np.dtype(f"V{_CRC_TO_FLAGS.itemsize}")
 
 _RUN_COUNT_MIN = 8
-"""Runs have to be so long on average for it to pay to cut them as such."""
+"""Average length from which on it is faster to cut runs as a whole."""
 _LAYOUT_COUNT_MAX = 64
 
 _Layout: TypeAlias = Callable[[int, int, int, int], struct.Struct]

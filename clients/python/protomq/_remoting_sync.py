@@ -418,7 +418,7 @@ class PipelinedConnection:
             ) from error
 
     def receive(self, size_max_bytes: int) -> list[tuple[int, int, bytes]]:
-        """(request id, status, payload) of every answer that is complete by now, until they come to so many bytes.
+        """(request id, status, payload) of every answer that is complete by now, up to a total of bytes.
 
         Raises ConnectionLostError, ProtocolError.
         """

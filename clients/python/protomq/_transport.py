@@ -34,7 +34,7 @@ Kind = Literal["remoting", "grpc"]
 _T = TypeVar("_T")
 
 RETRY_REMOTING_AFTER_S: Final = 30.0
-"""A remoting port that could not be reached is tried again after so long."""
+"""The SDK tries an unreachable remoting port again after this time."""
 RETRY_FOREIGN_AFTER_S: Final = 600.0
 """A port that answered in another protocol will hardly change its mind."""
 

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Final, NamedTuple
 
 PEER_TIMEOUT_S: Final = 60.0
-"""A server that answers nothing for so long, probes neither, is gone."""
+"""A server that answers nothing for this time, not even probes, is gone."""
 
 
 class MessageQueue(NamedTuple):

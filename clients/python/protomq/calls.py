@@ -93,7 +93,7 @@ class StoredRecords(NamedTuple):
 
 
 class Calls:
-    """Calls to brokers by topic, from threads. Any thread may call everything; sockets are made lazily, and after a fork anew."""
+    """Calls to brokers by topic, from threads. Any thread may call everything; sockets are opened lazily, and again after a fork."""
 
     def __init__(
         self,

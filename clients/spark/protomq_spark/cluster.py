@@ -1,7 +1,7 @@
 """Calls to the cluster that planning and reading need; each is tried again within the time-out.
 
 One `Cluster` for each set of client options and process: Spark keeps Python workers, and so their connections, from task to
-task. Sockets are made lazily and after a fork anew, so that nothing of a parent process is used.
+task. Sockets are opened lazily, and again after a fork, so that nothing of a parent process is used.
 """
 
 from __future__ import annotations

@@ -319,7 +319,7 @@ def split(
 
 
 def pack(parts: Sequence[OffsetRange], partitions_max: int | None) -> list[tuple[OffsetRange, ...]]:
-    """The parts by task: one in each, or at most so many tasks, of neighbours with about as many messages in each.
+    """The parts by task: one in each, or at most `partitions_max` tasks, of neighbours with about as many messages in each.
 
     It follows from the parts alone: a micro-batch that is planned again has the same tasks.
     """

@@ -341,7 +341,7 @@ class AdminService:
     def _find_messages(
         self, request: QueryMessagesRequest, size_max_bytes: int, deadline: float | None
     ) -> list[bytes]:
-        """Record fields, newest first, of so many bytes together; one is always given. The first that does not fit ends it.
+        """Record fields, newest first, up to a total of bytes, but at least one. The first that does not fit ends it.
 
         Where the next one may be damaged: CORRUPT_LOG, with the number of those that were found before it.
         """

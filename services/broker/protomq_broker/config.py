@@ -70,7 +70,7 @@ class MetricsConfig:
 
     Attributes:
         listen: host:port, the port 0 for a free one; "": there is no page. Whoever reaches it sees names of topics and groups.
-        series_max: at most so many series of topics, groups and queues, at some 5 us of Python each when they are read. 0 to 10,000,000.
+        series_max: maximum number of series of topics, groups and queues; each costs about 5 us of Python when it is read. 0 to 10,000,000.
     """
 
     listen: str = ""

@@ -4,7 +4,7 @@
     slice     pieces of a run, for 1 ms                      a piece: as many records as the filter manages in 0.7 ms
     answer    the regions of the records that match, where they are neighbours put together
 
-It ends when enough was found, at the end of the queue, or when so much was looked at that the caller is to be told how far it got.
+It ends when enough was found, at the end of the queue, or when it has examined its maximum: then the caller learns how far it got.
 Between two slices the topic may go, segments may be deleted, the log may turn out to be damaged: each look is a new one. How far
 it got before an error is answered; the next pull meets the error.
 
@@ -38,7 +38,7 @@ SCAN_SIZE_MAX_BYTES: Final = 64 << 20
 
 
 class Look(Protocol):
-    """Reads a run of a queue: at most so many records and bytes, from an offset on."""
+    """Reads a run of a queue: up to a number of records and bytes, from an offset on."""
 
     def __call__(self, queue_offset: int, count_max: int, size_max_bytes: int) -> ReadResult: ...
 
@@ -93,7 +93,7 @@ class FilteredRead:
         """How often `advance` was called: between two calls the log may have changed."""
 
     def advance(self, slice_s: float) -> ReadResult | None:
-        """Goes on for so long; the answer, or None if it takes longer."""
+        """Continues for a time; returns the answer, or None if it takes longer."""
         self.slice_count += 1
         began = self.now()
         while True:

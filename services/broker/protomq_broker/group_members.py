@@ -71,7 +71,7 @@ class GroupMembers:
                 del queue.pulled_ms[next(iter(queue.pulled_ms))]
 
     def seen(self, group: str, name: str, hold_ms: int) -> None:
-        """Somebody pulls for a group, and may wait for so long."""
+        """A member pulls for a group, and may be held that long."""
         until_ms = self._clock.monotonic_ms() + hold_ms + REMEMBERED_MS
         with self._lock:
             self._groups.pop(group, None)

@@ -53,7 +53,7 @@ COMMIT_OVERHEAD_BYTES = 1_000
 PASSING_MAX = 100_000
 """Offsets that pulls committed while the log takes no appends. More are dropped, since pulls wait for nothing; the log says how many."""
 PASSING_SLICE = 2_000
-"""So many of them are looked at for one record."""
+"""Maximum number of them examined for one record."""
 
 _COMMITS_TAG = bytes((OffsetsRecord.COMMITS_FIELD_NUMBER << 3 | 2,))
 _ANSWER = CommitOffsetsResponse().SerializeToString()

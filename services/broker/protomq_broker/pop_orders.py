@@ -58,7 +58,7 @@ class SettleOrder:
         call: to be answered.
         group, topic: whose they are.
         messages: receipts, and of each the runs of offsets.
-        invisible_ms: None: they are done; else nobody else gets them for so long.
+        invisible_ms: None: they are done; else how long nobody else gets them.
     """
 
     call: Call

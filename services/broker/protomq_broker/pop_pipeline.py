@@ -44,7 +44,7 @@ MESSAGES_MAX: Final = 8_192
 SWEEP_INTERVAL_MS: Final = 1_000
 """Between two looks for what has failed too often, while anything is open."""
 TELL_INTERVAL_MS: Final = 60_000
-"""So often the log is told of pop time while anything is open: a message is held by so much longer after a crash."""
+"""Interval at which pop time is appended while anything is open: after a crash a message is held longer by up to this time."""
 SWEPT_COUNT_MAX: Final = 2_000
 """Queues that one look takes: a millisecond."""
 

@@ -102,7 +102,7 @@ class PopReader:
     ) -> Fresh:
         """The next messages that match; with `is_group_open` only one of each message group, and none of those that are open.
 
-        `room`: so many messages may become open. Raises what a filter raises.
+        `room`: how many messages may become open. Raises what a filter raises.
         """
         found = Fresh(next_offset, has_more=True)
         taken: set[int] = set()

@@ -45,9 +45,9 @@ logger = logging.getLogger(__name__)
 
 HEARTBEAT_INTERVAL_MS: Final = 30_000
 REGISTER_PAUSE_MIN_MS: Final = 5
-"""At least so long between two registrations: a thousand topics created in a row are not sent a thousand times."""
+"""Shortest time between two registrations: a thousand topics created in a row are not sent a thousand times."""
 REGISTER_PAUSE_FACTOR: Final = 4
-"""And so many times as long as the last one took: 10,000 topics take some 50 ms on both sides."""
+"""The pause is also this multiple of the time that the last one took: 10,000 topics take some 50 ms on both sides."""
 RECONNECT_PAUSE_S: Final = 0.25
 """Before the first attempt after a connection was lost: well within the grace that a name server gives (3 s)."""
 RETRY_PAUSE_S: Final = 0.25
@@ -162,7 +162,7 @@ class BrokerRegistration:
             return self.registered_count() == len(self._sessions)
 
     def wait_tried(self, timeout_s: float) -> None:
-        """Waits until each name server has been asked once, answered or not; at most so long. A refusal ends it, and `stop` does."""
+        """Waits, with a time-out, until each name server has been asked once, answered or not. A refusal or `stop` ends the wait."""
         with self._announced:
             self._announced.wait_for(
                 lambda: self._is_stopped
@@ -196,7 +196,7 @@ class BrokerRegistration:
             return self._announced.wait_for(lambda: self._is_announced(version), timeout_s)
 
     def stop(self, timeout_s: float = 1.0) -> None:
-        """Unregister where there is a connection, and end the threads; at most so long, however many name servers are silent."""
+        """Unregister where there is a connection, and end the threads, within the time-out however many name servers are silent."""
         with self._announced:
             self._is_stopped = True
             self._announced.notify_all()

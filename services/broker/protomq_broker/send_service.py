@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 SEND_OK = SendStatus.SEND_STATUS_SEND_OK
 FLUSH_DISK_TIMEOUT = SendStatus.SEND_STATUS_FLUSH_DISK_TIMEOUT
 GROUP_SIZE_BYTES = 8 << 20
-"""A group is appended when it has so many bytes: larger ones gain nothing and hold the first caller up."""
+"""A group of this many bytes is appended at once: larger ones gain nothing and delay the first caller."""
 
 
 class _Pending(NamedTuple):

@@ -303,7 +303,7 @@ class TransactionChecks:
 
 
 def first_halves(halves: Sequence[HalfMessage]) -> list[HalfMessage]:
-    """The first of them, so many that a turn reads them in a few milliseconds; one at least."""
+    """The first of them, as many as a turn reads in a few milliseconds; at least one."""
     size_bytes = 0
     for count, half in enumerate(halves):
         size_bytes += half.size_bytes

@@ -21,16 +21,16 @@ class LivenessConfig:
     """When a broker counts as gone."""
 
     expiry_ms: int = 120_000
-    """Without a heartbeat for so long a broker is removed; RocketMQ's brokerChannelExpiredTime. 1,000 to 3,600,000."""
+    """A broker is removed after this time without a heartbeat; RocketMQ's brokerChannelExpiredTime. 1,000 to 3,600,000."""
     hold_ms: int = 10_000
-    """A broker's hold is answered after so long, and the broker calls again. So a peer that vanished without a word (a cut cable
+    """A broker's hold is answered after this time, and the broker calls again. So a peer that vanished without a word (a cut cable
     sends no FIN) is noticed within hold_ms + renewal_grace_ms + scan_interval_ms. 100 to 60,000."""
     renewal_grace_ms: int = 10_000
-    """A broker whose hold was answered has so long to call again. 100 to 60,000."""
+    """Time in which a broker whose hold was answered must call again. 100 to 60,000."""
     broken_grace_ms: int = 3_000
-    """A broker whose connection broke during its hold has so long to come back: a blip is no outage. 0 to 60,000."""
+    """Time in which a broker whose connection broke during its hold may come back: a blip is no outage. 0 to 60,000."""
     newcomer_ms: int = 10_000
-    """So long after its first registration a broker gives its name up to another store's that had it before: after a restart of the name
+    """For this time after its first registration a broker loses its name to another store's that had it before: after a restart of the name
     server its brokers come back within some seconds, in no order. 0 to 600,000."""
     scan_interval_ms: int = 1_000
     """How often deadlines are looked at. 10 to 30,000."""

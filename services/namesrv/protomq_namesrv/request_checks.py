@@ -17,7 +17,7 @@ from .route_snapshot import BrokerKey, Registration, TopicShare, Version
 PAGE_SIZE_MAX: Final = 10_000
 PAGE_SIZE_DEFAULT: Final = 1_000
 VIOLATIONS_MAX: Final = 16
-"""More than so many faults are not listed: the answer must stay small whatever the request holds."""
+"""Maximum number of faults that are listed: the answer must stay small whatever the request holds."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,126}")
 """Of brokers and clusters: often host names, so dots are fine."""

@@ -37,7 +37,7 @@ from .config import LimitsConfig, LivenessConfig
 from .route_snapshot import BrokerKey, Missing, Registration, RouteSnapshot, Version
 
 PAUSE_SCANS: Final = 5
-"""So many scan intervals between two scans mean that this process was stopped or starved."""
+"""If this many scan intervals pass between two scans, this process was stopped or starved."""
 
 
 class RemovalCause(Enum):

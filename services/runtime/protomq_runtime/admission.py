@@ -66,7 +66,7 @@ class QueueTimeRule:
         self._window_max = 0.0
 
     def observe(self, now: float, waited: float) -> None:
-        """A turn with calls has begun; the oldest of them had waited so long."""
+        """A turn with calls has begun; notes how long the oldest of them had waited."""
         if now < self._window_end:
             if waited < self._window_min:
                 self._window_min = waited

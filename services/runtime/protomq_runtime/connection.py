@@ -32,7 +32,7 @@ SENDFILE_SIZE_MIN_BYTES: Final = 32 << 10
 GATHER_SIZE_BYTES: Final = 256 << 10
 """Small pieces are sent together up to this."""
 PUMP_SIZE_MAX_BYTES: Final = 8 << 20
-"""One connection sends at most so much before the lane turns to the others."""
+"""Maximum number of bytes that one connection sends before the lane turns to the others."""
 
 
 class ConnectionLane(CallLane, Protocol):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 HELLO_TIMEOUT_S: Final = 5.0
-"""So long a connection may take to say in which protocol it speaks, at both ports."""
+"""Time within which a connection must say which protocol it speaks, at both ports."""
 PROBES: Final = 3
 
 
@@ -21,7 +21,7 @@ class ConnectionLimits:
         grpc_streams_max: calls under way on one gRPC connection; a client keeps further ones back. 1 to 1,000,000. The library counts a
             call until the server has let go of it, a client until it has the answer: one that stands at the limit may have its
             next call refused with UNAVAILABLE. Nothing was done then. (That count is the guard against calls opened and reset at speed.)
-        peer_timeout_ms: a peer that answers nothing for so long, probes neither, is gone: its connection is closed, and what was held
+        peer_timeout_ms: a peer that answers nothing for this time, not even probes, is gone: its connection is closed, and what was held
             for it is released. 3,000 to 3,600,000.
     """
 
@@ -46,7 +46,7 @@ def watch_peer(sock: socket.socket, peer_timeout_ms: int) -> None:
     """Has the kernel close the connection when its peer is gone: probes where nothing is under way, a limit for what is not confirmed.
 
     Without that limit, bytes that were sent to a machine that has vanished are repeated for a quarter of an hour, and not probed. It ends a
-    peer too that lives and takes nothing for so long while bytes wait for it; lanes do the same with what waits in them.
+    peer too that is alive and takes nothing for that time while bytes wait for it; lanes do the same with what waits in them.
     """
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, peer_timeout_ms // 2_000)

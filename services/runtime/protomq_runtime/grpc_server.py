@@ -67,9 +67,9 @@ PENDING_CALLS_MAX: Final = 30_000
 LAST_ANSWERS_GRACE_S: Final = 0.1
 """For answers that are made but not sent yet when the server closes."""
 GATHER_COUNT_MIN: Final = 4
-"""Where so many calls for a lane were under way at once lately, the next ones are gathered; fewer callers would only wait longer."""
+"""If this many calls for a lane were under way at once lately, the next ones are gathered; fewer callers would only wait longer."""
 GATHER_S: Final = 0.002
-"""At most so long: a call costs 0.3 ms of CPU, so that many callers wait for each other longer than that anyway."""
+"""Longest time to gather: a call costs 0.3 ms of CPU, so many callers wait longer for each other anyway."""
 CROWD_DECAY: Final = 0.9
 """By how much the number lately under way falls from one group to the next."""
 
@@ -297,7 +297,7 @@ class GrpcServer:
         await self._health.enter_graceful_shutdown()
 
     async def stop(self, grace_s: float) -> None:
-        """Waits until the unary calls under way are answered, at most so long, and closes. Streams are not waited for."""
+        """Waits until the unary calls under way are answered, with a time-out, and closes. It does not wait for streams."""
         if self._open_calls:
             self._all_answered = asyncio.Event()
             try:

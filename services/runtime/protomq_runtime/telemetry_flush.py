@@ -88,7 +88,7 @@ class Telemetry:
         self._metrics += metrics
 
     def shut_down(self, timeout_s: float = FLUSH_TIMEOUT_S) -> None:
-        """Sends what is left, for so long at most, and says in the log what was dropped."""
+        """Sends what is left, within a time-out, and logs what was dropped."""
         deadline = time.monotonic() + timeout_s
         for metrics in self._metrics:
             metrics.end()

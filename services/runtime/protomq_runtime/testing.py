@@ -61,7 +61,7 @@ class FakeLane:
         return count
 
     def advance(self, time_ms: float) -> None:
-        """So much time passes: what is due by then is called, each at its time, and what is posted is done."""
+        """Lets time pass: calls what is due by then, each at its time, and does what is posted."""
         end_ms = self.now_ms + time_ms
         self.run()
         while (next_at := self.timers.next_at()) is not None and next_at * 1000 <= end_ms:
@@ -202,7 +202,7 @@ class FakeServer:
             pass
 
     def advance(self, time_ms: float) -> None:
-        """So much time passes on all lanes."""
+        """Lets time pass on all lanes."""
         for lane in self.lanes.values():
             lane.advance(time_ms)
         self.run()

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Final
 
 REBUILD_COUNT_MIN: Final = 256
-"""Below so many cancelled timers a rebuild is not worth it."""
+"""Below this number of cancelled timers a rebuild is not worth it."""
 
 
 class Timer:

@@ -61,10 +61,10 @@ class FakeClock:
 class Faults:
     """What a proxy does to a connection; all off by default.
 
-    - `delay_s`: every piece waits so long, in both directions. `jitter_s`: up to so much more, at random.
+    - `delay_s`: the delay of every piece, in both directions. `jitter_s`: the largest random delay on top.
     - `drop_requests`, `drop_answers`: bytes of that direction are read and thrown away; the connection stays open.
-    - `cut_after_request_bytes`, `cut_after_answer_bytes`: both sides are closed once so many bytes of that direction went through,
-      counted from the start of the connection; the byte that goes over the limit does not arrive.
+    - `cut_after_request_bytes`, `cut_after_answer_bytes`: the proxy closes both sides once that number of bytes went through in that
+      direction, counted from the start of the connection; the byte that goes over the limit does not arrive.
     - `cut_probability`: chance, for each piece, that the connection is closed instead.
     - `refuse`: new connections are closed at once.
     """

@@ -55,7 +55,7 @@ OWN_FIELDS: Final = frozenset((TAGS, KEYS, SIZE, *_NUMBERS_AT, *_OTHER_TEXTS))
 """What a message has besides properties. A property of the same name goes first, except in front of TAGS and KEYS, which are RocketMQ's."""
 
 _ARRAYS_COUNT_MIN: Final = 24
-"""From so many records on numpy's fixed cost is paid back."""
+"""From this number of records on numpy saves more than its fixed cost."""
 _KEY_TAG: Final = 0x12
 _TAG_TAG: Final = 0x1A
 _PROPERTY_TAG: Final = 0x22

@@ -24,7 +24,7 @@ class StoreConfig:
         sync_flush: answer a send only when it is on stable storage (flushDiskType SYNC_FLUSH).
         flush_interval_ms: longest time that an append stays un-synced under ASYNC_FLUSH (flushIntervalCommitLog).
         checkpoint_interval_ms: between two checkpoints. With the next one it bounds what a start after a crash reads.
-        checkpoint_size_bytes: a checkpoint is written when so much was appended since the last one.
+        checkpoint_size_bytes: a checkpoint is written when this many bytes were appended since the last one.
         corruption: what a start does when stored bytes do not hold any more: "refuse", or "quarantine" the range and go on.
         scrub_bytes_per_s: how fast the log is read again in the background, once a day, to find damage where nobody reads; 0: not at all.
         retention_hours: how long messages are kept (fileReservedTime).

@@ -261,7 +261,7 @@ def rebuild(
     derived: Sequence[Derived],
     deleted: dict[str, int],
 ) -> None:
-    """Makes derived structures anew from the recovered log: what the start believed turned out not to hold."""
+    """Rebuilds derived structures from the recovered log: what the start believed turned out to be wrong."""
     _rebuild(disk, folder, checkpoint, recovered, queues, derived, deleted)
     queues.keep_ends(recovered.damaged, deleted, recovered.tail.position)
 

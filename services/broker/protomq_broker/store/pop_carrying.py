@@ -131,6 +131,6 @@ def _place(offset: int, queue: ConsumeQueue, at: int) -> _Place:
 
 
 def _first(places: Sequence[_Place]) -> Sequence[_Place]:
-    """So many of the first that their records are no more than an append of copies takes; one at least."""
+    """The first of them whose records fit into an append of copies; at least one."""
     ends = np.cumsum([place.size for place in places[:MOVED_COUNT_MAX]])
     return places[: max(int(np.searchsorted(ends, MOVED_SIZE_MAX_BYTES, "right")), 1)]

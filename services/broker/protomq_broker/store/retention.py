@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Final
 
 NOISE_MS: Final = 1_000
-"""So much the two clocks may differ from one look to the next without anybody having set them."""
+"""The two clocks may drift apart by this much from one look to the next without anybody having set them."""
 UNWATCHED_TRUST_MS: Final = 24 * 3_600_000
 FORCED_COUNT_MAX: Final = 10
 """Per look; RocketMQ's batch. The disk may be full of somebody else's files: then all of ours would go at once for nothing."""

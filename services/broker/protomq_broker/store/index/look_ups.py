@@ -39,9 +39,9 @@ _PAGE_COUNT: Final = 256
 _PAGE_COUNT_MAX: Final = 8_192
 """Pages grow: who goes through many candidates finds them with few searches."""
 _QUEUES_SHARE: Final = 4
-"""A page has so many candidates for each queue of the topic at least, or its records are opened: that is cheaper then."""
+"""Below this number of candidates for each queue of the topic, the records of a page are opened: that is cheaper then."""
 _ENTRIES_SHARE: Final = 16
-"""So many entries of a queue are compared for each candidate of a page at most."""
+"""Maximum number of a queue's entries that are compared for each candidate of a page."""
 _ADVICE: Final = (
     "message {} may be what is looked for: leave its time out (begin_time, end_time), or have the operator take the damage out "
     "(`protomq log repair`)"

@@ -35,7 +35,7 @@ from .seals import LogWalker
 from .segment import SegmentFile, SegmentFolder
 
 PIECE_SIZE_BYTES: Final = 1 << 20
-"""Of a piece, about: so much is walked in 0.6 ms for a reader of one message."""
+"""Size of a piece, about: a reader of one message waits 0.6 ms until it is walked."""
 SAVED_COUNT_MIN: Final = 16
 """Boundaries that are new before a segment's file is written again, and that it must have at all."""
 LOOK_INTERVAL_MS: Final = 1_000

@@ -38,7 +38,7 @@ ZEROS_SIZE_BYTES: Final = 1 << 20
 
 
 class Reserve(IntEnum):
-    """Who may use the last part of the space that the log has when the disk gives no more: so many quarters of it are kept from them."""
+    """Who may use the last part of the log's space when the disk gives no more. The value: how many quarters they may not use."""
 
     CARRIED = 0
     """What must be appended before segments can be deleted: without it a full disk could never be freed."""

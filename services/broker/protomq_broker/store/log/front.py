@@ -61,7 +61,7 @@ def is_plain(rest: bytes | bytearray, has_key: bool, has_tag: bool) -> bool:
 
 
 def names_hold(front: Any, key_count: int, tag_count: int) -> bool:
-    """Whether messages can be found by all their keys and tags: of which the trailers count so many, without those that are empty."""
+    """Whether messages can be found by all their keys and tags: the trailers give their number, without empty ones."""
     if len(front.keys) > key_count:
         return False
     tags = front.tag

@@ -54,7 +54,7 @@ _NO_ENTRIES: Final = np.empty(0, ENTRY)
 
 
 class ConsumeQueueDamagedError(StoreError):
-    """A file of a consume queue is not what was written. The log has everything: an open store makes the entries anew (`heal.py`).
+    """A file of a consume queue is not what was written. The log has everything: an open store heals the entries (`heal.py`).
 
     Attributes:
         path: the file.

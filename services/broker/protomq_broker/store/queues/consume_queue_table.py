@@ -66,13 +66,13 @@ TABLE_FILE_NAME: Final = "table.bin"
 """No topic can have this name: a dot is not allowed in one."""
 
 SYNC_ALL_COUNT_MIN: Final = 64
-"""So many queues are synced by one sync of the file system: here 20 ms, as much as a dozen of files one by one."""
+"""From this number of queues on, one sync of the file system syncs them: 20 ms here, as much as a dozen files one by one."""
 
 _MAGIC: Final = b"PMQCQT02"
 """Its number is that of the entries too: 01 had no check bits."""
 _QUEUE_BITS: Final = 32
 _REPLAYED_ENTRIES_MAX: Final = 1 << 20
-"""So many entries a replay keeps in memory: 20 MB."""
+"""Maximum number of entries that a replay keeps in memory: 20 MB."""
 
 
 class ConsumeQueueTable:

@@ -362,7 +362,7 @@ class LogReader:
         return b"".join(parts), starts, is_sound
 
     def _sound_segment_at(self, position: int, size_bytes: int) -> SegmentFile | None:
-        """The segment of a record that is there and holds, if so much of it is read; None if it is gone or damaged."""
+        """The segment of a record that is there and holds as far as it is read; None if it is gone or damaged."""
         while self.damage_at(position) is None:
             damage = self._checked.find_damage(((position, size_bytes),))
             if damage is None:

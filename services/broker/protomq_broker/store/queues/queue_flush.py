@@ -13,7 +13,7 @@ from .consume_queue import ConsumeQueue, Unwritten
 from .entry_check import sealed_together
 
 TOGETHER_SIZE_BYTES: Final = 256 << 10
-"""So much is sealed at once: what the arrays of it take fits into a core's cache."""
+"""Sealed at once: the arrays for it fit into a core's cache."""
 
 
 def flush_together(

@@ -68,7 +68,7 @@ IDLE_MAX_MS: Final = 24 * 3_600_000
 IDLE_STEP_MS: Final = 3_600_000
 """Who has sent nothing for a day is forgotten when an hour of the log's time is full: all at once, for one look at the times."""
 SWEEP_STEP_MS: Final = 1_000
-"""In a full table room is looked for once in so much of the log's time: a look at a million producers takes 3 ms."""
+"""Interval, in the log's time, at which a full table is searched for room: a search of a million producers takes 3 ms."""
 
 _SEQUENCE_END_MAX: Final = 1 << 63
 _MAGIC: Final = b"PMQRPS02"

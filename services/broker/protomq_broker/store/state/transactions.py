@@ -305,7 +305,7 @@ class Transactions:
     # Parts, with the lock held.
 
     def _wait(self, key: TransactionKey, check_count: int | None, due_ms: int) -> None:
-        """An open transaction is due then; it was checked so often, or with None once more."""
+        """Sets when an open transaction is due and how often it was checked; None: once more."""
         known = self._open.get(key)
         if known is None:
             return

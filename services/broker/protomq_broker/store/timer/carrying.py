@@ -73,6 +73,6 @@ def copies_of(
 
 
 def first_rows(rows: NDArray[Any], count_max: int, size_max_bytes: int) -> NDArray[Any]:
-    """The first of the rows, so many that their records have no more than that; one at least."""
+    """The first of the rows whose records fit into that size; at least one."""
     ends = np.cumsum(rows["size"][:count_max].astype(np.int64))
     return rows[: max(int(np.searchsorted(ends, size_max_bytes, "right")), 1)]

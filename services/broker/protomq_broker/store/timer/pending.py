@@ -63,7 +63,7 @@ FRESH_ROWS_MAX: Final = 32 << 10
 FAR_ROWS_MAX: Final = 64 << 10
 MEMORY_ROWS_MAX: Final = NEAR_ROWS_MAX + FRESH_ROWS_MAX + FAR_ROWS_MAX
 RUNS_PER_LEVEL: Final = 8
-"""So many runs of about one size become one: a row is rewritten once for each time that the timer grows eightfold."""
+"""This number of runs of about one size become one: a row is rewritten once for each time that the timer grows eightfold."""
 
 _MAGIC: Final = b"PMQTMP01"
 _HEAD: Final = struct.Struct("<QQQQQQQQQ")
@@ -521,8 +521,9 @@ class PendingTimers:
         return f"{self._folder}/run.{number}"
 
     def _merge_runs(self) -> bool:
-        """Makes one run of many of about one size; whether there were so many. What is taken of them meanwhile is taken of the new one,
-        too: it is taken of all runs up to one key.
+        """Makes one run of `runs_per_level` runs of about one size; returns whether there were that many.
+
+        What is taken of them meanwhile is taken of the new one too: it is taken of all runs up to one key.
         """
         with self._files_lock:
             with self._lock:
@@ -610,7 +611,7 @@ class PendingTimers:
 
 
 def _of_one_level(cursors: Sequence[Cursor], runs_per_level: int) -> list[Cursor]:
-    """Runs that are merged next: `runs_per_level` of about one size; none if there are not so many."""
+    """Runs that are merged next: `runs_per_level` of about one size; none if there are fewer."""
     levels: dict[int, list[Cursor]] = {}
     for cursor in cursors:
         left = cursor.run.count - cursor.index
