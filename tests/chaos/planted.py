@@ -14,7 +14,6 @@ from unittest import mock
 
 import numpy as np
 
-from protomq.testing.simdisk import Fault, SimDisk
 from protomq.wire.hashing import Octets
 from protomq.wire.record import FLAG_DUE_TIME
 from protomq_broker.store import opening
@@ -50,6 +49,7 @@ from protomq_broker.store.state.log_front import LogFront
 from protomq_broker.store.state.repeated_sends import RepeatedSends
 from protomq_broker.store.state.topics import TopicTable
 from protomq_broker.store.store import Store
+from protomq_broker.testing.simdisk import Fault, SimDisk
 
 from .checker import Violation, parse_log
 from .store_damage import (

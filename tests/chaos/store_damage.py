@@ -28,7 +28,6 @@ from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from protomq.testing.simdisk import SimDisk
 from protomq.v1.record_pb2 import Record
 from protomq.wire.hashing import key_hash_of
 from protomq.wire.topics import OFFSETS_TOPIC, SYSTEM_PREFIX, TOPICS_TOPIC
@@ -36,6 +35,7 @@ from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.queues.consume_queue import ConsumeQueueDamagedError
 from protomq_broker.store.tools.repair import repair
 from protomq_broker.store.tools.verify import verify
+from protomq_broker.testing.simdisk import SimDisk
 
 from .checker import LogReport, Violation, check_history, check_store_files, parse_log
 from .store_world import ROOT, SEGMENT_SIZE_BYTES, StoreWorld, last_scan

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from protomq.testing.simdisk import Fault, Operation, SimulatedCrash
 from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_broker.store.errors import StoreError, WritesRefusedError
 from protomq_broker.store.store import Store
+from protomq_broker.testing.simdisk import Fault, Operation, SimulatedCrash
 
 from .checker import Violation, parse_log
 from .store_world import ROOT, SEGMENT_SIZE_BYTES, TOPICS, StoreOpener, StoreWorld

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from protomq.testing.simdisk import Fault, SimulatedCrash
 from protomq_broker.store.errors import WritesRefusedError
+from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 
 from .checker import check_history, check_store_files, explain
 from .store_world import QUEUES, TOPICS, StoreWorld

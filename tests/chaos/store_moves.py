@@ -14,7 +14,6 @@ import random
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.v1.state_pb2 import OffsetsRecord
 from protomq.wire.record import RecordTemplate, encode_front, encode_record_field
@@ -27,6 +26,7 @@ from protomq_broker.store.log.record_region import prove_region, set_kind
 from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
+from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
 from .checker import Violation, check_store_files, parse_log
 from .checker.log_files import LogRecord

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from protomq.testing.simdisk import Fault, SimulatedCrash
 from protomq.v1.state_pb2 import GroupsRecord, OffsetsRecord
 from protomq.v1.topic_pb2 import Permission
 from protomq.wire.topics import GROUPS_TOPIC, OFFSETS_TOPIC
@@ -20,6 +19,7 @@ from protomq_broker.store.state.repeated_sends import (
     SequenceExpiredError,
 )
 from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 
 from .checker import Violation, parse_log
 from .checker.states import States, check_states, states_of

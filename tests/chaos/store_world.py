@@ -19,7 +19,6 @@ from google.protobuf.message import DecodeError
 from protomq._pull_answer import decode_records
 from protomq._types import MessageQueue
 from protomq.errors import ProtomqError
-from protomq.testing.simdisk import SimDisk
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.v1.state_pb2 import OffsetsRecord
 from protomq.wire.hashing import key_hash_of, tag_code_of
@@ -47,6 +46,7 @@ from protomq_broker.store.state.repeated_sends import (
 )
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
+from protomq_broker.testing.simdisk import SimDisk
 
 from .bodies import body_of, is_body_of, message_id
 from .checker import Promise, Violation, check_history, check_store_files

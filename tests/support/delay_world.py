@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from protomq.testing.simdisk import SimDisk
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import (
     RecallMessageRequest,
@@ -19,6 +18,7 @@ from protomq.v1.send_service_pb2 import (
 from protomq_broker.config import BrokerConfig
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.system_writer import SystemWriter
+from protomq_broker.testing.simdisk import SimDisk
 from protomq_broker.timer_mover import TimerMover
 from protomq_broker.waiting_answers import WaitingAnswers
 from protomq_broker.write_permit import WritePermit

@@ -35,11 +35,8 @@ MAY_IMPORT: Final = {
     "protomq_spark": {"protomq_spark", "protomq"},
     "protomq_cli": set(FOLDERS),
 }
-LATE_IMPORTS: Final = {
-    "protomq.__main__": "protomq_cli",
-    "protomq.testing.simdisk": "protomq_broker",
-}
-"""What may import upwards: the first hands over to the command line where that is installed, the second is a fake of the broker's disk."""
+LATE_IMPORTS: Final = {"protomq.__main__": "protomq_cli"}
+"""What may import upwards: it hands over to the command line where that is installed."""
 SDK_FOR_SERVERS: Final = ("protomq.v1", "protomq.wire")
 """What a server may use of the SDK: stubs and bytes, no client."""
 USERS_OF_THE_SDK: Final = (
@@ -77,6 +74,7 @@ CLOCK_MODULES: Final = ("time", "datetime")
 RANDOMNESS: Final = {
     "protomq_broker.broker": "the store's id and incarnations, handed in to the store",
     "protomq_broker.send_service": "the id of the broker as a producer",
+    "protomq_broker.testing.simdisk": "what a power cut leaves, by a seed that is handed in",
 }
 """Of the services and the wire: modules that draw random numbers."""
 RANDOM_MODULES: Final = ("random", "secrets", "uuid", "os.urandom")

@@ -363,15 +363,17 @@ class PullConsumer(ConsumerBase):
             pulls = self._pulls = PullMultiplexer(self._transport)
         steps = self._steps
         self._send_due(pulls)
-        steps.raise_trouble()
+        if steps.trouble is not None:
+            steps.raise_trouble()
         outcomes = pulls.wait(wait_s, steps.state.room_bytes(time.monotonic()))
         for ticket, result in outcomes:
             if isinstance(result, bytes):
                 steps.take_answer(ticket, result)
             else:
                 self._run(steps.take_error(ticket, result))
-        steps.raise_trouble()
         if outcomes:
+            if steps.trouble is not None:
+                steps.raise_trouble()
             self._send_due(pulls)
 
     def _send_due(self, pulls: PullMultiplexer) -> None:

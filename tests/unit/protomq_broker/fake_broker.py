@@ -7,7 +7,6 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from protomq.testing.simdisk import SimDisk
 from protomq.v1 import (
     admin_service_pb2,
     consumer_service_pb2,
@@ -35,6 +34,7 @@ from protomq_broker.send_service import SendService
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.system_writer import SystemWriter
+from protomq_broker.testing.simdisk import SimDisk
 from protomq_broker.transaction_checks import TransactionChecks
 from protomq_broker.transaction_handles import Handles
 from protomq_broker.waiting_answers import WaitingAnswers

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from protomq.testing.simdisk import SimDisk
 from protomq.v1 import admin_service_pb2
 from protomq.v1.admin_service_pb2 import (
     CreateTopicRequest,
@@ -31,6 +30,7 @@ from protomq_broker.offset_commits import OffsetCommits
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.system_writer import SystemWriter
+from protomq_broker.testing.simdisk import SimDisk
 from protomq_broker.waiting_answers import WaitingAnswers
 from protomq_broker.write_permit import WritePermit
 from protomq_runtime.dispatch import DispatchTable

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from protomq.testing.simdisk import Fault
 from protomq.v1.consumer_service_pb2 import (
     CommitOffsetsRequest,
     GetOffsetsRequest,
@@ -16,6 +15,7 @@ from protomq.v1.consumer_service_pb2 import (
 )
 from protomq_broker.consumer_service import OFFSETS_PER_COMMIT_MAX
 from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.testing.simdisk import Fault
 from protomq_runtime.errors import SHUTTING_DOWN
 
 from .fake_broker import CONSUMER, FakeBroker, told

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
-from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq.wire.hashing import crc32c
 from protomq_broker import filter_modules
 from protomq_broker.filter_modules import FilterModules, ModuleInfo
 from protomq_broker.filters.errors import FilterError
+from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
 
 def made(disk=None):

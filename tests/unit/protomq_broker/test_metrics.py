@@ -7,12 +7,12 @@ import re
 import numpy as np
 from prometheus_client.parser import text_string_to_metric_families
 
-from protomq.testing.simdisk import SimDisk
 from protomq_broker.log_time import LogTime
 from protomq_broker.metrics import DURATIONS, TABLES, BrokerMetrics
 from protomq_broker.store.log.durations import Durations
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.system_writer import SystemWriter
+from protomq_broker.testing.simdisk import SimDisk
 from protomq_broker.timer_mover import TimerMover
 from protomq_broker.write_permit import WritePermit
 from protomq_runtime.lane_pool import PoolStatus

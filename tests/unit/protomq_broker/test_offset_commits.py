@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
-from protomq.testing.simdisk import SimDisk
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, QueueOffset
 from protomq_broker import offset_commits
 from protomq_broker.config import BrokerConfig
@@ -16,6 +15,7 @@ from protomq_broker.store.errors import DiskFullError
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.system_writer import SystemWriter
+from protomq_broker.testing.simdisk import SimDisk
 from protomq_broker.waiting_answers import NOT_STORED_IN_TIME, WaitingAnswers
 from protomq_broker.write_permit import WritePermit
 from protomq_runtime.errors import Code, ServiceError

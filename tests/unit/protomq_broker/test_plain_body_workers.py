@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 
-from protomq.testing.simdisk import SimDisk
 from protomq.v1.pull_service_pb2 import PullRequest
 from protomq_broker import plain_body_workers, pull_service
 from protomq_broker.config import BrokerConfig
@@ -17,6 +16,7 @@ from protomq_broker.filter_modules import FilterModules
 from protomq_broker.plain_body_workers import CALL_OVERHEAD_BYTES, PlainBodyWorkers
 from protomq_broker.pull_service import PullService
 from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.testing.simdisk import SimDisk
 from protomq_runtime.errors import ServiceError
 
 from .store.log_helpers import ManualClock, make_request

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from protomq.testing.simdisk import SimDisk
 from protomq.v1.pull_service_pb2 import PullRequest, PullResponse, PullStatus
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest
 from protomq_broker.config import LaneSizes
 from protomq_broker.pull_service import GRPC_SIZE_MAX_BYTES
 from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.testing.simdisk import SimDisk
 from protomq_runtime.errors import Code, ServiceError
 from protomq_runtime.testing import FakeCall, FakeGrpcCall
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from protomq.testing.simdisk import Fault, Operation, SimDisk
 from protomq.v1 import send_service_pb2
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest, SendResponse, SendStatus
@@ -21,6 +20,7 @@ from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.system_writer import SystemWriter
+from protomq_broker.testing.simdisk import Fault, Operation, SimDisk
 from protomq_broker.waiting_answers import WaitingAnswers
 from protomq_broker.write_permit import WritePermit
 from protomq_runtime.dispatch import DispatchTable

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from protomq.testing.simdisk import Fault, SimulatedCrash
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import (
     SendRequest,
@@ -21,6 +20,7 @@ from protomq.wire.topics import TIMER_TOPIC
 from protomq_broker.config import BrokerConfig
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.tools.verify import verify
+from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from tests.support.delay_world import BROKER, SEGMENT, Call, World, reason
 from tests.unit.protomq_broker.store.store_helpers import open_store
 

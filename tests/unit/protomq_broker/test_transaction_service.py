@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq.v1.record_pb2 import Attributes, Record
 from protomq.v1.send_service_pb2 import SendRequest, SendResponse
 from protomq.v1.transaction_service_pb2 import (
@@ -35,6 +34,7 @@ from protomq_broker.store.state.transactions import Ending
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.system_writer import SystemWriter
+from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq_broker.timer_mover import TimerMover
 from protomq_broker.transaction_endings import TransactionEndings
 from protomq_broker.transaction_service import TransactionService

@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from protomq.testing.simdisk import Fault, SimDisk
 from protomq_broker.store.errors import StoreFailedError
 from protomq_broker.store.store import Store
+from protomq_broker.testing.simdisk import Fault, SimDisk
 from protomq_broker.waiting_answers import NOT_STORED_IN_TIME, WaitingAnswers
 
 from .store.log_helpers import ManualClock, make_request

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from protomq.testing.simdisk import SimDisk
 from protomq.wire.record import FLAG_MANY_KEYS, RecordTemplate, encode_front, encode_record_field
 from protomq_broker.store.files.disk import Disk, sync_names_above
 from protomq_broker.store.log.append import AppendRequest
@@ -21,6 +20,7 @@ from protomq_broker.store.log.recovery import (
 )
 from protomq_broker.store.log.seals import WalkedBlock
 from protomq_broker.store.log.segment import SegmentFolder
+from protomq_broker.testing.simdisk import SimDisk
 
 QUARANTINE_PATH = "/s/config/quarantine.json"
 SEGMENT_SIZE_BYTES = 4096

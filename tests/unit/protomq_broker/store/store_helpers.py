@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from protomq.testing.simdisk import SimDisk
 from protomq.v1.record_pb2 import RecordBatch
 from protomq.v1.state_pb2 import OffsetsRecord
 from protomq.wire.topics import OFFSETS_TOPIC
@@ -11,6 +10,7 @@ from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
+from protomq_broker.testing.simdisk import SimDisk
 
 from .log_helpers import ManualClock
 

@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq.v1.record_pb2 import Record
 from protomq.v1.state_pb2 import OffsetsRecord
 from protomq.wire.topics import OFFSETS_TOPIC
@@ -15,6 +14,7 @@ from protomq_broker.store.log.move import move_record
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.verify import verify
+from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from tests.chaos.checker.log_files import check_store_files, parse_log
 
 from .log_helpers import make_request

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire.hashing import key_hash_of
 from protomq_broker.store import opening
@@ -26,6 +25,7 @@ from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.repair import repair
+from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
 from .log_helpers import ManualClock, make_request
 from .store_helpers import SEGMENT, open_store, read_all

@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq_broker.store.files.disk import sync_names_above
 from protomq_broker.store.log.checkpoint import (
     Checkpoint,
@@ -15,6 +14,7 @@ from protomq_broker.store.log.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
+from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
 CHECKPOINT = Checkpoint(
     0x0807060504030201, 0x08070605040302, 0xAABBCCDD, 7, 1_700_000_000_000, 1 << 30, 5

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from protomq.testing.simdisk import Fault, SimDisk
 from protomq_broker.store.errors import AppendTooLargeError, DiskFullError, StoreFailedError
 from protomq_broker.store.log.seals import LogWalker
+from protomq_broker.testing.simdisk import Fault, SimDisk
 
 from .log_helpers import SEGMENT_SIZE_BYTES, Log, make_record, recover
 

@@ -5,7 +5,6 @@ import struct
 import numpy as np
 import pytest
 
-from protomq.testing.simdisk import SimDisk
 from protomq_broker.store.files.side_files import OpenFiles
 from protomq_broker.store.queues import consume_queue
 from protomq_broker.store.queues.consume_queue import (
@@ -17,6 +16,7 @@ from protomq_broker.store.queues.consume_queue import (
 )
 from protomq_broker.store.queues.entry_check import check_of, salt_of
 from protomq_broker.store.queues.selection import ENTRY
+from protomq_broker.testing.simdisk import SimDisk
 
 FOLDER = "/s/consumequeue"
 FIRST_FILE = f"{FOLDER}/topic/3/{0:020d}"

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from protomq.testing.simdisk import SimDisk
 from protomq.wire.record import FLAG_DUE_TIME
 from protomq_broker.store.log.append import AppendRequest, ScannedRecords
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store_files import StoreFiles
+from protomq_broker.testing.simdisk import SimDisk
 
 from .log_helpers import make_request
 from .store_helpers import open_store

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from protomq.testing.simdisk import Fault, SimDisk
 from protomq_broker.store.files.disk import (
     Disk,
     read_file,
@@ -18,6 +17,7 @@ from protomq_broker.store.files.disk import (
     write_file_atomically,
     write_fully,
 )
+from protomq_broker.testing.simdisk import Fault, SimDisk
 
 
 def test_preallocated_space_that_nobody_wrote_is_not_listed_as_written(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protomq.testing.simdisk import Fault, SimDisk
 from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.log.epochs import (
@@ -25,6 +24,7 @@ from protomq_broker.store.log.epochs import (
 from protomq_broker.store.log.seals import Seal
 from protomq_broker.store.tools.offline import dump
 from protomq_broker.store.tools.verify import verify
+from protomq_broker.testing.simdisk import Fault, SimDisk
 
 from .log_helpers import Log, make_record, make_request, recover
 from .store_helpers import open_store

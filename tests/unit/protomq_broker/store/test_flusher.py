@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from protomq.testing.simdisk import Fault, SimDisk
 from protomq_broker.store.errors import StoreFailedError
 from protomq_broker.store.log.flusher import BackgroundThread, LogFlusher
+from protomq_broker.testing.simdisk import Fault, SimDisk
 
 from .log_helpers import SEGMENT_SIZE_BYTES, Log, ManualClock, make_record
 

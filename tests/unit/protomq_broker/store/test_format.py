@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import protomq_broker.store
-from protomq.testing.simdisk import SimDisk
 from protomq.v1.record_pb2 import RecordBatch
 from protomq.wire.record import RecordTemplate, encode_front, encode_record_field
 from protomq_broker.store.config import StoreConfig
@@ -14,6 +13,7 @@ from protomq_broker.store.index.index_rows import BLOCK_MARK, message_id_hash
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.log.record_region import prove_region
 from protomq_broker.store.store import Store
+from protomq_broker.testing.simdisk import SimDisk
 
 from .log_helpers import ManualClock
 

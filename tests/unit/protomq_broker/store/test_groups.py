@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq.v1.state_pb2 import GroupsRecord
 from protomq_broker.store.errors import DiskFullError
 from protomq_broker.store.state import groups as groups_module
 from protomq_broker.store.state.group_settings import GroupSettings, group_to_message
 from protomq_broker.store.state.groups import GroupTable, TooManySettingsError
+from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
 from .log_helpers import make_request
 from .store_helpers import SEGMENT, open_store

@@ -8,13 +8,13 @@ from collections.abc import Callable
 
 import pytest
 
-from protomq.testing.simdisk import SimDisk
 from protomq.wire.hashing import tag_code_of
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.queues import heal
 from protomq_broker.store.queues.consume_queue import ConsumeQueueDamagedError
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
+from protomq_broker.testing.simdisk import SimDisk
 
 from .derived_helpers import use_small_files
 from .log_helpers import ManualClock, make_request

@@ -6,13 +6,13 @@ import logging
 
 import pytest
 
-from protomq.testing.simdisk import Fault, SimDisk
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import DiskFullError
 from protomq_broker.store.files.disk import DiskUsage
 from protomq_broker.store.files.side_files import read_json_file
 from protomq_broker.store.log.checkpoint import read_checkpoint
 from protomq_broker.store.store import Store
+from protomq_broker.testing.simdisk import Fault, SimDisk
 
 from .log_helpers import ManualClock, make_request
 

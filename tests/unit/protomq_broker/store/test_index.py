@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protomq.testing.simdisk import Fault, SimDisk
 from protomq_broker.store.index import index as index_module
 from protomq_broker.store.index import index_rows, index_runs
 from protomq_broker.store.index.index import MessageIndex
 from protomq_broker.store.index.index_rows import message_id_hash
 from protomq_broker.store.index.index_runs import IndexDamagedError
 from protomq_broker.store.opening import make_folders
+from protomq_broker.testing.simdisk import Fault, SimDisk
 from tests.unit.protomq_broker.store.derived_helpers import ListLog, LoggedRecord, Send
 
 FOLDER = "/s/index"

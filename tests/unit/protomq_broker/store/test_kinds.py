@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protomq.testing.simdisk import SimDisk
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire.hashing import hash63
 from protomq.wire.record import (
@@ -32,6 +31,7 @@ from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.repair import repair
 from protomq_broker.store.tools.verify import FindingKind, verify
+from protomq_broker.testing.simdisk import SimDisk
 from tests.chaos.checker.log_files import check_store_files, parse_log
 from tests.support.region_parts import parts_of
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from protomq.testing.simdisk import SimDisk
 from protomq_broker.store.errors import StoreLockedError
 from protomq_broker.store.files.disk import Disk
 from protomq_broker.store.files.lock import AbortFile, StoreLock, is_locked
+from protomq_broker.testing.simdisk import SimDisk
 
 
 def test_on_a_real_disk_a_second_lock_is_refused_and_names_the_process(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from contextlib import suppress
 
 import pytest
 
-from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq_broker.store.errors import StoreError
 from protomq_broker.store.state.repeated_sends import SequenceExpiredError
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
+from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
 from .log_helpers import ManualClock, make_request
 from .store_helpers import SEGMENT, commit, committed, open_store, read_all

@@ -6,7 +6,6 @@ import random
 
 import pytest
 
-from protomq.testing.simdisk import SimDisk
 from protomq.v1.record_pb2 import Record
 from protomq.wire.hashing import key_hash_of
 from protomq_broker.store.errors import CorruptLogError, TooManyCandidatesError
@@ -15,6 +14,7 @@ from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.log.recovery import DamagedRange
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.repair import repair
+from protomq_broker.testing.simdisk import SimDisk
 
 from .log_helpers import ManualClock, make_request
 from .store_helpers import SEGMENT, open_store

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, QueueOffset
 from protomq.v1.state_pb2 import OffsetsRecord
 from protomq.wire.topics import OFFSETS_TOPIC
@@ -21,6 +20,7 @@ from protomq_broker.store.state import offsets as offsets_module
 from protomq_broker.store.state.offsets import ConsumerOffsets, OffsetKey
 from protomq_broker.store.state.topics import TopicConfig, incarnation_of_first
 from protomq_broker.store.store import Store
+from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
 from .log_helpers import make_request
 from .store_helpers import SEGMENT, commit, committed, open_store

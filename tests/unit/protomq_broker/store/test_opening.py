@@ -7,12 +7,12 @@ import random
 
 import pytest
 
-from protomq.testing.simdisk import Fault, Operation, SimDisk, SimulatedCrash
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.opening import make_folders
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.verify import verify
+from protomq_broker.testing.simdisk import Fault, Operation, SimDisk, SimulatedCrash
 
 from .log_helpers import make_request
 from .store_helpers import (

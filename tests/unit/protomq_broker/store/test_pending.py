@@ -13,10 +13,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq_broker.store.timer import pending, timer_runs
 from protomq_broker.store.timer.pending import PendingLimits, PendingTimers
 from protomq_broker.store.timer.timer_runs import TimerDamagedError
+from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
 SMALL = PendingLimits(near=8, fresh=3, far=5, runs_per_level=2)
 FOLDER = "/s/timer"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from protomq.testing.simdisk import SimDisk
 from protomq.v1.state_pb2 import HandOut, PopRecord
 from protomq_broker.store.state.pop import PopState
 from protomq_broker.store.state.popped_queue import QueueOfGroup
+from protomq_broker.testing.simdisk import SimDisk
 
 KEY = QueueOfGroup("g", "t", 0)
 

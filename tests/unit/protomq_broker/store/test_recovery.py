@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.log.checkpoint import Checkpoint
 from protomq_broker.store.log.commit_log import CommitLog
@@ -20,6 +19,7 @@ from protomq_broker.store.log.recovery import (
     rewrite_unsynced,
 )
 from protomq_broker.store.log.seals import LogWalker
+from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
 from .log_helpers import QUARANTINE_PATH, SEGMENT_SIZE_BYTES, Log, make_record, recover
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protomq.testing.simdisk import SimDisk
 from protomq_broker.store.state import producer_table
 from protomq_broker.store.state.producer_runs import run_count
 from protomq_broker.store.state.producer_table import ProducerTable
@@ -25,6 +24,7 @@ from protomq_broker.store.state.repeated_sends import (
     SequenceExpiredError,
     TooManyProducersError,
 )
+from protomq_broker.testing.simdisk import SimDisk
 from tests.unit.protomq_broker.store.derived_helpers import ListLog, Send, table_content
 
 FOLDER = "/s/repeatedsends"

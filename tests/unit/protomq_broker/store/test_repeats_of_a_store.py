@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from protomq.testing.simdisk import SimDisk
 from protomq_broker.store.state.repeated_sends import SequenceExpiredError
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
+from protomq_broker.testing.simdisk import SimDisk
 
 from .derived_helpers import table_content
 from .log_helpers import ManualClock, make_request

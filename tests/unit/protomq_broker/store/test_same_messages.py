@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protomq.testing.simdisk import SimDisk
 from protomq.wire import record as layout
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.log.record_region import prove_region
@@ -21,6 +20,7 @@ from protomq_broker.store.state.repeated_sends import (
     SequenceExpiredError,
 )
 from protomq_broker.store.store import Store
+from protomq_broker.testing.simdisk import SimDisk
 
 from .log_helpers import make_request
 from .store_helpers import SEGMENT, open_store, read_all

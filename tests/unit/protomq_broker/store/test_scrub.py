@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from protomq.testing.simdisk import Fault, SimDisk
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.scrub import ROUND_INTERVAL_MS
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
+from protomq_broker.testing.simdisk import Fault, SimDisk
 
 from .log_helpers import ManualClock, make_request
 from .store_helpers import SEGMENT, open_store, read_all, read_all_until_damage

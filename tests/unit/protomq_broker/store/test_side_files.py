@@ -6,7 +6,6 @@ import resource
 
 import pytest
 
-from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq_broker.store.files import side_files
 from protomq_broker.store.files.disk import sync_names_above
 from protomq_broker.store.files.side_files import (
@@ -20,6 +19,7 @@ from protomq_broker.store.files.side_files import (
     write_json_file,
     write_state_file,
 )
+from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
 MAGIC = b"TESTING1"
 

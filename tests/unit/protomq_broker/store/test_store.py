@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq.v1.record_pb2 import Record, RecordBatch
 from protomq.wire.hashing import key_hash_of, tag_code_of
 from protomq.wire.topics import OFFSETS_TOPIC
@@ -34,6 +33,7 @@ from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.offline import open_offline
+from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
 from .log_helpers import ManualClock, make_request
 from .store_helpers import (

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from protomq.testing.simdisk import SimDisk
 from protomq_broker.store.errors import DiskFullError
 from protomq_broker.store.files.side_files import write_json_file
 from protomq_broker.store.state import topics as topics_module
@@ -19,6 +18,7 @@ from protomq_broker.store.state.topics import (
     require_group_name,
     require_topic_name,
 )
+from protomq_broker.testing.simdisk import SimDisk
 
 PATH = "/s/config/topics.json"
 

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protomq.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from protomq.v1.record_pb2 import RecordBatch
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import CorruptLogError, StoreLockedError, StoreSettingsError
@@ -18,6 +17,7 @@ from protomq_broker.store.store import Store
 from protomq_broker.store.tools.offline import dump
 from protomq_broker.store.tools.repair import repair
 from protomq_broker.store.tools.verify import FindingKind, verify
+from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 
 from . import store_helpers
 from .log_helpers import ManualClock, make_request

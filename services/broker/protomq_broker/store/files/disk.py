@@ -4,7 +4,7 @@ Rules:
 - Files are descriptors (ints); paths are strings. Every error is an OSError with its errno.
 - `pwrite` and `pwritev` may write less than they were given (a full disk, a signal): callers look at the result.
 - A file or folder that was made, renamed or removed is so for good only after `fsync_dir` of the folder it stands in.
-- `Disk` stores no state: any thread may call it. A subclass may (protomq.testing.simdisk).
+- `Disk` stores no state: any thread may call it. A subclass may (protomq_broker.testing.simdisk).
 """
 
 from __future__ import annotations
