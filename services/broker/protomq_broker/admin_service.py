@@ -40,7 +40,7 @@ from protomq.v1.record_pb2 import Record
 from protomq.v1.topic_pb2 import Topic
 from protomq.wire.hashing import key_hash_of
 from protomq.wire.record import decode_message_id, encode_record_field
-from protomq.wire.topics import QUEUES_MAX
+from protomq.wire.topics import QUEUES_MAX, rules_of
 from protomq_runtime.dispatch import drained, raw
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
 
@@ -54,7 +54,7 @@ from .store.state.topics import (
     InvalidNameError,
     TopicConfig,
     require_group_name,
-    require_topic_name,
+    require_known_name,
     topic_to_message,
 )
 from .store_errors import of_corrupt_log, tells_store_errors, to_service_error
@@ -194,9 +194,14 @@ class AdminService:
     def list_topics(self, request: ListTopicsRequest, context: CallContext) -> ListTopicsResponse:
         """A page of topics by name; the token is the last name of the page before."""
         size = page_size_of(request.page_size)
-        check_page_token(request.page_token, require_topic_name)
+        check_page_token(request.page_token, require_known_name)
         topics = sorted(
-            (topic for topic in self._store.topics.all() if topic.name > request.page_token),
+            (
+                topic
+                for topic in self._store.topics.all()
+                if topic.name > request.page_token
+                and (request.group_topics or rules_of(topic.name).list)
+            ),
             key=lambda topic: topic.name,
         )
         page = topics[:size]

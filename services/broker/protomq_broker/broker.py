@@ -56,6 +56,7 @@ from .pop_time import PopTime
 from .pull_service import PullService
 from .recalls import Recalls
 from .registration import BrokerRegistration, BrokerTopics
+from .send_backs import SendBacks
 from .send_service import SendService
 from .store.files.disk import Disk
 from .store.state.topics import topic_to_message
@@ -169,8 +170,15 @@ class Broker:
         self._filters = FilterService(modules, self._forget_module)
         self.store.on_topic_deleted = self._signal_deleted
         self._consumer = ConsumerService(self.store, self._commits)
+        self._send_backs = SendBacks(
+            self.store, config, self._writer, self._waiting, delays, self._log_time
+        )
         self._groups = GroupService(
-            self.store, self._permit, config.delay_levels_ms, self._signal_group
+            self.store,
+            self._permit,
+            config.delay_levels_ms,
+            self._signal_group,
+            self._send_backs,
         )
         self._admin = AdminService(
             self.store,

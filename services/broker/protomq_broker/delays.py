@@ -54,7 +54,7 @@ class Delays:
             value, limit = error.value, error.limit
             if error.field == "delay_ms":
                 value, limit = header.delay_ms, DELAY_MAX_MS
-            raise _illegal_delay(error, value, limit) from error
+            raise illegal_delay(error, value, limit) from error
         return due_ms
 
     def check(self, region: RecordRegion) -> None:
@@ -68,7 +68,7 @@ class Delays:
         try:
             check_due("due_time_ms", int(np.max(region.due_times_ms)), now_ms)  # type: ignore[arg-type]
         except DelayError as error:
-            raise _illegal_delay(error, error.value, error.limit) from error
+            raise illegal_delay(error, error.value, error.limit) from error
         pending = self._pending
         if pending.count >= self._count_max:
             raise _full("pending messages", self._count_max)
@@ -85,7 +85,8 @@ def _full(what: str, limit: int) -> ServiceError:
     )
 
 
-def _illegal_delay(error: DelayError, value: int, limit: int) -> ServiceError:
+def illegal_delay(error: DelayError, value: int, limit: int) -> ServiceError:
+    """ILLEGAL_DELAY for the value of the request, and the nearest that can be had."""
     return ServiceError(
         Code.INVALID_ARGUMENT,
         "ILLEGAL_DELAY",

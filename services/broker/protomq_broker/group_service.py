@@ -1,4 +1,4 @@
-"""GroupService: settings of consumer groups. On the consumer lane, where send-backs belong, too: the admin lane may be busy for long."""
+"""GroupService: settings of consumer groups, and messages that they send back. On the consumer lane: the admin lane may be busy."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 from google.protobuf.message import DecodeError
 
 from protomq.v1.group_service_pb2 import (
+    CreateRetryTopicRequest,
+    CreateRetryTopicResponse,
     GetGroupRequest,
     GetGroupResponse,
     ListGroupSettingsRequest,
@@ -15,6 +17,7 @@ from protomq.v1.group_service_pb2 import (
     PutGroupRequest,
     PutGroupResponse,
 )
+from protomq.wire.topics import retry_topic
 from protomq_runtime.dispatch import raw
 from protomq_runtime.errors import invalid_argument, unparsable
 
@@ -26,7 +29,7 @@ from .store.state.group_settings import (
     group_to_message,
     retry_delays_of,
 )
-from .store.state.topics import require_group_name
+from .store.state.topics import require_group_name, topic_of_broker, topic_to_message
 from .store.timer.delay_levels import DELAY_MAX_MS
 from .store_errors import tells_store_errors, to_service_error
 from .topic_access import check_group_name
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
 
     from protomq_runtime.call import Call, CallContext
 
+    from .send_backs import SendBacks
     from .store.store import Store
     from .write_permit import WritePermit
 
@@ -54,11 +58,13 @@ class GroupService:
         permit: WritePermit,
         levels_ms: Sequence[int],
         changed: Callable[[str], None],
+        send_backs: SendBacks,
     ) -> None:
         self._store = store
         self._permit = permit
         self._levels_ms = levels_ms
         self._changed = changed
+        self._send_backs = send_backs
 
     @raw
     def put_group(self, call: Call) -> None:
@@ -105,3 +111,28 @@ class GroupService:
             settings=map(group_to_message, found[:size]),
             next_page_token=found[size - 1].group if len(found) > size else "",
         )
+
+    @raw
+    def send_back(self, call: Call) -> None:
+        """Has messages delivered again, or put to the dead letters."""
+        self._send_backs.send_back(call)
+
+    @raw
+    def create_retry_topic(self, call: Call) -> None:
+        """Makes the topic of a group's retries; answered when that is stored."""
+        self._permit.when_given([call], self._create_retry_topics)
+
+    def _create_retry_topics(self, calls: list[Call]) -> None:
+        for call in calls:
+            try:
+                request = CreateRetryTopicRequest.FromString(bytes(call.payload))
+                check_group_name(request.consumer_group)
+                wanted = topic_of_broker(retry_topic(request.consumer_group))
+                topic = self._store.topics.create(wanted)
+            except DecodeError:
+                call.fail(unparsable("protomq.v1.CreateRetryTopicRequest"))
+            except Exception as error:
+                call.fail(to_service_error(error))
+            else:
+                response = CreateRetryTopicResponse(topic=topic_to_message(topic))
+                call.answer(response.SerializeToString())

@@ -13,6 +13,7 @@ from .store.state.topics import (
     TopicConfig,
     require_group_name,
     require_topic_name,
+    topic_of_broker,
 )
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ def writable_topic(store: Store, config: BrokerConfig, name: str) -> tuple[Topic
         queues = config.default_queues
         return TopicConfig(name, write_queues=queues, read_queues=queues), False
     if not topic.writable:
+        if not rules_of(name).send:
+            raise invalid_argument("topic", f"{name!r} is written by the broker alone: send to a topic of your own")
         raise not_permitted(name, "written")
     return topic, True
 
@@ -47,7 +50,7 @@ def add_missing_topics(store: Store, requests: Sequence[AppendRequest]) -> None:
         topic = request.region.topic
         queues[topic] = max(queues.get(topic, 0), request.queue_id + 1)
     find = store.topics.find
-    missing = [TopicConfig(name, n, n) for name, n in queues.items() if find(name) is None]
+    missing = [topic_of_broker(name, n) for name, n in queues.items() if find(name) is None]
     if missing:
         store.topics.add(missing)
 

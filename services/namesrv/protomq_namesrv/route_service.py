@@ -35,7 +35,7 @@ from protomq.v1.route_service_pb2 import (
     WatchRouteRequest,
     WatchRouteResponse,
 )
-from protomq.wire.topics import is_user_name
+from protomq.wire.topics import rules_of
 from protomq_runtime.call import Call, CallContext, CallLane
 from protomq_runtime.clock import Clock
 from protomq_runtime.dispatch import raw, streaming
@@ -185,7 +185,9 @@ class RouteService:
         self, request: ListTopicNamesRequest, context: CallContext
     ) -> ListTopicNamesResponse:
         page, next_token = self._table.snapshot.topic_page(
-            page_token_of(request.page_token), page_size_of(request.page_size)
+            page_token_of(request.page_token),
+            page_size_of(request.page_size),
+            group_topics=request.group_topics,
         )
         return ListTopicNamesResponse(topics=page, next_page_token=next_token)
 
@@ -227,7 +229,7 @@ class RouteService:
         snapshot = self._table.snapshot
         route = (
             snapshot.auto_create_route(topic)
-            if is_user_name(topic)
+            if rules_of(topic).create
             else None
         )
         if route is None:

@@ -26,6 +26,7 @@ from protomq.v1.route_service_pb2 import (
     Route,
 )
 from protomq.v1.topic_pb2 import Permission
+from protomq.wire.topics import rules_of
 
 MASTER_ID: Final = 0
 
@@ -168,9 +169,16 @@ class RouteSnapshot:
             topic=topic, queues=queues, brokers=self._brokers_named(queues), auto_create=True
         )
 
-    def topic_page(self, after: str, count: int) -> tuple[Sequence[str], str]:
+    @cached_property
+    def listed_names(self) -> Sequence[str]:
+        """Of the topics that are listed unless others are asked for."""
+        return [name for name in self.topic_names if rules_of(name).list]
+
+    def topic_page(
+        self, after: str, count: int, *, group_topics: bool = False
+    ) -> tuple[Sequence[str], str]:
         """At most `count` names behind the name `after` ("" = from the first), and the name to go on behind ("" = that was all)."""
-        names = self.topic_names
+        names = self.topic_names if group_topics else self.listed_names
         start = bisect_right(names, after) if after else 0
         page = names[start : start + count]
         return page, page[-1] if start + count < len(names) else ""

@@ -30,6 +30,7 @@ from protomq_broker.pop_service import PopService
 from protomq_broker.pop_time import PopTime
 from protomq_broker.pull_service import PullService
 from protomq_broker.recalls import Recalls
+from protomq_broker.send_backs import SendBacks
 from protomq_broker.send_service import SendService
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
@@ -54,6 +55,17 @@ ADMIN = "/protomq.v1.AdminService/"
 POP = "/protomq.v1.PopService/"
 
 
+def delays_of(store: Store, config: BrokerConfig, log_time: LogTime) -> Delays:
+    """With the limits of the configuration."""
+    return Delays(
+        log_time,
+        config.delay_levels_ms,
+        store.pending,
+        count_max=config.delayed_count_max,
+        size_max_bytes=config.delayed_size_max_bytes,
+    )
+
+
 def send_service(
     store: Store,
     config: BrokerConfig,
@@ -63,13 +75,7 @@ def send_service(
 ) -> SendService:
     """With what it needs for delays and transactions; nothing is delivered or asked by itself."""
     log_time = LogTime(clock, store.pending.log_time_ms)
-    delays = Delays(
-        log_time,
-        config.delay_levels_ms,
-        store.pending,
-        count_max=config.delayed_count_max,
-        size_max_bytes=config.delayed_size_max_bytes,
-    )
+    delays = delays_of(store, config, log_time)
     recalls = Recalls(store, config, "b", writer, waiting, log_time)
     handles = Handles("b")
     halves = HalfSends(
@@ -105,7 +111,16 @@ class FakeBroker:
         writer = SystemWriter(self.permit)
         self.waiting = WaitingAnswers(self.store, self.clock)
         self.commits = OffsetCommits(self.store, writer, self.waiting, config)
+        log_time = LogTime(self.clock, self.store.pending.log_time_ms)
         self.send = send_service(self.store, config, self.clock, self.waiting, writer)
+        self.send_backs = SendBacks(
+            self.store,
+            config,
+            writer,
+            self.waiting,
+            delays_of(self.store, config, log_time),
+            log_time,
+        )
         modules = FilterModules(self.disk, "/s/config/filters")
         self.pull = PullService(self.store, config, self.commits, modules, self.clock)
         self.pop = PopService(
@@ -130,7 +145,11 @@ class FakeBroker:
 
         self.store.on_topic_deleted = signal_deleted
         groups = GroupService(
-            self.store, self.permit, config.delay_levels_ms, signal_group
+            self.store,
+            self.permit,
+            config.delay_levels_ms,
+            signal_group,
+            self.send_backs,
         )
         table = DispatchTable()
         for module, name, service in (

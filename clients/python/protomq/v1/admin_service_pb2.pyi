@@ -208,19 +208,23 @@ class ListTopicsRequest(_message.Message):
 
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    GROUP_TOPICS_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     """Maximum number of entries, 1 to 1000; 0: 100."""
     page_token: _builtins.str
     """next_page_token of the page before; empty: the first."""
+    group_topics: _builtins.bool
+    """The topics of groups, too: %RETRY%group and %DLQ%group."""
     def __init__(
         self,
         *,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        group_topics: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_topics", b"group_topics", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

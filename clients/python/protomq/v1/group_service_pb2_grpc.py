@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class GroupServiceStub(object):
-    """GroupService keeps the settings of consumer groups.
+    """GroupService keeps the settings of consumer groups, and takes back messages that they could not process.
     """
 
     def __init__(self, channel):
@@ -50,10 +50,20 @@ class GroupServiceStub(object):
                 request_serializer=protomq_dot_v1_dot_group__service__pb2.ListGroupSettingsRequest.SerializeToString,
                 response_deserializer=protomq_dot_v1_dot_group__service__pb2.ListGroupSettingsResponse.FromString,
                 _registered_method=True)
+        self.SendBack = channel.unary_unary(
+                '/protomq.v1.GroupService/SendBack',
+                request_serializer=protomq_dot_v1_dot_group__service__pb2.SendBackRequest.SerializeToString,
+                response_deserializer=protomq_dot_v1_dot_group__service__pb2.SendBackResponse.FromString,
+                _registered_method=True)
+        self.CreateRetryTopic = channel.unary_unary(
+                '/protomq.v1.GroupService/CreateRetryTopic',
+                request_serializer=protomq_dot_v1_dot_group__service__pb2.CreateRetryTopicRequest.SerializeToString,
+                response_deserializer=protomq_dot_v1_dot_group__service__pb2.CreateRetryTopicResponse.FromString,
+                _registered_method=True)
 
 
 class GroupServiceServicer(object):
-    """GroupService keeps the settings of consumer groups.
+    """GroupService keeps the settings of consumer groups, and takes back messages that they could not process.
     """
 
     def PutGroup(self, request, context):
@@ -78,6 +88,21 @@ class GroupServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SendBack(self, request, context):
+        """SendBack tells of messages that a group got and could not process. The broker appends a copy of each, all or none: to %RETRY%group, where
+        the group gets it again after a delay, or to %DLQ%group once its retries are spent. It is answered when a send would be answered SEND_OK.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CreateRetryTopic(self, request, context):
+        """CreateRetryTopic makes the topic %RETRY%group, if it is not there, so that members can consume it before the first message fails.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GroupServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -96,6 +121,16 @@ def add_GroupServiceServicer_to_server(servicer, server):
                     request_deserializer=protomq_dot_v1_dot_group__service__pb2.ListGroupSettingsRequest.FromString,
                     response_serializer=protomq_dot_v1_dot_group__service__pb2.ListGroupSettingsResponse.SerializeToString,
             ),
+            'SendBack': grpc.unary_unary_rpc_method_handler(
+                    servicer.SendBack,
+                    request_deserializer=protomq_dot_v1_dot_group__service__pb2.SendBackRequest.FromString,
+                    response_serializer=protomq_dot_v1_dot_group__service__pb2.SendBackResponse.SerializeToString,
+            ),
+            'CreateRetryTopic': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateRetryTopic,
+                    request_deserializer=protomq_dot_v1_dot_group__service__pb2.CreateRetryTopicRequest.FromString,
+                    response_serializer=protomq_dot_v1_dot_group__service__pb2.CreateRetryTopicResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'protomq.v1.GroupService', rpc_method_handlers)
@@ -105,7 +140,7 @@ def add_GroupServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class GroupService(object):
-    """GroupService keeps the settings of consumer groups.
+    """GroupService keeps the settings of consumer groups, and takes back messages that they could not process.
     """
 
     @staticmethod
@@ -179,6 +214,60 @@ class GroupService(object):
             '/protomq.v1.GroupService/ListGroupSettings',
             protomq_dot_v1_dot_group__service__pb2.ListGroupSettingsRequest.SerializeToString,
             protomq_dot_v1_dot_group__service__pb2.ListGroupSettingsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SendBack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protomq.v1.GroupService/SendBack',
+            protomq_dot_v1_dot_group__service__pb2.SendBackRequest.SerializeToString,
+            protomq_dot_v1_dot_group__service__pb2.SendBackResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateRetryTopic(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protomq.v1.GroupService/CreateRetryTopic',
+            protomq_dot_v1_dot_group__service__pb2.CreateRetryTopicRequest.SerializeToString,
+            protomq_dot_v1_dot_group__service__pb2.CreateRetryTopicResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -394,12 +394,16 @@ Global___TimerRecord: _TypeAlias = TimerRecord  # noqa: Y015
 
 @_typing.final
 class GroupsRecord(_message.Message):
-    """GroupsRecord is the body of a record of %SYS%GROUPS: settings of consumer groups. Apply deletions before the settings of this record."""
+    """GroupsRecord is the body of a record of %SYS%GROUPS: settings of consumer groups, and what they sent back. Apply deletions before the
+    settings of this record.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SETTINGS_FIELD_NUMBER: _builtins.int
     DELETED_GROUPS_FIELD_NUMBER: _builtins.int
+    SENT_BACK_FIELD_NUMBER: _builtins.int
+    SENT_BACK_TIMES_MS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def settings(self) -> _containers.RepeatedCompositeFieldContainer[_group_pb2.GroupSettings]:
         """Groups as they are from here on. Settings with a lower version than those that the group has change nothing."""
@@ -408,15 +412,27 @@ class GroupsRecord(_message.Message):
     def deleted_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Groups whose settings are forgotten: they have the defaults again."""
 
+    @_builtins.property
+    def sent_back(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Requests that sent messages back, so that one that is sent again is known: 64 bits of a BLAKE2b of each. Their copies stand in the same
+        append, unless this record says again what an earlier one did.
+        """
+
+    @_builtins.property
+    def sent_back_times_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """When each of them was done, by log time: milliseconds since 1970-01-01 UTC."""
+
     def __init__(
         self,
         *,
         settings: _abc.Iterable[_group_pb2.GroupSettings] | None = ...,
         deleted_groups: _abc.Iterable[_builtins.str] | None = ...,
+        sent_back: _abc.Iterable[_builtins.int] | None = ...,
+        sent_back_times_ms: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_groups", b"deleted_groups", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_groups", b"deleted_groups", "sent_back", b"sent_back", "sent_back_times_ms", b"sent_back_times_ms", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

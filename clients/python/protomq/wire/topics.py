@@ -65,30 +65,26 @@ class TopicRules(NamedTuple):
 
     Attributes:
         send: clients may send to it.
-        pull: clients may read it, and commit offsets.
+        pull: clients may read it, commit offsets, and delete it.
         create: clients may create it, by a call or with the first message.
-        delete: clients may delete it.
-        list: it is among the topics that are listed, unless others are asked for too.
-        retain: its messages go with their segments; else what is alive of it is appended again before.
+        list: it is among the topics that are listed, unless those of groups are asked for too.
     """
 
     send: bool
     pull: bool
     create: bool
-    delete: bool
     list: bool
-    retain: bool
 
 
 # fmt: off
 RULES: Final[Mapping[TopicClass, TopicRules]] = MappingProxyType(
     {
-        #                                  send   pull   create delete list   retain
-        TopicClass.USER:        TopicRules(True,  True,  True,  True,  True,  True),
-        TopicClass.SYSTEM:      TopicRules(False, False, False, False, False, False),
-        TopicClass.RETRY:       TopicRules(False, True,  False, True,  False, True),
-        TopicClass.DEAD_LETTER: TopicRules(False, True,  False, True,  False, True),
-        TopicClass.EXPIRED:     TopicRules(False, True,  False, True,  True,  True),
+        #                                  send   pull   create list
+        TopicClass.USER:        TopicRules(True,  True,  True,  True),
+        TopicClass.SYSTEM:      TopicRules(False, False, False, False),
+        TopicClass.RETRY:       TopicRules(False, True,  False, False),
+        TopicClass.DEAD_LETTER: TopicRules(False, True,  False, False),
+        TopicClass.EXPIRED:     TopicRules(False, True,  False, True),
     }
 )
 # fmt: on

@@ -67,14 +67,15 @@ def move_records(
     topic: str,
     *,
     due_times_ms: NDArray[np.uint64] | None = None,
-    attempts: int = 0,
+    attempts: int | Sequence[int] = 0,
     last_errors: Sequence[str] | None = None,
     is_half: bool = False,
 ) -> RecordRegion:
     """Copies for one queue of `topic` of the record fields that stand at `starts` of `data` with `sizes`: at least one; not stamped.
 
-    `due_times_ms`: when each copy may be delivered; None: at once. `attempts`: deliveries since the record was written; `last_errors`:
-    what the last one of each failed of, as the consumer said it. `is_half`: half messages that are carried forward, and stay so.
+    `due_times_ms`: when each copy may be delivered; None: at once. `attempts`: deliveries since the records were written, of all or of
+    each; `last_errors`: what the last one of each failed of, as the consumer said it. `is_half`: half messages that are carried forward,
+    and stay so.
 
     Raises ValueError for what is no record of a log.
     """
@@ -98,7 +99,8 @@ def move_records(
     tails = _tails(topic, trailers, due_times_ms, kind)
     origin = _origins(trailers)
     pieces = _Pieces(data, origin.tobytes(), tails.tobytes(), len(starts))
-    opened = attempts or last_errors is not None
+    opened = bool(attempts) or last_errors is not None
+    more = [attempts] * len(starts) if isinstance(attempts, int) else attempts
     carried = set(moved_before.tolist())
     spans = zip(
         front_starts.tolist(),
@@ -113,7 +115,7 @@ def move_records(
         if opened:
             last = last_errors[row] if last_errors is not None else None
             written = data[front_end:topic_start] if row in carried else b""
-            transit = _opened_transit(written, origin_topic, trailers[row], attempts, last)
+            transit = _opened_transit(written, origin_topic, trailers[row], more[row], last)
         elif row in carried:
             transit = data[front_end:topic_start]
         pieces.add(row, front_start, front_end, transit, origin_topic)

@@ -1,7 +1,9 @@
-"""Settings of consumer groups; a state machine over the log.
+"""Settings of consumer groups, and which requests sent messages back; a state machine over the log.
 
-    record of %SYS%GROUPS   its body is a GroupsRecord (state.proto): groups that were set up or changed, or whose settings are forgotten
-    config/groups.json      {"position": n, "groups": {"<name>": [position, "<GroupSettings in hexadecimal>"], …}}
+    record of %SYS%GROUPS   its body is a GroupsRecord (state.proto): groups that were set up or changed, or whose settings are forgotten;
+                            requests that were done
+    config/groups.json      {"position": n, "groups": {"<name>": [position, "<GroupSettings in hexadecimal>"], …},
+                             "sent_back": "<rows of requests in hexadecimal>"}
 
 Rules:
 - The records are the truth, the file is a cache (`snapshots.py`). A group's position is where its newest record stands.
@@ -15,7 +17,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -27,13 +29,17 @@ from protomq_broker.store.files.disk import Disk
 
 from .group_settings import GroupSettings, GroupSettingsError, group_from_message, group_to_message
 from .machine import Carrier, Snapshot, StateWriter
+from .sent_back import SentBackRequests, dump
 from .snapshots import SnapshotFiles
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 GROUPS_SET_UP_MAX: Final = 100_000
 CARRIED_COUNT: Final = 500
 """Groups in a slice of what is carried forward."""
+CARRIED_KEY_COUNT: Final = 5_000
+"""Requests in a slice."""
 
 
 class TooManySettingsError(StoreError):
@@ -46,7 +52,7 @@ class TooManySettingsError(StoreError):
 
 
 class GroupTable:
-    """The groups that were set up. Questions: any thread; `put`: any but the writer; `apply`: the writer.
+    """The groups that were set up. Questions: any thread; `put`: any but the writer; `apply`, `has_sent_back`: the writer.
 
     Attributes:
         writer: how changes get into the log; set before the first one.
@@ -64,6 +70,7 @@ class GroupTable:
         self._lock = threading.Lock()  # of what is below: held while it changes and is copied
         self._settings: dict[str, GroupSettings] = {}
         self._positions: dict[str, int] = {}
+        self._sent_back = SentBackRequests()
         self._change_count = self._saved_count = 0
         self._end_position = 0  # behind the start of the last record that was applied
         self.replay_from = self._files.load(self._load, log_start, end_position)
@@ -83,6 +90,10 @@ class GroupTable:
         """The groups that were set up, by name."""
         with self._lock:
             return [self._settings[name] for name in sorted(self._settings)]
+
+    def has_sent_back(self, key: int) -> bool:
+        """Whether the request with this key is known to be done."""
+        return key in self._sent_back
 
     # Changes.
 
@@ -127,18 +138,22 @@ class GroupTable:
                 if known is None or settings.version >= known.version:
                     self._settings[settings.group] = settings
                     self._positions[settings.group] = position
+            if record.sent_back:
+                self._sent_back.note(record.sent_back, record.sent_back_times_ms, position)
             self._change_count += 1
             self._end_position = position + 1
-            self._note_disabled()
+            if found or record.deleted_groups:
+                self._note_disabled()
         return ()
 
     def carry(self, cut: int) -> Sequence[Carrier]:
         """See `StateMachine`."""
         with self._lock:
             names = [name for name, position in self._positions.items() if position < cut]
+            keys = self._sent_back.below(cut)
         return [
-            partial(self._carried, names[start : start + CARRIED_COUNT], cut)
-            for start in range(0, len(names), CARRIED_COUNT)
+            *(partial(self._carried, part, cut) for part in _slices(names, CARRIED_COUNT)),
+            *(partial(self._carried_keys, part, cut) for part in _slices(keys, CARRIED_KEY_COUNT)),
         ]
 
     def unsaved(self) -> Snapshot | None:
@@ -148,13 +163,14 @@ class GroupTable:
                 return None
             change_count, end_position = self._change_count, self._end_position
             known, positions = dict(self._settings), dict(self._positions)
+            sent_back = self._sent_back.all()
 
         def save(position: int) -> None:
             groups = {
                 name: [positions[name], group_to_message(settings).SerializeToString().hex()]
                 for name, settings in known.items()
             }
-            self._files.save({"position": position, "groups": groups})
+            self._files.save({"position": position, "groups": groups, "sent_back": dump(sent_back)})
             self._saved_count = change_count
 
         return Snapshot(end_position, save)
@@ -166,6 +182,13 @@ class GroupTable:
         alive = [name for name in names if self._positions.get(name, cut) < cut]
         messages = [group_to_message(self._settings[name]) for name in alive]
         return GroupsRecord(settings=messages).SerializeToString()
+
+    def _carried_keys(self, keys: Sequence[int], cut: int) -> bytes:
+        """A record that says again those of the requests whose newest record stands in front of `cut`. The writer."""
+        times_ms = self._sent_back.times_of(keys, cut)
+        return GroupsRecord(
+            sent_back=times_ms.keys(), sent_back_times_ms=times_ms.values()
+        ).SerializeToString()
 
     def _note_disabled(self) -> None:
         self.disabled = frozenset(
@@ -182,4 +205,9 @@ class GroupTable:
                 raise ValueError(f"settings of {name!r} that do not parse") from error
             found[name] = group_from_message(message)
             positions[name] = int(position)
+        self._sent_back = SentBackRequests.load(content["sent_back"])
         self._settings, self._positions = found, positions
+
+
+def _slices(items: Sequence[T], count: int) -> list[Sequence[T]]:
+    return [items[start : start + count] for start in range(0, len(items), count)]

@@ -15,7 +15,8 @@ Rules:
 - Readers see an immutable snapshot and take no lock.
 - What the log has of a deleted topic in front of the record that deletes it belongs to nobody, not even to a topic of the same name that
   was made since (`deleted`). That record needs no carrying forward: the log goes from its front, so what it takes away goes before it does.
-- Names with a percent sign belong to the system: such topics exist in the store, but are never found, listed, created or deleted here.
+- Topics of groups (%RETRY%group, %DLQ%group) are made by the broker, with one queue, and no client may write them.
+- Other names with a percent sign belong to the system: such topics exist in the store, but are never found, listed or deleted here.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ from protomq.wire.topics import (
     QUEUES_DEFAULT,
     QUEUES_MAX,
     TOPICS_TOPIC,
+    group_of,
     is_user_name,
+    rules_of,
     why_no_group,
     why_no_topic,
 )
@@ -64,6 +67,12 @@ class InvalidNameError(StoreError):
 def require_topic_name(name: str) -> None:
     """Raises InvalidNameError unless clients may have a topic of this name."""
     _refuse(why_no_topic(name))
+
+
+def require_known_name(name: str) -> None:
+    """Raises InvalidNameError unless a user or a group may have a topic of this name."""
+    if group_of(name) is None:
+        require_topic_name(name)
 
 
 def require_group_name(name: str) -> None:
@@ -126,6 +135,11 @@ def incarnation_of_first(store_id: int, name: str, position: int) -> int:
     """
     digest = blake2b(f"{store_id} {name} {position}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1 or 1
+
+
+def topic_of_broker(name: str, queues: int = 1) -> TopicConfig:
+    """A topic as the broker makes it by itself: clients may write it if it is a user's."""
+    return TopicConfig(name, queues, queues, writable=rules_of(name).send)
 
 
 class TopicsVersion(NamedTuple):
@@ -228,8 +242,8 @@ class TopicTable:
     # Changes.
 
     def create(self, topic: TopicConfig) -> TopicConfig:
-        """Adds a topic; if there is one of that name already, that one stays and is the result. Raises as `put`."""
-        require_topic_name(topic.name)
+        """Adds a topic, a user's or a group's; if there is one of that name already, that one stays and is the result. Raises as `put`."""
+        require_known_name(topic.name)
         made = topic
 
         def change() -> bytes:
@@ -292,17 +306,16 @@ class TopicTable:
         incarnations: Mapping[str, int] = MappingProxyType({}),
     ) -> list[TopicConfig]:
         """Makes the topics that the consume queues tell of and no record does, with as many queues as were ever used, the
-        default at least; the result are those that were made. Names that no client could have chosen are left out.
+        default at least; the result are those that were made. Those of the system are left out.
 
         `incarnations`: those that can be told; the others are drawn.
         """
         found = []
         for name, count in queue_counts.items():
-            if not is_user_name(name) or name in self._by_name:
+            if not (is_user_name(name) or group_of(name)) or name in self._by_name:
                 continue
-            queues = min(max(count, queues_default), QUEUES_MAX)
-            incarnation = incarnations.get(name, 0)
-            topic = TopicConfig(name, queues, queues, incarnation=incarnation)
+            queues = min(max(count, queues_default if is_user_name(name) else 1), QUEUES_MAX)
+            topic = replace(topic_of_broker(name, queues), incarnation=incarnations.get(name, 0))
             found.append(self._with_incarnation(topic))
         if found:
             self._enter(found, NOWHERE, self._next_version())
@@ -447,7 +460,7 @@ class TopicTable:
         )
         deleted = {str(name): int(at) for name, at in content.get("deleted", {}).items()}
         for topic, _ in entries:
-            require_topic_name(topic.name)
+            require_known_name(topic.name)
             if not topic.incarnation:
                 raise ValueError(f"topic {topic.name!r} has no incarnation")
         self._by_name = {topic.name: topic for topic, _ in entries}

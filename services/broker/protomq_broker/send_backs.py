@@ -1,0 +1,324 @@
+"""Messages that a group could not process: a copy of each goes to %RETRY%group, to be delivered after a delay, or to %DLQ%group.
+
+    consumer lane   reads the request > finds the records > plans > makes the copies
+    send lane                                                                        appends them, of all requests that have arrived
+
+Rules:
+- All messages of a request are copied, or none. The copies and the record that the request is done are one append: a request that is
+  sent again is known, and does nothing.
+- The record says how often its message was handed out; a consumer that tried again by itself may say more, never less.
+- Answered when a SEND_OK would be given, as a commit of offsets is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from protomq.v1.group_service_pb2 import FailedMessage, SendBackRequest, SendBackResponse, SentBack
+from protomq.v1.state_pb2 import GroupsRecord
+from protomq.wire.topics import (
+    GROUPS_TOPIC,
+    TopicClass,
+    class_of,
+    dead_letter_topic,
+    group_of,
+    retry_topic,
+)
+from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
+
+from .delays import illegal_delay
+from .failed_messages import FoundMessage, copies_for, find_messages
+from .store.state.group_settings import GroupSettings, plan_retry
+from .store.state.topics import topic_of_broker
+from .store.timer.delay_levels import DELAY_MAX_MS, DelayError, due_of_level
+from .store_errors import to_service_error
+from .topic_access import check_group_name, check_incarnation, existing_topic
+
+if TYPE_CHECKING:
+    from protomq_runtime.call import Call
+
+    from .config import BrokerConfig
+    from .delays import Delays
+    from .log_time import LogTime
+    from .store.log.append import AppendRequest
+    from .store.store import Store
+    from .system_writer import SystemWriter
+    from .waiting_answers import WaitingAnswers
+
+MESSAGES_MAX: Final = 256
+SIZE_MAX_BYTES: Final = 8 << 20
+"""Of the messages of one request together, but for a single one."""
+APPEND_SIZE_BYTES: Final = 1 << 20
+"""Requests that arrived together are appended together up to this size: the send lane shall not be busy with one append for long."""
+ATTEMPT_MAX: Final = (1 << 31) - 2
+
+
+@dataclass(slots=True)
+class RetryCounts:
+    """Since the start.
+
+    Attributes: retried: messages that wait for another delivery, or did; dead: those that became dead letters; repeated: requests that
+        were known already.
+    """
+
+    retried: int = 0
+    dead: int = 0
+    repeated: int = 0
+
+
+class _Prepared(NamedTuple):
+    """A request whose copies are made. `sources`: the topics of its messages with their incarnations; `key`: 0 if it is done each time."""
+
+    call: Call
+    key: int
+    sources: Sequence[tuple[str, int]]
+    copies: Sequence[AppendRequest]
+    response: SendBackResponse
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(copy.region.data) for copy in self.copies)
+
+
+@dataclass(slots=True)
+class _Arrived:
+    """What waits for the send lane."""
+
+    requests: deque[_Prepared] = field(default_factory=deque)
+    is_posted: bool = False
+
+
+class SendBacks:
+    """`send_back`: the consumer lane. All else: the send lane."""
+
+    def __init__(
+        self,
+        store: Store,
+        config: BrokerConfig,
+        writer: SystemWriter,
+        waiting: WaitingAnswers,
+        delays: Delays,
+        log_time: LogTime,
+    ) -> None:
+        self._store = store
+        self._levels_ms = config.delay_levels_ms
+        self._wait_ms = config.sync_flush_timeout_ms
+        self._writer = writer
+        self._waiting = waiting
+        self._delays = delays
+        self._log_time = log_time
+        self._lock = threading.Lock()  # of the next one; never held over an append
+        self._arrived = _Arrived()
+        self.counts = RetryCounts()
+
+    def send_back(self, call: Call) -> None:
+        """Prepares the copies, has them appended, and answers the call."""
+        try:
+            request = SendBackRequest.FromString(bytes(call.payload))
+            prepared = self._prepare(request, call)
+        except DecodeError:
+            call.fail(unparsable("protomq.v1.SendBackRequest"))
+            return
+        except Exception as error:
+            call.fail(to_service_error(error))
+            return
+        with self._lock:
+            self._arrived.requests.append(prepared)
+            is_posted, self._arrived.is_posted = self._arrived.is_posted, True
+        if not is_posted:
+            self._writer.post(self._write)
+
+    # The consumer lane.
+
+    def _prepare(self, request: SendBackRequest, call: Call) -> _Prepared:
+        """Raises ServiceError, StoreError."""
+        group = request.consumer_group
+        check_group_name(group)
+        messages = request.messages
+        if not 1 <= len(messages) <= MESSAGES_MAX:
+            raise invalid_argument("messages", f"are 1 to {MESSAGES_MAX}, not {len(messages)}")
+        places = {(each.topic, each.queue_id, each.queue_offset) for each in messages}
+        if len(places) < len(messages):
+            raise invalid_argument("messages", "names a message twice; name each once")
+        for number, message in enumerate(messages):
+            if class_of(message.topic) is TopicClass.RETRY and group_of(message.topic) != group:
+                raise invalid_argument(
+                    f"messages[{number}].topic", f"{message.topic!r} has the retries of another group than {group!r}"
+                )
+        found, incarnations = find_messages(self._store, messages)
+        size_bytes = sum(each.size_bytes for each in found)
+        if size_bytes > SIZE_MAX_BYTES and len(found) > 1:
+            raise ServiceError(
+                Code.INVALID_ARGUMENT,
+                "MESSAGE_TOO_LARGE",
+                f"the messages have {size_bytes} bytes together, at most {SIZE_MAX_BYTES} are sent back at once: send back fewer",
+                metadata={
+                    "field": "messages",
+                    "size_bytes": str(size_bytes),
+                    "limit_bytes": str(SIZE_MAX_BYTES),
+                },
+            )
+        settings = self._store.groups.find(group)
+        now_ms = self._log_time.now_ms()
+        response = SendBackResponse()
+        for number, (message, record) in enumerate(zip(messages, found, strict=True)):
+            response.results.append(self._plan(settings, number, message, record, now_ms))
+        copies = copies_for(
+            found,
+            [each.error for each in messages],
+            response.results,
+            retry_topic(group),
+            dead_letter_topic(group),
+            now_ms,
+        )
+        return _Prepared(call, _key_of(request, call), incarnations, copies, response)
+
+    def _plan(
+        self,
+        settings: GroupSettings,
+        number: int,
+        message: FailedMessage,
+        record: FoundMessage,
+        now_ms: int,
+    ) -> SentBack:
+        attempt = record.attempt
+        if message.HasField("attempt"):
+            attempt = message.attempt
+            if not record.attempt <= attempt <= ATTEMPT_MAX:
+                raise invalid_argument(
+                    f"messages[{number}].attempt",
+                    f"is {attempt}, the message was handed out {record.attempt} times before: give that or more",
+                )
+        delay_ms = None
+        if message.WhichOneof("delay") != "dead_letter" or not message.dead_letter:
+            asked_ms = self._asked_delay_ms(message)
+            delay_ms = plan_retry(settings, self._levels_ms, attempt + 1, asked_ms)
+        if delay_ms is None:
+            return SentBack(attempt=attempt + 1, dead_letter=True)
+        return SentBack(attempt=attempt + 1, due_time_ms=now_ms + delay_ms)
+
+    def _asked_delay_ms(self, message: FailedMessage) -> int | None:
+        asked = message.WhichOneof("delay")
+        try:
+            if asked == "delay_level":
+                return due_of_level(self._levels_ms, message.delay_level, 0)
+            if asked == "delay_ms" and not 0 <= message.delay_ms <= DELAY_MAX_MS:
+                raise DelayError(
+                    "delay_ms", message.delay_ms, DELAY_MAX_MS, f"a retry waits 0 to {DELAY_MAX_MS} ms (40 days)"
+                )
+        except DelayError as error:
+            raise illegal_delay(error, error.value, error.limit) from error
+        return message.delay_ms if asked == "delay_ms" else None
+
+    # The send lane.
+
+    def _write(self) -> None:
+        """Appends what has arrived by now."""
+        with self._lock:
+            self._arrived.is_posted = False  # what arrives from here on posts again
+            waiting, self._arrived.requests = self._arrived.requests, deque()
+        while waiting:
+            self._append(waiting)
+
+    def _append(self, waiting: deque[_Prepared]) -> None:
+        """Appends as many of the requests as an append takes, and answers them; at least one is taken from `waiting`."""
+        group = _Together(self._store, self._delays)
+        while waiting and group.size_bytes < APPEND_SIZE_BYTES:
+            prepared = waiting.popleft()
+            try:
+                group.add(prepared)
+            except Exception as error:
+                _answer([prepared], error)
+        try:
+            position = group.append(self._writer, self._log_time.now_ms())
+        except Exception as error:
+            _answer(group.taken, error)
+            return
+        for prepared in group.taken:
+            self._count(prepared.response)
+        if self._waiting.is_stored(position):
+            _answer(group.taken, None)
+            return
+        for prepared in group.taken:
+            wait_ms = prepared.call.hold_time_ms(self._wait_ms)
+            answer = partial(_answer, [prepared])
+            self._waiting.wait(self._writer.lane, position, wait_ms, answer)
+        self._waiting.request_flush()
+
+    def _count(self, response: SendBackResponse) -> None:
+        if response.repeated_request:
+            self.counts.repeated += 1
+            return
+        dead = sum(1 for result in response.results if result.dead_letter)
+        self.counts.dead += dead
+        self.counts.retried += len(response.results) - dead
+
+
+class _Together:
+    """Requests that are appended together."""
+
+    def __init__(self, store: Store, delays: Delays) -> None:
+        self._store = store
+        self._delays = delays
+        self._keys: set[int] = set()
+        self.taken: list[_Prepared] = []
+        self.size_bytes = 0
+
+    def add(self, prepared: _Prepared) -> None:
+        """Adds a request, one that is known already without its copies. Raises ServiceError if it cannot be done any more."""
+        key = prepared.key
+        if key and (key in self._keys or self._store.groups.has_sent_back(key)):
+            prepared.response.repeated_request = True
+            for result in prepared.response.results:
+                result.due_time_ms = 0
+            self.taken.append(prepared)
+            return
+        for name, incarnation in prepared.sources:
+            check_incarnation(existing_topic(self._store, name), incarnation)
+        for copy in prepared.copies:
+            if copy.region.due_times_ms is not None:
+                self._delays.check(copy.region)
+        if key:
+            self._keys.add(key)
+        self.taken.append(prepared)
+        self.size_bytes += prepared.size_bytes
+
+    def append(self, writer: SystemWriter, now_ms: int) -> int:
+        """Appends what is new; the position up to which the log must be stored for the callers."""
+        new = [each for each in self.taken if not each.response.repeated_request]
+        copies = [copy for each in new for copy in each.copies]
+        if copies:
+            topics = dict.fromkeys(copy.region.topic for copy in copies)
+            self._store.topics.add([topic_of_broker(name) for name in topics])
+            keys = [each.key for each in new if each.key]
+            record = GroupsRecord(sent_back=keys, sent_back_times_ms=[now_ms] * len(keys))
+            states = [(GROUPS_TOPIC, [record.SerializeToString()])] if keys else []
+            writer.append_moved(copies, states)
+        return self._store.appended_position
+
+
+def _key_of(request: SendBackRequest, call: Call) -> int:
+    """Names the request: what it says, all of it. Two that chose one id by chance are still told apart."""
+    if not request.request_id:
+        return 0
+    return int.from_bytes(blake2b(bytes(call.payload), digest_size=8).digest(), "little") or 1
+
+
+def _answer(requests: Iterable[_Prepared], error: Exception | None) -> None:
+    for prepared in requests:
+        prepared.call.lane.post(partial(_answer_here, prepared, error))
+
+
+def _answer_here(prepared: _Prepared, error: Exception | None) -> None:
+    if error is not None:
+        prepared.call.fail(to_service_error(error))
+    else:
+        prepared.call.answer(prepared.response.SerializeToString())

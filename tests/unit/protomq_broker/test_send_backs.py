@@ -1,0 +1,405 @@
+"""Send-backs over a store on a simulated disk: retried as planned, dead after exactly the configured attempts, once for each request."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from protomq.testing.simdisk import Fault, SimulatedCrash
+from protomq.v1.group_service_pb2 import FailedMessage, SendBackRequest
+from protomq.v1.record_pb2 import Record
+from protomq.wire.topics import dead_letter_topic, retry_topic
+from protomq_broker.store.state.group_settings import GroupSettings
+from protomq_broker.store.state.sent_back import REMEMBERED_MS
+from protomq_broker.store.tools.verify import verify
+from protomq_runtime.errors import ServiceError
+from tests.support.retry_world import GROUP, TOPIC, RetryWorld, failed, id_of
+
+KEPT = ("body", "crc32c", "producer_id", "producer_epoch", "sequence", "born_time_ms", "key_hash")
+
+
+def refusal(call: Callable[[], Any]) -> ServiceError:
+    with pytest.raises(ServiceError) as caught:
+        call()
+    return caught.value
+
+
+def test_a_message_that_fails_comes_again_and_says_why() -> None:
+    world = RetryWorld()
+    world.send(b"first", b"second", key="k")
+    _, second = world.read(TOPIC)
+    answer = world.send_back([second], error="ValueError: no such flight")
+    (result,) = answer.results
+    assert (result.attempt, result.dead_letter) == (1, False)
+    assert result.due_time_ms == world.log_time.now_ms() + 10_000
+    world.deliver(9_999)
+    assert world.retries() == []
+    world.deliver(1)
+    (copy,) = world.retries()
+    for name in KEPT:
+        assert getattr(copy, name) == getattr(second, name)
+    assert list(copy.keys) == ["k"]
+    transit = copy.transit
+    assert (transit.origin_topic, transit.origin_queue_id, transit.origin_queue_offset) == (TOPIC, 0, 1)
+    assert (transit.attempt, transit.last_error) == (1, "ValueError: no such flight")
+    assert transit.first_store_time_ms == second.store_time_ms
+    assert not copy.HasField("due_time_ms")
+
+
+@pytest.mark.parametrize("limit", [0, 1, 3, 16])
+def test_after_exactly_the_configured_attempts_it_is_a_dead_letter(limit: int) -> None:
+    world = RetryWorld()
+    world.store.groups.put(GroupSettings(GROUP, retry_count_max=limit, retry_delays_ms=(5, 7)))
+    world.send(b"poison")
+    message = world.read(TOPIC)[0]
+    deliveries = 0
+    while True:
+        deliveries += 1
+        (result,) = world.send_back([message], error=f"failure {deliveries}").results
+        assert result.attempt == deliveries
+        if result.dead_letter:
+            break
+        assert result.due_time_ms - world.log_time.now_ms() == (5 if deliveries == 1 else 7)
+        world.deliver(10)
+        message = world.retries()[-1]
+        assert message.transit.attempt == deliveries
+    assert deliveries == limit + 1
+    (dead,) = world.dead_letters()
+    assert (dead.transit.attempt, dead.transit.last_error) == (limit + 1, f"failure {limit + 1}")
+    assert dead.transit.origin_topic == TOPIC
+    assert id_of(dead) == id_of(message)
+    world.deliver(10**9)
+    assert len(world.retries()) == limit
+
+
+def test_the_consumer_may_choose_the_delay_but_not_the_limit() -> None:
+    world = RetryWorld()
+    world.store.groups.put(GroupSettings(GROUP, retry_count_max=1))
+    world.send(b"a", b"b", b"c", b"d")
+    messages = world.read(TOPIC)
+    now_ms = world.log_time.now_ms()
+    level, later, at_once, never = (
+        world.send_back([message], **fields).results[0]
+        for message, fields in zip(
+            messages,
+            ({"delay_level": 2}, {"delay_ms": 123}, {"delay_ms": 0}, {"dead_letter": True}),
+            strict=True,
+        )
+    )
+    assert (level.due_time_ms, later.due_time_ms) == (now_ms + 5_000, now_ms + 123)
+    assert not at_once.dead_letter
+    assert [copy.body for copy in world.retries()] == [b"c"], "without a delay it comes at once"
+    assert never.dead_letter
+    assert [copy.body for copy in world.dead_letters()] == [b"d"]
+    (again,) = world.send_back(world.retries(), delay_level=1).results
+    assert again.dead_letter, "the limit holds"
+    assert not world.send_back([messages[0]], dead_letter=False).results[0].dead_letter
+
+
+def test_a_consumer_that_tried_by_itself_says_how_often() -> None:
+    world = RetryWorld()
+    world.store.groups.put(GroupSettings(GROUP, retry_count_max=3))
+    world.send(b"a", b"b")
+    first, second = world.read(TOPIC)
+    assert world.send_back([first], attempt=2).results[0].attempt == 3
+    assert world.send_back([second], attempt=3).results[0].dead_letter
+    world.deliver(10**6)
+    (copy,) = world.retries()
+    assert copy.transit.attempt == 3
+    error = refusal(lambda: world.send_back([copy], attempt=2))
+    assert "handed out 3 times" in error.message
+
+
+def test_messages_of_many_queues_go_back_together_or_not_at_all() -> None:
+    world = RetryWorld()
+    world.send(b"a", b"b")
+    world.send(b"c", queue_id=1)
+    messages = [*world.read(TOPIC), *world.read(TOPIC, 1)]
+    gone = FailedMessage(topic=TOPIC, queue_id=1, queue_offset=1)
+    before = world.store.appended_position
+    error = refusal(lambda: world.send_back([*messages, gone]))
+    assert (error.reason, error.metadata["queue_offset"], error.metadata["end_offset"]) == ("OFFSET_OUT_OF_RANGE", "1", "1")  # fmt: skip
+    assert world.store.appended_position == before
+    results = world.send_back(reversed(messages)).results
+    assert [result.attempt for result in results] == [1, 1, 1]
+    world.deliver(10_000)
+    assert sorted(copy.body for copy in world.retries()) == [b"a", b"b", b"c"]
+
+
+def test_large_messages_go_back_one_by_one() -> None:
+    world = RetryWorld(segment=32 << 20)
+    world.send(bytes(4 << 20), bytes(4 << 20), b"x")
+    messages = world.read(TOPIC)
+    error = refusal(lambda: world.send_back(messages))
+    assert error.reason == "MESSAGE_TOO_LARGE"
+    for message in messages:
+        world.send_back([message])
+
+
+@pytest.mark.parametrize(
+    ("request_", "reason", "words"),
+    [
+        (SendBackRequest(messages=[FailedMessage(topic=TOPIC)]), "INVALID_ARGUMENT", "consumer_group"),
+        (SendBackRequest(consumer_group="%RETRY%g", messages=[FailedMessage(topic=TOPIC)]), "INVALID_ARGUMENT", "consumer_group"),
+        (SendBackRequest(consumer_group="g"), "INVALID_ARGUMENT", "1 to 256"),
+        (SendBackRequest(consumer_group="g", messages=[FailedMessage(topic=TOPIC)] * 257), "INVALID_ARGUMENT", "1 to 256"),
+        (SendBackRequest(consumer_group="g", messages=[FailedMessage(topic=TOPIC)] * 2), "INVALID_ARGUMENT", "twice"),
+        (SendBackRequest(consumer_group="g", messages=[FailedMessage(topic="nobody")]), "TOPIC_NOT_FOUND", "nobody"),
+        (SendBackRequest(consumer_group="g", messages=[FailedMessage(topic="%SYS%GROUPS")]), "INVALID_ARGUMENT", "topic"),
+        (SendBackRequest(consumer_group="g", messages=[FailedMessage(topic="%RETRY%h")]), "INVALID_ARGUMENT", "another group"),
+        (SendBackRequest(consumer_group="g", messages=[FailedMessage(topic=TOPIC, queue_id=2)]), "QUEUE_NOT_FOUND", "2"),
+        (SendBackRequest(consumer_group="g", messages=[FailedMessage(topic=TOPIC, queue_offset=-1)]), "OFFSET_OUT_OF_RANGE", "-1"),
+        (SendBackRequest(consumer_group="g", messages=[FailedMessage(topic=TOPIC, topic_incarnation=3)]), "TOPIC_RECREATED", "3"),
+        (SendBackRequest(consumer_group="g", messages=[FailedMessage(topic=TOPIC, message_id="x")]), "INVALID_ARGUMENT", "message_id"),
+        (SendBackRequest(consumer_group="g", messages=[FailedMessage(topic=TOPIC, message_id="0" * 40)]), "INVALID_ARGUMENT", "is not that of"),
+        (SendBackRequest(consumer_group="g", messages=[FailedMessage(topic=TOPIC, attempt=-1)]), "INVALID_ARGUMENT", "attempt"),
+        (SendBackRequest(consumer_group="g", messages=[FailedMessage(topic=TOPIC, attempt=(1 << 31) - 1)]), "INVALID_ARGUMENT", "attempt"),
+        (SendBackRequest(consumer_group="g", messages=[FailedMessage(topic=TOPIC, delay_level=19)]), "ILLEGAL_DELAY", "19"),
+        (SendBackRequest(consumer_group="g", messages=[FailedMessage(topic=TOPIC, delay_level=0)]), "ILLEGAL_DELAY", "0"),
+        (SendBackRequest(consumer_group="g", messages=[FailedMessage(topic=TOPIC, delay_ms=-1)]), "ILLEGAL_DELAY", "40 days"),
+        (SendBackRequest(consumer_group="g", messages=[FailedMessage(topic=TOPIC, delay_ms=40 * 86_400_000 + 1)]), "ILLEGAL_DELAY", "40 days"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_and_changes_nothing(
+    request_: SendBackRequest, reason: str, words: str
+) -> None:
+    world = RetryWorld()
+    world.send(b"a")
+    before = world.store.appended_position, world.store.topics.snapshot()
+    call = world.call(request_)
+    assert isinstance(call.outcome, ServiceError)
+    assert call.outcome.reason == reason
+    assert words in str(call.outcome)
+    assert (world.store.appended_position, world.store.topics.snapshot()) == before
+
+
+def test_what_does_not_parse_is_refused() -> None:
+    world = RetryWorld()
+    call = world.call(SendBackRequest())
+    call.payload, call.outcome = b"\xff", None
+    world.send_backs.send_back(call)  # type: ignore[arg-type]
+    assert isinstance(call.outcome, ServiceError)
+
+
+def test_a_request_that_is_sent_again_is_done_once_over_restarts_too() -> None:
+    world = RetryWorld()
+    world.send(b"a", b"b")
+    messages = world.read(TOPIC)
+
+    def again(**fields: Any) -> bool:
+        return world.send_back(messages, request_id=5, **fields).repeated_request
+
+    assert not again()
+    answer = world.send_back(messages, request_id=5)
+    assert answer.repeated_request
+    assert [(result.attempt, result.due_time_ms) for result in answer.results] == [(1, 0)] * 2
+    world.restart()
+    assert again()
+    world.restart(world.disk.killed())
+    assert again()
+    assert not again(error="another request, though with the same id")
+    world.clock.time_ms += REMEMBERED_MS + 1
+    world.send_back(messages[:1], request_id=6)  # time is what records say
+    assert not again()
+    world.deliver(10**6)
+    assert len(world.retries()) == 2 + 2 + 1 + 2
+
+
+def test_two_of_the_same_that_arrive_together_are_done_once() -> None:
+    world = RetryWorld()
+    world.send(b"a")
+    request = SendBackRequest(
+        consumer_group=GROUP, messages=[failed(world.read(TOPIC)[0])], request_id=9
+    )
+    world.lane.waits = True
+    calls = [world.call(request), world.call(request)]
+    world.lane.run()
+    world.store.flush()
+    assert all(isinstance(call.outcome, bytes) for call in calls)
+    world.deliver(10**6)
+    assert len(world.retries()) == 1
+    assert (world.send_backs.counts.retried, world.send_backs.counts.repeated) == (1, 1)
+
+
+def test_without_a_request_id_each_request_makes_copies() -> None:
+    world = RetryWorld()
+    world.send(b"a")
+    for _ in range(2):
+        assert not world.send_back(world.read(TOPIC)).repeated_request
+    world.deliver(10**6)
+    assert len(world.retries()) == 2
+
+
+def test_requests_that_are_remembered_outlive_their_segments() -> None:
+    world = RetryWorld(segment=4096)
+    world.send(b"a")
+    messages = world.read(TOPIC)
+    world.send_back(messages, request_id=3, delay_ms=30 * 86_400_000)
+    for _ in range(40):
+        world.send(bytes(500))
+    keys = [key for key, _ in world.store.groups._sent_back.all()]
+    world.store.checkpoint()
+    world.store.delete_segments_below(world.store.appended_position)
+    assert world.store.min_position > 4096
+    world.store.close()
+    for path in [path for path in world.disk.list("/s") if path != "commitlog"]:
+        world.disk.remove(f"/s/{path}")
+    world.start()
+    assert [world.store.groups.has_sent_back(key) for key in keys] == [True]
+
+
+def test_it_is_answered_when_it_is_stored() -> None:
+    world = RetryWorld()
+    world.send(b"a")
+    world.send_back(world.read(TOPIC))
+    call = world.call(
+        SendBackRequest(consumer_group=GROUP, messages=[failed(world.read(TOPIC)[0])])
+    )
+    assert not call.answered
+    world.store.flush()
+    assert isinstance(call.outcome, bytes)
+
+
+def test_a_topic_that_is_deleted_meanwhile_refuses() -> None:
+    world = RetryWorld()
+    world.send(b"a")
+    request = SendBackRequest(consumer_group=GROUP, messages=[failed(world.read(TOPIC)[0])])
+    world.lane.waits = True
+    call = world.call(request)
+    world.store.delete_topic(TOPIC)
+    world.lane.run()
+    assert isinstance(call.outcome, ServiceError)
+    assert call.outcome.reason == "TOPIC_NOT_FOUND"
+    assert world.store.topics.find(retry_topic(GROUP)) is None
+
+
+def test_pending_messages_have_a_limit_that_dead_letters_do_not_count_for() -> None:
+    world = RetryWorld(delayed_count_max=1)
+    world.send(b"a", b"b")
+    first, second = world.read(TOPIC)
+    world.send_back([first])
+    assert refusal(lambda: world.send_back([second])).reason == "TOO_MANY"
+    assert world.send_back([second], dead_letter=True).results[0].dead_letter
+
+
+def test_topics_of_groups_come_with_their_first_messages_and_stay() -> None:
+    world = RetryWorld()
+    world.send(b"a", b"b")
+    first, second = world.read(TOPIC)
+    world.send_back([first])
+    world.send_back([second], dead_letter=True)
+    names = (retry_topic(GROUP), dead_letter_topic(GROUP))
+    for _ in range(2):
+        for name in names:
+            topic = world.store.topics.find(name)
+            assert topic is not None
+            assert (topic.write_queues, topic.read_queues, topic.writable) == (1, 1, False)
+        world.restart()
+    world.store.delete_topic(names[0])
+    world.deliver(10**6)
+    assert world.store.topics.find(names[0]) is None, "its pending messages go with it"
+
+
+def test_a_topic_of_a_group_of_which_only_its_messages_tell_is_restored() -> None:
+    world = RetryWorld()
+    world.send(b"a")
+    world.send_back(world.read(TOPIC), dead_letter=True)
+    name = dead_letter_topic(GROUP)
+    before = world.store.topics.find(name)
+    world.store.close()
+    (found,) = world.store.topics.restore({}, 8) or [None]
+    assert found is None
+    assert before is not None
+    table = world.store.topics
+    del table._by_name[name]
+    (restored,) = table.restore({name: 1, "%SYS%GROUPS": 1, "%odd": 1}, 8)
+    assert (restored.name, restored.read_queues, restored.writable) == (name, 1, False)
+
+
+ERRORS = st.text(max_size=300)
+
+
+@hypothesis_settings(deadline=None, max_examples=40)
+@given(
+    st.lists(st.tuples(st.binary(max_size=300), ERRORS, st.integers(0, 30)), min_size=1, max_size=8),
+    st.integers(0, 20),
+    st.permutations(range(8)),
+)
+def test_copies_are_their_messages_whatever_was_sent_back(
+    messages: list[tuple[bytes, str, int]], limit: int, order: list[int]
+) -> None:
+    world = RetryWorld()
+    world.store.groups.put(GroupSettings(GROUP, retry_count_max=limit, retry_delays_ms=(1,)))
+    world.send(*(body for body, _, _ in messages))
+    stored = world.read(TOPIC)
+    rows = [row for row in order if row < len(messages)]
+    results = world.send_back(
+        [failed(stored[row], error=messages[row][1], attempt=messages[row][2]) for row in rows]
+    ).results
+    world.deliver(1)
+    copies = {id_of(copy): copy for copy in [*world.retries(), *world.dead_letters()]}
+    dead = {id_of(copy) for copy in world.dead_letters()}
+    for row, result in zip(rows, results, strict=True):
+        body, error, attempt = messages[row]
+        copy = copies.pop(id_of(stored[row]))
+        assert (copy.body, copy.crc32c) == (body, stored[row].crc32c)
+        assert copy.transit.attempt == result.attempt == attempt + 1
+        assert error.encode().startswith(copy.transit.last_error.encode())
+        assert result.dead_letter == (attempt + 1 > limit) == (id_of(copy) in dead)
+    assert not copies
+
+
+def work(world: RetryWorld, told: dict[str, int]) -> None:
+    """Sends, fails, retries, dies. `told`: by message id, the attempts that the answers have told of."""
+
+    def send_back(messages: list[Record], request_id: int, **fields: Any) -> None:
+        results = world.send_back(messages, request_id=request_id, **fields).results
+        for message, result in zip(messages, results, strict=True):
+            told[id_of(message)] = result.attempt
+
+    world.send(b"a", b"b", b"c")
+    messages = world.read(TOPIC)
+    send_back(messages[:2], 1, delay_ms=5)
+    world.store.checkpoint()
+    world.deliver(5)
+    send_back(world.retries()[:1], 2, delay_ms=5)
+    send_back(messages[2:], 3, dead_letter=True)
+    world.deliver(5)
+    send_back(world.retries()[2:], 4, dead_letter=True)
+
+
+@pytest.mark.parametrize("ends", ["kill", "power cut"])
+def test_whatever_ends_it_what_was_answered_is_there_and_once(ends: str) -> None:
+    """At each operation of the disk in turn."""
+    for number in range(1, 400):
+        world = RetryWorld()
+        world.store.flush()
+        world.disk.fail_at(number, Fault.CRASH)
+        told: dict[str, int] = {}
+        ended = False
+        try:
+            work(world, told)
+            ended = True
+        except SimulatedCrash:
+            pass
+        disk = world.disk.killed() if ends == "kill" else world.disk.crash(random.Random(number))
+        world.restart(disk)
+        world.deliver(10**6)
+        found: dict[str, list[int]] = {}
+        for copy in [*world.retries(), *world.dead_letters()]:
+            found.setdefault(id_of(copy), []).append(copy.transit.attempt)
+        for message_id, attempt in told.items():
+            assert attempt in found[message_id], (number, message_id)
+        for attempts in found.values():
+            assert len(attempts) == len(set(attempts)), (number, "a copy twice")
+        world.store.close()
+        assert verify("/s", disk=world.disk) == []
+        if ended:
+            return
+    raise AssertionError("the work never came to its end")
