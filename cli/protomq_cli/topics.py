@@ -48,6 +48,9 @@ _QUEUE_COLUMNS = (
 
 
 def list_topics(
+    group_topics: Annotated[
+        bool, typer.Option("--group-topics", help="Those of groups, too: retries and dead letters.")
+    ] = False,
     broker: OnBroker = None,
     namesrv: Namesrv = None,
     output: Output = OutputFormat.TABLE,
@@ -61,7 +64,9 @@ def list_topics(
     with open_admin(namesrv, timeout) as admin:
         rows = [
             _topic_row(topic, broker_name)
-            for broker_name, topics in missing.take(lambda: admin.list_topics(broker)).items()
+            for broker_name, topics in missing.take(
+                lambda: admin.list_topics(broker, group_topics=group_topics)
+            ).items()
             for topic in topics
         ]
     rows.sort(key=lambda row: (row["topic"], row["broker"]))

@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from ._outgoing import SendStatus as SendStatus
     from ._producer import Producer as Producer
     from ._pull_consumer import PullConsumer as PullConsumer
+    from ._send_back import SentBack as SentBack
+    from ._transit import MessageOrigin as MessageOrigin
     from ._types import DelayLevel as DelayLevel
     from ._types import MessageQueue as MessageQueue
     from ._types import Permission as Permission
@@ -84,6 +86,8 @@ _LAZY = {
     "ConsumerGroup": "_admin",
     "FilterModule": "_admin",
     "GroupSettings": "_group_admin",
+    "MessageOrigin": "_transit",
+    "SentBack": "_send_back",
     "ProtomqError": "errors",
 }
 
@@ -116,6 +120,8 @@ __all__ = [
     "ConsumerGroup",
     "FilterModule",
     "GroupSettings",
+    "MessageOrigin",
+    "SentBack",
     "ProtomqError",
     "errors",
     "__version__",

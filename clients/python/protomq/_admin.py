@@ -376,15 +376,17 @@ class Admin:
             raise next(iter(failures.values()), _no_broker_has(topic))
         return _whole(deleted, failures)
 
-    def list_topic_names(self) -> list[str]:
-        """Names of all topics that the name server knows, in order."""
+    def list_topic_names(self, *, group_topics: bool = False) -> list[str]:
+        """Names of all topics that the name server knows, in order; `group_topics`: those of groups, too (%RETRY%group, %DLQ%group)."""
         from .v1 import route_service_pb2 as pb
 
         self._check_open()
         names: list[str] = []
         token = ""
         while True:
-            request = pb.ListTopicNamesRequest(page_size=_PAGE_SIZE, page_token=token)
+            request = pb.ListTopicNamesRequest(
+                page_size=_PAGE_SIZE, page_token=token, group_topics=group_topics
+            )
             data = self._routes.ask(
                 _methods.LIST_TOPIC_NAMES, request.SerializeToString(), self._request_timeout_s
             )
@@ -394,16 +396,17 @@ class Admin:
             if not token:
                 return names
 
-    def list_topics(self, broker_name: str | None = None) -> dict[str, list[TopicConfig]]:
-        """The topics of a broker, or of each, by broker name."""
+    def list_topics(
+        self, broker_name: str | None = None, *, group_topics: bool = False
+    ) -> dict[str, list[TopicConfig]]:
+        """The topics of a broker, or of each, by broker name; `group_topics`: those of groups, too (%RETRY%group, %DLQ%group)."""
         from .v1 import admin_service_pb2 as pb
 
         found: dict[str, list[TopicConfig]] = {}
 
         def ask(broker: BrokerInfo) -> None:
-            pages = self._pages(
-                broker, _methods.LIST_TOPICS, pb.ListTopicsRequest(), pb.ListTopicsResponse
-            )
+            request = pb.ListTopicsRequest(group_topics=group_topics)
+            pages = self._pages(broker, _methods.LIST_TOPICS, request, pb.ListTopicsResponse)
             found[broker.broker_name] = [_topic_config(one) for page in pages for one in page.topics]
 
         return _whole(found, self._ask_each(_one_or_all(broker_name), ask))

@@ -25,9 +25,10 @@ from ._message import Message
 from ._offset_calls import checked_offsets, checked_queues, checked_tags
 from ._open_consumers import closed, not_taken_text, opened
 from ._pull_logic import POLL_MESSAGES, Ticket, logger
+from ._send_back import SentBack
 from ._show_settings import show_settings
 from ._transport_options import TransportOptions
-from ._types import PEER_TIMEOUT_S, MessageQueue, QueueRange
+from ._types import PEER_TIMEOUT_S, Delay, MessageQueue, QueueRange
 from ._warnings import warn
 from .errors import ClosedError, ProtomqError
 
@@ -161,6 +162,25 @@ class AsyncPullConsumer(ConsumerBase):
                 except GeneratorExit:
                     self._state.give_back(messages[i + 1 :])
                     raise
+
+    # -- what failed -----------------------------------------------------------------------------------------------------
+
+    async def send_back(
+        self,
+        messages: Message | Iterable[Message],
+        *,
+        error: str | BaseException = "",
+        delay: Delay | None = None,
+        dead_letter: bool = False,
+    ) -> list[SentBack]:
+        """See PullConsumer.send_back."""
+        self._check_open()
+        return await self._run(self._send_back_steps(messages, error, delay, dead_letter))
+
+    async def subscribe_retries(self) -> None:
+        """See PullConsumer.subscribe_retries."""
+        self._check_open()
+        await self.subscribe(await self._run(self._retry_topic_steps()))
 
     # -- positions and offsets -------------------------------------------------------------------------------------------
 

@@ -7,10 +7,23 @@ from collections.abc import Iterable
 
 from ._consumer_options import ConsumerOptions
 from ._consumer_steps import ConsumerSteps
+from ._message import Message
+from ._offset_calls import subscribed_queues
 from ._open_consumers import shared_queue, shared_queue_text, uncommitted_text
 from ._pull_logic import logger
 from ._routes import RouteBook
-from ._types import BrokerAddress, MessageQueue, Route
+from ._send_back import (
+    SentBack,
+    brokers_of,
+    checked_messages,
+    delay_fields,
+    error_text,
+    require_group,
+    retry_topic_steps,
+    send_back_steps,
+)
+from ._steps import Steps
+from ._types import BrokerAddress, Delay, MessageQueue, Route
 from ._warnings import warn
 from .errors import ClosedError, ConfigurationError
 
@@ -56,6 +69,26 @@ class ConsumerBase:
     def _check_something_to_poll(self) -> None:
         if not self._steps.subscriptions and not self._steps.assigned:
             raise ConfigurationError("nothing to poll: subscribe to a topic or assign queues first")
+
+    def _send_back_steps(
+        self,
+        messages: Message | Iterable[Message],
+        error: str | BaseException,
+        delay: Delay | None,
+        dead_letter: bool,
+    ) -> Steps[list[SentBack]]:
+        """Of `send_back`, its arguments checked."""
+        group = require_group(self.group)
+        fields = {"error": error_text(error), **delay_fields(delay, dead_letter=dead_letter)}
+        found = checked_messages(messages)
+        timeout_s = self.options.request_timeout_s
+        return send_back_steps(group, found, fields, self._state.incarnation, timeout_s)
+
+    def _retry_topic_steps(self) -> Steps[str]:
+        """Of `subscribe_retries`: the topic."""
+        group = require_group(self.group)
+        queues = subscribed_queues(self._steps.assigned, self._steps.subscriptions)
+        return retry_topic_steps(group, brokers_of(queues), self.options.request_timeout_s)
 
     def _doubts(self, routes: Iterable[Route]) -> list[str]:
         """What the user may not have meant; each is told once."""

@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import ClassVar, Final
 
+from ._transit import MessageOrigin, MessageTransit, read_transit
 from ._types import MessageQueue
 from .errors import CorruptMessageError, ProtocolError
 from .wire import varints
@@ -36,6 +37,7 @@ from .wire.record import (
     CRC32C_AT,
     FIXED_TRAILER_SIZE_BYTES,
     FLAG_COMPRESSION_MASK,
+    FLAG_TRANSIT,
     FLAGS_AT,
     KEY_HASH_AT,
     PHYSICAL_OFFSET_AT,
@@ -168,6 +170,24 @@ class Message:
         return self._walk()[4]
 
     @property
+    def attempt(self) -> int:
+        """How often it was handed out before: 0 unless the group sent it back."""
+        transit = self._transit()
+        return transit.attempt if transit is not None else 0
+
+    @property
+    def last_error(self) -> str:
+        """What its last delivery failed of, as the consumer that sent it back said; "" if it was not sent back."""
+        transit = self._transit()
+        return transit.last_error if transit is not None else ""
+
+    @property
+    def origin(self) -> MessageOrigin | None:
+        """Where it stood before the broker moved it, of a retry, a dead letter or a message that was delayed; None if it was not moved."""
+        transit = self._transit()
+        return transit.origin if transit is not None else None
+
+    @property
     def topic(self) -> str:
         """The topic."""
         return self.queue.topic
@@ -277,6 +297,14 @@ class Message:
             raise self._corrupt("its keys and properties do not parse") from error
         return parsed
 
+    def _transit(self) -> MessageTransit | None:
+        if not self.flags & FLAG_TRANSIT:
+            return None
+        try:
+            return read_transit(self._rest)
+        except (IndexError, ValueError) as error:
+            raise self._corrupt("what the broker says of its origin does not parse") from error
+
     def _corrupt(self, what: str) -> CorruptMessageError:
         where = {
             "topic": self.topic,
@@ -353,6 +381,9 @@ class DamagedMessage(StoredMessage):
         return self._record
 
     def _walk(self) -> tuple[tuple[str, ...], str, Mapping[str, str], str, str]:
+        raise self._damage()
+
+    def _transit(self) -> MessageTransit | None:
         raise self._damage()
 
     def _damage(self) -> CorruptMessageError:

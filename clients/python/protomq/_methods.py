@@ -48,6 +48,10 @@ GET_GROUP: Final = MethodInfo(_V1 + "GroupService/GetGroup", 0x0602, LANE_CONSUM
 LIST_GROUP_SETTINGS: Final = MethodInfo(
     _V1 + "GroupService/ListGroupSettings", 0x0603, LANE_CONSUMER
 )
+SEND_BACK: Final = MethodInfo(_V1 + "GroupService/SendBack", 0x0604, LANE_CONSUMER)
+CREATE_RETRY_TOPIC: Final = MethodInfo(
+    _V1 + "GroupService/CreateRetryTopic", 0x0605, LANE_CONSUMER
+)
 
 DEPLOY_FILTER: Final = MethodInfo(_V1 + "FilterService/DeployFilter", 0x0C01, LANE_ADMIN)
 LIST_FILTERS: Final = MethodInfo(_V1 + "FilterService/ListFilters", 0x0C02, LANE_ADMIN)

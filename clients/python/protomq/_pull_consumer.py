@@ -26,11 +26,12 @@ from ._open_consumers import closed, not_taken_text, opened
 from ._pull_logic import POLL_MESSAGES, logger
 from ._pull_multiplexer import PullMultiplexer
 from ._routes import Routes
+from ._send_back import SentBack
 from ._show_settings import show_settings
 from ._steps import Driver
 from ._transport import SyncTransport
 from ._transport_options import TransportOptions
-from ._types import PEER_TIMEOUT_S, MessageQueue, QueueRange
+from ._types import PEER_TIMEOUT_S, Delay, MessageQueue, QueueRange
 from ._warnings import warn
 from .errors import ClosedError, ProtomqError
 
@@ -201,6 +202,35 @@ class PullConsumer(ConsumerBase):
         pulls = self._pulls
         if pulls is not None:
             pulls.wake()
+
+    # -- what failed -----------------------------------------------------------------------------------------------------
+
+    def send_back(
+        self,
+        messages: Message | Iterable[Message],
+        *,
+        error: str | BaseException = "",
+        delay: Delay | None = None,
+        dead_letter: bool = False,
+    ) -> list[SentBack]:
+        """Gives messages back that could not be processed: the group gets them again after a delay, from %RETRY%group.
+
+        Once the retries of the group's settings are spent (16 by default, `Admin.set_group`), they become dead letters, in %DLQ%group.
+        `error`: what they failed of. `delay`: when to try again: a timedelta, seconds or a DelayLevel; else as the settings say.
+        `dead_letter`: not at all. What became of each is the result; a message so given back is dealt with, commit its offset.
+
+        An error leaves open what was done with the messages of other brokers, or beyond the first 256: those may come twice.
+        """
+        self._check_open()
+        return self._run(self._send_back_steps(messages, error, delay, dead_letter))
+
+    def subscribe_retries(self) -> None:
+        """Consumes the topic of the group's retries, too, which `send_back` fills, at all brokers of what is consumed by now.
+
+        Call it again after another `subscribe`.
+        """
+        self._check_open()
+        self.subscribe(self._run(self._retry_topic_steps()))
 
     # -- positions and offsets -------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from .topic_access import check_incarnation, check_read_queue, readable_topic
 
 if TYPE_CHECKING:
     from protomq.v1.group_service_pb2 import FailedMessage, SentBack
+
     from .store.state.topics import TopicConfig
     from .store.store import Store
 

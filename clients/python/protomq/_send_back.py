@@ -1,0 +1,212 @@
+"""Sending messages back that could not be processed: requests, answers, and the steps between them."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from . import _methods
+from ._call_steps import call_broker, decoded
+from ._checks import check_count, check_flag
+from ._late_imports import fork_waits
+from ._message import Message
+from ._retry import CALL
+from ._steps import ForgetRoute, GetRoute, Pause, Steps
+from ._types import DelayLevel, MessageQueue
+from .errors import ConfigurationError, NoRouteError, TopicNotFoundError, WrongTypeError
+from .wire.topics import retry_topic
+
+MESSAGES_MAX: Final = 256
+SIZE_MAX_BYTES: Final = 4 << 20
+"""Of the messages in one request; a broker takes twice as much."""
+ERROR_SIZE_MAX: Final = 512
+"""Characters; a broker keeps so many octets."""
+DELAY_MAX_S: Final = 40 * 86_400
+LOOK_AGAIN_S: Final = 0.05
+"""Until a name server has heard of a topic that was made a moment ago."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentBack:
+    """What became of a message that was sent back.
+
+    `attempt`: how often it has been handed out by now. `due_time`: when the group gets it again (UTC); None for a dead letter, and where
+    the broker had done the request already and only its answer was lost.
+    """
+
+    attempt: int
+    due_time: datetime | None
+    dead_letter: bool
+
+
+class BackRequest:
+    """One request: messages of one broker. `rows`: their places among those that were given."""
+
+    def __init__(self, topic: str, broker_name: str) -> None:
+        self.topic = topic
+        self.broker_name = broker_name
+        self.rows: list[int] = []
+        self.size_bytes = 0
+
+
+def checked_messages(messages: object) -> list[Message]:
+    """One message or several. Raises WrongTypeError."""
+    if isinstance(messages, Message):
+        return [messages]
+    if isinstance(messages, str | bytes) or not isinstance(messages, Iterable):
+        raise WrongTypeError(f"send_back takes a Message or several, not {messages!r}")
+    found = list(messages)
+    for each in found:
+        if not isinstance(each, Message):
+            raise WrongTypeError(f"send_back takes messages as they were polled, {each!r} is none")
+    return found
+
+
+def error_text(error: object) -> str:
+    """What a message failed of: a text, or an exception with its name."""
+    if isinstance(error, BaseException):
+        error = f"{type(error).__name__}: {error}"
+    if not isinstance(error, str):
+        raise WrongTypeError(f"error is a str or an exception, not {error!r}")
+    return error[:ERROR_SIZE_MAX].encode(errors="replace").decode()
+
+
+def delay_fields(delay: object, *, dead_letter: object) -> dict[str, Any]:
+    """The fields of FailedMessage that say when. Raises WrongTypeError, ConfigurationError."""
+    check_flag("dead_letter", dead_letter)
+    if dead_letter:
+        if delay is not None:
+            raise ConfigurationError("a dead letter has no delay: give one of the two")
+        return {"dead_letter": True}
+    if delay is None:
+        return {}
+    if isinstance(delay, DelayLevel):
+        return {"delay_level": check_count("the level of a delay", delay.level, 1, (1 << 31) - 1)}
+    if isinstance(delay, timedelta):
+        delay = delay.total_seconds()
+    if isinstance(delay, bool) or not isinstance(delay, int | float):
+        raise WrongTypeError(
+            f"delay is a timedelta, a number of seconds or a DelayLevel, not {delay!r}"
+        )
+    if not 0 <= delay <= DELAY_MAX_S:
+        raise ConfigurationError(f"delay is 0 seconds to 40 days, not {delay}")
+    return {"delay_ms": round(delay * 1000)}
+
+
+def requests_for(messages: Sequence[Message]) -> list[BackRequest]:
+    """The messages by broker, as many in a request as fit."""
+    requests: list[BackRequest] = []
+    open_requests: dict[str, BackRequest] = {}
+    for row, message in enumerate(messages):
+        queue = message.queue
+        size_bytes = len(message.record)
+        request = open_requests.get(queue.broker_name)
+        if (
+            request is None
+            or len(request.rows) >= MESSAGES_MAX
+            or request.size_bytes + size_bytes > SIZE_MAX_BYTES
+        ):
+            request = open_requests[queue.broker_name] = BackRequest(queue.topic, queue.broker_name)
+            requests.append(request)
+        request.rows.append(row)
+        request.size_bytes += size_bytes
+    return requests
+
+
+def send_back_steps(
+    group: str,
+    messages: Sequence[Message],
+    fields: Mapping[str, Any],
+    incarnation_of: Callable[[MessageQueue], int],
+    timeout_s: float,
+) -> Steps[list[SentBack]]:
+    """What became of the messages, in their order. `fields`: of each FailedMessage. The first error ends it: requests before are done."""
+    with fork_waits:
+        from .v1 import group_service_pb2 as pb
+
+    results: dict[int, SentBack] = {}
+    for request in requests_for(messages):
+        payload = pb.SendBackRequest(
+            consumer_group=group,
+            messages=[
+                pb.FailedMessage(
+                    topic=message.queue.topic,
+                    queue_id=message.queue.queue_id,
+                    queue_offset=message.queue_offset,
+                    topic_incarnation=incarnation_of(message.queue),
+                    message_id=message.message_id,
+                    **fields,
+                )
+                for message in (messages[row] for row in request.rows)
+            ],
+            request_id=secrets.randbits(64) | 1,
+        ).SerializeToString()
+        data = yield from call_broker(
+            request.topic, request.broker_name, _methods.SEND_BACK, (payload,), timeout_s, CALL
+        )
+        answer = decoded(data, pb.SendBackResponse.FromString)
+        for row, result in zip(request.rows, answer.results, strict=True):
+            results[row] = _sent_back(result)
+    return [results[row] for row in range(len(messages))]
+
+
+def require_group(group: str) -> str:
+    """The group of a consumer that has one. Raises ConfigurationError."""
+    if not group:
+        raise ConfigurationError(
+            'messages are sent back for a group: give the consumer one, PullConsumer("my-group")'
+        )
+    return group
+
+
+def brokers_of(queues: Iterable[MessageQueue]) -> dict[str, str]:
+    """By broker name, a topic by whose route the broker is found. Raises ConfigurationError if there is no queue."""
+    found = {queue.broker_name: queue.topic for queue in queues}
+    if not found:
+        raise ConfigurationError(
+            "retries come from the brokers of what is consumed: subscribe to a topic or assign queues first"
+        )
+    return found
+
+
+def retry_topic_steps(
+    group: str, brokers: Mapping[str, str], timeout_s: float
+) -> Steps[str]:
+    """Makes the topic of the group's retries at these brokers, and waits until name servers know it; its name.
+
+    `brokers`: by name, a topic by whose route each is found.
+    """
+    with fork_waits:
+        from .v1 import group_service_pb2 as pb
+
+    deadline_s = time.monotonic() + timeout_s
+    payload = pb.CreateRetryTopicRequest(consumer_group=group).SerializeToString()
+    for broker_name, topic in brokers.items():
+        yield from call_broker(
+            topic, broker_name, _methods.CREATE_RETRY_TOPIC, (payload,), timeout_s, CALL
+        )
+    wanted = retry_topic(group)
+    while True:
+        try:
+            route = yield GetRoute(wanted, timeout_s)
+            missing = set(brokers) - {queue.broker_name for queue in route.read_queues}
+        except TopicNotFoundError:
+            missing = set(brokers)
+        if not missing:
+            return wanted
+        if time.monotonic() >= deadline_s:
+            raise NoRouteError(
+                f"the name servers do not know of {wanted!r} at {', '.join(sorted(missing))} yet: call again"
+            )
+        yield Pause(LOOK_AGAIN_S)
+        yield ForgetRoute(wanted)
+
+
+def _sent_back(result: Any) -> SentBack:
+    due_ms = result.due_time_ms
+    due_time = datetime.fromtimestamp(due_ms / 1000, UTC) if due_ms else None
+    return SentBack(result.attempt, due_time, result.dead_letter)

@@ -1,0 +1,174 @@
+"""Retries and dead letters through a real broker: what a consumer gives back comes again, or is a dead letter; a kill loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from protomq import Admin, AsyncPullConsumer, Message, MessageOrigin, Producer, PullConsumer
+from protomq.errors import ConfigurationError, NoRouteError, WrongTypeError
+from protomq.testing import Broker
+from protomq.v1.record_pb2 import Record
+from protomq.v1.send_service_pb2 import SendRequest
+from protomq.v1.send_service_pb2_grpc import SendServiceStub
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def group(protomq_server: Broker, request: pytest.FixtureRequest) -> str:
+    """A group whose retries wait for 20 and 50 ms, and are two."""
+    name = f"g-{abs(hash(request.node.name)):x}"
+    with Admin(namesrv=protomq_server.namesrv) as admin:
+        admin.set_group(name, retry_count_max=2, retry_delays_ms=[20, 50])
+    return name
+
+
+def polled(consumer: PullConsumer, count: int) -> list[Message]:
+    """So many messages."""
+    found: list[Message] = []
+    while len(found) < count:
+        found += consumer.poll(PATIENCE_S)
+    return found
+
+
+def dead_letters(broker: Broker, group: str, count: int) -> list[Message]:
+    with PullConsumer(namesrv=broker.namesrv) as consumer:
+        consumer.subscribe(f"%DLQ%{group}")
+        return polled(consumer, count)
+
+
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+def test_a_message_comes_again_until_its_retries_are_spent(
+    protomq_server: Broker, group: str, transport: str
+) -> None:
+    namesrv = (
+        protomq_server.remoting_address if transport == "remoting" else protomq_server.grpc_address
+    )
+    topic = f"orders-{transport}"
+    with Producer(namesrv=protomq_server.namesrv) as producer:
+        sent = producer.send(topic, b"poison", key="k", properties={"a": "b"})
+    with PullConsumer(group, namesrv=namesrv, transport=transport) as consumer:  # type: ignore[arg-type]
+        consumer.subscribe(topic)
+        consumer.subscribe_retries()
+        seen = []
+        while True:
+            (message,) = polled(consumer, 1)
+            seen.append((message.attempt, message.last_error))
+            (told,) = consumer.send_back(message, error=ValueError(f"no {len(seen)}"))
+            assert told.attempt == len(seen)
+            if told.dead_letter:
+                break
+            assert told.due_time is not None
+    assert seen == [(0, ""), (1, "ValueError: no 1"), (2, "ValueError: no 2")]
+    (dead,) = dead_letters(protomq_server, group, 1)
+    assert (dead.message_id, dead.body, dead.key) == (sent.message_id, b"poison", "k")
+    assert dead.properties == {"a": "b"}
+    assert (dead.attempt, dead.last_error) == (3, "ValueError: no 3")
+    assert dead.origin is not None
+    assert dead.origin[:3] == (topic, sent.queue.queue_id, sent.queue_offset)
+    assert isinstance(dead.origin, MessageOrigin)
+
+
+def test_coroutines_give_back_too(protomq_server: Broker, group: str) -> None:
+    with Producer(namesrv=protomq_server.namesrv) as producer:
+        for body in (b"a", b"b"):
+            producer.send("tasks", body)
+
+    async def consume() -> list[tuple[bytes, int]]:
+        async with AsyncPullConsumer(group, namesrv=protomq_server.namesrv) as consumer:
+            await consumer.subscribe("tasks")
+            await consumer.subscribe_retries()
+            first: list[Message] = []
+            while len(first) < 2:
+                first += await consumer.poll(PATIENCE_S)
+            told = await consumer.send_back(first, delay=0.001, error="later")
+            assert [one.attempt for one in told] == [1, 1]
+            again: list[Message] = []
+            while len(again) < 2:
+                again += await consumer.poll(PATIENCE_S)
+            return sorted((message.body, message.attempt) for message in again)
+
+    assert asyncio.run(consume()) == [(b"a", 1), (b"b", 1)]
+
+
+def test_more_than_one_request_takes_go_back_in_several(protomq_server: Broker, group: str) -> None:
+    with Producer(namesrv=protomq_server.namesrv) as producer:
+        producer.send_batch("many", [b"%d" % number for number in range(600)])
+    with PullConsumer(group, namesrv=protomq_server.namesrv) as consumer:
+        consumer.subscribe("many")
+        told = consumer.send_back(polled(consumer, 600), dead_letter=True)
+    assert len(told) == 600
+    assert all(one.dead_letter for one in told)
+    bodies = {message.body for message in dead_letters(protomq_server, group, 600)}
+    assert len(bodies) == 600
+
+
+def test_topics_of_groups_are_listed_when_asked_for_and_nobody_sends_to_them(
+    protomq_server: Broker, group: str
+) -> None:
+    with Producer(namesrv=protomq_server.namesrv) as producer:
+        producer.send("listed", b"x")
+        with PullConsumer(group, namesrv=protomq_server.namesrv) as consumer:
+            consumer.subscribe("listed")
+            consumer.send_back(polled(consumer, 1))
+            consumer.subscribe_retries()
+        retry = f"%RETRY%{group}"
+        with Admin(namesrv=protomq_server.namesrv) as admin:
+            assert retry not in admin.list_topic_names()
+            assert retry in admin.list_topic_names(group_topics=True)
+            ((name, topics),) = admin.list_topics(group_topics=True).items()
+            assert retry in {topic.name for topic in topics}
+            assert retry not in {topic.name for topic in admin.list_topics()[name]}
+        with pytest.raises(NoRouteError):
+            producer.send(retry, b"x")
+        channel = grpc.insecure_channel(protomq_server.grpc_address)
+        with channel, pytest.raises(grpc.RpcError, match="by the broker alone"):
+            SendServiceStub(channel).Send(SendRequest(topic=retry, records=[Record(body=b"x")]))
+
+
+def test_what_cannot_be_given_back_is_told(protomq_server: Broker, group: str) -> None:
+    with Producer(namesrv=protomq_server.namesrv) as producer:
+        producer.send("misuse", b"x")
+    with PullConsumer(namesrv=protomq_server.namesrv) as nobody:
+        nobody.subscribe("misuse")
+        (message,) = polled(nobody, 1)
+        with pytest.raises(ConfigurationError, match="give the consumer one"):
+            nobody.send_back(message)
+    with PullConsumer(group, namesrv=protomq_server.namesrv) as consumer:
+        with pytest.raises(ConfigurationError, match="subscribe to a topic"):
+            consumer.subscribe_retries()
+        calls: list[Callable[[], object]] = [
+            lambda: consumer.send_back(b"x"),  # type: ignore[arg-type]
+            lambda: consumer.send_back([b"x"]),  # type: ignore[list-item]
+            lambda: consumer.send_back(message, error=5),  # type: ignore[arg-type]
+            lambda: consumer.send_back(message, delay="soon"),  # type: ignore[arg-type]
+        ]
+        for call in calls:
+            with pytest.raises(WrongTypeError):
+                call()
+        with pytest.raises(ConfigurationError, match="one of the two"):
+            consumer.send_back(message, delay=1, dead_letter=True)
+        with pytest.raises(ConfigurationError, match="40 days"):
+            consumer.send_back(message, delay=41 * 86_400)
+
+
+def test_a_kill_takes_back_no_answer(tmp_path: Path) -> None:
+    with Broker(data_dir=tmp_path) as broker:
+        with Producer(namesrv=broker.namesrv) as producer:
+            producer.send_batch("killed", [b"%d" % number for number in range(20)])
+        with PullConsumer("k", namesrv=broker.namesrv) as consumer:
+            consumer.subscribe("killed")
+            messages = polled(consumer, 20)
+            consumer.send_back(messages[:10], delay=0.1)
+            consumer.send_back(messages[10:], dead_letter=True)
+        broker.kill()
+        broker.restart()
+        with PullConsumer("k", namesrv=broker.namesrv) as consumer:
+            consumer.subscribe("%RETRY%k")
+            assert {message.body for message in polled(consumer, 10)} == {b"%d" % n for n in range(10)}
+        assert {message.body for message in dead_letters(broker, "k", 10)} == {b"%d" % n for n in range(10, 20)}
