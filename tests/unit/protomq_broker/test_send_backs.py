@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from protomq.testing.simdisk import Fault, SimulatedCrash
 from protomq.v1.group_service_pb2 import FailedMessage, SendBackRequest
 from protomq.v1.record_pb2 import Record
 from protomq.wire.topics import dead_letter_topic, retry_topic
 from protomq_broker.store.state.group_settings import GroupSettings
 from protomq_broker.store.state.sent_back import REMEMBERED_MS
 from protomq_broker.store.tools.verify import verify
+from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from protomq_runtime.errors import ServiceError
 from tests.support.retry_world import GROUP, TOPIC, RetryWorld, failed, id_of
 
