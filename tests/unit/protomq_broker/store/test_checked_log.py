@@ -18,7 +18,7 @@ from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.files.disk import write_file_atomically
 from protomq_broker.store.log import checked_log
 from protomq_broker.store.log.boundaries import BoundaryFiles
-from protomq_broker.store.log.seals import LogWalker
+from protomq_broker.store.log.seals import chain_holds
 from protomq_broker.store.queues.consume_queue import ConsumeQueueDamagedError
 from protomq_broker.store.queues.entry_check import salt_of, sealed
 from protomq_broker.store.queues.reading import ReadStatus
@@ -318,18 +318,18 @@ def test_what_stands_beside_a_piece_that_left_the_cache_is_not_walked_again(
     disk = SimDisk()
     store = filled_store(disk)
     check_nothing_wrong(store, lost_some=False)
-    walked: list[tuple[int, int]] = []
-    real = LogWalker
+    looked_at: list[tuple[int, int]] = []
 
-    def noted(*args: Any, **options: Any) -> Any:
-        walked.append((args[2], options["end_position"]))
-        return real(*args, **options)
+    def noted(data: bytes, position: int, *crcs: int) -> bool:
+        looked_at.append((position, position + len(data)))
+        return chain_holds(data, position, *crcs)
 
-    monkeypatch.setattr(checked_log, "LogWalker", noted)
+    monkeypatch.setattr(checked_log, "chain_holds", noted)
+    monkeypatch.setattr(checked_log, "LogWalker", None)  # the records of the piece were walked once
     path = segment_path(SEGMENT)
     disk.overwrite(path, 2_000, disk.files("/s/commitlog")[path][2_000:2_001])
     check_nothing_wrong(store, lost_some=False)
-    [(start, end)] = walked
+    [(start, end)] = looked_at
     assert start <= SEGMENT + 2_000 < end
     assert end - start < SEGMENT // 2
 
@@ -513,6 +513,21 @@ def test_boundaries_save_the_walk_from_the_head_of_a_segment() -> None:
     check_nothing_wrong(store, lost_some=False)
     store.delete_segments_below(2 * SEGMENT)
     assert len(disk.files("/s/boundaries")) == 4
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_piece_of_which_only_an_earlier_process_has_walked_the_records_is_walked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = SimDisk()
+    filled_store(disk).close()
+    store = open_store(disk)
+
+    def chain_alone(*_: Any) -> bool:
+        pytest.fail("nobody has counted the records yet")
+
+    monkeypatch.setattr(checked_log, "chain_holds", chain_alone)
+    check_nothing_wrong(store, lost_some=False)
 
 
 @pytest.mark.usefixtures("small_pieces")

@@ -13,6 +13,7 @@ from protomq_broker.store.log.seals import (
     EMPTY,
     LogWalker,
     Skip,
+    chain_holds,
     decode_seal,
     encode_head,
     encode_padding,
@@ -227,3 +228,49 @@ def test_a_walk_passes_over_a_range_it_is_told_to_skip() -> None:
 @given(st.binary(max_size=100), st.integers(0, (1 << 32) - 1))
 def test_a_crc_can_be_run_backwards(covered: bytes, previous: int) -> None:
     assert crc_forge.crc32c_before(covered, sealed_crc32c(previous, covered)) == previous
+
+
+def seal_like_body() -> bytes:
+    """A record whose body ends in the bytes of a seal."""
+    return make_record(sealed(b"", 0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        [[make_record()]],
+        [[]],
+        [[], [make_record()], [make_record(b"x" * 500), make_record(b"")]],
+        [[seal_like_body()], [seal_like_body(), seal_like_body()]],
+        [[make_record()], [encode_padding(9)]],
+    ],
+)
+def test_a_chain_holds_between_its_two_ends_and_no_bit_of_it_may_differ(
+    groups: list[list[bytes]],
+) -> None:
+    data = chain(groups, 4096, 77)
+    end_crc = int.from_bytes(data[-4:], "little")
+    assert chain_holds(data, 4096, 77, end_crc)
+    assert not chain_holds(data, 4097, 77, end_crc)
+    assert not chain_holds(data, 4096, 78, end_crc)
+    assert not chain_holds(data, 4096, 77, end_crc ^ 1)
+    assert not chain_holds(data[1:], 4097, 77, end_crc)
+    assert not chain_holds(data[:-1], 4096, 77, end_crc)
+    assert not chain_holds(bytes(4) + data, 4092, 77, end_crc)
+    for at in range(len(data)):
+        for bit in (1, 0x80):
+            wrong = bytearray(data)
+            wrong[at] ^= bit
+            assert not chain_holds(bytes(wrong), 4096, 77, end_crc)
+
+
+def test_a_chain_of_which_an_append_is_missing_does_not_hold() -> None:
+    first, second, third = [make_record(b"1")], [make_record(b"2")], [make_record(b"3")]
+    data = chain([first, second, third], 0, 5)
+    size = len(data) // 3
+    end_crc = int.from_bytes(data[-4:], "little")
+    assert chain_holds(data[size:], size, int.from_bytes(data[size - 4 : size], "little"), end_crc)
+    assert not chain_holds(data[size:], 0, 5, end_crc)
+    assert not chain_holds(data[:size] + data[2 * size :], 0, 5, end_crc)
+    assert chain_holds(b"", 0, 5, 5)
+    assert not chain_holds(b"", 0, 5, 6)

@@ -8,6 +8,8 @@
 Rules:
 - A reader names the parts of the log that it is about to give, and is told of damage in them. What is not known to hold is walked
   first: the piece in which it stands, from the boundary in front of it, not the whole segment (`checked_segment.py`).
+- Of a piece whose records this process has walked or written, and whose pages have left since, the chain of seals is checked alone: it
+  shows that the bytes are the same, without a look at the records.
 - What is known costs a reader 3 microseconds: no byte of it is read, the kernel is asked whether the part is in the page cache still. What
   was appended in the last second is not asked for.
 - If it is not, its pieces are doubted, before anything is read, and with them those around that have left too: a read brings more into the
@@ -25,13 +27,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 from protomq_broker.store.errors import CorruptLogError
-from protomq_broker.store.files.disk import Disk
+from protomq_broker.store.files.disk import Disk, read_fully
 
 from .boundaries import BoundaryFiles
 from .checked_segment import CheckedSegment, Stretch, stretch_of
 from .positions import LogTail
 from .recovery import DamagedRange, Resync, StartPoint, chain_at_end, find_resync, skips_of
-from .seals import LogWalker
+from .seals import LogWalker, chain_holds
 from .segment import SegmentFile, SegmentFolder
 
 PIECE_SIZE_BYTES: Final = 1 << 20
@@ -272,6 +274,8 @@ class CheckedLog:
         self, checked: CheckedSegment, at: StartPoint, end: int, piece_end: StartPoint
     ) -> DamagedRange | None:
         """Walks a piece, up to `end` at least or as far as it goes: then the chain must be where it was when the boundary was made."""
+        if not checked.is_hinted and self._holds_still(checked, at, piece_end):
+            return None
         walker, problem = self._walked(
             checked, at, min(end, piece_end.position), piece_end.position
         )
@@ -283,6 +287,27 @@ class CheckedLog:
             reason = "these appends are not those that stood here"
             return DamagedRange(at.position, piece_end.position, piece_end.crc32c, reason)
         return None
+
+    def _holds_still(
+        self, checked: CheckedSegment, at: StartPoint, piece_end: StartPoint
+    ) -> bool:
+        """Whether a piece, whose boundaries this process has made itself when its records were walked or written, has the same bytes.
+
+        The chain of seals from the one boundary to the other shows it, at a third of what a walk costs. If not, a walk says what is wrong.
+        """
+        file = self._folder.at(at.position)
+        if at.crc32c is None or piece_end.crc32c is None or file is None:
+            return False
+        doubt_count = checked.doubt_count
+        size_bytes = piece_end.position - at.position
+        data = read_fully(self._disk, file.fd, size_bytes, at.position - file.base_position)
+        if len(data) < size_bytes or not chain_holds(
+            data, at.position, at.crc32c, piece_end.crc32c
+        ):
+            return False
+        stretch = Stretch(at.position, at.crc32c, piece_end.position, piece_end.crc32c)
+        checked.note(stretch, PIECE_SIZE_BYTES, doubt_count)
+        return True
 
     def _walked(
         self, checked: CheckedSegment, at: StartPoint, wanted_end: int, end_position: int

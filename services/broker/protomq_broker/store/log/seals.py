@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from protomq.wire.hashing import crc32c, extend_crc32c
+from protomq.wire.hashing import Octets, crc32c, extend_crc32c
 from protomq.wire.record import (
     BODY_SIZE_MAX_BYTES,
     FRONT_SIZE_MAX_BYTES,
@@ -46,6 +46,10 @@ WALK_BLOCK_SIZE_BYTES: Final = 1 << 20
 """Fits into the processor's cache: 1.7 GB/s here with records of 500 bytes, 1.2 GB/s with blocks of 8 MiB."""
 
 SEAL_HEAD: Final = bytes((SEAL_TAG, SEAL_SIZE_BYTES - 2, SEAL_FIELD_TAGS[0]))
+_SEAL_START: Final = (SEAL_TAG, SEAL_SIZE_BYTES - 2)
+_NO_SEAL: Final = SEAL.unpack(bytes(SEAL_SIZE_BYTES))
+_COPIED_SIZE_MAX_BYTES: Final = 8 << 10
+"""Below it a copy costs less than a view."""
 EMPTY: Final = "nothing is written here"
 
 
@@ -81,9 +85,39 @@ def decode_seal(data: bytes, at: int) -> Seal | None:
     return Seal(*values[3::2])
 
 
-def sealed_crc32c(previous_crc32c: int, covered: bytes) -> int:
+def sealed_crc32c(previous_crc32c: int, covered: Octets) -> int:
     """What a seal's CRC must be: `covered` is the append and its seal field up to the tag of the CRC."""
     return extend_crc32c(crc32c(previous_crc32c.to_bytes(4, "little")), covered)
+
+
+def chain_holds(
+    data: bytes, base_position: int, previous_crc32c: int, end_crc32c: int
+) -> bool:
+    """Whether `data` is whole appends with their seals, by which the chain of CRCs comes from the one to the other.
+
+    Each seal tells where its append begins, so they are found from the end on, and no record is looked at: for bytes whose records were
+    walked before. They are the same bytes, for every one of them is under a CRC of the chain.
+    """
+    octets = np.frombuffer(data, np.uint8)
+    end, crc = len(data), end_crc32c
+    while end:
+        seal_at = end - SEAL_SIZE_BYTES
+        # As `decode_seal`, written out: where each message was appended alone, this is most of the work.
+        values = SEAL.unpack_from(data, seal_at) if seal_at >= 0 else _NO_SEAL
+        if values[:2] != _SEAL_START or values[2::2] != SEAL_FIELD_TAGS or values[15] != crc:
+            return False
+        start = seal_at - values[7]
+        if start < 0 or values[5] != base_position + start:
+            return False
+        # In front of it stands the seal of the append before, which ends in its CRC.
+        before = data[start - 4 : start] if start >= 4 else previous_crc32c.to_bytes(4, "little")
+        covered_end = seal_at + SEAL_COVERED_BYTES
+        is_small = covered_end - start < _COPIED_SIZE_MAX_BYTES
+        covered = data[start:covered_end] if is_small else octets[start:covered_end]
+        if extend_crc32c(crc32c(before), covered) != crc:
+            return False
+        end, crc = start, int.from_bytes(before, "little")
+    return crc == previous_crc32c
 
 
 def encode_padding(size_bytes: int) -> bytes:
