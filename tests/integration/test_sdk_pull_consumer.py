@@ -535,6 +535,31 @@ async def async_drain(source: AsyncPullConsumer, count: int) -> list[Message]:
     return got
 
 
+async def test_async_answers_stay_in_the_kernel_while_enough_waits(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight queues' answers of 300 KiB are there; two at most are in memory, and nothing is missing in the end."""
+    monkeypatch.setattr(_pull_logic, "READ_AHEAD_MAX_BYTES", 1)
+    server.topics["wide"] = 8
+    for queue_id in range(8):
+        server.append("wide", queue_id, [bytes(30_000)] * 10)
+    most = 0
+    got: list[Message] = []
+    async with async_consumer(server) as source:
+        await source.subscribe("wide")
+        async with asyncio.timeout(PATIENCE_S):
+            while len(got) < 80:
+                got.extend(await source.poll(0.5, max_messages=7))
+                await async_wait_for(lambda: server.called(_methods.PULL) >= 8)
+                for _ in range(20):  # As if the user did something else meanwhile.
+                    await asyncio.sleep(0)
+                    most = max(most, len(source._state._line))
+    assert most <= 2
+    for queue_id in range(8):
+        offsets = [message.queue_offset for message in got if message.queue_id == queue_id]
+        assert offsets == list(range(10))
+
+
 async def test_async_all_messages_come_once_and_in_order(server: FakeServer) -> None:
     fill(server, 1000)
     async with async_consumer(server) as source:

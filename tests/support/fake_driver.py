@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 
 from protomq._steps import Driver
 from protomq._types import BrokerAddress, MessageQueue, MethodInfo, Route
@@ -26,13 +26,16 @@ def route_of(topic: str, *broker_names: str, queues: int = 1) -> Route:
 class FakeWorld:
     """All that a driver drives, in memory.
 
-    `script` says what comes of the next calls, whoever is called: an answer or an error; then answers are empty. Each call and each look-up
+    `script` says what comes of the next calls, whoever is called: an answer or an error. `failures` says it of one server. Then
+    `answers` has a function (server, request) for some methods; all other answers are empty. Each call and each look-up
     takes `call_takes_s`, of which a caller with a shorter time-out notices nothing: no error is made here. `now_s` is the clock.
     """
 
     def __init__(self, *routes: Route, call_takes_s: float = 0.0) -> None:
         self.routes = {route.topic: route for route in routes}
         self.script: deque[bytes | ProtomqError] = deque()
+        self.failures: defaultdict[str, deque[ProtomqError]] = defaultdict(deque)
+        self.answers: dict[MethodInfo, Callable[[str, bytes], bytes]] = {}
         self.route_script: deque[ProtomqError] = deque()
         self.calls: list[tuple[str, MethodInfo, bytes, float]] = []
         """(broker name or address, method, request, time-out)"""
@@ -50,8 +53,13 @@ class FakeWorld:
         self, address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes], timeout_s: float
     ) -> bytes:
         self._pass(self.call_takes_s)
-        self.calls.append((address.broker_name or address.grpc_address, method, b"".join(payload), timeout_s))
-        outcome = self.script.popleft() if self.script else b""
+        server, request = address.broker_name or address.grpc_address, b"".join(payload)
+        self.calls.append((server, method, request, timeout_s))
+        if self.failures[server]:
+            raise self.failures[server].popleft()
+        if not self.script:
+            return self.answers[method](server, request) if method in self.answers else b""
+        outcome = self.script.popleft()
         if isinstance(outcome, ProtomqError):
             raise outcome
         return outcome
@@ -72,6 +80,10 @@ class FakeWorld:
 
     def _pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
+        self._pass(seconds)
+
+    def advance(self, seconds: float) -> None:
+        """Time passes."""
         self._pass(seconds)
 
     def _pass(self, seconds: float) -> None:

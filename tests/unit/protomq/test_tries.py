@@ -6,7 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from protomq import Admin, MessageQueue, Producer, _admin, _methods
+from protomq import (
+    Admin,
+    MessageQueue,
+    Producer,
+    PullConsumer,
+    _admin,
+    _methods,
+    _pull_consumer,
+    calls,
+)
+from protomq.calls import ONCE, Calls
 from protomq.errors import (
     ConnectFailedError,
     ConnectionLostError,
@@ -15,7 +25,9 @@ from protomq.errors import (
     RequestTimeoutError,
     SystemBusyError,
 )
-from tests.support.fake_cluster import FakeCluster, FakeSyncTransport
+from protomq.v1.send_service_pb2 import SendRequest
+from protomq.wire.record import RecordTemplate
+from tests.support.fake_cluster import FakeCluster, FakeSyncTransport, after_storing
 
 NAME_SERVER = ""
 MANY = 20
@@ -100,3 +112,68 @@ def test_a_send_without_retries_is_tried_once(cluster: FakeCluster) -> None:
         with pytest.raises(SystemBusyError):
             producer.send("T", b"x")
     assert len(cluster.calls) == 1
+
+
+@pytest.fixture
+def consumer(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[PullConsumer]:
+    monkeypatch.setattr(_pull_consumer, "SyncTransport", lambda _: FakeSyncTransport(cluster))
+    with PullConsumer("g", namesrv="n:1", auto_commit=False) as consumer:
+        yield consumer
+
+
+@pytest.mark.parametrize("error", [SystemBusyError, ConnectionLostError, ConnectFailedError])
+def test_a_consumer_asks_a_broker_three_times(
+    cluster: FakeCluster, consumer: PullConsumer, error: type[ProtomqError]
+) -> None:
+    queue = MessageQueue("T", "a", 0)
+    methods = {
+        _methods.GET_OFFSETS: lambda: consumer.committed(queue),
+        _methods.GET_QUEUE_RANGE: lambda: consumer.end_offset(queue),
+        _methods.COMMIT_OFFSETS: lambda: consumer.commit({queue: 0}),
+    }
+    for method, call in methods.items():
+        cluster.fail("a", method, *(error("x") for _ in range(MANY)))
+        with pytest.raises(error):
+            call()
+        assert cluster.tries("a", method) == 3
+
+
+def test_a_lost_name_server_and_a_lost_broker_do_not_multiply(
+    cluster: FakeCluster, consumer: PullConsumer
+) -> None:
+    """There were three layers once that tried again."""
+    cluster.fail(NAME_SERVER, _methods.GET_ROUTE, *(ConnectionLostError("x") for _ in range(MANY)))
+    with pytest.raises(NoRouteError):
+        consumer.end_offset(MessageQueue("T", "a", 0))
+    assert cluster.tries(NAME_SERVER, _methods.GET_ROUTE) == 6  # Three tries, each with one connection made anew.
+    assert cluster.tries("a", _methods.GET_QUEUE_RANGE) == 0
+
+
+@pytest.fixture
+def once(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
+    monkeypatch.setattr(calls, "SyncTransport", lambda _: FakeSyncTransport(cluster))
+    with Calls(namesrv="n:1", retries=ONCE) as made:
+        yield made
+
+
+def test_calls_that_are_made_once_are_made_once(cluster: FakeCluster, once: Calls) -> None:
+    cluster.fail("a", _methods.GET_QUEUE_RANGE, *busy())
+    with pytest.raises(SystemBusyError):
+        once.queue_ranges("T", "a", [0])
+    assert cluster.tries("a", _methods.GET_QUEUE_RANGE) == 1
+
+
+def test_calls_until_the_end_send_the_same_octets_again_which_brokers_recognise(
+    cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "SyncTransport", lambda _: FakeSyncTransport(cluster))
+    template = RecordTemplate("T", 5, 0)
+    request = SendRequest(topic="T")
+    request.records.add().ParseFromString(template.encode(b"x", 1, 0))
+    queue = MessageQueue("T", "a", 0)
+    cluster.script("a", SystemBusyError("x"), after_storing(ConnectionLostError("x")))
+    with Calls(namesrv="n:1", timeout_s=60.0) as made:
+        stored = made.send(queue, request.SerializeToString())
+    assert (stored.queue_offset, stored.repeated) == (0, True)
+    assert cluster.bodies() == [b"x"]
+    assert len(cluster.calls) == 3

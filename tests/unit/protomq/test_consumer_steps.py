@@ -1,0 +1,358 @@
+"""What a pull consumer decides, driven without sockets, clocks and sleeps: where it begins, what it commits, how often it asks whom."""
+
+from __future__ import annotations
+
+import contextlib
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from protomq import MessageQueue
+from protomq._consumer_options import ConsumerOptions
+from protomq._consumer_steps import POLL_CALL_TIMEOUT_S, RETRY_RESOLVE_S, ConsumerSteps
+from protomq._filters import NO_FILTER
+from protomq._methods import COMMIT_OFFSETS, GET_OFFSETS, GET_QUEUE_RANGE, PULL, SEARCH_OFFSET
+from protomq._types import MethodInfo
+from protomq.errors import (
+    ConnectFailedError,
+    ConnectionLostError,
+    NotPermittedError,
+    OffsetOutOfRangeError,
+    ProtomqError,
+    QueueNotFoundError,
+    RequestTimeoutError,
+    SystemBusyError,
+    TopicNotFoundError,
+)
+from protomq.v1 import consumer_service_pb2 as pb
+from protomq.v1 import pull_service_pb2
+from protomq.wire.record import RecordTemplate
+from tests.support.fake_driver import FakeWorld, route_of
+
+TEMPLATE = RecordTemplate("T", 1, 0)
+
+
+class Brokers:
+    """Brokers of topic T: what their queues hold, and what is committed there."""
+
+    def __init__(self, world: FakeWorld) -> None:
+        self.ends: dict[MessageQueue, int] = dict.fromkeys(world.routes["T"].read_queues, 0)
+        self.committed: dict[MessageQueue, int] = {}
+        world.answers |= {
+            GET_OFFSETS: self._get_offsets,
+            GET_QUEUE_RANGE: self._get_range,
+            SEARCH_OFFSET: self._search,
+            COMMIT_OFFSETS: self._commit,
+            PULL: self._pull,
+        }
+
+    def _get_offsets(self, server: str, request: bytes) -> bytes:
+        asked = pb.GetOffsetsRequest.FromString(request)
+        found = [
+            pb.QueueOffset(queue_id=queue.queue_id, queue_offset=offset)
+            for queue, offset in self.committed.items()
+            if queue.broker_name == server and queue.queue_id in asked.queue_ids
+        ]
+        return pb.GetOffsetsResponse(offsets=found, topic_incarnation=7).SerializeToString()
+
+    def _get_range(self, server: str, request: bytes) -> bytes:
+        asked = pb.GetQueueRangeRequest.FromString(request)
+        found = [
+            pb.QueueRange(queue_id=queue.queue_id, end_offset=end)
+            for queue, end in self.ends.items()
+            if queue.broker_name == server and (queue.queue_id in asked.queue_ids or not asked.queue_ids)
+        ]
+        return pb.GetQueueRangeResponse(ranges=found, topic_incarnation=7).SerializeToString()
+
+    def _search(self, server: str, request: bytes) -> bytes:
+        return pb.SearchOffsetResponse(queue_offset=3, topic_incarnation=7).SerializeToString()
+
+    def _commit(self, server: str, request: bytes) -> bytes:
+        for one in pb.CommitOffsetsRequest.FromString(request).offsets:
+            self.committed[MessageQueue(one.topic, server, one.queue_id)] = one.queue_offset
+        return b""
+
+    def _pull(self, server: str, request: bytes) -> bytes:
+        asked = pull_service_pb2.PullRequest.FromString(request)
+        end = self.ends[MessageQueue(asked.topic, server, asked.queue_id)]
+        answer = pull_service_pb2.PullResponse(end_offset=end, topic_incarnation=7)
+        upto = min(asked.queue_offset + 3, end)
+        for offset in range(asked.queue_offset, upto):
+            record = answer.records.add()
+            record.ParseFromString(TEMPLATE.encode(b"%d" % offset, offset, 0))
+            record.queue_offset = offset
+        answer.next_offset = upto
+        found, none = pull_service_pb2.PULL_STATUS_FOUND, pull_service_pb2.PULL_STATUS_NO_NEW_MSG
+        answer.status = found if upto > asked.queue_offset else none
+        return answer.SerializeToString()
+
+
+class Consumer:
+    """ConsumerSteps with the loop of a flavour, in one line after the other."""
+
+    def __init__(self, world: FakeWorld, **options: object) -> None:
+        self.world = world
+        self.steps = ConsumerSteps(ConsumerOptions(group="g", **options), world.now_s)  # type: ignore[arg-type]
+
+    def subscribe(self, *tags: str) -> None:
+        self.world.driver.run(self.steps.subscribe("T", tags, NO_FILTER))
+
+    def poll(self, count_max: int = 100) -> list[tuple[MessageQueue, int]]:
+        """One round: what is due is pulled, what is there is handed out."""
+        run, steps = self.world.driver.run, self.steps
+        steps.state.user_came_back()
+        if not steps.is_settled(self.world.routes.get):
+            run(steps.before_poll())
+        for queue in steps.state.due(self.world.now_s()):
+            ticket = steps.state.begin(queue)
+            address = run(steps.address_for(ticket))
+            if address is None:
+                continue
+            try:
+                answer = self.world.call(address, PULL, (steps.state.encode_request(ticket),), 20.0)
+            except ProtomqError as error:
+                run(steps.take_error(ticket, error))
+            else:
+                steps.take_answer(ticket, answer)
+        steps.raise_trouble()
+        return [(message.queue, message.queue_offset) for message in steps.state.take(count_max)]
+
+
+@pytest.fixture
+def world() -> FakeWorld:
+    return FakeWorld(route_of("T", "a", "b", queues=2))
+
+
+@pytest.fixture
+def brokers(world: FakeWorld) -> Brokers:
+    return Brokers(world)
+
+
+def calls(world: FakeWorld, method: MethodInfo) -> list[str]:
+    return [server for server, called, *_ in world.calls if called == method]
+
+
+A0, A1, B0, B1 = (MessageQueue("T", name, queue_id) for name in "ab" for queue_id in (0, 1))
+
+
+def test_each_broker_is_asked_once_for_all_its_queues(world: FakeWorld, brokers: Brokers) -> None:
+    brokers.ends |= {A0: 9, A1: 9}
+    brokers.committed |= {A0: 4, B0: 0, B1: 0}
+    consumer = Consumer(world)
+    consumer.subscribe()
+    assert calls(world, GET_OFFSETS) == ["a", "b"]
+    assert calls(world, GET_QUEUE_RANGE) == ["a"]  # At b all queues have a committed offset.
+    assert {queue: consumer.steps.state.position(queue) for queue in (A0, A1, B0)} == {A0: 4, A1: 0, B0: 0}
+
+
+@pytest.mark.parametrize(("begin", "position"), [("earliest", 0), ("latest", 9), (datetime(2026, 1, 1, tzinfo=UTC), 3)])
+def test_without_a_committed_offset_a_queue_begins_where_it_is_told(
+    world: FakeWorld, brokers: Brokers, begin: object, position: int
+) -> None:
+    brokers.ends[A0] = 9
+    consumer = Consumer(world, begin=begin)
+    consumer.subscribe()
+    assert consumer.steps.state.position(A0) == position
+
+
+def test_a_broker_that_is_down_when_subscribed_holds_up_no_other_and_is_asked_again(
+    world: FakeWorld, brokers: Brokers
+) -> None:
+    brokers.ends |= dict.fromkeys((A0, B0), 1)
+    world.failures["a"].extend(ConnectFailedError("down") for _ in range(9))
+    consumer = Consumer(world)
+    consumer.subscribe()
+    assert calls(world, GET_OFFSETS) == ["a", "a", "a", "b"]  # A call is tried three times.
+    assert consumer.poll() == [(B0, 0)]
+    # In `poll` it is asked once in a while, once and for half a second.
+    tries = len(calls(world, GET_OFFSETS))
+    for _ in range(5):
+        consumer.poll()
+    assert len(calls(world, GET_OFFSETS)) == tries
+    world.advance(RETRY_RESOLVE_S)
+    consumer.poll()
+    assert calls(world, GET_OFFSETS)[tries:] == ["a"]
+    assert world.calls[-1][3] <= 20.0
+    assert min(timeout_s for *_, timeout_s in world.calls) <= POLL_CALL_TIMEOUT_S
+    world.failures["a"].clear()
+    world.advance(RETRY_RESOLVE_S)
+    assert consumer.poll() == [(A0, 0)]
+
+
+def test_what_waiting_does_not_mend_is_raised_by_subscribe(world: FakeWorld, brokers: Brokers) -> None:
+    world.failures["a"].append(OffsetOutOfRangeError("no"))
+    with pytest.raises(OffsetOutOfRangeError):
+        Consumer(world).subscribe()
+
+
+def test_a_topic_that_is_not_made_yet_begins_with_its_first_message(
+    world: FakeWorld, brokers: Brokers
+) -> None:
+    world.failures["a"].extend(TopicNotFoundError("not yet") for _ in range(3))
+    consumer = Consumer(world, begin="latest")
+    consumer.subscribe()
+    assert consumer.steps.state.position(A0) == 0
+
+
+def test_offsets_are_committed_every_five_seconds_when_they_were_dealt_with(
+    world: FakeWorld, brokers: Brokers
+) -> None:
+    brokers.ends[A0] = 5
+    consumer = Consumer(world)
+    consumer.subscribe()
+    assert consumer.poll() == [(A0, 0), (A0, 1), (A0, 2)]
+    world.advance(4.9)
+    assert consumer.poll() == [(A0, 3), (A0, 4)]
+    assert brokers.committed == {}
+    world.advance(0.2)
+    consumer.poll()
+    assert brokers.committed[A0] == 5
+    assert calls(world, COMMIT_OFFSETS) == ["a", "b"]  # Where the group is in empty queues is told, too.
+
+
+def test_a_commit_in_poll_is_tried_once_and_made_up_for_by_the_next(
+    world: FakeWorld, brokers: Brokers
+) -> None:
+    brokers.ends[A0] = 1
+    consumer = Consumer(world, auto_commit_interval_s=1.0)
+    consumer.subscribe()
+    consumer.poll()
+    world.advance(1.0)
+    world.failures["a"].append(RequestTimeoutError("silent"))
+    consumer.poll()
+    assert calls(world, COMMIT_OFFSETS) == ["a", "b"]
+    assert A0 not in brokers.committed
+    world.advance(1.0)
+    consumer.poll()
+    assert brokers.committed[A0] == 1
+
+
+def test_the_last_commit_is_tried_twice(world: FakeWorld, brokers: Brokers) -> None:
+    brokers.ends[A0] = 1
+    consumer = Consumer(world)
+    consumer.subscribe()
+    consumer.poll()
+    consumer.steps.state.user_came_back()
+    world.failures["a"].extend(ConnectionLostError("closed") for _ in range(9))
+    error = world.driver.run(consumer.steps.commit_last("on close"))
+    assert isinstance(error, ConnectionLostError)
+    assert calls(world, COMMIT_OFFSETS) == ["a", "a", "b"]
+
+
+def test_a_commit_that_is_asked_for_is_tried_three_times_and_tells_every_failure(
+    world: FakeWorld, brokers: Brokers
+) -> None:
+    consumer = Consumer(world)
+    world.failures["a"].extend(SystemBusyError("busy") for _ in range(9))
+    with pytest.raises(SystemBusyError) as caught:
+        world.driver.run(consumer.steps.commit({A0: 0, B0: 0}))
+    assert calls(world, COMMIT_OFFSETS) == ["a", "a", "a", "b"]
+    assert caught.value.__notes__ == ["offsets in T/a not committed: SystemBusyError: busy"]
+    assert brokers.committed == {B0: 0}
+
+
+def test_an_assigned_queue_that_is_gone_is_told_and_a_subscribed_one_is_not(
+    world: FakeWorld, brokers: Brokers
+) -> None:
+    consumer = Consumer(world)
+    world.driver.run(consumer.steps.assign((A0,), (), NO_FILTER))
+    world.failures["a"].append(QueueNotFoundError("gone"))
+    with pytest.raises(QueueNotFoundError):
+        consumer.poll()
+    other = Consumer(world)
+    other.subscribe()
+    world.failures["a"].append(QueueNotFoundError("gone"))
+    assert other.poll() == []
+    assert world.forgotten == ["T", "T"]
+
+
+def test_new_queues_of_a_subscribed_topic_are_read_from_their_first_message(
+    world: FakeWorld, brokers: Brokers
+) -> None:
+    brokers.ends |= {A0: 2, MessageQueue("T", "c", 0): 2}
+    consumer = Consumer(world, begin="latest")
+    consumer.subscribe()
+    assert consumer.poll() == []
+    world.routes["T"] = route_of("T", "a", "b", "c", queues=2)
+    brokers.ends.setdefault(MessageQueue("T", "c", 1), 0)
+    assert consumer.poll() == [(MessageQueue("T", "c", 0), 0), (MessageQueue("T", "c", 0), 1)]
+
+
+FAULTY = (ConnectFailedError, ConnectionLostError, RequestTimeoutError, SystemBusyError, NotPermittedError)
+FAULTS = st.sampled_from(FAULTY)
+
+
+class ConsumerMachine(RuleBasedStateMachine):
+    """Polls, commits, crashes and faults in any order: each queue gives all its messages, in order, again only what is not committed."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.world = FakeWorld(route_of("T", "a", "b", queues=2), call_takes_s=0.01)
+        self.brokers = Brokers(self.world)
+        self.dealt_with = dict.fromkeys(self.brokers.ends, 0)
+        self._start()
+
+    def _start(self) -> None:
+        self.consumer = Consumer(self.world, auto_commit_interval_s=1.0)
+        self.consumer.subscribe()
+        self.began_at = dict(self.brokers.committed)
+        self.next_offset: dict[MessageQueue, int] = {}
+        self.handed_out: list[tuple[MessageQueue, int]] = []
+
+    @rule(queue=st.sampled_from((A0, A1, B0, B1)), count=st.integers(1, 9))
+    def append(self, queue: MessageQueue, count: int) -> None:
+        self.brokers.ends[queue] += count
+
+    @rule(server=st.sampled_from("ab"), fault=FAULTS, count=st.integers(1, 8))
+    def fail(self, server: str, fault: type[ProtomqError], count: int) -> None:
+        self.world.failures[server].extend(fault("x") for _ in range(count))
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 5.0]))
+    def wait(self, seconds: float) -> None:
+        self.world.advance(seconds)
+
+    @rule(count_max=st.integers(1, 7))
+    def poll(self, count_max: int) -> None:
+        asked = len(self.world.calls)
+        for queue, offset in self.handed_out:
+            self.dealt_with[queue] = max(self.dealt_with[queue], offset + 1)
+        self.handed_out = self.consumer.poll(count_max)
+        for queue, offset in self.handed_out:
+            expected = self.next_offset.get(queue, self.began_at.get(queue, 0))
+            assert offset == expected
+            self.next_offset[queue] = offset + 1
+        # At most a pull and what begins a queue for each queue, and a commit for each broker.
+        assert len(self.world.calls) - asked <= 4 + 2 * 2 + 2
+
+    @rule()
+    def commit(self) -> None:
+        for queue, offset in self.handed_out:
+            self.dealt_with[queue] = max(self.dealt_with[queue], offset + 1)
+        self.handed_out = []
+        with contextlib.suppress(*FAULTY):
+            self.world.driver.run(self.consumer.steps.commit(None))
+
+    @rule()
+    def crash_and_begin_again(self) -> None:
+        self._start()
+
+    @rule()
+    def heal_and_read_to_the_end(self) -> None:
+        self.world.failures.clear()
+        for _ in range(40):
+            self.world.advance(3.0)
+            self.poll(100)
+        for queue, end in self.brokers.ends.items():
+            assert self.next_offset.get(queue, self.began_at.get(queue, 0)) == end
+
+    @invariant()
+    def nothing_is_committed_that_was_not_dealt_with(self) -> None:
+        for queue, offset in self.brokers.committed.items():
+            assert offset <= self.dealt_with[queue]
+
+
+ConsumerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestConsumerMachine = ConsumerMachine.TestCase
