@@ -6,6 +6,12 @@ StoreError
   WritesRefusedError        nothing of the append is stored; reading goes on
     DiskFullError           no space: passes by itself when space is free again
     StoreFailedError        a write or fsync failed: only a restart, which recovers, takes writes again
+  NotLeadingError           the store follows another one: it takes nothing but that one's bytes
+  NotFollowingError         the store leads: it takes nobody else's bytes
+  ForeignBytesError         what a follower was given does not continue its log
+    LogGapError             it begins elsewhere than the log ends: fetch from there
+    LogForkError            the two logs differ: truncate to where they agree
+  StaleEpochError           an epoch in which the store is to lead is not above those that it knows
   AppendTooLargeError       the group does not fit into one append
   NoWriterError             nothing is appended, since the writer thread does not run
   TooManyCandidatesError    a look-up would open more records than it may
@@ -50,6 +56,50 @@ class DiskFullError(WritesRefusedError):
 
 class StoreFailedError(WritesRefusedError):
     """A write or an fsync of the log failed. Nothing is appended any more until the broker is started again and has recovered."""
+
+
+class NotLeadingError(StoreError):
+    """The store follows another one. Whoever wants to change something asks the leader."""
+
+
+class NotFollowingError(StoreError):
+    """The store leads: its log continues with its own appends only."""
+
+
+class StaleEpochError(StoreError):
+    """The store is to lead in an epoch that is over. Attributes: epoch: that one; highest_epoch: the highest that the store knows."""
+
+    def __init__(self, epoch: int, highest_epoch: int) -> None:
+        super().__init__(
+            f"epoch {epoch} is over: the store knows of epoch {highest_epoch}. Begin a higher one"
+        )
+        self.epoch = epoch
+        self.highest_epoch = highest_epoch
+
+
+class ForeignBytesError(StoreError):
+    """Bytes of the leader's log that are not stored, since they do not continue this one.
+
+    Attributes: position: where this log ends; reason: what does not hold.
+    """
+
+    def __init__(self, position: int, reason: str) -> None:
+        super().__init__(f"bytes for position {position} of the log are not stored: {reason}")
+        self.position = position
+        self.reason = reason
+
+
+class LogGapError(ForeignBytesError):
+    """The bytes begin elsewhere than the log ends. Attribute: given_position: where they begin."""
+
+    def __init__(self, position: int, given_position: int) -> None:
+        super().__init__(position, f"they begin at {given_position}")
+        self.given_position = given_position
+
+
+class LogForkError(ForeignBytesError):
+    """The bytes hold by themselves or not, but the log does not continue with them: it has another past than the leader's, or they are
+    damaged."""
 
 
 class NoWriterError(StoreError):

@@ -28,7 +28,6 @@ from .files.disk import Disk, read_json, sync_names_above
 from .files.side_files import SideFileDamagedError, read_json_file, size_of_file, write_json_file
 from .log.append import CorruptRecordError, ScannedRecords
 from .log.boundaries import BoundaryFiles
-from .log.checked_segment import Stretch, stretch_of
 from .log.checkpoint import Checkpoint
 from .log.epochs import Epochs
 from .log.record_scan import read_trailers
@@ -126,7 +125,7 @@ def recover_store(
     same_cache: bool,
     deleted: dict[str, int],
     boundaries: BoundaryFiles,
-    on_walked: Callable[[Stretch], None],
+    on_walked: Callable[[WalkedBlock], None],
 ) -> RecoveredLog:
     """Recovers the log and brings what is derived (loaded already, the consume queues first) to its end. Raises CorruptLogError.
 
@@ -184,7 +183,7 @@ def _recover(
     deleted: dict[str, int],
     positions: Sequence[int],
     boundaries: BoundaryFiles,
-    on_walked: Callable[[Stretch], None],
+    on_walked: Callable[[WalkedBlock], None],
 ) -> tuple[RecoveredLog, _Replay]:
     """Walks the log: what was found, and what has handed it to the derived structures, which were complete up to `positions`."""
     quarantine_path = f"{config_folder}/quarantine.json"
@@ -207,7 +206,7 @@ def _recover(
                     checkpoint,
                     mode=mode,
                     quarantine_path=quarantine_path,
-                    on_block=lambda block: on_walked(stretch_of(block)),
+                    on_block=on_walked,
                 )
                 break
             except CorruptLogError:
@@ -216,7 +215,7 @@ def _recover(
     replay = _Replay(folder, disk, queues, derived, start.position, deleted)
 
     def take(block: WalkedBlock) -> None:
-        on_walked(stretch_of(block))
+        on_walked(block)
         replay.take(block)
 
     written = max((end.end_position for end in queues.known_ends), default=0)

@@ -10,9 +10,14 @@
       Transactions          half messages that are open, derived            state/
       state machines        offsets, topics, groups, pops: records of the log     state/
       LogFlusher, checkpoints                                               log/
+      Follower              another leader's bytes, while this one follows  following.py
       QueueHealer           heals damaged consume queue files               queues/
 
-Who may call: `append`, `find_repeated` on the writer thread, one and always the same. Everything else on any thread.
+Who may call: `append`, `find_repeated`, `append_verbatim`, `lead` on the writer thread, one and always the same. Everything else on any
+thread.
+
+A store is opened to lead, or to follow: then its log is the leader's, who gives it the bytes. A follower that is open can be made the
+leader (`lead`); a leader becomes a follower when it is opened again.
 
 An append is visible when its position is published (`positions.py`), after the log and all derived structures have it. Nothing beyond
 the readable position leaves the store by any way.
@@ -35,9 +40,16 @@ from protomq.wire.hashing import Octets
 from protomq.wire.topics import QUEUES_DEFAULT, TIMER_TOPIC, TRANSACTIONS_TOPIC
 
 from .config import StoreConfig
-from .errors import DiskFullError, StoreError, StoreFailedError
+from .errors import (
+    DiskFullError,
+    NotFollowingError,
+    NotLeadingError,
+    StoreError,
+    StoreFailedError,
+)
 from .files.disk import Disk
 from .files.lock import StoreLock
+from .following import Follower, LogFollowers
 from .full_disk import FullDisk
 from .housekeeping import Clock, Housekeeper, StoreActions
 from .index.look_ups import Identity, MessageLookUps
@@ -128,13 +140,15 @@ class Store:
         draw: Callable[[], int] | None = None,
         on_writer: Callable[[Callable[[], None]], None] = _call,
         check_plan: CheckPlan | None = None,
+        follows: bool = False,
     ) -> Store:
         """Takes the lock, recovers, and starts the background threads (`background`: without them the caller flushes).
 
         `queues_default`: queues of a topic of which only the log tells, at least. `draw` gives random numbers of 63 bits, never 0: the
         store's own, and incarnations of topics; without it they are not random, which tests want. `on_writer` has a function called on
         the writer thread, and returns when it is done; it may raise StoreError. Without it, who deletes writes. `check_plan`: when
-        producers are asked about their transactions; RocketMQ's where it is None.
+        producers are asked about their transactions; RocketMQ's where it is None. `follows`: another store leads; nothing is readable
+        before `positions.note_replicated` says up to where that one's log is confirmed.
 
         Raises StoreLockedError, StoreSettingsError, CorruptLogError, OSError; then everything is closed again.
         """
@@ -146,8 +160,10 @@ class Store:
         try:
             files = StoreFiles(disk, root, config, clock, lock, draw, check_plan or CheckPlan())
             recovery = files.recover()
-            epoch = files.begin_epoch(recovery.log)
-            store = cls(files, recovery, epoch, clock, on_writer, queues_default)
+            files.settle_epochs(recovery.log)
+            end = recovery.log.tail.position
+            epoch = files.end_epoch(end) if follows else files.begin_epoch(end)
+            store = cls(files, recovery, epoch, clock, on_writer, queues_default, follows=follows)
             store._run(background)
         except BaseException:
             lock.release()
@@ -162,6 +178,8 @@ class Store:
         clock: Clock,
         on_writer: Callable[[Callable[[], None]], None],
         queues_default: int,
+        *,
+        follows: bool,
     ) -> None:
         """Wires what was recovered; nothing runs yet."""
         disk, root, config = files.disk, files.root, files.config
@@ -186,6 +204,8 @@ class Store:
         self._clock = clock
         self._monotonic = clock.monotonic
         self._on_writer = on_writer
+        self._queues_default = queues_default
+        self._follower: Follower | None = None
         self._refusal = ""
         self._full_disk = FullDisk()
         self._is_checkpoint_failed = False
@@ -194,7 +214,10 @@ class Store:
         self._counters: dict[str, TopicCounters] = {}
 
         self.positions = Positions(
-            recovery.log.tail, recovery.log.synced_position, waits_for_flush=config.sync_flush
+            recovery.log.tail,
+            recovery.log.synced_position,
+            waits_for_flush=config.sync_flush,
+            waits_for_replicas=follows,
         )
         """Where the log stands; listeners join here."""
         self._log = CommitLog(disk, self._folder, self.positions, epoch=epoch)
@@ -202,7 +225,8 @@ class Store:
         """Of appends that were stored: from their stamping until what is derived from the log has them."""
         self._flusher = LogFlusher(disk, self._log, self.positions, clock.monotonic)
         self.sync_durations = self._flusher.durations
-        self._begin_segment()
+        if not follows:
+            self._begin_segment()
         self._quarantine = Quarantine(
             disk,
             f"{root}/config/quarantine.json",
@@ -219,6 +243,7 @@ class Store:
             self._quarantine,
             files.boundaries,
             clock.monotonic_ms,
+            lambda: self._log.written_ms,
         )
         self._checked.begin(recovery.walked)
         self._reader = LogReader(
@@ -272,14 +297,15 @@ class Store:
         self._replay_states(recovery.log)
         transaction_state.end_replay()
         self.timer.begin_counting()
-        known_incarnations = self.offsets.incarnations(self.topics.deleted)
-        restore_topics(self.topics, self._queues, queues_default, known_incarnations, self.id)
         self.topics.writer = self._writer_of(self.topics)
         self.groups.writer = self._writer_of(self.groups)
         self._pop_carrier = PopCarrier(
             self.popped, self._queues, self.topics, self.read_records, on_writer, self.append_moved
         )
-        self._keep_offsets()
+        if follows:
+            self._follower = self._new_follower()
+        else:
+            self._restore_topics()
         self._scrubber = Scrubber(
             disk,
             self._folder,
@@ -347,7 +373,8 @@ class Store:
                 raise
             log.warning("the disk is full: %s", error)
         self._files.lock.publish(self._disk.cache_id(self.root))
-        self._tell_untold()
+        if self.is_leading:
+            self._tell_untold()
         if self.config.sync_flush:
             self._flusher.flush()
         if background:
@@ -361,6 +388,67 @@ class Store:
         except DiskFullError as error:  # what is there can be read, and deleted
             self._note_disk_full(str(error))
         self.positions.publish(self._log.tail, ())
+
+    # Leading and following.
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether the log continues with this store's own appends."""
+        return self._follower is None
+
+    @property
+    def epochs(self) -> Epochs:
+        """Which epochs the log has, and which parts of it this store wrote as the leader."""
+        follower = self._follower
+        return self._files.epochs if follower is None else follower.epochs
+
+    def append_verbatim(self, position: int, data: bytes) -> int:
+        """Stores whole appends of the leader's log, which stand at `position` there; the new appended position. The writer thread.
+
+        An empty log begins at any segment. Raises NotFollowingError; ForeignBytesError: nothing of them is stored; DiskFullError,
+        StoreFailedError: they are stored up to the appended position.
+        """
+        if self._follower is None:
+            raise NotFollowingError("the store leads: it takes nobody else's bytes")
+        try:
+            return self._follower.append(position, data)
+        except DiskFullError as error:
+            self._note_disk_full(str(error))
+            raise
+
+    def lead(self, epoch: int | None = None, *, waits_for_replicas: bool = False) -> int:
+        """The follower leads from the end of its log on, in a new epoch, which is durable when this returns; the epoch. The writer thread.
+
+        `epoch`: the one that it was given; None: the next one. `waits_for_replicas`: what is not confirmed yet stays unreadable until
+        `positions.note_replicated` says more. Raises StaleEpochError, OSError: then it follows on.
+        """
+        follower = self._follower
+        assert follower is not None, "a follower becomes the leader"
+        if self._log.failure:
+            raise StoreFailedError(self._log.failure)
+        self._files.epochs = follower.epochs
+        self._log.epoch = self._files.begin_epoch(self.positions.appended, epoch)
+        self._follower = None
+        self._repeated.end_partial()
+        self._begin_segment()
+        self._restore_topics()
+        self.positions.wait_for_replicas(waits_for_replicas)
+        self._tell_untold()
+        return self._log.epoch
+
+    def _new_follower(self) -> Follower:
+        followers = LogFollowers(
+            self._derived, self._machine_of, self._queues, self._repeated, self._forget_topic
+        )
+        return Follower(
+            self._log,
+            self._checked,
+            self.positions,
+            followers,
+            self._files.epochs,
+            self._clock.now_ms,
+            self._count,
+        )
 
     # Positions.
 
@@ -383,11 +471,6 @@ class Store:
     def readable_position(self) -> int:
         """Nothing at or beyond it is given to anybody."""
         return self.positions.readable
-
-    @property
-    def epochs(self) -> Epochs:
-        """Which epochs the log has, and which parts of it this store wrote as the leader."""
-        return self._files.epochs
 
     @property
     def epoch(self) -> int:
@@ -441,11 +524,13 @@ class Store:
 
         `reserve`, `apply_state`: of `append_state` and `append_moved`; the latter is called when what is derived has the records.
 
-        Raises DiskFullError, StoreFailedError or AppendTooLargeError: then nothing of it is stored.
+        Raises DiskFullError, StoreFailedError, AppendTooLargeError or NotLeadingError: then nothing of it is stored.
         """
         assert requests, "an append has records"
-        if self._log.failure or (self._refusal and apply_state is None):
+        if self._follower is not None or self._log.failure or (self._refusal and apply_state is None):
             self._repeated.drop_claims()
+            if self._follower is not None:
+                raise NotLeadingError("the store follows another one: ask the leader")
             raise (
                 StoreFailedError(self._log.failure)
                 if self._log.failure
@@ -690,17 +775,27 @@ class Store:
         """
         if self.topics.delete(topic):
             self._keep_offsets()
-            self._counters.pop(topic, None)
-            self.on_topic_deleted(topic)
+            self._forget_topic(topic)
+
+    def _forget_topic(self, topic: str) -> None:
+        """The topic is gone, from all that is derived too."""
+        self.offsets.forget_topic(topic)
+        self._counters.pop(topic, None)
+        self.on_topic_deleted(topic)
 
     def delete_segments_below(self, position: int) -> int:
         """Deletes the segments that end at or below `position`, except those that a recovery would
         need; where the log starts now. What is alive in them is appended again before. Not the writer thread, unless `on_writer` says so.
 
+        A follower deletes no more than its leader has, and appends nothing.
+
         A pull that is sending from one of them goes on: its file is open until the last reference goes.
         """
+        follower = self._follower
+        if follower is not None:
+            position = min(position, follower.deletable_below())
         cut = self._log.start_without(min(position, self._checkpointed_position))
-        if cut > self._folder.first_position:
+        if cut > self._folder.first_position and follower is None:
             self._carry_forward(cut)
         removed = self._log.remove_segments_below(cut)
         first = self._folder.first_position
@@ -734,6 +829,9 @@ class Store:
             return
         for snapshot in snapshots:
             snapshot.save(tail.position)
+        follower = self._follower
+        if follower is not None:  # before the walk of the next start begins behind them
+            self._keep_foreign_epochs(follower.epochs)
         try:
             for derived in self._derived:
                 derived.checkpoint(tail.position)
@@ -754,6 +852,14 @@ class Store:
         )
         self._checkpointed_position = tail.position
         self._checked.save(tail.position)
+        if follower is not None:
+            self.delete_segments_below(tail.position)
+
+    def _keep_foreign_epochs(self, epochs: Epochs) -> None:
+        """Writes down the epochs of other leaders, if there are new ones."""
+        if epochs.rows != self._files.epochs.rows:
+            first, flushed = self._folder.first_position, self.positions.flushed
+            self._files.keep_epochs(epochs.between(first, epochs.rows[-1].start_position, flushed))
 
     def close(self) -> None:
         """Stops the threads, makes everything durable, and gives the lock back. The writer has stopped before."""
@@ -886,6 +992,12 @@ class Store:
                 raise StoreFailedError(self._log.failure)
 
         return StateWriter(append, change)
+
+    def _restore_topics(self) -> None:
+        """Topics of which no record tells, by their messages; and offsets of topics that are gone are forgotten."""
+        known_incarnations = self.offsets.incarnations(self.topics.deleted)
+        restore_topics(self.topics, self._queues, self._queues_default, known_incarnations, self.id)
+        self._keep_offsets()
 
     def _keep_offsets(self) -> None:
         """Forgets the offsets of topics that are gone, and what was popped of them."""

@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
 from .config import StoreConfig
 from .derived import Derived
+from .errors import StaleEpochError
 from .files.disk import Disk
 from .files.identity import store_id
 from .files.lock import AbortFile, StoreLock
 from .housekeeping import Clock
 from .index.index import MessageIndex
 from .log.boundaries import BoundaryFiles
-from .log.checked_segment import Stretch
+from .log.checked_segment import Stretch, stretch_of
 from .log.checkpoint import Checkpoint, read_checkpoint
 from .log.commit_log import DISK_FULL_ERRNOS
-from .log.epochs import EPOCHS_NAME, Epochs, find_epochs, read_epochs, write_epochs
+from .log.epochs import (
+    EPOCHS_NAME,
+    Epochs,
+    epoch_at_end,
+    find_epochs,
+    read_epochs,
+    write_epochs,
+)
 from .log.recovery import RecoveredLog, StartPoint
+from .log.seals import WalkedBlock
 from .log.segment import SegmentFolder
 from .log_proof import forget_unused_segments
 from .opening import check_settings, rebuild, recover_store
@@ -106,6 +115,13 @@ class StoreFiles:
             structure.forget_deleted(deleted)
         cache_id = disk.cache_id(self.root)
         walked: list[Stretch] = []
+        epochs = self.epochs
+
+        def take(block: WalkedBlock) -> None:
+            nonlocal epochs
+            walked.append(stretch_of(block))
+            epochs = epochs.note(block.seals)
+
         recovered = recover_store(
             disk,
             self.folder,
@@ -118,42 +134,56 @@ class StoreFiles:
             same_cache=bool(cache_id) and cache_id == self.lock.previous_cache_id,
             deleted=deleted,
             boundaries=self.boundaries,
-            on_walked=walked.append,
+            on_walked=take,
         )
+        if epochs.is_known:  # else what was walked is not all
+            self.epochs = epochs
         if not self.topics.believe(recovered.tail.position):  # nor what followed from it
             deleted = dict(self.topics.deleted)
             rebuild(disk, self.folder, checkpoint, recovered, self.queues, self.derived, deleted)
         replay_position = checkpoint.replay_position if checkpoint else 0
         return Recovery(recovered, LogStart.of(self.folder, checkpoint), replay_position, walked)
 
-    def begin_epoch(self, recovered: RecoveredLog) -> int:
-        """The store leads from the end of its log on: in a new epoch, which is durable when this returns. Raises OSError.
-
-        A disk that is full leaves it in the epoch in which it led last, so that segments can be deleted.
-        """
+    def settle_epochs(self, recovered: RecoveredLog) -> None:
+        """The epochs of a log that was recovered, and so is synced. Not written down yet."""
         end = recovered.tail.position
-        epochs = self._epochs_up_to(end)
-        epoch = max(epochs.highest_epoch, recovered.epoch) + 1
+        epochs = self.epochs
+        if not epochs.is_known:
+            epochs = find_epochs(self.disk, self.folder, end)
+        epochs = epochs.between(self.folder.first_position, end, recovered.synced_position)
+        highest = max(epochs.highest_epoch, recovered.epoch)
+        self.epochs = replace(epochs, highest_epoch=highest)
+
+    def begin_epoch(self, end: int, epoch: int | None = None) -> int:
+        """The store leads from the end of its log on: in a new epoch, which is durable when this returns.
+
+        `epoch`: the one that it was given; None: the next one. Raises StaleEpochError, OSError. A disk that is full leaves it in the epoch
+        in which it led last, so that segments can be deleted.
+        """
+        epochs = self.epochs
+        if epoch is None:
+            epoch = epochs.highest_epoch + 1
+        elif epoch <= epochs.highest_epoch:
+            raise StaleEpochError(epoch, epochs.highest_epoch)
         try:
-            self._keep(epochs.begin(end, epoch, is_led=True))
+            self.keep_epochs(epochs.begin(end, epoch, is_led=True))
         except OSError as error:
             last = epochs.row_at(end)
             if error.errno not in DISK_FULL_ERRNOS or last is None or not last.is_led:
                 raise
             log.warning("the disk is full, epoch %d goes on: %s", last.epoch, error)
-            self.epochs = epochs
             return last.epoch
         log.info("epoch %d begins at position %d", epoch, end)
         return epoch
 
-    def _epochs_up_to(self, end: int) -> Epochs:
-        """The epochs of a log that was recovered, ends there, and is synced."""
-        epochs = self.epochs
-        if not epochs.is_known:
-            epochs = find_epochs(self.disk, self.folder, end)
-        return epochs.between(self.folder.first_position, end)
+    def end_epoch(self, end: int) -> int:
+        """The store follows from the end of its log on: that is durable when this returns. The epoch of the log there. Raises OSError."""
+        epoch = epoch_at_end(self.folder, end)
+        self.keep_epochs(self.epochs.begin(end, epoch, is_led=False))
+        return epoch
 
-    def _keep(self, epochs: Epochs) -> None:
+    def keep_epochs(self, epochs: Epochs) -> None:
+        """Writes them down. Raises OSError."""
         write_epochs(self.disk, self._epochs_path, epochs)
         self.epochs = epochs
 

@@ -24,9 +24,12 @@ def open_store(
     sync_flush: bool = False,
     corruption: str = "refuse",
     segment: int = SEGMENT,
+    follows: bool = False,
 ) -> Store:
     config = StoreConfig(segment_size_bytes=segment, sync_flush=sync_flush, corruption=corruption)  # type: ignore[arg-type]
-    return Store.open("/s", config, clock=clock or ManualClock(), disk=disk, background=False)
+    return Store.open(
+        "/s", config, clock=clock or ManualClock(), disk=disk, background=False, follows=follows
+    )
 
 
 def commit(store: Store, group: str, topic: str, queue_id: int, queue_offset: int) -> None:

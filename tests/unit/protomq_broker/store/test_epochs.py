@@ -69,14 +69,14 @@ def test_what_is_not_known_counts() -> None:
 def test_an_epoch_without_an_append_leaves_no_row_and_is_not_given_again() -> None:
     epochs = Epochs().begin(0, 1, is_led=True).begin(100, 2, is_led=True).begin(100, 3, is_led=True)
     assert epochs.rows == (EpochRow(0, 1, True), EpochRow(100, 3, True))
-    assert epochs.between(0, 99).rows == (EpochRow(0, 1, True),)
-    assert epochs.between(0, 99).highest_epoch == 3
+    assert epochs.between(0, 99, 99).rows == (EpochRow(0, 1, True),)
+    assert epochs.between(0, 99, 99).highest_epoch == 3
 
 
 def test_rows_go_with_the_front_of_the_log() -> None:
     epochs = Epochs().begin(0, 1, is_led=True).begin(100, 2, is_led=True).begin(200, 3, is_led=True)
-    assert epochs.between(150, 300).rows == epochs.rows[1:]
-    assert epochs.between(200, 300).rows == epochs.rows[2:]
+    assert epochs.between(150, 300, 300).rows == epochs.rows[1:]
+    assert epochs.between(200, 300, 300).rows == epochs.rows[2:]
 
 
 @given(

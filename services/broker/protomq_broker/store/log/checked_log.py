@@ -72,8 +72,11 @@ class CheckedLog:
         quarantine: SetAside,
         files: BoundaryFiles,
         monotonic_ms: Callable[[], int],
+        written_ms: Callable[[], int],
     ) -> None:
-        """`log_start`: where a walk of the whole log begins; `quarantine`: what is in quarantine already, and nobody gets."""
+        """`log_start`: where a walk of the whole log begins; `quarantine`: what is in quarantine already, and nobody gets; `written_ms`:
+        when this process wrote to the log last, by the wall clock.
+        """
         self._disk = disk
         self._folder = folder
         self._tail = tail
@@ -81,6 +84,7 @@ class CheckedLog:
         self._quarantine = quarantine
         self._files = files
         self._monotonic_ms = monotonic_ms
+        self._written_ms = written_ms
         self._segments: dict[int, CheckedSegment] = {}
         self._lock = threading.Lock()
         self._appended: deque[tuple[int, int]] = deque()
@@ -226,9 +230,8 @@ class CheckedLog:
             return True
         if not checked.is_growing:
             return False
-        tail = self._tail()
-        checked.is_growing = tail.position < file.end_position
-        return written_ns <= tail.store_time_ms * 1_000_000 + CLOCK_SLACK_NS
+        checked.is_growing = self._tail().position < file.end_position
+        return written_ns <= self._written_ms() * 1_000_000 + CLOCK_SLACK_NS
 
     def _walk(self, checked: CheckedSegment, start: int, end: int) -> DamagedRange | None:
         """Walks what of [start, end) is not known to hold; the first damage in it."""

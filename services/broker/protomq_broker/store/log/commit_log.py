@@ -25,7 +25,7 @@ from protomq_broker.store.errors import AppendTooLargeError, DiskFullError, Stor
 from protomq_broker.store.files.disk import Disk, write_fully
 
 from .positions import LogTail, Positions
-from .seals import APPEND_SIZE_MAX_BYTES, encode_padding
+from .seals import APPEND_SIZE_MAX_BYTES, WalkedBlock, encode_padding
 from .segment import SegmentFile, SegmentFolder
 
 DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -67,6 +67,8 @@ class CommitLog:
         self.tail = positions.tail
         """Where the writer goes on: ahead of the published tail while an append is under way."""
         self.epoch = epoch
+        """Of the next append."""
+        self._foreign_written_ms = 0  # when the last bytes of another leader were written here
         self.failure = ""
         """Why nothing is appended any more; "" as long as the log is well."""
         self.append_size_max_bytes = min(
@@ -136,6 +138,38 @@ class CommitLog:
         self.tail = tail = LogTail(position + size, crc, store_time_ms)
         return tail
 
+    def append_verbatim(self, block: WalkedBlock, now_ms: int) -> LogTail:
+        """Writes appends of another log at the tail, which is where they stand there, and moves it. They lie within one segment.
+
+        The caller has walked them from the tail's CRC on. Raises DiskFullError or StoreFailedError: then nothing of them is in the log.
+        """
+        if self.failure:
+            raise StoreFailedError(self.failure)
+        tail, segment = self.tail, self._segment
+        position = tail.position
+        assert block.base_position == position
+        if segment is None or position == segment.end_position:
+            segment = self._segment = self._following(position)
+        assert position + block.size_bytes <= segment.end_position
+        self._foreign_written_ms = now_ms
+        data = memoryview(block.data)[: block.size_bytes]
+        try:
+            write_fully(self._disk, segment.fd, data, position - segment.base_position)
+        except OSError as error:
+            self._take_back(tail, block.size_bytes, error)
+        last = block.seals[-1]
+        self.epoch = last.epoch
+        self.tail = tail = LogTail(last.end_position, last.crc32c, last.store_time_ms)
+        return tail
+
+    def begin_at(self, position: int) -> None:
+        """A log without an append begins at this multiple of the size of a segment. What was made for it elsewhere goes. Raises OSError."""
+        assert position % self.folder.segment_size_bytes == 0
+        with self._create_lock:
+            self.folder.remove([base for base in self.folder.files if base != position])
+            self._segment = self.folder.files.get(position)
+            self.tail = LogTail(position, 0, 0)
+
     def take_back(self, tail: LogTail, reason: str) -> None:
         """Undoes the last append, before anybody was told of it, and stops the log for good; `tail` is what stood before."""
         segment = self._segment
@@ -169,6 +203,11 @@ class CommitLog:
         if segment is None or self._disk.has_name(segment.fd, segment.path):
             return ""
         return segment.path if segment is self._segment else ""
+
+    @property
+    def written_ms(self) -> int:
+        """When something was last written, by the wall clock; any thread."""
+        return max(self.tail.store_time_ms, self._foreign_written_ms)
 
     @property
     def has_next_segment(self) -> bool:
@@ -218,28 +257,30 @@ class CommitLog:
         if self.failure:
             raise StoreFailedError(self.failure)
         segment, tail = self._segment, self.tail
-        try:
-            if segment is None or tail.position == segment.end_position:
-                following = self._segment_at(tail.position)
-            elif tail.position == segment.base_position:
-                following = segment
-            else:
-                following = self._segment_at(
-                    segment.end_position
-                )  # first, so that a full disk changes nothing
-                gap = segment.end_position - tail.position - SEAL_SIZE_BYTES
-                self._append_empty(encode_padding(gap))
-        except OSError as error:
-            if error.errno in DISK_FULL_ERRNOS:
-                raise DiskFullError(f"no space for the next segment: {error}") from error
-            self.fail(f"the next segment cannot be made: {error}")
-            raise StoreFailedError(self.failure) from error
+        if segment is None or tail.position == segment.end_position:
+            following = self._following(tail.position)
+        elif tail.position == segment.base_position:
+            following = segment
+        else:
+            following = self._following(segment.end_position)  # first: a full disk changes nothing
+            gap = segment.end_position - tail.position - SEAL_SIZE_BYTES
+            self._append_empty(encode_padding(gap))
         self._segment = following
         self._append_empty(b"")
         assert (
             self.tail.position + size_bytes + SEAL_SIZE_BYTES + CLOSING_SIZE_BYTES
             <= following.end_position
         )
+
+    def _following(self, base_position: int) -> SegmentFile:
+        """The segment in which the writer continues."""
+        try:
+            return self._segment_at(base_position)
+        except OSError as error:
+            if error.errno in DISK_FULL_ERRNOS:
+                raise DiskFullError(f"no space for the next segment: {error}") from error
+            self.fail(f"the next segment cannot be made: {error}")
+            raise StoreFailedError(self.failure) from error
 
     def _make_next(self, segment: SegmentFile) -> None:
         """Makes sure that there is a segment behind this one, or raises DiskFullError."""

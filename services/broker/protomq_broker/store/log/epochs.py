@@ -104,12 +104,12 @@ class Epochs:
             return self
         return self.begin(position, epoch, is_led=False)
 
-    def between(self, log_start: int, log_end: int) -> Epochs:
-        """Without the rows of what the log has no more. All of it is synced."""
+    def between(self, log_start: int, log_end: int, synced_position: int) -> Epochs:
+        """Without the rows of what the log has no more. It is synced up to there."""
         rows = [row for row in self.rows if row.start_position <= log_end]
         while len(rows) > 1 and rows[1].start_position <= log_start:
             del rows[0]
-        return replace(self, rows=tuple(rows), synced_position=log_end)
+        return replace(self, rows=tuple(rows), synced_position=synced_position)
 
     def _is_own(self, seal: Seal) -> bool:
         row = self.row_at(seal.start_position)

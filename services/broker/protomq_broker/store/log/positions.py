@@ -1,19 +1,23 @@
 """Where the log of a store stands: every position in one place, and who is told when one moves.
 
-    flushed     on stable storage below it
-    appended    the end of the log: everything below it is written, and all that is derived from the log has it
-    readable    nothing at or beyond it is given to anybody, and no answer claims it is stored:
-                appended under ASYNC_FLUSH, flushed under SYNC_FLUSH
+    flushed      on stable storage below it
+    appended     the end of the log: everything below it is written, and all that is derived from the log has it
+    replicated   the replicas that are waited for have everything below it; on a follower: what its leader says is confirmed
+    confirmed    no fail-over takes back anything below it: the log has it here and there
+    readable     nothing at or beyond it is given to anybody, and no answer claims it is stored
+
+    confirmed = readable = appended under ASYNC_FLUSH, flushed under SYNC_FLUSH; but never beyond replicated where replicas are waited for
 
     flushed <= appended, readable <= appended; none of them ever goes back.
 
-The writer moves `appended`, whoever has synced the log moves `flushed`, one at a time. Listeners are called on those threads, after the
-move; a listener that fails is logged and harms nobody.
+The writer moves `appended`, whoever has synced the log moves `flushed`, whoever talks to the replicas moves `replicated`: each one at a
+time. Listeners are called on those threads, after the move; a listener that fails is logged and harms nobody.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
@@ -42,6 +46,7 @@ class Positions:
     Attributes:
         tail: the end of the log as it is published.
         flushed: position below which all is synced.
+        replicated: position below which all is on the replicas that count, or confirmed by the leader.
         readable: position below which all may be given.
         on_arrival: told of the queues that got readable messages.
         on_flushed: told the flushed position when it has moved, and when it never will again, because the log has failed.
@@ -49,36 +54,59 @@ class Positions:
 
     __slots__ = (
         "_arrivals",
+        "_lock",
+        "_waits",
         "_waits_for_flush",
+        "_waits_for_replicas",
         "flushed",
         "on_arrival",
         "on_flushed",
         "readable",
+        "replicated",
         "tail",
     )
 
-    def __init__(self, tail: LogTail, flushed: int, *, waits_for_flush: bool = False) -> None:
-        """`waits_for_flush`: SYNC_FLUSH."""
+    def __init__(
+        self,
+        tail: LogTail,
+        flushed: int,
+        *,
+        waits_for_flush: bool = False,
+        waits_for_replicas: bool = False,
+    ) -> None:
+        """`waits_for_flush`: SYNC_FLUSH; `waits_for_replicas`: nothing is readable before `note_replicated` says so."""
         assert flushed <= tail.position
         self.tail = tail
         self.flushed = flushed
-        self.readable = flushed if waits_for_flush else tail.position
+        self.replicated = 0
+        self.readable = 0
         self.on_arrival: list[Callable[[Sequence[QueueKey]], None]] = []
         self.on_flushed: list[Callable[[int], None]] = []
         self._waits_for_flush = waits_for_flush
+        self._waits_for_replicas = waits_for_replicas
+        self._waits = waits_for_flush or waits_for_replicas
         self._arrivals: deque[tuple[int, Sequence[QueueKey]]] = deque()
+        self._lock = threading.Lock()  # of `readable` and of what is taken from the arrivals
+        self.readable = self._bound()
 
     @property
     def appended(self) -> int:
         """The end of the log."""
         return self.tail.position
 
+    @property
+    def confirmed(self) -> int:
+        """No fail-over takes back anything below it."""
+        return self.readable
+
     def publish(self, tail: LogTail, keys: Sequence[QueueKey]) -> None:
         """An append is whole; `keys`: the queues that it went to. The writer."""
-        if self._waits_for_flush:
+        if self._waits:
             # Before the position is published: the flusher may be faster than we are.
             self._arrivals.append((tail.position, keys))
             self.tail = tail
+            if self._waits_for_replicas:  # they may be ahead
+                self._advance()
             return
         self.tail = tail
         self.readable = tail.position
@@ -88,15 +116,41 @@ class Positions:
     def note_flushed(self, position: int) -> None:
         """Everything below `position` is synced. Who has synced it, one at a time."""
         self.flushed = position
+        if self._waits:
+            self._advance()
+        _tell(self.on_flushed, position)
+
+    def note_replicated(self, position: int) -> None:
+        """The replicas that count have everything below `position`; on a follower: it is confirmed. A lower one than before is ignored."""
+        with self._lock:
+            self.replicated = max(self.replicated, position)
+        if self._waits:
+            self._advance()
+
+    def wait_for_replicas(self, wanted: bool) -> None:
+        """Whether replicas are waited for from now on. What is readable stays so. The writer."""
+        with self._lock:
+            self._waits_for_replicas = wanted
+            if wanted:
+                self._waits = True
+        self._advance()
+        self._waits = self._waits_for_flush or wanted
+
+    def _bound(self) -> int:
+        """Up to where the log may be read by all that is waited for."""
+        bound = self.flushed if self._waits_for_flush else self.tail.position
+        return min(bound, self.replicated) if self._waits_for_replicas else bound
+
+    def _advance(self) -> None:
+        """Moves `readable` as far as it may go. Any thread."""
         keys: list[QueueKey] = []
-        if self._waits_for_flush:
-            self.readable = position
-            arrivals = self._arrivals
-            while arrivals and arrivals[0][0] <= position:
+        arrivals = self._arrivals
+        with self._lock:
+            self.readable = readable = max(self.readable, self._bound())
+            while arrivals and arrivals[0][0] <= readable:
                 keys += arrivals.popleft()[1]
         if keys:
             _tell(self.on_arrival, keys)
-        _tell(self.on_flushed, position)
 
     def note_failed(self) -> None:
         """The log has failed: no position moves any more, and who waits for one has to look why. Any thread."""

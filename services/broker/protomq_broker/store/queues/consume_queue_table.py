@@ -56,7 +56,7 @@ from .consume_queue import (
 )
 from .queue_ends import QueueEnd, end_in_file, ends_below
 from .queue_flush import flush_together
-from .queue_replay import fill_lost, replay_queue, restart, sound_end
+from .queue_replay import fill_lost, fill_up, replay_queue, restart, sound_end
 from .queue_rows import QueueRows, decode_rows
 from .selection import ENTRY_SIZE_BYTES
 
@@ -202,6 +202,24 @@ class ConsumeQueueTable:
             if requests:
                 last = requests[-1]
                 self._covered_position = last.physical_offset + len(last.region.data)
+
+    def skip_to(self, topic: str, queue_id: int, queue_offset: int) -> None:
+        """The next record of the queue in another leader's log has this offset: the log has lost those in between, or has begun behind."""
+        with self._lock:
+            queue = self._queues.get(topic, {}).get(queue_id) or self._add(topic, queue_id)
+            if queue.end_offset < queue_offset:
+                fill_up(queue, queue_offset)
+                self._dirty.add(queue)
+
+    def begin_carried(self) -> None:
+        """Queues of which the log has told, and has no message: they continue at the offset that it told."""
+        with self._lock:
+            for (topic, queue_id), (_, end_offset) in self._carried.items():
+                queue = self._queues.get(topic, {}).get(queue_id) or self._add(topic, queue_id)
+                if not queue.end_offset:
+                    queue.reset(end_offset, end_offset)
+                    self._dirty.add(queue)
+            self._carried = {}
 
     # Flusher thread.
 
@@ -412,12 +430,7 @@ class ConsumeQueueTable:
             self._dirty.add(queue)
             kept = True
         self.known_ends = []
-        for (topic, queue_id), (_, end_offset) in self._carried.items():
-            queue = self.queue(topic, queue_id)
-            if not queue.end_offset:  # its messages are all deleted for their age
-                queue.reset(end_offset, end_offset)
-                self._dirty.add(queue)
-        self._carried = {}
+        self.begin_carried()
         if kept:  # for good: the files that told of them are cut
             self.checkpoint(end_position)
 

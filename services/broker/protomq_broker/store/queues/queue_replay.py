@@ -29,20 +29,20 @@ def replay_queue(queue: ConsumeQueue, records: ScannedRecords, rows: NDArray[np.
     sizes, tag_codes = records.sizes[rows], records.tag_codes[rows]
     bounds = [0, *(np.flatnonzero(np.diff(offsets) != 1) + 1).tolist(), len(rows)]
     for start, end in pairwise(bounds):
-        offset, position = int(offsets[start]), int(positions[start])
+        offset = int(offsets[start])
         if queue.end_offset and offset < queue.end_offset:
             last_position, last_size, _ = queue.entry(queue.end_offset - 1)
             known = int(np.searchsorted(positions[start:end], last_position + last_size))
             start += known
             if start == end:
                 continue
-            offset, position = int(offsets[start]), int(positions[start])
+            offset = int(offsets[start])
             if (
                 offset < queue.end_offset
             ):  # the topic was removed and created again: its offsets began again
                 restart(queue)
         if offset > queue.end_offset:
-            _fill(queue, offset, position)
+            fill_up(queue, offset)
         queue.append_many(positions[start:end], sizes[start:end], tag_codes[start:end])
 
 
@@ -52,7 +52,7 @@ def restart(queue: ConsumeQueue) -> None:
     queue.synced_offset = NO_FOLDER
 
 
-def _fill(queue: ConsumeQueue, offset: int, position: int) -> None:
+def fill_up(queue: ConsumeQueue, offset: int) -> None:
     """Entries up to `offset` are missing: before the log's start, or lost by it."""
     if queue.end_offset == 0:
         queue.reset(offset, offset)

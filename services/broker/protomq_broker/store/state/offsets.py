@@ -235,6 +235,15 @@ class ConsumerOffsets:
                 if not topics:
                     del self._groups[group]
 
+    def forget_topic(self, topic: str) -> None:
+        """The topic is gone, and with it what was committed in it."""
+        with self._lock:
+            for group, topics in list(self._groups.items()):
+                if topics.pop(topic, None) is not None:
+                    self._change_count += 1
+                    if not topics:
+                        del self._groups[group]
+
     def _load(self, content: Any) -> None:
         groups: dict[str, dict[str, _TopicOffsets]] = {}
         for group, topics in content["groups"].items():

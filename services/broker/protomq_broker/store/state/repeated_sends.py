@@ -368,6 +368,14 @@ class RepeatedSends:
 
     # Any thread.
 
+    def begin_partial(self) -> None:
+        """The log begins behind sends that its leader knows: a producer that comes up may have stored earlier ones. Until `end_partial`."""
+        self._is_partial = True
+
+    def end_partial(self) -> None:
+        """From here on every send comes to this table first."""
+        self._is_partial = False
+
     def remove_topic(self, topic: str) -> None:
         """The topic is gone: what was stored in it is neither known nor new."""
         with self._lock:
@@ -567,16 +575,17 @@ class RepeatedSends:
         """
         if position < self._covered_position:
             return
-        keys = [name.partition("/") for name in told.queues]
-        numbers = np.array(
-            [self._number_of(_GONE if is_gone(key[0]) else key[0], int(key[2] or 0)) for key in keys],
-            np.uint32,
-        )
-        rows = np.frombuffer(told.rows, ROW).copy()
-        rows["queue"] = numbers[rows["queue"]]
-        runs = np.frombuffer(told.older_runs, "<u8").reshape(-1, RUN_FIELDS).copy()
-        runs[:, 2] = numbers[runs[:, 2].astype(np.int64)]
-        self._table.enter(rows, runs.tobytes())
+        with self._lock:
+            keys = [name.partition("/") for name in told.queues]
+            numbers = np.array(
+                [self._number_of(_GONE if is_gone(key[0]) else key[0], int(key[2] or 0)) for key in keys],
+                np.uint32,
+            )
+            rows = np.frombuffer(told.rows, ROW).copy()
+            rows["queue"] = numbers[rows["queue"]]
+            runs = np.frombuffer(told.older_runs, "<u8").reshape(-1, RUN_FIELDS).copy()
+            runs[:, 2] = numbers[runs[:, 2].astype(np.int64)]
+            self._table.enter(rows, runs.tobytes())
 
     def _number_of(self, topic: str, queue_id: int) -> int:
         key = (topic, queue_id)

@@ -1,0 +1,210 @@
+"""A store that follows another one: it stores the leader's bytes at the same position, and what is derived from the log follows at once.
+
+    append      bytes that were proved (`log/verbatim.py`) are written, then applied append by append, then published
+    readable    up to what the leader says is confirmed
+    retention   segments go when the leader has said, and confirmed, that its log begins behind them
+
+Rules:
+- The log is the leader's, octet by octet. Nothing of this store's own is ever appended.
+- What follows the log is told of each append as on the leader: derived structures first, then the machines of its state records.
+- What does not continue the log is refused before anything is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from protomq.v1.record_pb2 import RecordBatch
+from protomq.v1.state_pb2 import LogRecord
+from protomq.wire.topics import LOG_TOPIC
+
+from .derived import Derived
+from .errors import StoreFailedError
+from .log.append import AppendRequest
+from .log.checked_log import CheckedLog
+from .log.commit_log import CommitLog
+from .log.epochs import Epochs
+from .log.kinds import is_queued
+from .log.positions import Positions, QueueKey
+from .log.verbatim import ForeignBlock, LogEnd, prove, requests_of
+from .queues.consume_queue_table import ConsumeQueueTable
+from .state.log_front import tell
+from .state.machine import StateMachine
+from .state.repeated_sends import RepeatedSends
+
+
+class LogFollowers:
+    """What follows a log: given appends of another log, block by block. The writer thread."""
+
+    def __init__(
+        self,
+        derived: Sequence[Derived],
+        machines: Mapping[str, StateMachine],
+        queues: ConsumeQueueTable,
+        repeated: RepeatedSends,
+        forget_topic: Callable[[str], None],
+    ) -> None:
+        """`machines`: by their system topics; `forget_topic` is told of topics that are gone, once nothing derived has them any more."""
+        self._derived = derived
+        self._machines = machines
+        self._queues = queues
+        self._repeated = repeated
+        self._forget_topic = forget_topic
+        self.leader_starts: list[tuple[int, int]] = []
+        """Where the leader's log begins, by records that told so: (position of the record, where the log begins)."""
+
+    def begin_behind_the_start(self) -> None:
+        """The log has no append yet, and begins behind the start of the leader's."""
+        self._repeated.begin_partial()
+
+    def apply(self, block: ForeignBlock) -> list[AppendRequest]:
+        """Gives the appends of a block to all that follow the log; what they brought."""
+        records = block.records
+        topics = [index for index, name in enumerate(records.topics) if name in self._machines]
+        if not topics:
+            return self._apply(block, 0, records.count)
+        states = np.flatnonzero(np.isin(records.topic_indexes, topics))
+        # An append with states is taken alone: they count behind it, and what stands in front of it comes before.
+        ends = np.array([seal.end_position for seal in block.appends.seals], np.int64)
+        appends = np.unique(np.searchsorted(ends, records.positions[states], "right"))
+        starts = np.array([seal.start_position for seal in block.appends.seals], np.int64)
+        bounds = np.searchsorted(
+            records.positions, np.sort(np.concatenate((starts[appends], ends[appends])))
+        )
+        applied: list[AppendRequest] = []
+        rows = states.tolist()
+        for first, end in pairwise([0, *bounds.tolist(), records.count]):
+            here = [row for row in rows if first <= row < end]
+            bodies = [(row, *self._state_at(block, row)) for row in here]
+            for row, topic, body in bodies:
+                if topic == LOG_TOPIC:
+                    self._note_front(body, int(records.positions[row]))
+            applied += self._apply(block, first, end)
+            for row, topic, body in bodies:
+                self._apply_state(topic, body, int(records.positions[row]))
+        return applied
+
+    def _apply(self, block: ForeignBlock, first: int, end: int) -> list[AppendRequest]:
+        requests = requests_of(block, first, end)
+        group: list[AppendRequest] = []
+        ends: dict[QueueKey, int] = {}
+        for request in requests:
+            region, offset = request.region, request.queue_offset
+            if is_queued(region.flags):
+                key = (region.topic, request.queue_id)
+                expected = ends[key] if key in ends else self._queues.end_offset(*key)
+                if (
+                    offset != expected
+                ):  # what is missing in between is made good behind what came before
+                    self._tell(group)
+                    group = []
+                    self._queues.skip_to(*key, offset)
+                ends[key] = offset + region.count
+            group.append(request)
+        self._tell(group)
+        return requests
+
+    def _tell(self, requests: Sequence[AppendRequest]) -> None:
+        if requests:
+            for structure in self._derived:
+                structure.apply(requests)
+
+    def _state_at(self, block: ForeignBlock, row: int) -> tuple[str, bytes]:
+        """(system topic, body) of a state record."""
+        records = block.records
+        at = int(records.positions[row]) - block.appends.base_position
+        field = block.appends.data[at : at + int(records.sizes[row])]
+        (record,) = RecordBatch.FromString(field).records
+        return records.topics[int(records.topic_indexes[row])], record.body
+
+    def _apply_state(self, topic: str, body: bytes, position: int) -> None:
+        for gone in self._machines[topic].apply(body, position):
+            for structure in self._derived:
+                structure.remove_topic(gone)
+            self._forget_topic(gone)
+
+    def _note_front(self, body: bytes, position: int) -> None:
+        """The leader tells what its log's front has told so far: a log that began behind that takes it from here."""
+        tell(body, position, {}, self._queues, self._repeated)
+        self._queues.begin_carried()
+        try:
+            record = LogRecord.FromString(body)
+        except DecodeError:
+            return
+        if record.HasField("start"):
+            self.leader_starts = [*self.leader_starts, (position, record.start.position)]
+
+
+class Follower:
+    """See the module's docstring. `append`: the writer thread.
+
+    Attribute: epochs: those of the log, as far as it goes.
+    """
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        checked: CheckedLog,
+        positions: Positions,
+        followers: LogFollowers,
+        epochs: Epochs,
+        now_ms: Callable[[], int],
+        count: Callable[[Sequence[AppendRequest]], list[QueueKey]],
+    ) -> None:
+        """`count` counts what was appended; the queues that it went to."""
+        self.epochs = epochs
+        self._log = commit_log
+        self._checked = checked
+        self._positions = positions
+        self._followers = followers
+        self._now_ms = now_ms
+        self._count = count
+
+    def append(self, position: int, data: bytes) -> int:
+        """Stores whole appends of the leader's log, which stand at `position` there; the new end of the log.
+
+        Raises ForeignBytesError: nothing of them is stored; DiskFullError, StoreFailedError: they are stored up to the end of the log.
+        """
+        commit_log = self._log
+        if commit_log.failure:
+            raise StoreFailedError(commit_log.failure)
+        folder, tail = commit_log.folder, commit_log.tail
+        # One whose front was deleted up to its end knows the CRC there.
+        is_empty = tail.crc32c == 0 and (not folder.files or tail.position == folder.first_position)
+        end = LogEnd(tail, self._last_epoch, is_empty)
+        blocks = prove(data, position, end, folder.segment_size_bytes)
+        if blocks and is_empty and position:
+            commit_log.begin_at(position)
+            self._followers.begin_behind_the_start()
+        for block in blocks:
+            self._store(block)
+        return commit_log.tail.position
+
+    def deletable_below(self) -> int:
+        """Where the leader's log begins by what is confirmed: what stands in front of that may go here, too."""
+        confirmed = min(self._positions.readable, self._positions.flushed)
+        starts = self._followers.leader_starts
+        return max((start for position, start in starts if position < confirmed), default=0)
+
+    @property
+    def _last_epoch(self) -> int:
+        return self.epochs.rows[-1].epoch if self.epochs.rows else 0
+
+    def _store(self, block: ForeignBlock) -> None:
+        commit_log = self._log
+        before = commit_log.tail
+        if before.position >= self._checked.next_note:
+            self._checked.note_append(before)
+        tail = commit_log.append_verbatim(block.appends, self._now_ms())
+        try:
+            requests = self._followers.apply(block)
+        except Exception as error:
+            reason = f"what is derived from the log could not follow it: {error!r}"
+            commit_log.take_back(before, reason)
+            raise StoreFailedError(reason) from error
+        self.epochs = self.epochs.note(block.appends.seals)
+        self._positions.publish(tail, self._count(requests))

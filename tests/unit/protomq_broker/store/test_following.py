@@ -1,0 +1,356 @@
+"""A store that follows another one: the same bytes, and all that follows from them."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from protomq.wire.hashing import key_hash_of
+from protomq.wire.record import SEAL_SIZE_BYTES
+from protomq_broker.store.errors import (
+    DiskFullError,
+    ForeignBytesError,
+    LogForkError,
+    LogGapError,
+    NotFollowingError,
+    NotLeadingError,
+    StaleEpochError,
+    StoreFailedError,
+)
+from protomq_broker.store.log.segment import SegmentFolder
+from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.store.store import Store
+from protomq_broker.store.tools.verify import verify
+from protomq_broker.testing.simdisk import Fault, SimDisk
+
+from .log_helpers import ManualClock, make_request
+from .store_helpers import SEGMENT, commit, committed, open_store, read_all
+
+
+def log_of(disk: SimDisk, start: int, end: int, segment: int = SEGMENT) -> bytes:
+    """The bytes [start, end) of the log on a disk."""
+    folder = SegmentFolder(disk, "/s/commitlog", segment)
+    folder.open(read_only=True)
+    parts = []
+    for file in folder.overlapping(start, end):
+        at = max(start - file.base_position, 0)
+        parts.append(file.read(at, min(end - file.base_position, file.size_bytes) - at))
+    return b"".join(parts)
+
+
+def disk_of(store: Store) -> SimDisk:
+    """The disk of a store, which is a simulated one."""
+    assert isinstance(store._disk, SimDisk)
+    return store._disk
+
+
+def incarnation_of(store: Store) -> int:
+    """Of the topic."""
+    topic = store.topics.find("topic")
+    assert topic is not None
+    return topic.incarnation
+
+
+def follow(leader: Store, follower: Store, *, confirmed: bool = True) -> None:
+    """The follower gets all that the leader has and it has not."""
+    start = follower.appended_position
+    if not start:
+        start = leader.min_position
+    data = log_of(disk_of(leader), start, leader.appended_position)
+    follower.append_verbatim(start, data)
+    if confirmed:
+        follower.positions.note_replicated(leader.readable_position)
+
+
+def fill(store: Store, count: int = 12, first: int = 0) -> None:
+    """Messages in two queues, with keys and a producer."""
+    for number in range(first, first + count):
+        store.append(
+            [
+                make_request(
+                    [b"%d" % number * 40], queue_id=number % 2, producer_id=5, sequence=number, key=f"k{number}"
+                )
+            ]
+        )  # fmt: skip
+
+
+def pair() -> tuple[Store, Store]:
+    """A leader, and an empty store that follows."""
+    leader = open_store(SimDisk())
+    leader.topics.create(TopicConfig("topic"))
+    return leader, open_store(SimDisk(), follows=True)
+
+
+def test_a_follower_has_the_same_bytes_and_gives_the_same_answers() -> None:
+    leader, follower = pair()
+    for round_ in range(5):
+        fill(leader, 12, round_ * 12)
+        commit(leader, "group", "topic", 0, round_)
+        follow(leader, follower)
+        assert follower.appended_position == leader.appended_position
+        for queue in (0, 1):
+            assert read_all(follower, queue_id=queue) == read_all(leader, queue_id=queue)
+        assert committed(follower, "group", "topic", 0) == round_
+    assert follower.topics.find("topic") == leader.topics.find("topic")
+    assert incarnation_of(follower) == incarnation_of(leader)
+    (found,) = follower.find_by_key_hash("topic", key_hash_of("k17"))
+    assert found == next(leader.find_by_key_hash("topic", key_hash_of("k17")))
+    repeat = make_request([b"3" * 40], queue_id=1, producer_id=5, sequence=3, key="k3")
+    assert follower.find_repeated(repeat) == leader.find_repeated(repeat)
+    end = leader.appended_position
+    leader.close()
+    follower.close()
+    assert log_of(disk_of(leader), 0, end) == log_of(disk_of(follower), 0, end)
+    assert verify("/s", disk=disk_of(follower)) == []
+
+
+def test_what_the_leader_deletes_goes_on_the_follower_too() -> None:
+    leader, follower = pair()
+    fill(leader)
+    commit(leader, "group", "topic", 0, 3)
+    follow(leader, follower)
+    told: list[str] = []
+    follower.on_topic_deleted = told.append
+    leader.delete_topic("topic")
+    fill(leader, 3, 100)  # its messages begin anew
+    follow(leader, follower)
+    assert told == ["topic"]
+    assert committed(follower, "group", "topic", 0) is None
+    assert read_all(follower) == read_all(leader) != []
+
+
+def test_only_what_is_confirmed_is_readable_and_readers_are_told_then() -> None:
+    leader, follower = pair()
+    fill(leader, 3)
+    end_of_three = leader.appended_position
+    fill(leader, 1, 3)
+    told: list[object] = []
+    follower.positions.on_arrival.append(told.extend)
+    follow(leader, follower, confirmed=False)
+    assert read_all(follower) == []
+    assert told == []
+    follower.positions.note_replicated(end_of_three)
+    assert len(read_all(follower)) + len(read_all(follower, queue_id=1)) == 3
+    assert told == [], "what came together is told of together"
+    follower.positions.note_replicated(leader.appended_position)
+    assert len(read_all(follower, queue_id=1)) == 2
+    assert {("topic", 0), ("topic", 1)} <= set(told)
+
+
+def test_a_follower_takes_no_sends_and_a_leader_no_bytes() -> None:
+    leader, follower = pair()
+    fill(leader, 2)
+    follow(leader, follower)
+    before = follower.appended_position
+    with pytest.raises(NotLeadingError):
+        follower.append([make_request([b"x"])])
+    with pytest.raises(NotLeadingError):
+        follower.topics.create(TopicConfig("other"))
+    with pytest.raises(NotLeadingError):
+        commit(follower, "group", "topic", 0, 1)
+    assert follower.appended_position == before
+    with pytest.raises(NotFollowingError):
+        leader.append_verbatim(leader.appended_position, b"")
+
+
+def test_gaps_forks_and_damaged_bytes_are_refused_and_nothing_is_stored() -> None:
+    leader, follower = pair()
+    fill(leader, 6)
+    follow(leader, follower)
+    start = follower.appended_position
+    fill(leader, 6, 6)
+    data = log_of(disk_of(leader), start, leader.appended_position)
+    before = disk_of(follower).files("/s/commitlog")
+    for position in (start - SEAL_SIZE_BYTES, start + 1, start + SEGMENT):
+        with pytest.raises(LogGapError) as caught:
+            follower.append_verbatim(position, data)
+        assert caught.value.position == start
+    for bit in random.Random(1).sample(range(len(data) * 8), 300):
+        damaged = bytearray(data)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ForeignBytesError):
+            follower.append_verbatim(start, bytes(damaged))
+    for size in random.Random(1).sample(range(1, len(data)), 50):
+        cut = data[:size]
+        try:
+            follower_end = follower.append_verbatim(start, cut)
+        except LogForkError:
+            continue
+        assert follower_end == start + size, "whole appends"
+        break
+    else:
+        assert disk_of(follower).files("/s/commitlog") == before
+    other = open_store(SimDisk())
+    fill(other, 30, 50)
+    here = follower.appended_position
+    with pytest.raises(LogForkError):
+        follower.append_verbatim(here, log_of(disk_of(other), here, other.appended_position))
+    assert follower.appended_position == here
+
+
+def test_an_epoch_that_is_over_is_refused() -> None:
+    leader, follower = pair()
+    fill(leader, 2)
+    leader.close()
+    leader = open_store(disk_of(leader))
+    fill(leader, 2, 10)
+    follow(leader, follower)
+    assert [row.epoch for row in follower.epochs.rows] == [1, 2]
+    assert not any(row.is_led for row in follower.epochs.rows)
+    leader._log.epoch = 1
+    fill(leader, 1, 20)
+    with pytest.raises(LogForkError, match="has epoch 1"):
+        follow(leader, follower)
+
+
+def test_a_follower_is_the_same_after_a_start_and_still_follows() -> None:
+    leader, follower = pair()
+    fill(leader, 20)
+    follow(leader, follower)
+    for kind in ("close", "kill", "power"):
+        disk = disk_of(follower)
+        if kind == "close":
+            follower.checkpoint()
+            follower.close()
+        elif kind == "kill":
+            disk = disk.killed()
+        else:
+            disk = disk.crash(random.Random(3))
+        follower = open_store(disk, follows=True)
+        assert follower.appended_position <= leader.appended_position
+        follow(leader, follower)
+        fill(leader, 20, 100 + len(kind) * 20)
+        follow(leader, follower)
+        assert read_all(follower) == read_all(leader)
+        assert [row.is_led for row in follower.epochs.rows] == [False]
+
+
+def test_a_power_cut_of_the_follower_loses_nothing_that_it_had_flushed_whatever_the_leader_says() -> (
+    None
+):
+    for seed in range(60):
+        rng = random.Random(seed)
+        leader, follower = pair()
+        flushed = 0
+        for round_ in range(6):
+            fill(leader, rng.randrange(1, 8), round_ * 8)
+            leader.flush()  # so the seals to come say so
+            follow(leader, follower)
+            if rng.random() < 0.3:
+                flushed = follower.flush()
+        disk = disk_of(follower).crash(rng)
+        after = open_store(disk, follows=True)
+        assert flushed <= after.appended_position <= leader.appended_position
+        end = after.appended_position
+        assert log_of(disk, 0, end) == log_of(disk_of(leader), 0, end)
+        assert [finding.kind.value for finding in verify("/s", disk=disk)] == []
+
+
+def test_a_follower_that_begins_behind_the_leaders_start_knows_what_the_front_told() -> None:
+    clock = ManualClock()
+    leader = open_store(SimDisk(), clock=clock)
+    leader.topics.create(TopicConfig("topic"))
+    leader.topics.create(TopicConfig("rests"))
+    leader.append([make_request([b"r"], topic="rests")])
+    commit(leader, "group", "rests", 0, 1)
+    fill(leader, 60)
+    leader.checkpoint()
+    leader.delete_segments_below(leader.appended_position)
+    assert leader.min_position >= SEGMENT
+    fill(leader, 5, 60)
+    follower = open_store(SimDisk(), follows=True, clock=clock)
+    follow(leader, follower)
+    assert follower.min_position == leader.min_position
+    for queue in (0, 1):
+        assert read_all(follower, queue_id=queue) == read_all(leader, queue_id=queue)
+    assert follower.appended_end_offset("rests", 0) == 1
+    assert committed(follower, "group", "rests", 0) == 1
+    repeat = make_request([b"58" * 40], queue_id=0, producer_id=5, sequence=58, key="k58")
+    again = follower.find_repeated(repeat)
+    assert again is not None
+    follower.lead()
+    fill(follower, 3, 65)
+    assert follower.appended_end_offset("topic", 1) == leader.appended_end_offset("topic", 1) + 2
+    follower.close()
+    assert verify("/s", disk=disk_of(follower)) == []
+
+
+def test_a_follower_deletes_only_what_its_leader_has_deleted_and_confirmed() -> None:
+    leader, follower = pair()
+    fill(leader, 80)
+    follow(leader, follower)
+    follower.checkpoint()
+    assert follower.delete_segments_below(follower.appended_position) == 0
+    leader.checkpoint()
+    leader.delete_segments_below(leader.appended_position)
+    assert leader.min_position
+    follow(leader, follower, confirmed=False)
+    follower.checkpoint()
+    assert follower.min_position == 0
+    follow(leader, follower)
+    follower.checkpoint()
+    assert follower.min_position == leader.min_position
+    assert read_all(follower) == read_all(leader)
+    follower.close()
+    assert verify("/s", disk=disk_of(follower)) == []
+
+
+def test_a_promoted_follower_leads_in_a_new_epoch_and_its_old_leader_can_follow_it() -> None:
+    leader, follower = pair()
+    fill(leader, 10)
+    follow(leader, follower)
+    with pytest.raises(StaleEpochError):
+        follower.lead(1)
+    assert not follower.is_leading
+    assert follower.lead() == 2
+    fill(follower, 10, 10)
+    assert [tuple(row)[1:] for row in follower.epochs.rows] == [(1, False), (2, True)]
+    leader.close()
+    old = open_store(disk_of(leader), follows=True)
+    assert [tuple(row)[1:] for row in old.epochs.rows] == [(1, True), (1, False)]
+    follow(follower, old)
+    assert read_all(old) == read_all(follower)
+    assert [tuple(row)[1:] for row in old.epochs.rows] == [(1, True), (2, False)]
+    assert old.lead(7) == 7
+
+
+def test_what_is_not_confirmed_at_a_promotion_stays_unreadable_until_the_replicas_have_it() -> None:
+    leader, follower = pair()
+    fill(leader, 4)
+    follow(leader, follower)
+    readable = follower.readable_position
+    fill(leader, 4, 4)
+    follow(leader, follower, confirmed=False)
+    follower.lead(waits_for_replicas=True)
+    assert follower.readable_position == readable
+    follower.positions.note_replicated(follower.appended_position)
+    assert follower.readable_position == follower.appended_position
+
+
+def test_a_full_disk_and_a_failing_one_leave_whole_appends() -> None:
+    for fault, error in ((Fault.ENOSPC, DiskFullError), (Fault.EIO, StoreFailedError)):
+        leader, follower = pair()
+        fill(leader, 30)
+        disk = disk_of(follower)
+        disk.fail_at(6, fault)
+        with pytest.raises(error):
+            follow(leader, follower)
+        end = follower.appended_position
+        after = open_store(disk.killed(), follows=True)
+        assert after.appended_position == end
+        follow(leader, after)
+        assert read_all(after) == read_all(leader)
+
+
+def test_no_epoch_is_led_that_could_not_be_written() -> None:
+    leader, follower = pair()
+    fill(leader, 3)
+    follow(leader, follower)
+    disk = disk_of(follower)
+    disk.plan = lambda operation: Fault.ENOSPC if "epochs" in operation.path else None
+    with pytest.raises(OSError, match="No space"):
+        follower.lead()
+    assert not follower.is_leading
+    disk.plan = None
+    assert follower.lead() == 2
