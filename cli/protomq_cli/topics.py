@@ -35,7 +35,17 @@ class PermissionName(StrEnum):
     NONE = "none"
 
 
-_COLUMNS = ("topic", "broker", "write_queues", "read_queues", "permission")
+class TopicTypeName(StrEnum):
+    """Which messages a topic takes."""
+
+    NORMAL = "normal"
+    FIFO = "fifo"
+    DELAY = "delay"
+    TRANSACTION = "transaction"
+    MIXED = "mixed"
+
+
+_COLUMNS = ("topic", "broker", "write_queues", "read_queues", "permission", "type")
 _QUEUE_COLUMNS = (
     "topic",
     "broker",
@@ -90,6 +100,10 @@ def create(
     permission: Annotated[
         PermissionName, typer.Option("--permission", "-p", help="What clients may do.")
     ] = PermissionName.READ_WRITE,
+    type: Annotated[
+        TopicTypeName | None,
+        typer.Option("--type", "-t", show_default="mixed; with --update as it is", help="Which messages it takes."),
+    ] = None,
     update: Annotated[bool, typer.Option("--update", "-u", help="Change the topic if it exists.")] = False,
     broker: OnBroker = None,
     namesrv: Namesrv = None,
@@ -104,7 +118,7 @@ def create(
     --queues first and give --read-queues as before; wait until consumers
     have read the queues that go; then lower --read-queues.
     """
-    from protomq import Permission
+    from protomq import Permission, TopicType
 
     missing = Missing()
     with open_admin(namesrv, timeout) as admin:
@@ -114,6 +128,7 @@ def create(
                 write_queues=queues or 0,
                 read_queues=read_queues or 0,
                 permission=Permission[permission.name],
+                type=TopicType[type.name] if type else TopicType.UNSPECIFIED,
                 update=update,
                 brokers=None if broker is None else [broker],
             )
@@ -186,6 +201,7 @@ def _topic_row(topic: TopicConfig, broker_name: str) -> dict[str, Any]:
         "write_queues": topic.write_queues,
         "read_queues": topic.read_queues,
         "permission": topic.permission.name.lower().replace("_", "-"),
+        "type": topic.type.name.lower(),
         "incarnation": topic.incarnation,
     }
 

@@ -271,6 +271,19 @@ def test_a_message_has_all_that_send_was_given(cli: Cli, protomq_topic: str) -> 
     assert row["properties"] == {"a": "1", "b": "x=y"}
 
 
+def test_a_topic_of_a_type_takes_nothing_else(cli: Cli, protomq_topic: str) -> None:
+    topic = f"{protomq_topic}-fifo"
+    made = json.loads(cli("topic", "create", topic, "--type", "fifo", "-o", "json").stdout)
+    assert [row["type"] for row in made] == ["fifo"]
+    assert "TOPIC_TYPE_MISMATCH" in cli("send", topic, "x", "-o", "json", code=6).stderr
+    cli("send", topic, "x", "--sharding-key", "s", "-Q")
+    cli("topic", "create", topic, "--update", "--queues", "9")
+    assert "fifo" in cli("topic", "list").stdout
+    cli("topic", "create", topic, "--update", "--type", "mixed", "--queues", "9")
+    cli("send", topic, "y", "-Q")
+    cli("topic", "delete", topic, "--yes")
+
+
 def test_a_delayed_message_is_recalled_once_and_its_option_is_one(
     cli: Cli, protomq_topic: str
 ) -> None:

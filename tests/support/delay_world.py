@@ -41,10 +41,16 @@ class WallClock(ManualClock):
 
 
 class Lane:
-    """Runs what is posted at once: the thread of the test is the send lane."""
+    """Runs what is posted at once, and nothing later: the thread of the test is the send lane."""
 
     def post(self, function: Callable[[], None]) -> None:
         function()
+
+    def call_later(self, wait_ms: float, function: Callable[[], None]) -> Lane:
+        return self
+
+    def cancel(self) -> None:
+        pass
 
 
 class Call:

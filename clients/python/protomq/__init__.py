@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from ._types import MessageQueue as MessageQueue
     from ._types import Permission as Permission
     from ._types import QueueRange as QueueRange
+    from ._types import TopicType as TopicType
     from .errors import ProtomqError as ProtomqError
 
 __version__ = "0.1.0"
@@ -72,6 +73,7 @@ _LAZY = {
     "MessageQueue": "_types",
     "QueueRange": "_types",
     "Permission": "_types",
+    "TopicType": "_types",
     "Admin": "_admin",
     "TopicConfig": "_admin",
     "TopicDescription": "_admin",
@@ -106,6 +108,7 @@ __all__ = [
     "MessageQueue",
     "QueueRange",
     "Permission",
+    "TopicType",
     "Admin",
     "TopicConfig",
     "TopicDescription",

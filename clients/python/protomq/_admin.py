@@ -36,7 +36,15 @@ from ._routes import Routes
 from ._steps import Driver
 from ._transport import SyncTransport
 from ._transport_options import TransportOptions
-from ._types import PEER_TIMEOUT_S, BrokerAddress, MessageQueue, MethodInfo, Permission, QueueRange
+from ._types import (
+    PEER_TIMEOUT_S,
+    BrokerAddress,
+    MessageQueue,
+    MethodInfo,
+    Permission,
+    QueueRange,
+    TopicType,
+)
 from .errors import (
     BrokerMissingError,
     BrokerNotFoundError,
@@ -77,6 +85,7 @@ class TopicConfig:
     read_queues: int
     permission: Permission
     incarnation: int = 0
+    type: TopicType = TopicType.MIXED
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,11 +289,13 @@ class Admin:
         update: bool = False,
         brokers: Iterable[str] | None = None,
         incarnation: int = 0,
+        type: TopicType = TopicType.UNSPECIFIED,
     ) -> dict[str, TopicConfig]:
         """Creates a topic at all brokers or at those named; its configuration by broker.
 
         0 queues: the broker's default (8). With `update` an existing topic is changed. `incarnation`: the same for the topic at all
-        of these brokers (1 to 2^63 - 1); 0: each chooses its own. Raises TopicExistsError if it exists with another configuration or
+        of these brokers (1 to 2^63 - 1); 0: each chooses its own. `type`: which messages it takes; a topic is MIXED unless it is told
+        otherwise, and an update that names no type leaves it. Raises TopicExistsError if it exists with another configuration or
         incarnation, InvalidArgumentError, BrokerNotFoundError.
         """
         from .v1 import admin_service_pb2 as pb
@@ -297,6 +308,9 @@ class Admin:
             raise WrongTypeError(f"permission is a Permission, Permission.READ for instance, not {permission!r}")
         check_flag("update", update)
         check_count("incarnation", incarnation, 0, OFFSET_MAX)
+        if not isinstance(type, TopicType):
+            raise WrongTypeError(f"type is a TopicType, TopicType.FIFO for instance, not {type!r}")
+        kind: Any = int(type)
         number: Any = int(permission)
         wanted = topic_pb2.Topic(
             name=topic,
@@ -304,6 +318,7 @@ class Admin:
             read_queues=read_queues or write_queues,
             permission=number,
             incarnation=incarnation,
+            type=kind,
         )
         request = pb.CreateTopicRequest(topic=wanted, update=update)
         configs = {}
@@ -892,6 +907,7 @@ def _topic_config(topic: Any) -> TopicConfig:
         topic.read_queues,
         Permission(topic.permission),
         topic.incarnation,
+        TopicType(topic.type or TopicType.MIXED),
     )
 
 

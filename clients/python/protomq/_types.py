@@ -84,6 +84,24 @@ class Permission(IntEnum):
         return self in (Permission.UNSPECIFIED, Permission.WRITE, Permission.READ_WRITE)
 
 
+class TopicType(IntEnum):
+    """Which messages a topic takes (protomq.v1.TopicType without prefix). The type of a message is the first that fits, from the last."""
+
+    UNSPECIFIED = 0
+    NORMAL = 1
+    """Those that are of no other type."""
+    FIFO = 2
+    """With a sharding key."""
+    DELAY = 3
+    """With a delay or a due time."""
+    TRANSACTION = 4
+    MIXED = 5
+    """All."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class PullStatus(IntEnum):
     """Outcome of a pull (protomq.v1.PullStatus without prefix)."""
 

@@ -33,6 +33,7 @@
         ├── TopicExistsError            TOPIC_EXISTS
         ├── OffsetOutOfRangeError       OFFSET_OUT_OF_RANGE: an offset to be committed; `metadata` holds the range of its queue
         ├── TopicRecreatedError         TOPIC_RECREATED: the topic was deleted and made again; `metadata` holds both incarnations
+        ├── TopicTypeMismatchError      TOPIC_TYPE_MISMATCH: the topic does not take messages of this type; `metadata` holds both
         ├── GroupInUseError             GROUP_IN_USE: a group with members was to be deleted; `metadata` names the last one that pulled
         ├── GroupDisabledError          GROUP_DISABLED: the settings of the group forbid it to consume
         ├── TransactionEndedError       TRANSACTION_ENDED: it has ended otherwise; `metadata` says how
@@ -115,6 +116,7 @@ __all__ = [
     "StaleReceiptError",
     "GroupInUseError",
     "GroupDisabledError",
+    "TopicTypeMismatchError",
     "NotPermittedError",
     "BusyError",
     "SystemBusyError",
@@ -455,6 +457,13 @@ class GroupInUseError(ServerError):
     code = _FAILED_PRECONDITION
 
 
+class TopicTypeMismatchError(ServerError):
+    """The topic takes messages of one type (`Admin.create_topic`), and these are of another. Nothing was stored."""
+
+    reason = "TOPIC_TYPE_MISMATCH"
+    code = _FAILED_PRECONDITION
+
+
 class GroupDisabledError(ServerError):
     """The settings of the consumer group forbid it to consume (`Admin.set_group`): an operator has switched it off."""
 
@@ -615,7 +624,8 @@ _BY_REASON: Final[dict[str, type[ServerError]]] = {
         InvalidArgumentError, MessageTooLargeError, IllegalFilterError, IllegalDelayError, IllegalReceiptError,
         StaleReceiptError, TopicNotFoundError, QueueNotFoundError, OffsetNotFoundError,
         GroupNotFoundError, BrokerNotFoundError, TopicExistsError, OffsetOutOfRangeError,
-        TopicRecreatedError, GroupInUseError, GroupDisabledError, NotPermittedError, SystemBusyError, DiskFullError, TooManyError,
+        TopicRecreatedError, GroupInUseError, TopicTypeMismatchError, GroupDisabledError, NotPermittedError,
+        SystemBusyError, DiskFullError, TooManyError,
         ShuttingDownError, QueueHealingError, StoreFailedError, SequenceExpiredError, SendOutOfOrderError, ProducerFencedError,
         ProducerIdTakenError,
         DeadlineExceededError, UnknownMethodError, UnsupportedError, CorruptLogError, StaleRegistrationError, NameTakenError, InternalError,

@@ -37,7 +37,7 @@ from protomq.v1.admin_service_pb2 import (
     TopicStats,
 )
 from protomq.v1.record_pb2 import Record
-from protomq.v1.topic_pb2 import Topic
+from protomq.v1.topic_pb2 import Topic, TopicType
 from protomq.wire.hashing import key_hash_of
 from protomq.wire.record import decode_message_id, encode_record_field
 from protomq.wire.topics import QUEUES_MAX, rules_of
@@ -412,6 +412,8 @@ class AdminService:
             raise unparsable("protomq.v1.CreateTopicRequest") from error
         topic = topic_from_message(request.topic, self._config.default_queues)
         existing = wanted.get(topic.name) or self._store.topics.find(topic.name)
+        if existing is not None and not request.topic.type:
+            topic = replace(topic, type=existing.type)
         if existing is not None and existing != topic and not request.update:
             raise ServiceError(
                 Code.ALREADY_EXISTS,
@@ -438,6 +440,8 @@ def topic_from_message(message: Topic, default_queues: int) -> TopicConfig:
             raise invalid_argument(f"topic.{name}", f"must be 0 (for the default) to {QUEUES_MAX}")
     if message.permission not in FROM_PERMISSION:
         raise invalid_argument("topic.permission", "is no value of Permission")
+    if message.type and message.type not in TopicType.values():
+        raise invalid_argument("topic.type", "is no value of TopicType")
     if message.incarnation < 0:
         raise invalid_argument("topic.incarnation", "must be 0 (for any) or above")
     write_queues = message.write_queues or default_queues
@@ -449,6 +453,7 @@ def topic_from_message(message: Topic, default_queues: int) -> TopicConfig:
         readable=readable,
         writable=writable,
         incarnation=message.incarnation,
+        type=message.type or TopicType.TOPIC_TYPE_MIXED,
     )
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from google.protobuf.message import DecodeError
 
 from protomq.v1.send_service_pb2 import RecallMessageRequest, SendResponse, SendStatus
+from protomq.v1.topic_pb2 import TopicType
 from protomq.wire.record import FLAG_KIND_HALF, encode_message_id
 from protomq_runtime.dispatch import drained, raw
 from protomq_runtime.errors import Code, ServiceError, unparsable
@@ -26,6 +27,7 @@ from .store.state.repeated_sends import SendInFlightError
 from .store.state.topics import incarnation_of_first
 from .store_errors import to_service_error
 from .topic_access import writable_topic
+from .topic_types import check_type
 from .waiting_answers import NOT_STORED_IN_TIME
 
 if TYPE_CHECKING:
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from .transaction_checks import TransactionChecks
     from .waiting_answers import WaitingAnswers
 
+MIXED = TopicType.TOPIC_TYPE_MIXED
 SEND_OK = SendStatus.SEND_STATUS_SEND_OK
 FLUSH_DISK_TIMEOUT = SendStatus.SEND_STATUS_FLUSH_DISK_TIMEOUT
 GROUP_SIZE_BYTES = 8 << 20
@@ -51,6 +54,7 @@ class _Pending(NamedTuple):
     """A send that is to be appended with the others of this turn."""
 
     call: Call
+    topic: TopicConfig
     request: AppendRequest
     identified_here: bool
     wait_store_ok: bool
@@ -116,7 +120,8 @@ class SendService:
             if repeated is not None:
                 self._answer_repeated(order, repeated)
                 continue
-            if order.request.region.flags & FLAG_KIND_HALF and not self._is_taken(order):
+            is_checked = order.topic.type != MIXED or order.request.region.flags & FLAG_KIND_HALF
+            if is_checked and not self._is_taken(order):
                 self._append(pending)  # or else what was claimed for the one that is refused goes on counting
                 pending, size_bytes = [], 0
                 continue
@@ -174,6 +179,7 @@ class SendService:
         wait_store_ok = header.wait_store_ok if header.HasField("wait_store_ok") else True
         return _Pending(
             call,
+            topic,
             AppendRequest(region, queue_id),
             identified_here,
             wait_store_ok,
@@ -182,9 +188,12 @@ class SendService:
         )
 
     def _is_taken(self, order: _Pending) -> bool:
-        """Whether half messages that are new here are taken; else the call is told why not."""
+        """Whether messages that are new here are taken; else the call is told why not."""
+        region = order.request.region
         try:
-            self._halves.check(order.request.region)
+            check_type(order.topic, region)
+            if region.flags & FLAG_KIND_HALF:
+                self._halves.check(region)
         except Exception as error:
             order.call.fail(to_service_error(error))
             return False

@@ -83,6 +83,9 @@ RULES: Final[Mapping[str, ReasonRule]] = {
     "TOPIC_RECREATED": ReasonRule(Code.FAILED_PRECONDITION, True, ("topic", "wanted", "current")),
     "GROUP_NOT_FOUND": ReasonRule(Code.NOT_FOUND, True, ("consumer_group",)),
     "GROUP_IN_USE": ReasonRule(Code.FAILED_PRECONDITION, True, ("consumer_group", "member")),
+    "TOPIC_TYPE_MISMATCH": ReasonRule(
+        Code.FAILED_PRECONDITION, True, ("topic", "topic_type", "message_type")
+    ),
     "GROUP_DISABLED": ReasonRule(Code.FAILED_PRECONDITION, True, ("consumer_group",)),
     "NOT_PERMITTED": ReasonRule(Code.PERMISSION_DENIED, True, ("topic",)),
     "SYSTEM_BUSY": ReasonRule(Code.RESOURCE_EXHAUSTED, True, ("lane",)),

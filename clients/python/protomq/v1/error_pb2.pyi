@@ -98,6 +98,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """INVALID_ARGUMENT: a delay level that does not exist, or a delay of more than 40 days; the metadata hold the field, its value and the limit.
     Nothing was stored.
     """
+    ERROR_REASON_TOPIC_TYPE_MISMATCH: _ErrorReason.ValueType  # 33
+    """FAILED_PRECONDITION: the topic does not take messages of this type; the metadata hold both types. Nothing was stored."""
     ERROR_REASON_GROUP_DISABLED: _ErrorReason.ValueType  # 36
     """FAILED_PRECONDITION: the settings of the consumer group forbid it to consume; an operator has switched it off (consume_enabled)."""
     ERROR_REASON_TRANSACTION_NOT_FOUND: _ErrorReason.ValueType  # 32
@@ -192,6 +194,8 @@ ERROR_REASON_ILLEGAL_DELAY: ErrorReason.ValueType  # 30
 """INVALID_ARGUMENT: a delay level that does not exist, or a delay of more than 40 days; the metadata hold the field, its value and the limit.
 Nothing was stored.
 """
+ERROR_REASON_TOPIC_TYPE_MISMATCH: ErrorReason.ValueType  # 33
+"""FAILED_PRECONDITION: the topic does not take messages of this type; the metadata hold both types. Nothing was stored."""
 ERROR_REASON_GROUP_DISABLED: ErrorReason.ValueType  # 36
 """FAILED_PRECONDITION: the settings of the consumer group forbid it to consume; an operator has switched it off (consume_enabled)."""
 ERROR_REASON_TRANSACTION_NOT_FOUND: ErrorReason.ValueType  # 32

@@ -17,6 +17,42 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _TopicType:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TopicTypeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TopicType.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOPIC_TYPE_UNSPECIFIED: _TopicType.ValueType  # 0
+    """Not a type."""
+    TOPIC_TYPE_NORMAL: _TopicType.ValueType  # 1
+    """Messages without a transaction, a due time or a sharding key."""
+    TOPIC_TYPE_FIFO: _TopicType.ValueType  # 2
+    """Messages with a sharding key."""
+    TOPIC_TYPE_DELAY: _TopicType.ValueType  # 3
+    """Messages with a due time."""
+    TOPIC_TYPE_TRANSACTION: _TopicType.ValueType  # 4
+    """Messages of transactions."""
+    TOPIC_TYPE_MIXED: _TopicType.ValueType  # 5
+    """All messages."""
+
+class TopicType(_TopicType, metaclass=_TopicTypeEnumTypeWrapper):
+    """TopicType says which messages a topic takes (RocketMQ 5: message.type). The type of a message is the first of these that fits."""
+
+TOPIC_TYPE_UNSPECIFIED: TopicType.ValueType  # 0
+"""Not a type."""
+TOPIC_TYPE_NORMAL: TopicType.ValueType  # 1
+"""Messages without a transaction, a due time or a sharding key."""
+TOPIC_TYPE_FIFO: TopicType.ValueType  # 2
+"""Messages with a sharding key."""
+TOPIC_TYPE_DELAY: TopicType.ValueType  # 3
+"""Messages with a due time."""
+TOPIC_TYPE_TRANSACTION: TopicType.ValueType  # 4
+"""Messages of transactions."""
+TOPIC_TYPE_MIXED: TopicType.ValueType  # 5
+"""All messages."""
+Global___TopicType: _TypeAlias = TopicType  # noqa: Y015
+
 class _Permission:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -60,6 +96,7 @@ class Topic(_message.Message):
     READ_QUEUES_FIELD_NUMBER: _builtins.int
     PERMISSION_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
+    TYPE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name: 1 to 127 characters of A-Z a-z 0-9 _ - and %; the last only in system names."""
     write_queues: _builtins.int
@@ -75,6 +112,10 @@ class Topic(_message.Message):
     hash that includes the store's random number. A topic of the same name that is created later, or in another store, has another one.
     CreateTopic may set it, so that several brokers have the same; 0: the broker chooses.
     """
+    type: Global___TopicType.ValueType
+    """Which messages it takes; others are refused with TOPIC_TYPE_MISMATCH. In CreateTopic UNSPECIFIED leaves the type as it is; a new topic gets
+    MIXED, and so has one that is older than types.
+    """
     def __init__(
         self,
         *,
@@ -83,10 +124,11 @@ class Topic(_message.Message):
         read_queues: _builtins.int = ...,
         permission: Global___Permission.ValueType = ...,
         incarnation: _builtins.int = ...,
+        type: Global___TopicType.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "name", b"name", "permission", b"permission", "read_queues", b"read_queues", "write_queues", b"write_queues"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "name", b"name", "permission", b"permission", "read_queues", b"read_queues", "type", b"type", "write_queues", b"write_queues"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -34,7 +34,7 @@ from typing import Any, Final, NamedTuple
 from google.protobuf.message import DecodeError
 
 from protomq.v1.state_pb2 import EarlierDeletion, TopicsRecord
-from protomq.v1.topic_pb2 import DataVersion, Permission, Topic
+from protomq.v1.topic_pb2 import DataVersion, Permission, Topic, TopicType
 from protomq.wire.topics import (
     QUEUES_DEFAULT,
     QUEUES_MAX,
@@ -96,6 +96,8 @@ class TopicConfig:
         readable: clients may consume.
         writable: clients may send.
         incarnation: 1 to 2^63 - 1; 0 in a wish: as it is, or for a new topic whatever the table draws. It does not count in comparisons.
+        type: which messages it takes. MIXED, unless somebody chooses: a topic that its first message makes, and one that is older than
+            types, must go on taking what it took.
     """
 
     name: str
@@ -104,6 +106,7 @@ class TopicConfig:
     readable: bool = True
     writable: bool = True
     incarnation: int = field(default=0, compare=False)
+    type: TopicType.ValueType = TopicType.TOPIC_TYPE_MIXED
 
     def __post_init__(self) -> None:
         for count in (self.write_queues, self.read_queues):
@@ -500,6 +503,7 @@ def topic_to_message(topic: TopicConfig) -> Topic:
         read_queues=topic.read_queues,
         permission=_TO_PERMISSION[(topic.readable, topic.writable)],
         incarnation=topic.incarnation,
+        type=topic.type,
     )
 
 
@@ -513,6 +517,7 @@ def topic_from_message(message: Topic) -> TopicConfig:
         readable,
         writable,
         message.incarnation,
+        message.type or TopicType.TOPIC_TYPE_MIXED,
     )
 
 
