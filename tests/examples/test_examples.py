@@ -40,7 +40,7 @@ def test_send_receive() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["async_producer", "batch", "delayed", "naive_client", "ordered_by_key", "seek_by_time", "sql_filter", "tag_filter"]
+    "name", ["async_producer", "batch", "delayed", "naive_client", "ordered_by_key", "seek_by_time", "simple_consumer", "sql_filter", "tag_filter"]
 )
 def test_without_a_server_an_example_says_what_to_start(name: str) -> None:
     finished = subprocess.run(
@@ -83,6 +83,11 @@ def test_sql_filter(protomq_server: Broker) -> None:
         "UA856 from EWR, 144 minutes late",
         "UA1086 from LGA, 134 minutes late",
     ]
+
+
+def test_simple_consumer(protomq_server: Broker) -> None:
+    lines = run_example(protomq_server, "simple_consumer.py").splitlines()
+    assert lines == ["gave back parcel 2", *(f"delivered parcel {number}" for number in range(4))]
 
 
 def test_tag_filter(protomq_server: Broker) -> None:

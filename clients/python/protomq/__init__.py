@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ._admin import TopicConfig as TopicConfig
     from ._admin import TopicDescription as TopicDescription
     from ._admin import TopicStats as TopicStats
+    from ._async_pop import AsyncSimpleConsumer as AsyncSimpleConsumer
     from ._async_producer import AsyncProducer as AsyncProducer
     from ._async_pull_consumer import AsyncPullConsumer as AsyncPullConsumer
     from ._group_admin import GroupSettings as GroupSettings
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from ._outgoing import SendHook as SendHook
     from ._outgoing import SendResult as SendResult
     from ._outgoing import SendStatus as SendStatus
+    from ._pop import SimpleConsumer as SimpleConsumer
+    from ._pop_steps import PoppedQueue as PoppedQueue
     from ._producer import Producer as Producer
     from ._pull_consumer import PullConsumer as PullConsumer
     from ._send_back import SentBack as SentBack
@@ -69,6 +72,9 @@ _LAZY = {
     "SendHook": "_outgoing",
     "PullConsumer": "_pull_consumer",
     "AsyncPullConsumer": "_async_pull_consumer",
+    "SimpleConsumer": "_pop",
+    "AsyncSimpleConsumer": "_async_pop",
+    "PoppedQueue": "_pop_steps",
     "Message": "_message",
     "MessageQueue": "_types",
     "QueueRange": "_types",
@@ -104,6 +110,9 @@ __all__ = [
     "SendHook",
     "PullConsumer",
     "AsyncPullConsumer",
+    "SimpleConsumer",
+    "AsyncSimpleConsumer",
+    "PoppedQueue",
     "Message",
     "MessageQueue",
     "QueueRange",

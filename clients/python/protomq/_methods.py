@@ -14,6 +14,7 @@ LANE_SEND: Final = 2
 LANE_PULL: Final = 3
 LANE_CONSUMER: Final = 4
 LANE_ADMIN: Final = 5
+LANE_POP: Final = 6
 
 _V1: Final = "/protomq.v1."
 
@@ -26,6 +27,10 @@ SEND: Final = MethodInfo(_V1 + "SendService/Send", 0x0201, LANE_SEND)
 RECALL_MESSAGE: Final = MethodInfo(_V1 + "SendService/RecallMessage", 0x0202, LANE_SEND)
 
 PULL: Final = MethodInfo(_V1 + "PullService/Pull", 0x0301, LANE_PULL)
+
+POP: Final = MethodInfo(_V1 + "PopService/Pop", 0x0A01, LANE_POP)
+ACK: Final = MethodInfo(_V1 + "PopService/Ack", 0x0A02, LANE_POP)
+CHANGE_INVISIBLE: Final = MethodInfo(_V1 + "PopService/ChangeInvisible", 0x0A03, LANE_POP)
 
 COMMIT_OFFSETS: Final = MethodInfo(_V1 + "ConsumerService/CommitOffsets", 0x0401, LANE_CONSUMER)
 GET_OFFSETS: Final = MethodInfo(_V1 + "ConsumerService/GetOffsets", 0x0402, LANE_CONSUMER)

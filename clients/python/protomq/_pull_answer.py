@@ -111,7 +111,7 @@ def _scan_pull_answer(payload: bytes) -> PullAnswer | None:
             position = skip_value(payload, position, field_tag)
     if position != header_end:
         raise ProtocolError("a pull answer ends in the middle of a field")
-    starts, sizes = _read_u32s(arrays[9]), _read_u32s(arrays[10])
+    starts, sizes = read_u32s(arrays[9]), read_u32s(arrays[10])
     if numbers[8] and not starts:
         return None  # Regions without an index of their records.
     offsets: Sequence[int] = range(numbers[12], numbers[12] + len(starts))
@@ -135,7 +135,7 @@ def _scan_pull_answer(payload: bytes) -> PullAnswer | None:
     )
 
 
-def _read_u32s(data: bytes) -> Sequence[int]:
+def read_u32s(data: bytes) -> Sequence[int]:
     """Packed fixed32 numbers; not copied where the machine has their byte order."""
     if sys.byteorder == "little":
         return memoryview(data).cast("I")

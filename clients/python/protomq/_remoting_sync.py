@@ -41,8 +41,8 @@ from .wire.frames import (
 
 _READ_BUFFER_SIZE_BYTES: Final = 4096
 """Holds any answer but pulls and lists; the rest of what is longer is read into bytes of its own."""
-_BIG_ANSWER_LANE: Final = 3
-"""Pull answers are read header first, so that the megabytes land where they stay."""
+_BIG_ANSWERS: Final = frozenset((0x0301, 0x0A01))
+"""Answers to pulls and pops are read header first, so that the megabytes land where they stay."""
 _IDLE_TRUSTED_S: Final = 1.0
 """A socket that was used within the last second is taken as it is."""
 _LENGTH_EXTRA: Final = HEADER_SIZE_BYTES - LENGTH_SIZE_BYTES
@@ -174,7 +174,7 @@ class Connection:
             self._stream.send((header, *payload))
             if one_way:
                 return 0, b""
-            return self._read_answer(request_id, method.lane == _BIG_ANSWER_LANE, timeout_s)
+            return self._read_answer(request_id, method.method_id in _BIG_ANSWERS, timeout_s)
         except BlockingIOError:
             raise RequestTimeoutError(
                 f"{self._address}: no answer to {method.path} within {timeout_s:.3f} s"

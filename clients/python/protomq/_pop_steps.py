@@ -1,0 +1,412 @@
+"""What simple consumers do: pop, acknowledge, hold for another time. Steps for threads and coroutines alike (`_steps.py`).
+
+    pop answer    [header: fields 4 to 11][regions: record fields, with seals here and there]
+
+A topic's brokers are asked in turn: first each without a hold, then one after another with a hold of HOLD_SLICE_S at most, until one has
+messages or the time is over. With one broker it is one call.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING, Final, Literal
+
+from . import _methods
+from ._call_steps import call_broker, decoded, retried
+from ._checks import (
+    check_count,
+    check_flag,
+    check_group,
+    check_seconds,
+    check_topic,
+)
+from ._filters import MessageFilter, checked_filter
+from ._message import Message, read_varint, skip_value
+from ._offset_calls import checked_tags
+from ._pull_answer import AnswerMessages, PullAnswer, read_u32s
+from ._retry import CALL, ONCE
+from ._steps import Each, GetRoute, Steps
+from ._types import MessageQueue, PullStatus, Route
+from .errors import (
+    ConfigurationError,
+    NoRouteError,
+    ProtocolError,
+    ProtomqError,
+    StaleReceiptError,
+    WrongTypeError,
+)
+
+if TYPE_CHECKING:
+    from ._types import MethodInfo
+
+COUNT_DEFAULT: Final = 32
+COUNT_MAX: Final = 1_024
+INVISIBLE_DEFAULT_S: Final = 60.0
+INVISIBLE_MAX_S: Final = 43_200.0
+HOLD_DEFAULT_S: Final = 15.0
+HOLD_MAX_S: Final = 60.0
+HOLD_SLICE_S: Final = 2.0
+"""For which one of several brokers holds a pop, while another may have messages."""
+SIZE_MAX_BYTES: Final = 4 << 20
+SETTLED_COUNT_MAX: Final = 10_000
+CALL_EXTRA_S: Final = 5.0
+"""What a pop may take beyond its hold: a cold disk, a slow network."""
+
+Start = Literal["earliest", "latest"]
+
+
+class PoppedQueue(MessageQueue):
+    """The queue of a popped message (`message.queue`), and by which hand-out of it the message came.
+
+    Attributes:
+        receipt: what acknowledges the message, together with its queue offset.
+        attempt: which delivery of the message this is, from 1.
+    """
+
+    receipt: bytes
+    attempt: int
+
+
+class _HandOut:
+    """Messages of one queue with one receipt: a part of an answer."""
+
+    __slots__ = ("attempt", "queue_id", "receipt", "record_count")
+
+    def __init__(self, data: bytes) -> None:
+        self.queue_id = self.record_count = self.attempt = 0
+        self.receipt = b""
+        position = 0
+        while position < len(data):
+            field_tag, position = read_varint(data, position)
+            if field_tag & 7 == 0:
+                value, position = read_varint(data, position)
+                if field_tag == 0x08:
+                    self.queue_id = value
+                elif field_tag == 0x10:
+                    self.record_count = value
+                elif field_tag == 0x18:
+                    self.attempt = value
+            elif field_tag == 0x22:
+                size, position = read_varint(data, position)
+                self.receipt = data[position : position + size]
+                position += size
+            else:
+                position = skip_value(data, position, field_tag)
+
+
+@dataclass(frozen=True, slots=True)
+class PopWish:
+    """What one `receive` asks for.
+
+    Attributes: what the arguments of `receive` say; `hold_s`: of all brokers together.
+    """
+
+    group: str
+    topic: str
+    count: int
+    invisible_ms: int
+    hold_s: float
+    queue: MessageQueue | None
+    tags: tuple[str, ...]
+    filter: MessageFilter
+    fifo: bool
+    start: Start
+
+    def encoded(self, hold_ms: int) -> bytes:
+        """The request."""
+        from .v1 import pop_service_pb2 as pb
+
+        request = pb.PopRequest(
+            consumer_group=self.group,
+            topic=self.topic,
+            record_count_max=self.count,
+            size_max_bytes=SIZE_MAX_BYTES,
+            hold_ms=hold_ms,
+            invisible_ms=self.invisible_ms,
+            tags=self.tags,
+            fifo=self.fifo,
+            start=pb.POP_START_END if self.start == "latest" else pb.POP_START_UNSPECIFIED,
+        )
+        if self.queue is not None:
+            request.queue_id = self.queue.queue_id
+        if self.filter.type_number:
+            request.filter_type = self.filter.type_number  # type: ignore[assignment]
+            request.filter = self.filter.expression
+        return request.SerializeToString()
+
+
+class PopSteps:
+    """The steps of one consumer. Any thread."""
+
+    def __init__(
+        self, group: str, request_timeout_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        if not check_group(group):
+            raise ConfigurationError("a simple consumer has a group: what it gets, no other member gets")
+        self.group = group
+        self._request_timeout_s = check_seconds("request_timeout_s", request_timeout_s)
+        self._clock = clock
+        self._turns = count()
+
+    def wish(
+        self,
+        topic: str,
+        count: int,
+        *,
+        invisible_s: float,
+        hold_s: float,
+        queue: MessageQueue | None,
+        tags: Iterable[str],
+        sql: str | None,
+        cel: str | None,
+        module: str | None,
+        fifo: bool,
+        start: str,
+    ) -> PopWish:
+        """What a call of `receive` asks for. Raises ConfigurationError."""
+        check_topic(topic)
+        check_count("count", count, 1, COUNT_MAX)
+        if check_seconds("invisible_s", invisible_s) > INVISIBLE_MAX_S:
+            raise ConfigurationError(f"invisible_s is {INVISIBLE_MAX_S:.0f} (12 h) at most, not {invisible_s}")
+        if check_seconds("hold_s", hold_s, zero=True) > HOLD_MAX_S:
+            raise ConfigurationError(f"hold_s is {HOLD_MAX_S:.0f} at most, not {hold_s}")
+        if queue is not None and not isinstance(queue, MessageQueue):
+            raise WrongTypeError(f"queue is a MessageQueue or None, not {queue!r}")
+        if queue is not None and queue.topic != topic:
+            raise ConfigurationError(f"{queue} is no queue of topic {topic!r}")
+        if start not in ("earliest", "latest"):
+            raise ConfigurationError(f'start is "earliest" or "latest", not {start!r}')
+        wanted = checked_tags(tags)
+        filter_ = checked_filter(wanted, sql, cel, module)
+        check_flag("fifo", fifo)
+        invisible_ms = round(invisible_s * 1000)
+        return PopWish(
+            self.group, topic, count, invisible_ms, hold_s, queue, wanted, filter_, fifo, start  # type: ignore[arg-type]
+        )
+
+    def receive(self, wish: PopWish) -> Steps[list[Message]]:
+        """Messages of one broker; none if none had any within the hold."""
+        deadline_s = self._clock() + wish.hold_s
+        route: Route = yield GetRoute(wish.topic, self._request_timeout_s)
+        names = [wish.queue.broker_name] if wish.queue is not None else _readable(route)
+        if not names:
+            raise NoRouteError(
+                f"topic {wish.topic!r} has no queue that can be read", metadata={"topic": wish.topic}
+            )
+        first = next(self._turns)
+        is_first_round = len(names) > 1
+        while True:
+            failures: list[ProtomqError] = []
+            for index in range(len(names)):
+                left_s = max(deadline_s - self._clock(), 0.0)
+                hold_s = left_s if len(names) == 1 else min(left_s, HOLD_SLICE_S)
+                hold_ms = 0 if is_first_round else round(hold_s * 1000)
+                try:
+                    messages = yield from self._pop(wish, names[(first + index) % len(names)], hold_ms)
+                except ProtomqError as error:
+                    failures.append(error)
+                    continue
+                if messages:
+                    return messages
+                if not is_first_round and self._clock() >= deadline_s:
+                    return []
+            if len(failures) == len(names):
+                raise failures[0]
+            is_first_round = False
+            if self._clock() >= deadline_s:
+                return []
+
+    def _pop(self, wish: PopWish, broker_name: str, hold_ms: int) -> Steps[list[Message]]:
+        timeout_s = hold_ms / 1000 + CALL_EXTRA_S
+        payload = (wish.encoded(hold_ms),)
+        data = yield from call_broker(
+            wish.topic, broker_name, _methods.POP, payload, timeout_s, CALL
+        )
+        messages = decode_pop_answer(data, wish.topic, broker_name)
+        if wish.tags:  # the broker compares hashes
+            others = [message for message in messages if message.tag not in wish.tags]
+            if others:
+                yield from self.ack(others)
+                messages = [message for message in messages if message.tag in wish.tags]
+        return messages
+
+    def ack(self, messages: Message | Iterable[Message]) -> Steps[list[Message]]:
+        """Acknowledges; those that were not held any more."""
+        from .v1 import pop_service_pb2 as pb
+
+        return (yield from self._settle(messages, _methods.ACK, pb.AckRequest, pb.AckResponse))
+
+    def change_invisible(
+        self, messages: Message | Iterable[Message], invisible_s: float
+    ) -> Steps[list[Message]]:
+        """Holds for another time; those that were not held any more."""
+        from .v1 import pop_service_pb2 as pb
+
+        if check_seconds("invisible_s", invisible_s, zero=True) > INVISIBLE_MAX_S:
+            raise ConfigurationError(f"invisible_s is {INVISIBLE_MAX_S:.0f} (12 h) at most, not {invisible_s}")
+        invisible_ms = round(invisible_s * 1000)
+        return (
+            yield from self._settle(
+                messages,
+                _methods.CHANGE_INVISIBLE,
+                lambda: pb.ChangeInvisibleRequest(invisible_ms=invisible_ms),
+                pb.ChangeInvisibleResponse,
+            )
+        )
+
+    def _settle(
+        self,
+        messages: Message | Iterable[Message],
+        method: MethodInfo,
+        make: Callable[[], object],
+        answer_class: type,
+    ) -> Steps[list[Message]]:
+        by_topic: dict[tuple[str, str], list[Message]] = {}
+        for message in checked_messages(messages):
+            by_topic.setdefault((message.queue.topic, message.queue.broker_name), []).append(message)
+        steps = [
+            self._settle_at(topic, broker_name, some[start : start + SETTLED_COUNT_MAX], method, make, answer_class)
+            for (topic, broker_name), some in by_topic.items()
+            for start in range(0, len(some), SETTLED_COUNT_MAX)
+        ]
+        if len(steps) == 1:
+            return (yield from steps[0])
+        stale: list[list[Message]] = yield Each(steps)
+        return [message for some in stale for message in some]
+
+    def _settle_at(
+        self,
+        topic: str,
+        broker_name: str,
+        messages: Sequence[Message],
+        method: MethodInfo,
+        make: Callable[[], object],
+        answer_class: type,
+    ) -> Steps[list[Message]]:
+        """At one broker. A call that is made again since its outcome is unknown may find that it was done: that is no failure."""
+        by_receipt: dict[bytes, list[Message]] = {}
+        for message in messages:
+            assert isinstance(message.queue, PoppedQueue)
+            by_receipt.setdefault(message.queue.receipt, []).append(message)
+        request: object = make()
+        request.consumer_group, request.topic = self.group, topic  # type: ignore[attr-defined]
+        for receipt, some in by_receipt.items():
+            runs = _runs_of(sorted(message.queue_offset for message in some))
+            request.messages.add(receipt=receipt, offset_runs=runs)  # type: ignore[attr-defined]
+        payload = (request.SerializeToString(),)  # type: ignore[attr-defined]
+        deadline_s = self._clock() + self._request_timeout_s
+        may_be_done = False
+
+        def attempt() -> Steps[bytes]:
+            nonlocal may_be_done
+            timeout_s = max(deadline_s - self._clock(), 0.001)
+            try:
+                return (yield from call_broker(topic, broker_name, method, payload, timeout_s, ONCE))
+            except StaleReceiptError:
+                if may_be_done:
+                    return b""
+                raise
+            except ProtomqError as error:
+                may_be_done = may_be_done or not error.definite
+                raise
+
+        data = yield from retried(attempt, CALL.of_call(deadline_s, self._clock).decide)
+        if not data or may_be_done:
+            return []
+        answer = decoded(data, answer_class.FromString)  # type: ignore[attr-defined]
+        stale: list[Message] = []
+        for named in answer.stale_messages:
+            offsets = set(_offsets_in(named.offset_runs))
+            stale += [m for m in by_receipt.get(named.receipt, ()) if m.queue_offset in offsets]
+        return stale
+
+
+def decode_pop_answer(payload: bytes, topic: str, broker_name: str) -> list[Message]:
+    """The messages of an encoded PopResponse; the records behind its header are not parsed. Raises ProtocolError."""
+    try:
+        return _decode(payload, topic, broker_name)
+    except (IndexError, TypeError, struct.error) as error:
+        raise ProtocolError("a pop answer ends in the middle of a field") from error
+
+
+def _decode(payload: bytes, topic: str, broker_name: str) -> list[Message]:
+    arrays = {9: b"", 10: b"", 11: b""}
+    hand_outs: list[_HandOut] = []
+    position, header_end = 0, len(payload)
+    while position < header_end:
+        field_tag, position = read_varint(payload, position)
+        number, wire_type = field_tag >> 3, field_tag & 7
+        if number <= 3:
+            raise ProtocolError("a pop answer has records where its header was expected")
+        if wire_type == 0:
+            value, position = read_varint(payload, position)
+            if number == 8:
+                header_end = len(payload) - value
+        elif wire_type == 2:
+            size, position = read_varint(payload, position)
+            if number == 7:
+                hand_outs.append(_HandOut(payload[position : position + size]))
+            elif number in arrays:
+                arrays[number] = payload[position : position + size]
+            position += size
+        else:
+            position = skip_value(payload, position, field_tag)
+    record_count = sum(hand_out.record_count for hand_out in hand_outs)
+    if position != header_end or not (
+        len(arrays[9]) == len(arrays[10]) == 4 * record_count and len(arrays[11]) == 8 * record_count
+    ):
+        raise ProtocolError("a pop answer names more records than it has")
+    starts, sizes = read_u32s(arrays[9]), read_u32s(arrays[10])
+    offsets = struct.unpack(f"<{record_count}Q", arrays[11])
+    messages: list[Message] = []
+    first = 0
+    for hand_out in hand_outs:
+        queue = PoppedQueue(topic, broker_name, hand_out.queue_id)
+        queue.receipt, queue.attempt = hand_out.receipt, hand_out.attempt
+        part = slice(first, first + hand_out.record_count)
+        first += hand_out.record_count
+        answer = PullAnswer(
+            PullStatus.FOUND, 0, 0, 0, payload, header_end, starts[part], sizes[part], offsets[part]
+        )
+        messages += AnswerMessages(answer, queue).part(0, hand_out.record_count)
+    return messages
+
+
+def checked_messages(messages: object) -> list[Message]:
+    """Popped messages, one or several. Raises WrongTypeError, ConfigurationError."""
+    found = [messages] if isinstance(messages, Message) else messages
+    if not isinstance(found, Iterable):
+        raise WrongTypeError(f"messages are messages that `receive` has returned, not {messages!r}")
+    checked = list(found)
+    for message in checked:
+        if not isinstance(message, Message) or not isinstance(message.queue, PoppedQueue):
+            raise WrongTypeError(f"messages are messages that `receive` has returned, {message!r} is none")
+    if not checked:
+        raise ConfigurationError("messages names none")
+    return checked
+
+
+def _readable(route: Route) -> list[str]:
+    return list(dict.fromkeys(queue.broker_name for queue in route.read_queues))
+
+
+def _runs_of(offsets: Iterable[int]) -> list[int]:
+    """Rising offsets as pairs: the first of those that follow one another, and how many they are."""
+    runs: list[int] = []
+    end = -1
+    for offset in offsets:
+        if offset == end:
+            runs[-1] += 1
+        else:
+            runs += (offset, 1)
+        end = offset + 1
+    return runs
+
+
+def _offsets_in(runs: Sequence[int]) -> Iterator[int]:
+    for first, length in zip(runs[::2], runs[1::2], strict=True):
+        yield from range(first, first + length)

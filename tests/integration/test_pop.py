@@ -1,0 +1,168 @@
+"""Popping through a whole broker, over both transports: from threads, coroutines and the command line, and across a kill -9."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from protomq import (
+    Admin,
+    AsyncSimpleConsumer,
+    Message,
+    OutgoingMessage,
+    PoppedQueue,
+    Producer,
+    SimpleConsumer,
+)
+from protomq.errors import (
+    ClosedError,
+    ConfigurationError,
+    IllegalReceiptError,
+    StaleReceiptError,
+    TopicNotFoundError,
+    WrongTypeError,
+)
+from protomq.testing import Broker
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    """With short invisible times."""
+    with Broker(environment={"PROTOMQ_POP_INVISIBLE_MIN_MS": "100"}) as broker:
+        yield broker
+
+
+def fill(broker: Broker, topic: str, count: int, queues: int = 1, **fields: Any) -> None:
+    with Admin(namesrv=broker.namesrv) as admin:
+        admin.create_topic(topic, write_queues=queues, read_queues=queues, update=True)
+    with Producer(namesrv=broker.namesrv) as producer:
+        producer.send_batch(topic, [OutgoingMessage(topic, b"%d" % number, **fields) for number in range(count)])
+
+
+def attempt_of(message: Message) -> int:
+    assert isinstance(message.queue, PoppedQueue)
+    return message.queue.attempt
+
+
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+def test_messages_are_received_acknowledged_and_given_back(broker: Broker, transport: Any) -> None:
+    topic = f"plain-{transport}"
+    fill(broker, topic, 300)
+    with SimpleConsumer("group", namesrv=broker.namesrv, transport=transport) as consumer:
+        messages = consumer.receive(topic, 200)
+        assert [message.body for message in messages] == [b"%d" % number for number in range(200)]
+        assert messages[0].topic == topic
+        assert consumer.ack(messages[:150]) == []
+        assert consumer.nack(messages[150:]) == []
+        again = consumer.receive(topic, 200)
+        assert [message.body for message in again] == [b"%d" % number for number in range(150, 300)]
+        assert [attempt_of(message) for message in again] == [2] * 50 + [1] * 100
+        with pytest.raises(StaleReceiptError):
+            consumer.ack(messages[0])
+        assert consumer.ack([messages[0], *again]) == [messages[0]]
+        assert consumer.receive(topic, hold_s=0) == []
+        other = pickle.loads(pickle.dumps(again[0]))
+        with pytest.raises(StaleReceiptError):
+            consumer.change_invisible(other, 10)
+    with pytest.raises(ClosedError):
+        consumer.receive(topic)
+
+
+def test_what_is_not_acknowledged_comes_again_and_wakes_who_waits(broker: Broker) -> None:
+    topic = "again"
+    fill(broker, topic, 2, queues=2)
+    with SimpleConsumer("group", namesrv=broker.namesrv) as consumer:
+        first = consumer.receive(topic, invisible_s=0.5)
+        (later,) = consumer.receive(topic, invisible_s=0.5) if len(first) == 1 else (None,)
+        again: list[Message] = []
+        while len(again) < 2:
+            found = consumer.receive(topic, hold_s=20)
+            assert found
+            again += found
+        assert {attempt_of(message) for message in again} == {2}
+        assert later is None or consumer.ack(again) == []
+
+
+def test_coroutines_share_the_messages(broker: Broker) -> None:
+    topic = "shared"
+    fill(broker, topic, 400, queues=4)
+
+    async def receive_all() -> list[bytes]:
+        found: list[bytes] = []
+
+        async def work(consumer: AsyncSimpleConsumer) -> None:
+            while messages := await consumer.receive(topic, 16, hold_s=0):
+                assert await consumer.ack(messages) == []
+                found.extend(message.body for message in messages)
+
+        async with AsyncSimpleConsumer("group", namesrv=broker.namesrv) as consumer:
+            await asyncio.gather(*(work(consumer) for _ in range(8)))
+            held = asyncio.create_task(consumer.receive(topic, hold_s=30))
+            await asyncio.to_thread(fill, broker, topic, 1, 4)
+            found.extend(message.body for message in await held)
+        return found
+
+    found = asyncio.run(receive_all())
+    assert sorted(map(int, found)) == sorted([*range(400), 0])
+
+
+def test_filters_order_and_start(broker: Broker) -> None:
+    topic = "chosen"
+    fill(broker, topic, 4, tag="a", properties={"n": "1"}, sharding_key="k")
+    fill(broker, topic, 2, tag="b", properties={"n": "2"})
+    with SimpleConsumer("tags", namesrv=broker.namesrv) as consumer:
+        assert {message.tag for message in consumer.receive(topic, tags=["b"])} == {"b"}
+    with SimpleConsumer("sql", namesrv=broker.namesrv) as consumer:
+        assert len(consumer.receive(topic, sql="n = 1 AND TAGS = 'a'")) == 4
+    with SimpleConsumer("fifo", namesrv=broker.namesrv) as consumer:
+        messages = consumer.receive(topic, fifo=True)
+        assert [message.sharding_key for message in messages] == ["k", "", ""]
+        consumer.ack(messages[0])
+        assert len(consumer.receive(topic, fifo=True)) == 1
+    with SimpleConsumer("late", namesrv=broker.namesrv) as consumer:
+        assert consumer.receive(topic, hold_s=0, start="latest") == []
+        fill(broker, topic, 1)
+        assert len(consumer.receive(topic, start="latest")) == 1
+
+
+def test_a_kill_takes_nothing_back(tmp_path: Any) -> None:
+    with Broker(data_dir=tmp_path, environment={"PROTOMQ_POP_INVISIBLE_MIN_MS": "100"}) as broker:
+        fill(broker, "T", 3)
+        with SimpleConsumer("group", namesrv=broker.namesrv) as consumer:
+            done, held = consumer.receive("T", 2, invisible_s=3600)
+            consumer.ack(done)
+            (due,) = consumer.receive("T", 1, invisible_s=0.1)
+            broker.kill()
+            broker.restart()
+            (again,) = consumer.receive("T", 3)
+            assert (again.body, attempt_of(again)) == (due.body, 2)
+            with pytest.raises(StaleReceiptError):
+                consumer.ack(due)
+            assert consumer.ack([held, again]) == []
+            assert consumer.receive("T", hold_s=0) == []
+
+
+def test_what_is_wrong_is_said(broker: Broker) -> None:
+    fill(broker, "T", 1)
+    with pytest.raises(ConfigurationError):
+        SimpleConsumer("")
+    with (
+        SimpleConsumer("group", namesrv=broker.namesrv) as consumer,
+        SimpleConsumer("other", namesrv=broker.namesrv) as other,
+    ):
+        for wrong in ({"count": 0}, {"invisible_s": 43_201}, {"hold_s": 61}, {"start": "middle"}):
+            with pytest.raises(ConfigurationError):
+                consumer.receive("T", **wrong)
+        with pytest.raises(TopicNotFoundError):
+            consumer.receive("absent")
+        (message,) = consumer.receive("T")
+        with pytest.raises(IllegalReceiptError):
+            other.ack(message)
+        for nothing in ([], [1], 7):
+            with pytest.raises((ConfigurationError, WrongTypeError)):
+                consumer.ack(nothing)  # type: ignore[arg-type]
+        assert consumer.ack(message) == []

@@ -1,0 +1,171 @@
+"""What simple consumers ask of which broker, and what they make of the answers: steps, driven by the test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protomq import _methods
+from protomq._message import Message
+from protomq._pop_steps import PoppedQueue, PopSteps, decode_pop_answer
+from protomq._steps import CallServer, Each, ForgetRoute, GetRoute, Pause
+from protomq._types import BrokerAddress, MessageQueue, Route
+from protomq.errors import (
+    ConnectionLostError,
+    NoRouteError,
+    ProtocolError,
+    StaleReceiptError,
+    TopicNotFoundError,
+)
+from protomq.v1.pop_service_pb2 import AckRequest, AckResponse, PopRequest, PopResponse
+from protomq.wire.record import RecordTemplate, encode_record_field
+
+
+class Clock:
+    """Calls take the time that they are held for."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Brokers:
+    """Answers the effects of steps: pops from `messages` of each broker; `failures`: raised first, in turn."""
+
+    def __init__(self, *names: str) -> None:
+        queues = tuple(MessageQueue("T", name, queue_id) for name in names for queue_id in (0, 1))
+        addresses = {name: BrokerAddress(name, "", f"{name}:1") for name in names}
+        self.route = Route("T", read_queues=queues, brokers=addresses)
+        self.clock = Clock()
+        self.steps = PopSteps("group", 5.0, self.clock)
+        self.messages: dict[str, list[bytes]] = {name: [] for name in names}
+        self.failures: dict[str, list[Exception]] = {name: [] for name in names}
+        self.asked: list[tuple[str, int]] = []
+        self.acks: list[AckRequest] = []
+
+    def run(self, steps: Any) -> Any:
+        try:
+            effect = next(steps)
+            while True:
+                try:
+                    outcome = self._do(effect)
+                except Exception as error:
+                    effect = steps.throw(error)
+                else:
+                    effect = steps.send(outcome)
+        except StopIteration as done:
+            return done.value
+
+    def _do(self, effect: Any) -> Any:
+        match effect:
+            case GetRoute():
+                return self.route
+            case Each(several):
+                return [self.run(steps) for steps in several]
+            case Pause() | ForgetRoute():
+                return None
+            case CallServer(address, method, payload, _):
+                return self._call(address.broker_name, method, b"".join(payload))
+
+    def _call(self, name: str, method: Any, payload: bytes) -> bytes:
+        if method is _methods.ACK:
+            self.acks.append(AckRequest.FromString(payload))
+        if self.failures[name]:
+            raise self.failures[name].pop(0)
+        if method is _methods.ACK:
+            return AckResponse().SerializeToString()
+        request = PopRequest.FromString(payload)
+        self.asked.append((name, request.hold_ms))
+        taken, self.messages[name] = self.messages[name][:2], self.messages[name][2:]
+        if not taken:
+            self.clock.now_s += request.hold_ms / 1000
+        return answer_of(taken)
+
+    def receive(self, **wish: Any) -> list[Message]:
+        fields = {
+            "invisible_s": 60.0, "hold_s": 0.0, "queue": None, "tags": (), "sql": None, "cel": None, "module": None,
+            "fifo": False, "start": "earliest",
+        }  # fmt: skip
+        found: list[Message] = self.run(self.steps.receive(self.steps.wish("T", 32, **{**fields, **wish})))
+        return found
+
+
+def answer_of(bodies: list[bytes], tag: str = "") -> bytes:
+    template = RecordTemplate("T", 7, 0)
+    fields = [encode_record_field(template.encode(body, number, 1, tag=tag)) for number, body in enumerate(bodies)]
+    response = PopResponse(status=1 if bodies else 2, regions_size_bytes=sum(map(len, fields)))  # type: ignore[arg-type]
+    start = 0
+    for number, field in enumerate(fields):
+        response.hand_outs.add(queue_id=1, record_count=1, attempt=number + 1, receipt=b"r%d" % number)
+        response.record_starts.append(start)
+        response.record_sizes.append(len(field))
+        response.queue_offsets.append(40 + number)
+        start += len(field)
+    return response.SerializeToString() + b"".join(fields)
+
+
+def test_of_one_broker_all_is_asked_in_one_call() -> None:
+    brokers = Brokers("a")
+    assert brokers.receive(hold_s=15.0) == []
+    assert brokers.asked == [("a", 15_000)]
+    brokers.messages["a"] = [b"x", b"y"]
+    messages = brokers.receive()
+    assert [(m.body, m.queue_offset, m.queue) for m in messages] == [
+        (b"x", 40, ("T", "a", 1)), (b"y", 41, ("T", "a", 1))
+    ]  # fmt: skip
+    queues = [message.queue for message in messages]
+    assert [(q.receipt, q.attempt) for q in queues if isinstance(q, PoppedQueue)] == [(b"r0", 1), (b"r1", 2)]
+
+
+def test_several_brokers_are_asked_in_turn_and_hold_for_a_while_each() -> None:
+    brokers = Brokers("a", "b")
+    assert brokers.receive(hold_s=3.0) == []
+    assert brokers.asked == [("a", 0), ("b", 0), ("a", 2_000), ("b", 1_000)]
+    brokers.asked.clear()
+    brokers.messages["a"] = [b"x"]
+    assert [message.body for message in brokers.receive(hold_s=3.0)] == [b"x"]
+    assert brokers.asked == [("b", 0), ("a", 0)]
+
+
+def test_a_broker_that_fails_is_passed_over_and_if_all_do_it_is_said() -> None:
+    brokers = Brokers("a", "b")
+    brokers.failures["a"] = [TopicNotFoundError("gone")] * 9
+    brokers.messages["b"] = [b"x"]
+    assert len(brokers.receive()) == 1
+    brokers.failures = {name: [TopicNotFoundError("gone")] * 9 for name in "ab"}
+    with pytest.raises(TopicNotFoundError):
+        brokers.receive(hold_s=3.0)
+    brokers.route = Route("T")
+    with pytest.raises(NoRouteError):
+        brokers.receive()
+
+
+def test_an_ack_whose_answer_was_lost_may_have_been_done() -> None:
+    brokers = Brokers("a")
+    brokers.messages["a"] = [b"x", b"y"]
+    messages = brokers.receive()
+    brokers.failures["a"] = [ConnectionLostError("lost"), StaleReceiptError("done")]
+    assert brokers.run(brokers.steps.ack(messages)) == []
+    assert len(brokers.acks) == 2
+    assert [(m.receipt, list(m.offset_runs)) for m in brokers.acks[1].messages] == [(b"r0", [40, 1]), (b"r1", [41, 1])]
+    brokers.failures["a"] = [StaleReceiptError("not yours")]
+    with pytest.raises(StaleReceiptError):
+        brokers.run(brokers.steps.ack(messages))
+
+
+def test_what_has_another_tag_in_spite_of_the_brokers_hash_is_acknowledged_and_not_given() -> None:
+    brokers = Brokers("a")
+    brokers.messages["a"] = [b"x"]
+    assert brokers.receive(tags=["wanted"]) == []
+    assert len(brokers.acks) == 1
+
+
+def test_an_answer_that_is_cut_is_told_so() -> None:
+    whole = answer_of([b"x", b"y"])
+    assert len(decode_pop_answer(whole, "T", "a")) == 2
+    for end in range(len(whole) - 250, len(whole)):  # in its records
+        with pytest.raises(ProtocolError):
+            decode_pop_answer(whole[:end], "T", "a")
