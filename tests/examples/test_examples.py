@@ -40,8 +40,12 @@ def test_send_receive() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["async_producer", "batch", "delayed", "naive_client", "ordered_by_key", "seek_by_time", "simple_consumer", "sql_filter", "tag_filter"]
-)
+    "name",
+    [
+        "async_producer", "batch", "delayed", "naive_client", "ordered_by_key", "seek_by_time", "simple_consumer", "sql_filter",
+        "tag_filter",
+    ],
+)  # fmt: skip
 def test_without_a_server_an_example_says_what_to_start(name: str) -> None:
     finished = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), "127.0.0.1:1"],
