@@ -25,6 +25,7 @@ from ._checks import (
     check_topic,
 )
 from ._filters import MessageFilter, checked_filter
+from ._late_imports import fork_waits
 from ._message import Message, read_varint, skip_value
 from ._offset_calls import checked_tags
 from ._pull_answer import AnswerMessages, PullAnswer, read_u32s
@@ -118,7 +119,8 @@ class PopWish:
 
     def encoded(self, hold_ms: int) -> bytes:
         """The request."""
-        from .v1 import pop_service_pb2 as pb
+        with fork_waits:
+            from .v1 import pop_service_pb2 as pb
 
         request = pb.PopRequest(
             consumer_group=self.group,
@@ -236,7 +238,8 @@ class PopSteps:
 
     def ack(self, messages: Message | Iterable[Message]) -> Steps[list[Message]]:
         """Acknowledges; those that were not held any more."""
-        from .v1 import pop_service_pb2 as pb
+        with fork_waits:
+            from .v1 import pop_service_pb2 as pb
 
         return (yield from self._settle(messages, _methods.ACK, pb.AckRequest, pb.AckResponse))
 
@@ -244,7 +247,8 @@ class PopSteps:
         self, messages: Message | Iterable[Message], invisible_s: float
     ) -> Steps[list[Message]]:
         """Holds for another time; those that were not held any more."""
-        from .v1 import pop_service_pb2 as pb
+        with fork_waits:
+            from .v1 import pop_service_pb2 as pb
 
         if check_seconds("invisible_s", invisible_s, zero=True) > INVISIBLE_MAX_S:
             raise ConfigurationError(f"invisible_s is {INVISIBLE_MAX_S:.0f} (12 h) at most, not {invisible_s}")
