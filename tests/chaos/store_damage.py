@@ -22,6 +22,7 @@ For one seed a store is filled, stopped (cleanly, by a kill or by a power cut), 
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Container
@@ -38,6 +39,7 @@ from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import SimDisk
 
 from .checker import LogReport, Violation, check_history, check_store_files, parse_log
+from .checker.log_files import SEAL_FIELD_SIZE
 from .store_world import ROOT, SEGMENT_SIZE_BYTES, StoreWorld, last_scan
 
 Baseline = dict[tuple[str, int, int], tuple[str, int]]
@@ -489,7 +491,7 @@ def _check_log_damage(
     )  # of the append that is hit first
     # A seal that is hit takes the append behind it along: nothing else tells what that one is chained to.
     stop = min([end for end in ends if end >= last][1:], default=log.end)
-    proved = max(log.synced, _checkpointed(files))
+    proved = _proved(files, log, first, last)
     cut = start if start >= proved else None
     image.promise = replace(image.promise, holes=True)
     found: list[Violation] = []
@@ -534,6 +536,18 @@ def _changed_in_log(image: StoreWorld, damage: Damage, files: dict[str, bytes]) 
     if damage.kind not in ("truncate", "remove"):
         start, end = _changed(files[damage.path], now)
     return base + start, base + end
+
+
+def _proved(files: dict[str, bytes], log: LogReport, first: int, last: int) -> int:
+    """What is known to be synced by what the damage [first, last) left. A seal that went with its segment proves nothing."""
+    epochs = files.get(f"{ROOT}/config/epochs.json", b"").split(b"\n", 2)
+    own_mark = json.loads(epochs[2].rstrip()[:-1])["synced_position"] if len(epochs) == 3 else 0
+    by_seals = (
+        synced
+        for end, synced in log.synced_by.items()
+        if end <= first or end - SEAL_FIELD_SIZE >= last
+    )
+    return max(_checkpointed(files), own_mark, *by_seals)
 
 
 def _checkpointed(files: dict[str, bytes]) -> int:

@@ -56,6 +56,7 @@ class LogReport:
     seals: int = 0
     synced: int = 0
     seal_ends: dict[int, int] = field(default_factory=dict)  # position behind a seal -> its CRC
+    synced_by: dict[int, int] = field(default_factory=dict)  # position behind a seal -> what it says was synced
     epochs: dict[int, int] = field(default_factory=dict)  # start of an append -> its epoch
     violations: list[Violation] = field(default_factory=list)
 
@@ -151,6 +152,7 @@ def _parse_segment(
         crc = seal.crc32c
         report.end = base + seal_at + SEAL_FIELD_SIZE
         report.seal_ends[report.end] = crc
+        report.synced_by[report.end] = seal.synced_position
     return crc
 
 

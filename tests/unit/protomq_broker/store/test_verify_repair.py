@@ -361,6 +361,24 @@ def test_damage_in_front_of_good_appends_is_no_torn_tail_as_long_as_the_page_cac
     ]
 
 
+def test_what_stands_unsynced_in_front_of_a_repair_is_synced_by_the_next_start() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    store.append([make_request([b"synced"])])
+    store.flush()
+    requests = [make_request([bytes([index]) * 400]) for index in range(40)]
+    for request in requests:
+        store.append([request])
+    assert requests[-1].physical_offset > 2 * SEGMENT
+    disk = disk.killed()
+    disk.cut(f"/s/commitlog/{SEGMENT:020d}", SEGMENT // 2)
+    repair("/s", "/kept", disk=disk)
+    before = bodies(open_store(disk), 0)
+    assert 1 < len(before) < 1 + len(requests)
+    after_power = disk.crash(random.Random(1), keep=0.0)
+    assert bodies(open_store(after_power), 0) == before
+
+
 def last_path(disk: SimDisk, end: int) -> str:
     """The newest segment that has anything in it."""
     return f"/s/commitlog/{end - end % SEGMENT:020d}"

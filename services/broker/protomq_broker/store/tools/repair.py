@@ -67,11 +67,15 @@ class Repair:
 
 
 class _Chain(NamedTuple):
-    """What the last seal in front of a place says: what is written there goes on with it."""
+    """What the seals in front of a place say: what is written there goes on with it.
+
+    What repair writes proves nothing of what stands in front: `synced_position` is what others knew to be synced.
+    """
 
     crc32c: int
     store_time_ms: int = 0
     epoch: int = 0
+    synced_position: int = 0
 
     def behind(self, damage: DamagedRange) -> _Chain:
         """Behind a range that was skipped."""
@@ -114,7 +118,8 @@ def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) 
                 ends.take(item)
                 last = item.seals[-1]
                 position = item.base_position + item.size_bytes
-                chain = _Chain(last.crc32c, last.store_time_ms, last.epoch)
+                synced = max(chain.synced_position, store.epochs.synced_by(item.seals))
+                chain = _Chain(last.crc32c, last.store_time_ms, last.epoch, synced)
         for damage in quarantined:
             if damage.start_position == position:
                 ends.pass_over(damage)
@@ -249,7 +254,7 @@ def _fill(store: OfflineStore, damage: DamagedRange, before: _Chain) -> None:
                 chain.crc32c,
                 epoch=chain.epoch,
                 store_time_ms=chain.store_time_ms,
-                synced_position=position,
+                synced_position=chain.synced_position,
             )
             chain = chain._replace(crc32c=_write(store.disk, segment, position, head))
             position += len(head)
@@ -287,7 +292,7 @@ def _padding_append(
         start_position=position,
         record_count=0,
         store_time_ms=chain.store_time_ms,
-        synced_position=position,
+        synced_position=chain.synced_position,
     )
     if forced_crc32c is None:
         return padding + seal
