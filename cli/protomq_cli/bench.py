@@ -190,7 +190,7 @@ def latency(
 
     if rate <= 0:
         raise typer.BadParameter(
-            "must be above 0: latency at full speed is that of a queue", param_hint="--rate"
+            "must be above 0: at full speed the latency is that of a queue", param_hint="--rate"
         )
     load = bench_loads.Load(
         namesrv, topic, transport, queues, threads, size, rate, duration, warm_up

@@ -75,7 +75,7 @@ def forget(
                 raise CliError(
                     ExitCode.REFUSED,
                     "BROKER_ALIVE",
-                    f"broker {broker} is registered, so it is not missing; stop it first if it is to go",
+                    f"broker {broker} is registered, so it is not missing; to remove it, stop it first",
                 ) from error
             raise
     print_rows([{"broker": broker, "forgotten": True}], ("broker", "forgotten"), output)

@@ -88,7 +88,7 @@ def run_demo(flights_file: Path, store: Path, count: int | None) -> None:
         raise CliError(
             ExitCode.NOT_FOUND,
             "NO_FLIGHTS",
-            f"{flights_file} is not there; fetch it with: python tools/fetch_flights.py",
+            f"{flights_file} does not exist; fetch it with: python tools/fetch_flights.py",
         )
     prepare_store(store)
     check = RoundTripCheck()

@@ -118,7 +118,7 @@ def commit(
         OffsetRange,
         typer.Option(
             "--offset", "-O", parser=offsets_option, metavar="OFFSET", show_default=False,
-            help="Where to go on: start, end, 47, +2, -3, @ms, @date, @-1h.",
+            help="Where to continue: start, end, 47, +2, -3, @ms, @date, @-1h.",
         ),
     ],
     queue: Annotated[
@@ -181,7 +181,7 @@ def _missing(namesrv: str | None, timeout_s: float, topic: str) -> Missing:
 def delete(
     group: GroupArgument,
     force: Annotated[
-        bool, typer.Option("--force", help="Though members have pulled within the last minute.")
+        bool, typer.Option("--force", help="Delete it although members have pulled within the last minute.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     broker: OnBroker = None,
@@ -221,7 +221,7 @@ def _offset_row(consumer: PullConsumer, queue: MessageQueue) -> dict[str, Any]:
     min_offset, end_offset = consumer.queue_range(queue)
     if committed is not None and committed > end_offset:
         sys.stderr.write(
-            f"protomq: {consumer.group} stands at {committed} in queue {queue.queue_id} of {queue.topic} at {queue.broker_name}, "
+            f"protomq: {consumer.group} has committed {committed} in queue {queue.queue_id} of {queue.topic} at {queue.broker_name}, "
             f"beyond its end {end_offset}: set it with `protomq group commit`, or messages are skipped\n"
         )
     return {

@@ -142,7 +142,7 @@ def repair(
                 _confirm(findings)
         done = repair_store(store, keep)
     if not done:
-        sys.stderr.write(f"{store}: the log holds, nothing to repair\n")
+        sys.stderr.write(f"{store}: the log is valid, nothing to repair\n")
         return
     print_rows([asdict(repaired) for repaired in done], _REPAIR_COLUMNS, output)
 
@@ -173,7 +173,7 @@ def _offline(store: Path) -> Iterator[None]:
         raise CliError(
             ExitCode.NOT_FOUND,
             "STORE_NOT_FOUND",
-            f"{store} is no folder; give the --data-dir of the broker",
+            f"{store} is not a folder; give the --data-dir of the broker",
         )
     try:
         yield
@@ -190,7 +190,7 @@ def _confirm(findings: list[Finding]) -> None:
     )
     if not sys.stdin.isatty():
         raise CliError(
-            ExitCode.USAGE, "NOT_CONFIRMED", "nobody can be asked here; add --yes to repair"
+            ExitCode.USAGE, "NOT_CONFIRMED", "no terminal to ask on; add --yes to repair"
         )
     if not typer.confirm("Take it out?", err=True):
         raise CliError(ExitCode.FAILURE, "NOT_CONFIRMED", "nothing was changed")

@@ -110,7 +110,7 @@ def build_app() -> typer.Typer:
         list=topics.list_topics, create=topics.create, describe=topics.describe, delete=topics.delete,
     )  # fmt: skip
     group(
-        "group", "Consumer groups: which there are, their offsets and settings.", ADMINISTRATION,
+        "group", "Consumer groups: list, offsets, settings, delete.", ADMINISTRATION,
         list=groups.list_groups, offsets=groups.offsets, commit=groups.commit, delete=groups.delete,
         set=group_settings.set_group, show=group_settings.show,
     )  # fmt: skip
@@ -120,7 +120,7 @@ def build_app() -> typer.Typer:
     )  # fmt: skip
     group("message", "Find single messages.", ADMINISTRATION, query=messages.query)
     group(
-        "cluster", "Brokers: who there is and what they do.", ADMINISTRATION,
+        "cluster", "Brokers: list, status, forget.", ADMINISTRATION,
         list=clusters.list_brokers, status=clusters.status, forget=clusters.forget,
     )  # fmt: skip
     group(

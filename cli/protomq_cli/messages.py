@@ -100,7 +100,7 @@ Sql = Annotated[
         "--sql",
         metavar="CONDITION",
         show_default="all",
-        help="Those only of which this is true, in SQL92: \"delay > 30 AND TAGS = 'UA'\".",
+        help="Only messages for which this is true, in SQL92: \"delay > 30 AND TAGS = 'UA'\".",
     ),
 ]
 Format = Annotated[
@@ -148,7 +148,7 @@ def send(
     compression: Annotated[
         CompressionName,
         typer.Option(
-            "--compression", "-z", help="Of bodies over 4 KiB. Every consumer reads zlib; zstd and lz4 must be installed there."
+            "--compression", "-z", help="Codec of bodies over 4 KiB. Every consumer reads zlib; for zstd and lz4 it needs the codec."
         ),
     ] = CompressionName.ZLIB,
     quiet: Annotated[bool, typer.Option("--quiet", "-Q", help="Print nothing.")] = False,
@@ -286,7 +286,7 @@ def consume(
     topic: TopicArgument,
     group: Annotated[
         str | None,
-        typer.Option("--group", "-G", metavar="NAME", show_default="none", help="Go on where it was, and commit."),
+        typer.Option("--group", "-G", metavar="NAME", show_default="none", help="Continue at the group's offsets, and commit."),
     ] = None,
     offset: Offsets = None,
     count: Annotated[
@@ -296,7 +296,7 @@ def consume(
         ),
     ] = 0,
     exit_at_end: Annotated[
-        bool, typer.Option("--exit", "-e", help="End when all that was there at the start is printed.")
+        bool, typer.Option("--exit", "-e", help="End at the end of the queues as it is now.")
     ] = False,
     tag: Tags = None,
     sql: Sql = None,
@@ -362,7 +362,7 @@ def query(
         raise typer.BadParameter("give one of --key and --id")
     if not (key or message_id):
         hint = "--id" if key is None else "--key"
-        raise typer.BadParameter("it is empty, and no message has an empty one", param_hint=hint)
+        raise typer.BadParameter("it is empty; no message has an empty key or id", param_hint=hint)
     missing = Missing()
     with open_admin(namesrv, timeout) as admin, _Printer(output, template) as printer:
         if key is not None:

@@ -79,5 +79,5 @@ class Missing:
         if gone:
             hint = f"start {gone[0]} again, or `protomq cluster forget {gone[0]}` if it will not come back"
         raise CliError(
-            ExitCode.PARTIAL, "PARTIAL_RESULT", f"what is printed is not all, no answer from {why}; {hint}"
+            ExitCode.PARTIAL, "PARTIAL_RESULT", f"the output is incomplete: no answer from {why}; {hint}"
         )

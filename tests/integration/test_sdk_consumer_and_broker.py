@@ -181,7 +181,7 @@ def test_a_reader_of_a_topic_that_was_made_again_is_told_and_can_begin_anew(
         make_again(protomq_server, protomq_topic)
         for number in range(20):
             protomq_producer.send(protomq_topic, b"new %d" % number)
-        with pytest.raises(TopicRecreatedError, match="made again") as caught:
+        with pytest.raises(TopicRecreatedError, match="created again") as caught:
             drain(source, 1)
         assert caught.value.metadata["topic"] == protomq_topic
         assert caught.value.metadata["wanted"] != caught.value.metadata["current"]

@@ -1,4 +1,4 @@
-"""A topic that is deleted and made again under a stream: its offsets mean nothing in the new one, which must not be skipped silently."""
+"""A topic that is deleted and created again under a stream: its offsets mean nothing in the new one, which must not be skipped silently."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.waiting import wait_for
 
 pytestmark = SPARK_MARKS
 
-SAID = r"topic 'recreated[a-z-]*' was deleted and made again"
+SAID = r"topic 'recreated[a-z-]*' was deleted and created again"
 
 
 def make_again(server: Broker, topic: str, queues: int = 1) -> None:

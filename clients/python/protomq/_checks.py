@@ -146,7 +146,7 @@ def checked_texts(name: str, values: object) -> list[str]:
 def check_selector(selector: object, queue: object = None) -> None:
     """What chooses a queue, or None; not beside a queue that is chosen already."""
     if selector is not None and queue is not None:
-        raise ConfigurationError(f"selector would never be asked: the queue is {queue}; give one of the two")
+        raise ConfigurationError(f"selector would never be called: the queue is {queue}; give one of the two")
     if selector is not None and not callable(selector):
         raise WrongTypeError(
             f"selector is a function (queues, message) -> MessageQueue or None, not {selector!r}"

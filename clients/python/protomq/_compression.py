@@ -92,7 +92,7 @@ def make_compressor(name: str = "auto", level: int | None = None) -> Compressor:
             compress(b"", _go_on)
         except Exception as error:  # Each library has its own class.
             raise ConfigurationError(
-                f"compression_level {level} is none of {name}: {error}"
+                f"compression_level {level} is no level of {name}: {error}"
             ) from error
     return Compressor(name, FLAGS[name], compress)
 

@@ -387,7 +387,7 @@ class DamagedMessage(StoredMessage):
         raise self._damage()
 
     def _damage(self) -> CorruptMessageError:
-        return self._corrupt("its CRC-32C does not hold: it is not what its producer wrote")
+        return self._corrupt("its CRC-32C is wrong: it is not what its producer wrote")
 
 
 def _walk_texts(raw: bytes) -> tuple[tuple[str, ...], str, Mapping[str, str], str, str]:

@@ -516,7 +516,7 @@ class PullState:
             policy, answer.next_offset
         )
         logger.warning(
-            "%s: offset %d is outside [%d, %d]: going on at %d",
+            "%s: offset %d is outside [%d, %d]: continuing at %d",
             ticket.queue, ticket.queue_offset, answer.min_offset, answer.end_offset, target,
         )  # fmt: skip
         state.pull_offset = target

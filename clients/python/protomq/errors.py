@@ -32,7 +32,7 @@
         │   └── TransactionNotFoundError  TRANSACTION_NOT_FOUND
         ├── TopicExistsError            TOPIC_EXISTS
         ├── OffsetOutOfRangeError       OFFSET_OUT_OF_RANGE: an offset to be committed; `metadata` holds the range of its queue
-        ├── TopicRecreatedError         TOPIC_RECREATED: the topic was deleted and made again; `metadata` holds both incarnations
+        ├── TopicRecreatedError         TOPIC_RECREATED: the topic was deleted and created again; `metadata` holds both incarnations
         ├── TopicTypeMismatchError      TOPIC_TYPE_MISMATCH: the topic does not take messages of this type; `metadata` holds both
         ├── GroupInUseError             GROUP_IN_USE: a group with members was to be deleted; `metadata` names the last one that pulled
         ├── GroupDisabledError          GROUP_DISABLED: the settings of the group forbid it to consume
@@ -433,7 +433,7 @@ class OffsetOutOfRangeError(ServerError):
 
 
 class TopicRecreatedError(ServerError):
-    """The topic was deleted and made again: offsets of the old one mean nothing in the new one.
+    """The topic was deleted and created again: offsets of the old one mean nothing in the new one.
 
     What was not consumed of the old one is gone. A consumer that is to go on with the new one calls `subscribe` (or `assign`) again and
     begins again; `metadata` holds topic, wanted and current incarnation.

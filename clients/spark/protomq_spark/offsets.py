@@ -7,7 +7,7 @@ Rules:
 - A queue that was not there when the query began is read from its first message.
 - A queue that cannot be seen now (its broker is away) stands still: its end is its start.
 - Limits hand out shares in proportion to lag; nothing starves, and the limit is never passed.
-- Offsets belong to one incarnation of their topic at one broker. A topic that was deleted and made again has another: positions of the
+- Offsets belong to one incarnation of their topic at one broker. A topic that was deleted and created again has another: positions of the
   old one are no place in it. An incarnation that is not known (0, an old checkpoint) is taken for the one that is there.
 """
 
@@ -229,7 +229,7 @@ def share_of(queue: MessageQueue) -> Share:
 
 
 def made_again(before: Incarnations, now: Incarnations) -> list[Share]:
-    """What was deleted and made again between two looks."""
+    """What was deleted and created again between two looks."""
     return sorted(share for share, known in before.items() if now.get(share, known) != known)
 
 
@@ -242,7 +242,7 @@ def say_made_again(share: Share) -> str:
     """What happened, and what to do."""
     topic, broker_name = share
     return (
-        f"topic {topic!r} was deleted and made again at broker {broker_name}: what was not read of the old one is gone, and offsets"
+        f"topic {topic!r} was deleted and created again at broker {broker_name}: what was not read of the old one is gone, and offsets"
         " of it are no place in the new one. A query without a past (a stream: with a new checkpoint) reads the new one"
     )
 

@@ -90,7 +90,7 @@ class Planner:
         """What is known of topics that were made again, forgotten; and what was not known, remembered."""
         gone = made_again(state.incarnations, seen.incarnations)
         for share in gone:
-            self._lose(say_made_again(share), "goes on at its beginning")
+            self._lose(say_made_again(share), "continues at its beginning")
         return state._replace(
             positions=without(state.positions, gone),
             incarnations={**state.incarnations, **seen.incarnations},
@@ -125,7 +125,7 @@ class Planner:
         seen = self._cluster.see([item.queue for item in wanted])
         gone = made_again(end.incarnations, seen.incarnations)
         for share in gone:
-            self._lose(say_made_again(share), "goes on at its beginning")
+            self._lose(say_made_again(share), "continues at its beginning")
         return self._tasks([item for item in wanted if share_of(item.queue) not in gone], seen)
 
     def commit(self, state: StreamState, group: str) -> None:

@@ -75,7 +75,7 @@ def _answers(
         except TopicRecreatedError:
             text = say_made_again(share_of(wanted.queue))
             if settings.fail_on_data_loss:
-                raise DataLossError(f"{text} (failOnDataLoss=false goes on without it)") from None
+                raise DataLossError(f"{text} (failOnDataLoss=false continues without it)") from None
             logger.warning("messages are lost: %s", text)
             return
         except CorruptLogError as error:
@@ -151,7 +151,7 @@ def _check_dense(
 def _lost(queue: MessageQueue, start: int, end: int, why: str, settings: PullSettings) -> None:
     text = f"{queue.topic}/{queue.broker_name}:{queue.queue_id}: of the offsets {start} to {end - 1}: {why}"
     if settings.fail_on_data_loss:
-        raise DataLossError(f"{text} (failOnDataLoss=false goes on without them)")
+        raise DataLossError(f"{text} (failOnDataLoss=false continues without them)")
     logger.warning("messages are lost: %s", text)
 
 

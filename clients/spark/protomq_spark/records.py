@@ -30,7 +30,7 @@ from .schema import TIMESTAMP_TYPE_STORED, arrow_schema
 
 CorruptPolicy = Literal["fail", "null", "skip"]
 
-_DAMAGE: Final = "its CRC-32C does not hold: it is not what its producer wrote"
+_DAMAGE: Final = "its CRC-32C is wrong: it is not what its producer wrote"
 _FRONT_COLUMNS: Final = frozenset(
     ("key", "tags", "properties", "headers", "born_host", "sharding_key")
 )
@@ -160,7 +160,7 @@ def _corrupt(
     offset = int(queue_offsets[row])
     where = f"{queue.topic}/{queue.broker_name}/{queue.queue_id}@{offset}"
     return CorruptMessageError(
-        f"{where}: {what} (option corruptRecords: null or skip goes on without it)",
+        f"{where}: {what} (option corruptRecords: null or skip continues without it)",
         metadata={
             "topic": queue.topic,
             "broker_name": queue.broker_name,

@@ -443,7 +443,7 @@ def topic_from_message(message: Topic, default_queues: int) -> TopicConfig:
     if message.type and message.type not in TopicType.values():
         raise invalid_argument("topic.type", "is no value of TopicType")
     if message.incarnation < 0:
-        raise invalid_argument("topic.incarnation", "must be 0 (for any) or above")
+        raise invalid_argument("topic.incarnation", "must be 0 (any) or more")
     write_queues = message.write_queues or default_queues
     readable, writable = FROM_PERMISSION[message.permission]
     return TopicConfig(
@@ -497,7 +497,7 @@ def check_page_token(token: str, require_name: Callable[[str], None]) -> None:
             require_name(token)
     except InvalidNameError:
         raise invalid_argument(
-            "page_token", "is none that this broker has given; leave it out for the first page"
+            "page_token", "was not given by this broker; leave it out for the first page"
         ) from None
 
 

@@ -138,7 +138,7 @@ class ConsumerService:
             queue = (offset.topic, offset.queue_id)
             if queue in named:
                 raise invalid_argument(
-                    f"offsets[{number}]", "names a queue that an earlier one names; give one offset for each"
+                    f"offsets[{number}]", "names the queue of an earlier offset; give one offset for each queue"
                 )
             named.add(queue)
             topic = existing_topic(self._store, offset.topic)

@@ -62,7 +62,7 @@ class Delays:
         if region.flags == MIXED:
             raise invalid_argument(
                 "records",
-                "some have due_time_ms and some have not: send those in a request of their own",
+                "some records have due_time_ms and some do not: send these in separate requests",
             )
         now_ms = self._log_time.now_ms()
         try:
@@ -80,7 +80,7 @@ def _full(what: str, limit: int) -> ServiceError:
     return too_many(
         what,
         limit,
-        f"the broker has {limit} {what}, delayed ones, and takes no more until some are delivered: try again later, or at another broker",
+        f"the broker has {limit} {what}, delayed ones, and refuses more until some are delivered: try again later, or at another broker",
         retry_delay_ms=RETRY_FULL_MS,
     )
 

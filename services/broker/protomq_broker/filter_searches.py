@@ -111,7 +111,7 @@ def key_of(request: PullRequest) -> FilterKey | None:
     if kind in (FilterType.FILTER_TYPE_UNSPECIFIED, FilterType.FILTER_TYPE_TAG):
         return None
     if kind not in _LANGUAGES:
-        raise unsupported("filter_type", f"this broker knows no filters of the type {kind}")
+        raise unsupported("filter_type", f"this broker has no filters of the type {kind}")
     language = _LANGUAGES[kind]
     if request.tags:
         raise invalid_argument("tags", "cannot stand beside a filter: put TAGS into that")

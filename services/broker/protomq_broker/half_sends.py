@@ -82,6 +82,6 @@ def _full(what: str, limit: int) -> ServiceError:
     return too_many(
         what,
         limit,
-        f"the broker has {limit} {what}, and takes no more until some are ended: try again later, or at another broker",
+        f"the broker has {limit} {what}, and refuses more until some are ended: try again later, or at another broker",
         retry_delay_ms=RETRY_FULL_MS,
     )

@@ -34,7 +34,7 @@ class LogTime:
             self._is_off = is_off
         if is_off:
             log.warning(
-                "the wall clock is %+d ms away from log time, which delays follow: it is followed slowly",
+                "the wall clock is %+d ms away from log time, which delays follow: log time approaches it slowly",
                 offset_ms,
             )
         else:

@@ -106,7 +106,7 @@ GROUPS: Final = Table(
             "protomq.group.lag_records", "{record}", "lag",
             "Readable messages from the group's committed offset on",
         ),
-        Metric("protomq.group.committed_offset", "", "committed", "Offset at which the group goes on"),
+        Metric("protomq.group.committed_offset", "", "committed", "Offset at which the group continues"),
     ),
 )  # fmt: skip
 QUEUES: Final = Table(

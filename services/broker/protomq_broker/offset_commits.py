@@ -212,7 +212,7 @@ class OffsetCommits:
             try:
                 record.add(_Commit(request, None))
             except Exception as error:  # its topic has gone since, say, or other groups have come
-                log.warning("the offset that %s committed by a pull is not taken: %s", key, error)
+                log.warning("the offset that %s committed by a pull is refused: %s", key, error)
             done.append(key)
             if record.size_bytes >= RECORD_SIZE_BYTES:
                 break

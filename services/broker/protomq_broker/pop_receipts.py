@@ -55,7 +55,7 @@ def decode_receipt(octets: bytes) -> Receipt:
         numbers = _BODY.unpack_from(body)
         broker_name, group, topic = body[_BODY.size :].decode().split("/")
     except (struct.error, UnicodeDecodeError, ValueError):
-        raise illegal_receipt("receipt", "", "it is none that a pop has answered") from None
+        raise illegal_receipt("receipt", "", "it is not a receipt of a pop") from None
     return Receipt(broker_name, group, topic, *numbers)
 
 

@@ -396,6 +396,6 @@ class _Session(threading.Thread):
         self._publish(None)
         if complaint != self._last_complaint and not self._stopping.is_set():
             logger.log(
-                level, "name server %s: %s; the broker goes on and tries again", self._server.label, text
+                level, "name server %s: %s; the broker continues and tries again", self._server.label, text
             )
             self._last_complaint = complaint

@@ -201,7 +201,7 @@ def _rewrite_record(
     if len(record.body) > layout.BODY_SIZE_MAX_BYTES:
         raise _too_large(f"{where}.body", len(record.body), layout.BODY_SIZE_MAX_BYTES)
     if record.HasField("transit"):
-        raise invalid_argument(f"{where}.transit", "is the broker's, who writes it when it moves a message")
+        raise invalid_argument(f"{where}.transit", "is the broker's: it writes it when it moves a message")
     _check_flags(record.flags, f"{where}.flags")
     if record.flags & layout.FLAG_DUE_TIME and not record.HasField("due_time_ms"):
         raise invalid_argument(f"{where}.flags", "bit 4 says that there is a due_time_ms")
@@ -237,7 +237,7 @@ def _check_flags(flags: int, where: str) -> None:
     if codec > layout.COMPRESSION_MAX:
         raise invalid_argument(
             where,
-            f"bits 0 to 2 are the compression, 0 to {layout.COMPRESSION_MAX}: {codec} is none that a reader knows",
+            f"bits 0 to 2 are the compression, 0 to {layout.COMPRESSION_MAX}: {codec} is unknown to readers",
         )
     if flags & ~layout.PRODUCER_FLAGS_MASK:
         raise invalid_argument(where, "only bits 0 to 4 are a producer's")
@@ -277,7 +277,7 @@ def _check_codes(record: Record, raw: memoryview, where: str) -> None:
     for name, is_wrong in wrong:
         if is_wrong:
             raise invalid_argument(
-                f"{where}.{name}", "is not the hash of what the record holds; left out, it is filled in"
+                f"{where}.{name}", "is not the hash of what the record has; leave it out, and the broker fills it in"
             )
 
 

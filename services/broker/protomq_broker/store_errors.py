@@ -140,7 +140,7 @@ def to_service_error(error: Exception) -> ServiceError:
     if isinstance(error, OSError):
         log.error("the disk fails: %s", error)
         return ServiceError(
-            Code.FAILED_PRECONDITION, "STORE_FAILED", f"the broker's disk fails: {error}"
+            Code.FAILED_PRECONDITION, "STORE_FAILED", f"the broker's disk failed: {error}"
         )
     log.error("a defect of the broker", exc_info=error)
     return internal()

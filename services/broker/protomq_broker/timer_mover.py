@@ -83,7 +83,7 @@ class TimerMover:
             except TimerDamagedError:  # the store says it, and makes the files anew
                 wait_s = RETRY_INTERVAL_S
             except Exception:
-                log.exception("delayed messages could not be delivered; tried again soon")
+                log.exception("delayed messages could not be delivered; the broker tries again soon")
                 wait_s = RETRY_INTERVAL_S
 
     def _pause_s(self) -> float:
@@ -136,7 +136,7 @@ class TimerMover:
         self._store.pending.set_aside(rows)
         self.unreadable_count += len(rows)
         log.error(
-            "%d delayed messages cannot be read (the first stands at position %d): they are not delivered before they can be",
+            "%d delayed messages cannot be read (the first stands at position %d): they are not delivered until they can be",
             len(rows),
             int(rows["position"][0]),
         )

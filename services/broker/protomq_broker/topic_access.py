@@ -79,7 +79,7 @@ def check_incarnation(topic: TopicConfig, wanted: int) -> None:
         raise ServiceError(
             Code.FAILED_PRECONDITION,
             "TOPIC_RECREATED",
-            f"topic {topic.name!r} was deleted and made again: offsets of incarnation {wanted} mean nothing in the current one, "
+            f"topic {topic.name!r} was deleted and created again: offsets of incarnation {wanted} mean nothing in the current one, "
             f"{topic.incarnation}; start again with that one, or stop",
             metadata={
                 "topic": topic.name,
@@ -111,7 +111,7 @@ def check_topic_name(name: str) -> None:
     except InvalidNameError as error:
         raise invalid_argument("topic", str(error)) from error
     if not rules_of(name).create:
-        raise invalid_argument("topic", f"{name!r} is the broker's own: it makes and writes it")
+        raise invalid_argument("topic", f"{name!r} is the broker's own: only the broker creates and writes it")
 
 
 def check_group_name(name: str) -> None:

@@ -125,7 +125,7 @@ class TransactionChecks:
         try:
             self.turn()
         except Exception:
-            log.exception("transactions could not be asked about; tried again soon")
+            log.exception("transactions could not be checked; the broker tries again soon")
             self._set_timer(self.now_ms(), RETRY_INTERVAL_MS)
             return
         self.arm()

@@ -71,4 +71,4 @@ class Handles:
 
 
 def _no_handle() -> ServiceError:
-    return invalid_argument("transaction_handle", "is none that a send has answered")
+    return invalid_argument("transaction_handle", "is not a handle of a send")

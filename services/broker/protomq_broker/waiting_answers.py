@@ -26,7 +26,7 @@ Done = Callable[[Exception | None], None]
 NOT_STORED_IN_TIME: Final = ServiceError(
     Code.DEADLINE_EXCEEDED,
     "DEADLINE_EXCEEDED",
-    "it is appended, but the disk has not confirmed it in time: a power cut may take it back; ask again until it is confirmed",
+    "it is appended, but the disk has not confirmed it in time: a power cut may take it back; try again until it is confirmed",
     definite=False,
 )
 

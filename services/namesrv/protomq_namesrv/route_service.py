@@ -307,7 +307,7 @@ class _Watchers:
             raise too_many(
                 "watched routes",
                 self._count_max,
-                f"{self._count_max} routes are being watched, the most this name server takes; poll GetRoute instead",
+                f"{self._count_max} routes are watched, the most that this name server allows; poll GetRoute instead",
             )
         self._loop = asyncio.get_running_loop()
         event = asyncio.Event()

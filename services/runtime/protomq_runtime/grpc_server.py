@@ -283,7 +283,7 @@ class GrpcServer:
         except RuntimeError:
             bound = 0
         if not bound:
-            raise OSError(f"cannot listen on {address} for gRPC; somebody has just taken the port")
+            raise OSError(f"cannot listen on {address} for gRPC; another process has just taken the port")
         return int(bound)
 
     async def start(self) -> None:

@@ -109,7 +109,7 @@ async def _run(
     failures: list[BaseException] = []
 
     def on_signal(number: signal.Signals) -> None:
-        logger.info("%s: stopping; once more exits at once", number.name)
+        logger.info("%s: stopping; a second signal exits at once", number.name)
         # From here on the kernel ends the process, even while this loop is held up.
         for each in SIGNALS:
             loop.remove_signal_handler(each)

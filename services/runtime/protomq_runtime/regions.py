@@ -78,7 +78,7 @@ def _read(file: FileLike, offset: int, size_bytes: int) -> memoryview:
         more = os.pread(descriptor, size_bytes - len(data), offset + len(data))
         if not more:
             raise ShortFileError(
-                f"{size_bytes} bytes at {offset} of {file!r} wanted, it ends after {len(data)} of them"
+                f"{size_bytes} bytes at {offset} of {file!r} wanted, the file ends after {len(data)} of them"
             )
         data += more
     return memoryview(data)

@@ -174,7 +174,7 @@ class RemotingClient:
             answer = self._await_welcome(request_id, deadline)
         except (ConnectionResetError, BrokenPipeError) as error:
             raise NotRemotingError(
-                f"{self.address} broke the connection off when it was greeted"
+                f"{self.address} closed the connection instead of answering the hello"
             ) from error
         return RemotingWelcome.FromString(answer.unwrap())
 
@@ -183,7 +183,7 @@ class RemotingClient:
         while answer is None:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
-                raise TimeoutError(f"{self.address} did not answer the greeting")
+                raise TimeoutError(f"{self.address} did not answer the hello")
             answer = self.wait((request_id,), left_s)
         return answer
 
@@ -199,13 +199,13 @@ class RemotingClient:
             # Looked at before the rest of a header is there: an HTTP/2 SETTINGS frame may have 9 bytes only.
             length = int.from_bytes(buffer[start : start + frames.LENGTH_SIZE_BYTES], "little")
             if not _LENGTH_MIN <= length <= self._frame_size_max_bytes:
-                raise NotRemotingError(f"{self.address} sent what is no frame of the remoting port")
+                raise NotRemotingError(f"{self.address} sent bytes that are not a frame of the remoting port")
             end = start + frames.LENGTH_SIZE_BYTES + length
             if end > len(buffer):
                 break
             header = frames.decode_header(buffer, start)
             if not header.flags & frames.FLAG_ANSWER:
-                raise NotRemotingError(f"{self.address} sent a request where only answers are due")
+                raise NotRemotingError(f"{self.address} sent a request where only answers may come")
             payload = bytes(buffer[start + frames.HEADER_SIZE_BYTES : end])
             self._answers[header.request_id] = Answer(header.request_id, header.status, payload)
             start = end

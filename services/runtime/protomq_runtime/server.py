@@ -260,7 +260,7 @@ async def _join(thread: threading.Thread, timeout_s: float) -> None:
     if thread.is_alive():
         await asyncio.get_running_loop().run_in_executor(None, thread.join, timeout_s)
         if thread.is_alive():
-            logger.warning("%s is still busy and is left behind", thread.name)
+            logger.warning("%s is still busy: the stop does not wait for it", thread.name)
 
 
 async def _call_hook(implementation: Any, name: str, *arguments: Any) -> None:
@@ -272,4 +272,4 @@ async def _call_hook(implementation: Any, name: str, *arguments: Any) -> None:
 
 
 def _log_fatal(error: BaseException) -> None:
-    logger.critical("a thread of the server has failed; it serves no more: %r", error)
+    logger.critical("a thread of the server has failed; the server ends: %r", error)

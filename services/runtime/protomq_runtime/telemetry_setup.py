@@ -125,7 +125,7 @@ def _check_url(signal: str, environment: Mapping[str, str]) -> None:
         if endpoint:
             if not endpoint.lower().startswith(("http://", "https://")):
                 raise ConfigError(
-                    f"environment: {variable}: a URL is expected, as http://127.0.0.1:4318, this is {endpoint!r}"
+                    f"environment: {variable}: a URL is expected, such as http://127.0.0.1:4318, not {endpoint!r}"
                 )
             return
 

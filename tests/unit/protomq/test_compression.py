@@ -90,7 +90,7 @@ def test_a_large_body_is_one_stream_and_can_be_given_up_between_its_pieces(codec
 
 
 def test_a_level_that_a_codec_does_not_have_is_refused_at_once() -> None:
-    with pytest.raises(ConfigurationError, match="compression_level 22 is none of zlib"):
+    with pytest.raises(ConfigurationError, match="compression_level 22 is no level of zlib"):
         make_compressor("zlib", 22)
 
 

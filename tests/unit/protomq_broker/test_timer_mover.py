@@ -160,7 +160,7 @@ def test_a_recall_between_the_taking_and_the_append_wins(
 
 
 def replaced_once_before(world: World, run: Callable[..., None]) -> Callable[..., None]:
-    """`run`, before whose first call the topic is deleted and made again: the copies are prepared by then."""
+    """`run`, before whose first call the topic is deleted and created again: the copies are prepared by then."""
     done: list[bool] = []
 
     def run_later(function: Callable[[], None]) -> None:

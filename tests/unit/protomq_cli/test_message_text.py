@@ -58,7 +58,7 @@ def test_a_template_writes_bodies_byte_by_byte() -> None:
 def test_a_damaged_message_is_an_error_whatever_the_template_names(text: str) -> None:
     record = message_of(b"sound").record.replace(b"sound", b"noise")
     damaged = Message.from_record(record, QUEUE, 47)
-    with pytest.raises(CorruptMessageError, match=r"flights/broker-a/0@47.*CRC-32C does not hold"):
+    with pytest.raises(CorruptMessageError, match=r"flights/broker-a/0@47.*CRC-32C is wrong"):
         Template(text).write(damaged)
 
 

@@ -233,13 +233,13 @@ def test_a_queue_that_fell_behind_what_was_read_is_data_loss() -> None:
 
 
 OLD, NEW = {("t", "a"): 6}, {("t", "a"): 7}
-SAID = "topic 't' was deleted and made again at broker a: "
+SAID = "topic 't' was deleted and created again at broker a: "
 
 
 def test_a_topic_that_was_made_again_is_data_loss_and_read_from_its_beginning_if_told_so() -> None:
     # Whatever the offsets look like.
     state = StreamState({A0: 4, A1: 3}, "q", OLD)
-    with pytest.raises(DataLossError, match=SAID + ".*failOnDataLoss=false goes on at its beginning"):
+    with pytest.raises(DataLossError, match=SAID + ".*failOnDataLoss=false continues at its beginning"):
         planner(cluster_with(a0=(0, 5))).latest(state)
     lenient = planner(cluster_with(a0=(0, 5)), failOnDataLoss="false")
     now, latest = lenient.latest(state)

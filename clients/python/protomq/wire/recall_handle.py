@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 _HEAD: Final = struct.Struct("<BQQQIQ")
 _VERSION: Final = 1
-_NO_HANDLE: Final = "it is none that a send has answered"
+_NO_HANDLE: Final = "it is not a handle of a send"
 
 
 class RecallHandle(NamedTuple):

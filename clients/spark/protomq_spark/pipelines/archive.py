@@ -99,7 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", type=float, default=3600.0, metavar="SECONDS", help="how long readers may take")
     parser.add_argument("--list-files", action="store_true", help="print the files of the newest version, do nothing else")
     parser.add_argument("--group", default="", help="consumer group to commit offsets to, for lag tools")
-    parser.add_argument("--skip-lost", action="store_true", help="go on where messages are gone already")
+    parser.add_argument("--skip-lost", action="store_true", help="continue where messages are already deleted")
     parser.add_argument("--follow", action="store_true", help="do not end when all messages are stored")
     parser.add_argument("--interval", type=float, default=10.0, metavar="SECONDS", help="with --follow: pause when there is nothing new")
 
@@ -336,7 +336,7 @@ def starts(version: Version, seen: Seen, starting: str, skip_lost: bool) -> Posi
     archived = from_stream_offset(version.state.get("positions", {}))
     gone = made_again(decode_incarnations(version.state.get("incarnations", {})), seen.incarnations)
     for share in gone:
-        _lose(say_made_again(share), skip_lost, "goes on at its beginning")
+        _lose(say_made_again(share), skip_lost, "continues at its beginning")
     known = without(archived, gone)
     start: Positions = {}
     for queue, there in seen.ranges.items():

@@ -94,7 +94,7 @@ def run(
     queues = queue_rows(samples)
     members = of_reading_groups(group_rows(samples[0], samples[-1]))
     for group in sorted(set(named_groups) - {row["group"] for row in members}):
-        say(f"group {group} has committed no offsets there: nothing can be said of its lag")
+        say(f"group {group} has committed no offsets there: its lag is unknown")
     for row in members:
         row["oldest_unread_s"] = oldest_unread_s(cluster, row, samples[-1].ranges)
     topics, totals = topic_rows(queues), group_totals(members)

@@ -70,7 +70,7 @@ class CelFilter:
         result = self._compiled.return_type()
         if result != cel.Type.BOOL:
             raise FilterError(
-                f"a filter is true or false, this gives {result}", expression, 0, ("a condition",)
+                f"a filter is true or false, this one gives {result}", expression, 0, ("a condition",)
             )
         named = set(re.findall(r"[A-Za-z_]\w*", expression))
         self._wanted = [(name, read) for name, (_, read) in VARIABLES.items() if name in named]

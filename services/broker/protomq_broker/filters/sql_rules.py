@@ -243,7 +243,7 @@ def _whole(text: bytes) -> int:
         value = int(text)
         if -(1 << 63) <= value < 1 << 63:
             return value
-    raise ValueError("no whole number of 64 bits")
+    raise ValueError("not a whole number of 64 bits")
 
 
 def _real(text: bytes) -> float:

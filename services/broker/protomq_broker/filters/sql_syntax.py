@@ -188,7 +188,7 @@ def _condition(part: _Part) -> Node:
         return part.node
     if isinstance(part.node, Property):
         return Truth(part.node)
-    raise _WrongError("a condition is wanted here, this is a value", part.at, ("a condition",))
+    raise _WrongError("a condition is expected here, this is a value", part.at, ("a condition",))
 
 
 def _operand(part: _Part) -> Node:
@@ -225,7 +225,7 @@ def _property(part: _Part, keyword: str) -> Property:
     node = _operand(part)
     if isinstance(node, Property):
         return node
-    raise _WrongError(f"a property is wanted in front of {keyword}", part.at, ("a property",))
+    raise _WrongError(f"a property is expected in front of {keyword}", part.at, ("a property",))
 
 
 def _text_of(token: Token) -> bytes:

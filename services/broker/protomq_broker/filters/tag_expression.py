@@ -17,7 +17,7 @@ def parse_tags(text: str) -> tuple[str, ...]:
         tag = part.strip(" ")
         at = position + len(part) - len(part.lstrip(" "))
         if not tag and text.strip(" "):
-            raise FilterError("a tag is wanted on both sides of ||", text, at, ("a tag",))
+            raise FilterError("a tag is expected on both sides of ||", text, at, ("a tag",))
         if wrong := NOT_IN_TAGS.search(tag):
             raise FilterError(
                 f"no tag has {wrong[0]!r}: separate tags by ||", text, at + wrong.start(), ("||",)

@@ -77,7 +77,7 @@ class WasmFilter:
             memory, matches = exports["memory"], exports["matches"]
             at = exports["alloc"](store, max(sizes)) & 0xFFFF_FFFF
             if at + max(sizes) > memory.data_len(store):
-                raise FilterError("alloc answered a place outside of the module's memory")
+                raise FilterError("alloc returned a place outside of the module's memory")
             for index, (start, size) in enumerate(zip(starts, sizes, strict=True)):
                 _, record_start = read_varint(data, start + 1)
                 record = data[record_start : start + size]

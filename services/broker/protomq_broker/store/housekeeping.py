@@ -183,7 +183,7 @@ class Housekeeper:
                 log.info("%d segments are deleted: %s", count, decision.reason)
         if decision.write_refusal != self._refusal:
             self._refusal = decision.write_refusal
-            log.warning("writes: %s", self._refusal or "are taken again")
+            log.warning("writes: %s", self._refusal or "accepted again")
             self._actions.set_refusal(self._refusal)
         if decision.clock_warning != self._warning:
             self._warning = decision.clock_warning
@@ -225,7 +225,7 @@ def _read_state(disk: Disk, path: str) -> RetentionState | None:
     try:
         return RetentionState(**(read_json_file(disk, path) or {}))
     except SideFileDamagedError as error:
-        log.warning("%s: what was known of the clock is forgotten", error)
+        log.warning("%s: retention starts its clock again", error)
         return None
     except TypeError:
         return None

@@ -107,7 +107,7 @@ def _settings_of_segments(
     size_bytes = sizes.pop()
     if sizes or not size_bytes or any(int(name) % size_bytes for name in names):
         raise StoreSettingsError(
-            f"{error}, and the segments do not tell the settings of the store: put the file back from a copy, or restore the store"
+            f"{error}, and the segments do not show the settings of the store: restore the file or the store from a copy"
         )
     return {"format_version": FORMAT_VERSION, "segment_size_bytes": size_bytes}
 
@@ -151,7 +151,7 @@ def recover_store(
             log.warning("%s: it is rebuilt from the log", structure.damage)
     if recovered.synced_position < recovered.tail.position:
         log.info(
-            "%d bytes from position %d on are rewritten and synced: whether they had been synced before is not known",
+            "%d bytes from position %d on are rewritten and synced: they may not have been synced before",
             recovered.tail.position - recovered.synced_position, recovered.synced_position,
         )  # fmt: skip
         rewrite_unsynced(disk, folder, recovered.synced_position, recovered.tail.position)
@@ -291,7 +291,7 @@ def restore_topics(
     found = topics.restore(counts, queues_default, {**incarnations, **known_incarnations})
     if found:
         log.warning(
-            "%d topics are restored from their queues: the log has messages of theirs, and no record of them",
+            "%d topics are recovered from their queues: the log has their messages, but no record of them",
             len(found),
         )
 

@@ -63,7 +63,7 @@ class SentAgain:
         for number in range(count):
             record = self._reader.record_at(position) if position else None
             if record is None:
-                raise _cannot_tell(region, f"what stands at position {position} is deleted or damaged")
+                raise _cannot_tell(region, f"the record at position {position} is deleted or damaged")
             data = encode_record_field(record)
             ends = np.array([len(data)])
             _require_same_records(region, index + number, data, np.zeros(1, np.int64), ends)
@@ -107,7 +107,7 @@ def _require_same_records(
             raise ProducerIdTakenError(
                 f"sequence {region.first_sequence + index + row} of producer {region.producer_id:016X} with epoch"
                 f" {region.producer_epoch} is stored here and belongs to another message: two producers have this id, or one was"
-                " started again with its old epoch. Give each an id of its own, and who is started again a higher epoch",
+                " started again with its old epoch. Give each an id of its own, and a restarted one a higher epoch",
                 region.producer_id,
                 region.producer_epoch,
                 region.first_sequence,
@@ -117,7 +117,7 @@ def _require_same_records(
 def _cannot_tell(region: RecordRegion, reason: str) -> SequenceExpiredError:
     first = region.first_sequence
     return SequenceExpiredError(
-        f"sequences {first} to {first + region.count - 1} were used, and it cannot be told any more whether for these messages:"
+        f"sequences {first} to {first + region.count - 1} were used, but the broker cannot know whether for these messages:"
         f" {reason}",
         region.producer_id,
         region.producer_epoch,

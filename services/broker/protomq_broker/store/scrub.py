@@ -72,7 +72,7 @@ class Scrubber:
             self._walk(self._next, end_position)
         except OSError as error:
             log.error(
-                "old segments cannot be read, they are tried again in the next round: %s", error
+                "old segments cannot be read; the scrub tries them again in the next round: %s", error
             )
             self._next = None
 

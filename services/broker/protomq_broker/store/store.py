@@ -873,7 +873,7 @@ class Store:
                 self._files.abort.remove()
         except OSError as error:
             log.error(
-                "the store is closed without a last checkpoint, the next start recovers: %s", error
+                "the store closes without a last checkpoint; the next start recovers: %s", error
             )
         finally:
             for derived in self._derived:
@@ -1169,4 +1169,4 @@ def _nothing() -> None:
 
 
 def _say_writes_are_taken() -> None:
-    log.warning("writes: are taken again, there is space")
+    log.warning("writes: accepted again, there is space")

@@ -104,7 +104,7 @@ class StoreFiles:
         checkpoint = self._checkpoint()
         path = self._checkpoint_path
         if checkpoint is None and disk.exists(path):
-            log.warning("%s does not hold: the log is walked from its first segment on", path)
+            log.warning("%s is damaged: the log is walked from its first segment on", path)
         config_folder = f"{self.root}/config"
         self.queues.known_ends += read_saved_ends(disk, config_folder)
         self.queues.keep_known_ends = partial(save_ends, disk, config_folder)

@@ -98,7 +98,7 @@ def test_a_half_written_append_that_cannot_be_zeroed_ends_the_log() -> None:
     with pytest.raises(StoreFailedError):
         log.append(make_record(b"b" * 500))
     disk.plan = None
-    assert "could not be taken back" in log.log.failure
+    assert "could not be undone" in log.log.failure
     with pytest.raises(StoreFailedError):
         log.append(make_record(b"c"))
     assert recover(disk.killed(), same_cache=True)[1] == [make_record(b"a")]

@@ -40,5 +40,5 @@ def test_a_damaged_number_is_never_used(
     content[bit // 8] ^= 1 << bit % 8
     path.write_bytes(content)
     assert store_id(Disk(), root, lambda: 8) == 8
-    assert "does not hold: the store gets a new number" in caplog.text
+    assert "is damaged: the store gets a new number" in caplog.text
     assert store_id(Disk(), root, lambda: 9) == 8

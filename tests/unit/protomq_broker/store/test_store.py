@@ -708,7 +708,7 @@ def test_a_full_disk_is_said_once_and_seen_until_there_is_space(
     with caplog.at_level("WARNING", "protomq_broker"):
         store._keeper.turn()
     assert store.write_refusal == ""
-    assert "are taken again" in caplog.records[-1].getMessage()
+    assert "accepted again" in caplog.records[-1].getMessage()
     store.append([make_request([bytes(300)])])
 
 

@@ -215,7 +215,7 @@ def write_fully(disk: Disk, fd: int, data: bytes | bytearray | memoryview, posit
     while written < len(data):
         count = disk.pwrite(fd, view[written:], position + written)
         if count <= 0:
-            raise OSError(errno.EIO, "the disk takes no more bytes and gives no reason")
+            raise OSError(errno.EIO, "the disk accepts no more bytes, without a reason")
         written += count
 
 

@@ -30,8 +30,8 @@ def store_id(disk: Disk, root: str, draw: Callable[[], int]) -> int:
         return int.from_bytes(payload, "little")
     if size_of_file(disk, path) is not None:
         log.warning(
-            "%s does not hold: the store gets a new number. Name servers that know the broker by the old one "
-            "refuse it until they have given the old one up, within two minutes",
+            "%s is damaged: the store gets a new number. Name servers that know the broker by the old number "
+            "refuse it until they give that up, within two minutes",
             path,
         )
     drawn = draw()

@@ -108,7 +108,7 @@ def read_json_file(disk: Disk, path: str) -> Any | None:
         return None
     content = data[_JSON_HEAD_SIZE_BYTES : -len(_JSON_TAIL)]
     if data != _JSON_HEAD % crc32c(content) + content + _JSON_TAIL:
-        raise SideFileDamagedError(path, "its checksum does not hold")
+        raise SideFileDamagedError(path, "its checksum is wrong")
     return json.loads(content)
 
 

@@ -130,7 +130,7 @@ class RunFiles:
             data = self._read(run, _FENCES_SIZE_BYTES + 4, _BLOCKS_PER_RUN * _BLOCK_SIZE_BYTES)
             encoded = data[:_FENCES_SIZE_BYTES]
             if crc32c(encoded).to_bytes(4, "little") != data[_FENCES_SIZE_BYTES:]:
-                raise self._damage(run, "its fences do not hold")
+                raise self._damage(run, "its fences are damaged")
             fences = np.frombuffer(encoded, _FENCE)
             with self._lock:
                 if len(self._fences) >= _FENCES_CACHED_MAX:
@@ -143,7 +143,7 @@ class RunFiles:
     ) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
         data = self._read(run, _BLOCK_SIZE_BYTES, block * _BLOCK_SIZE_BYTES)
         if crc32c(data) != crc:
-            raise self._damage(run, f"block {block} does not hold")
+            raise self._damage(run, f"block {block} is damaged")
         columns = np.frombuffer(data, "<u8").reshape(2, _ROWS_PER_BLOCK)
         return columns[0], columns[1]
 

@@ -279,7 +279,7 @@ class CommitLog:
         except OSError as error:
             if error.errno in DISK_FULL_ERRNOS:
                 raise DiskFullError(f"no space for the next segment: {error}") from error
-            self.fail(f"the next segment cannot be made: {error}")
+            self.fail(f"the next segment cannot be created: {error}")
             raise StoreFailedError(self.failure) from error
 
     def _make_next(self, segment: SegmentFile) -> None:
@@ -312,7 +312,7 @@ class CommitLog:
             self._write_zeros(segment, tail.position, size)
         except OSError as second:
             self.fail(
-                f"a write to the log failed at position {tail.position} and could not be taken back: {second}"
+                f"a write to the log failed at position {tail.position} and could not be undone: {second}"
             )
         if self.failure:
             raise StoreFailedError(self.failure) from error

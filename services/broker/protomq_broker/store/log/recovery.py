@@ -374,7 +374,7 @@ def read_quarantine(disk: Disk, path: str) -> list[DamagedRange]:
     try:
         content = read_json_file(disk, path)
     except SideFileDamagedError as error:
-        log.error("%s: what is in quarantine is to be found again. Run `protomq log verify`", error)
+        log.error("%s: the ranges in quarantine must be found again. Run `protomq log verify`", error)
         return []
     try:
         return [
@@ -507,7 +507,7 @@ def _cut_torn_tail(disk: Disk, folder: SegmentFolder, position: int, problem: st
     )
     if size or is_short:
         log.warning(
-            "torn tail: %s is cut at position %d (%s): %d bytes go, of which nothing says that they had been synced",
+            "torn tail: %s is cut at position %d (%s): %d bytes are lost, none of them known to be synced",
             folder.path_at(position), position, problem, size,
         )  # fmt: skip
         folder.clear_from(position)

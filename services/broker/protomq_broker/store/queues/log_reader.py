@@ -271,7 +271,7 @@ class LogReader:
         for damage in self._quarantine.ranges:
             first, following = lost_in(queue, damage)
             if first <= queue_offset < following:
-                raise self.corrupt(queue, damage, queue_offset, f"go on at offset {following}")
+                raise self.corrupt(queue, damage, queue_offset, f"continue at offset {following}")
             if queue_offset < first < following:
                 end_offset = min(end_offset, first)
         return end_offset
@@ -397,7 +397,7 @@ class LogReader:
         )
         if size < 0:
             raise CorruptLogError(
-                segment.path, position, "no record stands where the consume queue points"
+                segment.path, position, "there is no record where the consume queue points"
             )
         return StoreTime(self._store_time(position, head + size))
 

@@ -140,7 +140,7 @@ def read_saved_ends(disk: Disk, config_folder: str) -> list[QueueEnd]:
         return [QueueEnd(str(end[0]), *map(int, end[1:])) for end in content["ends"]]
     except (SideFileDamagedError, KeyError, TypeError, ValueError, IndexError) as error:
         log.error(
-            "%s/%s: how far queues went in damaged ranges is forgotten: %s",
+            "%s/%s: the ends of queues in damaged ranges are lost: %s",
             config_folder,
             FILE_NAME,
             error,

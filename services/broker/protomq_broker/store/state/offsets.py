@@ -47,7 +47,7 @@ class TooManyGroupsError(StoreError):
 
     def __init__(self) -> None:
         super().__init__(
-            f"{GROUPS_MAX} consumer groups have committed offsets here, no more are taken: delete those that nobody needs"
+            f"{GROUPS_MAX} consumer groups have committed offsets here, the most that it takes: delete those that nobody needs"
             " (`protomq group delete`), or pull without committing"
         )
         self.groups_max = GROUPS_MAX

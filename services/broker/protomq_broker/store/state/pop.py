@@ -70,7 +70,7 @@ class PopState:
             record = PopRecord.FromString(body)
             _check(record)
         except _MALFORMED:
-            log.error("the record of %s at position %d does not hold", POP_TOPIC, position)
+            log.error("the record of %s at position %d is damaged", POP_TOPIC, position)
             return ()
         with self.lock:
             self.time_ms = max(self.time_ms, record.time_ms)

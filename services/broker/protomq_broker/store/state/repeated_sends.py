@@ -162,8 +162,8 @@ class TooManyProducersError(StoreError):
 
     def __init__(self, limit: int) -> None:
         super().__init__(
-            f"{limit} producers have sent within {RETRY_MAX_MS // 60_000} minutes, no more can be told apart; use fewer producers and"
-            " keep them, or try again later"
+            f"{limit} producers have sent within {RETRY_MAX_MS // 60_000} minutes, the most that the broker remembers;"
+            " use fewer producers and keep them, or try again later"
         )
         self.limit = limit
 
@@ -641,7 +641,7 @@ class RepeatedSends:
             floor = self._floor(row)
             if first < floor:
                 raise SequenceExpiredError(
-                    f"sequences {first} to {end - 1}: too old to tell whether they are stored, all below {floor} are forgotten",
+                    f"sequences {first} to {end - 1}: too old to know whether they are stored: all below {floor} are forgotten",
                     *asked,
                 )
             return None
@@ -698,8 +698,8 @@ class RepeatedSends:
                 return
         elif not claimed:
             raise SequenceExpiredError(
-                f"producer {producer_id:016X} with epoch {epoch} is not known here, though it names sequence {previous} as sent before:"
-                " it was forgotten, or that was never stored. What was sent with an unknown outcome may be stored or not; send what is new"
+                f"producer {producer_id:016X} with epoch {epoch} is not known here, but names sequence {previous} as sent before:"
+                " the broker forgot it, or that was never stored. Messages with an unknown outcome may be stored or not; send new ones"
                 " without previous_sequence",
                 producer_id,
                 epoch,
@@ -707,7 +707,7 @@ class RepeatedSends:
                 previous,
             )
         raise SendOutOfOrderError(
-            f"sequence {previous} of producer {producer_id:016X}, which is to stand before this message, is not stored here: send it"
+            f"sequence {previous} of producer {producer_id:016X}, which must stand before this message, is not stored here: send it"
             " first, or name another",
             producer_id,
             epoch,

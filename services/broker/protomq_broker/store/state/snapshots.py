@@ -81,7 +81,7 @@ class SnapshotFiles:
                 return None
             take(content)
         except SideFileDamagedError as error:
-            log.warning("%s: it is ignored, the log tells as much", error)
+            log.warning("%s: it is ignored, since the log has the same", error)
             return None
         except (AttributeError, KeyError, TypeError, ValueError, StoreError) as error:
             log.warning("%s is of another form: it is ignored: %r", path, error)

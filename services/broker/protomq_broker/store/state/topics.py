@@ -297,7 +297,7 @@ class TopicTable:
         try:
             end_position = self.writer.append(self._record(made))
         except StoreError as error:
-            log.warning("topics %s: no record tells of them yet: %s", sorted(new), error)
+            log.warning("topics %s have no record yet: %s", sorted(new), error)
             self._enter(made, NOWHERE, self._next_version())
         self.on_change()
         return end_position
@@ -526,7 +526,7 @@ def _warn_of_unreadable_queues(topics: Iterable[TopicConfig]) -> None:
     for topic in topics:
         if topic.read_queues < topic.write_queues:
             log.warning(
-                "topic %r has %d write queues and %d read queues: what is sent to the others cannot be read; raise its read queues to %d",
+                "topic %r has %d write queues and %d read queues: nobody can read what is sent to the others; raise its read queues to %d",
                 topic.name, topic.write_queues, topic.read_queues, topic.write_queues,
             )  # fmt: skip
 

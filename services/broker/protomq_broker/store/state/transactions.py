@@ -175,7 +175,7 @@ class Transactions:
         except DecodeError:
             record = None
         if record is None or not _holds(record):
-            log.error("the record of %s at position %d does not hold", TRANSACTIONS_TOPIC, position)
+            log.error("the record of %s at position %d is damaged", TRANSACTIONS_TOPIC, position)
             return ()
         carried = zip(record.check_counts, record.due_times_ms, strict=True)
         with self._lock:

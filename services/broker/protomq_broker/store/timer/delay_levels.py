@@ -37,7 +37,7 @@ def parse_duration_ms(text: str) -> int:
     match = _DURATION.fullmatch(text)
     if match is None:
         raise ValueError(
-            f"{text!r} is no duration: a number and ms, s, m, h or d, such as 30s, 10m or 2h"
+            f"{text!r} is not a duration: write a number and ms, s, m, h or d, such as 30s, 10m or 2h"
         )
     duration_ms = int(match[1]) * _UNITS_MS[match[2]]
     if duration_ms > DELAY_MAX_MS:
@@ -51,7 +51,7 @@ def parse_levels(text: str) -> tuple[int, ...]:
     if not 0 < len(levels) <= LEVELS_MAX:
         raise ValueError(f"there are 1 to {LEVELS_MAX} delay levels, not {len(levels)}")
     if list(levels) != sorted(levels):
-        raise ValueError(f"delay levels rise: {text!r} does not")
+        raise ValueError(f"delay levels must rise: {text!r} does not")
     return levels
 
 

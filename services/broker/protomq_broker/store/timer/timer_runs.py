@@ -65,7 +65,7 @@ class Run:
             raise TimerDamagedError(f"{path} does not end as a run of the timer does")
         blocks = read_fully(disk, self._file.fd, block_count * _BLOCK.itemsize, blocks_at)
         if crc32c(blocks) != crc:
-            raise TimerDamagedError(f"{path}: the list of its blocks does not hold")
+            raise TimerDamagedError(f"{path}: the list of its blocks is damaged")
         self._blocks = np.frombuffer(blocks, _BLOCK)
 
     def read_block(self, block: int) -> NDArray[Any]:
@@ -74,7 +74,7 @@ class Run:
         size_bytes = min(BLOCK_ROWS, self.count - start) * ROW_SIZE_BYTES
         data = read_fully(self._disk, self._file.fd, size_bytes, start * ROW_SIZE_BYTES)
         if len(data) < size_bytes or crc32c(data) != int(self._blocks["crc32c"][block]):
-            raise TimerDamagedError(f"{self.path}: block {block} does not hold")
+            raise TimerDamagedError(f"{self.path}: block {block} is damaged")
         return np.frombuffer(data, ROW)
 
     def rows_from(self, start: int) -> NDArray[Any]:

@@ -109,7 +109,7 @@ def open_offline(
     size = settings.get("segment_size_bytes")
     if not isinstance(size, int) or size <= 0 or not disk.is_folder(f"{root}/commitlog"):
         raise StoreSettingsError(
-            f"{root}: this is no store: config/store.json or commitlog is missing"
+            f"{root}: this is not a store: config/store.json or commitlog is missing"
         )
     check_format(f"{root}/config/store.json", settings)
     folder = SegmentFolder(disk, f"{root}/commitlog", size)

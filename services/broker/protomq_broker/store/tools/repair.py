@@ -189,7 +189,7 @@ def _forget_below(store: OfflineStore, first_position: int) -> list[Repair]:
             damage.start_position,
             damage.end_position,
             (),
-            f"{damage.reason}: the log begins behind it now; it is taken off the list",
+            f"{damage.reason}: the log begins behind it now; it is removed from the list",
         )
         for damage in gone
     ]
@@ -272,7 +272,7 @@ def _piece(left: int) -> int:
     """How many of the bytes that are left the next padding append takes: never so that too few remain for another one."""
     if left < CLOSING_SIZE_BYTES:
         raise StoreError(
-            f"a damaged range of {left} bytes is too small to be filled: repair the log from a replica"
+            f"a damaged range of {left} bytes is too small to fill: restore the log from a replica"
         )
     most = APPEND_SIZE_MAX_BYTES
     if left <= most:
