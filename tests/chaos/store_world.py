@@ -750,7 +750,7 @@ class LogWatch(logging.Handler):
         "are rewritten and synced": "unsynced tail rewritten",
         "is rebuilt from the log": "derived rebuilt",
         "corrupt log": "quarantine",
-        "topics are restored from their queues": "topics restored",
+        "topics are recovered from their queues": "topics recovered",
         "segments below": "segments deleted",
         "clock: ": "clock doubted",
     }

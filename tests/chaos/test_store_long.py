@@ -39,7 +39,7 @@ def test_store_topics() -> None:
 def test_store_states() -> None:
     tally = store_campaigns.store_states(range(first_seed(), first_seed() + 300))
     print(tally)
-    for sign in ("segments deleted", "torn tail cut", "topics restored"):
+    for sign in ("segments deleted", "torn tail cut", "topics recovered"):
         assert tally.fired[sign], f"never happened: {sign}; {tally}"
 
 

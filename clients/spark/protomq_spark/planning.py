@@ -161,7 +161,7 @@ class Planner:
         options = self._options
         return split(clip(wanted, seen.ranges), options.min_partitions, options.records_max)
 
-    def _lose(self, text: str, instead: str = "goes on without them") -> None:
+    def _lose(self, text: str, instead: str = "continues without them") -> None:
         if self._options.fail_on_data_loss:
             raise DataLossError(f"{text} (failOnDataLoss=false {instead})")
         logger.warning("messages are lost: %s", text)

@@ -332,4 +332,4 @@ def test_a_commit_waits_for_the_disk_no_longer_than_a_send() -> None:
 def test_a_commit_that_is_not_on_disk_in_time_is_not_definite() -> None:
     assert NOT_STORED_IN_TIME.code is Code.DEADLINE_EXCEEDED
     assert NOT_STORED_IN_TIME.metadata["definite"] == "false"
-    assert "ask again" in NOT_STORED_IN_TIME.message
+    assert "try again" in NOT_STORED_IN_TIME.message

@@ -34,4 +34,4 @@ def test_the_lag_of_a_queue(
     row = _offset_row(cast(PullConsumer, cast(Any, Consumer(committed))), QUEUE)
     assert (row["committed_offset"], row["end_offset"], row["lag"]) == (committed, 30, lag)
     told = capsys.readouterr().err
-    assert ("g stands at 35 in queue 3 of t at b, beyond its end 30" in told) == (committed == 35)
+    assert ("g has committed 35 in queue 3 of t at b, beyond its end 30" in told) == (committed == 35)

@@ -83,7 +83,7 @@ def test_any_regions_are_read_as_a_simple_reader_would(files, data):
 
 
 def test_a_file_that_is_too_short_is_an_error(files):
-    with pytest.raises(ShortFileError, match="it ends after 4 of them"):
+    with pytest.raises(ShortFileError, match="the file ends after 4 of them"):
         read_regions([Region(files[0], SIZE_BYTES - 4, 5)])
 
 

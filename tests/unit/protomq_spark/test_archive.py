@@ -239,7 +239,7 @@ def test_an_archive_of_a_topic_that_was_made_again_says_so_or_begins_with_the_ne
     ranges = {queue: QueueRange(0, 9)}
     assert starts(version, Seen(ranges, {("t", "a"): 1}), "earliest", False) == {queue: 7}
     again = Seen(ranges, {("t", "a"): 2})
-    with pytest.raises(DataLossError, match=r"topic 't' was deleted and created again .*--skip-lost goes on"):
+    with pytest.raises(DataLossError, match=r"topic 't' was deleted and created again .*--skip-lost continues"):
         starts(version, again, "earliest", False)
     assert starts(version, again, "latest", True) == {queue: 0}
 

@@ -354,7 +354,7 @@ def starts(version: Version, seen: Seen, starting: str, skip_lost: bool) -> Posi
     return start
 
 
-def _lose(text: str, skip_lost: bool, instead: str = "goes on without them") -> None:
+def _lose(text: str, skip_lost: bool, instead: str = "continues without them") -> None:
     if not skip_lost:
         raise DataLossError(f"{text} (--skip-lost {instead})")
     say(f"messages are lost: {text}")

@@ -176,7 +176,7 @@ def test_what_is_cut_is_counted_from_the_end_of_the_log_to_the_last_octet_that_w
     recovered, _, _ = recover(log.disk)
     assert recovered.torn_size_bytes == 100 + len(b"\x00torn\x00tail")
     assert f"cut at position {end}" in caplog.text
-    assert f"{recovered.torn_size_bytes} bytes go" in caplog.text
+    assert f"{recovered.torn_size_bytes} bytes are lost" in caplog.text
 
 
 def flip_every_kind_of_byte(log: Log, start: int, end: int) -> list[int]:

@@ -121,7 +121,7 @@ def test_of_what_is_damaged_nobody_can_tell():
     damaged = disk.killed()
     damaged.flip_bit(path, 8 * 100)
     store = open_store(damaged, corruption="quarantine")
-    with pytest.raises(SequenceExpiredError, match="cannot be told"):
+    with pytest.raises(SequenceExpiredError, match="cannot know"):
         store.find_repeated(send([b"x" * 100]))
 
 
