@@ -137,7 +137,7 @@ DELAYS: Final = Table(
             "Bytes of pending messages that were appended again before their segment went", Kind.COUNTER,
         ),
         Metric(
-            "protomq.delayed.rebuilds", "{rebuild}", "rebuilds", "How often the timer's files were made anew from the log",
+            "protomq.delayed.rebuilds", "{rebuild}", "rebuilds", "How often the timer's files were rebuilt from the log",
             Kind.COUNTER,
         ),
         Metric(

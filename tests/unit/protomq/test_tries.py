@@ -145,7 +145,7 @@ def test_a_lost_name_server_and_a_lost_broker_do_not_multiply(
     cluster.fail(NAME_SERVER, _methods.GET_ROUTE, *(ConnectionLostError("x") for _ in range(MANY)))
     with pytest.raises(NoRouteError):
         consumer.end_offset(MessageQueue("T", "a", 0))
-    assert cluster.tries(NAME_SERVER, _methods.GET_ROUTE) == 6  # Three tries, each with one connection made anew.
+    assert cluster.tries(NAME_SERVER, _methods.GET_ROUTE) == 6  # Three tries, each with one connection rebuilt.
     assert cluster.tries("a", _methods.GET_QUEUE_RANGE) == 0
 
 

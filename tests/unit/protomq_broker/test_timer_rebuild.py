@@ -1,4 +1,4 @@
-"""Damaged files of the timer: they are made anew from the log while messages come, and nobody misses one, or gets one twice or early."""
+"""Damaged files of the timer: they are rebuilt from the log while messages come, and nobody misses one, or gets one twice or early."""
 
 from __future__ import annotations
 

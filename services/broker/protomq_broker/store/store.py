@@ -509,7 +509,7 @@ class Store:
 
     @property
     def timer_rebuilt_count(self) -> int:
-        """How often the timer's files were made anew from the log since the start."""
+        """How often the timer's files were rebuilt from the log since the start."""
         return self._timer_rebuild.rebuilt_count
 
     # Writing: the writer thread.

@@ -113,7 +113,7 @@ def test_what_the_leader_deletes_goes_on_the_follower_too() -> None:
     told: list[str] = []
     follower.on_topic_deleted = told.append
     leader.delete_topic("topic")
-    fill(leader, 3, 100)  # its messages begin anew
+    fill(leader, 3, 100)  # its messages begin again
     follow(leader, follower)
     assert told == ["topic"]
     assert committed(follower, "group", "topic", 0) is None

@@ -108,7 +108,7 @@ class PendingTimers:
         entries_from, removals_from: after `load`: what the log has below these positions is in it already.
         rows_from: no row stands in front of this position: what the log says of earlier ones is of segments that are gone.
         damage: after `load`: why its files were not taken over; "" if they were.
-        met_damage: why the files have to be made anew while others use them; "" if they hold, as far as is known.
+        met_damage: why the files have to be rebuilt while others use them; "" if they hold, as far as is known.
         is_rebuilding: not everything is here yet.
         log_time_ms: the latest that a record of %SYS%TIMER tells.
     """

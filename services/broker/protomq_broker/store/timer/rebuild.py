@@ -6,9 +6,9 @@
     end        messages fall due again
 
 Rules:
-- Meanwhile messages are taken as ever, none falls due, none is recalled or carried forward, and no segment goes: they would be missed.
+- Meanwhile messages are taken as always, none falls due, none is recalled or carried forward, and no segment goes: they would be missed.
 - At most SLICE_SIZE_BYTES of the log are walked in one step, in blocks between which others get on.
-- What the log itself has lost (quarantine) is passed over, as at a start.
+- What the log itself has lost (quarantine) is skipped, as at a start.
 - A crash in between costs nothing: the file that says what the others hold went first, so the next start reads the log.
 
 One thread: that of housekeeping, which merges these files and deletes segments, too.
@@ -80,7 +80,7 @@ class TimerRebuild:
         self._retry_due_ms = 0
 
     def step(self, now_ms: int) -> None:
-        """Goes on, if there is anything to do. `now_ms` is monotonic. Raises OSError, StoreError: then it is begun anew, a minute later."""
+        """Continues, if there is anything to do. `now_ms` is monotonic. Raises OSError, StoreError: then it begins again a minute later."""
         if self._pending.met_damage and now_ms >= self._retry_due_ms:
             log.error("%s: the timer is rebuilt from the log", self._pending.met_damage)
             self._retry_due_ms = now_ms + RETRY_INTERVAL_MS
