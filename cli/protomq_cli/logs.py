@@ -18,7 +18,7 @@ from protomq_cli.output import OutputFormat, RowStream, print_rows
 
 if TYPE_CHECKING:
     from protomq.v1.record_pb2 import Record
-    from protomq_broker.store.log.seals import Seal
+    from protomq.wire.log_walk import Seal
     from protomq_broker.store.tools.offline import LogItem
     from protomq_broker.store.tools.verify import Finding
 

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protomq import Admin
-from protomq_cli.child import StandaloneChild
-from protomq_cli.exits import CliError, error_line
+from protomq.testing import Broker, BrokerStartError
 from protomq_spark.pipelines import flights
 from protomq_spark.pipelines.report import RunReport
 
@@ -70,9 +69,9 @@ def main() -> int:
 
     with (
         tempfile.TemporaryDirectory(prefix="protomq-demo-spark-") as scratch,
-        StandaloneChild(store, store.with_name(store.name + ".log")) as broker,
+        Broker(arguments=("--data-dir", str(store))) as broker,
     ):
-        with Admin(namesrv=broker.remoting) as admin:
+        with Admin(namesrv=broker.remoting_address) as admin:
             if OUTPUT_TOPIC in admin.list_topic_names():
                 admin.delete_topic(OUTPUT_TOPIC)
             admin.create_topic(OUTPUT_TOPIC, write_queues=4)
@@ -87,7 +86,7 @@ def main() -> int:
         )
         spark.sparkContext.setLogLevel("ERROR")
         arguments = argparse.Namespace(
-            namesrv=broker.remoting, topic="flights", data=given.data, table=f"{scratch}/table",
+            namesrv=broker.remoting_address, topic="flights", data=given.data, table=f"{scratch}/table",
             checkpoint=f"{scratch}/checkpoint", output_topic=OUTPUT_TOPIC, window="1 day", watermark="400 days", mode="update",
             batch_size=given.batch_size, follow=False,
         )  # fmt: skip
@@ -124,7 +123,7 @@ def main() -> int:
         )
         worst = table.where("flights >= 50").orderBy("departure_delay_min", ascending=False)
         worst.select(*columns).show(5, truncate=False)
-        topic = spark.read.format("protomq").option("protomq.namesrv", broker.remoting)
+        topic = spark.read.format("protomq").option("protomq.namesrv", broker.remoting_address)
         sent, rows = topic.option("subscribe", OUTPUT_TOPIC).load().count(), written.count()
         ((counted,),) = table.agg({"flights": "sum"}).collect()
         spark.stop()
@@ -144,6 +143,5 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except CliError as error:
-        sys.stderr.write(error_line(error, as_json=False) + "\n")
-        sys.exit(error.exit_code)
+    except BrokerStartError as error:
+        sys.exit(str(error))

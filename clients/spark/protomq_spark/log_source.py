@@ -27,6 +27,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from protomq import MessageQueue
+from protomq.wire.log_walk import decode_seal
 from protomq.wire.record import SEAL_SIZE_BYTES
 
 from .layout import trailers_of
@@ -34,12 +35,11 @@ from .options import OptionError, _columns, _Given
 from .records import Decoding, decode_records
 from .schema import COLUMN_NAMES, ddl_of
 from .segments import (
-    APPEND_SIZE_MAX_BYTES,
+    STRETCH_MAX_BYTES,
     Damage,
     by_topic,
     find_append,
     in_queues,
-    read_seal,
     walk,
 )
 
@@ -304,7 +304,7 @@ def read_part(part: Part) -> Iterator[Stretch | Damage]:
                 position, crc, size = *following, STRETCH_BYTES
             elif not window.walked_bytes:
                 size *= 2  # One append is larger than the stretch.
-                if size > 4 * APPEND_SIZE_MAX_BYTES:
+                if size > 4 * STRETCH_MAX_BYTES:
                     raise DamagedLogError(f"{part.path}: no append ends behind {base}")
 
 
@@ -313,17 +313,17 @@ def _damage_at(
 ) -> tuple[Damage, tuple[int, int | None] | None]:
     """The damaged range that begins at `position`, and (position, CRC before it) of the append behind it, if there is one."""
     at = position
-    keep = APPEND_SIZE_MAX_BYTES
+    keep = STRETCH_MAX_BYTES
     while at < part.end:
         data = file.read_at(min(2 * keep, part.end - at), at)
         found = find_append(data, part.base_position + at, 1 if at == position else 0)
         if found is not None:
             begins = at + found
-            before = read_seal(data, found - SEAL_SIZE_BYTES)
+            before = decode_seal(data, found - SEAL_SIZE_BYTES)
             assert before is not None
             return (
                 Damage(part.base_position + position, part.base_position + begins, reason, False),
-                (begins, before.crc),
+                (begins, before.crc32c),
             )
         if at + len(data) >= part.end:
             break

@@ -3,8 +3,7 @@
     segment   head append   append   ...   padding append, or zeros
     append    0A len record   0A len record   ...   12 33 seal
 
-An append holds if the chain of tags and lengths leads from its first octet to a seal whose position, size and count are true
-and whose CRC-32C, which covers the seal before it as well, is right. Boundaries are found by walking. Behind damage, where
+Appends are walked, and proved, by the store's own walker (protomq.wire.log_walk). Behind damage, where
 there is nothing to walk from, the next seal is searched for that holds by all of these: what lies between is the damaged range.
 
 This is the reader's side of services/broker/protomq_broker/store/FORMAT.md; no server is imported.
@@ -12,7 +11,6 @@ This is the reader's side of services/broker/protomq_broker/store/FORMAT.md; no 
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -20,26 +18,25 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from protomq.wire.hashing import crc32c, extend_crc32c
+from protomq.wire.log_walk import (
+    APPEND_SIZE_MAX_BYTES,
+    EMPTY,
+    SEAL_HEAD,
+    decode_seal,
+    walk_appends,
+)
 from protomq.wire.record import (
     FIXED_TRAILER_SIZE_BYTES,
     NO_QUEUE_OFFSET,
-    PADDING_TAG,
     QUEUE_OFFSET_AT,
-    RECORD_TAG,
-    SEAL,
-    SEAL_COVERED_BYTES,
-    SEAL_FIELD_TAGS,
     SEAL_SIZE_BYTES,
-    SEAL_TAG,
     TOPIC_TAG,
 )
 from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
 
-APPEND_SIZE_MAX_BYTES: Final = (64 << 20) + 2 * SEAL_SIZE_BYTES
+STRETCH_MAX_BYTES: Final = APPEND_SIZE_MAX_BYTES + 2 * SEAL_SIZE_BYTES
+"""Of an append, and the seals before and behind it."""
 _TOPIC_SIZE_UNAMBIGUOUS_BYTES: Final = 36
-_SEAL_HEAD: Final = bytes((SEAL_TAG, SEAL_SIZE_BYTES - 2, SEAL_FIELD_TAGS[0]))
-_U64: Final = struct.Struct("<Q").unpack_from
 
 
 class Damage(NamedTuple):
@@ -50,15 +47,6 @@ class Damage(NamedTuple):
     reason: str
     tail: bool
     """Nothing that holds stands behind it in its segment: a torn tail, or an append that is being written."""
-
-
-class Seal(NamedTuple):
-    """What a seal says."""
-
-    start_position: int
-    size_bytes: int
-    record_count: int
-    crc: int
 
 
 @dataclass(slots=True)
@@ -84,102 +72,45 @@ def walk(data: bytes, base_position: int, crc: int | None, *, whole: bool) -> Wi
 
     `crc`: of the seal before; None at the head of a segment, which is taken as it is. `whole`: the segment ends with `data`.
     """
-    window = Window(crc=crc)
-    position, size = 0, len(data)
-    starts: list[int] = []
-    ends: list[int] = []
-    while position < size:
-        tag = data[position]
-        if tag in (RECORD_TAG, PADDING_TAG):
-            content, length = _length(data, position + 1)
-            end = content + length
-            if content == 0 or end - window.walked_bytes > APPEND_SIZE_MAX_BYTES:
-                if content == 0 and size - position < 6 and not whole:
-                    return window
-                window.reason = "a length that cannot be"
-                return window
-            if end > size:
-                window.reason = "a record that ends outside of its segment" if whole else ""
-                return window
-            if tag == RECORD_TAG:
-                starts.append(position)
-                ends.append(end)
-            position = end
-        elif tag == SEAL_TAG:
-            if position + SEAL_SIZE_BYTES > size:
-                window.reason = "a seal that ends outside of its segment" if whole else ""
-                return window
-            seal = read_seal(data, position)
-            window.reason = _why_not(data, base_position, window, position, len(starts), seal)
-            if seal is None or window.reason:
-                return window
-            window.starts += starts
-            window.ends += ends
-            starts, ends = [], []
-            position += SEAL_SIZE_BYTES
-            window.walked_bytes, window.crc = position, seal.crc
-            window.appends.append((position, seal.crc))
-        elif tag == 0 and position == window.walked_bytes:
-            window.finished = True
-            return window
-        else:
-            window.reason = f"tag {tag:#04x} where a record or a seal must stand"
-            return window
-    if whole and position > window.walked_bytes:
-        window.reason = "an append without its seal"
-    return window
-
-
-def read_seal(data: bytes, position: int) -> Seal | None:
-    """The seal field at `position`; None if none stands there."""
-    values = SEAL.unpack_from(data, position)
-    if values[0] != SEAL_TAG or values[1] != SEAL_SIZE_BYTES - 2:
-        return None
-    if values[2::2] != SEAL_FIELD_TAGS:
-        return None
-    return Seal(values[5], values[7], values[9], values[15])
+    block = walk_appends(data, base_position, crc)
+    finished = block.problem == EMPTY
+    reason = "" if finished else block.problem
+    if whole and not block.problem and block.size_bytes < len(data):
+        reason = "an append that ends outside of its segment"
+    return Window(
+        starts=block.record_starts,
+        ends=[start + size for start, size in zip(block.record_starts, block.record_sizes, strict=True)],
+        appends=[(seal.end_position - base_position, seal.crc32c) for seal in block.seals],
+        walked_bytes=block.size_bytes,
+        crc=block.seals[-1].crc32c if block.seals else crc,
+        finished=finished,
+        reason=reason,
+    )
 
 
 def find_append(data: bytes, base_position: int, start: int) -> int | None:
     """Where, from `start` on, the next append begins that holds by itself; None if there is none in `data`."""
-    at = data.find(_SEAL_HEAD, start)
+    at = data.find(SEAL_HEAD, start)
     while at >= 0:
         if at + SEAL_SIZE_BYTES <= len(data):
-            seal = read_seal(data, at)
+            seal = decode_seal(data, at)
             if seal is not None and seal.start_position + seal.size_bytes == base_position + at:
                 begins = seal.start_position - base_position
                 before = begins - SEAL_SIZE_BYTES
                 if begins >= start and before >= 0 and _holds(data, base_position, begins, at):
                     return begins
-        at = data.find(_SEAL_HEAD, at + 1)
+        at = data.find(SEAL_HEAD, at + 1)
     return None
 
 
 def _holds(data: bytes, base_position: int, begins: int, seal_at: int) -> bool:
     """Whether the append holds, chained to what stands where the seal before it must be."""
-    before = read_seal(data, begins - SEAL_SIZE_BYTES)
+    before = decode_seal(data, begins - SEAL_SIZE_BYTES)
+    if before is None:
+        return False
     stretch = data[begins : seal_at + SEAL_SIZE_BYTES]
-    window = walk(stretch, base_position + begins, before.crc if before else None, whole=True)
-    return before is not None and window.walked_bytes == len(stretch) and len(window.appends) == 1
-
-
-def _why_not(
-    data: bytes, base_position: int, window: Window, at: int, count: int, seal: Seal | None
-) -> str:
-    """Why a seal does not close the append in front of it; "" if it does."""
-    if seal is None:
-        return "a seal that is none"
-    start = window.walked_bytes
-    if (seal.start_position, seal.size_bytes) != (base_position + start, at - start):
-        return "a seal of another place"
-    if seal.record_count != count:
-        return f"a seal for {seal.record_count} records behind {count}"
-    if window.crc is None:
-        return "" if seal.size_bytes == 0 else "no seal before it to be chained to"
-    crc = crc32c(window.crc.to_bytes(4, "little"))
-    crc = extend_crc32c(crc, data[start:at])
-    crc = extend_crc32c(crc, data[at : at + SEAL_COVERED_BYTES])
-    return "" if crc == seal.crc else "a CRC that does not hold"
+    block = walk_appends(stretch, base_position + begins, before.crc32c)
+    return block.size_bytes == len(stretch) and len(block.seals) == 1
 
 
 def _length(data: bytes, position: int) -> tuple[int, int]:

@@ -95,7 +95,7 @@ def test_reading_goes_on_behind_damage() -> None:
     octets[made.appends[2][0] + 20] ^= 1
     data = bytes(octets)
     window = walk(data, BASE, None, whole=True)
-    assert window.reason == "a CRC that does not hold"
+    assert window.reason == "the CRC-32C of the append does not match its seal"
     damaged = data[window.walked_bytes :]
     following = find_append(damaged, BASE + window.walked_bytes, 1)
     assert following is not None

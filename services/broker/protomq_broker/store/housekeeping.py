@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Final, NamedTuple, Protocol
 
+from protomq.wire.log_walk import decode_seal
 from protomq.wire.record import SEAL_SIZE_BYTES
 
 from .config import StoreConfig
@@ -21,7 +22,6 @@ from .errors import StoreError
 from .files.disk import Disk
 from .files.side_files import SideFileDamagedError, read_json_file, write_json_file
 from .log.commit_log import CommitLog
-from .log.seals import decode_seal
 from .retention import Look, RetentionRules, RetentionState, SegmentAge, decide
 
 log = logging.getLogger(__name__)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from protomq.v1.record_pb2 import RecordBatch
 from protomq.v1.state_pb2 import TopicsRecord
+from protomq.wire.log_walk import WalkedBlock
 from protomq.wire.topics import LOG_TOPIC, TOPICS_TOPIC
 
 from .config import FORMAT_VERSION, StoreConfig, check_format
@@ -43,7 +44,7 @@ from .log.recovery import (
     rewrite_unsynced,
     skips_of,
 )
-from .log.seals import LogWalker, WalkedBlock
+from .log.seals import LogWalker
 from .log.segment import SEGMENT_NAME, SegmentFolder
 from .queues.consume_queue import ConsumeQueueDamagedError
 from .queues.consume_queue_table import ConsumeQueueTable

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
+from protomq.wire.log_walk import WalkedBlock
+
 from .config import StoreConfig
 from .derived import Derived
 from .errors import StaleEpochError
@@ -29,7 +31,6 @@ from .log.epochs import (
     write_epochs,
 )
 from .log.recovery import RecoveredLog, StartPoint
-from .log.seals import WalkedBlock
 from .log.segment import SegmentFolder
 from .log_proof import forget_unused_segments
 from .opening import check_settings, rebuild, recover_store

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from protomq.wire.log_walk import WalkedBlock
 from protomq.wire.record import FLAG_MANY_KEYS, RecordTemplate, encode_front, encode_record_field
 from protomq_broker.store.files.disk import Disk, sync_names_above
 from protomq_broker.store.log.append import AppendRequest
@@ -18,7 +19,6 @@ from protomq_broker.store.log.recovery import (
     choose_start,
     recover_log,
 )
-from protomq_broker.store.log.seals import WalkedBlock
 from protomq_broker.store.log.segment import SegmentFolder
 from protomq_broker.testing.simdisk import SimDisk
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protomq.wire.log_walk import RECORD_FIELD_SIZE_MAX_BYTES
 from protomq_broker.store.errors import StoreError
-from protomq_broker.store.log.seals import RECORD_FIELD_SIZE_MAX_BYTES
 from protomq_broker.store.queues import entry_check
 from protomq_broker.store.queues.entry_check import (
     OFFSET_STEP,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protomq.wire.log_walk import Seal
 from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.log.epochs import (
@@ -21,7 +22,6 @@ from protomq_broker.store.log.epochs import (
     read_epochs,
     write_epochs,
 )
-from protomq_broker.store.log.seals import Seal
 from protomq_broker.store.tools.offline import dump
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimDisk

@@ -7,19 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protomq.v1.record_pb2 import RecordBatch
+from protomq.wire.log_walk import EMPTY, decode_seal, sealed_crc32c, walk_appends
 from protomq.wire.record import SEAL_SIZE_BYTES, encode_seal
 from protomq_broker.store.log import crc_forge
-from protomq_broker.store.log.seals import (
-    EMPTY,
-    LogWalker,
-    Skip,
-    chain_holds,
-    decode_seal,
-    encode_head,
-    encode_padding,
-    sealed_crc32c,
-    walk_appends,
-)
+from protomq_broker.store.log.seals import LogWalker, Skip, chain_holds, encode_head, encode_padding
 
 from .log_helpers import Log, make_record
 

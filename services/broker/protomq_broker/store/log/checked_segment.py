@@ -14,7 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .seals import WalkedBlock
+from protomq.wire.log_walk import WalkedBlock
 
 
 class Stretch(NamedTuple):

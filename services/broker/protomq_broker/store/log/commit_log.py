@@ -20,12 +20,13 @@ from enum import IntEnum
 from typing import Final
 
 from protomq.wire.hashing import Octets
+from protomq.wire.log_walk import APPEND_SIZE_MAX_BYTES, WalkedBlock
 from protomq.wire.record import SEAL_SIZE_BYTES, seal_of
 from protomq_broker.store.errors import AppendTooLargeError, DiskFullError, StoreFailedError
 from protomq_broker.store.files.disk import Disk, write_fully
 
 from .positions import LogTail, Positions
-from .seals import APPEND_SIZE_MAX_BYTES, WalkedBlock, encode_padding
+from .seals import encode_padding
 from .segment import SegmentFile, SegmentFolder
 
 DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})

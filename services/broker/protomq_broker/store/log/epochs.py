@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from protomq.wire.log_walk import Seal, decode_seal
 from protomq.wire.record import SEAL_SIZE_BYTES
 from protomq_broker.store.files.disk import Disk
 from protomq_broker.store.files.side_files import (
@@ -30,7 +31,7 @@ from protomq_broker.store.files.side_files import (
     write_json_file,
 )
 
-from .seals import LogWalker, Seal, decode_seal
+from .seals import LogWalker
 from .segment import SegmentFolder
 
 log = logging.getLogger(__name__)

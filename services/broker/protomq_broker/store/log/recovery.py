@@ -30,6 +30,7 @@ from operator import attrgetter
 from typing import Final, Literal, NamedTuple
 
 from protomq.wire.hashing import crc32c
+from protomq.wire.log_walk import EMPTY, SEAL_HEAD, Seal, WalkedBlock, decode_seal
 from protomq.wire.record import SEAL_COVERED_BYTES, SEAL_SIZE_BYTES
 from protomq_broker.store.errors import CorruptLogError
 from protomq_broker.store.files.disk import Disk, read_fully, write_fully
@@ -43,7 +44,7 @@ from .checkpoint import Checkpoint
 from .crc_forge import crc32c_before
 from .epochs import Epochs
 from .positions import LogTail
-from .seals import EMPTY, SEAL_HEAD, LogWalker, Seal, Skip, WalkedBlock, decode_seal
+from .seals import LogWalker, Skip
 from .segment import SegmentFile, SegmentFolder
 
 log = logging.getLogger(__name__)

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from protomq.wire.log_walk import WalkedBlock, walk_appends
 from protomq.wire.record import (
     FLAG_DUE_TIME,
     FLAG_KIND_COPY,
@@ -24,7 +25,6 @@ from .append import AppendRequest, CorruptRecordError, RecordRegion, ScannedReco
 from .kinds import FATE_MASK
 from .positions import LogTail
 from .record_scan import read_trailers
-from .seals import WalkedBlock, walk_appends
 
 CLOSING_SIZE_MIN_BYTES: Final = 2 + SEAL_SIZE_BYTES
 """What a leader leaves free behind each append, if not less: its segment could not be closed any more."""

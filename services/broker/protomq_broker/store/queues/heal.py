@@ -23,12 +23,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from protomq.wire.log_walk import WalkedBlock
 from protomq_broker.store.files.disk import Disk
 from protomq_broker.store.log.append import CorruptRecordError
 from protomq_broker.store.log.kinds import is_queued
 from protomq_broker.store.log.record_scan import read_trailers
 from protomq_broker.store.log.recovery import DamagedRange, StartPoint, find_resync, skips_of
-from protomq_broker.store.log.seals import LogWalker, WalkedBlock
+from protomq_broker.store.log.seals import LogWalker
 from protomq_broker.store.log.segment import SegmentFolder
 
 from .consume_queue import ENTRIES_PER_FILE, ConsumeQueueDamagedError, DamagedFile

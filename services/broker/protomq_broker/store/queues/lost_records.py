@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from protomq.wire.log_walk import WalkedBlock, find_fields
 from protomq.wire.record import PHYSICAL_OFFSET_AT
 from protomq_broker.store.files.disk import Disk, read_fully
 from protomq_broker.store.log.append import CorruptRecordError, ScannedRecords
 from protomq_broker.store.log.kinds import is_queued
 from protomq_broker.store.log.record_scan import read_trailers
 from protomq_broker.store.log.recovery import DamagedRange
-from protomq_broker.store.log.seals import WalkedBlock, find_fields
 from protomq_broker.store.log.segment import SegmentFolder
 
 from .queue_ends import QueueEnd

@@ -30,8 +30,8 @@ from protomq_broker.store.log.seals import LogWalker
 from .timer import TimerState, ended_columns, is_timed
 
 if TYPE_CHECKING:
+    from protomq.wire.log_walk import WalkedBlock
     from protomq_broker.store.files.disk import Disk
-    from protomq_broker.store.log.seals import WalkedBlock
     from protomq_broker.store.log.segment import SegmentFolder
     from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
     from protomq_broker.store.queues.log_reader import LogReader

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from protomq.v1.record_pb2 import Record
+from protomq.wire.log_walk import Seal
 from protomq_broker.store.config import check_format
 from protomq_broker.store.errors import StoreSettingsError
 from protomq_broker.store.files.disk import Disk, read_json
@@ -26,7 +27,7 @@ from protomq_broker.store.log.recovery import (
     read_quarantine,
     skips_of,
 )
-from protomq_broker.store.log.seals import LogWalker, Seal
+from protomq_broker.store.log.seals import LogWalker
 from protomq_broker.store.log.segment import SegmentFolder
 from protomq_broker.store.log_proof import (
     derived_position,

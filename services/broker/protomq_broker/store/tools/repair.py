@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from protomq.wire.hashing import crc32c, extend_crc32c
+from protomq.wire.log_walk import APPEND_SIZE_MAX_BYTES
 from protomq.wire.record import SEAL_COVERED_BYTES, SEAL_SIZE_BYTES, encode_seal
 from protomq_broker.store.errors import StoreError
 from protomq_broker.store.files.disk import (
@@ -41,7 +42,7 @@ from protomq_broker.store.log.recovery import (
     merged_ranges,
     write_quarantine,
 )
-from protomq_broker.store.log.seals import APPEND_SIZE_MAX_BYTES, encode_head, encode_padding
+from protomq_broker.store.log.seals import encode_head, encode_padding
 from protomq_broker.store.log.segment import SegmentFile
 from protomq_broker.store.queues.lost_records import EndsByLog
 from protomq_broker.store.queues.queue_ends import QueueEnd, ends_below, read_saved_ends, save_ends

@@ -19,6 +19,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from protomq.wire.log_walk import WalkedBlock
 from protomq.wire.record import PHYSICAL_OFFSET_AT
 from protomq_broker.store.files.disk import Disk, read_fully
 from protomq_broker.store.files.lock import is_locked
@@ -38,7 +39,6 @@ from protomq_broker.store.log.recovery import (
     resync_at,
     skips_of,
 )
-from protomq_broker.store.log.seals import WalkedBlock
 from protomq_broker.store.opening import deletions_in_block
 from protomq_broker.store.queues.consume_queue import ENTRIES_PER_FILE, FILE_SIZE_BYTES
 from protomq_broker.store.queues.consume_queue_table import has_table
