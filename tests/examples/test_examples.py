@@ -46,6 +46,10 @@ def test_send_receive() -> None:
         "tag_filter",
     ],
 )  # fmt: skip
+        "async_producer", "batch", "delayed", "naive_client", "ordered_by_key", "seek_by_time", "sql_filter", "tag_filter",
+        "transaction",
+    ],
+)
 def test_without_a_server_an_example_says_what_to_start(name: str) -> None:
     finished = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), "127.0.0.1:1"],
@@ -106,6 +110,19 @@ def test_delayed(protomq_server: Broker) -> None:
         "in one: the broker's level 1",
         "in two seconds",
     ]
+
+
+def test_transaction(protomq_server: Broker) -> None:
+    lines = run_example(protomq_server, "transaction.py").splitlines()
+    assert lines == [
+        "12A booked",
+        "12B booked",
+        "12A was taken: nobody is told",
+        "told: 12A is booked",
+        "told: 12B is booked",
+        "told: 14C is booked",
+    ]
+
 
 
 def test_ordered_by_key(protomq_server: Broker) -> None:

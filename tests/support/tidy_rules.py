@@ -94,6 +94,7 @@ THREADS: Final = {
     "protomq._producer": "lines and their senders",
     "protomq._pull_multiplexer": "pulls of a consumer",
     "protomq._routes": "a route that is refreshed",
+    "protomq._transaction_producer": "what brokers ask, one thread for each",
     "protomq.testing.broker": "brokers started from asyncio, and their watchdog",
     "protomq.testing.fakes": "the proxy's connections",
     "protomq_spark.pipelines.report": "the progress of a query",

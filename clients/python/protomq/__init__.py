@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from ._async_pop import AsyncSimpleConsumer as AsyncSimpleConsumer
     from ._async_producer import AsyncProducer as AsyncProducer
     from ._async_pull_consumer import AsyncPullConsumer as AsyncPullConsumer
+    from ._async_transaction_producer import AsyncTransaction as AsyncTransaction
+    from ._async_transaction_producer import AsyncTransactionProducer as AsyncTransactionProducer
     from ._group_admin import GroupSettings as GroupSettings
     from ._message import Message as Message
     from ._outgoing import BatchResult as BatchResult
@@ -51,6 +53,11 @@ if TYPE_CHECKING:
     from ._pull_consumer import PullConsumer as PullConsumer
     from ._send_back import SentBack as SentBack
     from ._transit import MessageOrigin as MessageOrigin
+    from ._transaction_producer import Transaction as Transaction
+    from ._transaction_producer import TransactionProducer as TransactionProducer
+    from ._transactions import TransactionCheck as TransactionCheck
+    from ._transactions import TransactionDecision as TransactionDecision
+    from ._transactions import TransactionResult as TransactionResult
     from ._types import DelayLevel as DelayLevel
     from ._types import MessageQueue as MessageQueue
     from ._types import Permission as Permission
@@ -70,6 +77,13 @@ _LAZY = {
     "DelayLevel": "_types",
     "BatchResult": "_outgoing",
     "SendHook": "_outgoing",
+    "TransactionProducer": "_transaction_producer",
+    "AsyncTransactionProducer": "_async_transaction_producer",
+    "Transaction": "_transaction_producer",
+    "AsyncTransaction": "_async_transaction_producer",
+    "TransactionDecision": "_transactions",
+    "TransactionResult": "_transactions",
+    "TransactionCheck": "_transactions",
     "PullConsumer": "_pull_consumer",
     "AsyncPullConsumer": "_async_pull_consumer",
     "SimpleConsumer": "_pop",
@@ -108,6 +122,13 @@ __all__ = [
     "DelayLevel",
     "BatchResult",
     "SendHook",
+    "TransactionProducer",
+    "AsyncTransactionProducer",
+    "Transaction",
+    "AsyncTransaction",
+    "TransactionDecision",
+    "TransactionResult",
+    "TransactionCheck",
     "PullConsumer",
     "AsyncPullConsumer",
     "SimpleConsumer",

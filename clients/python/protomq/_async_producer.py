@@ -68,7 +68,7 @@ class AsyncProducer:
         **settings: Unpack[ProducerSettings],
     ) -> None:
         self.options = ProducerOptions(group=group, **settings)
-        self._core = SendCore(self.options)
+        self._core = self._make_core()
         self._owns_transport = not isinstance(transport, AsyncTransport)
         if isinstance(transport, AsyncTransport):
             refuse_settings_beside_transport(client_id, peer_timeout_s)
@@ -83,6 +83,9 @@ class AsyncProducer:
         self._start()
         call_after_fork(self)
         call_at_exit(self)
+
+    def _make_core(self) -> SendCore:
+        return SendCore(self.options)
 
     def _start(self) -> None:
         self._lines: dict[tuple[str, MessageQueue | None, bytes | None], _Line] = {}

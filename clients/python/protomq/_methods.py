@@ -58,6 +58,12 @@ CREATE_RETRY_TOPIC: Final = MethodInfo(
     _V1 + "GroupService/CreateRetryTopic", 0x0605, LANE_CONSUMER
 )
 
+END_TRANSACTION: Final = MethodInfo(_V1 + "TransactionService/EndTransaction", 0x0901, LANE_SEND)
+WAIT_FOR_CHECKS: Final = MethodInfo(_V1 + "TransactionService/WaitForChecks", 0x0902, LANE_SEND)
+LIST_TRANSACTIONS: Final = MethodInfo(
+    _V1 + "TransactionService/ListTransactions", 0x0903, LANE_SEND
+)
+
 DEPLOY_FILTER: Final = MethodInfo(_V1 + "FilterService/DeployFilter", 0x0C01, LANE_ADMIN)
 LIST_FILTERS: Final = MethodInfo(_V1 + "FilterService/ListFilters", 0x0C02, LANE_ADMIN)
 DELETE_FILTER: Final = MethodInfo(_V1 + "FilterService/DeleteFilter", 0x0C03, LANE_ADMIN)

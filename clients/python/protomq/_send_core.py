@@ -214,6 +214,8 @@ class RequestRetries:
 class SendCore:
     """The part of a producer that does not wait. Any thread."""
 
+    encoder_class: type[RecordEncoder] = RecordEncoder
+
     def __init__(
         self, options: ProducerOptions, clock: Callable[[], float] = time.monotonic
     ) -> None:
@@ -403,7 +405,7 @@ class SendCore:
         """The encoder for a topic, made on first use."""
         encoder = self._encoders.get(topic)
         if encoder is None:
-            encoder = RecordEncoder(
+            encoder = self.encoder_class(
                 topic, self.sequences.producer_id, self.sequences.producer_epoch
             )
             encoder = self._encoders.setdefault(topic, encoder)

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from protomq.v1.record_pb2 import RecordBatch
-from protomq.v1.transaction_service_pb2 import TransactionCheck, WaitForChecksResponse
+from protomq.v1.transaction_service_pb2 import TransactionCheck
+from protomq.wire.record import encode_record_field
 from protomq.wire.topics import EXPIRED_TOPIC, TRANSACTIONS_TOPIC
 
 from .check_clock import CheckClock
@@ -200,7 +201,7 @@ class TransactionChecks:
 
     def _take_unasked(
         self, group: str, unasked: dict[TransactionKey, None]
-    ) -> list[TransactionCheck]:
+    ) -> list[bytes]:
         """As many as an answer takes, of those that are open still."""
         find = self._store.transactions.find
         open_ = [known.half for key in unasked if (known := find(key)) is not None]
@@ -216,7 +217,7 @@ class TransactionChecks:
     def _ask(self, keys: Sequence[TransactionKey]) -> None:
         find = self._store.transactions.find
         halves = [known.half for key in keys if (known := find(key)) is not None]
-        by_group: dict[str, list[tuple[TransactionKey, TransactionCheck]]] = {}
+        by_group: dict[str, list[tuple[TransactionKey, bytes]]] = {}
         for group, key, check in self._checks_of(halves):
             by_group.setdefault(group, []).append((key, check))
         for group, asked in by_group.items():
@@ -238,21 +239,28 @@ class TransactionChecks:
 
     def _checks_of(
         self, halves: Sequence[HalfMessage]
-    ) -> list[tuple[str, TransactionKey, TransactionCheck]]:
-        """Of which group something is asked, about which transaction, and what; of those that can be read."""
+    ) -> list[tuple[str, TransactionKey, bytes]]:
+        """Of which group something is asked, about which transaction, and what, encoded; of those that can be read.
+
+        The message goes as it stands, octet by octet: its CRC covers it so.
+        """
         found = []
-        for half, record in self.records_of(halves):
+        for half, field in self._fields_of(halves):
             known = self._store.transactions.find(half.key)
             check = TransactionCheck(
                 transaction_handle=self._handles.encode(half.position, half.key),
-                message=record,
                 check_count=0 if known is None else known.check_count,
             )
-            found.append((record.attributes.producer_group, half.key, check))
+            octets = check.SerializeToString() + b"\x12" + field[1:]
+            group = _record_of(field).attributes.producer_group
+            found.append((group, half.key, octets))
         return found
 
     def records_of(self, halves: Sequence[HalfMessage]) -> list[tuple[HalfMessage, Record]]:
         """The half messages that can be read, by their positions."""
+        return [(half, _record_of(field)) for half, field in self._fields_of(halves)]
+
+    def _fields_of(self, halves: Sequence[HalfMessage]) -> list[tuple[HalfMessage, bytes]]:
         halves = sorted(halves, key=lambda half: half.position)
         if not halves:
             return []
@@ -263,8 +271,7 @@ class TransactionChecks:
         unreadable = []
         for half, start, holds in zip(halves, starts.tolist(), is_sound.tolist(), strict=True):
             if holds:
-                (record,) = RecordBatch.FromString(data[start : start + half.size_bytes]).records
-                found.append((half, record))
+                found.append((half, data[start : start + half.size_bytes]))
             else:
                 unreadable.append(half)
         if unreadable:
@@ -288,7 +295,7 @@ class TransactionChecks:
             if not waiters:
                 del self._waiters[group]
 
-    def _end(self, waiter: _Waiter, checks: Sequence[TransactionCheck]) -> None:
+    def _end(self, waiter: _Waiter, checks: Sequence[bytes]) -> None:
         if waiter.timer is not None:
             waiter.timer.cancel()
         _answer(waiter.call, checks)
@@ -312,5 +319,11 @@ def first_halves(halves: Sequence[HalfMessage]) -> list[HalfMessage]:
     return list(halves)
 
 
-def _answer(call: Call, checks: Sequence[TransactionCheck]) -> None:
-    call.answer(WaitForChecksResponse(checks=checks).SerializeToString())
+def _record_of(field: bytes) -> Record:
+    (record,) = RecordBatch.FromString(field).records
+    return record
+
+
+def _answer(call: Call, checks: Sequence[bytes]) -> None:
+    """With a WaitForChecksResponse; its field 1 is written as that of a RecordBatch."""
+    call.answer(b"".join(map(encode_record_field, checks)))

@@ -1,0 +1,436 @@
+"""AsyncTransactionProducer: transactions from coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+
+from ._async_producer import AsyncProducer
+from ._checks import check_seconds, check_topic
+from ._half_core import HalfCore, HalfResult
+from ._outgoing import OutgoingMessage, SendResult
+from ._producer_options import ProducerSettings
+from ._transactions import (
+    ENDS_MAX,
+    PAUSE_S,
+    TOPIC_PAUSE_S,
+    End,
+    TransactionCheck,
+    TransactionDecision,
+    TransactionResult,
+    check_decision,
+    decision_of,
+    end_steps,
+    say_listener_failed,
+    wait_steps,
+)
+from ._types import PEER_TIMEOUT_S, MessageQueue
+from .errors import ClosedError, ConfigurationError, ProtomqError, RequestTimeoutError
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from ._async_transport import AsyncTransport
+    from ._selectors import QueueSelector
+    from ._types import Delay
+
+logger = logging.getLogger("protomq.producer")
+
+Decided = TransactionDecision | None
+Listener = Callable[[TransactionCheck], TransactionDecision | Awaitable[TransactionDecision]]
+"""A function or a coroutine function."""
+
+
+class _AsyncHalfProducer(AsyncProducer):
+    """A producer whose messages are half messages."""
+
+    def _make_core(self) -> HalfCore:
+        return HalfCore(self.options)
+
+
+class AsyncTransaction:
+    """One that was begun with `AsyncTransactionProducer.begin`; see Transaction.
+
+        async with await producer.begin("bookings", b"...") as transaction:
+            await book(transaction.message_id)
+    """
+
+    def __init__(self, producer: AsyncTransactionProducer, half: HalfResult) -> None:
+        self.half = half
+        self._producer = producer
+        self._is_ended = False
+
+    @property
+    def message_id(self) -> str:
+        """The message's id, which it keeps."""
+        return self.half.message_id
+
+    @property
+    def transaction_handle(self) -> str:
+        """Names it to any producer of the group, and to `protomq transaction`."""
+        return self.half.transaction_handle
+
+    async def commit(self, timeout_s: float | None = None) -> None:
+        """See Transaction.commit."""
+        await self._end(TransactionDecision.COMMIT, timeout_s)
+
+    async def roll_back(self, timeout_s: float | None = None) -> None:
+        """Nobody gets the message. See `commit`."""
+        await self._end(TransactionDecision.ROLL_BACK, timeout_s)
+
+    async def _end(self, decision: TransactionDecision, timeout_s: float | None) -> None:
+        await self._producer.end(self.half, decision, timeout_s=timeout_s)
+        self._is_ended = True
+
+    async def __aenter__(self) -> AsyncTransaction:
+        return self
+
+    async def __aexit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if self._is_ended:
+            return
+        if error is None:
+            await self.commit()
+            return
+        try:
+            await self.roll_back()
+        except ProtomqError:  # the error that ended the block counts
+            logger.exception("the transaction of message %s was not rolled back", self.message_id)
+
+
+class AsyncTransactionProducer:
+    """TransactionProducer for coroutines of one event loop. `execute` and `check` are functions or coroutine functions."""
+
+    def __init__(
+        self,
+        group: str,
+        check: Listener,
+        *,
+        topics: Sequence[str] = (),
+        namesrv: str | Sequence[str] | None = None,
+        transport: AsyncTransport | Literal["auto", "remoting", "grpc"] = "auto",
+        client_id: str = "",
+        peer_timeout_s: float = PEER_TIMEOUT_S,
+        **settings: Unpack[ProducerSettings],
+    ) -> None:
+        if not group:
+            raise ConfigurationError("transactions need a producer group: its producers are asked")
+        for topic in topics:
+            check_topic(topic)
+        self._check = check
+        self._topics = tuple(topics)
+        self._producer = _AsyncHalfProducer(
+            group,
+            namesrv=namesrv,
+            transport=transport,
+            client_id=client_id,
+            peer_timeout_s=peer_timeout_s,
+            **settings,
+        )
+        self._closed = False
+        self._lines: dict[str, _EndLine] = {}
+        self._listening: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # Sending.
+
+    async def send(
+        self,
+        topic: str | OutgoingMessage,
+        body: bytes = b"",
+        *,
+        execute: Callable[[SendResult], Decided | Awaitable[Decided]],
+        key: str | None = None,
+        keys: Sequence[str] = (),
+        tag: str = "",
+        properties: Mapping[str, str] | None = None,
+        queue: MessageQueue | None = None,
+        sharding_key: str | None = None,
+        selector: QueueSelector | None = None,
+        delay: Delay | None = None,
+        deliver_at: datetime | None = None,
+        timeout_s: float | None = None,
+    ) -> TransactionResult:
+        """See TransactionProducer.send. A task that is cancelled while `execute` runs leaves the transaction open: the broker asks."""
+        transaction = await self.begin(
+            topic,
+            body,
+            key=key,
+            keys=keys,
+            tag=tag,
+            properties=properties,
+            queue=queue,
+            sharding_key=sharding_key,
+            selector=selector,
+            delay=delay,
+            deliver_at=deliver_at,
+            timeout_s=timeout_s,
+        )
+        half = transaction.half
+        try:
+            returned = execute(half)
+            decision = decision_of(await returned if inspect.isawaitable(returned) else returned)
+        except Exception:
+            await self._try_to_end(half, TransactionDecision.ROLL_BACK, timeout_s)
+            raise
+        is_ended = await self._try_to_end(half, decision, timeout_s)
+        return TransactionResult(half, decision, is_ended)
+
+    async def begin(
+        self,
+        topic: str | OutgoingMessage,
+        body: bytes = b"",
+        *,
+        key: str | None = None,
+        keys: Sequence[str] = (),
+        tag: str = "",
+        properties: Mapping[str, str] | None = None,
+        queue: MessageQueue | None = None,
+        sharding_key: str | None = None,
+        selector: QueueSelector | None = None,
+        delay: Delay | None = None,
+        deliver_at: datetime | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncTransaction:
+        """See TransactionProducer.begin."""
+        self._follow()
+        half = await self._producer.send(
+            topic,
+            body,
+            key=key,
+            keys=keys,
+            tag=tag,
+            properties=properties,
+            queue=queue,
+            sharding_key=sharding_key,
+            selector=selector,
+            delay=delay,
+            deliver_at=deliver_at,
+            timeout_s=timeout_s,
+        )
+        assert isinstance(half, HalfResult)
+        self._listen_to(half.queue)
+        return AsyncTransaction(self, half)
+
+    async def end(
+        self,
+        half: SendResult,
+        decision: TransactionDecision,
+        *,
+        timeout_s: float | None = None,
+    ) -> bool:
+        """See TransactionProducer.end."""
+        if not isinstance(half, HalfResult):
+            raise ConfigurationError("only the result of a half message names a transaction")
+        if check_decision(decision, "the caller") is TransactionDecision.UNKNOWN:
+            raise ConfigurationError("a transaction ends with COMMIT or ROLL_BACK")
+        queue = half.queue
+        end = End(queue.topic, queue.broker_name, half.transaction_handle, decision)
+        return await self._end(end, timeout_s)
+
+    async def _end(self, end: End, timeout_s: float | None) -> bool:
+        if self._closed:
+            raise ClosedError("the producer is closed")
+        line = self._lines.get(end.broker_name)
+        if line is None:
+            line = self._lines[end.broker_name] = _EndLine(self._call_end)
+        return await line.end(end, self._seconds(timeout_s))
+
+    async def _try_to_end(
+        self, half: HalfResult, decision: TransactionDecision, timeout_s: float | None
+    ) -> bool:
+        """Whether the broker took the decision; it asks later if it did not."""
+        if decision is TransactionDecision.UNKNOWN:
+            return False
+        try:
+            await self.end(half, decision, timeout_s=timeout_s)
+        except ProtomqError as error:
+            if error.definite and not error.retriable:
+                raise
+            logger.warning(
+                "the broker may not know yet that the transaction of message %s is to %s, it will ask: %s",
+                half.message_id,
+                decision,
+                error,
+            )
+            return False
+        return True
+
+    async def _call_end(self, ends: Sequence[End], timeout_s: float) -> list[bool | ProtomqError]:
+        return await self._producer._driver.run(end_steps(ends, timeout_s))
+
+    def _seconds(self, timeout_s: float | None) -> float:
+        if timeout_s is None:
+            return self._producer.options.send_timeout_s
+        return check_seconds("timeout_s", timeout_s)
+
+    # Checks.
+
+    async def start(self) -> None:
+        """Tells the brokers of `topics` that this producer is there; the first send, and `async with`, do that too."""
+        self._follow()
+
+    def _follow(self) -> None:
+        if self._topics:
+            topics, self._topics = self._topics, ()
+            self._begin_task(self._follow_topics(topics))
+
+    def _listen_to(self, queue: MessageQueue) -> None:
+        """Tells the broker of a queue from now on that this producer is there."""
+        if queue.broker_name not in self._listening and not self._closed:
+            self._listening.add(queue.broker_name)
+            self._begin_task(self._answer_checks(queue.topic, queue.broker_name))
+
+    def _begin_task(self, run: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(run)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _follow_topics(self, topics: Sequence[str]) -> None:
+        while not self._closed:
+            is_known = True
+            for topic in topics:
+                try:
+                    for queue in await self._producer.queues(topic):
+                        self._listen_to(queue)
+                except ProtomqError as error:
+                    is_known = False
+                    logger.info("the brokers of topic %s are not known yet: %s", topic, error)
+            await asyncio.sleep(TOPIC_PAUSE_S if is_known else PAUSE_S)
+
+    async def _answer_checks(self, topic: str, broker_name: str) -> None:
+        """Until the producer is closed: waits for what one broker asks, and answers."""
+        producer = self._producer
+        while not self._closed:
+            try:
+                route = await producer._route(topic, time.monotonic() + PAUSE_S, None)
+                address = route.brokers.get(broker_name)
+                if address is None:
+                    producer._routes.invalidate(topic)
+                    await asyncio.sleep(PAUSE_S)
+                    continue
+                checks = await producer._driver.run(
+                    wait_steps(address, broker_name, producer.options.group)
+                )
+                for check in checks:
+                    await self._answer(topic, broker_name, check)
+            except ProtomqError as error:
+                if self._closed:
+                    return
+                if error.stale_route:
+                    producer._routes.invalidate(topic)
+                logger.info("broker %s cannot ask about transactions: %s", broker_name, error)
+                await asyncio.sleep(PAUSE_S)
+            except Exception:
+                logger.exception("a question of broker %s could not be answered", broker_name)
+                await asyncio.sleep(PAUSE_S)
+
+    async def _answer(self, topic: str, broker_name: str, check: TransactionCheck) -> None:
+        try:
+            returned = self._check(check)
+            decided = await returned if inspect.isawaitable(returned) else returned
+        except Exception as error:
+            say_listener_failed(check, error)
+            return
+        decision = check_decision(decided, "a check listener")
+        if decision is TransactionDecision.UNKNOWN:
+            return
+        try:
+            await self._end(End(topic, broker_name, check.transaction_handle, decision), None)
+        except ProtomqError as error:
+            logger.info(
+                "the answer about message %s was not taken: %s", check.message.message_id, error
+            )
+
+    # Life.
+
+    @property
+    def group(self) -> str:
+        """The producer group."""
+        return self._producer.group
+
+    async def close(self, timeout_s: float | None = None) -> None:
+        """See TransactionProducer.close."""
+        self._closed = True
+        for task in list(self._tasks):
+            task.cancel()
+        await self._producer.close(timeout_s)
+
+    async def __aenter__(self) -> AsyncTransactionProducer:
+        self._follow()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class _Entry:
+    """A decision of one coroutine."""
+
+    __slots__ = ("deadline_s", "end", "future")
+
+    def __init__(self, end: End, deadline_s: float, future: asyncio.Future[bool]) -> None:
+        self.end = end
+        self.deadline_s = deadline_s
+        self.future = future
+
+
+class _EndLine:
+    """Where decisions for one broker gather while a request is on its way."""
+
+    def __init__(
+        self,
+        call: Callable[[Sequence[End], float], Awaitable[list[bool | ProtomqError]]],
+    ) -> None:
+        self._call = call
+        self._waiting: deque[_Entry] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    async def end(self, end: End, timeout_s: float) -> bool:
+        """Whether the transaction had ended so before. Raises what the call raises."""
+        loop = asyncio.get_running_loop()
+        entry = _Entry(end, time.monotonic() + timeout_s, loop.create_future())
+        self._waiting.append(entry)
+        if self._task is None:
+            # It starts in the next turn of the loop: what other coroutines decide in this one goes along.
+            self._task = loop.create_task(self._serve())
+        return await entry.future
+
+    async def _serve(self) -> None:
+        try:
+            while self._waiting:
+                count = min(len(self._waiting), ENDS_MAX)
+                await self._tell([self._waiting.popleft() for _ in range(count)])
+        finally:
+            self._task = None
+
+    async def _tell(self, entries: Sequence[_Entry]) -> None:
+        now_s = time.monotonic()
+        for entry in entries:
+            if entry.deadline_s <= now_s and not entry.future.done():
+                entry.future.set_exception(
+                    RequestTimeoutError("the decision was still waiting to be told when its time was up")
+                )
+        live = [entry for entry in entries if not entry.future.done()]
+        if not live:
+            return
+        try:
+            deadline_s = min(entry.deadline_s for entry in live)
+            outcomes: Sequence[Any] = await self._call([entry.end for entry in live], deadline_s - now_s)
+        except Exception as error:
+            outcomes = [error] * len(live)
+        except BaseException:
+            for entry in live:
+                entry.future.cancel()
+            raise
+        for entry, outcome in zip(live, outcomes, strict=True):
+            if entry.future.done():
+                continue
+            if isinstance(outcome, BaseException):
+                entry.future.set_exception(outcome)
+            else:
+                entry.future.set_result(outcome)

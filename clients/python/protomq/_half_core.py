@@ -1,0 +1,120 @@
+"""Half messages: what their sends have other than plain ones. See _send_core.py; no sockets, no waiting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from ._batching import PreparedRecord, RecordEncoder
+from ._outgoing import SendResult, Stored
+from ._producer_options import ProducerOptions
+from ._send_core import Request, SendCore
+from .errors import ProtocolError
+from .wire.record import encode_varint
+
+_HALF_FIELD: Final = b"\x58\x01"
+"""SendRequest.half = true."""
+
+
+class HalfResult(SendResult):
+    """Where a half message was stored. `transaction_handle` names its transaction; `queue_offset` is -1 until it is committed."""
+
+    __slots__ = ("transaction_handle",)
+
+    transaction_handle: str
+
+
+class HalfStored(Stored):
+    """The answer to a request of half messages."""
+
+    __slots__ = ("handles",)
+
+    handles: Sequence[str]
+
+    def result(self, index: int) -> HalfResult:
+        """See `Stored`."""
+        result = HalfResult(
+            self.status,
+            self.queue,
+            -1,
+            self.physical_offset,
+            self.repeated_send,
+            (*self.identity, self.first_sequence + index),
+        )
+        result.transaction_handle = self.handles[index]
+        return result
+
+
+class HalfEncoder(RecordEncoder):
+    """Writes requests of half messages."""
+
+    def encode_request(
+        self,
+        records: Sequence[PreparedRecord],
+        first_sequence: int,
+        queue_id: int,
+        wait_store_ok: bool = True,
+        previous_sequence: int | None = None,
+        delay_field: bytes = b"",
+    ) -> list[bytes]:
+        """See `RecordEncoder`."""
+        return super().encode_request(
+            records,
+            first_sequence,
+            queue_id,
+            wait_store_ok,
+            previous_sequence,
+            delay_field + _HALF_FIELD,
+        )
+
+
+class HalfCore(SendCore):
+    """The part of a transaction producer that does not wait."""
+
+    encoder_class = HalfEncoder
+
+    def __init__(self, options: ProducerOptions) -> None:
+        super().__init__(options)
+        group = options.group.encode()
+        field = b"\x1a" + encode_varint(len(group)) + group
+        self._group_field = b"\x2a" + encode_varint(len(field)) + field
+        """Attributes.producer_group; another occurrence of `attributes` in front of it is merged with it."""
+
+    def prepare(
+        self,
+        body: Any,
+        key: str | None = None,
+        keys: Sequence[str] = (),
+        tag: str = "",
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+        deadline_s: float = math.inf,
+    ) -> PreparedRecord:
+        """See `SendCore`."""
+        found = super().prepare(body, key, keys, tag, properties, sharding_key, deadline_s)
+        body, first_key, tag, front, flags, born_time_ms, sharding_hash = found
+        return body, first_key, tag, front + self._group_field, flags, born_time_ms, sharding_hash
+
+    def store_result(self, request: Request, answer: bytes) -> Stored:
+        """See `SendCore`."""
+        stored = super().store_result(request, answer)
+        from .v1.send_service_pb2 import SendResponse
+
+        handles = list(SendResponse.FromString(answer).transaction_handles)
+        if len(handles) != stored.count:
+            raise ProtocolError(
+                f"{stored.count} half messages were sent, the broker answered {len(handles)} handles: it is of an earlier version"
+            )
+        half = HalfStored(
+            stored.status,
+            stored.queue,
+            stored.first_offset,
+            stored.physical_offset,
+            stored.repeated_send,
+            stored.identity,
+            stored.first_sequence,
+            stored.count,
+        )
+        half.handles = handles
+        return half

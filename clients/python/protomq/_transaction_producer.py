@@ -1,0 +1,471 @@
+"""TransactionProducer: transactions from threads."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+
+from ._checks import check_seconds, check_topic
+from ._half_core import HalfCore, HalfResult
+from ._outgoing import OutgoingMessage, SendResult
+from ._producer import Producer
+from ._producer_options import ProducerSettings
+from ._transactions import (
+    ENDS_MAX,
+    PAUSE_S,
+    TOPIC_PAUSE_S,
+    End,
+    TransactionCheck,
+    TransactionDecision,
+    TransactionResult,
+    answer_of,
+    check_decision,
+    decision_of,
+    end_steps,
+    wait_steps,
+)
+from ._types import PEER_TIMEOUT_S, MessageQueue
+from .errors import (
+    ClosedError,
+    ConfigurationError,
+    ConnectionLostError,
+    ProtomqError,
+    RequestTimeoutError,
+)
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from ._selectors import QueueSelector
+    from ._transport import SyncTransport
+    from ._types import Delay
+
+logger = logging.getLogger("protomq.producer")
+
+class _HalfProducer(Producer):
+    """A producer whose messages are half messages."""
+
+    def _make_core(self) -> HalfCore:
+        return HalfCore(self.options)
+
+
+class Transaction:
+    """One that was begun with `TransactionProducer.begin`: `commit` or `roll_back` ends it.
+
+        with producer.begin("bookings", b"...") as transaction:
+            book(transaction.message_id)
+
+    Leaving the `with` block commits; an exception rolls back, and goes on. Of one that is never ended, the broker asks the check
+    listener.
+    """
+
+    def __init__(self, producer: TransactionProducer, half: HalfResult) -> None:
+        self.half = half
+        self._producer = producer
+        self._is_ended = False
+
+    @property
+    def message_id(self) -> str:
+        """The message's id, which it keeps."""
+        return self.half.message_id
+
+    @property
+    def transaction_handle(self) -> str:
+        """Names it to any producer of the group, and to `protomq transaction`."""
+        return self.half.transaction_handle
+
+    def commit(self, timeout_s: float | None = None) -> None:
+        """The message is delivered. Returns when the broker has stored that; may be called again.
+
+        Raises TransactionEndedError if it has ended otherwise, RequestTimeoutError if that is not known: then the broker asks later.
+        """
+        self._end(TransactionDecision.COMMIT, timeout_s)
+
+    def roll_back(self, timeout_s: float | None = None) -> None:
+        """Nobody gets the message. See `commit`."""
+        self._end(TransactionDecision.ROLL_BACK, timeout_s)
+
+    def _end(self, decision: TransactionDecision, timeout_s: float | None) -> None:
+        self._producer.end(self.half, decision, timeout_s=timeout_s)
+        self._is_ended = True
+
+    def __enter__(self) -> Transaction:
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if self._is_ended:
+            return
+        if error is None:
+            self.commit()
+            return
+        try:
+            self.roll_back()
+        except ProtomqError:  # the error that ended the block counts
+            logger.exception("the transaction of message %s was not rolled back", self.message_id)
+
+
+class TransactionProducer:
+    """Sends messages that are delivered if, and only if, something else was done. From threads; make one and share it.
+
+        def was_booked(check):
+            return TransactionDecision.COMMIT if in_database(check.message.key) else TransactionDecision.ROLL_BACK
+
+        with TransactionProducer("desk", was_booked, topics=["bookings"], namesrv="127.0.0.1:9876") as producer:
+            producer.send("bookings", b"...", key="17", execute=lambda message: book("17"))
+
+    - `group`: the producer group; all its producers answer for each other's transactions.
+    - `check`: called on a thread of the producer when a broker asks what became of a transaction that nobody has ended, of this producer
+      or another one of the group; it looks at what the local work has left, and returns a TransactionDecision. UNKNOWN, or an exception:
+      the broker asks again later.
+    - `topics`: of these the brokers are told from the start that this producer is there; of others, from the first send on.
+    - All else: see Producer.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        check: Callable[[TransactionCheck], TransactionDecision],
+        *,
+        topics: Sequence[str] = (),
+        namesrv: str | Sequence[str] | None = None,
+        transport: SyncTransport | Literal["auto", "remoting", "grpc"] = "auto",
+        client_id: str = "",
+        peer_timeout_s: float = PEER_TIMEOUT_S,
+        spin: bool = True,
+        **settings: Unpack[ProducerSettings],
+    ) -> None:
+        if not group:
+            raise ConfigurationError("transactions need a producer group: its producers are asked")
+        for topic in topics:
+            check_topic(topic)
+        self._check = check
+        self._producer = _HalfProducer(
+            group,
+            namesrv=namesrv,
+            transport=transport,
+            client_id=client_id,
+            peer_timeout_s=peer_timeout_s,
+            spin=spin,
+            **settings,
+        )
+        self._closed = threading.Event()
+        self._lock = threading.Lock()
+        self._start()
+        if topics:
+            self._begin_thread(self._follow_topics, tuple(topics))
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._lines: dict[str, _EndLine] = {}
+        self._listening: set[str] = set()
+
+    # Sending.
+
+    def send(
+        self,
+        topic: str | OutgoingMessage,
+        body: bytes = b"",
+        *,
+        execute: Callable[[SendResult], TransactionDecision | None],
+        key: str | None = None,
+        keys: Sequence[str] = (),
+        tag: str = "",
+        properties: Mapping[str, str] | None = None,
+        queue: MessageQueue | None = None,
+        sharding_key: str | None = None,
+        selector: QueueSelector | None = None,
+        delay: Delay | None = None,
+        deliver_at: datetime | None = None,
+        timeout_s: float | None = None,
+    ) -> TransactionResult:
+        """Sends a half message, does the local work, and ends the transaction as that says.
+
+        `execute` is called on this thread with the result of the half message (its `message_id` and `transaction_handle`). It commits by
+        returning, unless it returns ROLL_BACK or UNKNOWN; an exception rolls back, and is raised. A decision that the broker did not
+        take in time is no error: `is_ended` is False then, and the broker asks the check listener.
+
+        Raises what `Producer.send` raises: then `execute` was not called. TransactionEndedError if somebody else ended it otherwise.
+        """
+        transaction = self.begin(
+            topic,
+            body,
+            key=key,
+            keys=keys,
+            tag=tag,
+            properties=properties,
+            queue=queue,
+            sharding_key=sharding_key,
+            selector=selector,
+            delay=delay,
+            deliver_at=deliver_at,
+            timeout_s=timeout_s,
+        )
+        half = transaction.half
+        try:
+            decision = decision_of(execute(half))
+        except BaseException:
+            self._try_to_end(half, TransactionDecision.ROLL_BACK, timeout_s)
+            raise
+        is_ended = self._try_to_end(half, decision, timeout_s)
+        return TransactionResult(half, decision, is_ended)
+
+    def begin(
+        self,
+        topic: str | OutgoingMessage,
+        body: bytes = b"",
+        *,
+        key: str | None = None,
+        keys: Sequence[str] = (),
+        tag: str = "",
+        properties: Mapping[str, str] | None = None,
+        queue: MessageQueue | None = None,
+        sharding_key: str | None = None,
+        selector: QueueSelector | None = None,
+        delay: Delay | None = None,
+        deliver_at: datetime | None = None,
+        timeout_s: float | None = None,
+    ) -> Transaction:
+        """Sends a half message, to be committed or rolled back by the caller. Raises what `Producer.send` raises."""
+        half = self._producer.send(
+            topic,
+            body,
+            key=key,
+            keys=keys,
+            tag=tag,
+            properties=properties,
+            queue=queue,
+            sharding_key=sharding_key,
+            selector=selector,
+            delay=delay,
+            deliver_at=deliver_at,
+            timeout_s=timeout_s,
+        )
+        assert isinstance(half, HalfResult)
+        self._listen_to(half.queue)
+        return Transaction(self, half)
+
+    def end(
+        self,
+        half: SendResult,
+        decision: TransactionDecision,
+        *,
+        timeout_s: float | None = None,
+    ) -> bool:
+        """Ends a transaction by the result of its half message; whether it had ended so before.
+
+        Raises TransactionEndedError if it has ended otherwise, TransactionNotFoundError if it is not known.
+        """
+        if not isinstance(half, HalfResult):
+            raise ConfigurationError("only the result of a half message names a transaction")
+        if check_decision(decision, "the caller") is TransactionDecision.UNKNOWN:
+            raise ConfigurationError("a transaction ends with COMMIT or ROLL_BACK")
+        queue = half.queue
+        end = End(queue.topic, queue.broker_name, half.transaction_handle, decision)
+        return self._end(end, timeout_s)
+
+    def _end(self, end: End, timeout_s: float | None) -> bool:
+        if self._closed.is_set():
+            raise ClosedError("the producer is closed")
+        if self._pid != os.getpid():
+            self._start()
+        line = self._lines.get(end.broker_name)
+        if line is None:
+            line = self._lines.setdefault(end.broker_name, _EndLine(self._call_end))
+        return line.end(end, self._seconds(timeout_s))
+
+    def _try_to_end(
+        self, half: HalfResult, decision: TransactionDecision, timeout_s: float | None
+    ) -> bool:
+        """Whether the broker took the decision; it asks later if it did not."""
+        if decision is TransactionDecision.UNKNOWN:
+            return False
+        try:
+            self.end(half, decision, timeout_s=timeout_s)
+        except ProtomqError as error:
+            if error.definite and not error.retriable:
+                raise
+            logger.warning(
+                "the broker may not know yet that the transaction of message %s is to %s, it will ask: %s",
+                half.message_id,
+                decision,
+                error,
+            )
+            return False
+        return True
+
+    def _call_end(self, ends: Sequence[End], timeout_s: float) -> list[bool | ProtomqError]:
+        return self._producer._driver.run(end_steps(ends, timeout_s))
+
+    def _seconds(self, timeout_s: float | None) -> float:
+        if timeout_s is None:
+            return self._producer.options.send_timeout_s
+        return check_seconds("timeout_s", timeout_s)
+
+    # Checks.
+
+    def _listen_to(self, queue: MessageQueue) -> None:
+        """Tells the broker of a queue from now on that this producer is there."""
+        if queue.broker_name in self._listening and self._pid == os.getpid():
+            return
+        with self._lock:
+            if self._pid != os.getpid():
+                self._start()
+            if queue.broker_name in self._listening or self._closed.is_set():
+                return
+            self._listening.add(queue.broker_name)
+        self._begin_thread(self._answer_checks, queue.topic, queue.broker_name)
+
+    def _begin_thread(self, run: Callable[..., None], *arguments: Any) -> None:
+        threading.Thread(
+            target=run, args=arguments, name="protomq-transaction-checks", daemon=True
+        ).start()
+
+    def _follow_topics(self, topics: Sequence[str]) -> None:
+        while not self._closed.is_set():
+            is_known = True
+            for topic in topics:
+                try:
+                    for queue in self._producer.queues(topic):
+                        self._listen_to(queue)
+                except ProtomqError as error:
+                    is_known = False
+                    logger.info("the brokers of topic %s are not known yet: %s", topic, error)
+            self._closed.wait(TOPIC_PAUSE_S if is_known else PAUSE_S)
+
+    def _answer_checks(self, topic: str, broker_name: str) -> None:
+        """Until the producer is closed: waits for what one broker asks, and answers."""
+        producer = self._producer
+        while not self._closed.is_set():
+            try:
+                route = producer._route(topic, time.monotonic() + PAUSE_S, None)
+                address = route.brokers.get(broker_name)
+                if address is None:
+                    producer._routes.invalidate(topic)
+                    self._closed.wait(PAUSE_S)
+                    continue
+                checks = producer._driver.run(
+                    wait_steps(address, broker_name, producer.options.group)
+                )
+                for check in checks:
+                    self._answer(topic, broker_name, check)
+            except ProtomqError as error:
+                if self._closed.is_set():
+                    return
+                if error.stale_route:
+                    producer._routes.invalidate(topic)
+                logger.info("broker %s cannot ask about transactions: %s", broker_name, error)
+                self._closed.wait(PAUSE_S)
+            except Exception:
+                logger.exception("a question of broker %s could not be answered", broker_name)
+                self._closed.wait(PAUSE_S)
+
+    def _answer(self, topic: str, broker_name: str, check: TransactionCheck) -> None:
+        decision = check_decision(answer_of(self._check, check), "a check listener")
+        if decision is TransactionDecision.UNKNOWN:
+            return
+        try:
+            self._end(End(topic, broker_name, check.transaction_handle, decision), None)
+        except ProtomqError as error:
+            logger.info(
+                "the answer about message %s was not taken: %s", check.message.message_id, error
+            )
+
+    # Life.
+
+    @property
+    def group(self) -> str:
+        """The producer group."""
+        return self._producer.group
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Ends it. Transactions that are open stay so: the broker asks another producer of the group."""
+        self._closed.set()
+        self._producer.close(timeout_s)
+
+    def __enter__(self) -> TransactionProducer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Entry:
+    """A decision of one caller."""
+
+    __slots__ = ("deadline_s", "end", "leads", "outcome", "wakeup")
+
+    def __init__(self, end: End, deadline_s: float) -> None:
+        self.end = end
+        self.deadline_s = deadline_s
+        self.outcome: bool | BaseException | None = None
+        self.leads = False
+        self.wakeup = threading.Lock()
+
+
+class _EndLine:
+    """Where decisions for one broker gather while a request is on its way; as `_lines.py` has it for sends. Any thread."""
+
+    def __init__(
+        self, call: Callable[[Sequence[End], float], list[bool | ProtomqError]]
+    ) -> None:
+        self._call = call
+        self._lock = threading.Lock()
+        self._waiting: deque[_Entry] = deque()
+        self._is_busy = False
+
+    def end(self, end: End, timeout_s: float) -> bool:
+        """Whether the transaction had ended so before. Raises what the call raises."""
+        entry = _Entry(end, time.monotonic() + timeout_s)
+        with self._lock:
+            if self._is_busy:
+                entry.wakeup.acquire()
+                self._waiting.append(entry)
+            else:
+                self._is_busy = entry.leads = True
+        if not entry.leads and not entry.wakeup.acquire(timeout=timeout_s + PAUSE_S):
+            with self._lock:
+                if entry in self._waiting:
+                    self._waiting.remove(entry)
+                    raise RequestTimeoutError(
+                        "the decision was still waiting to be told when its time was up"
+                    )
+            entry.wakeup.acquire()
+        if entry.leads:
+            self._lead(entry)
+        if isinstance(entry.outcome, BaseException):
+            raise entry.outcome
+        return bool(entry.outcome)
+
+    def _lead(self, own: _Entry) -> None:
+        """Tells what has gathered, and hands the lead over."""
+        with self._lock:
+            entries = [own]
+            while self._waiting and len(entries) < ENDS_MAX:
+                entries.append(self._waiting.popleft())
+        try:
+            timeout_s = max(own.deadline_s - time.monotonic(), 0.001)
+            outcomes: Sequence[Any] = self._call([entry.end for entry in entries], timeout_s)
+        except Exception as error:
+            # Threads that raise one exception object would write into each other's traceback.
+            outcomes = [error, *(copy.copy(error) for _ in entries[1:])]
+        except BaseException as error:
+            stopped = f"the thread that told the decision was stopped by {error!r}"
+            outcomes = [error, *(ConnectionLostError(stopped) for _ in entries[1:])]
+        with self._lock:
+            next_ = self._waiting.popleft() if self._waiting else None
+            if next_ is not None:
+                next_.leads = True
+            else:
+                self._is_busy = False
+        if next_ is not None:
+            next_.wakeup.release()
+        for entry, outcome in zip(entries, outcomes, strict=True):
+            entry.outcome = outcome
+            if entry is not own:
+                entry.wakeup.release()

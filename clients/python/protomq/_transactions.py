@@ -1,0 +1,185 @@
+"""Transactions: what a producer says of them, what it is asked, and the calls for both. See _transaction_producer.py.
+
+Decisions of many callers on transactions of one broker travel together: while a request is on its way, the next ones gather.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+from ._call_steps import call_broker
+from ._message import Message, field_values
+from ._methods import END_TRANSACTION, WAIT_FOR_CHECKS
+from ._outgoing import SendResult
+from ._retry import UNTIL_THE_END
+from ._steps import CallServer, Steps
+from ._types import BrokerAddress, MessageQueue
+from .errors import ProtocolError, ProtomqError, WrongTypeError, error_from_status
+from .wire.status import RpcStatus
+
+logger = logging.getLogger("protomq.producer")
+
+HOLD_S: Final = 30.0
+"""How long a broker holds the call by which a producer tells it that it is there."""
+HOLD_MARGIN_S: Final = 5.0
+PAUSE_S: Final = 1.0
+"""Before a broker is called again that did not answer."""
+TOPIC_PAUSE_S: Final = 30.0
+"""Between two looks whether other brokers have the topics now."""
+ENDS_MAX: Final = 1_024
+"""Decisions in one request."""
+
+
+class TransactionDecision(IntEnum):
+    """What is to become of a half message (RocketMQ: LocalTransactionState)."""
+
+    UNKNOWN = 0
+    """Not decided yet: the broker asks again later."""
+    COMMIT = 1
+    """It is delivered."""
+    ROLL_BACK = 2
+    """Nobody gets it."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionCheck:
+    """A question of a broker: what has become of this transaction?
+
+    Attributes:
+        message: the half message, as a consumer would get it; its queue offset means nothing.
+        check_count: how often it was asked, this time included; after the fifteenth, unless the broker is configured otherwise, it expires.
+        transaction_handle: what the send of the half message answered, or another name of the same.
+    """
+
+    message: Message
+    check_count: int
+    transaction_handle: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionResult:
+    """What came of `TransactionProducer.send`.
+
+    Attributes:
+        half: where the half message was stored.
+        decision: what the local work said.
+        is_ended: whether the broker has taken that decision. If not, it asks later: see `TransactionProducer`.
+    """
+
+    half: SendResult
+    decision: TransactionDecision
+    is_ended: bool
+
+
+class End(NamedTuple):
+    """A decision on its way. `topic`: one that the broker has, by which its address is known."""
+
+    topic: str
+    broker_name: str
+    handle: str
+    decision: TransactionDecision
+
+
+def decision_of(returned: object) -> TransactionDecision:
+    """What a local execution says: None is a commit. Raises WrongTypeError for what is no decision."""
+    if returned is None:
+        return TransactionDecision.COMMIT
+    return check_decision(returned, "the local execution")
+
+
+def check_decision(returned: object, what: str) -> TransactionDecision:
+    """Raises WrongTypeError for what is no decision."""
+    if not isinstance(returned, TransactionDecision):
+        raise WrongTypeError(f"{what} returns a TransactionDecision, not {returned!r}")
+    return returned
+
+
+def answer_of(listener: Callable[[TransactionCheck], Any], check: TransactionCheck) -> Any:
+    """What a listener returns; an error of it is logged, and nothing is decided."""
+    try:
+        return listener(check)
+    except Exception as error:
+        say_listener_failed(check, error)
+        return TransactionDecision.UNKNOWN
+
+
+def say_listener_failed(check: TransactionCheck, error: Exception) -> None:
+    """What the listener of a check raised."""
+    logger.error(
+        "the check of the transaction of message %s failed; it is asked again later",
+        check.message.message_id,
+        exc_info=error,
+    )
+
+
+def end_steps(ends: Sequence[End], timeout_s: float) -> Steps[list[bool | ProtomqError]]:
+    """Tells one broker of decisions; of each, whether the transaction had ended so before, or why it was refused. Raises what the call
+    raises. It is tried until the time is over: a decision that comes twice is answered as the first time.
+    """
+    from .v1.transaction_service_pb2 import EndTransactionRequest
+
+    request = EndTransactionRequest()
+    for end in ends:
+        request.ends.add(transaction_handle=end.handle, decision=int(end.decision))
+    payload = [request.SerializeToString()]
+    topic, broker_name = ends[0].topic, ends[0].broker_name
+    answer = yield from call_broker(
+        topic, broker_name, END_TRANSACTION, payload, timeout_s, UNTIL_THE_END
+    )
+    return _outcomes(ends, answer)
+
+
+def _outcomes(ends: Sequence[End], answer: bytes) -> list[bool | ProtomqError]:
+    from google.protobuf.message import DecodeError
+
+    from .v1.transaction_service_pb2 import EndTransactionResponse
+
+    try:
+        results = EndTransactionResponse.FromString(answer).results
+    except DecodeError as error:
+        raise ProtocolError(f"the server's answer does not parse: {error}") from error
+    if len(results) != len(ends):
+        raise ProtocolError(f"{len(ends)} decisions were told, the broker answered {len(results)}")
+    found: list[bool | ProtomqError] = []
+    for result in results:
+        if result.error_reason:
+            status = RpcStatus(0, result.error_message, result.error_reason)
+            refusal = error_from_status(status)
+            refusal.code = type(refusal).code
+            found.append(refusal)
+        else:
+            found.append(result.repeated_decision)
+    return found
+
+
+def wait_steps(
+    address: BrokerAddress, broker_name: str, group: str, hold_s: float = HOLD_S
+) -> Steps[list[TransactionCheck]]:
+    """Tells a broker that a producer of the group is there, and waits for what it asks."""
+    from .v1.transaction_service_pb2 import WaitForChecksRequest
+
+    request = WaitForChecksRequest(producer_group=group, hold_ms=int(hold_s * 1000))
+    answer: bytes = yield CallServer(
+        address, WAIT_FOR_CHECKS, [request.SerializeToString()], hold_s + HOLD_MARGIN_S
+    )
+    return [_check_of(octets, broker_name) for octets in field_values(answer, 1)]
+
+
+def _check_of(octets: bytes, broker_name: str) -> TransactionCheck:
+    from .v1.transaction_service_pb2 import TransactionCheck as Asked
+
+    asked = Asked.FromString(octets)
+    # The record as it stands: what its CRC covers may be written in more than one way.
+    (record,) = field_values(octets, 2)
+    queue = MessageQueue(asked.message.topic, broker_name, asked.message.queue_id)
+    message = Message.from_record(record, queue, -1)
+    return TransactionCheck(message, asked.check_count, asked.transaction_handle)
+
+

@@ -1,0 +1,192 @@
+"""Transactions through a whole broker: from threads and coroutines, over both transports, with producers and brokers that die."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+import threading
+from typing import Any
+
+import pytest
+
+from protomq import (
+    Admin,
+    AsyncTransactionProducer,
+    Producer,
+    PullConsumer,
+    TransactionCheck,
+    TransactionDecision,
+    TransactionProducer,
+)
+from protomq.errors import (
+    ConfigurationError,
+    NoRouteError,
+    TransactionEndedError,
+    WrongTypeError,
+)
+from protomq.testing import Broker
+from protomq.wire.topics import EXPIRED_TOPIC
+from tests.support.waiting import PATIENCE_S, wait_for
+
+COMMIT, ROLL_BACK, UNKNOWN = (
+    TransactionDecision.COMMIT,
+    TransactionDecision.ROLL_BACK,
+    TransactionDecision.UNKNOWN,
+)
+def checks(timeout_ms: int, interval_ms: int, count: int) -> dict[str, str]:
+    """The environment of a broker that asks so often."""
+    return {
+        "PROTOMQ_TRANSACTION_TIMEOUT_MS": str(timeout_ms),
+        "PROTOMQ_TRANSACTION_CHECK_INTERVAL_MS": str(interval_ms),
+        "PROTOMQ_TRANSACTION_CHECK_MAX": str(count),
+    }
+
+
+def received(broker: Broker, topic: str, count: int) -> list[bytes]:
+    """The bodies of a topic, at least so many."""
+    found: list[bytes] = []
+
+    def poll() -> bool:
+        found.extend(message.body for message in consumer.poll(timeout_s=0.5))
+        return len(found) >= count
+
+    with PullConsumer(namesrv=broker.namesrv) as consumer:
+        consumer.subscribe(topic)
+        wait_for(poll, PATIENCE_S)
+    return sorted(found)
+
+
+def never(_: TransactionCheck) -> TransactionDecision:
+    raise AssertionError("nobody is to be asked")
+
+
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+def test_threads_commit_what_was_done_and_roll_back_what_was_not(
+    protomq_server: Broker, protomq_topic: str, transport: Any
+) -> None:
+    topic = protomq_topic
+    with TransactionProducer(
+        "desk", never, namesrv=protomq_server.namesrv, transport=transport
+    ) as producer:
+
+        def fail(_: Any) -> None:
+            raise KeyError("no seat")
+
+        def sell(number: int) -> None:
+            result = producer.send(
+                topic,
+                b"%d" % number,
+                key=f"k{number}",
+                execute=lambda half: ROLL_BACK if number % 3 == 0 else None,
+            )
+            assert result.is_ended
+            assert result.half.queue_offset == -1
+
+        threads = [threading.Thread(target=sell, args=(number,)) for number in range(24)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        with pytest.raises(KeyError, match="no seat"):
+            producer.send(topic, b"failed", execute=fail)
+        with producer.begin(topic, b"begun") as transaction:
+            assert transaction.message_id
+        transaction.commit()
+        with pytest.raises(TransactionEndedError):
+            transaction.roll_back()
+        with pytest.raises(ZeroDivisionError), producer.begin(topic, b"broken"):
+            raise ZeroDivisionError
+        expected = [b"%d" % number for number in range(24) if number % 3]
+        assert received(protomq_server, topic, 17) == sorted([*expected, b"begun"])
+        with pytest.raises(WrongTypeError):
+            producer.send(topic, b"x", execute=lambda half: True)  # type: ignore[arg-type, return-value]
+        with pytest.raises(ConfigurationError):
+            TransactionProducer("", never)
+
+
+@pytest.mark.parametrize("transport", ["remoting", "grpc"])
+def test_coroutines_do_the_same(
+    protomq_server: Broker, protomq_topic: str, transport: Any
+) -> None:
+    topic = protomq_topic
+
+    async def run() -> None:
+        async def work(half: Any) -> TransactionDecision | None:
+            await asyncio.sleep(0)
+            return None if half.message_id else ROLL_BACK
+
+        async with AsyncTransactionProducer(
+            "desk", never, topics=[topic], namesrv=protomq_server.namesrv, transport=transport
+        ) as producer:
+            results = await asyncio.gather(
+                *(producer.send(topic, b"%d" % number, execute=work) for number in range(24))
+            )
+            assert all(result.is_ended for result in results)
+            async with await producer.begin(topic, b"begun") as transaction:
+                await transaction.roll_back()
+            with pytest.raises(TransactionEndedError):
+                await transaction.commit()
+            with pytest.raises(ZeroDivisionError):
+                await producer.send(topic, b"broken", execute=lambda half: 1 / 0)  # type: ignore[arg-type, return-value]
+
+    asyncio.run(run())
+    assert received(protomq_server, topic, 24) == sorted(b"%d" % number for number in range(24))
+
+
+DYING_PRODUCER = """
+    import os, sys
+    from protomq import TransactionProducer
+    producer = TransactionProducer("desk", lambda check: None, namesrv=sys.argv[1])
+    for number in range(10):
+        producer.begin("bookings", b"%d" % number, key=str(number))
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_what_a_dead_producer_left_is_settled_by_others(tmp_path: Any) -> None:
+    """With a kill -9 of the producer, and one of the broker in between."""
+    asked: list[str] = []
+
+    def check(question: TransactionCheck) -> TransactionDecision:
+        assert question.message.body == question.message.key.encode()
+        asked.append(question.message.key)
+        return (UNKNOWN, COMMIT, ROLL_BACK)[int(question.message.key) % 3]
+
+    async def check_async(question: TransactionCheck) -> TransactionDecision:
+        return check(question)
+
+    with Broker(data_dir=tmp_path, environment=checks(300, 300, 1_000)) as broker:
+        script = [sys.executable, "-c", textwrap.dedent(DYING_PRODUCER), broker.namesrv]
+        assert subprocess.run(script, check=False).returncode == -9
+        broker.kill()
+        broker.restart()
+        with TransactionProducer("desk", check, topics=["bookings"], namesrv=broker.namesrv):
+            assert received(broker, "bookings", 3) == [b"1", b"4", b"7"]
+            wait_for(lambda: asked.count("0") > 1 and "8" in asked, PATIENCE_S)
+
+        async def run() -> None:
+            async with AsyncTransactionProducer(
+                "desk", check_async, namesrv=broker.namesrv
+            ) as producer:
+                await producer.begin("bookings", b"13", key="13")
+                await asyncio.to_thread(received, broker, "bookings", 4)
+
+        asyncio.run(run())
+        assert received(broker, "bookings", 4) == [b"1", b"13", b"4", b"7"]
+
+
+def test_what_nobody_can_say_anything_about_expires() -> None:
+    with Broker(environment=checks(100, 100, 2)) as broker:
+        script = [sys.executable, "-c", textwrap.dedent(DYING_PRODUCER), broker.namesrv]
+        assert subprocess.run(script, check=False).returncode == -9
+
+        def has_expired() -> bool:
+            with Admin(namesrv=broker.namesrv) as admin:
+                return EXPIRED_TOPIC in admin.list_topic_names()
+
+        wait_for(has_expired, PATIENCE_S)
+        assert received(broker, EXPIRED_TOPIC, 10) == [b"%d" % number for number in range(10)]
+        with pytest.raises(NoRouteError), Producer(namesrv=broker.namesrv) as producer:
+            producer.send(EXPIRED_TOPIC, b"mine")
