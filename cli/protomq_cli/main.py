@@ -25,6 +25,7 @@ from protomq_cli import (
     messages,
     servers,
     topics,
+    transactions,
 )
 from protomq_cli.connection import translate
 from protomq_cli.environment import check_environment
@@ -117,6 +118,10 @@ def build_app() -> typer.Typer:
     group(
         "filter", "Filters that users write, as WebAssembly modules.", ADMINISTRATION,
         deploy=filters.deploy, list=filters.list_filters, delete=filters.delete,
+    )  # fmt: skip
+    group(
+        "transaction", "Half messages that nobody has committed or rolled back.", ADMINISTRATION,
+        list=transactions.list_transactions, show=transactions.show, commit=transactions.commit, rollback=transactions.rollback,
     )  # fmt: skip
     group("message", "Find single messages.", ADMINISTRATION, query=messages.query)
     group(

@@ -28,6 +28,7 @@ from protomq.errors import (
 )
 from protomq.testing import Broker
 from protomq.wire.topics import EXPIRED_TOPIC
+from tests.support.cli import Finished, jsonl, run
 from tests.support.waiting import PATIENCE_S, wait_for
 
 COMMIT, ROLL_BACK, UNKNOWN = (
@@ -35,6 +36,8 @@ COMMIT, ROLL_BACK, UNKNOWN = (
     TransactionDecision.ROLL_BACK,
     TransactionDecision.UNKNOWN,
 )
+
+
 def checks(timeout_ms: int, interval_ms: int, count: int) -> dict[str, str]:
     """The environment of a broker that asks so often."""
     return {
@@ -68,7 +71,11 @@ def test_threads_commit_what_was_done_and_roll_back_what_was_not(
 ) -> None:
     topic = protomq_topic
     with TransactionProducer(
-        "desk", never, namesrv=protomq_server.namesrv, transport=transport
+        "desk",
+        never,
+        namesrv=protomq_server.namesrv,
+        transport=transport,
+        send_timeout_s=PATIENCE_S,
     ) as producer:
 
         def fail(_: Any) -> None:
@@ -107,9 +114,7 @@ def test_threads_commit_what_was_done_and_roll_back_what_was_not(
 
 
 @pytest.mark.parametrize("transport", ["remoting", "grpc"])
-def test_coroutines_do_the_same(
-    protomq_server: Broker, protomq_topic: str, transport: Any
-) -> None:
+def test_coroutines_do_the_same(protomq_server: Broker, protomq_topic: str, transport: Any) -> None:
     topic = protomq_topic
 
     async def run() -> None:
@@ -118,7 +123,12 @@ def test_coroutines_do_the_same(
             return None if half.message_id else ROLL_BACK
 
         async with AsyncTransactionProducer(
-            "desk", never, topics=[topic], namesrv=protomq_server.namesrv, transport=transport
+            "desk",
+            never,
+            topics=[topic],
+            namesrv=protomq_server.namesrv,
+            transport=transport,
+            send_timeout_s=PATIENCE_S,
         ) as producer:
             results = await asyncio.gather(
                 *(producer.send(topic, b"%d" % number, execute=work) for number in range(24))
@@ -138,7 +148,7 @@ def test_coroutines_do_the_same(
 DYING_PRODUCER = """
     import os, sys
     from protomq import TransactionProducer
-    producer = TransactionProducer("desk", lambda check: None, namesrv=sys.argv[1])
+    producer = TransactionProducer("desk", lambda check: None, namesrv=sys.argv[1], send_timeout_s=60)
     for number in range(10):
         producer.begin("bookings", b"%d" % number, key=str(number))
     os.kill(os.getpid(), 9)
@@ -168,7 +178,7 @@ def test_what_a_dead_producer_left_is_settled_by_others(tmp_path: Any) -> None:
 
         async def run() -> None:
             async with AsyncTransactionProducer(
-                "desk", check_async, namesrv=broker.namesrv
+                "desk", check_async, namesrv=broker.namesrv, send_timeout_s=PATIENCE_S
             ) as producer:
                 await producer.begin("bookings", b"13", key="13")
                 await asyncio.to_thread(received, broker, "bookings", 4)
@@ -190,3 +200,30 @@ def test_what_nobody_can_say_anything_about_expires() -> None:
         assert received(broker, EXPIRED_TOPIC, 10) == [b"%d" % number for number in range(10)]
         with pytest.raises(NoRouteError), Producer(namesrv=broker.namesrv) as producer:
             producer.send(EXPIRED_TOPIC, b"mine")
+
+
+def test_open_transactions_are_listed_shown_and_ended_by_hand(
+    protomq_server: Broker, protomq_topic: str
+) -> None:
+    topic = protomq_topic
+
+    def cli(*arguments: str, code: int = 0) -> Finished:
+        return run("transaction", *arguments, namesrv=protomq_server.remoting_address, code=code)
+
+    with TransactionProducer(
+        "clerk", never, namesrv=protomq_server.namesrv, send_timeout_s=PATIENCE_S
+    ) as producer:
+        first = producer.begin(topic, b"first", key="k1", properties={"b": "2", "a": "1"})
+        second = producer.begin(topic, b"second")
+    listed = jsonl(cli("list", "--topic", topic, "--group", "clerk", "-o", "jsonl"))
+    assert [row["message_id"] for row in listed] == [first.message_id, second.message_id]
+    assert jsonl(cli("list", "--topic", topic, "--group", "other", "-o", "jsonl")) == []
+    (shown,) = jsonl(cli("show", first.message_id, "-o", "jsonl"))
+    assert (shown["body"], shown["keys"], shown["group"]) == ("first", ["k1"], "clerk")
+    assert shown["properties"] == {"a": "1", "b": "2"}
+    assert "committed" in cli("commit", first.message_id).stdout
+    assert "rolled back" in cli("rollback", second.message_id.lower()).stdout
+    for verb in ("show", "commit", "rollback"):
+        refused = cli(verb, first.message_id, code=4)
+        assert "no broker has an open transaction" in refused.stderr
+    assert received(protomq_server, topic, 1) == [b"first"]

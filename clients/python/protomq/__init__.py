@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from ._pull_consumer import PullConsumer as PullConsumer
     from ._send_back import SentBack as SentBack
     from ._transit import MessageOrigin as MessageOrigin
+    from ._transaction_admin import OpenTransaction as OpenTransaction
     from ._transaction_producer import Transaction as Transaction
     from ._transaction_producer import TransactionProducer as TransactionProducer
     from ._transactions import TransactionCheck as TransactionCheck
@@ -110,6 +111,7 @@ _LAZY = {
     "GroupSettings": "_group_admin",
     "MessageOrigin": "_transit",
     "SentBack": "_send_back",
+    "OpenTransaction": "_transaction_admin",
     "ProtomqError": "errors",
 }
 
@@ -155,6 +157,7 @@ __all__ = [
     "GroupSettings",
     "MessageOrigin",
     "SentBack",
+    "OpenTransaction",
     "ProtomqError",
     "errors",
     "__version__",

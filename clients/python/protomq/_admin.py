@@ -34,6 +34,7 @@ from ._message import Message, field_values
 from ._retry import CHANGE
 from ._routes import Routes
 from ._steps import Driver
+from ._transaction_admin import OpenTransaction, end_transaction, list_transactions
 from ._transport import SyncTransport
 from ._transport_options import TransportOptions
 from ._types import (
@@ -65,6 +66,8 @@ from .errors import (
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message as PbMessage
+
+    from ._transactions import TransactionDecision
 
 REQUEST_TIMEOUT_S = 5.0
 _PAGE_SIZE = 1000
@@ -528,6 +531,33 @@ class Admin:
     def list_group_settings(self) -> list[str]:
         """Names of the groups that were set up at any broker."""
         return _whole(*list_group_settings(self))
+
+    # -- transactions ----------------------------------------------------------------------------------------------------
+
+    def list_transactions(
+        self,
+        *,
+        topic: str = "",
+        group: str = "",
+        message_id: str = "",
+        with_messages: bool = False,
+        brokers: Iterable[str] | None = None,
+    ) -> list[OpenTransaction]:
+        """The open transactions of all brokers, the oldest first: all, or those of a topic, a producer group, or a message."""
+        return _whole(
+            *list_transactions(
+                self,
+                topic=topic,
+                group=group,
+                message_id=message_id,
+                with_messages=with_messages,
+                brokers=brokers,
+            )
+        )
+
+    def end_transaction(self, message_id: str, decision: TransactionDecision) -> OpenTransaction:
+        """Commits the open transaction of a message, or rolls it back; what it was. Raises TransactionNotFoundError if none is open."""
+        return end_transaction(self, message_id, decision)
 
     # -- filters ---------------------------------------------------------------------------------------------------------
 

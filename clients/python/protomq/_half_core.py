@@ -11,6 +11,7 @@ from ._outgoing import SendResult, Stored
 from ._producer_options import ProducerOptions
 from ._send_core import Request, SendCore
 from .errors import ProtocolError
+from .v1.send_service_pb2 import SendResponse
 from .wire.record import encode_varint
 
 _HALF_FIELD: Final = b"\x58\x01"
@@ -99,8 +100,6 @@ class HalfCore(SendCore):
     def store_result(self, request: Request, answer: bytes) -> Stored:
         """See `SendCore`."""
         stored = super().store_result(request, answer)
-        from .v1.send_service_pb2 import SendResponse
-
         handles = list(SendResponse.FromString(answer).transaction_handles)
         if len(handles) != stored.count:
             raise ProtocolError(

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple
 
+from google.protobuf.message import DecodeError
+
 from ._call_steps import call_broker
 from ._message import Message, field_values
 from ._methods import END_TRANSACTION, WAIT_FOR_CHECKS
@@ -19,6 +21,7 @@ from ._retry import UNTIL_THE_END
 from ._steps import CallServer, Steps
 from ._types import BrokerAddress, MessageQueue
 from .errors import ProtocolError, ProtomqError, WrongTypeError, error_from_status
+from .v1 import transaction_service_pb2 as pb
 from .wire.status import RpcStatus
 
 logger = logging.getLogger("protomq.producer")
@@ -123,9 +126,7 @@ def end_steps(ends: Sequence[End], timeout_s: float) -> Steps[list[bool | Protom
     """Tells one broker of decisions; of each, whether the transaction had ended so before, or why it was refused. Raises what the call
     raises. It is tried until the time is over: a decision that comes twice is answered as the first time.
     """
-    from .v1.transaction_service_pb2 import EndTransactionRequest
-
-    request = EndTransactionRequest()
+    request = pb.EndTransactionRequest()
     for end in ends:
         request.ends.add(transaction_handle=end.handle, decision=int(end.decision))
     payload = [request.SerializeToString()]
@@ -137,12 +138,8 @@ def end_steps(ends: Sequence[End], timeout_s: float) -> Steps[list[bool | Protom
 
 
 def _outcomes(ends: Sequence[End], answer: bytes) -> list[bool | ProtomqError]:
-    from google.protobuf.message import DecodeError
-
-    from .v1.transaction_service_pb2 import EndTransactionResponse
-
     try:
-        results = EndTransactionResponse.FromString(answer).results
+        results = pb.EndTransactionResponse.FromString(answer).results
     except DecodeError as error:
         raise ProtocolError(f"the server's answer does not parse: {error}") from error
     if len(results) != len(ends):
@@ -163,9 +160,7 @@ def wait_steps(
     address: BrokerAddress, broker_name: str, group: str, hold_s: float = HOLD_S
 ) -> Steps[list[TransactionCheck]]:
     """Tells a broker that a producer of the group is there, and waits for what it asks."""
-    from .v1.transaction_service_pb2 import WaitForChecksRequest
-
-    request = WaitForChecksRequest(producer_group=group, hold_ms=int(hold_s * 1000))
+    request = pb.WaitForChecksRequest(producer_group=group, hold_ms=int(hold_s * 1000))
     answer: bytes = yield CallServer(
         address, WAIT_FOR_CHECKS, [request.SerializeToString()], hold_s + HOLD_MARGIN_S
     )
@@ -173,9 +168,7 @@ def wait_steps(
 
 
 def _check_of(octets: bytes, broker_name: str) -> TransactionCheck:
-    from .v1.transaction_service_pb2 import TransactionCheck as Asked
-
-    asked = Asked.FromString(octets)
+    asked = pb.TransactionCheck.FromString(octets)
     # The record as it stands: what its CRC covers may be written in more than one way.
     (record,) = field_values(octets, 2)
     queue = MessageQueue(asked.message.topic, broker_name, asked.message.queue_id)

@@ -245,22 +245,19 @@ class TransactionChecks:
         The message goes as it stands, octet by octet: its CRC covers it so.
         """
         found = []
-        for half, field in self._fields_of(halves):
+        for half, field in self.fields_of(halves):
             known = self._store.transactions.find(half.key)
             check = TransactionCheck(
                 transaction_handle=self._handles.encode(half.position, half.key),
                 check_count=0 if known is None else known.check_count,
             )
             octets = check.SerializeToString() + b"\x12" + field[1:]
-            group = _record_of(field).attributes.producer_group
+            group = record_of(field).attributes.producer_group
             found.append((group, half.key, octets))
         return found
 
-    def records_of(self, halves: Sequence[HalfMessage]) -> list[tuple[HalfMessage, Record]]:
-        """The half messages that can be read, by their positions."""
-        return [(half, _record_of(field)) for half, field in self._fields_of(halves)]
-
-    def _fields_of(self, halves: Sequence[HalfMessage]) -> list[tuple[HalfMessage, bytes]]:
+    def fields_of(self, halves: Sequence[HalfMessage]) -> list[tuple[HalfMessage, bytes]]:
+        """The half messages that can be read, by their positions: record fields."""
         halves = sorted(halves, key=lambda half: half.position)
         if not halves:
             return []
@@ -319,7 +316,8 @@ def first_halves(halves: Sequence[HalfMessage]) -> list[HalfMessage]:
     return list(halves)
 
 
-def _record_of(field: bytes) -> Record:
+def record_of(field: bytes) -> Record:
+    """The record in a record field."""
     (record,) = RecordBatch.FromString(field).records
     return record
 

@@ -21,10 +21,11 @@ from protomq.wire.record import encode_message_id
 from protomq_runtime.dispatch import drained, raw
 from protomq_runtime.errors import ServiceError, invalid_argument, unparsable
 
+from .store.log.record_scan import record_field_at
 from .store.state.transactions import Ending
 from .store_errors import tells_store_errors, to_service_error
 from .topic_access import check_group_name
-from .transaction_checks import first_halves
+from .transaction_checks import first_halves, record_of
 from .transaction_endings import Outcome, Wanted
 
 if TYPE_CHECKING:
@@ -168,15 +169,16 @@ class TransactionService:
         response = ListTransactionsResponse()
         chosen = found[: min(max(request.count_max, 0) or LISTED_MAX, LISTED_MAX)]
         looked_at = first_halves([known.half for known in chosen])
-        records = dict(self._checks.records_of(looked_at))
+        fields = dict(self._checks.fields_of(looked_at))
         for known in chosen[: len(looked_at)]:
-            record = records.get(known.half)
-            group = record.attributes.producer_group if record is not None else ""
+            field = fields.get(known.half)
+            group = "" if field is None else record_of(field).attributes.producer_group
             if request.producer_group not in ("", group):
                 continue
             listed = self._listed(known, group)
-            if request.with_messages and record is not None:
-                listed.message.CopyFrom(record)
+            if request.with_messages and field is not None:
+                size, head = record_field_at(field, 0, len(field))
+                listed.record = field[head : head + size]
             response.transactions.append(listed)
         if len(found) > len(looked_at):
             response.next_position = found[len(looked_at)].half.position

@@ -15,6 +15,7 @@ from protomq.v1 import (
     route_service_pb2,
     send_service_pb2,
     topic_pb2,
+    transaction_service_pb2,
 )
 
 FILES = (
@@ -26,6 +27,7 @@ FILES = (
     pull_service_pb2,
     route_service_pb2,
     send_service_pb2,
+    transaction_service_pb2,
 )
 
 

@@ -725,7 +725,7 @@ class Script:
         committed = {body for body, what in self.done.items() if what == COMMIT}
         assert committed - self.may_be_gone <= set(seen) <= committed | self.doubtful
         open_ = {each.message_id: each for each in world.listed(with_messages=True).transactions}
-        bodies = {each.message.body.decode() for each in open_.values()}
+        bodies = {Record.FromString(each.record).body.decode() for each in open_.values()}
         assert set(self.handles) - set(self.done) - self.doubtful <= bodies
         assert not bodies & (set(seen) | set(self.done))
         for body, what in self.done.items():

@@ -319,7 +319,7 @@ class OpenTransaction(_message.Message):
     CHECK_COUNT_FIELD_NUMBER: _builtins.int
     NEXT_CHECK_TIME_MS_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
-    MESSAGE_FIELD_NUMBER: _builtins.int
+    RECORD_FIELD_NUMBER: _builtins.int
     transaction_handle: _builtins.str
     """Names it to EndTransaction."""
     topic: _builtins.str
@@ -338,10 +338,8 @@ class OpenTransaction(_message.Message):
     """When it is asked next, or expires: milliseconds since 1970-01-01 UTC."""
     size_bytes: _builtins.int
     """Size of its record in the log."""
-    @_builtins.property
-    def message(self) -> _record_pb2.Record:
-        """The message; only with `with_messages`."""
-
+    record: _builtins.bytes
+    """The message, a Record, octet by octet as it stands in the log; only with `with_messages`."""
     def __init__(
         self,
         *,
@@ -354,11 +352,11 @@ class OpenTransaction(_message.Message):
         check_count: _builtins.int = ...,
         next_check_time_ms: _builtins.int = ...,
         size_bytes: _builtins.int = ...,
-        message: _record_pb2.Record | None = ...,
+        record: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["check_count", b"check_count", "message", b"message", "message_id", b"message_id", "next_check_time_ms", b"next_check_time_ms", "producer_group", b"producer_group", "queue_id", b"queue_id", "size_bytes", b"size_bytes", "store_time_ms", b"store_time_ms", "topic", b"topic", "transaction_handle", b"transaction_handle"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["check_count", b"check_count", "message_id", b"message_id", "next_check_time_ms", b"next_check_time_ms", "producer_group", b"producer_group", "queue_id", b"queue_id", "record", b"record", "size_bytes", b"size_bytes", "store_time_ms", b"store_time_ms", "topic", b"topic", "transaction_handle", b"transaction_handle"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
