@@ -19,6 +19,7 @@ COMMANDS = [
     "cluster status", "cluster forget", "log dump", "log verify", "log repair", "log epochs",
     "bench producer", "bench batch", "bench consumer",
     "bench latency", "filter deploy", "filter list", "filter delete",
+    "transaction list", "transaction show", "transaction commit", "transaction rollback",
 ]  # fmt: skip
 
 
