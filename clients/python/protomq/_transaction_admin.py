@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from . import _methods
 from ._checks import check_text
@@ -14,9 +14,6 @@ from ._message import Message
 from ._transactions import TransactionDecision, check_decision
 from ._types import MessageQueue
 from .errors import ConfigurationError, ProtomqError, TransactionNotFoundError
-
-if TYPE_CHECKING:
-    from ._admin import BrokerInfo
 
 _PAGE_SIZE: Final = 100
 
@@ -70,7 +67,7 @@ def list_transactions(
     )
     found: list[OpenTransaction] = []
 
-    def ask(broker: BrokerInfo) -> None:
+    def ask(broker: Any) -> None:
         request = pb.ListTransactionsRequest()
         request.CopyFrom(wanted)
         while True:
@@ -109,7 +106,7 @@ def end_transaction(
         raise next(iter(failures.values()), not_found)
     (transaction,) = found
 
-    def ask(broker: BrokerInfo) -> None:
+    def ask(broker: Any) -> None:
         request = pb.EndTransactionRequest()
         request.ends.add(
             transaction_handle=transaction.transaction_handle, decision=int(decision)
