@@ -52,13 +52,13 @@ if TYPE_CHECKING:
     from ._producer import Producer as Producer
     from ._pull_consumer import PullConsumer as PullConsumer
     from ._send_back import SentBack as SentBack
-    from ._transit import MessageOrigin as MessageOrigin
     from ._transaction_admin import OpenTransaction as OpenTransaction
     from ._transaction_producer import Transaction as Transaction
     from ._transaction_producer import TransactionProducer as TransactionProducer
     from ._transactions import TransactionCheck as TransactionCheck
     from ._transactions import TransactionDecision as TransactionDecision
     from ._transactions import TransactionResult as TransactionResult
+    from ._transit import MessageOrigin as MessageOrigin
     from ._types import DelayLevel as DelayLevel
     from ._types import MessageQueue as MessageQueue
     from ._types import Permission as Permission
