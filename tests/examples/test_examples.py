@@ -43,13 +43,9 @@ def test_send_receive() -> None:
     "name",
     [
         "async_producer", "batch", "delayed", "naive_client", "ordered_by_key", "seek_by_time", "simple_consumer", "sql_filter",
-        "tag_filter",
+        "tag_filter", "transaction",
     ],
 )  # fmt: skip
-        "async_producer", "batch", "delayed", "naive_client", "ordered_by_key", "seek_by_time", "sql_filter", "tag_filter",
-        "transaction",
-    ],
-)
 def test_without_a_server_an_example_says_what_to_start(name: str) -> None:
     finished = subprocess.run(
         [sys.executable, str(EXAMPLES / f"{name}.py"), "127.0.0.1:1"],
