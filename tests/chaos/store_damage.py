@@ -25,7 +25,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -265,6 +265,7 @@ def damage_log_while_open(world: StoreWorld, seed: int, report: DamageReport) ->
     store = image.open()
     image.promise = replace(image.promise, holes=True)
     found: list[Violation] = []
+    whole: list[tuple[str, int, bytes]] = []
     for _ in range(3):
         image.send_some(2)
         image.flush()
@@ -276,7 +277,8 @@ def damage_log_while_open(world: StoreWorld, seed: int, report: DamageReport) ->
         end = min(store.appended_position - int(path.rpartition("/")[2]), SEGMENT_SIZE_BYTES)
         at = rng.randrange(end)
         kind = rng.choice(("flip", "zero", "noise"))
-        size = min(rng.choice((1, 64, 512)), end - at)
+        size = 1 if kind == "flip" else min(rng.choice((1, 64, 512)), end - at)
+        whole.append((path, at, image.log_bytes()[path][at : at + size]))
         if kind == "flip":
             image.disk.flip_bit(path, at * 8 + rng.randrange(8))
         else:
@@ -292,7 +294,20 @@ def damage_log_while_open(world: StoreWorld, seed: int, report: DamageReport) ->
     again.config = replace(again.config, corruption="quarantine")
     again.open()
     kept = _places(image)
-    return found + _check_told(again, kept, kept, "started again")
+    proved = _proved_after(image, whole)
+    told = {place for place, (_, position) in kept.items() if position < proved}
+    return found + _check_told(again, kept, told, "started again")
+
+
+def _proved_after(world: StoreWorld, whole: list[tuple[str, int, bytes]]) -> int:
+    """As `_proved`: of a log that was damaged in several places, with what stood there before."""
+    files = world.disk.files(ROOT)
+    before = {path: bytearray(data) for path, data in files.items()}
+    for path, at, data in reversed(whole):
+        before[path][at : at + len(data)] = data
+    log = parse_log({path[len(ROOT) + 1 :]: bytes(data) for path, data in before.items()})
+    bases = [(int(path.rpartition("/")[2]) + at, len(data)) for path, at, data in whole]
+    return _proved(files, log, [(first, first + size) for first, size in bases])
 
 
 def damage_while_open(world: StoreWorld, seed: int, report: DamageReport) -> list[Violation]:
@@ -441,6 +456,9 @@ def _damage(
         disk.cut(path, at)
     elif kind == "roll back":
         old = before.get(path)
+        if old is not None and path in logs:  # what a power cut took was never on the disk
+            there = max(log.end - int(path.rpartition("/")[2]), 0)
+            old = old[:there].ljust(len(old), b"\x00")
         if old is None or old == data:
             return None
         disk.cut(path, 0)
@@ -491,7 +509,7 @@ def _check_log_damage(
     )  # of the append that is hit first
     # A seal that is hit takes the append behind it along: nothing else tells what that one is chained to.
     stop = min([end for end in ends if end >= last][1:], default=log.end)
-    proved = _proved(files, log, first, last)
+    proved = _proved(files, log, [(first, last)])
     cut = start if start >= proved else None
     image.promise = replace(image.promise, holes=True)
     found: list[Violation] = []
@@ -538,16 +556,18 @@ def _changed_in_log(image: StoreWorld, damage: Damage, files: dict[str, bytes]) 
     return base + start, base + end
 
 
-def _proved(files: dict[str, bytes], log: LogReport, first: int, last: int) -> int:
-    """What is known to be synced by what the damage [first, last) left. A seal that went with its segment proves nothing."""
+def _proved(files: dict[str, bytes], log: LogReport, hits: Sequence[tuple[int, int]]) -> int:
+    """What is known to be synced by what the damaged ranges left: a seal that was hit proves nothing, nor does the one chained to it."""
     epochs = files.get(f"{ROOT}/config/epochs.json", b"").split(b"\n", 2)
     own_mark = json.loads(epochs[2].rstrip()[:-1])["synced_position"] if len(epochs) == 3 else 0
-    by_seals = (
-        synced
-        for end, synced in log.synced_by.items()
-        if end <= first or end - SEAL_FIELD_SIZE >= last
-    )
-    return max(_checkpointed(files), own_mark, *by_seals)
+    proved = max(_checkpointed(files), own_mark)
+    previous_is_whole = True
+    for end, synced in log.synced_by.items():
+        is_whole = all(end <= first or end - SEAL_FIELD_SIZE >= last for first, last in hits)
+        if is_whole and previous_is_whole:
+            proved = max(proved, synced)
+        previous_is_whole = is_whole
+    return proved
 
 
 def _checkpointed(files: dict[str, bytes]) -> int:

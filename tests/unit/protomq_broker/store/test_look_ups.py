@@ -200,6 +200,27 @@ def test_what_is_damaged_is_told_also_where_what_is_derived_was_made_anew(
         store.close()
 
 
+def test_what_is_lost_in_the_second_of_two_neighbouring_parts_is_told_by_an_index_that_was_rebuilt() -> (
+    None
+):
+    disk = SimDisk()
+    store = filled_store(disk)
+    for index in (41, 42):  # one after the other, so that they stay two ranges
+        damage(store, disk, position_of(store, index))
+        with pytest.raises(CorruptLogError):
+            store.read(topic_of(index), index // 2 % 2, index // 4, 1, 1)
+    store.close()
+    lose_derived(disk, "index")
+    for _ in range(2):
+        store = open_store(disk, corruption="quarantine")
+        found, error = by_key(store, "even", "k42")
+        assert not found
+        assert error is not None
+        assert by_id(store, 42)[1] is not None
+        assert by_key(store, "odd", "k45")[0] == [45], "what is newer is found"
+        store.close()
+
+
 def test_with_the_last_segment_missing_sound_messages_are_found_and_the_others_told() -> None:
     disk = SimDisk()
     store = filled_store(disk)

@@ -223,11 +223,24 @@ class MessageLookUps:
         """The error if a record that cannot be read at `position` is one of the topic, or may be; None if it is gone, repaired,
         or another's.
 
-        `is_exact`: a record stands there; else anything may that the damaged part has from there on.
+        `is_exact`: a record stands there; else anything may that the damaged part has from there on, and the parts that follow at once.
         """
         damage = self._reader.damage_at(position) or self._missing_at(position)
-        if damage is None or self._reader.is_repaired(position):
-            return None
+        while damage is not None:
+            if not self._reader.is_repaired(position):
+                error = self._lost_in(topic, damage, position, is_exact=is_exact)
+                if error is not None:
+                    return error
+            if is_exact:
+                return None
+            position = damage.end_position
+            damage = self._reader.damage_at(position)
+        return None
+
+    def _lost_in(
+        self, topic: str, damage: DamagedRange, position: int, *, is_exact: bool
+    ) -> CorruptLogError | None:
+        """The same for one damaged part."""
         for queue in self._queues.queues_of(topic).values():
             first, following = lost_in(queue, damage)
             if first >= following:
