@@ -17,6 +17,7 @@ from protomq_cli import (
     bench,
     clusters,
     completion,
+    dead_letters,
     delays,
     filters,
     group_settings,
@@ -122,6 +123,10 @@ def build_app() -> typer.Typer:
     group(
         "transaction", "Half messages that nobody has committed or rolled back.", ADMINISTRATION,
         list=transactions.list_transactions, show=transactions.show, commit=transactions.commit, rollback=transactions.rollback,
+    )  # fmt: skip
+    group(
+        "dlq", "Dead letters: messages that groups could not process.", ADMINISTRATION,
+        list=dead_letters.list_groups, show=dead_letters.show, replay=dead_letters.replay,
     )  # fmt: skip
     group("message", "Find single messages.", ADMINISTRATION, query=messages.query)
     group(

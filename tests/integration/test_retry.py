@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import grpc
 import pytest
 
-from protomq import Admin, AsyncPullConsumer, Message, MessageOrigin, Producer, PullConsumer
-from protomq.errors import ConfigurationError, NoRouteError, WrongTypeError
+from protomq import (
+    Admin,
+    AsyncPullConsumer,
+    Message,
+    MessageOrigin,
+    Producer,
+    PullConsumer,
+    ReplayProgress,
+)
+from protomq.errors import (
+    ConfigurationError,
+    NoRouteError,
+    TopicNotFoundError,
+    WrongTypeError,
+)
 from protomq.testing import Broker
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest
 from protomq.v1.send_service_pb2_grpc import SendServiceStub
+from tests.support.cli import jsonl, run
 
 PATIENCE_S = 30.0
 
@@ -155,6 +171,52 @@ def test_what_cannot_be_given_back_is_told(protomq_server: Broker, group: str) -
             consumer.send_back(message, delay=1, dead_letter=True)
         with pytest.raises(ConfigurationError, match="40 days"):
             consumer.send_back(message, delay=41 * 86_400)
+
+
+def test_dead_letters_are_shown_and_replayed_once(protomq_server: Broker, group: str) -> None:
+    with Producer(namesrv=protomq_server.namesrv) as producer:
+        ids = [producer.send("dead", b"%d" % number, key="k").message_id for number in range(4)]
+    with PullConsumer(group, namesrv=protomq_server.namesrv) as consumer:
+        consumer.subscribe("dead")
+        consumer.send_back(polled(consumer, 4), error="poison", dead_letter=True)
+        told: list[ReplayProgress] = []
+        with Admin(namesrv=protomq_server.namesrv) as admin:
+            (listed,) = [one for one in admin.list_dead_letters() if one.group == group]
+            assert (listed.message_count, listed.replayed_count) == (4, 0)
+            done = admin.replay_dead_letters(group, message_ids=[ids[2], "0" * 40])
+            assert (done.replayed, done.unknown_ids) == (1, ("0" * 40,))
+            done = admin.replay_dead_letters(group, on_progress=told.append)
+            assert (done.replayed, done.known) == (3, 1)
+            assert (told[-1].looked_at, told[-1].total) == (4, 4)
+            assert admin.replay_dead_letters(group).replayed == 0
+            later = datetime.now(UTC) + timedelta(hours=1)
+            assert admin.replay_dead_letters(group, begin=later).known == 0
+            with pytest.raises(TopicNotFoundError, match="no dead letters"):
+                admin.replay_dead_letters("nobody")
+            with pytest.raises(ConfigurationError, match="one of the two"):
+                admin.replay_dead_letters(group, message_ids=ids, begin=later)
+            (listed,) = [one for one in admin.list_dead_letters() if one.group == group]
+            assert listed.replayed_count == 4
+        again = polled(consumer, 4)
+    assert {message.message_id for message in again} == set(ids)
+    assert {(message.attempt, message.replayed_group) for message in again} == {(0, group)}
+    cli = partial(run, namesrv=protomq_server.namesrv)
+    (row,) = [row for row in jsonl(cli("dlq", "list", "-o", "jsonl")) if row["group"] == group]
+    assert (row["messages"], row["replayed"]) == (4, 4)
+    rows = jsonl(cli("dlq", "show", group, "-c", "3", "-o", "jsonl"))
+    assert len(rows) == 3
+    assert {(row["origin_topic"], row["deliveries"], row["error"], row["key"]) for row in rows} == {("dead", 1, "poison", "k")}  # fmt: skip
+    (row,) = jsonl(cli("dlq", "show", group, "--id", ids[0], "-o", "jsonl"))
+    assert row["message_id"] == ids[0]
+    (row,) = jsonl(cli("dlq", "replay", group, "--all", "-o", "jsonl"))
+    assert (row["replayed"], row["known"]) == (0, 4)
+    (row,) = jsonl(cli("dlq", "replay", group, "--time", "@-1h", "--again", "-o", "jsonl"))
+    assert row["replayed"] == 4
+    assert "say which" in cli("dlq", "replay", group, code=2).stderr
+    assert "a time is wanted" in cli("dlq", "replay", group, "--time", "5", code=2).stderr
+    cli("dlq", "replay", group, "--id", "0" * 40, code=4)
+    cli("dlq", "replay", "nobody", "--all", code=4)
+    cli("dlq", "show", group, "--id", "0" * 40, code=4)
 
 
 def test_a_kill_takes_back_no_answer(tmp_path: Path) -> None:

@@ -94,6 +94,8 @@ class Call:
 
     answered = False
 
+    deadline = None
+
     def __init__(self, payload: bytes, lane: Lane) -> None:
         self.payload = payload
         self.lane = lane
@@ -131,11 +133,11 @@ class RetryWorld:
         self.store = Store.open(
             ROOT, self._store_config, clock=self.clock, disk=self.disk, background=False
         )
-        permit = WritePermit()
-        permit.give()
+        self.permit = WritePermit()
+        self.permit.give()
         self.lane = Lane()
-        writer = SystemWriter(permit)
-        writer.start(self.store, self.lane)  # type: ignore[arg-type]
+        self.writer = SystemWriter(self.permit)
+        self.writer.start(self.store, self.lane)  # type: ignore[arg-type]
         self.waiting = WaitingAnswers(self.store, self.clock)
         self.store.positions.on_flushed.append(lambda _: self.waiting.resolve())
         self.log_time = LogTime(self.clock, self.store.pending.log_time_ms)
@@ -147,9 +149,9 @@ class RetryWorld:
             size_max_bytes=self.config.delayed_size_max_bytes,
         )
         self.send_backs = SendBacks(
-            self.store, self.config, writer, self.waiting, delays, self.log_time
+            self.store, self.config, self.writer, self.waiting, delays, self.log_time
         )
-        self.mover = TimerMover(self.store, writer, self.log_time)
+        self.mover = TimerMover(self.store, self.writer, self.log_time)
         if self.store.topics.find(TOPIC) is None:
             self.store.topics.create(TopicConfig(TOPIC, 2, 2))
 

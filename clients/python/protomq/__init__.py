@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from ._async_pull_consumer import AsyncPullConsumer as AsyncPullConsumer
     from ._async_transaction_producer import AsyncTransaction as AsyncTransaction
     from ._async_transaction_producer import AsyncTransactionProducer as AsyncTransactionProducer
+    from ._dead_letters import DeadLetters as DeadLetters
+    from ._dead_letters import ReplayProgress as ReplayProgress
     from ._group_admin import GroupSettings as GroupSettings
     from ._message import Message as Message
     from ._outgoing import BatchResult as BatchResult
@@ -109,6 +111,8 @@ _LAZY = {
     "ConsumerGroup": "_admin",
     "FilterModule": "_admin",
     "GroupSettings": "_group_admin",
+    "DeadLetters": "_dead_letters",
+    "ReplayProgress": "_dead_letters",
     "MessageOrigin": "_transit",
     "SentBack": "_send_back",
     "OpenTransaction": "_transaction_admin",
@@ -155,6 +159,8 @@ __all__ = [
     "ConsumerGroup",
     "FilterModule",
     "GroupSettings",
+    "DeadLetters",
+    "ReplayProgress",
     "MessageOrigin",
     "SentBack",
     "OpenTransaction",

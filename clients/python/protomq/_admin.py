@@ -28,6 +28,7 @@ from ._checks import (
     checked_texts,
     explain_unknown_settings,
 )
+from ._dead_letters import DeadLetters, ReplayProgress, list_dead_letters, replay_dead_letters
 from ._group_admin import GroupSettings, get_group, list_group_settings, set_group
 from ._late_imports import fork_waits, load_needed_modules
 from ._message import Message, field_values
@@ -558,6 +559,40 @@ class Admin:
     def end_transaction(self, message_id: str, decision: TransactionDecision) -> OpenTransaction:
         """Commits the open transaction of a message, or rolls it back; what it was. Raises TransactionNotFoundError if none is open."""
         return end_transaction(self, message_id, decision)
+
+    def list_dead_letters(self) -> list[DeadLetters]:
+        """The groups that have dead letters, by name. The messages: a consumer of %DLQ%group reads them like any topic."""
+        return _whole(*list_dead_letters(self))
+
+    def replay_dead_letters(
+        self,
+        group: str,
+        *,
+        message_ids: Iterable[str] = (),
+        begin: datetime | None = None,
+        end: datetime | None = None,
+        again: bool = False,
+        brokers: Iterable[str] | None = None,
+        on_progress: Callable[[ReplayProgress], None] | None = None,
+    ) -> ReplayProgress:
+        """Sends dead letters of a group to their original topics again: all, those with these ids, or those that died in a time.
+
+        Each is replayed once, however often this is called and wherever it was interrupted, unless `again` is given. Its id stays, its
+        attempts begin anew, and all groups of that topic get it. `on_progress` is told after each step. Raises TopicNotFoundError if
+        there are none.
+        """
+        return _whole(
+            *replay_dead_letters(
+                self,
+                group,
+                message_ids=message_ids,
+                begin=begin,
+                end=end,
+                again=again,
+                brokers=brokers,
+                on_progress=on_progress,
+            )
+        )
 
     # -- filters ---------------------------------------------------------------------------------------------------------
 

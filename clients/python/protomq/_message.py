@@ -182,6 +182,12 @@ class Message:
         return transit.last_error if transit is not None else ""
 
     @property
+    def replayed_group(self) -> str:
+        """The group of which it was a dead letter that was replayed; "" if it is none."""
+        transit = self._transit()
+        return transit.replayed_group if transit is not None else ""
+
+    @property
     def origin(self) -> MessageOrigin | None:
         """Where it stood before the broker moved it, of a retry, a dead letter or a message that was delayed; None if it was not moved."""
         transit = self._transit()

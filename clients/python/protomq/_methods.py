@@ -58,6 +58,13 @@ CREATE_RETRY_TOPIC: Final = MethodInfo(
     _V1 + "GroupService/CreateRetryTopic", 0x0605, LANE_CONSUMER
 )
 
+LIST_DEAD_LETTERS: Final = MethodInfo(
+    _V1 + "DeadLetterService/ListDeadLetters", 0x0701, LANE_ADMIN
+)
+REPLAY_DEAD_LETTERS: Final = MethodInfo(
+    _V1 + "DeadLetterService/ReplayDeadLetters", 0x0702, LANE_ADMIN
+)
+
 END_TRANSACTION: Final = MethodInfo(_V1 + "TransactionService/EndTransaction", 0x0901, LANE_SEND)
 WAIT_FOR_CHECKS: Final = MethodInfo(_V1 + "TransactionService/WaitForChecks", 0x0902, LANE_SEND)
 LIST_TRANSACTIONS: Final = MethodInfo(

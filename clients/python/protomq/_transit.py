@@ -23,11 +23,16 @@ class MessageOrigin(NamedTuple):
 
 
 class MessageTransit(NamedTuple):
-    """What the broker says of a message that it moved. `attempt`: how often it was handed out before; `last_error`: what that failed of."""
+    """What the broker says of a message that it moved.
+
+    `attempt`: how often it was handed out before; `last_error`: what that failed of. `replayed_group`: it is a dead letter of this group
+    that was replayed; "": it is none.
+    """
 
     origin: MessageOrigin
     attempt: int
     last_error: str
+    replayed_group: str
 
 
 def read_transit(rest: bytes) -> MessageTransit | None:
@@ -54,4 +59,4 @@ def read_transit(rest: bytes) -> MessageTransit | None:
         None if offset == _NO_OFFSET else offset,
         transit.first_store_time_ms,
     )
-    return MessageTransit(origin, transit.attempt, transit.last_error)
+    return MessageTransit(origin, transit.attempt, transit.last_error, transit.replayed_group)

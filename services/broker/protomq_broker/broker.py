@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from protomq.v1 import (
     admin_service_pb2,
     consumer_service_pb2,
+    dead_letter_service_pb2,
     filter_service_pb2,
     group_service_pb2,
     pop_service_pb2,
@@ -42,6 +43,7 @@ from protomq_runtime.server import LaneConfig, Server
 
 from .admin_service import AdminService
 from .consumer_service import ConsumerService
+from .dead_letter_service import DeadLetterService
 from .delays import Delays
 from .filter_modules import FilterModules
 from .filter_service import FilterService
@@ -180,6 +182,7 @@ class Broker:
             self._signal_group,
             self._send_backs,
         )
+        self._dead_letters = DeadLetterService(self.store, self._writer, self._permit)
         self._admin = AdminService(
             self.store,
             config,
@@ -209,6 +212,7 @@ class Broker:
             (pop_service_pb2, "PopService", self._pop),
             (consumer_service_pb2, "ConsumerService", self._consumer),
             (group_service_pb2, "GroupService", self._groups),
+            (dead_letter_service_pb2, "DeadLetterService", self._dead_letters),
             (admin_service_pb2, "AdminService", self._admin),
             (filter_service_pb2, "FilterService", self._filters),
             (transaction_service_pb2, "TransactionService", self._transactions),

@@ -7,6 +7,7 @@ from protomq._types import MethodInfo, Permission, PullStatus
 from protomq.v1 import (
     admin_service_pb2,
     consumer_service_pb2,
+    dead_letter_service_pb2,
     filter_service_pb2,
     group_service_pb2,
     options_pb2,
@@ -21,6 +22,7 @@ from protomq.v1 import (
 FILES = (
     admin_service_pb2,
     consumer_service_pb2,
+    dead_letter_service_pb2,
     filter_service_pb2,
     group_service_pb2,
     pop_service_pb2,

@@ -18,7 +18,7 @@ COMMANDS = [
     "topic create", "topic describe", "topic delete", "group offsets", "group commit", "group delete", "message query", "cluster list",
     "cluster status", "cluster forget", "log dump", "log verify", "log repair", "log epochs",
     "bench producer", "bench batch", "bench consumer",
-    "bench latency", "filter deploy", "filter list", "filter delete",
+    "bench latency", "filter deploy", "filter list", "filter delete", "group set", "group show", "dlq list", "dlq show", "dlq replay",
     "transaction list", "transaction show", "transaction commit", "transaction rollback",
 ]  # fmt: skip
 

@@ -268,6 +268,7 @@ class Transit(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     FIRST_STORE_TIME_MS_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
+    REPLAYED_GROUP_FIELD_NUMBER: _builtins.int
     origin_topic: _builtins.str
     """Topic from which the message was first moved."""
     origin_queue_id: _builtins.int
@@ -280,6 +281,8 @@ class Transit(_message.Message):
     """When it was first stored: milliseconds since 1970-01-01 UTC."""
     last_error: _builtins.str
     """Why the last attempt failed, in the consumer's words."""
+    replayed_group: _builtins.str
+    """The message is a dead letter of this group that was replayed, and its attempts began anew. Empty: it was never replayed."""
     def __init__(
         self,
         *,
@@ -289,10 +292,11 @@ class Transit(_message.Message):
         attempt: _builtins.int = ...,
         first_store_time_ms: _builtins.int = ...,
         last_error: _builtins.str = ...,
+        replayed_group: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "first_store_time_ms", b"first_store_time_ms", "last_error", b"last_error", "origin_queue_id", b"origin_queue_id", "origin_queue_offset", b"origin_queue_offset", "origin_topic", b"origin_topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "first_store_time_ms", b"first_store_time_ms", "last_error", b"last_error", "origin_queue_id", b"origin_queue_id", "origin_queue_offset", b"origin_queue_offset", "origin_topic", b"origin_topic", "replayed_group", b"replayed_group"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -404,6 +404,7 @@ class GroupsRecord(_message.Message):
     DELETED_GROUPS_FIELD_NUMBER: _builtins.int
     SENT_BACK_FIELD_NUMBER: _builtins.int
     SENT_BACK_TIMES_MS_FIELD_NUMBER: _builtins.int
+    REPLAYED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def settings(self) -> _containers.RepeatedCompositeFieldContainer[_group_pb2.GroupSettings]:
         """Groups as they are from here on. Settings with a lower version than those that the group has change nothing."""
@@ -422,6 +423,10 @@ class GroupsRecord(_message.Message):
     def sent_back_times_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """When each of them was done, by log time: milliseconds since 1970-01-01 UTC."""
 
+    @_builtins.property
+    def replayed(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplayedDeadLetters]:
+        """Dead letters that were replayed: their copies stand in the same append, unless this record says again what earlier ones did."""
+
     def __init__(
         self,
         *,
@@ -429,14 +434,47 @@ class GroupsRecord(_message.Message):
         deleted_groups: _abc.Iterable[_builtins.str] | None = ...,
         sent_back: _abc.Iterable[_builtins.int] | None = ...,
         sent_back_times_ms: _abc.Iterable[_builtins.int] | None = ...,
+        replayed: _abc.Iterable[Global___ReplayedDeadLetters] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_groups", b"deleted_groups", "sent_back", b"sent_back", "sent_back_times_ms", b"sent_back_times_ms", "settings", b"settings"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_groups", b"deleted_groups", "replayed", b"replayed", "sent_back", b"sent_back", "sent_back_times_ms", b"sent_back_times_ms", "settings", b"settings"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GroupsRecord: _TypeAlias = GroupsRecord  # noqa: Y015
+
+@_typing.final
+class ReplayedDeadLetters(_message.Message):
+    """ReplayedDeadLetters names dead letters of one group that were replayed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSUMER_GROUP_FIELD_NUMBER: _builtins.int
+    TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    consumer_group: _builtins.str
+    """The group."""
+    topic_incarnation: _builtins.int
+    """Incarnation of %DLQ%group: what was told of another one counts no more."""
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Runs of offsets in queue 0: first, one past the last, first, ..."""
+
+    def __init__(
+        self,
+        *,
+        consumer_group: _builtins.str = ...,
+        topic_incarnation: _builtins.int = ...,
+        runs: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_group", b"consumer_group", "runs", b"runs", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplayedDeadLetters: _TypeAlias = ReplayedDeadLetters  # noqa: Y015
 
 @_typing.final
 class PopRecord(_message.Message):

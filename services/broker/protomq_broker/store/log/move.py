@@ -69,13 +69,14 @@ def move_records(
     due_times_ms: NDArray[np.uint64] | None = None,
     attempts: int | Sequence[int] = 0,
     last_errors: Sequence[str] | None = None,
+    replayed_group: str = "",
     is_half: bool = False,
 ) -> RecordRegion:
     """Copies for one queue of `topic` of the record fields that stand at `starts` of `data` with `sizes`: at least one; not stamped.
 
     `due_times_ms`: when each copy may be delivered; None: at once. `attempts`: deliveries since the records were written, of all or of
-    each; `last_errors`: what the last one of each failed of, as the consumer said it. `is_half`: half messages that are carried forward,
-    and stay so.
+    each; `last_errors`: what the last one of each failed of, as the consumer said it. `replayed_group`: the records are dead letters of
+    this group, and their attempts begin anew. `is_half`: half messages that are carried forward, and stay so.
 
     Raises ValueError for what is no record of a log.
     """
@@ -99,7 +100,7 @@ def move_records(
     tails = _tails(topic, trailers, due_times_ms, kind)
     origin = _origins(trailers)
     pieces = _Pieces(data, origin.tobytes(), tails.tobytes(), len(starts))
-    opened = bool(attempts) or last_errors is not None
+    opened = bool(attempts) or last_errors is not None or bool(replayed_group)
     more = [attempts] * len(starts) if isinstance(attempts, int) else attempts
     carried = set(moved_before.tolist())
     spans = zip(
@@ -115,7 +116,9 @@ def move_records(
         if opened:
             last = last_errors[row] if last_errors is not None else None
             written = data[front_end:topic_start] if row in carried else b""
-            transit = _opened_transit(written, origin_topic, trailers[row], more[row], last)
+            transit = _opened_transit(
+                written, origin_topic, trailers[row], more[row], last, replayed_group
+            )
         elif row in carried:
             transit = data[front_end:topic_start]
         pieces.add(row, front_start, front_end, transit, origin_topic)
@@ -280,7 +283,12 @@ def _origins(trailers: NDArray[np.void]) -> NDArray[np.void]:
 
 
 def _opened_transit(
-    written: bytes, topic: bytes, trailer: np.void, attempts: int, last_error: str | None
+    written: bytes,
+    topic: bytes,
+    trailer: np.void,
+    attempts: int,
+    last_error: str | None,
+    replayed_group: str,
 ) -> bytes:
     """The field `transit` of one copy, the way that is always right. `written`: the field as it stands; b"" at the first move."""
     if written:
@@ -296,6 +304,8 @@ def _opened_transit(
             origin_queue_offset=int(trailer["queue_offset"]),
             first_store_time_ms=int(trailer["store_time_ms"]),
         )
+    if replayed_group:
+        transit.replayed_group, transit.attempt = replayed_group, 0
     transit.attempt = min(transit.attempt + attempts, 0xFFFFFFFF)
     if last_error is not None:
         transit.last_error = last_error.encode()[:LAST_ERROR_SIZE_MAX_BYTES].decode(errors="ignore")

@@ -1,9 +1,10 @@
-"""Settings of consumer groups, and which requests sent messages back; a state machine over the log.
+"""Settings of consumer groups, which requests sent messages back, and which dead letters were replayed; a state machine over the log.
 
     record of %SYS%GROUPS   its body is a GroupsRecord (state.proto): groups that were set up or changed, or whose settings are forgotten;
                             requests that were done
     config/groups.json      {"position": n, "groups": {"<name>": [position, "<GroupSettings in hexadecimal>"], …},
-                             "sent_back": "<rows of requests in hexadecimal>"}
+                             "sent_back": "<rows of requests in hexadecimal>",
+                             "replayed": [["<group>", incarnation, position, [start, end, …]], …]}
 
 Rules:
 - The records are the truth, the file is a cache (`snapshots.py`). A group's position is where its newest record stands.
@@ -29,6 +30,7 @@ from protomq_broker.store.files.disk import Disk
 
 from .group_settings import GroupSettings, GroupSettingsError, group_from_message, group_to_message
 from .machine import Carrier, Snapshot, StateWriter
+from .replayed import OffsetRuns, ReplayedLetters
 from .sent_back import SentBackRequests, dump
 from .snapshots import SnapshotFiles
 
@@ -71,6 +73,7 @@ class GroupTable:
         self._settings: dict[str, GroupSettings] = {}
         self._positions: dict[str, int] = {}
         self._sent_back = SentBackRequests()
+        self._replayed = ReplayedLetters()
         self._change_count = self._saved_count = 0
         self._end_position = 0  # behind the start of the last record that was applied
         self.replay_from = self._files.load(self._load, log_start, end_position)
@@ -94,6 +97,10 @@ class GroupTable:
     def has_sent_back(self, key: int) -> bool:
         """Whether the request with this key is known to be done."""
         return key in self._sent_back
+
+    def replayed(self, group: str, incarnation: int) -> OffsetRuns:
+        """Offsets of the dead letters of a group that were replayed, in this incarnation of %DLQ%group. Not to be changed."""
+        return self._replayed.of(group, incarnation)
 
     # Changes.
 
@@ -133,6 +140,7 @@ class GroupTable:
             for group in record.deleted_groups:
                 self._settings.pop(group, None)
                 self._positions.pop(group, None)
+                self._replayed.forget(group)
             for settings in found:
                 known = self._settings.get(settings.group)
                 if known is None or settings.version >= known.version:
@@ -140,6 +148,8 @@ class GroupTable:
                     self._positions[settings.group] = position
             if record.sent_back:
                 self._sent_back.note(record.sent_back, record.sent_back_times_ms, position)
+            for told in record.replayed:
+                self._replayed.note(told, position)
             self._change_count += 1
             self._end_position = position + 1
             if found or record.deleted_groups:
@@ -150,10 +160,11 @@ class GroupTable:
         """See `StateMachine`."""
         with self._lock:
             names = [name for name, position in self._positions.items() if position < cut]
-            keys = self._sent_back.below(cut)
+            keys, groups = self._sent_back.below(cut), self._replayed.below(cut)
         return [
             *(partial(self._carried, part, cut) for part in _slices(names, CARRIED_COUNT)),
             *(partial(self._carried_keys, part, cut) for part in _slices(keys, CARRIED_KEY_COUNT)),
+            *(partial(self._carried_replays, [group], cut) for group in groups),
         ]
 
     def unsaved(self) -> Snapshot | None:
@@ -163,14 +174,21 @@ class GroupTable:
                 return None
             change_count, end_position = self._change_count, self._end_position
             known, positions = dict(self._settings), dict(self._positions)
-            sent_back = self._sent_back.all()
+            sent_back, replayed = self._sent_back.all(), self._replayed.dump()
 
         def save(position: int) -> None:
             groups = {
                 name: [positions[name], group_to_message(settings).SerializeToString().hex()]
                 for name, settings in known.items()
             }
-            self._files.save({"position": position, "groups": groups, "sent_back": dump(sent_back)})
+            self._files.save(
+                {
+                    "position": position,
+                    "groups": groups,
+                    "sent_back": dump(sent_back),
+                    "replayed": replayed,
+                }
+            )
             self._saved_count = change_count
 
         return Snapshot(end_position, save)
@@ -190,6 +208,10 @@ class GroupTable:
             sent_back=times_ms.keys(), sent_back_times_ms=times_ms.values()
         ).SerializeToString()
 
+    def _carried_replays(self, groups: Sequence[str], cut: int) -> bytes:
+        """A record that says again which dead letters of the groups were replayed. The writer."""
+        return GroupsRecord(replayed=self._replayed.told(groups, cut)).SerializeToString()
+
     def _note_disabled(self) -> None:
         self.disabled = frozenset(
             name for name, settings in self._settings.items() if not settings.consume_enabled
@@ -205,7 +227,9 @@ class GroupTable:
                 raise ValueError(f"settings of {name!r} that do not parse") from error
             found[name] = group_from_message(message)
             positions[name] = int(position)
-        self._sent_back = SentBackRequests.load(content["sent_back"])
+        sent_back = SentBackRequests.load(content["sent_back"])
+        self._replayed = ReplayedLetters.load(content["replayed"])
+        self._sent_back = sent_back
         self._settings, self._positions = found, positions
 
 

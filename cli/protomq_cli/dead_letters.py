@@ -1,0 +1,189 @@
+"""`dlq list|show|replay`: messages that groups could not process."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from protomq_cli.connection import open_admin, open_consumer
+from protomq_cli.exits import CliError, ExitCode
+from protomq_cli.groups import GroupArgument
+from protomq_cli.message_text import body_fields, time_text
+from protomq_cli.offsets import AtTime, OffsetRange, Place
+from protomq_cli.options import (
+    DEFAULT_TIMEOUT_S,
+    Namesrv,
+    OnBroker,
+    Output,
+    Timeout,
+    offsets_option,
+)
+from protomq_cli.output import OutputFormat, print_rows
+from protomq_cli.partial import Missing
+
+if TYPE_CHECKING:
+    from protomq import Message, ReplayProgress
+
+_LIST_COLUMNS = ("group", "messages", "replayed", "last_time")
+_SHOW_COLUMNS = (
+    "offset", "message_id", "origin_topic", "origin_queue_id", "origin_offset", "deliveries", "died", "error", "broker", "key", "body",
+)  # fmt: skip
+_SHOW_EXPENDABLE = ("body", "key", "broker", "origin_offset", "origin_queue_id", "died", "error")
+_REPLAY_COLUMNS = ("group", "replayed", "known", "without_topic")
+
+
+def list_groups(
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """List the groups that have dead letters."""
+    missing = Missing()
+    with open_admin(namesrv, timeout) as admin:
+        found = missing.take(admin.list_dead_letters)
+    rows = [
+        {
+            "group": one.group,
+            "messages": one.message_count,
+            "replayed": one.replayed_count,
+            "last_time": _time_text(one.last_time),
+        }
+        for one in found
+    ]
+    print_rows(rows, _LIST_COLUMNS, output)
+    missing.check()
+
+
+def show(
+    group: GroupArgument,
+    count: Annotated[
+        int, typer.Option("--count", "-c", metavar="N", min=1, help="The newest N of each broker.")
+    ] = 20,
+    message_id: Annotated[
+        str | None, typer.Option("--id", metavar="ID", show_default=False, help="The one with this message id.")
+    ] = None,
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:  # fmt: skip
+    """Show dead letters: where they come from, how often they were delivered, and what they failed of."""
+    from protomq.wire.topics import dead_letter_topic
+
+    topic = dead_letter_topic(group)
+    missing = Missing()
+    messages: list[Message] = []
+    if message_id is not None:
+        with open_admin(namesrv, timeout) as admin:
+            found = missing.take(lambda: admin.query_by_id(topic, message_id))
+        if found is None:
+            raise CliError(
+                ExitCode.NOT_FOUND, "MESSAGE_NOT_FOUND", f"group {group!r} has no dead letter {message_id}"
+            )
+        messages.append(found)
+    else:
+        with open_consumer(namesrv, auto_commit=False, request_timeout_s=timeout) as consumer:
+            for queue in missing.queues(consumer, topic):
+                min_offset, end_offset = consumer.queue_range(queue)
+                left = min(end_offset - min_offset, count)
+                consumer.assign([queue])
+                consumer.seek(queue, end_offset - left)
+                while left > 0 and (part := consumer.poll(timeout, left)):
+                    messages += part
+                    left -= len(part)
+    messages.sort(key=lambda message: message.store_time_ms)
+    print_rows(list(map(_row, messages)), _SHOW_COLUMNS, output, expendable=_SHOW_EXPENDABLE)
+    missing.check()
+
+
+def replay(
+    group: GroupArgument,
+    message_ids: Annotated[
+        list[str] | None,
+        typer.Option("--id", metavar="ID", show_default=False, help="Only the one with this message id; can be repeated."),
+    ] = None,
+    since: Annotated[
+        OffsetRange | None,
+        typer.Option(
+            "--time", metavar="@TIME[:@TIME]", parser=offsets_option, show_default=False,
+            help="Only those that died then: @-1h, @-2h:-1h, @2026-11-21.",
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All that were not replayed yet.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Those that were replayed before, too.")] = False,
+    broker: OnBroker = None,
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:  # fmt: skip
+    """Send dead letters to their original topics again.
+
+    Their attempts begin anew, their ids stay. Each is replayed once, however
+    often this is said and wherever it was interrupted; --again does it again.
+    All groups of the original topic get them.
+    """
+    if (bool(message_ids) + (since is not None) + everything) != 1:
+        raise typer.BadParameter("say which: --all, --id ID or --time @TIME")
+    begin, end = _times(since)
+    missing = Missing()
+    with open_admin(namesrv, timeout) as admin:
+        done = missing.take(
+            lambda: admin.replay_dead_letters(
+                group,
+                message_ids=message_ids or (),
+                begin=begin,
+                end=end,
+                again=again,
+                brokers=None if broker is None else [broker],
+                on_progress=_say_progress if sys.stderr.isatty() else None,
+            )
+        )
+    row = {"group": group, "replayed": done.replayed, "known": done.known, "without_topic": done.without_topic}
+    print_rows([row], _REPLAY_COLUMNS, output)
+    missing.check()
+    if done.unknown_ids:
+        raise CliError(
+            ExitCode.NOT_FOUND, "MESSAGE_NOT_FOUND", f"group {group!r} has no dead letter {', '.join(done.unknown_ids)}"
+        )
+
+
+def _times(wanted: OffsetRange | None) -> tuple[datetime | None, datetime | None]:
+    if wanted is None:
+        return None, None
+    return _time_of(wanted.begin), None if wanted.end is None else _time_of(wanted.end)
+
+
+def _time_of(place: Place) -> datetime:
+    if not isinstance(place, AtTime):
+        raise typer.BadParameter("a time is wanted: @-1h, @2026-11-21", param_hint="--time")
+    return datetime.fromtimestamp(place.time_ms / 1000, UTC)
+
+
+def _say_progress(progress: ReplayProgress) -> None:
+    sys.stderr.write(f"\r{progress.looked_at} of {progress.total} dead letters looked at, {progress.replayed} replayed")
+    if progress.looked_at >= progress.total:
+        sys.stderr.write("\n")
+    sys.stderr.flush()
+
+
+def _row(message: Message) -> dict[str, Any]:
+    origin = message.origin
+    return {
+        "offset": message.queue_offset,
+        "message_id": message.message_id,
+        "origin_topic": "" if origin is None else origin.topic,
+        "origin_queue_id": None if origin is None else origin.queue_id,
+        "origin_offset": None if origin is None else origin.queue_offset,
+        "deliveries": message.attempt,
+        "died": time_text(message.store_time_ms),
+        "error": message.last_error,
+        "broker": message.queue.broker_name,
+        "key": message.key,
+        **body_fields(message.body),
+    }
+
+
+def _time_text(time: datetime | None) -> str:
+    return "" if time is None else time.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,288 @@
+"""DeadLetterService: which groups have dead letters, and their replay in slices. On the admin lane.
+
+    admin lane   reads a slice of %DLQ%group < makes the copies                      < waits until it is stored
+    send lane                                                    appends them with the record that they were replayed
+
+Rules:
+- The copies and the record are one append: a dead letter is replayed once, whatever happens in between, unless it is asked for again.
+- What was replayed, or deleted, between the reading and the append is looked at anew.
+- A dead letter whose original topic is gone, or takes no sends, stays where it is, and is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from protomq.v1.dead_letter_service_pb2 import (
+    DeadLetters,
+    ListDeadLettersRequest,
+    ListDeadLettersResponse,
+    ReplayDeadLettersRequest,
+    ReplayDeadLettersResponse,
+)
+from protomq.v1.record_pb2 import Record
+from protomq.v1.state_pb2 import GroupsRecord, ReplayedDeadLetters
+from protomq.wire.record import decode_message_id, encode_record_field
+from protomq.wire.topics import (
+    GROUPS_TOPIC,
+    TopicClass,
+    class_of,
+    dead_letter_topic,
+    group_of,
+    rules_of,
+)
+from protomq.wire.varints import LENGTH_SIZE_MAX_BYTES, read_varint
+from protomq_runtime.dispatch import raw
+from protomq_runtime.errors import invalid_argument, unparsable
+
+from .admin_service import check_page_token, page_size_of
+from .request_times import time_ms_of
+from .store.errors import StoreFailedError
+from .store.log.append import AppendRequest
+from .store.log.move import move_records
+from .store.log.record_scan import scan_records
+from .store.queues.reading import ReadStatus
+from .store.state.topics import require_group_name
+from .store_errors import tells_store_errors, to_service_error
+from .topic_access import check_group_name, existing_topic
+
+if TYPE_CHECKING:
+    from protomq_runtime.call import Call, CallContext
+
+    from .store.state.topics import TopicConfig
+    from .store.store import Store
+    from .system_writer import SystemWriter
+    from .write_permit import WritePermit
+
+SLICE_COUNT_MAX: Final = 256
+SLICE_SIZE_MAX_BYTES: Final = 1 << 20
+"""Of the dead letters that one call looks at: made into copies in some 10 ms, and appended in 1."""
+IDS_MAX: Final = 256
+QUEUE_ID: Final = 0
+
+
+class _Letter(NamedTuple):
+    """A dead letter. `field`: its record field; `topic`, `queue_id`: where it stood first."""
+
+    offset: int
+    field: bytes
+    topic: str
+    queue_id: int
+
+
+class DeadLetterService:
+    """Implements protomq.v1.DeadLetterService."""
+
+    def __init__(self, store: Store, writer: SystemWriter, permit: WritePermit) -> None:
+        self._store = store
+        self._writer = writer
+        self._permit = permit
+        self.replayed_count = 0
+        """Dead letters that were replayed since the start."""
+
+    @tells_store_errors
+    def list_dead_letters(
+        self, request: ListDeadLettersRequest, context: CallContext
+    ) -> ListDeadLettersResponse:
+        """A page by name of the group; the token is the last name of the page before."""
+        size = page_size_of(request.page_size)
+        check_page_token(request.page_token, require_group_name)
+        topics = {
+            group: topic
+            for topic in self._store.topics.all()
+            if class_of(topic.name) is TopicClass.DEAD_LETTER
+            and (group := group_of(topic.name) or "") > request.page_token
+        }
+        names = sorted(topics)
+        return ListDeadLettersResponse(
+            groups=[self._describe(group, topics[group]) for group in names[:size]],
+            next_page_token=names[size - 1] if len(names) > size else "",
+        )
+
+    @raw
+    def replay_dead_letters(self, call: Call) -> None:
+        """Replays a slice; answered when that is stored."""
+        self._permit.when_given([call], self._replay)
+
+    def _describe(self, group: str, topic: TopicConfig) -> DeadLetters:
+        start, end = self._store.queue_range(topic.name, QUEUE_ID)
+        replayed = self._store.groups.replayed(group, topic.incarnation)
+        described = DeadLetters(
+            consumer_group=group,
+            min_offset=start,
+            end_offset=end,
+            replayed_count=replayed.count_within(start, end),
+        )
+        if end > start:
+            store_time_ms = self._store.store_time_of(topic.name, QUEUE_ID, end - 1)
+            described.last_store_time.FromMilliseconds(store_time_ms)
+        return described
+
+    def _replay(self, calls: list[Call]) -> None:
+        for call in calls:
+            try:
+                request = ReplayDeadLettersRequest.FromString(bytes(call.payload))
+                response = self._replay_slice(request)
+            except DecodeError:
+                call.fail(unparsable("protomq.v1.ReplayDeadLettersRequest"))
+            except Exception as error:
+                call.fail(to_service_error(error))
+            else:
+                call.answer(response.SerializeToString())
+
+    def _replay_slice(self, request: ReplayDeadLettersRequest) -> ReplayDeadLettersResponse:
+        check_group_name(request.consumer_group)
+        if len(request.message_ids) > IDS_MAX:
+            raise invalid_argument("message_ids", f"at most {IDS_MAX}")
+        for name in ("begin_offset", "end_offset"):
+            if getattr(request, name) < 0:
+                raise invalid_argument(name, "must be 0 or above")
+        while True:
+            topic = existing_topic(self._store, dead_letter_topic(request.consumer_group))
+            response = ReplayDeadLettersResponse()
+            letters = self._find(request, topic, response)
+            replay = _Replay(self._store, request, topic, response)
+            replay.prepare(letters)
+            if not replay.copies:
+                return response
+            self._writer.run(partial(replay.append, self._writer))
+            if not replay.end_position:
+                continue  # something has changed meanwhile
+            store = self._store
+            if replay.end_position > store.readable_position and store.flush() < replay.end_position:
+                raise StoreFailedError(store.log_failure)
+            self.replayed_count += response.replayed_count
+            return response
+
+    def _find(
+        self,
+        request: ReplayDeadLettersRequest,
+        topic: TopicConfig,
+        response: ReplayDeadLettersResponse,
+    ) -> list[_Letter]:
+        """What the request asks for; says in the response how far that goes."""
+        if request.message_ids:
+            return self._find_by_id(request.message_ids, topic, response)
+        store = self._store
+        start, end = store.queue_range(topic.name, QUEUE_ID)
+        if request.end_offset:
+            end = min(end, request.end_offset)
+        if request.HasField("begin_time"):
+            time_ms = time_ms_of("begin_time", request.begin_time)
+            start = max(start, store.offset_at_time(topic.name, QUEUE_ID, time_ms))
+        if request.HasField("end_time"):
+            time_ms = time_ms_of("end_time", request.end_time)
+            end = min(end, store.offset_at_time(topic.name, QUEUE_ID, time_ms))
+        first = max(start, request.begin_offset)
+        response.end_offset = max(end, first)
+        response.next_offset = first
+        if first >= end:
+            return []
+        count = min(end - first, SLICE_COUNT_MAX)
+        result = store.look(topic.name, QUEUE_ID, first, count, SLICE_SIZE_MAX_BYTES)
+        if result.status is not ReadStatus.FOUND:
+            return []
+        response.next_offset = min(result.next_offset, end)
+        data = b"".join(each.file.read(each.offset, each.size_bytes) for each in result.regions)
+        found = scan_records(data, 0)
+        spans = zip(found.positions.tolist(), found.sizes.tolist(), strict=True)
+        fields = [data[at : at + size] for at, size in spans]
+        return [_letter(field) for field in fields]
+
+    def _find_by_id(
+        self, ids: Iterable[str], topic: TopicConfig, response: ReplayDeadLettersResponse
+    ) -> list[_Letter]:
+        """The newest dead letter with each id."""
+        found: dict[int, _Letter] = {}
+        for message_id in ids:
+            try:
+                identity = decode_message_id(message_id)
+            except ValueError as error:
+                raise invalid_argument("message_ids", str(error)) from error
+            record = next(iter(self._store.find_by_message_id(topic.name, identity)), None)
+            if record is None:
+                response.unknown_message_ids.append(message_id)
+                continue
+            letter = _letter(encode_record_field(record))
+            found[letter.offset] = letter
+        return [found[offset] for offset in sorted(found)]
+
+
+class _Replay:
+    """One slice on its way: copies that were made on one thread are appended on another, if nothing has changed."""
+
+    def __init__(
+        self,
+        store: Store,
+        request: ReplayDeadLettersRequest,
+        topic: TopicConfig,
+        response: ReplayDeadLettersResponse,
+    ) -> None:
+        self._store = store
+        self._request = request
+        self._topic = topic
+        self._response = response
+        self._deleted = store.topics.deleted
+        self._known = store.groups.replayed(request.consumer_group, topic.incarnation)
+        self._offsets: list[int] = []
+        self.copies: list[AppendRequest] = []
+        self.end_position = 0
+        """Where they end, once they are appended."""
+
+    def prepare(self, letters: Sequence[_Letter]) -> None:
+        """Makes copies of those that are to be replayed, and counts the others."""
+        response, request = self._response, self._request
+        by_queue: dict[tuple[str, int], list[_Letter]] = {}
+        for letter in letters:
+            if letter.offset in self._known and not request.again:
+                response.known_count += 1
+                continue
+            target = self._store.topics.find(letter.topic)
+            if target is None or not target.writable or not rules_of(letter.topic).send:
+                response.without_topic_count += 1
+                continue
+            queue_id = letter.queue_id % target.write_queues
+            by_queue.setdefault((letter.topic, queue_id), []).append(letter)
+        for (name, queue_id), part in by_queue.items():
+            sizes = np.array([len(letter.field) for letter in part], np.int64)
+            region = move_records(
+                b"".join(letter.field for letter in part),
+                np.cumsum(sizes) - sizes,
+                sizes,
+                name,
+                replayed_group=request.consumer_group,
+            )
+            self.copies.append(AppendRequest(region, queue_id))
+            self._offsets += [letter.offset for letter in part]
+        response.replayed_count = len(self._offsets)
+
+    def append(self, writer: SystemWriter) -> None:
+        """On the send lane: appends them; does nothing if what they were made from is not as it was."""
+        store, request = self._store, self._request
+        known = store.groups.replayed(request.consumer_group, self._topic.incarnation)
+        if known is not self._known and not (
+            request.again or all(offset not in known for offset in self._offsets)
+        ):
+            return
+        if store.topics.deleted is not self._deleted:
+            return
+        told = ReplayedDeadLetters(
+            consumer_group=request.consumer_group,
+            topic_incarnation=self._topic.incarnation,
+            runs=[number for offset in sorted(self._offsets) for number in (offset, offset + 1)],
+        )
+        record = GroupsRecord(replayed=[told]).SerializeToString()
+        self.end_position = writer.append_moved(self.copies, [(GROUPS_TOPIC, [record])])
+
+
+def _letter(field: bytes) -> _Letter:
+    _, start = read_varint(field, 1, LENGTH_SIZE_MAX_BYTES)
+    record = Record.FromString(field[start:])
+    return _Letter(
+        record.queue_offset, field, record.transit.origin_topic, record.transit.origin_queue_id
+    )

@@ -1,0 +1,238 @@
+"""Dead letters are listed and replayed: to their original topics, once each, whatever happens in between."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from protomq.v1.dead_letter_service_pb2 import (
+    DeadLetters,
+    ListDeadLettersRequest,
+    ReplayDeadLettersRequest,
+    ReplayDeadLettersResponse,
+)
+from protomq.wire.topics import dead_letter_topic
+from protomq_broker import dead_letter_service
+from protomq_broker.dead_letter_service import DeadLetterService
+from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.testing.simdisk import Fault, SimulatedCrash
+from protomq_runtime.errors import ServiceError
+from tests.support.retry_world import GROUP, TOPIC, Call, RetryWorld, id_of
+
+
+class ReplayWorld(RetryWorld):
+    """With the service; `die` makes dead letters."""
+
+    def start(self) -> None:
+        super().start()
+        self.service = DeadLetterService(self.store, self.writer, self.permit)
+
+    def die(self, *bodies: bytes, topic: str = TOPIC, queue_id: int = 0) -> None:
+        before = len(self.read(topic, queue_id))
+        self.send(*bodies, topic=topic, queue_id=queue_id)
+        messages = self.read(topic, queue_id, before)
+        self.send_back(messages, dead_letter=True, error="poison")
+
+    def replay(self, **fields: Any) -> ReplayDeadLettersResponse:
+        request = ReplayDeadLettersRequest(**{"consumer_group": GROUP, **fields})
+        call = Call(request.SerializeToString(), self.lane)
+        self.service.replay_dead_letters(call)  # type: ignore[arg-type]
+        if isinstance(call.outcome, Exception):
+            raise call.outcome
+        assert call.outcome is not None
+        return ReplayDeadLettersResponse.FromString(call.outcome)
+
+    def replay_all(self, **fields: Any) -> list[ReplayDeadLettersResponse]:
+        answers = [self.replay(**fields)]
+        while answers[-1].next_offset < answers[-1].end_offset:
+            answers.append(self.replay(**{**fields, "begin_offset": answers[-1].next_offset}))
+        return answers
+
+    def listed(self, **fields: Any) -> list[DeadLetters]:
+        request = ListDeadLettersRequest(**fields)
+        return list(self.service.list_dead_letters(request, None).groups)  # type: ignore[arg-type]
+
+    def replayed(self, topic: str = TOPIC, queue_id: int = 0) -> list[bytes]:
+        found = self.read(topic, queue_id)
+        return [record.body for record in found if record.transit.replayed_group]
+
+
+def refusal(call: Callable[[], Any]) -> ServiceError:
+    with pytest.raises(ServiceError) as caught:
+        call()
+    return caught.value
+
+
+def test_a_replayed_message_is_the_message_and_says_where_it_comes_from() -> None:
+    world = ReplayWorld()
+    world.die(b"a")
+    (dead,) = world.dead_letters()
+    answer = world.replay()
+    assert (answer.replayed_count, answer.next_offset, answer.end_offset) == (1, 1, 1)
+    original, copy = world.read(TOPIC)
+    assert id_of(copy) == id_of(original) == id_of(dead)
+    assert (copy.body, copy.crc32c) == (original.body, original.crc32c)
+    transit = copy.transit
+    assert (transit.attempt, transit.replayed_group, transit.last_error) == (0, GROUP, "poison")
+    assert (transit.origin_topic, transit.origin_queue_offset) == (TOPIC, 0)
+    assert world.send_back([copy]).results[0].attempt == 1, "its attempts begin anew"
+    assert len(world.dead_letters()) == 1, "the dead letter stays"
+
+
+def test_each_is_replayed_once_unless_asked_for_again() -> None:
+    world = ReplayWorld()
+    world.die(b"a", b"b")
+    assert [answer.replayed_count for answer in world.replay_all()] == [2]
+    world.die(b"c")
+    (answer,) = world.replay_all()
+    assert (answer.replayed_count, answer.known_count) == (1, 2)
+    world.restart()
+    world.restart(world.disk.killed())
+    assert world.replay().replayed_count == 0
+    assert world.replayed() == [b"a", b"b", b"c"]
+    assert world.replay(again=True).replayed_count == 3
+    assert len(world.replayed()) == 6
+
+
+def test_many_are_replayed_in_slices_that_tell_how_far_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dead_letter_service, "SLICE_COUNT_MAX", 3)
+    world = ReplayWorld()
+    world.die(*(b"%d" % number for number in range(10)))
+    answers = world.replay_all()
+    assert [answer.next_offset for answer in answers] == [3, 6, 9, 10]
+    assert {answer.end_offset for answer in answers} == {10}
+    assert world.replayed() == [b"%d" % number for number in range(10)]
+
+
+def test_by_id_by_offset_and_by_time() -> None:
+    world = ReplayWorld()
+    world.die(b"a", b"b")
+    world.clock.time_ms += 1000
+    world.die(b"c")
+    dead = world.dead_letters()
+    answer = world.replay(message_ids=[id_of(dead[1]), "0" * 40, id_of(dead[1])])
+    assert answer.replayed_count == 1
+    assert list(answer.unknown_message_ids) == ["0" * 40]
+    assert answer.next_offset == answer.end_offset
+    assert world.replay(message_ids=[id_of(dead[1])]).known_count == 1
+    request = ReplayDeadLettersRequest()
+    request.begin_time.FromMilliseconds(dead[2].store_time_ms)
+    assert world.replay(begin_time=request.begin_time).replayed_count == 1
+    assert world.replayed() == [b"b", b"c"]
+    assert world.replay(end_time=request.begin_time, begin_offset=1).replayed_count == 0
+    answer = world.replay(end_time=request.begin_time)
+    assert (answer.replayed_count, answer.known_count, answer.end_offset) == (1, 1, 2)
+    assert world.replay(begin_offset=0, end_offset=1).known_count == 1
+    assert world.replayed() == [b"b", b"c", b"a"]
+
+
+def test_what_has_no_topic_stays_and_is_counted() -> None:
+    world = ReplayWorld()
+    world.store.topics.create(TopicConfig("gone"))
+    world.store.topics.create(TopicConfig("closed"))
+    world.store.topics.create(TopicConfig("shrunk", 4, 4))
+    world.die(b"a", topic="gone")
+    world.die(b"b", topic="closed")
+    world.die(b"c", topic="shrunk", queue_id=3)
+    world.store.delete_topic("gone")
+    world.store.topics.put([TopicConfig("closed", writable=False), TopicConfig("shrunk", 2, 4)])
+    answer = world.replay()
+    assert (answer.replayed_count, answer.without_topic_count) == (1, 2)
+    assert world.replayed("shrunk", 1) == [b"c"]
+    world.store.topics.create(TopicConfig("gone"))
+    assert world.replay().replayed_count == 1, "a topic that is there again gets it"
+
+
+def test_dead_letters_are_listed_with_what_was_replayed() -> None:
+    world = ReplayWorld()
+    assert world.listed() == []
+    world.die(b"a", b"b")
+    world.send(b"x")
+    world.send_back(world.read(TOPIC, 0, 2), group="other", dead_letter=True)
+    world.replay(end_offset=1)
+    first, second = world.listed()
+    assert (first.consumer_group, second.consumer_group) == (GROUP, "other")
+    assert (first.min_offset, first.end_offset, first.replayed_count) == (0, 2, 1)
+    assert first.last_store_time.ToMilliseconds() == world.dead_letters()[1].store_time_ms
+    assert [each.consumer_group for each in world.listed(page_token=GROUP)] == ["other"]
+    assert len(world.listed(page_size=1)) == 1
+
+
+def test_a_topic_that_is_deleted_takes_what_is_known_with_it() -> None:
+    world = ReplayWorld()
+    world.die(b"a")
+    world.replay()
+    world.store.delete_topic(dead_letter_topic(GROUP))
+    assert refusal(world.replay).reason == "TOPIC_NOT_FOUND"
+    world.die(b"b")
+    assert world.replay().replayed_count == 1
+
+
+def test_what_changes_meanwhile_is_looked_at_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two calls replay the same, and a topic goes."""
+    world = ReplayWorld()
+    world.die(b"a", b"b")
+    run = world.writer.run
+    turns = 0
+
+    def run_late(function: Callable[[], None]) -> None:
+        nonlocal turns
+        turns += 1
+        if turns == 1:
+            world.replay(end_offset=1)
+        run(function)
+
+    monkeypatch.setattr(world.writer, "run", run_late)
+    answer = world.replay()
+    assert (answer.replayed_count, answer.known_count) == (1, 1)
+    assert world.replayed() == [b"a", b"b"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"consumer_group": ""}, "consumer_group"),
+        ({"message_ids": ["x"]}, "message_ids"),
+        ({"message_ids": ["0" * 40] * 257}, "at most 256"),
+        ({"begin_offset": -1}, "begin_offset"),
+        ({"end_offset": -1}, "end_offset"),
+    ],
+)
+def test_bad_input_is_refused(fields: dict[str, Any], words: str) -> None:
+    world = ReplayWorld()
+    world.die(b"a")
+    before = world.store.appended_position
+    assert words in str(refusal(lambda: world.replay(**fields)))
+    assert world.store.appended_position == before
+
+
+@pytest.mark.parametrize("ends", ["kill", "power cut"])
+def test_whatever_ends_it_each_is_replayed_once(
+    ends: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letter_service, "SLICE_COUNT_MAX", 2)
+    bodies = [b"%d" % number for number in range(5)]
+    for number in range(1, 200):
+        world = ReplayWorld()
+        world.die(*bodies)
+        world.disk.fail_at(number, Fault.CRASH)
+        ended = False
+        try:
+            world.replay()
+            world.store.checkpoint()
+            world.replay_all()
+            ended = True
+        except SimulatedCrash:
+            pass
+        disk = world.disk.killed() if ends == "kill" else world.disk.crash(random.Random(number))
+        world.restart(disk)
+        world.replay_all()
+        assert world.replayed() == bodies, number
+        if ended:
+            return
+    raise AssertionError("the work never came to its end")
