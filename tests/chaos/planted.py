@@ -47,6 +47,7 @@ from protomq_broker.store.queues.reading import ReadResult
 from protomq_broker.store.same_messages import SentAgain
 from protomq_broker.store.state.log_front import LogFront
 from protomq_broker.store.state.repeated_sends import RepeatedSends
+from protomq_broker.store.state.sent_runs import SentRuns
 from protomq_broker.store.state.topics import TopicTable
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import Fault, SimDisk
@@ -460,9 +461,9 @@ def _forgets_producers_to_make_room() -> Any:
     return _both(
         _patch(RepeatedSends, "_require_room", lambda self, now_ms: None),
         _patch(
-            RepeatedSends,
+            SentRuns,
             "_make_room",
-            lambda self, time_ms: self._table.forget_until(time_ms - 1),
+            lambda self, time_ms: self.table.forget_until(time_ms - 1),
         ),
     )
 

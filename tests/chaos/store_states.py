@@ -13,7 +13,7 @@ from protomq.v1.topic_pb2 import Permission
 from protomq.wire.topics import GROUPS_TOPIC, OFFSETS_TOPIC
 from protomq_broker.store.errors import StoreError
 from protomq_broker.store.state.group_settings import GroupSettings, group_to_message
-from protomq_broker.store.state.repeated_sends import (
+from protomq_broker.store.state.send_errors import (
     RETRY_MAX_MS,
     SendOutOfOrderError,
     SequenceExpiredError,

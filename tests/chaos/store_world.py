@@ -36,7 +36,7 @@ from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.log.record_region import prove_region
 from protomq_broker.store.queues.reading import ReadResult, ReadStatus, StoredPlace
 from protomq_broker.store.queues.selection import NO_TAGS
-from protomq_broker.store.state.repeated_sends import (
+from protomq_broker.store.state.send_errors import (
     RETRY_MAX_MS,
     ProducerIdTakenError,
     SendInFlightError,

@@ -27,7 +27,7 @@ from protomq_broker import (
 )
 from protomq_broker.config import BrokerConfig
 from protomq_broker.store.index import look_ups
-from protomq_broker.store.state import offsets, pop, repeated_sends
+from protomq_broker.store.state import offsets, pop, sent_runs
 from protomq_namesrv import request_checks
 from protomq_namesrv.config import LimitsConfig
 from protomq_runtime import dispatch, remoting_server, server
@@ -88,7 +88,7 @@ BY_REQUEST: Final = {
 }
 
 OF_A_SERVER: Final = {
-    "producers": repeated_sends.PRODUCERS_MAX,
+    "producers": sent_runs.PRODUCERS_MAX,
     "held pulls of a lane": CONFIG.lanes.hold_max // CONFIG.lanes.pull_threads,
     "held pops": CONFIG.lanes.hold_max,
     "popped queues": pop.QUEUES_MAX,

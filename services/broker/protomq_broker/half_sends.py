@@ -8,7 +8,7 @@ from protomq.wire.record import FLAG_KIND_HALF
 from protomq_runtime.errors import ServiceError, invalid_argument, too_many
 
 from .store.log.record_region import set_kind
-from .store.state.repeated_sends import ProducerIdTakenError
+from .store.state.send_errors import ProducerIdTakenError
 from .store.state.transactions import Ending, TransactionKey, Verdict
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from protomq_runtime.errors import Code, ServiceError, unparsable
 
 from .send_request import ProducerIdentity, parse_send_header, read_records
 from .store.log.append import AppendRequest
-from .store.state.repeated_sends import SendInFlightError
+from .store.state.send_errors import SendInFlightError
 from .store.state.topics import incarnation_of_first
 from .store_errors import to_service_error
 from .topic_access import writable_topic

@@ -31,7 +31,7 @@ from .store.queues.consume_queue import ConsumeQueueDamagedError
 from .store.state.group_settings import GroupSettingsError
 from .store.state.groups import GROUPS_SET_UP_MAX, TooManySettingsError
 from .store.state.offsets import GROUPS_MAX, TooManyGroupsError
-from .store.state.repeated_sends import (
+from .store.state.send_errors import (
     ProducerFencedError,
     ProducerIdTakenError,
     RepeatedSendError,

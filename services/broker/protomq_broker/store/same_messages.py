@@ -24,7 +24,7 @@ from .log.append import RecordRegion
 from .log.kinds import NO_OFFSET
 from .queues.log_reader import LogReader
 from .queues.reading import ReadResult, ReadStatus
-from .state.repeated_sends import ProducerIdTakenError, RepeatedSend, SequenceExpiredError
+from .state.send_errors import ProducerIdTakenError, RepeatedSend, SequenceExpiredError
 
 READ_SIZE_BYTES: Final = 1 << 20
 """Of the log that is read at a time."""

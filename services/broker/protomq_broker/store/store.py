@@ -96,7 +96,7 @@ from .state.machine import (
 )
 from .state.offsets import ConsumerOffsets
 from .state.pop import PopState
-from .state.repeated_sends import PartlyStoredError
+from .state.send_errors import PartlyStoredError
 from .state.transactions import CheckPlan, Ending, HalfMessage, ended_record
 from .store_files import Recovery, StoreFiles
 from .timer.carrying import Copies, copies_of, first_rows

@@ -223,7 +223,7 @@ def table_content(
     known = table._table
 
     def name(queue: int) -> tuple[str, int] | None:
-        return table._queue_names[queue]
+        return table._runs.queue_names[queue]
 
     found: dict[int, tuple[int, int, int, list[tuple[int, int, tuple[str, int] | None, int]]]] = {}
     for row, producer_id in enumerate(known.ids):
@@ -234,7 +234,7 @@ def table_content(
         all_runs = [tuple(runs[at : at + 4]) for at in range(0, len(runs), 4)] + [last]
         found[producer_id] = (
             known.epochs[row],
-            table._floor(row),
+            table._runs.floor(row),
             known.used_ms[row],
             [(first, end, name(queue), offset) for first, end, queue, offset in all_runs],
         )

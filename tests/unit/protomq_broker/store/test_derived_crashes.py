@@ -12,7 +12,8 @@ from protomq_broker.store.index.index import MessageIndex
 from protomq_broker.store.opening import make_folders
 from protomq_broker.store.queues import consume_queue, consume_queue_table
 from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
-from protomq_broker.store.state.repeated_sends import RepeatedSend, RepeatedSends
+from protomq_broker.store.state.repeated_sends import RepeatedSends
+from protomq_broker.store.state.send_errors import RepeatedSend
 from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
 from tests.unit.protomq_broker.store.derived_helpers import ListLog, Send
 

@@ -10,20 +10,18 @@ from hypothesis import strategies as st
 from protomq_broker.store.state import producer_table
 from protomq_broker.store.state.producer_runs import run_count
 from protomq_broker.store.state.producer_table import ProducerTable
-from protomq_broker.store.state.repeated_sends import (
-    IDLE_MAX_MS,
-    IDLE_STEP_MS,
+from protomq_broker.store.state.repeated_sends import RepeatedSends
+from protomq_broker.store.state.send_errors import (
     RETRY_MAX_MS,
-    SWEEP_STEP_MS,
     ProducerFencedError,
     ProducerIdTakenError,
     RepeatedSend,
-    RepeatedSends,
     SendInFlightError,
     SendOutOfOrderError,
     SequenceExpiredError,
     TooManyProducersError,
 )
+from protomq_broker.store.state.sent_runs import IDLE_MAX_MS, IDLE_STEP_MS, SWEEP_STEP_MS
 from protomq_broker.testing.simdisk import SimDisk
 from tests.unit.protomq_broker.store.derived_helpers import ListLog, Send, table_content
 
@@ -190,7 +188,7 @@ def test_an_unknown_sequence_below_the_floor_is_refused():
     table = make_sends(log, runs_per_producer_max=8)
     for first in range(0, 40, 2):  # gaps: every send is a run of its own
         store(table, log, send(first))
-    floor = table._floor(table._table.find(P))
+    floor = table._runs.floor(table._table.find(P))
     assert floor > 0
     with pytest.raises(SequenceExpiredError, match="forgotten"):
         admit(table, send(0))

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from protomq_broker.store.state.repeated_sends import SequenceExpiredError
+from protomq_broker.store.state.send_errors import SequenceExpiredError
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import SimDisk

@@ -13,7 +13,7 @@ from protomq.wire import record as layout
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.log.record_region import prove_region
 from protomq_broker.store.queues.reading import StoredPlace
-from protomq_broker.store.state.repeated_sends import (
+from protomq_broker.store.state.send_errors import (
     PartlyStoredError,
     ProducerIdTakenError,
     RepeatedSendError,

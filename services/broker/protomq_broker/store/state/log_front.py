@@ -25,7 +25,8 @@ from protomq_broker.store.queues.consume_queue import ConsumeQueue, ConsumeQueue
 from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
 
 from .machine import Carrier, Snapshot
-from .repeated_sends import RETRY_MAX_MS, RepeatedSends
+from .repeated_sends import RepeatedSends
+from .send_errors import RETRY_MAX_MS
 
 QUEUES_COUNT: Final = 1_000
 """Queues in a slice of what is carried forward: 1 ms."""

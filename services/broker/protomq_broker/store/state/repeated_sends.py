@@ -40,143 +40,49 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from protomq.v1.state_pb2 import KnownProducers
-from protomq_broker.store.errors import StoreError
 from protomq_broker.store.files.disk import Disk, remove_file
 from protomq_broker.store.files.side_files import read_state_file, why_not, write_state_file
 from protomq_broker.store.log.append import AppendRequest, ScannedRecords
 from protomq_broker.store.log.kinds import NO_OFFSET, is_sent
 from protomq_broker.store.log.record_runs import run_continues
 
-from .producer_runs import RUN_FIELDS, Run, forget_oldest_runs, insert_run, overlapping_run
-from .producer_table import NEVER_MS, ROW, ProducerTable
+from .producer_runs import RUN_FIELDS
+from .producer_table import NEVER_MS, ROW
+from .send_errors import (
+    RETRY_MAX_MS,
+    PartlyStoredError,
+    ProducerFencedError,
+    ProducerIdTakenError,
+    RepeatedSend,
+    SendInFlightError,
+    SendOutOfOrderError,
+    SequenceExpiredError,
+    TooManyProducersError,
+)
+from .sent_runs import (
+    GONE,
+    PRODUCERS_MAX,
+    RUNS_MAX,
+    RUNS_PER_PRODUCER_MAX,
+    SWEEP_STEP_MS,
+    EndOffsetOf,
+    SentRuns,
+)
 
-PRODUCERS_MAX: Final = 1_000_000
-"""170 MiB."""
-RUNS_PER_PRODUCER_MAX: Final = 262_144
-"""A producer that sends 65,000 single messages a second, round robin, makes a run of each: 4 s, longer than a send takes with all its
-retries (3 s). 8 MB."""
 RUNS_TOLD_MAX: Final = 1_024
 """Older runs of one producer that a record of the log tells of; what is older is refused where only that record is left."""
-RUNS_MAX: Final = 1 << 20
-"""32 MB for all producers together, and 190 bytes for each that has any."""
-RETRY_MAX_MS: Final = 15 * 60_000
-"""The longest time after which a send may be tried again: whoever has sent within it is known."""
-IDLE_MAX_MS: Final = 24 * 3_600_000
-IDLE_STEP_MS: Final = 3_600_000
-"""Who has sent nothing for a day is forgotten when an hour of the log's time is full: all at once, for one look at the times."""
-SWEEP_STEP_MS: Final = 1_000
-"""Interval, in the log's time, at which a full table is searched for room: a search of a million producers takes 3 ms."""
-
-_SEQUENCE_END_MAX: Final = 1 << 63
 _MAGIC: Final = b"PMQRPS02"
 _HEAD: Final = struct.Struct("<QQqqIIQI")
 _FILE_NAME: Final = "table.bin"
 _PIECE_SIZE_BYTES: Final = 512 << 10
-_GONE: Final = ""
-"""Topic of records that belong to nobody any more, in `replay`."""
 
-EndOffsetOf = Callable[[str, int], int]
 _Claim = tuple[int, int, list[tuple[int, int]]]
 
 
 def _no_time() -> int:
     return 0
-
-
-class RepeatedSendError(StoreError):
-    """A send that is refused for what is known of its producer."""
-
-    def __init__(self, text: str, producer_id: int, producer_epoch: int, sequence: int = 0) -> None:
-        super().__init__(text)
-        self.producer_id = f"{producer_id:016X}"
-        self.producer_epoch = producer_epoch
-        self.sequence = sequence
-
-
-class ProducerFencedError(RepeatedSendError):
-    """A producer with the same id and a higher epoch, `newer_epoch`, has written."""
-
-    def __init__(self, producer_id: int, producer_epoch: int, newer_epoch: int) -> None:
-        super().__init__(
-            f"producer {producer_id:016X} has started again with epoch {newer_epoch}: this one, of epoch {producer_epoch},"
-            " is fenced off and must stop",
-            producer_id,
-            producer_epoch,
-        )
-        self.newer_epoch = newer_epoch
-
-
-class SequenceExpiredError(RepeatedSendError):
-    """It cannot be told any more whether this send is stored. `sequence`: its first. `previous_sequence`: the one that it names, where
-    that is what is not known; else None.
-    """
-
-    def __init__(
-        self,
-        text: str,
-        producer_id: int,
-        producer_epoch: int,
-        sequence: int = 0,
-        previous_sequence: int | None = None,
-    ) -> None:
-        super().__init__(text, producer_id, producer_epoch, sequence)
-        self.previous_sequence = previous_sequence
-
-
-class PartlyStoredError(SequenceExpiredError):
-    """Of this send `count` sequences from `first_known` on are stored, at `part`, and others are not."""
-
-    def __init__(
-        self,
-        text: str,
-        producer_id: int,
-        producer_epoch: int,
-        sequence: int,
-        part: RepeatedSend,
-        first_known: int,
-        count: int,
-    ) -> None:
-        super().__init__(text, producer_id, producer_epoch, sequence)
-        self.part = part
-        self.first_known = first_known
-        self.count = count
-
-
-class ProducerIdTakenError(RepeatedSendError):
-    """The sequences of this send are those of other messages: it is not stored, and will not be. `sequence`: its first."""
-
-
-class SendInFlightError(SequenceExpiredError):
-    """The same send is part of the group that is not appended yet: ask again after the append."""
-
-
-class SendOutOfOrderError(RepeatedSendError):
-    """The message that is to stand before this one, `sequence`, is not stored. Nor is this one."""
-
-
-class TooManyProducersError(StoreError):
-    """A million producers have sent within 15 minutes: nobody new is taken. `limit`: how many are."""
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(
-            f"{limit} producers have sent within {RETRY_MAX_MS // 60_000} minutes, the most that the broker remembers;"
-            " use fewer producers and keep them, or try again later"
-        )
-        self.limit = limit
-
-
-class RepeatedSend(NamedTuple):
-    """Where a send was stored the first time: its first record. Where that enters no consume queue, `queue_offset` is NO_OFFSET, and it
-    comes `ahead` records behind the one at `position` of the log."""
-
-    topic: str
-    queue_id: int
-    queue_offset: int
-    position: int = 0
-    ahead: int = 0
 
 
 class _Frozen(NamedTuple):
@@ -225,18 +131,15 @@ class RepeatedSends:
         self._clear()
 
     def _clear(self) -> None:
-        self._table = ProducerTable()
+        self._runs = SentRuns(self._producers_max, self._runs_per_producer_max, self._runs_max)
+        self._table = self._runs.table
         self._claims: dict[int, _Claim] = {}
         self._new_claims = 0
         self._free_places: int | None = None  # those whom this group may take the places of
         self._looked_for_room_ms = NEVER_MS
-        self._queue_numbers: dict[tuple[str, int], int] = {}
-        self._queue_names: list[tuple[str, int] | None] = []
-        self._next_look_ms = NEVER_MS  # for those that have rested for a day
         self._covered_position = 0
         self._claimed_position = 0  # by the snapshot on the disk: the log is durable up to there
         self._snapshot_end = 0  # it tells of nothing behind
-        self._is_partial = False  # made from a log whose beginning is deleted
         self._frozen: _Frozen | None = None
 
     # Writer thread.
@@ -320,23 +223,9 @@ class RepeatedSends:
     def apply(self, requests: Sequence[AppendRequest]) -> None:
         """Enters what was just appended to the log."""
         with self._lock:
-            for request in requests:
-                region = request.region
-                if region.producer_id:
-                    if region.flags:
-                        at = request.physical_offset
-                        self._apply_kinds([r for r in requests if r.physical_offset >= at])
-                        break
-                    self._enter(
-                        region.producer_id,
-                        region.producer_epoch,
-                        region.first_sequence,
-                        region.first_sequence + region.count,
-                        (region.topic, request.queue_id),
-                        request.queue_offset,
-                        request.store_time_ms,
-                        request.store_time_ms,
-                    )
+            taken = self._runs.enter_plain(requests)
+            if taken < len(requests):
+                self._apply_kinds(requests[taken:])
             if requests:
                 last = requests[-1]
                 self._covered_position = last.physical_offset + len(last.region.data)
@@ -355,10 +244,10 @@ class RepeatedSends:
                 run = run._replace(end=sent.end, end_position=sent.end_position)
                 continue
             if run is not None:
-                self._enter(*run[:-1])
+                self._runs.enter(*run[:-1])
             run = sent
         if run is not None:
-            self._enter(*run[:-1])
+            self._runs.enter(*run[:-1])
 
     def drop_claims(self) -> None:
         """The group that was admitted is not in the log."""
@@ -370,19 +259,16 @@ class RepeatedSends:
 
     def begin_partial(self) -> None:
         """The log begins behind sends that its leader knows: a producer that comes up may have stored earlier ones. Until `end_partial`."""
-        self._is_partial = True
+        self._runs.is_partial = True
 
     def end_partial(self) -> None:
         """From here on every send comes to this table first."""
-        self._is_partial = False
+        self._runs.is_partial = False
 
     def remove_topic(self, topic: str) -> None:
         """The topic is gone: what was stored in it is neither known nor new."""
         with self._lock:
-            for key, number in list(self._queue_numbers.items()):
-                if key[0] == topic:
-                    del self._queue_numbers[key]
-                    self._queue_names[number] = None
+            self._runs.remove_topic(topic)
 
     def producers_since(self, time_ms: int) -> list[int]:
         """The ids of producers that are known and have sent something after `time_ms` of the log's time."""
@@ -403,7 +289,7 @@ class RepeatedSends:
         numbers, last = np.unique(np.append(columns["queue"], runs[:, 2]), return_inverse=True)
         columns["queue"] = last[: len(columns)]
         runs[:, 2] = last[len(columns) :]
-        names = (self._queue_names[number] for number in numbers.astype(int).tolist())
+        names = (self._runs.queue_names[number] for number in numbers.astype(int).tolist())
         return KnownProducers(
             rows=columns.tobytes(),
             older_runs=runs.tobytes(),
@@ -424,7 +310,7 @@ class RepeatedSends:
                 self._covered_position,
                 table.forgotten_ms,
                 table.runs_forgotten_ms,
-                list(self._queue_names),
+                list(self._runs.queue_names),
             )
             return self._covered_position
 
@@ -490,7 +376,7 @@ class RepeatedSends:
         if payload is None:
             self.damage = why_not(self._disk, self._path, _MAGIC)
             self.start_rebuild()
-            self._is_partial = log_start > 0
+            self._runs.is_partial = log_start > 0
             return
         (
             position,
@@ -508,10 +394,7 @@ class RepeatedSends:
         rows = np.frombuffer(payload, ROW, row_count, at)
         for name in names:
             topic, _, queue_id = name.partition("/")
-            key = (topic, int(queue_id)) if topic else None
-            if key is not None:
-                self._queue_numbers[key] = len(self._queue_names)
-            self._queue_names.append(key)
+            self._runs.add_queue(topic, int(queue_id or 0))
         table = self._table
         table.forgotten_ms, table.runs_forgotten_ms = forgotten_ms, runs_forgotten_ms
         table.load(rows, memoryview(payload)[at + rows.nbytes :])
@@ -564,7 +447,7 @@ class RepeatedSends:
             if id_:
                 queue_key = (records.topics[topic_index], queue_id)
                 end = sequence + length
-                self._enter(id_, epoch, sequence, end, queue_key, queue_offset, time_ms, last_ms)
+                self._runs.enter(id_, epoch, sequence, end, queue_key, queue_offset, time_ms, last_ms)
 
     def take_told(
         self, told: KnownProducers, position: int, is_gone: Callable[[str], bool]
@@ -576,9 +459,10 @@ class RepeatedSends:
         if position < self._covered_position:
             return
         with self._lock:
+            number_of = self._runs.number_of
             keys = [name.partition("/") for name in told.queues]
             numbers = np.array(
-                [self._number_of(_GONE if is_gone(key[0]) else key[0], int(key[2] or 0)) for key in keys],
+                [number_of(GONE if is_gone(key[0]) else key[0], int(key[2] or 0)) for key in keys],
                 np.uint32,
             )
             rows = np.frombuffer(told.rows, ROW).copy()
@@ -587,25 +471,17 @@ class RepeatedSends:
             runs[:, 2] = numbers[runs[:, 2].astype(np.int64)]
             self._table.enter(rows, runs.tobytes())
 
-    def _number_of(self, topic: str, queue_id: int) -> int:
-        key = (topic, queue_id)
-        number = self._queue_numbers.get(key)
-        if number is None:
-            number = self._queue_numbers[key] = len(self._queue_names)
-            self._queue_names.append(None if topic == _GONE else key)
-        return number
-
     def pass_over(self, start_position: int, end_position: int) -> None:
         """Nothing to do: what the damage has taken may be sent again."""
 
     def truncate(self, end_position: int) -> None:
         """The log ends here: forgets what lies beyond the end of its queue; the consume queues have been cut before. Nobody appends."""
-        self._is_partial = False
+        self._runs.is_partial = False
         if end_position >= self._covered_position:
             return
         self.drop_claims()
         with self._lock:
-            self._table.clip(self._ends(end_position))
+            self._table.clip(self._runs.ends(self._end_offset_of, end_position))
         self._covered_position = end_position
         if end_position < self._snapshot_end:
             self.checkpoint(min(end_position, self._claimed_position))
@@ -616,29 +492,11 @@ class RepeatedSends:
     def _path(self) -> str:
         return f"{self._folder}/{_FILE_NAME}"
 
-    def _floor(self, row: int) -> int:
-        """Below it, what is not known may be stored all the same."""
-        table = self._table
-        if table.older_counts[row] and not table.has_older(row):
-            return table.firsts[row]
-        return table.floors[row]
-
-    def _overlapping(self, row: int, first: int, end: int) -> Run | None:
-        """The first run of a producer that shares sequences with [first, end)."""
-        table = self._table
-        if table.has_older(row):
-            run = overlapping_run(table.older[row], first, end)
-            if run is not None:
-                return run
-        if table.firsts[row] < end and first < table.ends[row]:
-            return table.firsts[row], table.ends[row], table.queues[row], table.queue_offsets[row]
-        return None
-
     def _look_up(self, row: int, first: int, end: int, topic: str) -> RepeatedSend | None:
-        run = self._overlapping(row, first, end)
+        run = self._runs.overlapping(row, first, end)
         asked = self._table.ids[row], self._table.epochs[row], first
         if run is None:
-            floor = self._floor(row)
+            floor = self._runs.floor(row)
             if first < floor:
                 raise SequenceExpiredError(
                     f"sequences {first} to {end - 1}: too old to know whether they are stored: all below {floor} are forgotten",
@@ -647,7 +505,7 @@ class RepeatedSends:
             return None
         run_first, run_end, queue, queue_offset = run
         first_known, end_known = max(first, run_first), min(end, run_end)
-        name = self._queue_names[queue]
+        name = self._runs.queue_names[queue]
         found_offset = queue_offset + first_known - run_first
         if name is None or (name[1] >= 0 and found_offset >= self._end_offset_of(*name)):
             raise SequenceExpiredError(
@@ -692,9 +550,9 @@ class RepeatedSends:
                 return
         if row >= 0:
             table = self._table
-            if table.firsts[row] <= previous < table.ends[row] or previous < self._floor(row):
+            if table.firsts[row] <= previous < table.ends[row] or previous < self._runs.floor(row):
                 return
-            if self._overlapping(row, previous, previous + 1) is not None:
+            if self._runs.overlapping(row, previous, previous + 1) is not None:
                 return
         elif not claimed:
             raise SequenceExpiredError(
@@ -730,120 +588,6 @@ class RepeatedSends:
                 self._free_places = table.count_used_until(limit)
         if known - self._free_places >= self._producers_max:
             raise TooManyProducersError(self._producers_max)
-
-    def _enter(
-        self,
-        producer_id: int,
-        epoch: int,
-        first: int,
-        end: int,
-        queue_key: tuple[str, int],
-        queue_offset: int,
-        time_ms: int,
-        last_time_ms: int,
-    ) -> None:
-        """Enters a run whose first record was stored at `time_ms` and its last at `last_time_ms`."""
-        if end > _SEQUENCE_END_MAX:
-            return  # no producer gets there by counting: such sends are not recognised
-        if time_ms >= self._next_look_ms:
-            self._forget_idle(time_ms)
-        queue = self._queue_numbers.get(queue_key)
-        if queue is None:
-            queue = self._number_of(*queue_key)
-        table = self._table
-        row = table.shards[producer_id & 255].get(producer_id, -1)  # as `table.find` does
-        if row < 0 or (used_ms := table.used_ms[row]) <= table.forgotten_ms:
-            if table.count >= self._producers_max:
-                self._make_room(time_ms)
-            row = table.add(producer_id, epoch, last_time_ms)
-            if self._is_partial:
-                table.floors[row] = first
-        else:
-            if table.is_frozen:
-                table.keep(row)
-            known_epoch = table.epochs[row]
-            if epoch != known_epoch:
-                if epoch < known_epoch:
-                    return
-                table.reset(row, epoch)
-            elif used_ms <= table.runs_forgotten_ms and table.older_counts[row]:
-                table.floors[row] = table.firsts[row]
-                table.drop_older(row)
-            table.used_ms[row] = last_time_ms
-        firsts, ends = table.firsts, table.ends
-        last_first, last_end = firsts[row], ends[row]
-        if first < last_end:
-            # One that overlaps the last run is left out: `admit` lets no such send through.
-            added = end <= last_first and insert_run(
-                table.older_of(row), first, end, queue, queue_offset
-            )
-        elif last_end > last_first:
-            queues, queue_offsets = table.queues, table.queue_offsets
-            last_queue, last_offset = queues[row], queue_offsets[row]
-            ends[row] = end
-            added = (
-                first != last_end
-                or queue != last_queue
-                or queue_offset - last_offset != first - last_first
-            )
-            if added:
-                older = table.older.get(row)
-                if older is None:
-                    older = table.older_of(row)
-                older.extend((last_first, last_end, last_queue, last_offset))
-                firsts[row], queues[row], queue_offsets[row] = first, queue, queue_offset
-        else:
-            added = False
-            firsts[row], ends[row] = first, end
-            table.queues[row], table.queue_offsets[row] = queue, queue_offset
-        if added:
-            older_count = table.older_counts[row] + 1
-            table.older_counts[row] = older_count
-            table.older_count += 1
-            if table.older_count > self._runs_max or older_count > self._runs_per_producer_max:
-                self._bound_runs(row, time_ms)
-        if last_time_ms > time_ms and last_time_ms >= self._next_look_ms:
-            self._forget_idle(last_time_ms)
-
-    def _bound_runs(self, row: int, time_ms: int) -> None:
-        """Keeps the numbers of older runs within their limits; `row` has just got one more."""
-        table = self._table
-        if table.older_counts[row] > self._runs_per_producer_max:
-            self._forget_oldest_runs(row)
-        if table.older_count > self._runs_max:
-            limit = time_ms - RETRY_MAX_MS
-            if limit >= table.runs_forgotten_ms + SWEEP_STEP_MS:
-                table.forget_runs_until(limit)
-            while table.older_count > self._runs_max and table.older_counts[row]:
-                self._forget_oldest_runs(row)
-
-    def _forget_oldest_runs(self, row: int) -> None:
-        table = self._table
-        count, table.floors[row] = forget_oldest_runs(table.older[row])
-        table.older_counts[row] -= count
-        table.older_count -= count
-        if not table.older_counts[row]:
-            del table.older[row]
-
-    def _forget_idle(self, time_ms: int) -> None:
-        hour_ms = time_ms - time_ms % IDLE_STEP_MS
-        self._table.forget_until(hour_ms - IDLE_MAX_MS)
-        self._next_look_ms = hour_ms + IDLE_STEP_MS
-
-    def _make_room(self, time_ms: int) -> None:
-        limit = time_ms - RETRY_MAX_MS
-        if limit >= self._table.forgotten_ms + SWEEP_STEP_MS:
-            self._table.forget_until(limit)
-
-    def _ends(self, end_position: int) -> NDArray[np.int64]:
-        """End of each queue by its number, of a log that ends at `end_position`; those that are gone have none."""
-        gone = np.iinfo(np.int64).max
-        ends = [
-            gone if name is None else self._end_offset_of(*name) if name[1] >= 0 else end_position
-            for name in self._queue_names
-        ]
-        return np.array(ends, np.int64)
-
 
 class _Entered(NamedTuple):
     """The arguments of `_enter`, and where in the log the records end."""
