@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ._async_pull_consumer import AsyncPullConsumer as AsyncPullConsumer
     from ._async_transaction_producer import AsyncTransaction as AsyncTransaction
     from ._async_transaction_producer import AsyncTransactionProducer as AsyncTransactionProducer
+    from ._connection_options import ConnectionOptions as ConnectionOptions
     from ._dead_letters import DeadLetters as DeadLetters
     from ._dead_letters import ReplayProgress as ReplayProgress
     from ._group_admin import GroupSettings as GroupSettings
@@ -93,6 +94,7 @@ _LAZY = {
     "AsyncSimpleConsumer": "_async_pop",
     "PoppedQueue": "_pop_steps",
     "Message": "_message",
+    "ConnectionOptions": "_connection_options",
     "MessageQueue": "_types",
     "QueueRange": "_types",
     "Permission": "_types",
@@ -141,6 +143,7 @@ __all__ = [
     "AsyncSimpleConsumer",
     "PoppedQueue",
     "Message",
+    "ConnectionOptions",
     "MessageQueue",
     "QueueRange",
     "Permission",

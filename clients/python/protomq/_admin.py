@@ -28,6 +28,7 @@ from ._checks import (
     checked_texts,
     explain_unknown_settings,
 )
+from ._connection_options import ConnectionOptions, connection_of
 from ._dead_letters import DeadLetters, ReplayProgress, list_dead_letters, replay_dead_letters
 from ._group_admin import GroupSettings, get_group, list_group_settings, set_group
 from ._late_imports import fork_waits, load_needed_modules
@@ -37,7 +38,6 @@ from ._routes import Routes
 from ._steps import Driver
 from ._transaction_admin import OpenTransaction, end_transaction, list_transactions
 from ._transport import SyncTransport
-from ._transport_options import TransportOptions
 from ._types import (
     PEER_TIMEOUT_S,
     BrokerAddress,
@@ -267,17 +267,17 @@ class Admin:
         client_id: str = "",
         peer_timeout_s: float = PEER_TIMEOUT_S,
         spin: bool = True,
+        connection: ConnectionOptions | None = None,
     ) -> None:
-        """`namesrv`, `peer_timeout_s`, `spin`: as in Producer. `request_timeout_s`: of each call to a server."""
+        """`request_timeout_s`: of each call to a server. The others are as in Producer."""
         check_seconds("request_timeout_s", request_timeout_s)
         self._request_timeout_s = request_timeout_s
-        self._transport = SyncTransport(
-            TransportOptions(
-                transport, client_id=client_id, peer_timeout_s=peer_timeout_s, spin=spin
-            )
-        )
+        connection = connection_of(
+            connection, namesrv=namesrv, transport=transport, client_id=client_id, peer_timeout_s=peer_timeout_s, spin=spin,
+        )  # fmt: skip
+        self._transport = SyncTransport(connection)
         load_needed_modules("protomq.v1.admin_service_pb2", "protomq.v1.topic_pb2")
-        self._routes = Routes(self._transport, namesrv)
+        self._routes = Routes(self._transport, connection.namesrv)
         self._driver = Driver(self._transport, self._routes)
         self._closed = False
 

@@ -14,6 +14,7 @@ from ._async_transport import AsyncTransport
 from ._at_exit import call_at_exit, warn_of_loss
 from ._batching import PreparedRecord
 from ._checks import check_batch, check_queue, check_seconds, check_selector, check_topic
+from ._connection_options import ConnectionOptions, connection_of
 from ._delays import When, when_of
 from ._forks import call_after_fork
 from ._lines import LINES_MAX, take_batch
@@ -65,18 +66,21 @@ class AsyncProducer:
         transport: AsyncTransport | Literal["auto", "remoting", "grpc"] = "auto",
         client_id: str = "",
         peer_timeout_s: float = PEER_TIMEOUT_S,
+        connection: ConnectionOptions | None = None,
         **settings: Unpack[ProducerSettings],
     ) -> None:
         self.options = ProducerOptions(group=group, **settings)
         self._core = self._make_core()
         self._owns_transport = not isinstance(transport, AsyncTransport)
         if isinstance(transport, AsyncTransport):
-            refuse_settings_beside_transport(client_id, peer_timeout_s)
+            refuse_settings_beside_transport(connection, client_id, peer_timeout_s)
             self._transport = transport
         else:
-            self._transport = AsyncTransport(
-                self._core.transport_options(transport, client_id, peer_timeout_s)
-            )
+            connection = connection_of(
+                connection, namesrv=namesrv, transport=transport, client_id=client_id,
+                peer_timeout_s=peer_timeout_s, group=group,
+            )  # fmt: skip
+            self._transport, namesrv = AsyncTransport(connection), connection.namesrv
         self._routes = AsyncRoutes(self._transport, namesrv)
         self._driver = AsyncDriver(self._transport, self._routes)
         self._closed = False

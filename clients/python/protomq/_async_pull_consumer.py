@@ -18,6 +18,7 @@ from ._async_routes import AsyncRoutes
 from ._async_steps import AsyncDriver
 from ._async_transport import AsyncTransport
 from ._checks import check_count, check_message_queue, check_seconds, check_time, check_topic
+from ._connection_options import ConnectionOptions, connection_of
 from ._consumer_base import ConsumerBase
 from ._consumer_options import ConsumerOptions, ConsumerSettings
 from ._filters import checked_filter
@@ -27,7 +28,6 @@ from ._open_consumers import closed, not_taken_text, opened
 from ._pull_logic import POLL_MESSAGES, Ticket, logger
 from ._send_back import SentBack
 from ._show_settings import show_settings
-from ._transport_options import TransportOptions
 from ._types import PEER_TIMEOUT_S, Delay, MessageQueue, QueueRange
 from ._warnings import warn
 from .errors import ClosedError, ProtomqError
@@ -53,13 +53,15 @@ class AsyncPullConsumer(ConsumerBase):
         transport: Literal["auto", "remoting", "grpc"] = "auto",
         client_id: str = "",
         peer_timeout_s: float = PEER_TIMEOUT_S,
+        connection: ConnectionOptions | None = None,
         **settings: Unpack[ConsumerSettings],
     ) -> None:
         super().__init__(ConsumerOptions(group=group, **settings))
-        self._transport = AsyncTransport(
-            TransportOptions(transport, client_id=client_id, peer_timeout_s=peer_timeout_s)
-        )
-        self._routes: AsyncRoutes = AsyncRoutes(self._transport, namesrv)
+        connection = connection_of(
+            connection, namesrv=namesrv, transport=transport, client_id=client_id, peer_timeout_s=peer_timeout_s,
+        )  # fmt: skip
+        self._transport = AsyncTransport(connection)
+        self._routes: AsyncRoutes = AsyncRoutes(self._transport, connection.namesrv)
         self._run = AsyncDriver(self._transport, self._routes).run
         self._pulls: set[asyncio.Task[None]] = set()
         self._arrived: asyncio.Event | None = None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, Unpack
 from ._at_exit import call_at_exit
 from ._batching import PreparedRecord
 from ._checks import check_batch, check_queue, check_seconds, check_selector, check_topic
+from ._connection_options import ConnectionOptions, connection_of
 from ._delays import When, when_of
 from ._forks import call_after_fork
 from ._lines import LINES_MAX, Entry, Line, Room, resolve_batch
@@ -74,6 +75,7 @@ class Producer:
     - `peer_timeout_s`: a server that answers nothing for this time, not even probes, is gone; 3 or more, over gRPC 20 unless the servers'
       `connections.peer_timeout_ms` is as low.
     - `spin`: a blocking call looks for its answer for up to 0.2 ms before it sleeps, where that was of use lately.
+    - `connection`: all of these in one ConnectionOptions, for all clients of an application.
     """
 
     def __init__(
@@ -85,18 +87,21 @@ class Producer:
         client_id: str = "",
         peer_timeout_s: float = PEER_TIMEOUT_S,
         spin: bool = True,
+        connection: ConnectionOptions | None = None,
         **settings: Unpack[ProducerSettings],
     ) -> None:
         self.options = ProducerOptions(group=group, **settings)
         self._core = self._make_core()
         self._owns_transport = not isinstance(transport, SyncTransport)
         if isinstance(transport, SyncTransport):
-            refuse_settings_beside_transport(client_id, peer_timeout_s, spin)
+            refuse_settings_beside_transport(connection, client_id, peer_timeout_s, spin)
             self._transport = transport
         else:
-            self._transport = SyncTransport(
-                self._core.transport_options(transport, client_id, peer_timeout_s, spin)
-            )
+            connection = connection_of(
+                connection, namesrv=namesrv, transport=transport, client_id=client_id,
+                peer_timeout_s=peer_timeout_s, spin=spin, group=group,
+            )  # fmt: skip
+            self._transport, namesrv = SyncTransport(connection), connection.namesrv
         self._routes = Routes(self._transport, namesrv)
         self._driver = Driver(self._transport, self._routes)
         self._closed = False

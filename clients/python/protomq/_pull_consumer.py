@@ -17,6 +17,7 @@ from datetime import datetime
 from typing import Literal, Unpack
 
 from ._checks import check_count, check_message_queue, check_seconds, check_time, check_topic
+from ._connection_options import ConnectionOptions, connection_of
 from ._consumer_base import ConsumerBase
 from ._consumer_options import ConsumerOptions, ConsumerSettings
 from ._filters import checked_filter
@@ -30,7 +31,6 @@ from ._send_back import SentBack
 from ._show_settings import show_settings
 from ._steps import Driver
 from ._transport import SyncTransport
-from ._transport_options import TransportOptions
 from ._types import PEER_TIMEOUT_S, Delay, MessageQueue, QueueRange
 from ._warnings import warn
 from .errors import ClosedError, ProtomqError
@@ -50,7 +50,7 @@ class PullConsumer(ConsumerBase):
 
     - `namesrv`: host:port[;host:port], a URL that lists them, or a sequence of addresses; else PROTOMQ_NAMESRV_ADDR, else
       127.0.0.1:9876 and 127.0.0.1:10911 (a name server, a standalone).
-    - `transport`, `client_id`, `peer_timeout_s` and `spin`: as in Producer; pulls never spin.
+    - `transport`, `client_id`, `peer_timeout_s` and `spin`: as in Producer; pulls never spin. `connection`: all of these in one object.
     """
 
     def __init__(
@@ -62,15 +62,15 @@ class PullConsumer(ConsumerBase):
         client_id: str = "",
         peer_timeout_s: float = PEER_TIMEOUT_S,
         spin: bool = True,
+        connection: ConnectionOptions | None = None,
         **settings: Unpack[ConsumerSettings],
     ) -> None:
         super().__init__(ConsumerOptions(group=group, **settings))
-        self._transport = SyncTransport(
-            TransportOptions(
-                transport, client_id=client_id, peer_timeout_s=peer_timeout_s, spin=spin
-            )
-        )
-        self._routes: Routes = Routes(self._transport, namesrv)
+        connection = connection_of(
+            connection, namesrv=namesrv, transport=transport, client_id=client_id, peer_timeout_s=peer_timeout_s, spin=spin,
+        )  # fmt: skip
+        self._transport = SyncTransport(connection)
+        self._routes: Routes = Routes(self._transport, connection.namesrv)
         self._run = Driver(self._transport, self._routes).run
         self._pulls: PullMultiplexer | None = None
         self._lock = threading.RLock()

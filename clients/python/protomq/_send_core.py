@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import random
-import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from ._batching import (
     PreparedRecord,
@@ -27,8 +25,9 @@ from ._batching import (
     refuse_large_body,
     refuse_unreadable_body,
 )
-from ._checks import check_encodable, check_queue, check_text, check_texts, check_topic
+from ._checks import check_encodable, check_queue, check_texts, check_topic
 from ._compression import DECOMPRESSED_SIZE_MAX_BYTES, compress_body, make_compressor
+from ._connection_options import ConnectionOptions
 from ._delays import When, delay_flags, delayed, when_of
 from ._fault_tolerance import LatencyFaultTolerance
 from ._outgoing import BatchResult, DelayedPlaces, OutgoingMessage, SendResult, SendStatus, Stored
@@ -36,7 +35,6 @@ from ._producer_options import ProducerOptions
 from ._retry import NextStep, RetryPlan, RetryPolicy, backoff_delay
 from ._selectors import RoundRobin, sharded_index
 from ._sequence import SequenceSource
-from ._transport_options import TransportOptions
 from ._types import PEER_TIMEOUT_S, BrokerAddress, Delay, MessageQueue, Route, Target
 from .errors import (
     ConfigurationError,
@@ -243,21 +241,6 @@ class SendCore:
     def forget_acknowledged(self, broker_name: str) -> None:
         """The broker does not know of it."""
         self._acknowledged.pop(broker_name, None)
-
-    def transport_options(
-        self,
-        transport: Literal["auto", "remoting", "grpc"],
-        client_id: str,
-        peer_timeout_s: float,
-        spin: bool = True,
-    ) -> TransportOptions:
-        """Options of a transport of its own."""
-        check_text("client_id", client_id)
-        if not client_id and self.options.group:
-            client_id = f"{self.options.group}@{socket.gethostname()}@{os.getpid()}"
-        return TransportOptions(
-            transport, client_id=client_id, peer_timeout_s=peer_timeout_s, spin=spin
-        )
 
     def prepare(
         self,
@@ -615,12 +598,12 @@ def _refuse_beside_message(
 
 
 def refuse_settings_beside_transport(
-    client_id: str, peer_timeout_s: float, spin: bool = True
+    connection: ConnectionOptions | None, client_id: str, peer_timeout_s: float, spin: bool = True
 ) -> None:
     """A transport that is handed in has its own settings: those beside it would be lost."""
-    if client_id or peer_timeout_s != PEER_TIMEOUT_S or not spin:
+    if connection is not None or client_id or peer_timeout_s != PEER_TIMEOUT_S or not spin:
         raise ConfigurationError(
-            "client_id, peer_timeout_s and spin belong to the transport: give them to its TransportOptions"
+            "connection, client_id, peer_timeout_s and spin belong to the transport: give them to its ConnectionOptions"
         )
 
 

@@ -22,6 +22,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar, cast
 from . import _methods
 from ._call_steps import call_broker, decoded, retried
 from ._checks import check_seconds
+from ._connection_options import ConnectionOptions, connection_of
 from ._consumer_calls import CommittedOffsets, ConsumerCalls, FoundOffset, Limits, QueueRanges
 from ._filters import NO_FILTER, MessageFilter, checked_filter
 from ._late_imports import fork_waits
@@ -32,7 +33,6 @@ from ._retry import ONCE, UNTIL_THE_END, Retries
 from ._routes import Routes
 from ._steps import Block, Driver, Steps
 from ._transport import SyncTransport
-from ._transport_options import TransportOptions
 from ._types import MessageQueue, MethodInfo, PullStatus, QueueRange, Route
 from .errors import NoRouteError, ProtomqError, TopicNotFoundError
 
@@ -101,18 +101,17 @@ class Calls:
         namesrv: str | Sequence[str] | None = None,
         transport: Literal["auto", "remoting", "grpc"] = "auto",
         client_id: str = "",
+        connection: ConnectionOptions | None = None,
         timeout_s: float = TIMEOUT_S,
         retries: Retries = UNTIL_THE_END,
     ) -> None:
-        """`namesrv`, `transport`, `client_id`: as in Producer. `timeout_s`: of each call, all its tries together, unless it has its own."""
+        """`namesrv` to `connection`: as in Producer. `timeout_s`: of each call, all its tries together, unless it has its own."""
         self.timeout_s = check_seconds("timeout_s", timeout_s)
         self._retries = retries
-        self._transport = SyncTransport(
-            TransportOptions(
-                transport, connect_timeout_s=min(3.0, timeout_s), client_id=client_id
-            )
+        connection = connection_of(
+            connection, namesrv=namesrv, transport=transport, client_id=client_id
         )
-        self._use(self._transport, namesrv)
+        self._use(SyncTransport(connection), connection.namesrv)
 
     def _use(self, transport: SyncTransport, namesrv: str | Sequence[str] | None) -> None:
         self._transport = transport

@@ -16,12 +16,14 @@ from protomq import (
     Admin,
     AsyncProducer,
     AsyncPullConsumer,
+    ConnectionOptions,
     MessageQueue,
     OutgoingMessage,
     Producer,
     PullConsumer,
 )
 from protomq._compression import DECOMPRESSED_SIZE_MAX_BYTES
+from protomq.calls import Calls
 from protomq.errors import (
     ClosedError,
     ConfigurationError,
@@ -302,6 +304,29 @@ def test_settings_beside_a_transport_that_is_handed_in_are_refused() -> None:
             Producer(transport=FakeSyncTransport(cluster), **settings)
     with pytest.raises(ConfigurationError, match="belong to the transport"):
         AsyncProducer(transport=FakeAsyncTransport(cluster), peer_timeout_s=30.0)
+    with pytest.raises(ConfigurationError, match="belong to the transport"):
+        Producer(transport=FakeSyncTransport(cluster), connection=ConnectionOptions())
+
+
+CLIENTS: list[Callable[..., Any]] = [Producer, AsyncProducer, PullConsumer, AsyncPullConsumer, Admin, Calls]
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_every_client_takes_one_object_that_says_how_to_connect(client: Callable[..., Any]) -> None:
+    options = ConnectionOptions(namesrv="h:1", transport="grpc", client_id="me", connect_timeout_s=1.0)
+    made = client(connection=options)
+    assert made._transport.options == options
+    assert [server.grpc_address for server in made._routes.name_servers.in_order()] == ["h:1"]
+    with pytest.raises(ConfigurationError, match="namesrv, client_id beside connection would be lost"):
+        client(connection=options, namesrv="h:2", client_id="x")
+    wrong: Any = "h:1"
+    with pytest.raises(TypeError, match="connection is a ConnectionOptions, not 'h:1'"):
+        client(connection=wrong)
+
+
+def test_a_producer_group_names_the_client_where_nothing_else_does() -> None:
+    assert Producer("shop", connection=ConnectionOptions())._transport.options.client_id.startswith("shop@")
+    assert Producer("shop", connection=ConnectionOptions(client_id="me"))._transport.options.client_id == "me"
 
 
 def test_what_a_hook_returns_is_a_message_or_none() -> None:
