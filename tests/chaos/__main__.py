@@ -21,6 +21,7 @@ CAMPAIGNS: dict[str, Callable[..., Any]] = {
     "store-states": store_campaigns.store_states,
     "store-repeats": store_campaigns.store_repeats,
     "store-moves": store_campaigns.store_moves,
+    "store-pops": store_campaigns.store_pops,
     "store-machine": store_campaigns.store_machine,
     "planted": store_campaigns.planted_bugs,
     "kill": process_campaigns.kill,

@@ -52,6 +52,7 @@ from protomq_broker.store.state.topics import TopicTable
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import Fault, SimDisk
 
+from . import planted_pops
 from .checker import Violation, parse_log
 from .store_damage import (
     DamageReport,
@@ -63,6 +64,7 @@ from .store_damage import (
 )
 from .store_loops import STEPS, LoopReport, Plan, run_loops
 from .store_moves import check_moves
+from .store_pops import check_pops
 from .store_repeats import check_repeats
 from .store_states import check_states_of_log
 from .store_world import ROOT, StoreWorld
@@ -1033,6 +1035,17 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted(
         "answers repeats with the next place", _answers_repeats_with_the_next_place, check_moves
     ),
+    Planted("counts invisible times by the wall clock", planted_pops.counts_time_by_the_wall, check_pops),
+    Planted("answers acks before the sync", planted_pops.answers_before_the_sync, check_pops),
+    Planted("loses what is popped to retention", planted_pops.leaves_open_messages_behind, check_pops),
+    Planted("forgets popped queues that rest", planted_pops.forgets_popped_queues, check_pops),
+    Planted("hands out what is just acknowledged", planted_pops.hands_out_what_is_settled, check_pops),
+    Planted("ignores changes of invisible times", planted_pops.ignores_changes, check_pops),
+    Planted("takes any receipt", planted_pops.takes_any_receipt, check_pops),
+    Planted("gives messages of a key together", planted_pops.gives_keys_together, check_pops),
+    Planted("buries too late", planted_pops.buries_too_late, check_pops),
+    Planted("buries twice", planted_pops.buries_in_two_appends, check_pops),
+    Planted("takes what is saved for done", planted_pops.begins_anew_at_a_start, check_pops),
 )
 
 DRILLS: Final[tuple[Drill, ...]] = tuple(dict.fromkeys(planted.drill for planted in PLANTED))

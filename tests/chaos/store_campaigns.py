@@ -21,6 +21,7 @@ from .store_damage import DamageReport, run_damage
 from .store_loops import PLANS, STEPS, LoopReport, run_loops
 from .store_machine import StoreMachine
 from .store_moves import check_moves
+from .store_pops import check_pops
 from .store_repeats import check_repeats
 from .store_states import check_states_of_log
 from .store_topics import check_topics
@@ -180,6 +181,20 @@ def store_moves(seeds: Iterable[int]) -> Tally:
                 violations = check_moves(seed)
             if violations:
                 raise CampaignFailed("store-moves", seed, "messages move", violations)
+            tally.seeds += 1
+        tally.fired += fired
+    return tally
+
+
+def store_pops(seeds: Iterable[int]) -> Tally:
+    """Members of a group that pop, through kills and power cuts at any I/O, steps of the clock, and retention."""
+    tally = Tally()
+    with watch_log() as fired:
+        for seed in seeds:
+            with names_its_seed("store-pops", seed):
+                violations = check_pops(seed, tally.fired)
+            if violations:
+                raise CampaignFailed("store-pops", seed, "messages are popped", violations)
             tally.seeds += 1
         tally.fired += fired
     return tally

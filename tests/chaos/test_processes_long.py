@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from . import process_campaigns
 from .failing_sync import why_no_shim
 from .loop_disk import why_no_loop_disk
+from .pop_rounds import pop_rounds
 from .process_campaigns import first_seed
 
 pytestmark = pytest.mark.chaos
@@ -67,3 +70,9 @@ def test_names() -> None:
 
 def test_hostile() -> None:
     print(process_campaigns.hostile(seeds(3)))
+
+
+def test_pops_through_kills(tmp_path: Path) -> None:
+    found, delivered_count = pop_rounds(first_seed(), 60, tmp_path)
+    print(f"{delivered_count} messages delivered")
+    assert found == []

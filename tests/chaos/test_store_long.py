@@ -55,6 +55,12 @@ def test_store_moves() -> None:
     assert tally.fired["torn tail cut"]
 
 
+def test_store_pops() -> None:
+    tally = store_campaigns.store_pops(range(first_seed(), first_seed() + 1_000))
+    print(tally)
+    assert tally.fired["torn tail cut"]
+
+
 def test_store_machine() -> None:
     tally = store_campaigns.store_machine(range(first_seed(), first_seed() + 15))
     print(tally)

@@ -72,6 +72,12 @@ def test_a_send_tried_again_behind_a_crowd_and_a_rest_is_stored_once_or_refused(
     assert tally.fired["unsynced tail rewritten"], f"no power cut lost anything; {tally}"
 
 
+def test_no_message_that_is_popped_has_two_holders_or_none() -> None:
+    tally = store_campaigns.store_pops(range(20))
+    for sign in ("delivered", "acked", "changed", "dead", "segments", "restarts", "torn tail cut"):
+        assert tally.fired[sign], f"never happened: {sign}; {tally}"
+
+
 def test_no_script_of_operations_faults_and_restarts_breaks_a_promise() -> None:
     tally = store_campaigns.store_machine((1,))
     for sign in ("torn tail cut", "unsynced tail rewritten"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from protomq.errors import (
     WrongTypeError,
 )
 from protomq.testing import Broker
+from tests.chaos.pop_rounds import pop_rounds
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +146,13 @@ def test_a_kill_takes_nothing_back(tmp_path: Any) -> None:
                 consumer.ack(due)
             assert consumer.ack([held, again]) == []
             assert consumer.receive("T", hold_s=0) == []
+
+
+@pytest.mark.chaos
+def test_kills_give_no_message_two_holders_and_lose_none(tmp_path: Path) -> None:
+    found, delivered_count = pop_rounds(1, 2, tmp_path)
+    assert found == []
+    assert delivered_count
 
 
 def test_what_is_wrong_is_said(broker: Broker) -> None:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 DEAD_COUNT_MAX: Final = 64
 DEAD_SIZE_MAX_BYTES: Final = 1 << 20
-"""Dead letters of one queue in one plan."""
+"""Dead letters of one plan: sends get on in between."""
 _UNLIMITED: Final = 1 << 32
 _NOTHING: Final[frozenset[int]] = frozenset()
 
@@ -61,6 +61,7 @@ class Plan:
         known: each queue as it was found; None: it is new. The plan is void if that is no more so.
         again: pops of queues that another one has taken from; they come in the next plan.
         nothing: pops that found nothing.
+        copied_size_bytes: of the copies.
         message_count: messages that are handed out.
         is_time_told: the record is to say the time, though nothing happened.
     """
@@ -75,6 +76,7 @@ class Plan:
     settle_answers: list[SettleAnswer] = field(default_factory=list)
     again: list[PopOrder] = field(default_factory=list)
     nothing: list[PopOrder] = field(default_factory=list)
+    copied_size_bytes: int = 0
     message_count: int = 0
     is_time_told: bool = False
 
@@ -330,16 +332,22 @@ class PopPlanner:
                 dead.setdefault(attempt, []).append(offset)
         if not dead:
             return list(due)
-        told = plan.told(key, incarnation)
+        size_max_bytes = min(DEAD_SIZE_MAX_BYTES, self._store.append_size_max_bytes // 4)
         for attempt, offsets in dead.items():
-            limits = Limits(DEAD_COUNT_MAX, DEAD_SIZE_MAX_BYTES)
+            if plan.copied_size_bytes >= size_max_bytes:
+                break  # they stay as they are until the next plan
+            limits = Limits(DEAD_COUNT_MAX, size_max_bytes - plan.copied_size_bytes)
             found = self._reader.open_ones(key, offsets, moved, limits)
+            if not found.results and not found.lost:
+                continue
+            told = plan.told(key, incarnation)
             told.lost_runs.extend(runs_of(found.lost))
             for given, result in found.results:
                 starts, sizes = result.starts.astype(np.int64), result.sizes.astype(np.int64)
                 topic = dead_letter_topic(key.group)
                 region = move_records(octets_of(result), starts, sizes, topic, attempts=attempt)
                 plan.copies.append(AppendRequest(region, 0))
+                plan.copied_size_bytes += len(region.data)
                 told.dead_runs.extend(runs_of(given))
         return [(offset, attempt) for offset, attempt in due if attempt < deliveries_max]
 

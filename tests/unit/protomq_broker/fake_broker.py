@@ -98,12 +98,13 @@ class FakeBroker:
         sync_flush: bool = False,
         is_permitted: bool = True,
         clock_ms: int = 1_700_000_000_000,
+        segment: int = 1 << 20,
         **settings: Any,
     ) -> None:
         """`settings`: of BrokerConfig."""
         self.disk = disk or SimDisk()
         self.clock = ManualClock(clock_ms)
-        self.store = open_store(self.disk, clock=self.clock, sync_flush=sync_flush, segment=1 << 20)
+        self.store = open_store(self.disk, clock=self.clock, sync_flush=sync_flush, segment=segment)
         self.topic = self.store.topics.find("topic") or self.store.topics.create(TopicConfig("topic", 2, 2))
         self.permit = WritePermit()
         self.announced_count = 0

@@ -50,6 +50,7 @@ class PopCarrier:
         read_records: ReadRecords,
         on_writer: Callable[[Callable[[], None]], None],
         append_moved: Callable[[Sequence[AppendRequest], Sequence[tuple[str, Sequence[bytes]]]], int],
+        append_size_max_bytes: int,
     ) -> None:
         self._popped = popped
         self._queues = queues
@@ -57,12 +58,13 @@ class PopCarrier:
         self._read_records = read_records
         self._on_writer = on_writer
         self._append_moved = append_moved
+        self._size_max_bytes = min(MOVED_SIZE_MAX_BYTES, append_size_max_bytes // 4)
 
     def move_below(self, cut: int) -> None:
         """Moves the open messages whose record stands in front of `cut`. Raises what an append raises."""
         for known in self._popped.queues():
             while self._is_known(known) and (places := self._places_below(known, cut)):
-                self._move(known, _first(places))
+                self._move(known, self._first(places))
 
     def _is_known(self, known: OpenMessages) -> bool:
         """Whether neither its topic nor its group was deleted."""
@@ -124,13 +126,12 @@ class PopCarrier:
         if copies and self._topics.find(name) is None:
             self._topics.add([TopicConfig(name, 1, 1)])
 
+    def _first(self, places: Sequence[_Place]) -> Sequence[_Place]:
+        """So many of the first that their records are no more than an append of copies takes; one at least."""
+        ends = np.cumsum([place.size for place in places[:MOVED_COUNT_MAX]])
+        return places[: max(int(np.searchsorted(ends, self._size_max_bytes, "right")), 1)]
+
 
 def _place(offset: int, queue: ConsumeQueue, at: int) -> _Place:
     entry: Any = queue.entry(at) if queue.known_min_offset <= at < queue.end_offset else (0, 0)
     return _Place(offset, int(entry[0]), int(entry[1]))
-
-
-def _first(places: Sequence[_Place]) -> Sequence[_Place]:
-    """The first of them whose records fit into an append of copies; at least one."""
-    ends = np.cumsum([place.size for place in places[:MOVED_COUNT_MAX]])
-    return places[: max(int(np.searchsorted(ends, MOVED_SIZE_MAX_BYTES, "right")), 1)]

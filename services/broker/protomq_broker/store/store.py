@@ -300,7 +300,13 @@ class Store:
         self.topics.writer = self._writer_of(self.topics)
         self.groups.writer = self._writer_of(self.groups)
         self._pop_carrier = PopCarrier(
-            self.popped, self._queues, self.topics, self.read_records, on_writer, self.append_moved
+            self.popped,
+            self._queues,
+            self.topics,
+            self.read_records,
+            on_writer,
+            self.append_moved,
+            self.append_size_max_bytes,
         )
         if follows:
             self._follower = self._new_follower()

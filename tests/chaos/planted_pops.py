@@ -1,0 +1,97 @@
+"""Bugs put into pops on purpose. `planted.py` says what becomes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from unittest import mock
+
+from protomq.v1.state_pb2 import PoppedQueue
+from protomq_broker.pop_planner import Plan, PopPlanner
+from protomq_broker.pop_time import PopTime
+from protomq_broker.store.pop_carrying import PopCarrier
+from protomq_broker.store.state.pop import PopState
+from protomq_broker.store.state.popped_queue import OpenMessages
+from protomq_broker.waiting_answers import WaitingAnswers
+
+
+def counts_time_by_the_wall() -> Any:
+    """Pop time begins with the wall clock, as if nobody set it while a broker is down."""
+
+    def begin(self: PopTime, clock: Any, floor_ms: int) -> None:
+        self._clock = clock
+        self._base_ms = max(clock.now_ms(), floor_ms) - clock.monotonic_ms()
+
+    return mock.patch.object(PopTime, "__init__", begin)
+
+
+def answers_before_the_sync() -> Any:
+    """Hand-outs and acknowledgements are answered as soon as they are appended."""
+    return mock.patch.object(WaitingAnswers, "is_stored", return_value=True)
+
+
+def leaves_open_messages_behind() -> Any:
+    """Retention takes what is popped and not acknowledged."""
+    return mock.patch.object(PopCarrier, "move_below", return_value=None)
+
+
+def forgets_popped_queues() -> Any:
+    """What groups have popped is not said again before its segment goes."""
+    return mock.patch.object(PopState, "carry", return_value=[])
+
+
+def hands_out_what_is_settled() -> Any:
+    """A pop looks for what is due as if nothing were settled by its own plan."""
+    real = OpenMessages.due
+
+    def due(self: OpenMessages, now_ms: int, count_max: int, besides: Any = (), *, in_order: bool = False) -> Any:
+        return real(self, now_ms, count_max, in_order=in_order)
+
+    return mock.patch.object(OpenMessages, "due", due)
+
+
+def ignores_changes() -> Any:
+    """Another invisible time is answered, and not kept."""
+    return mock.patch.object(OpenMessages, "_change", return_value=None)
+
+
+def takes_any_receipt() -> Any:
+    """A receipt is good as long as the message is open, whoever has it."""
+    return mock.patch.object(OpenMessages, "is_held", lambda self, offset, number, time_ms: offset in self.open)
+
+
+def gives_keys_together() -> Any:
+    """Messages of one key do not wait for each other."""
+    return mock.patch.object(OpenMessages, "is_group_open", return_value=False)
+
+
+def buries_too_late() -> Any:
+    """A message is handed out once more than its group allows."""
+    real = PopPlanner.deliveries_max
+    return mock.patch.object(PopPlanner, "deliveries_max", lambda self, group: real(self, group) + 1)
+
+
+def buries_in_two_appends() -> Any:
+    """Dead letters are appended by a plan, and the record that says so by a later one."""
+    real = PopPlanner._bury
+
+    def bury(self: PopPlanner, plan: Plan, key: Any, incarnation: int, due: Sequence[Any], moved: Any) -> Any:
+        found = real(self, plan, key, incarnation, due, moved)
+        told = plan.queues.get(key)
+        if told is not None and key.queue_id:
+            del told.dead_runs[:]
+        return found
+
+    return mock.patch.object(PopPlanner, "_bury", bury)
+
+
+def begins_anew_at_a_start() -> Any:
+    """What stands in the cache counts as done: nobody gets it again."""
+    real = OpenMessages.statement
+
+    def statement(self: OpenMessages) -> PoppedQueue:
+        told = real(self)
+        del told.hand_outs[:]
+        return told
+
+    return mock.patch.object(OpenMessages, "statement", statement)

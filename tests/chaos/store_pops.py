@@ -1,0 +1,388 @@
+"""Pops: members of a group receive, acknowledge, hold for longer and give back; crashes come at any I/O, and the wall clock jumps.
+
+    E1   nobody gets a message within the invisible time of another holder, restarts and clock steps included
+    E2   what was acknowledged, and answered so, never comes again
+    E3   each delivery of a message says a higher attempt than the one before, and none more than the group's limit
+    E4   a message is dead after exactly as many deliveries as the limit allows, and once
+    E5   at least once: in the end each message was delivered or is dead; none is left over
+    E6   a receipt settles nothing once somebody else got the message
+    E7   in order: a message of a key comes when those before it are acknowledged or dead
+
+The broker is the real one but for its threads: services on fake lanes over a store on a simulated disk. Answers wait for the disk, so
+nothing that was answered may be taken back, not by a power cut either. Time is the checker's own: it passes for everybody, whatever the
+clocks say.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from protomq.v1.pop_service_pb2 import AckRequest, ChangeInvisibleRequest, PopRequest, PopResponse
+from protomq.v1.record_pb2 import Attributes, Record, RecordBatch
+from protomq.v1.send_service_pb2 import SendRequest
+from protomq_broker.store.queues.reading import ReadStatus
+from protomq_broker.store.state.group_settings import GroupSettings
+from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
+from protomq_runtime.testing import FakeCall
+from tests.unit.protomq_broker.fake_broker import POP, SEND, FakeBroker
+
+from .checker import Violation
+
+GROUP: Final = "group"
+RETRIES: Final = 3
+STEPS: Final = 150
+INVISIBLE_MS: Final = (10_000, 30_000, 120_000)
+CLOCK_STEPS_MS: Final = (0, 0, -7_200_000, 7_200_000, 5_000)
+SEGMENT_SIZE_BYTES: Final = 1 << 13
+CACHES: Final = ("config/popState.json", "consumequeue", "checkpoint")
+
+
+@dataclass(slots=True)
+class _Message:
+    """What the members of the group know of one message."""
+
+    body: bytes
+    key: str
+    queue_id: int
+    number: int
+    attempt: int = 0
+    held_until_ms: int = 0
+    receipt: bytes = b""
+    is_acked: bool = False
+    may_be_acked: bool = False
+
+
+@dataclass(slots=True)
+class _Held:
+    """A delivery that a member may settle."""
+
+    message: _Message
+    receipt: bytes
+    offset: int
+
+
+class PopWorld:
+    """A broker, what was sent to it, and what members of a group were given."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.fifo = self.rng.random() < 0.5
+        self.disk = SimDisk()
+        self.passed_ms = 0
+        self.messages: dict[bytes, _Message] = {}
+        self.sent_count = 0
+        self.has_crashed = False
+        self.held: list[_Held] = []
+        self.found: list[Violation] = []
+        self.did: Counter[str] = Counter()
+        self.dead: dict[bytes, int] = {}
+        """How often each message was delivered that was seen among the dead letters."""
+        self.broker = self._open(1_700_000_000_000)
+        self.broker.store.groups.put(GroupSettings(GROUP, retry_count_max=RETRIES))
+        self._settle_disk()
+
+    def _open(self, clock_ms: int) -> FakeBroker:
+        return FakeBroker(disk=self.disk, sync_flush=True, clock_ms=clock_ms, segment=SEGMENT_SIZE_BYTES)
+
+    def _settle_disk(self) -> None:
+        """What was posted is done, and the disk has confirmed it."""
+        for _ in range(4):
+            self.broker.server.run()
+            self.broker.store.flush()
+        self.broker.server.run()
+
+    def say(self, invariant: str, message: str) -> None:
+        self.found.append(Violation(invariant, message))
+
+    # Steps.
+
+    def send(self) -> None:
+        """Some messages, of a few keys."""
+        queue_id = self.rng.randrange(2)
+        new: list[_Message] = []
+        for _ in range(self.rng.randint(1, 5)):
+            number = self.sent_count
+            self.sent_count += 1
+            new.append(_Message(b"%d " % number + bytes(self.rng.choice((10, 900))), self.rng.choice(("", "a", "b")), queue_id, number))
+        records = [Record(body=each.body, attributes=Attributes(sharding_key=each.key)) for each in new]
+        call = self._call(SEND, SendRequest(topic="topic", queue_id=queue_id, records=records))
+        if call is not None:
+            call.response()
+            self.messages.update({each.body: each for each in new})
+
+    def pop(self) -> None:
+        """A member receives."""
+        begun = [self._begin_pop()]
+        self._finish()
+        self._take_all(begun)
+        self._come_back()
+
+    def _begin_pop(self) -> tuple[FakeCall | None, int]:
+        request = PopRequest(
+            consumer_group=GROUP, topic="topic", record_count_max=self.rng.randint(1, 6), fifo=self.fifo,
+            invisible_ms=self.rng.choice(INVISIBLE_MS),
+        )  # fmt: skip
+        if self.rng.random() < 0.5:
+            request.queue_id = self.rng.randrange(2)
+        return self._call(POP + "Pop", request, waits=False), request.invisible_ms
+
+    def _take_all(self, begun: Sequence[tuple[FakeCall | None, int]]) -> None:
+        for call, invisible_ms in begun:
+            if call is not None and call.answered and call.error is None and call.answer_payload is not None:
+                self._take(call, invisible_ms)
+
+    def _take(self, call: FakeCall, invisible_ms: int) -> None:
+        answer: PopResponse = PopResponse.FromString(call.answer_payload or b"")
+        data = b"".join(region.file.read(region.offset, region.size_bytes) for region in call.regions)  # type: ignore[attr-defined]
+        records = RecordBatch.FromString(data).records
+        hand_outs = [each for each in answer.hand_outs for _ in range(each.record_count)]
+        for record, offset, hand_out in zip(records, answer.queue_offsets, hand_outs, strict=True):
+            message = self.messages.get(record.body)
+            if message is None:  # its send was not answered
+                message = _Message(record.body, record.attributes.sharding_key, hand_out.queue_id, int(record.body.split()[0]))
+                self.messages[record.body] = message
+            self.did["delivered"] += 1
+            self._check_delivery(message, hand_out.attempt)
+            message.attempt = max(message.attempt, hand_out.attempt)
+            message.held_until_ms = self.passed_ms + invisible_ms
+            message.receipt = hand_out.receipt
+            self.held.append(_Held(message, hand_out.receipt, offset))
+
+    def _check_delivery(self, message: _Message, attempt: int) -> None:
+        name = message.body.split()[0].decode()
+        if self.passed_ms < message.held_until_ms:
+            self.say("E1", f"message {name} came {message.held_until_ms - self.passed_ms} ms early")
+        if message.is_acked:
+            self.say("E2", f"message {name} came after it was acknowledged")
+        if not message.attempt < attempt <= RETRIES + 1:
+            self.say("E3", f"message {name} came with attempt {attempt} after {message.attempt}")
+        if self.fifo and message.key:
+            self.dead |= self.dead_letters()
+            for other in self.messages.values():
+                is_before = (other.key, other.queue_id) == (message.key, message.queue_id) and other.number < message.number
+                if is_before and not (other.is_acked or other.may_be_acked or other.body in self.dead):
+                    self.say("E7", f"message {name} came before {other.body.split()[0].decode()}, of the same key")
+
+    def ack(self) -> None:
+        """A member acknowledges some of what it was given, long ago maybe; at the same moment another one receives."""
+        some = self._some_held()
+        request = AckRequest(consumer_group=GROUP, topic="topic")
+        for held in some:
+            request.messages.add(receipt=held.receipt, offset_runs=[held.offset, 1])
+            held.message.may_be_acked = True
+        if not some:
+            return
+        call = self._call(POP + "Ack", request, waits=False)
+        begun = [self._begin_pop()] if call is not None and self.rng.random() < 0.5 else []
+        self._finish()
+        if call is not None and call.answered:
+            done = self._done(call, some)
+            for held in done:
+                held.message.is_acked = True
+            self.did["acked"] += len(done)
+        self._take_all(begun)
+        self._come_back()
+
+    def change(self) -> None:
+        """A member holds for another time, or gives back."""
+        some = self._some_held()
+        invisible_ms = self.rng.choice((0, 5_000, 60_000, 300_000))
+        request = ChangeInvisibleRequest(consumer_group=GROUP, topic="topic", invisible_ms=invisible_ms)
+        for held in some:
+            request.messages.add(receipt=held.receipt, offset_runs=[held.offset, 1])
+        if not some:
+            return
+        before = {id(held.message): held.message.held_until_ms for held in some}
+        for held in some:  # as long as it is not known what has become of it, anybody may have it earlier
+            held.message.held_until_ms = min(held.message.held_until_ms, self.passed_ms + invisible_ms)
+        call = self._call(POP + "ChangeInvisible", request, waits=False)
+        self._finish()
+        if call is not None and call.answered:
+            done = self._done(call, some)
+            for held in some:
+                is_done = held in done
+                held.message.held_until_ms = self.passed_ms + invisible_ms if is_done else before[id(held.message)]
+            self.did["changed"] += len(done)
+        self._come_back()
+
+    def _some_held(self) -> list[_Held]:
+        """Of different messages."""
+        some = self.rng.sample(self.held, min(len(self.held), self.rng.randint(1, 4)))
+        return list({id(held.message): held for held in some}.values())
+
+    def _done(self, call: FakeCall, some: Sequence[_Held]) -> list[_Held]:
+        if call.error is not None:
+            assert call.error.reason == "STALE_RECEIPT", call.error
+            return []
+        stale = {(each.receipt, each.offset_runs[0]) for each in call.response().stale_messages}
+        assert all(list(each.offset_runs[1::2]) == [1] for each in call.response().stale_messages)
+        done = [held for held in some if (held.receipt, held.offset) not in stale]
+        for held in done:
+            if held.receipt != held.message.receipt:
+                self.say("E6", f"an old receipt settled message {held.message.body.split()[0].decode()}")
+        return done
+
+    def rest(self) -> None:
+        """Time passes."""
+        self._pass(self.rng.choice((1_000, 9_000, 31_000, 130_000)))
+
+    def _pass(self, time_ms: int) -> None:
+        self.passed_ms += time_ms
+        try:
+            self.broker.advance(time_ms)
+            self._settle_disk()
+        except SimulatedCrash:
+            self.restart()
+
+    def fault(self) -> None:
+        """The process will end at one of the next operations of the disk."""
+        self.disk.fail_at(self.rng.randint(1, 12), Fault.CRASH)
+
+    def restart(self) -> None:
+        """kill -9 or a power cut; the wall clock is another one, and caches may be lost."""
+        self.did["restarts"] += 1
+        self.has_crashed = False
+        self.disk.plan = None
+        self.disk = self.disk.killed() if self.rng.random() < 0.5 else self.disk.crash(self.rng)
+        if self.rng.random() < 0.3:
+            for name in CACHES:
+                self.disk.remove(f"/s/{name}")
+        down_ms = self.rng.choice((0, 20_000))
+        self.passed_ms += down_ms
+        self.broker = self._open(self.broker.clock.time_ms + down_ms + self.rng.choice(CLOCK_STEPS_MS))
+        self._settle_disk()
+
+    def retain(self) -> None:
+        """Old segments go."""
+        store = self.broker.store
+        try:
+            store.checkpoint()
+            before = store.min_position
+            self.dead |= self.dead_letters()
+            cut = store.appended_position - self.rng.randrange(3) * SEGMENT_SIZE_BYTES
+            store.delete_segments_below(min(cut, self._first_fresh_position()))
+            self.did["segments"] += (store.min_position - before) // SEGMENT_SIZE_BYTES
+            self._settle_disk()
+        except SimulatedCrash:
+            self.restart()
+
+    def _first_fresh_position(self) -> int:
+        """Where the first message stands that nobody has popped: retention would take it, as it takes any that is too old."""
+        store = self.broker.store
+        next_offsets = {known.key.queue_id: known.next_offset for known in store.popped.queues()}
+        positions = [store.appended_position]
+        for queue_id in range(2):
+            offset = next_offsets.get(queue_id, 0)
+            result = store.look("topic", queue_id, offset, 1, 1)
+            if result.status is ReadStatus.FOUND:
+                region = result.regions[0]
+                positions.append(region.file.base_position + region.offset)
+        return min(positions)
+
+    def _call(self, path: str, request: Any, *, waits: bool = True) -> FakeCall | None:
+        try:
+            call = self.broker.server.call(path, request)
+            if waits:
+                self._settle_disk()
+        except SimulatedCrash:
+            self.restart()
+            return None
+        return call if call.answered or not waits else None
+
+    def _finish(self) -> None:
+        """What is under way is done, unless the process ends before: what was answered by then is answered."""
+        try:
+            self._settle_disk()
+        except SimulatedCrash:
+            self.disk.plan = None
+            self.has_crashed = True
+
+    def _come_back(self) -> None:
+        """The process starts again, if it ended."""
+        if self.has_crashed:
+            self.restart()
+
+    # The end.
+
+    def dead_letters(self) -> dict[bytes, int]:
+        """How often each dead letter was delivered."""
+        found: dict[bytes, int] = {}
+        offset, end = self.broker.store.queue_range(f"%DLQ%{GROUP}", 0)
+        while offset < end:
+            result = self.broker.store.read(f"%DLQ%{GROUP}", 0, offset, 16, 1 << 20)
+            assert result.status is ReadStatus.FOUND
+            data = b"".join(r.file.read(r.offset, r.size_bytes) for r in result.regions)
+            for record in RecordBatch.FromString(data).records:
+                if record.body in found:
+                    self.say("E4", f"message {record.body.split()[0].decode()} is dead twice")
+                found[record.body] = record.transit.attempt
+            offset = result.next_offset
+        return found
+
+    def _is_drained(self) -> bool:
+        store = self.broker.store
+        known = {each.key.queue_id: each for each in store.popped.queues()}
+        return all(
+            queue_id in known
+            and not known[queue_id].open
+            and known[queue_id].next_offset == store.queue_range("topic", queue_id)[1]
+            for queue_id in range(2)
+        )
+
+    def drain(self) -> None:
+        """All that is left is received and acknowledged; then nothing is left."""
+        self.disk.plan = None
+        for _ in range(300):
+            self._pass(310_000)
+            before = self.did["delivered"]
+            begun = [self._begin_pop()]
+            self._finish()
+            self._take_all(begun)
+            fresh = self.held[len(self.held) - (self.did["delivered"] - before) :]
+            request = AckRequest(consumer_group=GROUP, topic="topic")
+            for held in fresh:
+                request.messages.add(receipt=held.receipt, offset_runs=[held.offset, 1])
+            if fresh:
+                call = self._call(POP + "Ack", request)
+                assert call is not None
+                call.response()
+                for held in fresh:
+                    held.message.is_acked = True
+            elif self._is_drained():
+                break
+        self.dead |= self.dead_letters()
+        self.did["dead"] += len(self.dead)
+        for body, attempt in self.dead.items():
+            if attempt != RETRIES + 1:
+                self.say("E4", f"message {body.split()[0].decode()} is dead after {attempt} deliveries")
+        for message in self.messages.values():
+            name = message.body.split()[0].decode()
+            if not message.attempt and message.body not in self.dead:
+                self.say("E5", f"message {name} was never delivered")
+            if not (message.is_acked or message.may_be_acked or message.body in self.dead):
+                self.say("E5", f"message {name} is left over: delivered {message.attempt} times, and not acknowledged")
+            if message.is_acked and message.body in self.dead:
+                self.say("E2", f"message {name} was acknowledged, and is dead")
+        left = [known.key for known in self.broker.store.popped.queues() if known.open]
+        if left:
+            self.say("E5", f"messages are open that nobody gets: {left}")
+
+
+def check_pops(seed: int, did: Counter[str] | None = None) -> list[Violation]:
+    """Members of a group, kills and power cuts at any I/O, clock steps, retention, lost caches."""
+    world = PopWorld(seed)
+    steps: dict[Callable[[], None], int] = {
+        world.send: 6, world.pop: 14, world.ack: 5, world.change: 3, world.rest: 12, world.fault: 2, world.restart: 1, world.retain: 3,
+    }  # fmt: skip
+    for _ in range(STEPS):
+        world.rng.choices(list(steps), list(steps.values()))[0]()
+        if world.found:
+            return world.found
+    world.drain()
+    if did is not None:
+        did.update(world.did)
+    return world.found
