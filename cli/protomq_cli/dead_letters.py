@@ -120,7 +120,7 @@ def replay(
 ) -> None:  # fmt: skip
     """Send dead letters to their original topics again.
 
-    Their attempts begin anew, their ids stay. Each is replayed once, however
+    Their attempts begin again, their ids stay. Each is replayed once, however
     often this is said and wherever it was interrupted; --again does it again.
     All groups of the original topic get them.
     """

@@ -218,9 +218,8 @@ def consume(
                 last_s = time.perf_counter()
                 advance(len(messages))
         for message in consumer.poll(EXTRA_S):
-            check.received(
-                message.key, crc32c(message.body)
-            )  # One too many: the check will say so.
+            # One too many: the check will say so.
+            check.received(message.key, crc32c(message.body))
         return measured, consumer.transport
 
 

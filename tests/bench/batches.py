@@ -131,9 +131,8 @@ class RawConnection:
         self._next_id = request_id % 0xFFFFFFFF + 1
         header = encode_request(request_id, method_id, size)
         sent = self.socket.sendmsg((header, *parts))
-        if (
-            sent < size + HEADER_SIZE_BYTES
-        ):  # A signal interrupted it; else a blocking socket takes all.
+        # A signal interrupted it; else a blocking socket takes all.
+        if sent < size + HEADER_SIZE_BYTES:
             self.socket.sendall(memoryview(b"".join((header, *parts)))[sent:])
         return request_id
 

@@ -342,9 +342,8 @@ def damaged_files(seed: int, counts: Counter[str]) -> list[Violation]:
         world.scan(holes=in_log)
         found += world.check()
         world.kill()
-        if (
-            in_log
-        ):  # no parser gets through the damage; `verify` does, and around it all has to agree
+        # No parser gets through the damage; `verify` does, and around it all has to agree.
+        if in_log:
             counts["damaged logs verified"] += 1
             found += [
                 Violation("D1", f"{finding.path}: {finding.explanation}")

@@ -323,7 +323,7 @@ def damage_while_open(world: StoreWorld, seed: int, report: DamageReport) -> lis
         image.scan()
         baseline = _places(image)
         before = _queue_files(image)
-        # Of a system topic nobody reads while the store is open: a start does, and makes its queue anew.
+        # Of a system topic nobody reads while the store is open: a start does, and rebuilds its queue.
         paths = sorted(path for path in before if SYSTEM_PREFIX not in path)
         for path in rng.sample(paths, min(len(paths), rng.choice((1, 1, 2, 4)))):
             _harm_in_place(image.disk, path, before[path], rng)
@@ -437,9 +437,8 @@ def _damage(
     others = [path for path in files if "/commitlog/" not in path]
     path = rng.choice(logs) if rng.random() < 0.6 else rng.choice(others)
     kind, data = rng.choice(KINDS), files[path]
-    if not data or (
-        kind == "remove" and path == min(logs)
-    ):  # the oldest segment may be deleted by hand
+    # The oldest segment may be deleted by hand.
+    if not data or (kind == "remove" and path == min(logs)):
         return None
     used = len(data)
     if path in logs:
@@ -504,9 +503,8 @@ def _check_log_damage(
 ) -> list[Violation]:
     first, last = _changed_in_log(image, damage, files)
     ends = sorted({log.first, *log.seal_ends})
-    start = max(
-        end for end in ends if end <= max(first, log.first)
-    )  # of the append that is hit first
+    # Of the append that is hit first.
+    start = max(end for end in ends if end <= max(first, log.first))
     # A seal that is hit takes the append behind it along: nothing else tells what that one is chained to.
     stop = min([end for end in ends if end >= last][1:], default=log.end)
     proved = _proved(files, log, [(first, last)])

@@ -119,7 +119,7 @@ def _first_start(world: StoreWorld) -> None:
 
 
 def _without_derived(world: StoreWorld) -> StoreWorld:
-    """Nothing that comes from the log is there, or the tables do not hold: a start makes it all anew."""
+    """Nothing that comes from the log is there, or the tables do not hold: a start rebuilds it all."""
     world.send_some(2)
     world.checkpoint()
     after = world.fork("kill", world.rng)

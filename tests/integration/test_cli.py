@@ -60,11 +60,12 @@ def cpu_time_of_children_s() -> float:
 
 
 def test_help_loads_neither_grpc_nor_protobuf_nor_the_sdk() -> None:
+    # The limits of topics are numbers in a module of their own.
     script = (
         "import sys; from protomq_cli.main import main; main(['--help']); "
         "print([m for m in ('grpc', 'google.protobuf', 'numpy', 'rich', 'yaml') if m in sys.modules]"
         "+ sorted({m for m in sys.modules if m.startswith('protomq.')} - {'protomq.wire', 'protomq.wire.topics'}))"
-    )  # the limits of topics are numbers in a module of their own
+    )
     finished = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )

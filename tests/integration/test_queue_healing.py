@@ -94,9 +94,8 @@ def test_a_flipped_byte_heals_under_a_consumer(broker: Broker, transport: Transp
 
 @TRANSPORTS
 def test_all_methods_say_that_it_passes_by_itself(broker: Broker, transport: Transport) -> None:
-    flip(
-        queue_file(broker), 20 * COUNT - 3
-    )  # of the last entry: what every look at the queue reads
+    # Of the last entry: what every look at the queue reads.
+    flip(queue_file(broker), 20 * COUNT - 3)
     address = BrokerAddress("", broker.grpc_address, broker.remoting_address)
     ranges = GetQueueRangeRequest(topic=TOPIC, queue_ids=[0]).SerializeToString()
     pull = PullRequest(topic=TOPIC, queue_offset=0, record_count_max=COUNT).SerializeToString()

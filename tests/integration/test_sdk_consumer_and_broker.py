@@ -156,9 +156,8 @@ def test_a_message_reaches_a_waiting_consumer_at_once(
             assert len(source.poll(PATIENCE_S)) == 1
             latencies_s.append(time.perf_counter() - sent_s[0])
             timer.join()
-    assert (
-        sorted(latencies_s)[10] < 0.1
-    )  # The hold ends when the message comes; a poll every so often would take longer.
+    # The hold ends when the message comes; a poll every so often would take longer.
+    assert sorted(latencies_s)[10] < 0.1
 
 
 def make_again(broker: Broker, topic: str) -> None:

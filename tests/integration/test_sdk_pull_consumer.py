@@ -373,9 +373,8 @@ def test_a_topic_that_grows_is_consumed_whole(
         server.topics["t"] = 3
         server.append("t", 2, [b"third"])
         source._routes.invalidate("t")
-        assert [message.body for message in drain(source, 1)] == [
-            b"third"
-        ]  # Not lost, for it is new.
+        # Not lost, for it is new.
+        assert [message.body for message in drain(source, 1)] == [b"third"]
 
 
 def test_subscribing_to_nothing(server: FakeServer) -> None:

@@ -348,9 +348,8 @@ def test_a_broken_remoting_port_falls_back_within_the_call(
         assert transport.kind(address) == "remoting"
         server.stop()
         with pytest.raises(ConnectionLostError):
-            transport.call(
-                address, _methods.PING, (PING,), PATIENCE_S
-            )  # The pooled socket: it may have happened.
+            # The pooled socket: it may have happened.
+            transport.call(address, _methods.PING, (PING,), PATIENCE_S)
         transport.call(address, _methods.PING, (PING,), PATIENCE_S)
         assert transport.kind(address) == "grpc"
         transport.close()

@@ -74,9 +74,8 @@ def test_an_answer_that_no_selector_tells_of_is_not_waited_for() -> None:
             )
         )
         for _ in tickets:
-            (outcome,) = multiplexer.wait(
-                PATIENCE_S, 1
-            )  # one without anything to read would have none
+            # One without anything to read would have none.
+            (outcome,) = multiplexer.wait(PATIENCE_S, 1)
             assert outcome.result == b"x"
             ended.append(outcome.ticket)
         assert ended == tickets

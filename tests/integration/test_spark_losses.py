@@ -237,9 +237,8 @@ def test_a_range_in_quarantine_is_an_error_or_passed_over(
         topic = make_topic(server, "quarantine", 1)
         target = make_topic(server, "quarantine-copy", 2)
         send_large(server, topic, 500)
-        time.sleep(
-            0.7
-        )  # Beyond the flush interval: what comes now says that the first half is on the disk.
+        # Beyond the flush interval: what comes now says that the first half is on the disk.
+        time.sleep(0.7)
         send_large(server, topic, 500, first=500)
         server.kill()
         damage(server, b"%0500d" % 600)
@@ -249,9 +248,8 @@ def test_a_range_in_quarantine_is_an_error_or_passed_over(
         left = ids_of(reader(spark, server, topic, failOnDataLoss="false").collect())
         assert 600 not in left
         assert left == sorted(set(left))
-        assert set(range(1000)) - set(left) <= set(
-            range(500, 750)
-        )  # No more than the append of it.
+        # No more than the append of it.
+        assert set(range(1000)) - set(left) <= set(range(500, 750))
         given = {"subscribe": topic, "columns": "body"}
         with pytest.raises(Exception, match="damaged on the broker's disk"):
             run(copy_stream(spark, server, given, target, tmp_path / "ck"))

@@ -148,9 +148,8 @@ class InBackground:
 
     def _run(self) -> None:
         try:
-            self._spark.createDataFrame(
-                [], "id INT"
-            )  # Makes the session the one of this thread: see docs/spark.md.
+            # Makes the session the one of this thread: see docs/spark.md.
+            self._spark.createDataFrame([], "id INT")
             self.answer = self._action()
         except BaseException as error:
             self._error = error

@@ -4,6 +4,7 @@
                  whoever uses the SDK uses its public names
     clocks       read where `CLOCKS` says, random numbers drawn where `RANDOMNESS` says
     threads      started where `THREADS` says
+    words        one word for one thing (CONTRIBUTING.md), comments above the code that they are about
     the rest     no print in libraries and services, no other programs, nothing loaded by name
 
 An entry of a table that nothing needs any more breaks its rule too.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import graphlib
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -115,6 +117,13 @@ THREAD_MAKERS: Final = (
     "multiprocessing.Process",
     "asyncio.to_thread",
 )
+WORDS: Final = {
+    r"\banew\b": "rebuild, rewrite, again",
+    r"\bpass(ed|es|ing)? over(?! the)\b": "skip",
+    r"\bspoil(t|ed)\b": "failed, damaged",
+    r"\b(at most|after|for) so (many|much|long)\b": "a number, or its name",
+}
+"""Words for which the glossary of CONTRIBUTING.md has another, and that one."""
 LOADERS: Final = ("eval", "exec", "os.system", "os.popen", "yaml.load")
 PROGRAM_MODULES: Final = ("subprocess", "multiprocessing", "pickle", "marshal", "shelve")
 
@@ -346,6 +355,31 @@ def _only_in(
             yield f"{module.path}: {what}" if name not in places else f"{name} is listed, and no longer {what}"
 
 
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def one_word_names_one_thing(modules: Modules) -> Iterator[str]:
+    for module in modules.values():
+        yield from words_with_others(module.path, module.path.read_text("utf-8"))
+
+
+def words_with_others(path: Path, text: str) -> Iterator[str]:
+    """A line for each word of `WORDS` that stands in a text: source or document."""
+    for words, better in WORDS.items():
+        for match in re.finditer(words, text, re.IGNORECASE):
+            line = text.count("\n", 0, match.start()) + 1
+            yield f"{path}:{line}: {match.group()!r}: say {better}"
+
+
+def comments_stand_above_the_code(modules: Modules) -> Iterator[str]:
+    """Not behind the bracket that ends a statement of several lines, nor behind a signature."""
+    for module in modules.values():
+        lines = module.path.read_text("utf-8").splitlines()
+        for number, line in enumerate(lines, 1):
+            if match := re.match(r"\s*([)\]}]+:?|(?:async )?def .*:|class .*:) +# (?!noqa|type:|fmt:)", line):
+                yield f"{module.path}:{number}: a comment behind {match[1]!r}: put it above"
+
+
 # -- the rest ----------------------------------------------------------------------------------------------------------
 
 
@@ -375,6 +409,8 @@ RULES: Final[tuple[Rule, ...]] = (
     clocks_are_read_in_their_place,
     random_numbers_are_drawn_in_their_place,
     threads_are_started_in_their_place,
+    one_word_names_one_thing,
+    comments_stand_above_the_code,
     libraries_and_services_do_not_print,
     services_start_no_programs_and_load_nothing_by_name,
 )

@@ -83,6 +83,12 @@ PLANTED = (
     (tidy_rules.threads_are_started_in_their_place, "protomq_cli.x", "import asyncio\nasync def f():\n    await asyncio.to_thread(f)"),
     (tidy_rules.threads_are_started_in_their_place, "protomq_runtime.x", "async def f(loop):\n    loop.run_in_executor(None, f)"),
     (tidy_rules.threads_are_started_in_their_place, "protomq_runtime.lane", "starts = 'none any more'"),
+    (tidy_rules.one_word_names_one_thing, "protomq.x", "# The index is made anew."),
+    (tidy_rules.one_word_names_one_thing, "protomq_broker.store.x", "text = 'damage is passed over'"),
+    (tidy_rules.one_word_names_one_thing, "protomq_cli.x", "text = 'Give up after so long.'"),
+    (tidy_rules.comments_stand_above_the_code, "protomq.x", "a = (\n    1\n)  # One."),
+    (tidy_rules.comments_stand_above_the_code, "protomq_runtime.x", "if (\n    True\n):  # Always.\n    pass"),
+    (tidy_rules.comments_stand_above_the_code, "protomq_spark.x", "def f():  # Nothing.\n    pass"),
     (tidy_rules.libraries_and_services_do_not_print, "protomq_runtime.x", "print('x')"),
     (tidy_rules.libraries_and_services_do_not_print, "protomq.x", "say = print"),
     (tidy_rules.services_start_no_programs_and_load_nothing_by_name, "protomq_broker.x", "import pickle"),
@@ -100,6 +106,7 @@ BESIDE = {
     "protomq_runtime.y": "class Timer:\n    pass\nTimer()",
     "protomq_broker.a": "if TYPE_CHECKING:\n    from .b import x",
     "protomq_broker.b": "def f():\n    from . import a",
+    "protomq.z": "a = (\n    1,  # One.\n)  # noqa: RUF100\n# Once more, a pass over the rows; so far, so many rows.",
     "protomq_spark.y": "import time, random, subprocess\nprint(eval('1'))",
     "protomq.__main__": "from protomq_cli.main import main\nprint(main)",
 }
@@ -122,6 +129,13 @@ def test_a_rule_finds_what_breaks_it(rule: Rule, name: str, text: str, tmp_path:
     (*found,) = rule(modules_of(tmp_path))
     assert found
     assert all(name.rpartition(".")[2] in line for line in found), found
+
+
+def test_documents_and_the_contract_say_one_word_for_one_thing() -> None:
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("proto/**/*.proto"), *ROOT.glob("services/**/*.md")]
+    assert len(pages) > 20
+    history = ROOT / "CHANGELOG.md"
+    assert not [line for page in pages if page != history for line in tidy_rules.words_with_others(page, page.read_text())]
 
 
 def test_every_rule_has_something_planted() -> None:

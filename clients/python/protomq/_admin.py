@@ -578,7 +578,7 @@ class Admin:
         """Sends dead letters of a group to their original topics again: all, those with these ids, or those that died in a time.
 
         Each is replayed once, however often this is called and wherever it was interrupted, unless `again` is given. Its id stays, its
-        attempts begin anew, and all groups of that topic get it. `on_progress` is told after each step. Raises TopicNotFoundError if
+        attempts begin again, and all groups of that topic get it. `on_progress` is told after each step. Raises TopicNotFoundError if
         there are none.
         """
         return _whole(

@@ -131,9 +131,8 @@ class AsyncPullConsumer(ConsumerBase):
             arrived = self._arrived = asyncio.Event()
         if not steps.is_settled(self._routes.cached):
             await self._run(steps.before_poll())
-        await asyncio.sleep(
-            0
-        )  # The pulls need a turn of the loop, even under a user who never waits.
+        # The pulls need a turn of the loop, even under a user who never waits.
+        await asyncio.sleep(0)
         while True:
             arrived.clear()
             self._start_pulls()

@@ -135,7 +135,6 @@ def set_socket_options(sock: socket.socket, peer_timeout_s: float) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(peer_timeout_s / 2))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(int(peer_timeout_s / 6), 1))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    if hasattr(
-        socket, "TCP_USER_TIMEOUT"
-    ):  # else what is sent is repeated for a quarter of an hour
+    # Else what is sent is repeated for a quarter of an hour.
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(peer_timeout_s * 1000))

@@ -98,9 +98,8 @@ class Message:
     """Whether the record is not what its producer wrote."""
 
     _rest: bytes  # What stands behind the body: at least the trailer.
-    _parsed: tuple[
-        tuple[str, ...], str, Mapping[str, str], str, str
-    ]  # Set when the texts were walked.
+    # Set when the texts were walked.
+    _parsed: tuple[tuple[str, ...], str, Mapping[str, str], str, str]
 
     def __init__(self, body: bytes, rest: bytes, queue_offset: int, queue: MessageQueue) -> None:
         """Not for users: `decode_messages` and `Message.from_record` make messages."""

@@ -99,9 +99,8 @@ class NameServerList:
     def _replace(self, addresses: Sequence[str]) -> None:
         # The port may be gRPC's or the remoting port: the transport finds out.
         self._servers = tuple(BrokerAddress("", address, address) for address in addresses)
-        self._preferred = random.randrange(
-            len(self._servers)
-        )  # Clients spread over the name servers.
+        # Clients spread over the name servers.
+        self._preferred = random.randrange(len(self._servers))
 
 
 def parse_addresses(text: str | Sequence[str]) -> list[str]:

@@ -162,9 +162,8 @@ class PullConsumer(ConsumerBase):
                 return self._poll(deadline_s, max_messages)
             except ProtomqError:
                 raise
-            except (
-                BaseException
-            ):  # Ctrl-C, half-way: what was read, but not handed out, is pulled again.
+            except BaseException:
+                # Ctrl-C, half-way: what was read, but not handed out, is pulled again.
                 self._close_pulls()
                 steps.state.rewind()
                 raise

@@ -137,9 +137,8 @@ class PullState:
         self._queues: dict[MessageQueue, _Queue] = {}
         self._generations = itertools.count()
         self._parked: dict[MessageQueue, _Queue] = {}
-        self._line: deque[MessageQueue] = (
-            deque()
-        )  # Queues with answers to hand out; the first is next.
+        # Queues with answers to hand out; the first is next.
+        self._line: deque[MessageQueue] = deque()
         self._handed_out: list[_Queue] = []  # By the last `take`.
         self._waiting_bytes = 0
         self._answered_at_s = 0.0

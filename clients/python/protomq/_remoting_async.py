@@ -387,7 +387,6 @@ class AsyncConnection(asyncio.BufferedProtocol):
         pending, self._pending = self._pending, {}
         for future, _, _, _ in pending.values():
             if not future.done():
-                future.set_exception(
-                    type(error)(str(error))
-                )  # One each: an exception collects its tracebacks.
+                # One each: an exception collects its tracebacks.
+                future.set_exception(type(error)(str(error)))
         self.resume_writing()

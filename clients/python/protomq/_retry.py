@@ -199,9 +199,8 @@ def backoff_delay(
     if step is NextStep.ANOTHER_BROKER:
         return 0.0
     if error.retry_delay_ms is not None:
-        return (
-            error.retry_delay_ms / 1000 * rng.uniform(1.0, 1.5)
-        )  # Spread out those who were refused together.
+        # Spread out those who were refused together.
+        return error.retry_delay_ms / 1000 * rng.uniform(1.0, 1.5)
     return rng.uniform(0.5, 1.0) * min(
         BACKOFF_MAX_S, BACKOFF_FIRST_S * 2.0 ** (failed_attempts - 1)
     )

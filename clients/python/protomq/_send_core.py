@@ -511,9 +511,8 @@ class SendCore:
         queue = request.queue
         self._acknowledged[queue.broker_name] = request.first_sequence + count - 1
         if response.queue_id != queue.queue_id:
-            queue = queue._replace(
-                queue_id=response.queue_id
-            )  # A repeated send stands where it was stored the first time.
+            # A repeated send stands where it was stored the first time.
+            queue = queue._replace(queue_id=response.queue_id)
         return Stored(
             status,
             queue,

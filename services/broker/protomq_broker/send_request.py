@@ -408,9 +408,8 @@ def _private_classes() -> tuple[Any, Any]:
     header.name = "SendHeader"
     del header.field[:]
     for field in proto.field:
-        if (
-            field.name == "record_sizes"
-        ):  # packed numbers are bytes on the wire, and are wanted as an array
+        # Packed numbers are bytes on the wire, and are wanted as an array.
+        if field.name == "record_sizes":
             header.field.add(
                 name=field.name,
                 number=field.number,

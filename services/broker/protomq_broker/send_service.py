@@ -251,7 +251,7 @@ class SendService:
             region = request.region
             is_answered_now = is_stored or not order.wait_store_ok
             if is_answered_now and not region.flags and not order.identified_here:
-                # Nearly all sends: one message, which is filled anew for each, costs half of what a new one does.
+                # Nearly all sends: one message object, filled again for each, costs half of what a new one does.
                 plain = self._plain_response
                 plain.queue_id = request.queue_id
                 plain.queue_offset = request.queue_offset

@@ -80,7 +80,7 @@ class TimerMover:
                 wait_s = 0.0 if self.deliver() else self._pause_s()
             except NoWriterError:
                 wait_s = RETRY_INTERVAL_S
-            except TimerDamagedError:  # the store says it, and makes the files anew
+            except TimerDamagedError:  # the store logs it, and rebuilds the files
                 wait_s = RETRY_INTERVAL_S
             except Exception:
                 log.exception("delayed messages could not be delivered; the broker tries again soon")

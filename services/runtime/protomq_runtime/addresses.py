@@ -144,9 +144,8 @@ def advertised_addresses(
 
 def outgoing_host(peer: Address | None = None) -> str:
     """This machine's address on the way to `peer` (or to anywhere), 127.0.0.1 if there is no way out. Sends no packet."""
-    host, port = peer or Address(
-        "192.0.2.1", 9
-    )  # TEST-NET-1 of RFC 5737: routed by default, reaches nobody.
+    # TEST-NET-1 of RFC 5737: routed by default, reaches nobody.
+    host, port = peer or Address("192.0.2.1", 9)
     try:
         candidates = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
     except OSError:

@@ -47,7 +47,7 @@ class ByteStream(Protocol):
         ...
 
     def poll_mask(self, wanted: int) -> int:
-        """The events to poll for, where `wanted` is WANTS_TO_RECEIVE, WANTS_TO_SEND, both or 0. Anew after each BlockingIOError."""
+        """The events to poll for, where `wanted` is WANTS_TO_RECEIVE, WANTS_TO_SEND, both or 0. Ask again after each BlockingIOError."""
         ...
 
     def ready(self, events: int) -> int:

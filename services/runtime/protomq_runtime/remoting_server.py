@@ -176,9 +176,8 @@ class RemotingServer(threading.Thread):
             self._serve_waiters()
 
     def _timeout(self) -> float:
-        moments = [
-            caller.deadline for caller in list(self._callers.values())[:1]
-        ]  # The oldest is first.
+        # The oldest is first.
+        moments = [caller.deadline for caller in list(self._callers.values())[:1]]
         if self._waiters:
             moments.append(self._waiters[0].deadline)
         if self._paused_until is not None:

@@ -84,9 +84,8 @@ class _State:
     sends: dict[str, _Send] = field(default_factory=dict)  # by the id of each of its messages
     open_calls: dict[int, _Send] = field(default_factory=dict)
     known: dict[Place, _Known] = field(default_factory=dict)
-    last_sent: dict[tuple[str, str, int], int] = field(
-        default_factory=dict
-    )  # process, topic, queue -> last offset
+    # process, topic, queue -> last offset.
+    last_sent: dict[tuple[str, str, int], int] = field(default_factory=dict)
     next_poll: dict[tuple[str, str, int], int] = field(default_factory=dict)
     deleted_below: int = 0
     power_cuts: list[Event] = field(default_factory=list)  # since the last scan

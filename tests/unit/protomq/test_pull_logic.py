@@ -375,9 +375,8 @@ def test_random_use_hands_out_every_message_once_and_in_order() -> None:
                     )
             if rng.random() < 0.1:
                 made.restart()
-                flight = [
-                    ticket for ticket in flight if rng.random() < 0.5
-                ]  # Some come late all the same.
+                # Some come late all the same.
+                flight = [ticket for ticket in flight if rng.random() < 0.5]
             for message in made.take(rng.randint(1, 7)):
                 got[message.queue].append(message.queue_offset)
         assert got == {queue: list(range(end)) for queue, end in ends.items()}

@@ -207,12 +207,10 @@ def test_a_stream_waits_for_enough_messages_or_long_enough() -> None:
     assert plan.next_end(start, latest, None, 0.0, True) == start
     assert plan.next_end(start, latest, None, 59.0, True) == start
     assert plan.next_end(start, latest, None, 61.0, True) == {A0: 9}
-    assert (
-        plan.next_end(start, latest, None, 62.0, True) == start
-    )  # The delay counts from the last batch.
-    assert plan.next_end(start, latest, None, 62.0, False) == {
-        A0: 9
-    }  # The trigger wants all there is.
+    # The delay counts from the last batch.
+    assert plan.next_end(start, latest, None, 62.0, True) == start
+    # The trigger wants all there is.
+    assert plan.next_end(start, latest, None, 62.0, False) == {A0: 9}
 
 
 def test_a_stream_takes_no_more_than_it_may() -> None:

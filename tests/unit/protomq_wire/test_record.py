@@ -54,9 +54,8 @@ def test_the_template_writes_the_bytes_that_protobuf_writes(
     assert fast.startswith(front)
     slow.crc32c = crc32c(front)
     assert Record.FromString(fast) == slow
-    if (
-        len(properties) < 2
-    ):  # upb sorts "ab" before "a"; ours is the order of the octets, which all languages can make
+    # upb sorts "ab" before "a"; ours is the order of the octets, which all languages can make.
+    if len(properties) < 2:
         assert fast == slow.SerializeToString(deterministic=True)
         batch = RecordBatch(records=[slow]).SerializeToString(deterministic=True)
         assert layout.encode_record_field(fast) == batch

@@ -247,7 +247,7 @@ class FailedMessage(_message.Message):
     delay_level: _builtins.int
     """After one of the broker's delay levels, from 1."""
     delay_ms: _builtins.int
-    """After so many milliseconds, 0 to 40 days."""
+    """Delay in milliseconds, 0 to 40 days."""
     dead_letter: _builtins.bool
     """Never, if true: it becomes a dead letter at once."""
     def __init__(

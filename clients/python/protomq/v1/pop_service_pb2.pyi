@@ -91,9 +91,9 @@ class PopRequest(_message.Message):
     queue_id: _builtins.int
     """The queue, from 0; absent: any, in turn."""
     record_count_max: _builtins.int
-    """At most so many messages, 1 to 1,024; 32 where absent or 0."""
+    """Maximum number of messages, 1 to 1,024; absent or 0: 32."""
     size_max_bytes: _builtins.int
-    """Stop after so many bytes, though one message is always given; 4 MiB where absent or 0; 16 MiB at most, over gRPC 3.5 MiB."""
+    """Maximum size of the messages in bytes, though the answer has at least one; absent or 0: 4 MiB; 16 MiB at most, over gRPC 3.5 MiB."""
     hold_ms: _builtins.int
     """How long to be held if there is nothing, in milliseconds; 0: answer at once; at most 60,000."""
     invisible_ms: _builtins.int
@@ -101,7 +101,7 @@ class PopRequest(_message.Message):
     filter_type: _pull_service_pb2.FilterType.ValueType
     """In which language `filter` is written. Not together with `tags`."""
     filter: _builtins.str
-    """Only messages that match this, as in PullRequest. What does not match is passed over, for the whole group."""
+    """Only messages that match this, as in PullRequest. A message that does not match is skipped, for the whole group."""
     fifo: _builtins.bool
     """Messages with the same sharding key come one after another: the next one is given when the one before is acknowledged or dead. Other groups
     of messages go on.

@@ -145,9 +145,8 @@ def _walk_records(data: bytes, at: int, starts: list[int], sizes: list[int]) -> 
     head, size = b"\x00", 0
     add_start, add_size, same_head = starts.append, sizes.append, data.startswith
     while position < end:
-        if size and same_head(
-            head, position
-        ):  # a record as long as the one before: its length is known
+        # A record as long as the one before: its length is known.
+        if size and same_head(head, position):
             position += size
             if position > end:
                 return -1, ""

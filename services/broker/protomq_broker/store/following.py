@@ -97,9 +97,8 @@ class LogFollowers:
             if is_queued(region.flags):
                 key = (region.topic, request.queue_id)
                 expected = ends[key] if key in ends else self._queues.end_offset(*key)
-                if (
-                    offset != expected
-                ):  # what is missing in between is made good behind what came before
+                # What is missing in between is made good behind what came before.
+                if offset != expected:
                     self._tell(group)
                     group = []
                     self._queues.skip_to(*key, offset)

@@ -138,9 +138,8 @@ class Housekeeper:
             ):
                 self._checkpoint_due_ms = now_ms + self._config.checkpoint_interval_ms
                 self._actions.checkpoint()
-            if (
-                self._actions.uncheckpointed_bytes()
-            ):  # not due, or failed: memory has to be given back all the same
+            # Not due, or failed: memory has to be given back all the same.
+            if self._actions.uncheckpointed_bytes():
                 for structure in self._derived:
                     structure.flush()
             if now_ms >= self._retention_due_ms:

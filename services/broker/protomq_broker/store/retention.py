@@ -156,9 +156,8 @@ def _watch_clock(state: RetentionState | None, look: Look, retention_ms: int) ->
     else:
         agreed_ms = look.monotonic_ms - state.monotonic_ms
         gained_ms = passed_ms - agreed_ms
-    if (
-        gained_ms > 0 and not state.lead_ms
-    ):  # up to the newest message a jump only sets a clock right that was behind
+    # Up to the newest message a jump only sets a clock right that was behind.
+    if gained_ms > 0 and not state.lead_ms:
         gained_ms = max(0, gained_ms - max(0, state.newest_store_time_ms - state.wall_ms))
     lead_ms = max(0, state.lead_ms + gained_ms)
     agreed_ms = 0 if abs(gained_ms) > NOISE_MS else state.agreed_ms + agreed_ms

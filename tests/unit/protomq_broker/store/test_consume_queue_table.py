@@ -490,9 +490,8 @@ def test_after_any_history_of_power_cuts_the_queues_are_what_the_log_says(seed: 
                 log.restart(topic)
                 table.remove_topic(topic)
                 append(table, log, Send(topic, 0), Send(topic, 1))
-                durable = removed = (
-                    log.end
-                )  # what was removed must not come back: no cut goes behind it
+                # What was removed must not come back: no cut goes behind it.
+                durable = removed = log.end
                 table.checkpoint(durable)
             elif action == "damage":
                 durable = log.end
@@ -599,7 +598,8 @@ def test_a_reader_that_looks_for_an_entry_deleted_for_its_age_just_now_goes_on_w
     looked = 0
     real = queue.entry
 
-    def entry(queue_offset: int) -> tuple[int, int, int]:  # housekeeping comes in between
+    # Housekeeping comes in between.
+    def entry(queue_offset: int) -> tuple[int, int, int]:
         nonlocal looked
         looked += 1
         if looked == 2:

@@ -79,9 +79,8 @@ def test_whatever_is_damaged_comes_back_from_between_the_neighbours(
     del data[max(0, len(data) - kept) :]
     healed = healed_of(data, count, bounds)
     replay(healed, entries, healed.spans())
-    if (
-        not healed.is_complete or not healed.is_in_order
-    ):  # one in 65,536 wild entries passes its check
+    # One in 65,536 wild entries passes its check.
+    if not healed.is_complete or not healed.is_in_order:
         healed.widen()
         replay(healed, entries, healed.spans())
     assert healed.is_complete
@@ -93,9 +92,8 @@ def test_whatever_is_damaged_comes_back_from_between_the_neighbours(
 def test_a_neighbour_that_passes_and_is_wrong_is_found_out_by_a_wider_look():
     entries, bounds = entries_of(30)
     wrong = entries.copy()
-    wrong["position"][11] += (
-        int(entries["size"][11] + entries["size"][12]) + 900
-    )  # sealed anew: its check bits hold
+    # Sealed again: its check bits hold.
+    wrong["position"][11] += int(entries["size"][11] + entries["size"][12]) + 900
     data = file_of(wrong)
     data[12 * ENTRY_SIZE_BYTES] ^= 1
     healed = healed_of(data, 30, bounds)

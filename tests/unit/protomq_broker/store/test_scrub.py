@@ -17,7 +17,7 @@ COUNT = 90
 
 
 def filled_store(disk: SimDisk, clock: ManualClock) -> Store:
-    """A store of several segments, opened anew: nothing of them is walked at the start."""
+    """A store of several segments, opened again: nothing of them is walked at the start."""
     store = open_store(disk, clock=clock)
     store.topics.create(TopicConfig("topic"))
     for index in range(COUNT):

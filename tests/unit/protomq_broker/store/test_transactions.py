@@ -141,9 +141,8 @@ class AgainstModel(RuleBasedStateMachine):
         self.position = 0
         self.log_start = 0
         self.sequence = 0
-        self.times_ms: dict[
-            TransactionKey, list[int]
-        ] = {}  # of the open ones: sent, checked, checked
+        # Of the open ones: sent, checked, checked.
+        self.times_ms: dict[TransactionKey, list[int]] = {}
         self.ended: dict[TransactionKey, Ending] = {}
 
     def end(self, keys: list[TransactionKey], ending: Ending) -> None:
@@ -208,9 +207,8 @@ class AgainstModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def cut(self, data: st.DataObject) -> None:
         """Retention: what is alive in front of the cut is appended again, then the front of the log goes."""
-        cut = (
-            data.draw(st.integers(self.log_start // STEP, self.position // STEP)) * STEP
-        )  # between two appends
+        # Between two appends.
+        cut = data.draw(st.integers(self.log_start // STEP, self.position // STEP)) * STEP
         halves = self.machine.below(cut)
         if halves:
             keys = [h.key for h in halves]

@@ -265,9 +265,8 @@ class MessageIndex:
                 self._runs = [run for run in self._runs if run.end_position > log_start]
             if not gone:
                 return
-            position = (
-                self._checkpoint_position
-            )  # the state first, so that no start looks for files that are gone
+            # The state first, so that no start looks for files that are gone.
+            position = self._checkpoint_position
             self._write_state(position, self._count_below(position))
             for run in gone:
                 self._run_files.remove(run)

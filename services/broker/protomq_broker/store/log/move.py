@@ -76,7 +76,7 @@ def move_records(
 
     `due_times_ms`: when each copy may be delivered; None: at once. `attempts`: deliveries since the records were written, of all or of
     each; `last_errors`: what the last one of each failed of, as the consumer said it. `replayed_group`: the records are dead letters of
-    this group, and their attempts begin anew. `is_half`: half messages that are carried forward, and stay so.
+    this group, and their attempts begin again. `is_half`: half messages that are carried forward, and stay so.
 
     Raises ValueError for what is no record of a log.
     """

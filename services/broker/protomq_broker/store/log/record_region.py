@@ -291,9 +291,8 @@ def _prove_record(
     front_end = content + front_size
     if not payload.startswith(topic_field_of(topic_bytes), front_end):
         return None
-    body_size, body_head = record_field_at(
-        payload, content, front_end
-    )  # field 1 of a record, as a record is of a batch
+    # Field 1 of a record, as a record is of a batch.
+    body_size, body_head = record_field_at(payload, content, front_end)
     rest = front_size - body_head - body_size
     if not rest and 0 <= body_size <= _BODY_SIZE_MAX_BYTES:
         return end, values, ()

@@ -396,9 +396,8 @@ class ConsumeQueue:
         The result may be a view of the buffer: read it, do not keep it. Less than there is comes in front of an entry that does not
         hold; ConsumeQueueDamagedError if that is the first.
         """
-        end = min(
-            self.end_offset, queue_offset + count_max
-        )  # before the buffer: see the rules above
+        # Before the buffer: see the rules above.
+        end = min(self.end_offset, queue_offset + count_max)
         start, buffer = self._buffer
         if queue_offset >= end or queue_offset < self._min_offset:
             return _NO_ENTRIES
@@ -552,10 +551,8 @@ class ConsumeQueue:
             reason = "its check bits do not hold"
         wrong = first_disorder(entries[:good])
         if wrong is not None:
-            good, reason = (
-                max(wrong - 1, 0),
-                "entries are out of order",
-            )  # it or the one before it is wrong
+            # It or the one before it is wrong.
+            good, reason = max(wrong - 1, 0), "entries are out of order"
         if good < min(look_at, count):
             error = self._damage(path, queue_offset + good, reason)
             if not good:

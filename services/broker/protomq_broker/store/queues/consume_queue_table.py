@@ -272,15 +272,13 @@ class ConsumeQueueTable:
             old: dict[ConsumeQueue, int] = {}
             for queues in list(self._queues.values()):
                 for queue in list(queues.values()):
-                    if (
-                        queue.flushed_offset >= ENTRIES_PER_FILE
-                    ):  # else there is one file: it stays, the queue goes on in it
+                    # Else there is one file: it stays, the queue goes on in it.
+                    if queue.flushed_offset >= ENTRIES_PER_FILE:
                         old[queue] = self._raise_min_offset(queue, queue.min_offset(log_start))
             if not old:
                 return
-            self._write_table(
-                self._checkpoint_position
-            )  # first, so that no start looks for files that are gone
+            # First, so that no start looks for files that are gone.
+            self._write_table(self._checkpoint_position)
             for queue, min_offset in old.items():
                 self._delete_files_below(queue, min_offset)
 

@@ -201,9 +201,8 @@ class LogReader:
         """A position of the log from which on nothing of the topic stands that was stored before `time_ms`."""
         positions = []
         for queue, offset in self._offsets_at_time(topic, time_ms):
-            for damage in (
-                self._quarantine.ranges
-            ):  # the time of what is lost is not known: it may be earlier
+            # The time of what is lost is not known: it may be earlier.
+            for damage in self._quarantine.ranges:
                 first, following = lost_in(queue, damage)
                 if first <= offset < following:
                     offset = following

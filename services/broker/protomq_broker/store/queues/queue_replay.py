@@ -37,9 +37,8 @@ def replay_queue(queue: ConsumeQueue, records: ScannedRecords, rows: NDArray[np.
             if start == end:
                 continue
             offset = int(offsets[start])
-            if (
-                offset < queue.end_offset
-            ):  # the topic was removed and created again: its offsets began again
+            # The topic was removed and created again: its offsets began again.
+            if offset < queue.end_offset:
                 restart(queue)
         if offset > queue.end_offset:
             fill_up(queue, offset)

@@ -23,7 +23,7 @@ class OffsetRuns:
         return index >= 0 and offset < self._ends[index]
 
     def add_runs(self, numbers: Iterable[int]) -> None:
-        """Adds runs: start, end, start, end, …; empty ones are passed over."""
+        """Adds runs: start, end, start, end, …; empty ones are skipped."""
         pairs = iter(numbers)
         for start, end in zip(pairs, pairs, strict=False):
             if start < end:

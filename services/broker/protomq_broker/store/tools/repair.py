@@ -133,9 +133,8 @@ def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) 
             done.append(_take_out(store, damage, before, str(keep_dir)))
         if has_bytes_behind(disk, store.folder, position):
             done.append(_cut_tail(store, position, str(keep_dir)))
-        if (
-            found and checkpoint is not None
-        ):  # it may point into what was filled: the next start reads the log from the start
+        # It may point into what was filled: the next start reads the log from the start.
+        if found and checkpoint is not None:
             first = replace(
                 checkpoint, replay_position=start.position, replay_crc32c=start.crc32c or 0
             )
