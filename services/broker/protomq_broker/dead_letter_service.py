@@ -5,7 +5,7 @@
 
 Rules:
 - The copies and the record are one append: a dead letter is replayed once, whatever happens in between, unless it is asked for again.
-- What was replayed, or deleted, between the reading and the append is looked at anew.
+- What was replayed, or deleted, between the reading and the append is looked at again.
 - A dead letter whose original topic is gone, or takes no sends, stays where it is, and is counted.
 """
 

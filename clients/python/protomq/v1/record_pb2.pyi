@@ -282,7 +282,7 @@ class Transit(_message.Message):
     last_error: _builtins.str
     """Why the last attempt failed, in the consumer's words."""
     replayed_group: _builtins.str
-    """The message is a dead letter of this group that was replayed, and its attempts began anew. Empty: it was never replayed."""
+    """The message is a dead letter of this group that was replayed, and its attempts began again. Empty: it was never replayed."""
     def __init__(
         self,
         *,
