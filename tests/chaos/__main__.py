@@ -22,6 +22,7 @@ CAMPAIGNS: dict[str, Callable[..., Any]] = {
     "store-repeats": store_campaigns.store_repeats,
     "store-moves": store_campaigns.store_moves,
     "store-pops": store_campaigns.store_pops,
+    "store-delays": store_campaigns.store_delays,
     "store-machine": store_campaigns.store_machine,
     "planted": store_campaigns.planted_bugs,
     "kill": process_campaigns.kill,

@@ -54,6 +54,7 @@ from protomq_broker.testing.simdisk import Fault, SimDisk
 
 from . import planted_pops
 from .checker import Violation, parse_log
+from .planted_delays import BUGS as DELAY_BUGS
 from .store_damage import (
     DamageReport,
     damage_log_while_open,
@@ -62,6 +63,7 @@ from .store_damage import (
     run_damage,
     stopped_world,
 )
+from .store_delays import check_delays
 from .store_loops import STEPS, LoopReport, Plan, run_loops
 from .store_moves import check_moves
 from .store_pops import check_pops
@@ -1029,6 +1031,7 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted("forgets what the index missed", _forgets_what_the_index_missed, damage),
     Planted("starts at the checkpoint, blindly", _starts_at_the_checkpoint, _harmed_segments),
     Planted("starts on lost pages", _restarts_on_lost_pages, _lost_pages),
+    *(Planted(name, plant, check_delays) for name, plant in DELAY_BUGS.items()),
     Planted("moves in two appends", _moves_in_two_appends, check_moves),
     Planted("forgets where a message stood", _forgets_where_a_message_stood, check_moves),
     Planted("shows half messages", _shows_half_messages, check_moves),

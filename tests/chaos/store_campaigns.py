@@ -18,6 +18,7 @@ from .checker import Violation, explain
 from .planted import PLANTED, caught_by
 from .store_clock import check_clock
 from .store_damage import DamageReport, run_damage
+from .store_delays import check_delays
 from .store_loops import PLANS, STEPS, LoopReport, run_loops
 from .store_machine import StoreMachine
 from .store_moves import check_moves
@@ -198,6 +199,18 @@ def store_pops(seeds: Iterable[int]) -> Tally:
             tally.seeds += 1
         tally.fired += fired
     return tally
+
+
+def store_delays(seeds: Iterable[int]) -> Counter[str]:
+    """Delayed messages and recalls, through kills, power cuts, clock steps, damage of the timer and retention."""
+    counts: Counter[str] = Counter()
+    with watch_log():
+        for seed in seeds:
+            with names_its_seed("store-delays", seed):
+                violations = check_delays(seed, counts)
+            if violations:
+                raise CampaignFailed("store-delays", seed, "messages are delayed", violations)
+    return counts
 
 
 def store_machine(seeds: Iterable[int], *, shrinks: bool = True) -> Tally:

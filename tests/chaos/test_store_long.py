@@ -61,6 +61,12 @@ def test_store_pops() -> None:
     assert tally.fired["torn tail cut"]
 
 
+def test_store_delays() -> None:
+    counts = store_campaigns.store_delays(range(first_seed(), first_seed() + 300))
+    print(counts)
+    assert counts["power cuts"]
+
+
 def test_store_machine() -> None:
     tally = store_campaigns.store_machine(range(first_seed(), first_seed() + 15))
     print(tally)

@@ -78,6 +78,12 @@ def test_no_message_that_is_popped_has_two_holders_or_none() -> None:
         assert tally.fired[sign], f"never happened: {sign}; {tally}"
 
 
+def test_nobody_gets_a_message_early_or_twice_or_one_that_was_recalled() -> None:
+    counts = store_campaigns.store_delays(range(30))
+    for event in ("recalled", "too late", "kills", "power cuts", "crashed in the middle", "retained", "timer lost", "damage met"):
+        assert counts[event], f"{event}: {counts}"
+
+
 def test_no_script_of_operations_faults_and_restarts_breaks_a_promise() -> None:
     tally = store_campaigns.store_machine((1,))
     for sign in ("torn tail cut", "unsynced tail rewritten"):
