@@ -9,6 +9,7 @@ from ._async_routes import AsyncRoutes
 from ._async_steps import AsyncDriver
 from ._async_transport import AsyncTransport
 from ._checks import explain_unknown_settings
+from ._connection_options import ConnectionOptions, connection_of
 from ._late_imports import load_needed_modules
 from ._message import Message
 from ._pop import REQUEST_TIMEOUT_S
@@ -19,7 +20,6 @@ from ._pop_steps import (
     PopSteps,
     Start,
 )
-from ._transport_options import TransportOptions
 from ._types import PEER_TIMEOUT_S, MessageQueue
 from .errors import ClosedError
 
@@ -37,14 +37,16 @@ class AsyncSimpleConsumer:
         transport: Literal["auto", "remoting", "grpc"] = "auto",
         client_id: str = "",
         peer_timeout_s: float = PEER_TIMEOUT_S,
+        connection: ConnectionOptions | None = None,
     ) -> None:
         """See SimpleConsumer."""
         self._steps = PopSteps(group, request_timeout_s)
         load_needed_modules("protomq.v1.pop_service_pb2")
-        self._transport = AsyncTransport(
-            TransportOptions(transport, client_id=client_id, peer_timeout_s=peer_timeout_s)
-        )
-        self._routes = AsyncRoutes(self._transport, namesrv)
+        connection = connection_of(
+            connection, namesrv=namesrv, transport=transport, client_id=client_id, peer_timeout_s=peer_timeout_s,
+        )  # fmt: skip
+        self._transport = AsyncTransport(connection)
+        self._routes = AsyncRoutes(self._transport, connection.namesrv)
         self._driver = AsyncDriver(self._transport, self._routes)
         self._closed = False
 

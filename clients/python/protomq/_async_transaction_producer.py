@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ._async_producer import AsyncProducer
 from ._checks import check_seconds, check_topic
+from ._connection_options import ConnectionOptions
 from ._half_core import HalfCore, HalfResult
 from ._outgoing import OutgoingMessage, SendResult
 from ._producer_options import ProducerSettings
@@ -115,6 +116,7 @@ class AsyncTransactionProducer:
         transport: AsyncTransport | Literal["auto", "remoting", "grpc"] = "auto",
         client_id: str = "",
         peer_timeout_s: float = PEER_TIMEOUT_S,
+        connection: ConnectionOptions | None = None,
         **settings: Unpack[ProducerSettings],
     ) -> None:
         if not group:
@@ -129,6 +131,7 @@ class AsyncTransactionProducer:
             transport=transport,
             client_id=client_id,
             peer_timeout_s=peer_timeout_s,
+            connection=connection,
             **settings,
         )
         self._closed = False

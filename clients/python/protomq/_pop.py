@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, Literal
 
 from ._checks import explain_unknown_settings
+from ._connection_options import ConnectionOptions, connection_of
 from ._late_imports import load_needed_modules
 from ._message import Message
 from ._pop_steps import (
@@ -19,7 +20,6 @@ from ._pop_steps import (
 from ._routes import Routes
 from ._steps import Driver
 from ._transport import SyncTransport
-from ._transport_options import TransportOptions
 from ._types import PEER_TIMEOUT_S, MessageQueue
 from .errors import ClosedError
 
@@ -52,6 +52,7 @@ class SimpleConsumer:
         client_id: str = "",
         peer_timeout_s: float = PEER_TIMEOUT_S,
         spin: bool = True,
+        connection: ConnectionOptions | None = None,
     ) -> None:
         """Makes a consumer; raises ConfigurationError.
 
@@ -59,12 +60,12 @@ class SimpleConsumer:
         """
         self._steps = PopSteps(group, request_timeout_s)
         load_needed_modules("protomq.v1.pop_service_pb2")
-        self._transport = SyncTransport(
-            TransportOptions(
-                transport, client_id=client_id, peer_timeout_s=peer_timeout_s, spin=spin
-            )
-        )
-        self._driver = Driver(self._transport, Routes(self._transport, namesrv))
+        connection = connection_of(
+            connection, namesrv=namesrv, transport=transport, client_id=client_id, peer_timeout_s=peer_timeout_s, spin=spin,
+        )  # fmt: skip
+        self._transport = SyncTransport(connection)
+        self._routes = Routes(self._transport, connection.namesrv)
+        self._driver = Driver(self._transport, self._routes)
         self._closed = False
 
     @property

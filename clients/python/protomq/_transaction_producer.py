@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ._checks import check_seconds, check_topic
+from ._connection_options import ConnectionOptions
 from ._half_core import HalfCore, HalfResult
 from ._outgoing import OutgoingMessage, SendResult
 from ._producer import Producer
@@ -138,6 +139,7 @@ class TransactionProducer:
         client_id: str = "",
         peer_timeout_s: float = PEER_TIMEOUT_S,
         spin: bool = True,
+        connection: ConnectionOptions | None = None,
         **settings: Unpack[ProducerSettings],
     ) -> None:
         if not group:
@@ -152,6 +154,7 @@ class TransactionProducer:
             client_id=client_id,
             peer_timeout_s=peer_timeout_s,
             spin=spin,
+            connection=connection,
             **settings,
         )
         self._closed = threading.Event()

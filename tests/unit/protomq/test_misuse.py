@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable
 from datetime import UTC, date, datetime
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,11 +17,13 @@ from protomq import (
     Admin,
     AsyncProducer,
     AsyncPullConsumer,
+    AsyncSimpleConsumer,
     ConnectionOptions,
     MessageQueue,
     OutgoingMessage,
     Producer,
     PullConsumer,
+    SimpleConsumer,
 )
 from protomq._compression import DECOMPRESSED_SIZE_MAX_BYTES
 from protomq.calls import Calls
@@ -308,7 +311,10 @@ def test_settings_beside_a_transport_that_is_handed_in_are_refused() -> None:
         Producer(transport=FakeSyncTransport(cluster), connection=ConnectionOptions())
 
 
-CLIENTS: list[Callable[..., Any]] = [Producer, AsyncProducer, PullConsumer, AsyncPullConsumer, Admin, Calls]
+CLIENTS: list[Callable[..., Any]] = [
+    Producer, AsyncProducer, PullConsumer, AsyncPullConsumer, Admin, Calls,
+    partial(SimpleConsumer, "g"), partial(AsyncSimpleConsumer, "g"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("client", CLIENTS)
