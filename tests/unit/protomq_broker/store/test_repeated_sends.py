@@ -677,3 +677,20 @@ def test_who_is_refused_for_want_of_room_costs_no_look_at_all_the_others(
             admit(table, send(0, producer_id=9), now_ms=10**9 + later_ms)
         table.drop_claims()
     assert len(looks) == 2
+
+
+def test_in_a_group_what_is_stored_behind_a_gap_is_recognised_though_the_group_fills_the_gap():
+    log = ListLog()
+    table = make_sends(log)
+    store(table, log, send(0, 10), send(20, 10))
+    assert admit(table, send(10, 5)) is None
+    assert admit(table, send(15, 5)) is None
+    found = admit(table, send(20, 10))
+    assert found is not None
+    assert found.queue_offset == 10
+    assert admit(table, send(30, 5)) is None, "behind all that is known"
+    assert admit(table, send(35, 5)) is None
+    with pytest.raises(SendInFlightError):
+        admit(table, send(35, 5))
+    with pytest.raises(SendInFlightError):
+        admit(table, send(15, 5))

@@ -79,6 +79,7 @@ _FILE_NAME: Final = "table.bin"
 _PIECE_SIZE_BYTES: Final = 512 << 10
 
 _Claim = tuple[int, int, list[tuple[int, int]]]
+"""Of a producer in the group that is being made: its epoch, the end of all sequences that are stored or claimed, the ranges claimed."""
 
 
 def _no_time() -> int:
@@ -166,6 +167,15 @@ class RepeatedSends:
         if producer_id == 0:
             return None
         end = first_sequence + count
+        claim = self._claims.get(producer_id)
+        if claim is not None and claim[0] == producer_epoch and claim[1] <= first_sequence:
+            ranges = claim[2]
+            last_first, last_end = ranges[-1]
+            if previous_sequence is None or last_first <= previous_sequence < last_end:
+                # It goes on behind all that is known of its producer, this group included: nothing else has to be asked.
+                ranges.append((first_sequence, end))
+                self._claims[producer_id] = (producer_epoch, end, ranges)
+                return None
         table = self._table
         row = table.shards[producer_id & 255].get(producer_id, -1)  # as `table.find` does
         if row >= 0 and table.used_ms[row] <= table.forgotten_ms:
@@ -180,7 +190,6 @@ class RepeatedSends:
                 found = self._look_up(row, first_sequence, end, topic)
                 if found is not None:
                     return found
-        claim = self._claims.get(producer_id)
         if claim is None:
             if previous_sequence is not None:
                 if not is_known or not table.firsts[row] <= previous_sequence < table.ends[row]:
@@ -192,7 +201,8 @@ class RepeatedSends:
                 self._require_room(now_ms)
             if row < 0:
                 self._new_claims += 1
-            self._claims[producer_id] = (producer_epoch, end, [(first_sequence, end)])
+            claimed_end = max(end, table.ends[row]) if is_known else end
+            self._claims[producer_id] = (producer_epoch, claimed_end, [(first_sequence, end)])
             return None
         epoch, claimed_end, ranges = claim
         if producer_epoch < epoch:
