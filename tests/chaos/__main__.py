@@ -19,6 +19,7 @@ CAMPAIGNS: dict[str, Callable[..., Any]] = {
     "store-clock": store_campaigns.store_clock,
     "store-topics": store_campaigns.store_topics,
     "store-states": store_campaigns.store_states,
+    "store-transactions": store_campaigns.store_transactions,
     "store-repeats": store_campaigns.store_repeats,
     "store-moves": store_campaigns.store_moves,
     "store-pops": store_campaigns.store_pops,

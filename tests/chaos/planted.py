@@ -55,6 +55,7 @@ from protomq_broker.testing.simdisk import Fault, SimDisk
 from . import planted_pops
 from .checker import Violation, parse_log
 from .planted_delays import BUGS as DELAY_BUGS
+from .planted_transactions import TRANSACTION_BUGS
 from .store_damage import (
     DamageReport,
     damage_log_while_open,
@@ -1049,6 +1050,7 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted("buries too late", planted_pops.buries_too_late, check_pops),
     Planted("buries twice", planted_pops.buries_in_two_appends, check_pops),
     Planted("takes what is saved for done", planted_pops.begins_anew_at_a_start, check_pops),
+    *(Planted(*bug) for bug in TRANSACTION_BUGS),
 )
 
 DRILLS: Final[tuple[Drill, ...]] = tuple(dict.fromkeys(planted.drill for planted in PLANTED))

@@ -26,6 +26,7 @@ from .store_pops import check_pops
 from .store_repeats import check_repeats
 from .store_states import check_states_of_log
 from .store_topics import check_topics
+from .store_transactions import check_transactions
 from .store_world import watch_log
 
 
@@ -139,6 +140,22 @@ def store_topics(seeds: Iterable[int]) -> Tally:
             if violations:
                 raise CampaignFailed(
                     "store-topics", seed, "topics are deleted and created again", violations
+                )
+            tally.seeds += 1
+        tally.fired += fired
+    return tally
+
+
+def store_transactions(seeds: Iterable[int]) -> Tally:
+    """Half messages, decisions and questions, with crashes, clocks that are set, and retention."""
+    tally = Tally()
+    with watch_log() as fired:
+        for seed in seeds:
+            with names_its_seed("store-transactions", seed):
+                violations = check_transactions(seed, tally.fired)
+            if violations:
+                raise CampaignFailed(
+                    "store-transactions", seed, "transactions begin and end", violations
                 )
             tally.seeds += 1
         tally.fired += fired

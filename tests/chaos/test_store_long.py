@@ -36,6 +36,11 @@ def test_store_topics() -> None:
     assert tally.fired["unsynced tail rewritten"]
 
 
+def test_store_transactions() -> None:
+    tally = store_campaigns.store_transactions(range(first_seed(), first_seed() + 100))
+    assert tally.fired["crash in retention"], tally
+
+
 def test_store_states() -> None:
     tally = store_campaigns.store_states(range(first_seed(), first_seed() + 300))
     print(tally)

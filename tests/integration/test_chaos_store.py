@@ -67,6 +67,12 @@ def test_a_broker_that_finds_nothing_but_the_log_tells_what_the_old_one_told() -
     assert tally.fired["segments deleted"], tally
 
 
+def test_a_transaction_ends_once_and_its_half_message_is_never_seen() -> None:
+    tally = store_campaigns.store_transactions(range(8))
+    for sign in ("ended as 1", "ended as 2", "crash in retention", "segments deleted"):
+        assert tally.fired[sign], f"never happened: {sign}; {tally}"
+
+
 def test_a_send_tried_again_behind_a_crowd_and_a_rest_is_stored_once_or_refused() -> None:
     tally = store_campaigns.store_repeats(range(100))
     assert tally.fired["unsynced tail rewritten"], f"no power cut lost anything; {tally}"
