@@ -12,7 +12,7 @@ from .log.recovery import has_bytes_behind
 from .log.segment import SegmentFolder
 from .queues import consume_queue_table
 from .queues.queue_ends import ends_below, read_saved_ends
-from .state import repeated_sends, transaction_files
+from .state import sent_snapshot, transaction_files
 from .timer import pending
 
 
@@ -21,7 +21,7 @@ def derived_position(disk: Disk, root: str) -> int:
     return max(
         consume_queue_table.stored_position(disk, f"{root}/consumequeue"),
         index.stored_position(disk, f"{root}/index"),
-        repeated_sends.stored_position(disk, f"{root}/repeatedsends"),
+        sent_snapshot.stored_position(disk, f"{root}/repeatedsends"),
         pending.stored_position(disk, f"{root}/timer"),
         transaction_files.stored_position(disk, f"{root}/transactions"),
     )

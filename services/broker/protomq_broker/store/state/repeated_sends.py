@@ -3,10 +3,6 @@
 For each producer the table knows its epoch and the runs of sequences that are stored, each with the place of its first record. What goes
 on in sequence, queue and offset makes its run longer, so a producer that stays in one queue has one run.
 
-    repeatedsends/table.bin   state file (`side_files.py`): position u64, covered position u64, forgotten i64, runs forgotten i64,
-                              producers u32, queues u32, older runs u64, names (u32 size, UTF-8, lines "topic/queue"), producers
-                              (`producer_table.ROW`), older runs of all producers: first, end, queue, queue offset u64
-
 What is recognised (by its numbers: whether the messages are the same, `same_messages.py` looks up):
 - A record that enters no consume queue (a half message, one with a due time) is known by its position. Such records that stand one
   behind the other in the log make one run; its "queue" is ~queue id, and its "queue offset" the position of its first record.
@@ -33,7 +29,6 @@ How:
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -43,7 +38,6 @@ import numpy as np
 
 from protomq.v1.state_pb2 import KnownProducers
 from protomq_broker.store.files.disk import Disk, remove_file
-from protomq_broker.store.files.side_files import read_state_file, why_not, write_state_file
 from protomq_broker.store.log.append import AppendRequest, ScannedRecords
 from protomq_broker.store.log.kinds import NO_OFFSET, is_sent
 from protomq_broker.store.log.record_runs import run_continues
@@ -70,13 +64,10 @@ from .sent_runs import (
     EndOffsetOf,
     SentRuns,
 )
+from .sent_snapshot import SnapshotHead, path_in, read_snapshot, write_snapshot
 
 RUNS_TOLD_MAX: Final = 1_024
 """Older runs of one producer that a record of the log tells of; what is older is refused where only that record is left."""
-_MAGIC: Final = b"PMQRPS02"
-_HEAD: Final = struct.Struct("<QQqqIIQI")
-_FILE_NAME: Final = "table.bin"
-_PIECE_SIZE_BYTES: Final = 512 << 10
 
 _Claim = tuple[int, int, list[tuple[int, int]]]
 """Of a producer in the group that is being made: its epoch, the end of all sequences that are stored or claimed, the ranges claimed."""
@@ -84,15 +75,6 @@ _Claim = tuple[int, int, list[tuple[int, int]]]
 
 def _no_time() -> int:
     return 0
-
-
-class _Frozen(NamedTuple):
-    """What belongs to a snapshot beside the rows."""
-
-    covered_position: int
-    forgotten_ms: int
-    runs_forgotten_ms: int
-    queue_names: list[tuple[str, int] | None]
 
 
 class RepeatedSends:
@@ -141,7 +123,7 @@ class RepeatedSends:
         self._covered_position = 0
         self._claimed_position = 0  # by the snapshot on the disk: the log is durable up to there
         self._snapshot_end = 0  # it tells of nothing behind
-        self._frozen: _Frozen | None = None
+        self._frozen: SnapshotHead | None = None
 
     # Writer thread.
 
@@ -316,7 +298,7 @@ class RepeatedSends:
         with self._lock:
             table = self._table
             table.freeze()
-            self._frozen = _Frozen(
+            self._frozen = SnapshotHead(
                 self._covered_position,
                 table.forgotten_ms,
                 table.runs_forgotten_ms,
@@ -341,33 +323,16 @@ class RepeatedSends:
         frozen = self._frozen
         rows: list[bytes] = []
         older: list[bytes] = []
-        row_count = older_size = 0
         while True:
             with self._lock:
                 taken = self._table.take()
             if taken is None:
                 break
             part, runs = taken
-            row_count += len(part)
             rows.append(part.tobytes())
             older.append(b"".join(runs))
-            older_size += len(older[-1])
         self.thaw()
-        names = "\n".join(
-            "" if name is None else f"{name[0]}/{name[1]}" for name in frozen.queue_names
-        ).encode()
-        head = _HEAD.pack(
-            position,
-            frozen.covered_position,
-            frozen.forgotten_ms,
-            frozen.runs_forgotten_ms,
-            row_count,
-            len(frozen.queue_names),
-            older_size // (8 * RUN_FIELDS),
-            len(names),
-        )
-        self._disk.make_folder(self._folder)
-        write_state_file(self._disk, self._path, _MAGIC, *_gathered((head, names, *rows, *older)))
+        write_snapshot(self._disk, self._folder, position, frozen, rows, older)
         self._claimed_position = position
         self._snapshot_end = max(position, frozen.covered_position)
 
@@ -382,32 +347,19 @@ class RepeatedSends:
     def load(self, log_start: int = 0) -> None:
         """Takes over the snapshot, if it holds; else a replay from `log_start` brings back what the log still tells."""
         self._clear()
-        payload = read_state_file(self._disk, self._path, _MAGIC)
-        if payload is None:
-            self.damage = why_not(self._disk, self._path, _MAGIC)
+        found = read_snapshot(self._disk, self._folder)
+        if isinstance(found, str):
+            self.damage = found
             self.start_rebuild()
             self._runs.is_partial = log_start > 0
             return
-        (
-            position,
-            covered,
-            forgotten_ms,
-            runs_forgotten_ms,
-            row_count,
-            queue_count,
-            _,
-            names_size,
-        ) = _HEAD.unpack_from(payload)
-        at = _HEAD.size
-        names = payload[at : at + names_size].decode().split("\n")[:queue_count]
-        at += names_size
-        rows = np.frombuffer(payload, ROW, row_count, at)
-        for name in names:
-            topic, _, queue_id = name.partition("/")
-            self._runs.add_queue(topic, int(queue_id or 0))
+        position, head, rows, older = found
+        for name in head.queue_names:
+            self._runs.add_queue(*(name or (GONE, 0)))
         table = self._table
-        table.forgotten_ms, table.runs_forgotten_ms = forgotten_ms, runs_forgotten_ms
-        table.load(rows, memoryview(payload)[at + rows.nbytes :])
+        table.forgotten_ms, table.runs_forgotten_ms = head.forgotten_ms, head.runs_forgotten_ms
+        table.load(rows, older)
+        covered = head.covered_position
         self._covered_position = covered
         self._snapshot_end = max(position, covered)
         self.replay_from = self._claimed_position = position
@@ -421,7 +373,7 @@ class RepeatedSends:
     def start_rebuild(self) -> None:
         """Forgets everything; a replay from the log's start brings it back."""
         self._clear()
-        remove_file(self._disk, self._path)
+        remove_file(self._disk, path_in(self._folder))
         self.replay_from = 0
 
     def replay(self, records: ScannedRecords) -> None:
@@ -497,10 +449,6 @@ class RepeatedSends:
             self.checkpoint(min(end_position, self._claimed_position))
 
     # Parts.
-
-    @property
-    def _path(self) -> str:
-        return f"{self._folder}/{_FILE_NAME}"
 
     def _look_up(self, row: int, first: int, end: int, topic: str) -> RepeatedSend | None:
         run = self._runs.overlapping(row, first, end)
@@ -645,23 +593,3 @@ def _with_places(records: ScannedRecords) -> ScannedRecords:
         queue_ids=np.where(unqueued, ~records.queue_ids, records.queue_ids),
         queue_offsets=np.where(unqueued, records.positions, records.queue_offsets),
     )
-
-
-def _gathered(parts: Sequence[bytes]) -> list[bytes]:
-    """The parts in pieces that are worth a write each."""
-    pieces: list[bytes] = []
-    piece: list[bytes] = []
-    size = 0
-    for part in parts:
-        piece.append(part)
-        size += len(part)
-        if size >= _PIECE_SIZE_BYTES:
-            pieces.append(b"".join(piece))
-            piece, size = [], 0
-    return [*pieces, b"".join(piece)]
-
-
-def stored_position(disk: Disk, folder: str) -> int:
-    """Up to where the files in `folder` say that they had covered the log durably; 0 if they do not say."""
-    payload = read_state_file(disk, f"{folder}/{_FILE_NAME}", _MAGIC)
-    return int(_HEAD.unpack_from(payload)[0]) if payload is not None else 0
