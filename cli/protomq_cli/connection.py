@@ -15,7 +15,14 @@ from protomq_cli.exits import UNANSWERED, CliError, ExitCode, exit_code_of, with
 from protomq_cli.settings import find_namesrv
 
 if TYPE_CHECKING:
-    from protomq import Admin, AsyncProducer, Producer, ProtomqError, PullConsumer
+    from protomq import (
+        Admin,
+        AsyncProducer,
+        Producer,
+        ProtomqError,
+        PullConsumer,
+        SimpleConsumer,
+    )
     from protomq.calls import Calls
 
 
@@ -46,6 +53,18 @@ def open_consumer(namesrv: str | None, group: str = "", **options: Any) -> Itera
 
     _silence_log()
     with PullConsumer(group, namesrv=_namesrv_for(namesrv, options), **options) as consumer:
+        yield consumer
+
+
+@contextmanager
+def open_simple_consumer(
+    namesrv: str | None, group: str, **options: Any
+) -> Iterator[SimpleConsumer]:
+    """A simple consumer; `options` are the SDK's."""
+    from protomq import SimpleConsumer
+
+    _silence_log()
+    with SimpleConsumer(group, namesrv=_namesrv_for(namesrv, options), **options) as consumer:
         yield consumer
 
 

@@ -24,6 +24,7 @@ from protomq_cli import (
     groups,
     logs,
     messages,
+    pops,
     servers,
     topics,
     transactions,
@@ -100,6 +101,7 @@ def build_app() -> typer.Typer:
     app.command("recall", rich_help_panel=MESSAGES)(delays.recall)
     app.command("pull", rich_help_panel=MESSAGES)(messages.pull)
     app.command("consume", rich_help_panel=MESSAGES)(messages.consume)
+    app.command("pop", rich_help_panel=MESSAGES)(pops.pop)
 
     def group(name: str, help_text: str, panel: str, **commands: Any) -> None:
         child = _new_app(help=help_text)

@@ -267,7 +267,7 @@ def pull(
             transport=transport,
             timeout_s=timeout,
         ) as reader,
-        _Printer(output, template) as printer,
+        MessagePrinter(output, template) as printer,
     ):
         for message in reader.messages(count):
             printer.print(message)
@@ -317,7 +317,7 @@ def consume(
 
     if group is not None and (not group or group.startswith("-")):
         raise typer.BadParameter(f"a name is expected, this is {group!r}", param_hint="--group")
-    with _Printer(output, template) as printer:
+    with MessagePrinter(output, template) as printer:
         follow(
             namesrv,
             topic,
@@ -364,7 +364,7 @@ def query(
         hint = "--id" if key is None else "--key"
         raise typer.BadParameter("it is empty; no message has an empty key or id", param_hint=hint)
     missing = Missing()
-    with open_admin(namesrv, timeout) as admin, _Printer(output, template) as printer:
+    with open_admin(namesrv, timeout) as admin, MessagePrinter(output, template) as printer:
         if key is not None:
             begin, end = _times(offset)
             found = missing.take(
@@ -385,7 +385,7 @@ def query(
         )
 
 
-class _Printer:
+class MessagePrinter:
     """Prints messages: by a template if there is one, else in the format asked for."""
 
     def __init__(self, output: OutputFormat, template: Template | None) -> None:

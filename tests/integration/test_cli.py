@@ -285,6 +285,18 @@ def test_a_topic_of_a_type_takes_nothing_else(cli: Cli, protomq_topic: str) -> N
     cli("topic", "delete", topic, "--yes")
 
 
+def test_members_of_a_group_pop_what_the_others_do_not(cli: Cli, protomq_topic: str) -> None:
+    for body in ("first", "second", "third"):
+        cli("send", protomq_topic, body, "--key", body, "-Q")
+    kept = jsonl(cli("pop", protomq_topic, "-G", "clerks", "-c", "1", "--keep"))
+    popped = jsonl(cli("pop", protomq_topic, "--group", "clerks"))
+    assert sorted(row["body"] for row in kept + popped) == ["first", "second", "third"]
+    assert jsonl(cli("pop", protomq_topic, "-G", "clerks", "-c", "0", "--hold", "100ms")) == []
+    assert cli("pop", protomq_topic, "-G", "others", "--sql", "KEYS = 'third'", "-f", "%v\\n").stdout == "third\n"
+    assert "--group" in cli("pop", protomq_topic, code=2).stderr
+    assert "12 h" in cli("pop", protomq_topic, "-G", "clerks", "--invisible", "13h", code=2).stderr
+
+
 def test_a_delayed_message_is_recalled_once_and_its_option_is_one(
     cli: Cli, protomq_topic: str
 ) -> None:

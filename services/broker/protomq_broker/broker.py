@@ -352,6 +352,7 @@ class Broker:
             log_time=self._log_time,
             lane_statuses=lambda: self._server.lane_statuses() if self._server else (),
             name_servers=self._name_server_counts,
+            full_pops=lambda: self._pop.pipeline.planner.full_count,
             write_refusal=self._write_refusal,
         )
 

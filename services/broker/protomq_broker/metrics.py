@@ -149,12 +149,29 @@ DELAYS: Final = Table(
         ),
     ),
 )  # fmt: skip
+POPS: Final = Table(
+    "Pops",
+    (),
+    (
+        Metric("protomq.pop.open", "{record}", "open", "Messages that are held, due, or wait for their sharding key"),
+        Metric("protomq.pop.handed_out", "{record}", "handed out", "Messages handed out, each time", Kind.COUNTER),
+        Metric("protomq.pop.acked", "{record}", "acked", "Messages acknowledged", Kind.COUNTER),
+        Metric("protomq.pop.dead", "{record}", "dead", "Messages that went to the dead letters", Kind.COUNTER),
+        Metric("protomq.pop.lost", "{record}", "lost", "Messages that were given up, since the log has lost them", Kind.COUNTER),
+        Metric(
+            "protomq.pop.queue_full", "{pop}", "queue full",
+            "Pops that got nothing new of a queue, since 10,000 of its messages are open", Kind.COUNTER,
+        ),
+    ),
+)  # fmt: skip
 LEFT_OUT: Final = Table(
     "Left out",
     (),
     (Metric("protomq.series_left_out", "{series}", "series left out", "Series beyond `metrics.series_max`"),),
 )  # fmt: skip
-TABLES: Final = (BROKER, POSITIONS, DURATIONS, DELAYS, LANES, TRANSACTIONS, TOPICS, GROUPS, QUEUES, LEFT_OUT)
+TABLES: Final = (
+    BROKER, POSITIONS, DURATIONS, DELAYS, LANES, TRANSACTIONS, POPS, TOPICS, GROUPS, QUEUES, LEFT_OUT,
+)  # fmt: skip
 """Everything that a broker shows, in this order."""
 
 
@@ -162,7 +179,8 @@ class BrokerMetrics:
     """Reads a broker's numbers. `numbers` may be called by any thread, one at a time.
 
     `hold_durations`: of pulls; `mover`, `log_time`: of delayed messages. `lane_statuses` gives the lanes; `name_servers` how many there
-    are and how many of them know the broker; `write_refusal` why no writes are taken, "" if they are.
+    are and how many of them know the broker; `full_pops` how many pops met a queue that is full; `write_refusal` why no writes are
+    taken, "" if they are.
     """
 
     def __init__(
@@ -176,6 +194,7 @@ class BrokerMetrics:
         log_time: LogTime,
         lane_statuses: Callable[[], Sequence[PoolStatus]],
         name_servers: Callable[[], tuple[int, int]],
+        full_pops: Callable[[], int],
         write_refusal: Callable[[], str],
     ) -> None:
         self._store = store
@@ -186,6 +205,7 @@ class BrokerMetrics:
         self._log_time = log_time
         self._lane_statuses = lane_statuses
         self._name_servers = name_servers
+        self._full_pops = full_pops
         self._write_refusal = write_refusal
         self._left = 0
         self._left_out = 0
@@ -209,6 +229,7 @@ class BrokerMetrics:
         transactions = store.transactions
         ended = (transactions.counts[ending] for ending in Ending)
         yield Numbers(TRANSACTIONS, [((), (transactions.open_count, *ended))])
+        yield Numbers(POPS, [((), self._pops())])
         yield Numbers(TOPICS, list(self._topics()))
         yield Numbers(GROUPS, list(self._lags()))
         yield Numbers(QUEUES, list(self._queues()))
@@ -253,6 +274,17 @@ class BrokerMetrics:
                     ),
                 )
             ],
+        )
+
+    def _pops(self) -> tuple[int, ...]:
+        popped = self._store.popped
+        return (
+            sum(len(known.open) for known in popped.queues()),
+            popped.handed_out_count,
+            popped.acked_count,
+            popped.dead_count,
+            popped.lost_count,
+            self._full_pops(),
         )
 
     def _topics(self) -> Iterator[Row]:

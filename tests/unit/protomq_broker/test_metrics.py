@@ -71,6 +71,7 @@ def read() -> list[Numbers]:
         log_time=log_time,
         lane_statuses=lambda: [PoolStatus("send", 1, 2, 10, 1500, 77, 3, 4, 5)],
         name_servers=lambda: (2, 1),
+        full_pops=lambda: 6,
         write_refusal=lambda: "",
     )
     numbers = list(metrics.numbers())

@@ -1,0 +1,88 @@
+"""`pop`: messages for members of a group who share them, printed and acknowledged."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Final
+
+import typer
+
+from protomq_cli.connection import open_simple_consumer
+from protomq_cli.messages import Format, MessagePrinter, Sql, Tags
+from protomq_cli.options import (
+    Namesrv,
+    Output,
+    TopicArgument,
+    TransportName,
+    count_option,
+    duration_option,
+)
+from protomq_cli.output import OutputFormat
+
+_AT_ONCE_MAX: Final = 256
+_HOLD_MAX_S: Final = 60.0
+
+
+def pop(
+    topic: TopicArgument,
+    group: Annotated[
+        str, typer.Option("--group", "-G", metavar="NAME", show_default=False, help="The group whose members share them.")
+    ],
+    count: Annotated[
+        int, typer.Option("--count", "-c", parser=count_option, metavar="N", help="At most N messages; 0: all.")
+    ] = 32,
+    hold: Annotated[
+        float, typer.Option("--hold", parser=duration_option, metavar="TIME", show_default="none", help="Wait so long for the next ones.")
+    ] = 0.0,
+    invisible: Annotated[
+        float,
+        typer.Option(
+            "--invisible", parser=duration_option, metavar="TIME", show_default="60s",
+            help="Nobody else gets them for so long: 10s to 12h.",
+        ),
+    ] = 60.0,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Do not acknowledge: they come again when --invisible is over.")
+    ] = False,
+    fifo: Annotated[
+        bool, typer.Option("--fifo", help="One message of each sharding key at a time.")
+    ] = False,
+    tag: Tags = None,
+    sql: Sql = None,
+    template: Format = None,
+    transport: TransportName = "auto",
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.JSONL,
+) -> None:  # fmt: skip
+    """Print messages that no other member of the group gets, and acknowledge
+    them.
+
+    \b
+      protomq pop flights -G clerks             32 messages
+      protomq pop flights -G clerks --keep      and give them to others later
+    """
+    with (
+        open_simple_consumer(namesrv, group, transport=transport) as consumer,
+        MessagePrinter(output, template) as printer,
+    ):
+        deadline_s = time.monotonic() + hold
+        while not count or printer.count < count:
+            at_once = min(count - printer.count, _AT_ONCE_MAX) if count else _AT_ONCE_MAX
+            messages = consumer.receive(
+                topic,
+                at_once,
+                invisible_s=invisible,
+                hold_s=min(max(deadline_s - time.monotonic(), 0.0), _HOLD_MAX_S),
+                tags=tag or (),
+                sql=sql,
+                fifo=fifo,
+            )
+            for message in messages:
+                printer.print(message)
+            printer.flush()
+            if messages and not keep:
+                consumer.ack(messages)
+            if messages:
+                deadline_s = time.monotonic() + hold
+            elif time.monotonic() >= deadline_s:
+                break
