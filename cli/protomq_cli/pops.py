@@ -32,13 +32,13 @@ def pop(
         int, typer.Option("--count", "-c", parser=count_option, metavar="N", help="At most N messages; 0: all.")
     ] = 32,
     hold: Annotated[
-        float, typer.Option("--hold", parser=duration_option, metavar="TIME", show_default="none", help="Wait so long for the next ones.")
+        float, typer.Option("--hold", parser=duration_option, metavar="TIME", show_default="none", help="How long to wait for the next ones.")
     ] = 0.0,
     invisible: Annotated[
         float,
         typer.Option(
             "--invisible", parser=duration_option, metavar="TIME", show_default="60s",
-            help="Nobody else gets them for so long: 10s to 12h.",
+            help="How long nobody else gets them: 10s to 12h.",
         ),
     ] = 60.0,
     keep: Annotated[
