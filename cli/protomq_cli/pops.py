@@ -32,7 +32,7 @@ def pop(
         int, typer.Option("--count", "-c", parser=count_option, metavar="N", help="At most N messages; 0: all.")
     ] = 32,
     hold: Annotated[
-        float, typer.Option("--hold", parser=duration_option, metavar="TIME", show_default="none", help="How long to wait for the next ones.")
+        float, typer.Option("--hold", parser=duration_option, metavar="TIME", show_default="none", help="How long to wait for more.")
     ] = 0.0,
     invisible: Annotated[
         float,
