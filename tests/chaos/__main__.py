@@ -24,6 +24,7 @@ CAMPAIGNS: dict[str, Callable[..., Any]] = {
     "store-moves": store_campaigns.store_moves,
     "store-pops": store_campaigns.store_pops,
     "store-delays": store_campaigns.store_delays,
+    "store-retries": store_campaigns.store_retries,
     "store-machine": store_campaigns.store_machine,
     "planted": store_campaigns.planted_bugs,
     "kill": process_campaigns.kill,

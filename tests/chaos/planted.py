@@ -55,6 +55,7 @@ from protomq_broker.testing.simdisk import Fault, SimDisk
 from . import planted_pops
 from .checker import Violation, parse_log
 from .planted_delays import BUGS as DELAY_BUGS
+from .planted_retries import RETRY_BUGS
 from .planted_transactions import TRANSACTION_BUGS
 from .store_damage import (
     DamageReport,
@@ -69,6 +70,7 @@ from .store_loops import STEPS, LoopReport, Plan, run_loops
 from .store_moves import check_moves
 from .store_pops import check_pops
 from .store_repeats import check_repeats
+from .store_retries import check_send_backs
 from .store_states import check_states_of_log
 from .store_world import ROOT, StoreWorld
 
@@ -1051,6 +1053,7 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted("buries twice", planted_pops.buries_in_two_appends, check_pops),
     Planted("takes what is saved for done", planted_pops.begins_anew_at_a_start, check_pops),
     *(Planted(*bug) for bug in TRANSACTION_BUGS),
+    *(Planted(name, plant, check_send_backs) for name, plant in RETRY_BUGS),
 )
 
 DRILLS: Final[tuple[Drill, ...]] = tuple(dict.fromkeys(planted.drill for planted in PLANTED))

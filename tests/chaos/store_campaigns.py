@@ -24,6 +24,7 @@ from .store_machine import StoreMachine
 from .store_moves import check_moves
 from .store_pops import check_pops
 from .store_repeats import check_repeats
+from .store_retries import check_send_backs
 from .store_states import check_states_of_log
 from .store_topics import check_topics
 from .store_transactions import check_transactions
@@ -213,6 +214,20 @@ def store_pops(seeds: Iterable[int]) -> Tally:
                 violations = check_pops(seed, tally.fired)
             if violations:
                 raise CampaignFailed("store-pops", seed, "messages are popped", violations)
+            tally.seeds += 1
+        tally.fired += fired
+    return tally
+
+
+def store_retries(seeds: Iterable[int]) -> Tally:
+    """Messages that fail, are retried and die, are replayed; answers get lost, and crashes come at any operation."""
+    tally = Tally()
+    with watch_log() as fired:
+        for seed in seeds:
+            with names_its_seed("store-retries", seed):
+                violations = check_send_backs(seed, tally.fired)
+            if violations:
+                raise CampaignFailed("store-retries", seed, "messages fail", violations)
             tally.seeds += 1
         tally.fired += fired
     return tally

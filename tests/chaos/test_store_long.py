@@ -72,6 +72,11 @@ def test_store_delays() -> None:
     assert counts["power cuts"]
 
 
+def test_store_retries() -> None:
+    tally = store_campaigns.store_retries(range(first_seed(), first_seed() + 1_000))
+    print(tally)
+    assert tally.fired["killed while messages were sent back"]
+
 def test_store_machine() -> None:
     tally = store_campaigns.store_machine(range(first_seed(), first_seed() + 15))
     print(tally)

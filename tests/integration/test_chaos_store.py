@@ -94,3 +94,18 @@ def test_no_script_of_operations_faults_and_restarts_breaks_a_promise() -> None:
     tally = store_campaigns.store_machine((1,))
     for sign in ("torn tail cut", "unsynced tail rewritten"):
         assert tally.fired[sign], f"never happened: {sign}; {tally}"
+
+
+def test_messages_that_fail_are_retried_and_die_as_configured_whatever_ends_the_process() -> None:
+    tally = store_campaigns.store_retries(range(1, 41))
+    for sign in (
+        "sent back",
+        "delivered again",
+        "dead",
+        "replayed",
+        "replayed before",
+        "known when it was sent again",
+        "done when it was sent again",
+        "killed while messages were sent back",
+    ):
+        assert tally.fired[sign], f"never happened: {sign}; {tally}"

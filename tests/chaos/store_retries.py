@@ -1,0 +1,282 @@
+"""Groups that fail, retry and die over a simulated disk: crashes come at any operation, answers get lost, and the log is judged afterwards.
+
+    R1   what was answered is there: a send-back has its copy, with the attempt that was told
+    R2   a message is a dead letter after exactly the configured attempts, unless the consumer said so; a retry is within them
+    R3   nothing is delivered before its time
+    R4   a request that is sent again is done once: no attempt of a message has two copies
+    R5   a dead letter is replayed once
+
+The log is read by the checker's own code (`log_files.py`), and judged by `check_retries`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from protomq.v1.dead_letter_service_pb2 import (
+    ReplayDeadLettersRequest,
+    ReplayDeadLettersResponse,
+)
+from protomq.v1.group_service_pb2 import SendBackRequest, SendBackResponse
+from protomq.v1.record_pb2 import Record
+from protomq_broker.dead_letter_service import DeadLetterService
+from protomq_broker.store.errors import StoreError
+from protomq_broker.store.state.group_settings import GroupSettings
+from protomq_broker.testing.simdisk import Fault, SimulatedCrash
+from tests.support.retry_world import GROUP, TOPIC, Call, RetryWorld, failed, id_of
+
+from .checker import Violation, check_store_files, parse_log
+
+COPY, DUE = 2 << 8, 1 << 4
+STEPS = 40
+RETRY, DEAD = "%RETRY%group", "%DLQ%group"
+DELAYS_MS = (50, 200, 1_000)
+Attempt = tuple[str, int]
+"""A message's id, and how often it was handed out."""
+
+
+class Told(NamedTuple):
+    """What an answer said of an attempt: whether it died, and when it may come again at the earliest (0: it died)."""
+
+    is_dead: bool
+    ready_ms: int
+
+
+class RetriesWorld:
+    """A broker's parts, what was sent to it, and what its answers said."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.limit = self.rng.randrange(0, 4)
+        self.world = RetryWorld(segment=1 << 14)
+        self.world.store.groups.put(
+            GroupSettings(GROUP, retry_count_max=self.limit, retry_delays_ms=DELAYS_MS)
+        )
+        self.sent: set[str] = set()
+        self.told: dict[Attempt, Told] = {}
+        self.may_be: dict[Attempt, Told] = {}
+        """Of requests whose answers were lost: they may have been done."""
+        self.killed_by_hand: set[str] = set()
+        self.lost: list[SendBackRequest] = []
+        self.seen: set[Attempt] = set()
+        self.found: list[Violation] = []
+        self.fired: Counter[str] = Counter()
+        self._request_id = 0
+
+    # Steps.
+
+    def send(self) -> None:
+        """New messages."""
+        count = self.rng.randint(1, 4)
+        before = len(self.world.read(TOPIC))
+        self.world.send(*(b"%d" % self.rng.randrange(1 << 30) for _ in range(count)))
+        self.sent |= {id_of(record) for record in self.world.read(TOPIC, 0, before)}
+
+    def fail(self) -> None:
+        """Messages that the group got and has not given back, some of them, fail."""
+        attempts = {**self.told, **self.may_be}
+        waiting = [
+            record
+            for record in [*self.world.read(TOPIC), *self.world.read(RETRY)]
+            if (id_of(record), record.transit.attempt + 1) not in attempts
+            and not record.transit.replayed_group
+        ]
+        chosen = self.rng.sample(waiting, min(len(waiting), self.rng.randint(1, 5)))
+        if not chosen:
+            return
+        by_hand = self.rng.random() < 0.1
+        fields = {"dead_letter": True} if by_hand else {}
+        if by_hand:
+            self.killed_by_hand |= {id_of(record) for record in chosen}
+        self._request_id += 1
+        request = SendBackRequest(
+            consumer_group=GROUP,
+            messages=[failed(record, error="no", **fields) for record in chosen],
+            request_id=self._request_id,
+        )
+        self._ask(request, chosen)
+
+    def _ask(self, request: SendBackRequest, chosen: Iterable[Record]) -> None:
+        asked_ms = self.world.clock.time_ms
+        by_hand = request.messages[0].dead_letter
+        plans: dict[Attempt, Told] = {}
+        for record in chosen:
+            attempt = record.transit.attempt + 1
+            is_dead = by_hand or attempt > self.limit
+            delay_ms = 0 if is_dead else DELAYS_MS[min(attempt, len(DELAYS_MS)) - 1]
+            plans[id_of(record), attempt] = Told(is_dead, asked_ms + delay_ms)
+        for key, plan in plans.items():
+            self.may_be.setdefault(key, plan)
+        try:
+            call = self.world.call(request)
+            self.world.store.flush()
+        except SimulatedCrash:
+            self.lost.append(request)
+            self.fired["killed while messages were sent back"] += 1
+            raise
+        if not isinstance(call.outcome, bytes):
+            self.found.append(Violation("R1", f"refused: {call.outcome!r}"))
+            return
+        answer = SendBackResponse.FromString(call.outcome)
+        self.fired["sent back"] += len(answer.results)
+        self.fired["dead"] += sum(1 for result in answer.results if result.dead_letter)
+        for (key, plan), result in zip(plans.items(), answer.results, strict=True):
+            del self.may_be[key]
+            self.told[key] = plan
+            if (result.attempt, result.dead_letter) != (key[1], plan.is_dead):
+                self.found.append(Violation("R2", f"{key}: the answer is {result}, not {plan} with the limit {self.limit}"))  # fmt: skip
+        if self.rng.random() < 0.3:  # the answer is lost on its way
+            self.lost.append(request)
+
+    def send_again(self) -> None:
+        """A request whose answer was lost."""
+        if not self.lost:
+            return
+        request = self.lost.pop(self.rng.randrange(len(self.lost)))
+        self.lost.append(request)  # until it comes through
+        call = self.world.call(request)
+        self.world.store.flush()
+        self.lost.remove(request)
+        if not isinstance(call.outcome, bytes):
+            self.found.append(Violation("R4", f"sent again, refused: {call.outcome!r}"))
+            return
+        answer = SendBackResponse.FromString(call.outcome)
+        self.fired["known when it was sent again"] += answer.repeated_request
+        self.fired["done when it was sent again"] += not answer.repeated_request
+        for message, result in zip(request.messages, answer.results, strict=True):
+            key = message.message_id, result.attempt
+            plan = self.may_be.pop(key, None)
+            if plan is not None:
+                self.told[key] = plan
+
+    def deliver(self) -> None:
+        """Time passes; what is due is delivered."""
+        self.world.deliver(self.rng.choice((1, 49, 60, 250, 1_100)))
+
+    def replay(self) -> None:
+        """Some dead letters, or all."""
+        if self.world.store.topics.find(DEAD) is None:
+            return
+        world = self.world
+        request = ReplayDeadLettersRequest(consumer_group=GROUP, end_offset=self.rng.choice((0, 1, 3)))
+        call = Call(request.SerializeToString(), world.lane)
+        service = DeadLetterService(world.store, world.writer, world.permit)
+        service.replay_dead_letters(call)  # type: ignore[arg-type]
+        if not isinstance(call.outcome, bytes):
+            self.found.append(Violation("R5", f"a replay is refused: {call.outcome!r}"))
+            return
+        answer = ReplayDeadLettersResponse.FromString(call.outcome)
+        self.fired["replayed"] += answer.replayed_count
+        self.fired["replayed before"] += answer.known_count
+
+    def checkpoint(self) -> None:
+        """Caches are written."""
+        self.world.store.checkpoint()
+
+    def restart(self) -> None:
+        """kill -9, or a power cut, without a warning."""
+        disk = self.world.disk
+        disk.plan = None
+        self.world.restart(disk.killed() if self.rng.random() < 0.5 else disk.crash(self.rng))
+        self.world.store.flush()
+
+    # Judgement.
+
+    def look(self) -> None:
+        """R3, as consumers see it."""
+        now_ms = self.world.clock.time_ms
+        for record in self.world.read(RETRY):
+            key = id_of(record), record.transit.attempt
+            if key in self.seen:
+                continue
+            self.seen.add(key)
+            self.fired["delivered again"] += 1
+            plan = self.told.get(key) or self.may_be.get(key)
+            if plan is None or now_ms < plan.ready_ms:
+                self.found.append(Violation("R3", f"{key} is delivered at {now_ms}, {plan}"))
+
+    def check(self) -> None:
+        """All rules, by the log."""
+        files = {path.removeprefix("/s/"): data for path, data in self.world.disk.files("/s").items()}
+        records = [each.record for each in parse_log(files).records]
+        self.found += check_retries(records, self.limit, self.told, self.killed_by_hand)
+
+
+def check_retries(
+    records: Iterable[Record], limit: int, told: dict[Attempt, Told], killed_by_hand: set[str]
+) -> list[Violation]:
+    """R1, R2, R4 and R5 over the records of a log."""
+    found: list[Violation] = []
+    made: Counter[tuple[str, Attempt]] = Counter()
+    replayed: Counter[str] = Counter()
+    for record in records:
+        if record.flags >> 8 & 7 != COPY >> 8:
+            continue
+        key = id_of(record), record.transit.attempt
+        if record.transit.replayed_group:
+            replayed[key[0]] += 1
+        elif record.topic == DEAD:
+            made[DEAD, key] += 1
+            if key[1] != limit + 1 and key[0] not in killed_by_hand:
+                found.append(Violation("R2", f"{key} is a dead letter, the limit is {limit} retries"))
+        elif record.topic == RETRY and record.flags & DUE:
+            made[RETRY, key] += 1
+            if not 1 <= key[1] <= limit:
+                found.append(Violation("R2", f"{key} is retried, the limit is {limit} retries"))
+    for (topic, key), count in made.items():
+        if count > 1:
+            found.append(Violation("R4", f"{key} has {count} copies in {topic}"))
+    for key, plan in told.items():
+        topic = DEAD if plan.is_dead else RETRY
+        if not made[topic, key]:
+            found.append(Violation("R1", f"{key} was answered, and is not in {topic}"))
+    found += [Violation("R5", f"{name} was replayed {count} times") for name, count in replayed.items() if count > 1]
+    return found
+
+
+def check_send_backs(seed: int, fired: Counter[str] | None = None) -> list[Violation]:
+    """A script of steps and crashes, then all that is due; what is wrong after each. `fired`: counts what happened."""
+    retries = RetriesWorld(seed)
+    try:
+        return _run(retries)
+    finally:
+        if fired is not None:
+            fired += retries.fired  # type: ignore[misc]
+
+
+def _run(retries: RetriesWorld) -> list[Violation]:
+    rng = retries.rng
+    steps = (
+        retries.send, retries.fail, retries.fail, retries.fail, retries.send_again, retries.deliver, retries.deliver,
+        retries.replay, retries.checkpoint, retries.restart,
+    )  # fmt: skip
+    for number in range(STEPS):
+        step = rng.choice(steps)
+        if rng.random() < 0.25 and step != retries.restart:
+            retries.world.disk.fail_at(rng.randrange(1, 12), Fault.CRASH)
+        try:
+            step()
+        except SimulatedCrash:
+            retries.restart()
+        except (StoreError, OSError) as error:
+            return [Violation("crash", f"step {number}, {step.__name__}: {error!r}")]
+        retries.world.disk.plan = None
+        retries.look()
+        retries.check()
+        if retries.found:
+            return [
+                item._replace(message=f"step {number}, {step.__name__}: {item.message}")
+                for item in retries.found
+            ]
+    retries.world.deliver(10**7)
+    retries.look()
+    delivered = Counter((id_of(each), each.transit.attempt) for each in retries.world.read(RETRY))
+    for key, plan in retries.told.items():
+        if not plan.is_dead and delivered[key] != 1:
+            retries.found.append(Violation("R1", f"{key} is delivered {delivered[key]} times"))
+    retries.world.store.close()
+    files = {path.removeprefix("/s/"): data for path, data in retries.world.disk.files("/s").items()}
+    return retries.found + check_store_files(files)
