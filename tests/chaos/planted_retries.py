@@ -9,6 +9,7 @@ from unittest import mock
 from protomq_broker import failed_messages, send_backs
 from protomq_broker.log_time import LogTime
 from protomq_broker.store.log.flusher import LogFlusher
+from protomq_broker.store.log.move import move_records
 from protomq_broker.store.state.group_settings import plan_retry
 from protomq_broker.store.state.groups import GroupTable
 from protomq_broker.store.state.replayed import OffsetRuns
@@ -45,7 +46,7 @@ def _requests_are_forgotten_by_a_start() -> Any:
 
 def _attempts_are_not_counted() -> Any:
     """A copy says what its message said."""
-    real = failed_messages.move_records
+    real = move_records
 
     def move(*arguments: Any, **named: Any) -> Any:
         return real(*arguments, **{**named, "attempts": 0})
@@ -75,7 +76,7 @@ def _answered_before_it_is_stored() -> Any:
 
 def _dead_letters_are_lost() -> Any:
     """What has no retries left goes nowhere, beside messages that have some."""
-    real = send_backs.copies_for
+    real = failed_messages.copies_for
 
     def copies(*arguments: Any) -> Any:
         found = real(*arguments)

@@ -244,7 +244,7 @@ def check_send_backs(seed: int, fired: Counter[str] | None = None) -> list[Viola
         return _run(retries)
     finally:
         if fired is not None:
-            fired += retries.fired  # type: ignore[misc]
+            fired.update(retries.fired)
 
 
 def _run(retries: RetriesWorld) -> list[Violation]:

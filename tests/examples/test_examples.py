@@ -39,10 +39,20 @@ def test_send_receive() -> None:
     assert lines[1:] == ["received k1 hello"]
 
 
+def test_retry(protomq_server: Broker) -> None:
+    lines = run_example(protomq_server, "retry.py").splitlines()
+    error = "no account: 100 EUR to nobody"
+    assert lines == [
+        *(f"delivery {number} failed: {error}" for number in (1, 2, 3)),
+        f"dead letter from payments: ValueError: {error}",
+        "replayed: 1",
+    ]
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        "async_producer", "batch", "delayed", "naive_client", "ordered_by_key", "seek_by_time", "simple_consumer", "sql_filter",
+        "async_producer", "batch", "delayed", "naive_client", "ordered_by_key", "retry", "seek_by_time", "simple_consumer", "sql_filter",
         "tag_filter", "transaction",
     ],
 )  # fmt: skip

@@ -349,6 +349,7 @@ class Broker:
             series_max=self.config.metrics.series_max,
             hold_durations=self._pull.hold_durations,
             mover=self._mover,
+            retries=self._retry_counts,
             log_time=self._log_time,
             lane_statuses=lambda: self._server.lane_statuses() if self._server else (),
             name_servers=self._name_server_counts,
@@ -383,6 +384,10 @@ class Broker:
             log.error("no sends are taken until the name is free: %s", refusal.message)
         else:
             log.warning("the name %s is this broker's again: sends are taken", self.name)
+
+    def _retry_counts(self) -> tuple[int, int, int, int]:
+        counts = self._send_backs.counts
+        return counts.retried, counts.dead, counts.repeated, self._dead_letters.replayed_count
 
     def _write_refusal(self) -> str:
         refusal = self._send.refusal

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _U32: Final = struct.Struct("<I").unpack_from
 _U64: Final = struct.Struct("<Q").unpack_from
+READ_SIZE_BYTES: Final = 1 << 20
+"""Read at once of messages that stand together."""
 
 
 class FoundMessage(NamedTuple):
@@ -50,14 +52,22 @@ def find_messages(
     """The messages, and their topics with the incarnations in which they were found. Raises ServiceError, StoreError."""
     topics: dict[str, TopicConfig] = {}
     found: dict[int, FoundMessage] = {}
-    for number in sorted(range(len(messages)), key=lambda n: _place_of(messages[n])):
-        message = messages[number]
-        topic = topics.get(message.topic)
+    places = [(each.topic, each.queue_id, each.queue_offset) for each in messages]
+    for run in _runs(places):
+        name, queue_id, first = places[run[0]]
+        topic = topics.get(name)
         if topic is None:
-            topic = topics[message.topic] = readable_topic(store, message.topic)
-        check_incarnation(topic, message.topic_incarnation)
-        check_read_queue(topic, message.queue_id)
-        found[number] = _find(store, number, message)
+            topic = topics[name] = readable_topic(store, name)
+        check_read_queue(topic, queue_id)
+        for number in run:
+            check_incarnation(topic, messages[number].topic_incarnation)
+        fields: list[bytes] = []
+        while len(fields) < len(run):
+            fields += _read(store, name, queue_id, first + len(fields), len(run) - len(fields), run[len(fields)])
+        for number, field in zip(run, fields, strict=True):
+            if messages[number].message_id:
+                _check_id(number, messages[number], field)
+            found[number] = FoundMessage(field, _attempt_of(field))
     return (
         [found[number] for number in range(len(messages))],
         [(topic.name, topic.incarnation) for topic in topics.values()],
@@ -98,13 +108,23 @@ def copies_for(
     return copies
 
 
-def _place_of(message: FailedMessage) -> tuple[str, int, int]:
-    return message.topic, message.queue_id, message.queue_offset
+def _runs(places: Sequence[tuple[str, int, int]]) -> list[list[int]]:
+    """The numbers of the places, those together that follow one another in a queue: they are read at once."""
+    runs: list[list[int]] = []
+    for number in sorted(range(len(places)), key=places.__getitem__):
+        name, queue_id, offset = places[number]
+        if runs and places[runs[-1][-1]] == (name, queue_id, offset - 1):
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return runs
 
 
-def _find(store: Store, number: int, message: FailedMessage) -> FoundMessage:
-    topic, queue_id, queue_offset = _place_of(message)
-    result = store.look(topic, queue_id, max(queue_offset, 0), 1, 1)
+def _read(
+    store: Store, topic: str, queue_id: int, queue_offset: int, count: int, number: int
+) -> list[bytes]:
+    """Up to `count` record fields from an offset on, one at least. `number`: of the first in the request."""
+    result = store.look(topic, queue_id, max(queue_offset, 0), count, READ_SIZE_BYTES)
     if result.status is not ReadStatus.FOUND or result.first_offset != queue_offset:
         raise ServiceError(
             Code.OUT_OF_RANGE,
@@ -119,16 +139,16 @@ def _find(store: Store, number: int, message: FailedMessage) -> FoundMessage:
                 "end_offset": str(result.end_offset),
             },
         )
-    (region,) = result.regions
-    field = region.file.read(region.offset, region.size_bytes)
-    if message.message_id:
-        _check_id(number, message, field)
-    attempt = 0
-    end = len(field)
-    if _U32(field, end + layout.FLAGS_AT)[0] & layout.FLAG_TRANSIT:
-        _, start = read_varint(field, 1, LENGTH_SIZE_MAX_BYTES)
-        attempt = Record.FromString(field[start:]).transit.attempt
-    return FoundMessage(field, attempt)
+    data = b"".join(each.file.read(each.offset, each.size_bytes) for each in result.regions)
+    spans = zip(result.starts.tolist(), result.sizes.tolist(), strict=True)
+    return [data[start : start + size] for start, size in spans]
+
+
+def _attempt_of(field: bytes) -> int:
+    if not _U32(field, len(field) + layout.FLAGS_AT)[0] & layout.FLAG_TRANSIT:
+        return 0
+    _, start = read_varint(field, 1, LENGTH_SIZE_MAX_BYTES)
+    return Record.FromString(field[start:]).transit.attempt
 
 
 def _check_id(number: int, message: FailedMessage, field: bytes) -> None:

@@ -164,13 +164,26 @@ POPS: Final = Table(
         ),
     ),
 )  # fmt: skip
+RETRIES: Final = Table(
+    "Retries and dead letters, since the start",
+    (),
+    (
+        Metric("protomq.retries", "{record}", "retries", "Messages that groups sent back and that are delivered again", Kind.COUNTER),
+        Metric("protomq.dead_letters", "{record}", "dead letters", "Messages that became dead letters", Kind.COUNTER),
+        Metric(
+            "protomq.send_backs.repeated", "{request}", "known requests",
+            "Requests that sent messages back and were known already: their answers had been lost", Kind.COUNTER,
+        ),
+        Metric("protomq.dead_letters.replayed", "{record}", "replayed", "Dead letters that were replayed", Kind.COUNTER),
+    ),
+)  # fmt: skip
 LEFT_OUT: Final = Table(
     "Left out",
     (),
     (Metric("protomq.series_left_out", "{series}", "series left out", "Series beyond `metrics.series_max`"),),
 )  # fmt: skip
 TABLES: Final = (
-    BROKER, POSITIONS, DURATIONS, DELAYS, LANES, TRANSACTIONS, POPS, TOPICS, GROUPS, QUEUES, LEFT_OUT,
+    BROKER, POSITIONS, DURATIONS, DELAYS, RETRIES, LANES, TRANSACTIONS, POPS, TOPICS, GROUPS, QUEUES, LEFT_OUT,
 )  # fmt: skip
 """Everything that a broker shows, in this order."""
 
@@ -178,9 +191,9 @@ TABLES: Final = (
 class BrokerMetrics:
     """Reads a broker's numbers. `numbers` may be called by any thread, one at a time.
 
-    `hold_durations`: of pulls; `mover`, `log_time`: of delayed messages. `lane_statuses` gives the lanes; `name_servers` how many there
-    are and how many of them know the broker; `full_pops` how many pops met a queue that is full; `write_refusal` why no writes are
-    taken, "" if they are.
+    `hold_durations`: of pulls; `mover`, `log_time`: of delayed messages; `retries`: the numbers of RETRIES. `lane_statuses` gives the
+    lanes; `name_servers` how many there are and how many of them know the broker; `full_pops` how many pops met a queue that is full;
+    `write_refusal` why no writes are taken, "" if they are.
     """
 
     def __init__(
@@ -191,6 +204,7 @@ class BrokerMetrics:
         series_max: int,
         hold_durations: Durations,
         mover: TimerMover,
+        retries: Callable[[], tuple[int, int, int, int]],
         log_time: LogTime,
         lane_statuses: Callable[[], Sequence[PoolStatus]],
         name_servers: Callable[[], tuple[int, int]],
@@ -202,6 +216,7 @@ class BrokerMetrics:
         self._series_max = series_max
         self._hold_durations = hold_durations
         self._mover = mover
+        self._retries = retries
         self._log_time = log_time
         self._lane_statuses = lane_statuses
         self._name_servers = name_servers
@@ -225,6 +240,7 @@ class BrokerMetrics:
         durations = (store.append_durations, store.sync_durations, self._hold_durations)
         yield Numbers(DURATIONS, [((), durations)])
         yield self._delays()
+        yield Numbers(RETRIES, [((), self._retries())])
         yield lane_numbers(self._lane_statuses())
         transactions = store.transactions
         ended = (transactions.counts[ending] for ending in Ending)

@@ -68,6 +68,7 @@ def read() -> list[Numbers]:
         series_max=100,
         hold_durations=holds,
         mover=mover,
+        retries=lambda: (3, 2, 1, 0),
         log_time=log_time,
         lane_statuses=lambda: [PoolStatus("send", 1, 2, 10, 1500, 77, 3, 4, 5)],
         name_servers=lambda: (2, 1),
