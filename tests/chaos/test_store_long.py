@@ -77,6 +77,7 @@ def test_store_retries() -> None:
     print(tally)
     assert tally.fired["killed while messages were sent back"]
 
+
 def test_store_machine() -> None:
     tally = store_campaigns.store_machine(range(first_seed(), first_seed() + 15))
     print(tally)
