@@ -20,7 +20,7 @@ from protomq.wire import record, topics
 from protomq_broker import (
     admin_service,
     consumer_service,
-    pop_service,
+    pop_requests,
     pull_answer,
     pull_service,
     send_request,
@@ -58,9 +58,9 @@ OF_A_REQUEST: Final = {
     "`member`, characters": (pull_service.MEMBER_SIZE_MAX, None),
     "`invisible_ms` (`pop_invisible_max_ms`), 10,000 (`pop_invisible_min_ms`) at least": (
         CONFIG.pop_invisible_max_ms,
-        pop_service.INVISIBLE_DEFAULT_MS,
+        pop_requests.INVISIBLE_DEFAULT_MS,
     ),
-    "`messages`, counted one by one": (pop_service.SETTLED_COUNT_MAX, None),
+    "`messages`, counted one by one": (pop_requests.SETTLED_COUNT_MAX, None),
     "`offsets`, each queue once": (consumer_service.OFFSETS_PER_COMMIT_MAX, None),
     "`queue_ids`, each once": (topics.QUEUES_MAX, None),
     "`write_queues`, `read_queues`": (topics.QUEUES_MAX, CONFIG.default_queues),
@@ -73,7 +73,7 @@ OF_A_REQUEST: Final = {
 
 BY_REQUEST: Final = {
     ("`Pop`", "`record_count_max`"): (
-        pop_service.RECORD_COUNT_MAX,
+        pop_requests.RECORD_COUNT_MAX,
         pull_answer.RECORD_COUNT_DEFAULT,
     ),
     ("all others", "request"): (dispatch.REQUEST_SIZE_DEFAULT_BYTES, None),

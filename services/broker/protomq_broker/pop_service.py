@@ -7,11 +7,10 @@ It runs on one lane of one thread, which alone plans what is handed out (`pop_pl
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import numpy as np
 from google.protobuf.message import DecodeError
 
 from protomq.v1.pop_service_pb2 import (
@@ -20,19 +19,14 @@ from protomq.v1.pop_service_pb2 import (
     ChangeInvisibleRequest,
     ChangeInvisibleResponse,
     PoppedMessages,
-    PopRequest,
     PopResponse,
-    PopStart,
     PopStatus,
 )
-from protomq.v1.pull_service_pb2 import FilterType
 from protomq.wire.hashing import tag_code_of
-from protomq.wire.record import NOT_IN_TAGS, encode_varint
 from protomq_runtime.dispatch import raw
 from protomq_runtime.errors import (
     ServiceError,
     corrupt_log,
-    invalid_argument,
     too_many,
     unparsable,
 )
@@ -41,26 +35,13 @@ from .filter_searches import FilterSearches, filter_failure, key_of, language_of
 from .filters.errors import FilterError, FilterUnavailableError
 from .filters.filter_book import Filter, FilterKey
 from .filters.languages import MODULE, compile_filter
+from .pop_answer import encode_pop_answer
 from .pop_orders import PopAnswer, PopOrder, SettleAnswer, SettleOrder
 from .pop_pipeline import PopPipeline
-from .pop_receipts import (
-    Receipt,
-    check_receipt,
-    decode_receipt,
-    encode_receipt,
-    stale_receipt,
-)
-from .pull_answer import RECORD_COUNT_DEFAULT, SIZE_DEFAULT_BYTES
-from .pull_service import GRPC_SIZE_MAX_BYTES, SIZE_MAX_BYTES, TAGS_MAX, read_filter
-from .store.state.popped_queue import OPEN_MAX, QueueOfGroup, count_in
+from .pop_receipts import encode_receipt, stale_receipt
+from .pop_requests import PopRequests
+from .store.state.popped_queue import QueueOfGroup
 from .store_errors import to_service_error
-from .topic_access import (
-    check_group_name,
-    check_incarnation,
-    check_read_queue,
-    group_disabled,
-    readable_topic,
-)
 
 if TYPE_CHECKING:
     from protomq_runtime.call import Call, CallLane
@@ -75,9 +56,6 @@ if TYPE_CHECKING:
     from .system_writer import SystemWriter
     from .waiting_answers import WaitingAnswers
 
-RECORD_COUNT_MAX: Final = 1_024
-SETTLED_COUNT_MAX: Final = OPEN_MAX
-INVISIBLE_DEFAULT_MS: Final = 60_000
 WAKE_COUNT_MAX: Final = 500
 """Held pops that are looked at again together."""
 
@@ -103,6 +81,7 @@ class PopService:
         self._clock = clock
         self._time = pop_time
         self._broker_name = broker_name
+        self._requests = PopRequests(store, config, broker_name)
         self.pipeline = PopPipeline(store, writer, waiting, pop_time, config, self, clock.monotonic)
         self._searches = FilterSearches(partial(compile_filter, module=modules.read))
         self._held: dict[str, dict[PopOrder, None]] = {}  # by topic
@@ -118,7 +97,7 @@ class PopService:
     def pop(self, call: Call) -> None:
         """Answers with messages, or holds the call."""
         try:
-            request, tag_codes = self._read_pop(call)
+            request, tag_codes = self._requests.pop(call)
             filter_key = key_of(cast("Any", request))
         except Exception as error:
             call.fail(to_service_error(error))
@@ -146,7 +125,7 @@ class PopService:
     @raw
     def change_invisible(self, call: Call) -> None:
         """Holds messages for another time; answered when that is stored."""
-        self._settle(call, ChangeInvisibleRequest, self._invisible_ms_of)
+        self._settle(call, ChangeInvisibleRequest, self._requests.invisible_ms_of)
 
     def _settle(
         self,
@@ -156,7 +135,7 @@ class PopService:
     ) -> None:
         try:
             request = request_class.FromString(bytes(call.payload))
-            messages = self._read_receipts(request)
+            messages = self._requests.receipts(request)
             invisible_ms = invisible_ms_of(request) if invisible_ms_of is not None else None
         except DecodeError:
             call.fail(unparsable(f"protomq.v1.{request_class.__name__}"))
@@ -221,7 +200,7 @@ class PopService:
             return
         for result in results:
             self._store.count_read(order.request.topic, result)
-        header, size_bytes = self._encode(answer)
+        header, size_bytes = encode_pop_answer(answer, self._broker_name, self._store.epoch)
         # The store's regions have the same three fields as the runtime's: the store cannot import that one.
         regions = cast("list[Region]", [region for result in results for region in result.regions])
         order.call.answer(header, regions, size_bytes)
@@ -373,121 +352,6 @@ class PopService:
                     due_ms = found
         return due_ms
 
-    def _encode(self, answer: PopAnswer) -> tuple[bytes, int]:
-        """The fields of a PopResponse that stand in front of the regions, and the size of these."""
-        request, topic = answer.order.request, answer.topic
-        size_bytes = sum(part.result.regions_size_bytes for part in answer.parts)
-        response = PopResponse(
-            status=PopStatus.POP_STATUS_FOUND,
-            topic_incarnation=topic.incarnation,
-            invisible_ms=request.invisible_ms,
-            regions_size_bytes=size_bytes,
-        )
-        last: Any = None
-        place: tuple[int, int] | None = None
-        starts, shift = [], 0
-        for part in answer.parts:
-            if place == (part.queue_id, part.number):
-                last.record_count += len(part.offsets)
-            else:
-                place = part.queue_id, part.number
-                receipt = encode_receipt(
-                    Receipt(
-                        self._broker_name, request.consumer_group, request.topic, topic.incarnation,
-                        part.queue_id, part.number, answer.time_ms, request.invisible_ms, part.attempt,
-                        self._store.epoch,
-                    )
-                )  # fmt: skip
-                last = response.hand_outs.add(
-                    queue_id=part.queue_id,
-                    record_count=len(part.offsets),
-                    attempt=part.attempt,
-                    receipt=receipt,
-                )
-            starts.append(part.result.starts + np.uint32(shift) if shift else part.result.starts)
-            shift += part.result.regions_size_bytes
-        pieces = [response.SerializeToString()]
-        _append_packed(pieces, b"\x4a", starts)  # 9, record_starts
-        _append_packed(pieces, b"\x52", [part.result.sizes for part in answer.parts])  # 10
-        offsets = [np.array(part.offsets, np.uint64) for part in answer.parts]
-        _append_packed(pieces, b"\x5a", offsets)  # 11, queue_offsets
-        return b"".join(pieces), size_bytes
-
-    def _read_pop(self, call: Call) -> tuple[PopRequest, frozenset[int]]:
-        """The request with its defaults filled in. Raises ServiceError."""
-        try:
-            request = PopRequest.FromString(bytes(call.payload))
-        except DecodeError as error:
-            raise unparsable("protomq.v1.PopRequest") from error
-        check_group_name(request.consumer_group)
-        if request.consumer_group in self._store.groups.disabled:
-            raise group_disabled(request.consumer_group)
-        topic = readable_topic(self._store, request.topic)
-        check_incarnation(topic, request.topic_incarnation)
-        if request.HasField("queue_id"):
-            check_read_queue(topic, request.queue_id)
-        config = self._config
-        for field, largest in (
-            ("record_count_max", RECORD_COUNT_MAX),
-            ("size_max_bytes", SIZE_MAX_BYTES),
-            ("hold_ms", config.hold_max_ms),
-        ):
-            if not 0 <= getattr(request, field) <= largest:
-                raise invalid_argument(field, f"must be 0 to {largest}")
-        request.record_count_max = request.record_count_max or RECORD_COUNT_DEFAULT
-        request.size_max_bytes = request.size_max_bytes or SIZE_DEFAULT_BYTES
-        if call.transport == "grpc":
-            request.size_max_bytes = min(request.size_max_bytes, GRPC_SIZE_MAX_BYTES)
-        request.invisible_ms = request.invisible_ms or INVISIBLE_DEFAULT_MS
-        least, most = config.pop_invisible_min_ms, config.pop_invisible_max_ms
-        if not least <= request.invisible_ms <= most:
-            raise invalid_argument("invisible_ms", f"must be {least} to {most}, or 0 for {INVISIBLE_DEFAULT_MS}")
-        if request.start not in PopStart.values():
-            raise invalid_argument("start", f"this broker knows no start {request.start}")
-        if len(request.tags) > TAGS_MAX:
-            raise invalid_argument("tags", f"at most {TAGS_MAX}")
-        if request.filter_type or request.filter:
-            read_filter(cast("Any", request))
-        if request.filter_type in (FilterType.FILTER_TYPE_UNSPECIFIED, FilterType.FILTER_TYPE_TAG):
-            request.filter_type = FilterType.FILTER_TYPE_UNSPECIFIED
-        wrong = next(filter(NOT_IN_TAGS.search, request.tags), None)
-        if wrong is not None:
-            raise invalid_argument(
-                "tags", f"no message has the tag {wrong!r}: give the tags one by one, without ||"
-            )
-        return request, frozenset(map(tag_code_of, request.tags))
-
-    def _read_receipts(self, request: Any) -> list[tuple[Receipt, Sequence[int]]]:
-        """Receipts and runs of offsets. Raises ServiceError."""
-        check_group_name(request.consumer_group)
-        readable_topic(self._store, request.topic)
-        messages: list[tuple[Receipt, Sequence[int]]] = []
-        count = 0
-        for number, named in enumerate(request.messages):
-            receipt = decode_receipt(named.receipt)
-            check_receipt(receipt, self._broker_name, request.consumer_group, request.topic)
-            runs = tuple(named.offset_runs)
-            if not runs or len(runs) % 2 or min(runs) < 0 or min(runs[1::2]) < 1 or max(runs[1::2]) > OPEN_MAX:
-                raise invalid_argument(
-                    f"messages[{number}].offset_runs", "has pairs of a queue offset and a number of messages"
-                )
-            count += count_in(runs)
-            messages.append((receipt, runs))
-        if not 0 < count <= SETTLED_COUNT_MAX:
-            raise invalid_argument("messages", f"1 to {SETTLED_COUNT_MAX} at once, these are {count}")
-        return messages
-
-    def _invisible_ms_of(self, request: ChangeInvisibleRequest) -> int:
-        most = self._config.pop_invisible_max_ms
-        if not 0 <= request.invisible_ms <= most:
-            raise invalid_argument("invisible_ms", f"must be 0 to {most}")
-        return request.invisible_ms
-
 
 def _damaged_meanwhile() -> ServiceError:
     return corrupt_log("the messages were found damaged while they were handed out; they come again", {})
-
-
-def _append_packed(pieces: list[bytes], tag: bytes, columns: Sequence[Any]) -> None:
-    data = columns[0].tobytes() if len(columns) == 1 else np.concatenate(columns).tobytes()
-    pieces += (tag, encode_varint(len(data)), data)

@@ -190,7 +190,7 @@ def test_what_is_no_receipt_is_refused(change: Any, metadata: dict[str, str]) ->
 
 def test_a_receipt_of_another_group_topic_or_broker_is_refused() -> None:
     broker, other = filled(1), filled(1)
-    other.pop._broker_name = "c"
+    other.pop._broker_name = other.pop._requests._broker_name = "c"
     (message,), (foreign,) = Group(broker).pop(), Group(other).pop()
     broker.fill([b"x"], topic="topic2")
     for group, topic, receipt, field, value in (

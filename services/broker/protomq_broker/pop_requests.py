@@ -1,0 +1,116 @@
+"""What pops and acknowledgements ask for: read, checked, and with its defaults filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from google.protobuf.message import DecodeError
+
+from protomq.v1.pop_service_pb2 import ChangeInvisibleRequest, PopRequest, PopStart
+from protomq.v1.pull_service_pb2 import FilterType
+from protomq.wire.hashing import tag_code_of
+from protomq.wire.record import NOT_IN_TAGS
+from protomq_runtime.errors import invalid_argument, unparsable
+
+from .pop_receipts import Receipt, check_receipt, decode_receipt
+from .pull_answer import RECORD_COUNT_DEFAULT, SIZE_DEFAULT_BYTES
+from .pull_service import GRPC_SIZE_MAX_BYTES, SIZE_MAX_BYTES, TAGS_MAX, read_filter
+from .store.state.popped_queue import OPEN_MAX, count_in
+from .topic_access import (
+    check_group_name,
+    check_incarnation,
+    check_read_queue,
+    group_disabled,
+    readable_topic,
+)
+
+if TYPE_CHECKING:
+    from protomq_runtime.call import Call
+
+    from .config import BrokerConfig
+    from .store.store import Store
+
+RECORD_COUNT_MAX: Final = 1_024
+SETTLED_COUNT_MAX: Final = OPEN_MAX
+INVISIBLE_DEFAULT_MS: Final = 60_000
+
+
+class PopRequests:
+    """The pop lane."""
+
+    def __init__(self, store: Store, config: BrokerConfig, broker_name: str) -> None:
+        self._store = store
+        self._config = config
+        self._broker_name = broker_name
+
+    def pop(self, call: Call) -> tuple[PopRequest, frozenset[int]]:
+        """The request with its defaults filled in. Raises ServiceError."""
+        try:
+            request = PopRequest.FromString(bytes(call.payload))
+        except DecodeError as error:
+            raise unparsable("protomq.v1.PopRequest") from error
+        check_group_name(request.consumer_group)
+        if request.consumer_group in self._store.groups.disabled:
+            raise group_disabled(request.consumer_group)
+        topic = readable_topic(self._store, request.topic)
+        check_incarnation(topic, request.topic_incarnation)
+        if request.HasField("queue_id"):
+            check_read_queue(topic, request.queue_id)
+        config = self._config
+        for field, largest in (
+            ("record_count_max", RECORD_COUNT_MAX),
+            ("size_max_bytes", SIZE_MAX_BYTES),
+            ("hold_ms", config.hold_max_ms),
+        ):
+            if not 0 <= getattr(request, field) <= largest:
+                raise invalid_argument(field, f"must be 0 to {largest}")
+        request.record_count_max = request.record_count_max or RECORD_COUNT_DEFAULT
+        request.size_max_bytes = request.size_max_bytes or SIZE_DEFAULT_BYTES
+        if call.transport == "grpc":
+            request.size_max_bytes = min(request.size_max_bytes, GRPC_SIZE_MAX_BYTES)
+        request.invisible_ms = request.invisible_ms or INVISIBLE_DEFAULT_MS
+        least, most = config.pop_invisible_min_ms, config.pop_invisible_max_ms
+        if not least <= request.invisible_ms <= most:
+            raise invalid_argument("invisible_ms", f"must be {least} to {most}, or 0 for {INVISIBLE_DEFAULT_MS}")
+        if request.start not in PopStart.values():
+            raise invalid_argument("start", f"this broker knows no start {request.start}")
+        if len(request.tags) > TAGS_MAX:
+            raise invalid_argument("tags", f"at most {TAGS_MAX}")
+        if request.filter_type or request.filter:
+            read_filter(cast("Any", request))
+        if request.filter_type in (FilterType.FILTER_TYPE_UNSPECIFIED, FilterType.FILTER_TYPE_TAG):
+            request.filter_type = FilterType.FILTER_TYPE_UNSPECIFIED
+        wrong = next(filter(NOT_IN_TAGS.search, request.tags), None)
+        if wrong is not None:
+            raise invalid_argument(
+                "tags", f"no message has the tag {wrong!r}: give the tags one by one, without ||"
+            )
+        return request, frozenset(map(tag_code_of, request.tags))
+
+    def receipts(self, request: Any) -> list[tuple[Receipt, Sequence[int]]]:
+        """Receipts and runs of offsets. Raises ServiceError."""
+        check_group_name(request.consumer_group)
+        readable_topic(self._store, request.topic)
+        messages: list[tuple[Receipt, Sequence[int]]] = []
+        count = 0
+        for number, named in enumerate(request.messages):
+            receipt = decode_receipt(named.receipt)
+            check_receipt(receipt, self._broker_name, request.consumer_group, request.topic)
+            runs = tuple(named.offset_runs)
+            if not runs or len(runs) % 2 or min(runs) < 0 or min(runs[1::2]) < 1 or max(runs[1::2]) > OPEN_MAX:
+                raise invalid_argument(
+                    f"messages[{number}].offset_runs", "has pairs of a queue offset and a number of messages"
+                )
+            count += count_in(runs)
+            messages.append((receipt, runs))
+        if not 0 < count <= SETTLED_COUNT_MAX:
+            raise invalid_argument("messages", f"1 to {SETTLED_COUNT_MAX} at once, these are {count}")
+        return messages
+
+    def invisible_ms_of(self, request: ChangeInvisibleRequest) -> int:
+        """Another invisible time. Raises ServiceError."""
+        most = self._config.pop_invisible_max_ms
+        if not 0 <= request.invisible_ms <= most:
+            raise invalid_argument("invisible_ms", f"must be 0 to {most}")
+        return request.invisible_ms
