@@ -120,13 +120,14 @@ class SendService:
             if repeated is not None:
                 self._answer_repeated(order, repeated)
                 continue
-            is_checked = order.topic.type != MIXED or order.request.region.flags & FLAG_KIND_HALF
+            region = order.request.region
+            is_checked = region.flags & FLAG_KIND_HALF or order.topic.type != MIXED
             if is_checked and not self._is_taken(order):
                 self._append(pending)  # or else what was claimed for the one that is refused goes on counting
                 pending, size_bytes = [], 0
                 continue
             pending.append(order)
-            size_bytes += len(order.request.region.data)
+            size_bytes += len(region.data)
             if size_bytes >= self._group_size_bytes:
                 self._append(pending)
                 pending, size_bytes = [], 0
