@@ -164,7 +164,7 @@ def test_decode_segment(tmp_path: Path) -> None:
             run_example(broker, "decode_segment.py", str(damaged))
     assert without.replace(" ", "") == text.replace(" ", "")
     assert re.search(r'^records \{\n  body: "hello"\n  keys: "k1"\n', text, re.MULTILINE)
-    assert re.search(r"^seals \{\n  epoch: 0\n", text, re.MULTILINE)
+    assert re.search(r"^seals \{\n  epoch: 1\n", text, re.MULTILINE)
 
 
 def test_grpcurl(protomq_server: Broker) -> None:

@@ -687,7 +687,7 @@ async def test_status_and_statistics_count(client: Client) -> None:
     status = await client.call(admin.GetBrokerStatusRequest(), admin.GetBrokerStatusResponse)
     assert (status.broker_name, status.flush_mode, status.write_refusal) == ("b", "ASYNC_FLUSH", "")
     assert status.readable_position == status.appended_position > 0
-    assert {lane.lane for lane in status.lanes} == {"send", "pull", "consumer", "admin"}
+    assert {lane.lane for lane in status.lanes} == {"send", "pull", "consumer", "pop", "admin"}
 
 
 async def test_under_sync_flush_an_answer_means_on_stable_storage(start: Start) -> None:

@@ -209,7 +209,7 @@ def test_settings_of_groups_are_changed_one_by_one(
         cli("group", "set", "set-up", "--consume")
         assert [message.body for message in iter_one(consumer)] == [b"x"]
     assert "a number, or default" in cli("group", "set", "set-up", "--retries", "many", code=2).stderr
-    assert "not a duration" in cli("group", "set", "set-up", "--delays", "1s,soon", code=2).stderr
+    assert "is no duration" in cli("group", "set", "set-up", "--delays", "1s,soon", code=2).stderr
     cli("group", "delete", "set-up", "--yes", "--force")
     assert "set-up" not in cli("group", "show").stdout
 
