@@ -19,6 +19,7 @@ from .planted import PLANTED, caught_by
 from .store_clock import check_clock
 from .store_damage import DamageReport, run_damage
 from .store_delays import check_delays
+from .store_follow import check_following
 from .store_loops import PLANS, STEPS, LoopReport, run_loops
 from .store_machine import StoreMachine
 from .store_moves import check_moves
@@ -243,6 +244,20 @@ def store_delays(seeds: Iterable[int]) -> Counter[str]:
             if violations:
                 raise CampaignFailed("store-delays", seed, "messages are delayed", violations)
     return counts
+
+
+def store_follow(seeds: Iterable[int]) -> Tally:
+    """Two stores, one of which follows the other, through crashes, fail-overs and truncations."""
+    tally = Tally()
+    with watch_log() as fired:
+        for seed in seeds:
+            with names_its_seed("store-follow", seed):
+                violations = check_following(seed)
+            if violations:
+                raise CampaignFailed("store-follow", seed, "one store follows another", violations)
+            tally.seeds += 1
+        tally.fired += fired
+    return tally
 
 
 def store_machine(seeds: Iterable[int], *, shrinks: bool = True) -> Tally:

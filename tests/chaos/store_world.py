@@ -752,6 +752,7 @@ class LogWatch(logging.Handler):
         "corrupt log": "quarantine",
         "topics are recovered from their queues": "topics recovered",
         "segments below": "segments deleted",
+        "the log is truncated to": "log truncated",
         "clock: ": "clock doubted",
     }
 

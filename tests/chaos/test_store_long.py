@@ -16,6 +16,13 @@ def test_store_loops() -> None:
     assert tally.images >= 10_000
 
 
+def test_store_follow() -> None:
+    tally = store_campaigns.store_follow(range(first_seed(), first_seed() + 500))
+    print(tally)
+    for sign in ("torn tail cut", "log truncated", "segments deleted"):
+        assert tally.fired[sign], f"never happened: {sign}; {tally}"
+
+
 def test_store_damage() -> None:
     tally = store_campaigns.store_damage(range(first_seed(), first_seed() + 1_000))
     print(tally)

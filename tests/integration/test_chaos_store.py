@@ -90,6 +90,12 @@ def test_nobody_gets_a_message_early_or_twice_or_one_that_was_recalled() -> None
         assert counts[event], f"{event}: {counts}"
 
 
+def test_a_store_that_follows_has_its_leaders_bytes_and_answers_through_crashes_of_both() -> None:
+    tally = store_campaigns.store_follow(range(20))
+    for sign in ("torn tail cut", "log truncated", "unsynced tail rewritten"):
+        assert tally.fired[sign], f"never happened: {sign}; {tally}"
+
+
 def test_no_script_of_operations_faults_and_restarts_breaks_a_promise() -> None:
     tally = store_campaigns.store_machine((1,))
     for sign in ("torn tail cut", "unsynced tail rewritten"):

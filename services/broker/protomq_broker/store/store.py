@@ -42,6 +42,7 @@ from protomq.wire.topics import QUEUES_DEFAULT, TIMER_TOPIC, TRANSACTIONS_TOPIC
 from .config import StoreConfig
 from .errors import (
     DiskFullError,
+    LogForkError,
     NotFollowingError,
     NotLeadingError,
     StoreError,
@@ -53,6 +54,7 @@ from .following import Follower, LogFollowers
 from .full_disk import FullDisk
 from .housekeeping import Clock, Housekeeper, StoreActions
 from .index.look_ups import Identity, MessageLookUps
+from .log.agreement import START, LogPoint
 from .log.append import AppendRequest
 from .log.checked_log import CheckedLog
 from .log.checkpoint import Checkpoint, write_checkpoint
@@ -68,7 +70,9 @@ from .log.recovery import (
     RecoveredLog,
     chain_at_end,
     seal_at_end,
+    skips_of,
 )
+from .log.seals import LogWalker
 from .opening import (
     make_folders,
     restore_topics,
@@ -102,6 +106,7 @@ from .store_files import Recovery, StoreFiles
 from .timer.carrying import Copies, copies_of, first_rows
 from .timer.rebuild import TimerRebuild
 from .timer.timer import TimerState, Watch, timer_record
+from .truncation import intend_truncation
 
 __all__ = ["QueueKey", "Store", "StoredPlace", "TopicCounters"]
 
@@ -206,6 +211,7 @@ class Store:
         self._on_writer = on_writer
         self._queues_default = queues_default
         self._follower: Follower | None = None
+        self._told_start = (0, 0)  # where the log says that it begins, and where that record ends
         self._refusal = ""
         self._full_disk = FullDisk()
         self._is_checkpoint_failed = False
@@ -441,6 +447,50 @@ class Store:
         self.positions.wait_for_replicas(waits_for_replicas)
         self._tell_untold()
         return self._log.epoch
+
+    def epoch_end(self, epoch: int) -> tuple[int, int] | None:
+        """(the last epoch not above `epoch` that the log has, where it ends there); None if it has none. Any thread."""
+        return self.epochs.end_of(epoch, self.positions.appended)
+
+    def log_point(self, position: int) -> LogPoint | None:
+        """The end of an append at a position; None if there is none. Any thread; a part of a segment is read."""
+        if not 0 < position <= self.positions.appended:
+            return START if position == self._folder.first_position == 0 else None
+        segment = self._folder.at(position - 1)
+        if segment is None:
+            return None
+        base = segment.base_position
+        hints = [at for at in self._files.boundaries.read(base) if at[0] < position]
+        skips = skips_of(self._quarantine.ranges)
+        for start, crc in (*hints[-1:], (base, None)):
+            walker = LogWalker(
+                self._disk, self._folder, start, crc, skips=skips, end_position=position
+            )
+            for _ in walker:
+                pass
+            last = walker.last_seal
+            if last is not None and last.end_position == position:
+                return LogPoint(position, last.epoch, last.crc32c)
+        return None
+
+    def truncate_to(self, point: LogPoint) -> LogPoint:
+        """The next opening truncates the log to a point at which it agrees with the leader's; until then nothing is stored any more.
+
+        `START` if they agree nowhere: then the log begins again, wherever the leader's does. So it does if its front was deleted, and what
+        was carried forward from there stands behind the point. The result is where the log will end. The writer thread.
+        Raises NotFollowingError, LogForkError: the log has no such point; StoreFailedError, OSError: then nothing has changed.
+        """
+        if self._follower is None:
+            raise NotFollowingError("the store leads: nobody says where its log ends")
+        if point != START and self.log_point(point.position) != point:
+            raise LogForkError(self.positions.appended, f"it has no {point}")
+        if not self._front.is_told(self._folder.first_position, point.position, self._reader):
+            point = START
+        if self.flush() < point.position:
+            raise StoreFailedError(self._log.failure)
+        intend_truncation(self._disk, self.root, point)
+        self._log.fail(f"the log is to be truncated to position {point.position}: open the store again")
+        return point
 
     def _new_follower(self) -> Follower:
         followers = LogFollowers(
@@ -802,7 +852,11 @@ class Store:
             position = min(position, follower.deletable_below())
         cut = self._log.start_without(min(position, self._checkpointed_position))
         if cut > self._folder.first_position and follower is None:
-            self._carry_forward(cut)
+            if cut > self._told_start[0]:
+                self._carry_forward(cut)
+                self._told_start = cut, self.positions.appended
+            if self.positions.confirmed < self._told_start[1]:
+                return self._folder.first_position  # a replica that leads must have what was carried
         removed = self._log.remove_segments_below(cut)
         first = self._folder.first_position
         if removed:

@@ -42,6 +42,7 @@ from .state.topics import TopicTable
 from .state.transactions import CheckPlan, Transactions
 from .timer.pending import PendingTimers
 from .timer.timer import TimerEntries
+from .truncation import complete_truncation
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,7 @@ class StoreFiles:
         self.abort = AbortFile(disk, root)
         self.folder = SegmentFolder(disk, f"{root}/commitlog", config.segment_size_bytes)
         self.folder.open()
+        complete_truncation(disk, root, self.folder, lock)
         forget_unused_segments(disk, root, self.folder)
         self.queues = ConsumeQueueTable(disk, f"{root}/consumequeue")
         self.index = MessageIndex(disk, f"{root}/index")

@@ -37,8 +37,6 @@ from .segment import SegmentFolder
 log = logging.getLogger(__name__)
 
 EPOCHS_NAME: Final = "config/epochs.json"
-EPOCH_MAX: Final = (1 << 32) - 1
-"""A seal has 32 bits for it."""
 
 
 class EpochRow(NamedTuple):
@@ -81,6 +79,21 @@ class Epochs:
         if row is None or (not row.is_led and row.start_position <= seals[0].start_position):
             return 0
         return max((seal.synced_position for seal in seals if self._is_own(seal)), default=0)
+
+    def end_of(self, epoch: int, log_end: int) -> tuple[int, int] | None:
+        """(the last epoch not above `epoch`, where it ends in a log that ends at `log_end`); None if all are above."""
+        index = bisect_right(self.rows, epoch, key=_epoch_of)
+        if not index:
+            return None
+        end = self.rows[index].start_position if index < len(self.rows) else log_end
+        return self.rows[index - 1].epoch, end
+
+    def truncated(self, position: int, epoch: int) -> Epochs:
+        """The log ends at `position`, with an append of `epoch`, and another store's appends follow. No epoch is given again."""
+        rows = tuple(row for row in self.rows if row.start_position < position)
+        synced_position = min(self.synced_position, position)
+        cut = replace(self, rows=rows, synced_position=synced_position)
+        return cut.begin(position, epoch, is_led=False)
 
     def begin(self, position: int, epoch: int, *, is_led: bool) -> Epochs:
         """From `position`, the end of the log, on there is another epoch, or the same one written by somebody else."""
@@ -180,6 +193,10 @@ def epoch_at_end(folder: SegmentFolder, log_end: int) -> int:
     at = log_end - segment.base_position - SEAL_SIZE_BYTES
     seal = decode_seal(segment.read(at, SEAL_SIZE_BYTES), 0) if at >= 0 else None
     return seal.epoch if seal is not None and seal.end_position == log_end else 0
+
+
+def _epoch_of(row: EpochRow) -> int:
+    return row.epoch
 
 
 def _start_of(row: EpochRow) -> int:

@@ -19,10 +19,12 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
+from protomq.v1.record_pb2 import Record
 from protomq.v1.state_pb2 import LogRecord, LogStart, QueueEnds
 from protomq.wire.topics import LOG_TOPIC
 from protomq_broker.store.queues.consume_queue import ConsumeQueue, ConsumeQueueDamagedError
 from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
+from protomq_broker.store.queues.log_reader import LogReader
 
 from .machine import Carrier, Snapshot
 from .repeated_sends import RepeatedSends
@@ -86,6 +88,21 @@ class LogFront:
     def start_record(self, position: int, crc32c: int | None) -> bytes:
         """The body of the record that says where the log begins; `crc32c`: of the seal that ends there."""
         return LogRecord(start=LogStart(position=position, crc32c=crc32c or 0)).SerializeToString()
+
+    def is_told(self, start: int, end_position: int, reader: LogReader) -> bool:
+        """Whether a log that begins at `start` says so in front of `end_position`: only then all that is alive stands in it up to there."""
+        if not start:
+            return True
+        queue = self._queues.find(LOG_TOPIC, 0)
+        if queue is None:
+            return False
+        for queue_offset in range(queue.known_min_offset, queue.first_at_or_beyond(end_position)):
+            field = reader.record_at(queue.entry(queue_offset)[0])
+            if field is not None:
+                record = LogRecord.FromString(Record.FromString(field).body)
+                if record.HasField("start") and record.start.position >= start:
+                    return True
+        return False
 
     def _ends_of(self, queues: Sequence[_Queue]) -> bytes:
         """Where queues begin and end at this moment. The writer."""

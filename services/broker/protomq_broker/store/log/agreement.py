@@ -1,0 +1,58 @@
+"""The last point at which two logs agree: a store that comes back truncates its log to it, and follows from there.
+
+Two logs agree at a point where both have the end of an append, of the same epoch, with the same CRC of the chain of seals: then they are
+the same in front of it. Each epoch has one writer. So of an epoch that both have, one log has the beginning of what the other has: they
+agree where the shorter part ends. Where they do not, an epoch was begun twice, and the one in front of it is asked.
+
+Pure logic: who asks the other store is not its business.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple, Protocol
+
+
+class LogPoint(NamedTuple):
+    """The end of an append: its position, the epoch of the append, and the CRC of its seal. All 0: the beginning of a log."""
+
+    position: int
+    epoch: int
+    crc32c: int
+
+
+START: Final = LogPoint(0, 0, 0)
+
+
+class LogView(Protocol):
+    """What a log tells of itself."""
+
+    def epoch_end(self, epoch: int) -> tuple[int, int] | None:
+        """(the last epoch not above `epoch` that the log has, where it ends there); None if it has none."""
+
+    def log_point(self, position: int) -> LogPoint | None:
+        """The point at a position; None if the log has no end of an append there."""
+
+
+def last_agreed(ours: LogView, theirs: LogView, last_epoch: int) -> LogPoint | None:
+    """The last point at which the logs agree; None if there is none: then ours has nothing of theirs. `last_epoch`: of our log."""
+    epoch = last_epoch
+    while True:
+        here, there = ours.epoch_end(epoch), theirs.epoch_end(epoch)
+        if here is None or there is None:
+            break
+        if here[0] != there[0]:
+            epoch = min(here[0], there[0])
+            continue
+        epoch = here[0]
+        point = _agreed_at(ours, theirs, min(here[1], there[1]))
+        if point is not None:
+            return point
+        epoch -= 1
+        if epoch < 0:
+            break
+    return _agreed_at(ours, theirs, START.position)
+
+
+def _agreed_at(ours: LogView, theirs: LogView, position: int) -> LogPoint | None:
+    point = ours.log_point(position)
+    return point if point is not None and point == theirs.log_point(position) else None

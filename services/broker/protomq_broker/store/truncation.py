@@ -1,0 +1,172 @@
+"""Truncating a log to the last point at which it agrees with its leader's: an intent, which the next start completes.
+
+    config/truncation.json    {"position": n, "epoch": e, "crc32c": c}: the log is to end there
+
+An open follower writes the intent, durably, and takes nothing any more. The start that finds it does this, in this order, each step
+durably:
+
+    1   what was derived from the log, and snapshots of states: those that may tell of something behind the point go
+    2   the checkpoint, if it tells of more than the point: it says that the log is synced up to there, and nothing of what is derived
+    3   the epochs behind the point, ranges in quarantine behind it, and ends of queues in such ranges
+    4   the log behind the point: later segments go, the rest of its segment reads as zeros
+    5   the intent
+
+Interrupted anywhere, the next start does all of it again. What went in step 1 is rebuilt from the log.
+
+What a checkpoint has written down tells of nothing behind its `flushed_position`. What is newer than the checkpoint belongs to one that
+was not completed, and may tell of anything.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Final
+
+from .files.disk import Disk, remove_file
+from .files.lock import StoreLock
+from .files.side_files import SideFileDamagedError, empty_folder, read_json_file, write_json_file
+from .index import index
+from .log.agreement import LogPoint
+from .log.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from .log.epochs import EPOCHS_NAME, read_epochs, write_epochs
+from .log.recovery import read_quarantine, rewrite_unsynced, write_quarantine
+from .log.segment import SegmentFolder
+from .queues import consume_queue_table
+from .queues.queue_ends import read_saved_ends, save_ends
+from .state import sent_snapshot, transaction_files
+from .timer import pending
+
+log = logging.getLogger(__name__)
+
+TRUNCATION_NAME: Final = "config/truncation.json"
+
+_STORED_POSITIONS: Final = {
+    "consumequeue": consume_queue_table.stored_position,
+    "index": index.stored_position,
+    "repeatedsends": sent_snapshot.stored_position,
+    "timer": pending.stored_position,
+    "transactions": transaction_files.stored_position,
+}
+"""What is derived from the log, by its folder, and what says up to where it is complete."""
+
+
+def intend_truncation(disk: Disk, root: str, point: LogPoint) -> None:
+    """The next start truncates the log to `point`, up to which it is synced. Durable when this returns. Raises OSError."""
+    write_json_file(disk, f"{root}/{TRUNCATION_NAME}", point._asdict())
+
+
+def complete_truncation(disk: Disk, root: str, folder: SegmentFolder, lock: StoreLock) -> None:
+    """Does what an intent says, if there is one. At a start, before anything but the segments is opened. Raises OSError."""
+    path = f"{root}/{TRUNCATION_NAME}"
+    point = _read_intent(disk, path)
+    if point is None:
+        return
+    log.warning(
+        "the log is truncated to position %d, where it agrees with its leader's", point.position
+    )
+    # What consume queues have of more does not prove any more that the log was written that far.
+    lock.previous_cache_id = ""
+    lock.publish("")
+    checkpoint = read_checkpoint(disk, f"{root}/checkpoint")
+    _discard(disk, root, point, checkpoint)
+    rewrite_unsynced(disk, folder, _synced_position(disk, root, checkpoint, point), point.position)
+    _lower_checkpoint(disk, root, folder, point, checkpoint)
+    _lower_marks(disk, root, point)
+    if point.position < folder.first_position:
+        folder.remove(sorted(folder.files, reverse=True))
+    else:
+        folder.clear_from(point.position)
+    remove_file(disk, path)
+
+
+def _read_intent(disk: Disk, path: str) -> LogPoint | None:
+    try:
+        content = read_json_file(disk, path)
+    except SideFileDamagedError as error:
+        log.error(
+            "%s: the log stays as it is, until its leader says again where it is to end", error
+        )
+        remove_file(disk, path)
+        return None
+    if content is None:
+        return None
+    return LogPoint(int(content["position"]), int(content["epoch"]), int(content["crc32c"]))
+
+
+def _discard(disk: Disk, root: str, point: LogPoint, checkpoint: Checkpoint | None) -> None:
+    """Removes what may tell of something behind the point."""
+    kept = 0
+    if checkpoint is not None and checkpoint.flushed_position <= point.position:
+        kept = checkpoint.replay_position
+    for name, stored_position in _STORED_POSITIONS.items():
+        path = f"{root}/{name}"
+        if not disk.is_folder(path) or 0 < stored_position(disk, path) <= kept:
+            continue
+        empty_folder(disk, path)
+        disk.fsync_dir(path)
+    for name in disk.list(f"{root}/config"):
+        path = f"{root}/config/{name}"
+        if _snapshot_position(disk, path) > kept:
+            remove_file(disk, path)
+    empty_folder(disk, f"{root}/boundaries")
+    disk.fsync_dir(f"{root}/boundaries")
+
+
+def _snapshot_position(disk: Disk, path: str) -> int:
+    """Of which position a snapshot of a state is; -1 if the file is none, or does not hold, which is ignored anyhow."""
+    if not path.removesuffix(".previous").endswith(".json") or path.endswith(TRUNCATION_NAME):
+        return -1
+    try:
+        content: Any = read_json_file(disk, path)
+        return int(content["position"])
+    except (SideFileDamagedError, KeyError, TypeError, ValueError):
+        return -1
+
+
+def _synced_position(disk: Disk, root: str, checkpoint: Checkpoint | None, point: LogPoint) -> int:
+    """What the files say is synced; behind it, all is written once more, as at every start."""
+    flushed = checkpoint.flushed_position if checkpoint is not None else 0
+    synced = max(flushed, read_epochs(disk, f"{root}/{EPOCHS_NAME}").synced_position)
+    return min(synced, point.position)
+
+
+def _lower_checkpoint(
+    disk: Disk, root: str, folder: SegmentFolder, point: LogPoint, checkpoint: Checkpoint | None
+) -> None:
+    path = f"{root}/checkpoint"
+    if checkpoint is None or checkpoint.flushed_position <= point.position:
+        return
+    first = folder.first_position
+    if first and checkpoint.first_position != first:  # with which CRC the log begins is not known
+        remove_file(disk, path)
+        return
+    if point.position < first:
+        remove_file(disk, path)
+        return
+    lowered = Checkpoint(
+        point.position,
+        first,
+        checkpoint.first_crc32c if first else 0,
+        point.epoch,
+        0,
+        checkpoint.first_position,
+        checkpoint.first_crc32c,
+    )
+    write_checkpoint(disk, path, lowered)
+
+
+def _lower_marks(disk: Disk, root: str, point: LogPoint) -> None:
+    path = f"{root}/{EPOCHS_NAME}"
+    epochs = read_epochs(disk, path)
+    if epochs.is_known:
+        write_epochs(disk, path, epochs.truncated(point.position, point.epoch))
+    path = f"{root}/config/quarantine.json"
+    damaged = read_quarantine(disk, path)
+    kept = [damage for damage in damaged if damage.end_position <= point.position]
+    if kept != damaged:
+        write_quarantine(disk, path, kept)
+    folder = f"{root}/config"
+    ends = read_saved_ends(disk, folder)
+    kept_ends = [end for end in ends if end.end_position <= point.position]
+    if kept_ends != ends:
+        save_ends(disk, folder, kept_ends)

@@ -1,0 +1,208 @@
+"""A log that is truncated to where it agrees with its leader's, whatever interrupts that."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protomq_broker.store.errors import LogForkError, NotFollowingError, StoreFailedError
+from protomq_broker.store.log.agreement import START, LogPoint, last_agreed
+from protomq_broker.store.store import Store
+from protomq_broker.store.tools.verify import verify
+from protomq_broker.store.truncation import TRUNCATION_NAME
+from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
+
+from .store_helpers import commit, committed, open_store, read_all
+from .test_following import disk_of, fill, follow, log_of, pair
+
+# Agreement.
+
+
+@dataclass(frozen=True)
+class FakeLog:
+    """A log of appends: (epoch, who wrote it), each of size 1."""
+
+    appends: tuple[tuple[int, int], ...]
+
+    def epoch_end(self, epoch: int) -> tuple[int, int] | None:
+        ends = [(e, at + 1) for at, (e, _) in enumerate(self.appends) if e <= epoch]
+        return ends[-1] if ends else None
+
+    def log_point(self, position: int) -> LogPoint | None:
+        if not position:
+            return START
+        if position > len(self.appends):
+            return None
+        return LogPoint(position, self.appends[position - 1][0], hash(self.appends[:position]))
+
+
+APPENDS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1)), max_size=8)
+
+
+def log_from(steps: list[tuple[int, int]], first: tuple[tuple[int, int], ...] = ()) -> FakeLog:
+    """A log whose epochs never fall; (how much higher than the one before, what is written)."""
+    appends = list(first)
+    for up, content in steps:
+        appends.append(((appends[-1][0] if appends else 0) + up, content))
+    return FakeLog(tuple(appends))
+
+
+@given(APPENDS, APPENDS, APPENDS)
+def test_logs_that_fork_agree_no_further_than_they_are_the_same(
+    common: list[tuple[int, int]], ours: list[tuple[int, int]], theirs: list[tuple[int, int]]
+) -> None:
+    shared = log_from(common)
+    mine, other = log_from(ours, shared.appends), log_from(theirs, shared.appends)
+    last = mine.appends[-1][0] if mine.appends else 0
+    point = last_agreed(mine, other, last)
+    assert point is not None
+    assert mine.appends[: point.position] == other.appends[: point.position]
+    same = sum(
+        mine.appends[: n + 1] == other.appends[: n + 1]
+        for n in range(min(len(mine.appends), len(other.appends)))
+    )
+    forked = {log.appends[same][0] for log in (mine, other) if same < len(log.appends)}
+    if len(forked) == 2 or same in (len(mine.appends), len(other.appends)):
+        # Each epoch has one writer: then it is the very place.
+        is_begun_twice = same < min(len(mine.appends), len(other.appends)) and len(forked) == 1
+        assert is_begun_twice or point.position == same
+
+
+# Stores.
+
+
+def diverged() -> tuple[Store, Store, LogPoint]:
+    """(a leader, a follower that was its leader and has gone on alone, where they agree)."""
+    old, new = pair()
+    fill(old, 10)
+    commit(old, "group", "topic", 0, 3)
+    follow(old, new)
+    new.flush()
+    point = old.log_point(old.appended_position)
+    assert point is not None
+    fill(old, 30, 10)  # nobody else has these
+    commit(old, "group", "topic", 0, 9)
+    old.checkpoint()
+    old.close()
+    new.lead()
+    fill(new, 5, 60)
+    return new, open_store(disk_of(old), follows=True), point
+
+
+def agreed(follower: Store, leader: Store) -> LogPoint | None:
+    return last_agreed(follower, leader, follower.epochs.rows[-1].epoch)
+
+
+def test_a_leader_that_comes_back_truncates_to_where_the_logs_agree_and_follows() -> None:
+    leader, follower, point = diverged()
+    with pytest.raises(LogForkError):
+        follower.append_verbatim(follower.appended_position, b"\x12\x33")
+    assert agreed(follower, leader) == point
+    assert follower.truncate_to(point) == point
+    with pytest.raises(StoreFailedError):
+        follow(leader, follower)
+    follower.close()
+    follower = open_store(disk_of(follower), follows=True)
+    assert follower.appended_position == point.position
+    assert committed(follower, "group", "topic", 0) == 3
+    follow(leader, follower)
+    for queue in (0, 1):
+        assert read_all(follower, queue_id=queue) == read_all(leader, queue_id=queue)
+    follower.close()
+    assert verify("/s", disk=disk_of(follower)) == []
+
+
+def test_a_truncation_that_is_interrupted_at_any_io_is_completed_by_the_next_start() -> None:
+    leader, follower, point = diverged()
+    follower.truncate_to(point)
+    image = disk_of(follower).killed()
+    whole = image.killed()
+    operations = whole.operations
+    open_store(whole, follows=True)
+    count = whole.operations - operations
+    assert count > 20
+    rng = random.Random(1)
+    for number in range(1, count + 1, 2):
+        disk = image.killed()
+        disk.fail_at(number, Fault.CRASH)
+        with pytest.raises(SimulatedCrash):
+            open_store(disk, follows=True)
+        disk = disk.crash(rng) if number % 4 == 1 else disk.killed()
+        after = open_store(disk, follows=True)
+        assert after.appended_position == point.position, number
+        assert committed(after, "group", "topic", 0) == 3
+        follow(leader, after)
+        after = open_store(disk.crash(rng) if number % 4 == 1 else disk.killed(), follows=True)
+        assert after.appended_position >= point.position
+        assert log_of(disk_of(after), 0, after.appended_position) == log_of(
+            disk_of(leader), 0, after.appended_position
+        )
+        follow(leader, after)
+        assert read_all(after) == read_all(leader)
+        assert committed(after, "group", "topic", 0) == 3
+        assert not disk_of(after).exists(f"/s/{TRUNCATION_NAME}")
+
+
+def test_logs_that_agree_nowhere_make_the_follower_begin_anew() -> None:
+    leader = open_store(SimDisk())
+    fill(leader, 60)
+    leader.checkpoint()
+    leader.delete_segments_below(leader.appended_position)
+    other = open_store(SimDisk())
+    fill(other, 20, 100)
+    other.close()
+    follower = open_store(disk_of(other), follows=True)
+    assert agreed(follower, leader) is None
+    follower.truncate_to(START)
+    follower.close()
+    follower = open_store(disk_of(follower), follows=True)
+    assert follower.appended_position == 0
+    follow(leader, follower)
+    assert read_all(follower) == read_all(leader)
+    assert follower.epochs.highest_epoch == 1
+
+
+def test_a_log_whose_front_went_with_what_is_truncated_begins_anew() -> None:
+    old, new = pair()
+    fill(old, 40)
+    follow(old, new)
+    new.flush()
+    point = old.log_point(old.appended_position)
+    assert point is not None
+    old.checkpoint()
+    old.delete_segments_below(
+        old.appended_position
+    )  # what was alive there is carried behind the point
+    assert 0 < old.min_position < point.position
+    old.close()
+    follower = open_store(disk_of(old), follows=True)
+    assert follower.truncate_to(point) == START
+
+
+def test_only_a_point_that_the_log_has_is_taken_and_only_by_a_follower() -> None:
+    leader, follower, point = diverged()
+    with pytest.raises(NotFollowingError):
+        leader.truncate_to(point)
+    for wrong in (
+        point._replace(position=point.position - 1),
+        point._replace(crc32c=point.crc32c ^ 1),
+        point._replace(epoch=7),
+    ):
+        with pytest.raises(LogForkError):
+            follower.truncate_to(wrong)
+    assert not disk_of(follower).exists(f"/s/{TRUNCATION_NAME}")
+
+
+def test_nothing_is_deleted_before_the_replicas_have_what_was_carried_forward() -> None:
+    leader, follower = pair()
+    fill(leader, 60)
+    follow(leader, follower)
+    follower.lead(waits_for_replicas=True)
+    follower.checkpoint()
+    assert follower.delete_segments_below(follower.appended_position) == 0
+    follower.positions.note_replicated(follower.appended_position)
+    assert follower.delete_segments_below(follower.appended_position) > 0
