@@ -250,6 +250,22 @@ def test_group_commits_and_shows_offsets(cli: Cli, protomq_topic: str) -> None:
     assert jsonl(cli("group", "offsets", "g", protomq_topic, "-o", "jsonl"))[0]["lag"] == 3
 
 
+def test_a_group_is_reset_cloned_and_its_lag_shown(cli: Cli, protomq_topic: str) -> None:
+    group, other = f"{protomq_topic}-g", f"{protomq_topic}-h"
+    cli("send", protomq_topic, "x", "--queue", "0", "--count", "10", "--quiet")
+    assert "GROUP_NOT_FOUND" in cli("group", "lag", group, "-o", "json", code=4).stderr
+    (row,) = jsonl(cli("group", "reset", group, protomq_topic, "--to", "4", "-q", "0", "-o", "jsonl"))
+    assert (row["committed_offset"], row["lag"]) == (4, 6)
+    assert row["delay_s"] != 0
+    (row,) = jsonl(cli("group", "clone", group, other, "-o", "jsonl"))
+    assert (row["group"], row["committed_offset"]) == (other, 4)
+    cli("group", "reset", group, protomq_topic, "--to", "end")
+    assert {row["lag"] for row in jsonl(cli("group", "lag", group, "-o", "jsonl"))} == {0}
+    (row, *_) = jsonl(cli("group", "reset", group, protomq_topic, "--to", "@-1h", "-o", "jsonl"))
+    assert row["committed_offset"] == 0
+    assert "group commit" in cli("group", "reset", group, protomq_topic, "--to", "-3", code=2).stderr
+
+
 # -- messages --------------------------------------------------------------------------------------------------------------
 
 

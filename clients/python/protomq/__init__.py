@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from ._dead_letters import DeadLetters as DeadLetters
     from ._dead_letters import ReplayProgress as ReplayProgress
     from ._group_admin import GroupSettings as GroupSettings
+    from ._group_offsets import GroupLag as GroupLag
     from ._message import Message as Message
     from ._outgoing import BatchResult as BatchResult
     from ._outgoing import OutgoingMessage as OutgoingMessage
@@ -99,6 +100,7 @@ _LAZY = {
     "QueueRange": "_types",
     "Permission": "_types",
     "TopicType": "_types",
+    "GroupLag": "_group_offsets",
     "Admin": "_admin",
     "TopicConfig": "_admin",
     "TopicDescription": "_admin",
@@ -148,6 +150,7 @@ __all__ = [
     "QueueRange",
     "Permission",
     "TopicType",
+    "GroupLag",
     "Admin",
     "TopicConfig",
     "TopicDescription",

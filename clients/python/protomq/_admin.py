@@ -31,6 +31,7 @@ from ._checks import (
 from ._connection_options import ConnectionOptions, connection_of
 from ._dead_letters import DeadLetters, ReplayProgress, list_dead_letters, replay_dead_letters
 from ._group_admin import GroupSettings, get_group, list_group_settings, set_group
+from ._group_offsets import GroupLag, Place, clone_offsets, group_lag, reset_offsets
 from ._late_imports import fork_waits, load_needed_modules
 from ._message import Message, field_values
 from ._retry import CHANGE
@@ -459,6 +460,37 @@ class Admin:
             raise next(iter(failures.values()), _no_broker_has(topic))
         groups = [ConsumerGroup(name, tuple(sorted(found[name]))) for name in sorted(found)]
         return _whole(groups, failures)
+
+    def group_lag(
+        self, group: str, topic: str = "", *, brokers: Iterable[str] | None = None
+    ) -> list[GroupLag]:
+        """How far a group is behind, by queue: in all topics in which it has committed, or in all queues of one topic.
+
+        Raises GroupNotFoundError, TopicNotFoundError if no broker knows it.
+        """
+        return _whole(*group_lag(self, group, topic, brokers))
+
+    def reset_offsets(
+        self,
+        group: str,
+        topic: str,
+        to: Place,
+        *,
+        queue_ids: Iterable[int] = (),
+        brokers: Iterable[str] | None = None,
+    ) -> list[str]:
+        """Has a group go on elsewhere: at "earliest", at "latest" (what has piled up is skipped), at the first message that was stored at a
+        time or later, or at an offset. The brokers that did it. Each broker takes it for all queues or for none.
+
+        A member that runs does not notice, and commits over it: stop the members first.
+        """
+        return _whole(*reset_offsets(self, group, topic, to, queue_ids, brokers))
+
+    def clone_offsets(
+        self, source: str, group: str, topic: str = "", *, brokers: Iterable[str] | None = None
+    ) -> list[str]:
+        """Has a group go on where another one is, in all of its topics or in one. The brokers that did it. Raises GroupNotFoundError."""
+        return _whole(*clone_offsets(self, source, group, topic, brokers))
 
     def delete_group(
         self, group: str, *, brokers: Iterable[str] | None = None, force: bool = False

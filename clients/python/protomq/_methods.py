@@ -36,6 +36,9 @@ COMMIT_OFFSETS: Final = MethodInfo(_V1 + "ConsumerService/CommitOffsets", 0x0401
 GET_OFFSETS: Final = MethodInfo(_V1 + "ConsumerService/GetOffsets", 0x0402, LANE_CONSUMER)
 GET_QUEUE_RANGE: Final = MethodInfo(_V1 + "ConsumerService/GetQueueRange", 0x0403, LANE_CONSUMER)
 SEARCH_OFFSET: Final = MethodInfo(_V1 + "ConsumerService/SearchOffset", 0x0404, LANE_CONSUMER)
+GET_LAG: Final = MethodInfo(_V1 + "ConsumerService/GetLag", 0x0405, LANE_CONSUMER)
+RESET_OFFSETS: Final = MethodInfo(_V1 + "ConsumerService/ResetOffsets", 0x0406, LANE_CONSUMER)
+CLONE_OFFSETS: Final = MethodInfo(_V1 + "ConsumerService/CloneOffsets", 0x0407, LANE_CONSUMER)
 
 CREATE_TOPIC: Final = MethodInfo(_V1 + "AdminService/CreateTopic", 0x0501, LANE_ADMIN)
 DESCRIBE_TOPIC: Final = MethodInfo(_V1 + "AdminService/DescribeTopic", 0x0502, LANE_ADMIN)

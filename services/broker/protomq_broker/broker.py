@@ -171,7 +171,7 @@ class Broker:
         )
         self._filters = FilterService(modules, self._forget_module)
         self.store.on_topic_deleted = self._signal_deleted
-        self._consumer = ConsumerService(self.store, self._commits)
+        self._consumer = ConsumerService(self.store, self._commits, clock)
         self._send_backs = SendBacks(
             self.store, config, self._writer, self._waiting, delays, self._log_time
         )
@@ -348,6 +348,7 @@ class Broker:
             start_time_ms=self._start_time_ms,
             series_max=self.config.metrics.series_max,
             hold_durations=self._pull.hold_durations,
+            now_ms=self._clock.now_ms,
             mover=self._mover,
             retries=self._retry_counts,
             log_time=self._log_time,

@@ -5,22 +5,28 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 from protomq.v1.consumer_service_pb2 import (
+    CloneOffsetsRequest,
     CommitOffsetsRequest,
+    GetLagRequest,
+    GetLagResponse,
     GetOffsetsRequest,
     GetOffsetsResponse,
     GetQueueRangeRequest,
     GetQueueRangeResponse,
+    QueueLag,
     QueueOffset,
     QueueRange,
+    ResetOffsetsRequest,
     SearchOffsetRequest,
     SearchOffsetResponse,
 )
 from protomq_runtime.dispatch import raw
 from protomq_runtime.errors import invalid_argument, unparsable
 
+from .group_lag import lag_of
 from .request_times import time_ms_of
 from .store_errors import tells_store_errors, to_service_error
 from .topic_access import (
@@ -30,18 +36,21 @@ from .topic_access import (
     check_queue_ids,
     check_read_queue,
     existing_topic,
+    group_not_found,
     read_one_incarnation,
     readable_topic,
 )
 
 if TYPE_CHECKING:
     from protomq_runtime.call import Call, CallContext
+    from protomq_runtime.clock import Clock
 
     from .offset_commits import OffsetCommits
     from .store.state.topics import TopicConfig
     from .store.store import Store
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Message)
 
 OFFSETS_PER_COMMIT_MAX = 5_000
 
@@ -49,9 +58,10 @@ OFFSETS_PER_COMMIT_MAX = 5_000
 class ConsumerService:
     """Implements protomq.v1.ConsumerService, on the consumer lane."""
 
-    def __init__(self, store: Store, commits: OffsetCommits) -> None:
+    def __init__(self, store: Store, commits: OffsetCommits, clock: Clock) -> None:
         self._store = store
         self._commits = commits
+        self._clock = clock
 
     @raw
     def commit_offsets(self, call: Call) -> None:
@@ -127,6 +137,115 @@ class ConsumerService:
             lambda topic: self._store.offset_at_time(topic.name, request.queue_id, time_ms),
         )
         return SearchOffsetResponse(queue_offset=found, topic_incarnation=topic.incarnation)
+
+    @tells_store_errors
+    def get_lag(self, request: GetLagRequest, context: CallContext) -> GetLagResponse:
+        """Lag and delay by queue."""
+        check_group_name(request.consumer_group)
+        now_ms = self._clock.now_ms()
+        response = GetLagResponse()
+        names = [request.topic] if request.topic else self._topics_of(request.consumer_group)
+        for name in names:
+
+            def read(topic: TopicConfig) -> list[QueueLag]:
+                committed = self._store.offsets.of_topic(
+                    request.consumer_group, topic.name, topic.incarnation
+                )
+                wanted = range(topic.read_queues) if request.topic else sorted(committed)
+                return [self._lag(topic.name, n, committed.get(n), now_ms) for n in wanted]
+
+            response.queues.extend(self._read(name, 0, read)[0])
+        return response
+
+    def _lag(self, topic: str, queue_id: int, committed: int | None, now_ms: int) -> QueueLag:
+        lag = lag_of(self._store, topic, queue_id, committed, now_ms)
+        return QueueLag(
+            topic=topic,
+            queue_id=queue_id,
+            committed_offset=-1 if committed is None else committed,
+            end_offset=lag.end_offset,
+            lag=lag.lag,
+            delay_ms=lag.delay_ms,
+        )
+
+    def _topics_of(self, group: str) -> list[str]:
+        """Topics in which the group has committed. Raises ServiceError if there is no such group."""
+        topics = self._store.offsets.groups().get(group)
+        if topics is None:
+            raise group_not_found(group)
+        return [topic for topic in topics if self._store.topics.find(topic) is not None]
+
+    @raw
+    def reset_offsets(self, call: Call) -> None:
+        """Commits another place for a group."""
+        self._commit_made(call, ResetOffsetsRequest, self._reset)
+
+    @raw
+    def clone_offsets(self, call: Call) -> None:
+        """Commits for one group what another one has."""
+        self._commit_made(call, CloneOffsetsRequest, self._clone)
+
+    def _commit_made(
+        self, call: Call, request_class: type[M], make: Callable[[M], CommitOffsetsRequest]
+    ) -> None:
+        try:
+            commit = make(request_class.FromString(bytes(call.payload)))
+            self._check_commit(commit)
+        except DecodeError:
+            call.fail(unparsable(request_class.DESCRIPTOR.full_name))
+        except Exception as error:
+            call.fail(to_service_error(error))
+        else:
+            self._commits.commit(commit, call)
+
+    def _reset(self, request: ResetOffsetsRequest) -> CommitOffsetsRequest:
+        check_group_name(request.consumer_group)
+        place = request.WhichOneof("place")
+        if place is None or (place == "end" and not request.end):
+            raise invalid_argument("place", "say where: store_time, queue_offset or end")
+        time_ms = time_ms_of("store_time", request.store_time) if place == "store_time" else 0
+
+        def offset_in(topic: str, queue_id: int) -> int:
+            if place == "store_time":
+                return self._store.offset_at_time(topic, queue_id, time_ms)
+            min_offset, end_offset = self._store.queue_range(topic, queue_id)
+            if place == "end":
+                return end_offset
+            return min(max(request.queue_offset, min_offset), end_offset)
+
+        def read(topic: TopicConfig) -> list[QueueOffset]:
+            check_queue_ids(topic, request.queue_ids)
+            return [
+                QueueOffset(
+                    topic=topic.name,
+                    queue_id=queue_id,
+                    queue_offset=offset_in(topic.name, queue_id),
+                    topic_incarnation=topic.incarnation,
+                )
+                for queue_id in request.queue_ids or range(topic.read_queues)
+            ]
+
+        offsets, _ = self._read(request.topic, 0, read)
+        return CommitOffsetsRequest(consumer_group=request.consumer_group, offsets=offsets)
+
+    def _clone(self, request: CloneOffsetsRequest) -> CommitOffsetsRequest:
+        check_group_name(request.source_group)
+        check_group_name(request.consumer_group)
+        commit = CommitOffsetsRequest(consumer_group=request.consumer_group)
+        known = self._topics_of(request.source_group)
+        if request.topic:
+            existing_topic(self._store, request.topic)
+        for name in known:
+            topic = self._store.topics.find(name)
+            if topic is None or request.topic not in ("", name):
+                continue
+            committed = self._store.offsets.of_topic(request.source_group, name, topic.incarnation)
+            for queue_id, offset in sorted(committed.items()):
+                if queue_id < topic.read_queues:
+                    commit.offsets.add(
+                        topic=name, queue_id=queue_id, queue_offset=offset, topic_incarnation=topic.incarnation
+                    )
+        return commit
 
     def _check_commit(self, request: CommitOffsetsRequest) -> None:
         """Raises ServiceError; fills in the incarnations of the topics."""

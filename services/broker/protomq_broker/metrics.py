@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from protomq.v1.state_pb2 import TimerEnd
 from protomq_runtime.metrics import LANES, Kind, Metric, Numbers, Row, Table, lane_numbers
 
+from .group_lag import lag_of
 from .pull_service import HOLD_BOUNDS_S
 from .store.errors import StoreError
 from .store.log.durations import DISK_BOUNDS_S, LATE_BOUNDS_S, Durations
@@ -107,6 +108,10 @@ GROUPS: Final = Table(
             "Readable messages from the group's committed offset on",
         ),
         Metric("protomq.group.committed_offset", "", "committed", "Offset at which the group continues"),
+        Metric(
+            "protomq.group.delay", "s", "delay (s)",
+            "How long ago the first message was stored that the group has not consumed; 0: there is none",
+        ),
     ),
 )  # fmt: skip
 QUEUES: Final = Table(
@@ -203,6 +208,7 @@ class BrokerMetrics:
         start_time_ms: int,
         series_max: int,
         hold_durations: Durations,
+        now_ms: Callable[[], int],
         mover: TimerMover,
         retries: Callable[[], tuple[int, int, int, int]],
         log_time: LogTime,
@@ -217,6 +223,7 @@ class BrokerMetrics:
         self._hold_durations = hold_durations
         self._mover = mover
         self._retries = retries
+        self._now_ms = now_ms
         self._log_time = log_time
         self._lane_statuses = lane_statuses
         self._name_servers = name_servers
@@ -317,6 +324,7 @@ class BrokerMetrics:
 
     def _lags(self) -> Iterator[Row]:
         offsets = self._store.offsets
+        now_ms = self._now_ms()
         for group, topics in sorted(offsets.groups().items()):
             for topic in sorted(topics):
                 config = self._store.topics.find(topic)
@@ -326,10 +334,11 @@ class BrokerMetrics:
                 for queue_id, committed in sorted(known_offsets.items()):
                     if not self._take(len(GROUPS.metrics)):
                         continue
-                    known = self._range(topic, queue_id)
-                    if known is not None:
-                        lag = max(0, known[1] - committed)
-                        yield (group, topic, str(queue_id)), (lag, committed)
+                    try:
+                        lag = lag_of(self._store, topic, queue_id, committed, now_ms)
+                    except StoreError:
+                        continue  # It is being healed; the number of damaged files says so.
+                    yield (group, topic, str(queue_id)), (lag.lag, committed, lag.delay_ms / 1_000)
 
     def _queues(self) -> Iterator[Row]:
         for topic in self._store.topics.all():

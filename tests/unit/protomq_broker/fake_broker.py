@@ -157,7 +157,7 @@ class FakeBroker:
             (send_service_pb2, "SendService", self.send),
             (pull_service_pb2, "PullService", self.pull),
             (pop_service_pb2, "PopService", self.pop),
-            (consumer_service_pb2, "ConsumerService", ConsumerService(self.store, self.commits)),
+            (consumer_service_pb2, "ConsumerService", ConsumerService(self.store, self.commits, self.clock)),
             (group_service_pb2, "GroupService", groups),
             (admin_service_pb2, "AdminService", self._admin_service(config)),
         ):

@@ -67,6 +67,7 @@ def read() -> list[Numbers]:
         start_time_ms=5_000,
         series_max=100,
         hold_durations=holds,
+        now_ms=ManualClock().now_ms,
         mover=mover,
         retries=lambda: (3, 2, 1, 0),
         log_time=log_time,

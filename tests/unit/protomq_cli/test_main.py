@@ -15,7 +15,8 @@ from protomq_cli.main import main
 
 COMMANDS = [
     "standalone", "namesrv", "broker", "send", "recall", "pull", "consume", "pop", "completion", "version", "topic list",
-    "topic create", "topic describe", "topic delete", "group offsets", "group commit", "group delete", "message query", "cluster list",
+    "topic create", "topic describe", "topic delete", "group offsets", "group commit", "group delete",
+    "group lag", "group reset", "group clone", "message query", "cluster list",
     "cluster status", "cluster forget", "log dump", "log verify", "log repair", "log epochs",
     "bench producer", "bench batch", "bench consumer",
     "bench latency", "filter deploy", "filter list", "filter delete", "group set", "group show", "dlq list", "dlq show", "dlq replay",

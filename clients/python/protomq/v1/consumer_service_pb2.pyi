@@ -315,3 +315,207 @@ class SearchOffsetResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SearchOffsetResponse: _TypeAlias = SearchOffsetResponse  # noqa: Y015
+
+@_typing.final
+class GetLagRequest(_message.Message):
+    """GetLagRequest names a group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSUMER_GROUP_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    consumer_group: _builtins.str
+    """The consumer group."""
+    topic: _builtins.str
+    """The topic; empty: all in which the group has committed."""
+    def __init__(
+        self,
+        *,
+        consumer_group: _builtins.str = ...,
+        topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_group", b"consumer_group", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetLagRequest: _TypeAlias = GetLagRequest  # noqa: Y015
+
+@_typing.final
+class QueueLag(_message.Message):
+    """QueueLag says how far a group is behind in one queue."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    COMMITTED_OFFSET_FIELD_NUMBER: _builtins.int
+    END_OFFSET_FIELD_NUMBER: _builtins.int
+    LAG_FIELD_NUMBER: _builtins.int
+    DELAY_MS_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic."""
+    queue_id: _builtins.int
+    """The queue, from 0."""
+    committed_offset: _builtins.int
+    """Where the group goes on; -1: it has committed nothing in this queue."""
+    end_offset: _builtins.int
+    """One past the last readable offset."""
+    lag: _builtins.int
+    """Readable messages that the group has not consumed: from its offset on, or from the first one that is still stored."""
+    delay_ms: _builtins.int
+    """How long ago the first of them was stored, in milliseconds; 0 if there is none."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        queue_id: _builtins.int = ...,
+        committed_offset: _builtins.int = ...,
+        end_offset: _builtins.int = ...,
+        lag: _builtins.int = ...,
+        delay_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_offset", b"committed_offset", "delay_ms", b"delay_ms", "end_offset", b"end_offset", "lag", b"lag", "queue_id", b"queue_id", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueueLag: _TypeAlias = QueueLag  # noqa: Y015
+
+@_typing.final
+class GetLagResponse(_message.Message):
+    """GetLagResponse holds one entry for each queue with a committed offset; with a topic, for each of its queues."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueLag]:
+        """By topic and queue."""
+
+    def __init__(
+        self,
+        *,
+        queues: _abc.Iterable[Global___QueueLag] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["queues", b"queues"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetLagResponse: _TypeAlias = GetLagResponse  # noqa: Y015
+
+@_typing.final
+class ResetOffsetsRequest(_message.Message):
+    """ResetOffsetsRequest says where a group is to go on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSUMER_GROUP_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    QUEUE_IDS_FIELD_NUMBER: _builtins.int
+    STORE_TIME_FIELD_NUMBER: _builtins.int
+    QUEUE_OFFSET_FIELD_NUMBER: _builtins.int
+    END_FIELD_NUMBER: _builtins.int
+    consumer_group: _builtins.str
+    """The consumer group."""
+    topic: _builtins.str
+    """The topic."""
+    queue_offset: _builtins.int
+    """This offset, in each of the queues; the first one that is stored where it is below that, the end where it is beyond."""
+    end: _builtins.bool
+    """Behind all that is there: what has piled up is skipped."""
+    @_builtins.property
+    def queue_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The queues, each once; none: all."""
+
+    @_builtins.property
+    def store_time(self) -> _timestamp_pb2.Timestamp:
+        """The first message that was stored at this time or later."""
+
+    def __init__(
+        self,
+        *,
+        consumer_group: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        queue_ids: _abc.Iterable[_builtins.int] | None = ...,
+        store_time: _timestamp_pb2.Timestamp | None = ...,
+        queue_offset: _builtins.int = ...,
+        end: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end", "place", b"place", "queue_offset", b"queue_offset", "store_time", b"store_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_group", b"consumer_group", "end", b"end", "place", b"place", "queue_ids", b"queue_ids", "queue_offset", b"queue_offset", "store_time", b"store_time", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_place: _TypeAlias = _typing.Literal["store_time", "queue_offset", "end"]  # noqa: Y015
+    _WhichOneofArgType_place: _TypeAlias = _typing.Literal["place", b"place"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_place) -> _WhichOneofReturnType_place | None: ...
+
+Global___ResetOffsetsRequest: _TypeAlias = ResetOffsetsRequest  # noqa: Y015
+
+@_typing.final
+class ResetOffsetsResponse(_message.Message):
+    """ResetOffsetsResponse is empty: all offsets are taken."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetOffsetsResponse: _TypeAlias = ResetOffsetsResponse  # noqa: Y015
+
+@_typing.final
+class CloneOffsetsRequest(_message.Message):
+    """CloneOffsetsRequest names two groups."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_GROUP_FIELD_NUMBER: _builtins.int
+    CONSUMER_GROUP_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    source_group: _builtins.str
+    """Whose offsets are copied."""
+    consumer_group: _builtins.str
+    """Who gets them."""
+    topic: _builtins.str
+    """The topic; empty: all in which the source has committed."""
+    def __init__(
+        self,
+        *,
+        source_group: _builtins.str = ...,
+        consumer_group: _builtins.str = ...,
+        topic: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_group", b"consumer_group", "source_group", b"source_group", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CloneOffsetsRequest: _TypeAlias = CloneOffsetsRequest  # noqa: Y015
+
+@_typing.final
+class CloneOffsetsResponse(_message.Message):
+    """CloneOffsetsResponse is empty: all offsets are taken."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CloneOffsetsResponse: _TypeAlias = CloneOffsetsResponse  # noqa: Y015

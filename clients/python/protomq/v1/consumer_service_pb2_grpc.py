@@ -55,6 +55,21 @@ class ConsumerServiceStub(object):
                 request_serializer=protomq_dot_v1_dot_consumer__service__pb2.SearchOffsetRequest.SerializeToString,
                 response_deserializer=protomq_dot_v1_dot_consumer__service__pb2.SearchOffsetResponse.FromString,
                 _registered_method=True)
+        self.GetLag = channel.unary_unary(
+                '/protomq.v1.ConsumerService/GetLag',
+                request_serializer=protomq_dot_v1_dot_consumer__service__pb2.GetLagRequest.SerializeToString,
+                response_deserializer=protomq_dot_v1_dot_consumer__service__pb2.GetLagResponse.FromString,
+                _registered_method=True)
+        self.ResetOffsets = channel.unary_unary(
+                '/protomq.v1.ConsumerService/ResetOffsets',
+                request_serializer=protomq_dot_v1_dot_consumer__service__pb2.ResetOffsetsRequest.SerializeToString,
+                response_deserializer=protomq_dot_v1_dot_consumer__service__pb2.ResetOffsetsResponse.FromString,
+                _registered_method=True)
+        self.CloneOffsets = channel.unary_unary(
+                '/protomq.v1.ConsumerService/CloneOffsets',
+                request_serializer=protomq_dot_v1_dot_consumer__service__pb2.CloneOffsetsRequest.SerializeToString,
+                response_deserializer=protomq_dot_v1_dot_consumer__service__pb2.CloneOffsetsResponse.FromString,
+                _registered_method=True)
 
 
 class ConsumerServiceServicer(object):
@@ -90,6 +105,28 @@ class ConsumerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetLag(self, request, context):
+        """GetLag answers how far a group is behind, in messages and in time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResetOffsets(self, request, context):
+        """ResetOffsets commits another place for a group: all queues or none. The answer means what that to CommitOffsets means. A member that runs does not
+        notice, and commits over it: stop the members first.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloneOffsets(self, request, context):
+        """CloneOffsets commits for a group what another one has committed: all queues or none.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ConsumerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -112,6 +149,21 @@ def add_ConsumerServiceServicer_to_server(servicer, server):
                     servicer.SearchOffset,
                     request_deserializer=protomq_dot_v1_dot_consumer__service__pb2.SearchOffsetRequest.FromString,
                     response_serializer=protomq_dot_v1_dot_consumer__service__pb2.SearchOffsetResponse.SerializeToString,
+            ),
+            'GetLag': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLag,
+                    request_deserializer=protomq_dot_v1_dot_consumer__service__pb2.GetLagRequest.FromString,
+                    response_serializer=protomq_dot_v1_dot_consumer__service__pb2.GetLagResponse.SerializeToString,
+            ),
+            'ResetOffsets': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetOffsets,
+                    request_deserializer=protomq_dot_v1_dot_consumer__service__pb2.ResetOffsetsRequest.FromString,
+                    response_serializer=protomq_dot_v1_dot_consumer__service__pb2.ResetOffsetsResponse.SerializeToString,
+            ),
+            'CloneOffsets': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloneOffsets,
+                    request_deserializer=protomq_dot_v1_dot_consumer__service__pb2.CloneOffsetsRequest.FromString,
+                    response_serializer=protomq_dot_v1_dot_consumer__service__pb2.CloneOffsetsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -223,6 +275,87 @@ class ConsumerService(object):
             '/protomq.v1.ConsumerService/SearchOffset',
             protomq_dot_v1_dot_consumer__service__pb2.SearchOffsetRequest.SerializeToString,
             protomq_dot_v1_dot_consumer__service__pb2.SearchOffsetResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLag(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protomq.v1.ConsumerService/GetLag',
+            protomq_dot_v1_dot_consumer__service__pb2.GetLagRequest.SerializeToString,
+            protomq_dot_v1_dot_consumer__service__pb2.GetLagResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetOffsets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protomq.v1.ConsumerService/ResetOffsets',
+            protomq_dot_v1_dot_consumer__service__pb2.ResetOffsetsRequest.SerializeToString,
+            protomq_dot_v1_dot_consumer__service__pb2.ResetOffsetsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloneOffsets(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protomq.v1.ConsumerService/CloneOffsets',
+            protomq_dot_v1_dot_consumer__service__pb2.CloneOffsetsRequest.SerializeToString,
+            protomq_dot_v1_dot_consumer__service__pb2.CloneOffsetsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,14 @@ class ConsumerServiceStub:
     """GetQueueRange answers the first and the end offset of queues."""
     SearchOffset: _grpc.UnaryUnaryMultiCallable[_consumer_service_pb2.SearchOffsetRequest, _consumer_service_pb2.SearchOffsetResponse]
     """SearchOffset answers the first offset whose message was stored at a time or later."""
+    GetLag: _grpc.UnaryUnaryMultiCallable[_consumer_service_pb2.GetLagRequest, _consumer_service_pb2.GetLagResponse]
+    """GetLag answers how far a group is behind, in messages and in time."""
+    ResetOffsets: _grpc.UnaryUnaryMultiCallable[_consumer_service_pb2.ResetOffsetsRequest, _consumer_service_pb2.ResetOffsetsResponse]
+    """ResetOffsets commits another place for a group: all queues or none. The answer means what that to CommitOffsets means. A member that runs does not
+    notice, and commits over it: stop the members first.
+    """
+    CloneOffsets: _grpc.UnaryUnaryMultiCallable[_consumer_service_pb2.CloneOffsetsRequest, _consumer_service_pb2.CloneOffsetsResponse]
+    """CloneOffsets commits for a group what another one has committed: all queues or none."""
 
 @_typing.type_check_only
 class ConsumerServiceAsyncStub(ConsumerServiceStub):
@@ -59,6 +67,14 @@ class ConsumerServiceAsyncStub(ConsumerServiceStub):
     """GetQueueRange answers the first and the end offset of queues."""
     SearchOffset: _aio.UnaryUnaryMultiCallable[_consumer_service_pb2.SearchOffsetRequest, _consumer_service_pb2.SearchOffsetResponse]  # type: ignore[assignment]
     """SearchOffset answers the first offset whose message was stored at a time or later."""
+    GetLag: _aio.UnaryUnaryMultiCallable[_consumer_service_pb2.GetLagRequest, _consumer_service_pb2.GetLagResponse]  # type: ignore[assignment]
+    """GetLag answers how far a group is behind, in messages and in time."""
+    ResetOffsets: _aio.UnaryUnaryMultiCallable[_consumer_service_pb2.ResetOffsetsRequest, _consumer_service_pb2.ResetOffsetsResponse]  # type: ignore[assignment]
+    """ResetOffsets commits another place for a group: all queues or none. The answer means what that to CommitOffsets means. A member that runs does not
+    notice, and commits over it: stop the members first.
+    """
+    CloneOffsets: _aio.UnaryUnaryMultiCallable[_consumer_service_pb2.CloneOffsetsRequest, _consumer_service_pb2.CloneOffsetsResponse]  # type: ignore[assignment]
+    """CloneOffsets commits for a group what another one has committed: all queues or none."""
 
 class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
     """ConsumerService keeps the offsets of consumer groups and answers questions about queues."""
@@ -96,5 +112,31 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_consumer_service_pb2.SearchOffsetResponse, _abc.Awaitable[_consumer_service_pb2.SearchOffsetResponse]]:
         """SearchOffset answers the first offset whose message was stored at a time or later."""
+
+    @_abc_1.abstractmethod
+    def GetLag(
+        self,
+        request: _consumer_service_pb2.GetLagRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_consumer_service_pb2.GetLagResponse, _abc.Awaitable[_consumer_service_pb2.GetLagResponse]]:
+        """GetLag answers how far a group is behind, in messages and in time."""
+
+    @_abc_1.abstractmethod
+    def ResetOffsets(
+        self,
+        request: _consumer_service_pb2.ResetOffsetsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_consumer_service_pb2.ResetOffsetsResponse, _abc.Awaitable[_consumer_service_pb2.ResetOffsetsResponse]]:
+        """ResetOffsets commits another place for a group: all queues or none. The answer means what that to CommitOffsets means. A member that runs does not
+        notice, and commits over it: stop the members first.
+        """
+
+    @_abc_1.abstractmethod
+    def CloneOffsets(
+        self,
+        request: _consumer_service_pb2.CloneOffsetsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_consumer_service_pb2.CloneOffsetsResponse, _abc.Awaitable[_consumer_service_pb2.CloneOffsetsResponse]]:
+        """CloneOffsets commits for a group what another one has committed: all queues or none."""
 
 def add_ConsumerServiceServicer_to_server(servicer: ConsumerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

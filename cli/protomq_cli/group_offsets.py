@@ -1,0 +1,143 @@
+"""`group lag`, `group reset`, `group clone`: what operators ask of the offsets of a group. The brokers do it, each all of it or nothing."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from protomq_cli import completion
+from protomq_cli.connection import open_admin
+from protomq_cli.groups import GroupArgument
+from protomq_cli.offsets import AtTime, Exactly, FromEnd, FromStart, OffsetRange
+from protomq_cli.options import (
+    DEFAULT_TIMEOUT_S,
+    Namesrv,
+    OnBroker,
+    Output,
+    Timeout,
+    TopicArgument,
+    offsets_option,
+)
+from protomq_cli.output import OutputFormat, print_rows
+from protomq_cli.partial import Missing
+
+if TYPE_CHECKING:
+    from protomq import GroupLag
+    from protomq._group_offsets import Place
+
+_COLUMNS: Final = (
+    "group", "topic", "broker", "queue_id", "committed_offset", "end_offset", "lag", "delay_s",
+)  # fmt: skip
+OneTopic = Annotated[
+    str,
+    typer.Option(
+        "--topic", "-t", metavar="TOPIC", autocompletion=completion.complete_topics, show_default="all", help="In this topic only."
+    ),
+]  # fmt: skip
+
+
+def lag(
+    group: GroupArgument,
+    topic: OneTopic = "",
+    broker: OnBroker = None,
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Show how far a group is behind, in messages and in seconds.
+
+    DELAY-S is how long ago the first message was stored that the group has
+    not consumed. With --topic, queues without an offset are there too.
+    """
+    missing = Missing()
+    with open_admin(namesrv, timeout) as admin:
+        brokers = None if broker is None else [broker]
+        found = missing.take(lambda: admin.group_lag(group, topic, brokers=brokers))
+    print_rows([_row(group, one) for one in found], _COLUMNS, output, expendable=("group", "topic"))
+    missing.check()
+
+
+def reset(
+    group: GroupArgument,
+    topic: TopicArgument,
+    to: Annotated[
+        OffsetRange,
+        typer.Option(
+            "--to", "-O", parser=offsets_option, metavar="PLACE", show_default=False,
+            help="Where to go on: start, end, 47, @ms, @date, @-1h.",
+        ),
+    ],
+    queue: Annotated[
+        list[int] | None,
+        typer.Option("--queue", "-q", metavar="N", min=0, show_default="all", help="This queue only; can be repeated."),
+    ] = None,
+    broker: OnBroker = None,
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:  # fmt: skip
+    """Have a group go on elsewhere; --to end skips what has piled up.
+
+    Each broker takes it for all queues or for none. A consumer of the group
+    that is running does not notice, and commits over it: stop it first.
+    """
+    missing = Missing()
+    brokers = None if broker is None else [broker]
+    with open_admin(namesrv, timeout) as admin:
+        place = _place(to)
+        missing.take(lambda: admin.reset_offsets(group, topic, place, queue_ids=queue or (), brokers=brokers))
+        found = missing.take(lambda: admin.group_lag(group, topic, brokers=brokers))
+    rows = [_row(group, one) for one in found if not queue or one.queue.queue_id in queue]
+    print_rows(rows, _COLUMNS, output, expendable=("group", "topic"))
+    missing.check()
+
+
+def clone(
+    source: Annotated[str, typer.Argument(metavar="SOURCE", show_default=False, help="The group whose offsets are copied.")],
+    group: GroupArgument,
+    topic: OneTopic = "",
+    broker: OnBroker = None,
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:  # fmt: skip
+    """Have a group go on where another one is."""
+    missing = Missing()
+    brokers = None if broker is None else [broker]
+    with open_admin(namesrv, timeout) as admin:
+        missing.take(lambda: admin.clone_offsets(source, group, topic, brokers=brokers))
+        found = missing.take(lambda: admin.group_lag(group, topic, brokers=brokers))
+    print_rows([_row(group, one) for one in found], _COLUMNS, output, expendable=("group", "topic"))
+    missing.check()
+
+
+def _place(wanted: OffsetRange) -> Place:
+    """As the SDK takes it. Raises BadParameter for a range, and for a distance from either end."""
+    place = wanted.begin
+    if wanted.end is not None:
+        raise typer.BadParameter("one place is wanted, not a range", param_hint="--to")
+    if isinstance(place, AtTime):
+        return datetime.fromtimestamp(place.time_ms / 1000, UTC)
+    if isinstance(place, Exactly):
+        return place.queue_offset
+    if place == FromStart():
+        return "earliest"
+    if place == FromEnd():
+        return "latest"
+    raise typer.BadParameter("+2 and -3 differ by queue: `protomq group commit` takes them", param_hint="--to")
+
+
+def _row(group: str, one: GroupLag) -> dict[str, object]:
+    topic, broker_name, queue_id = one.queue
+    return {
+        "group": group,
+        "topic": topic,
+        "broker": broker_name,
+        "queue_id": queue_id,
+        "committed_offset": one.committed_offset,
+        "end_offset": one.end_offset,
+        "lag": one.lag,
+        "delay_s": one.delay_s,
+    }

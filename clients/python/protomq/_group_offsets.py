@@ -1,0 +1,135 @@
+"""Offsets of consumer groups, as brokers change and tell them for operators: lag, reset, clone. Used by Admin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from . import _methods
+from ._checks import OFFSET_MAX, QUEUE_ID_MAX, check_count, check_group, check_time, check_topic
+from ._types import MessageQueue
+from .errors import ConfigurationError, GroupNotFoundError, ProtomqError, TopicNotFoundError
+
+if TYPE_CHECKING:
+    from ._group_admin import AsksBrokers
+
+Place = Literal["earliest", "latest"] | datetime | int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLag:
+    """How far a group is behind in one queue.
+
+    `committed_offset` is None where it has committed nothing there. `lag` counts readable messages that it has not consumed; `delay_s` is
+    how long ago the first of them was stored, 0 if there is none.
+    """
+
+    queue: MessageQueue
+    committed_offset: int | None
+    end_offset: int
+    lag: int
+    delay_s: float
+
+
+def group_lag(
+    admin: AsksBrokers, group: str, topic: str, brokers: Iterable[str] | None
+) -> tuple[list[GroupLag], dict[str, ProtomqError]]:
+    """Of each queue, and the failures by broker. Raises GroupNotFoundError if no broker knows the group."""
+    from .v1 import consumer_service_pb2 as pb
+
+    check_group(group)
+    if topic:
+        check_topic(topic)
+    found: list[GroupLag] = []
+    unknown: list[ProtomqError] = []
+    known: list[str] = []
+
+    def ask(broker: Any) -> None:
+        request = pb.GetLagRequest(consumer_group=group, topic=topic)
+        try:
+            answer = admin._call(broker.address, _methods.GET_LAG, request, pb.GetLagResponse)
+        except (GroupNotFoundError, TopicNotFoundError) as error:
+            unknown.append(error)
+            return
+        known.append(broker.broker_name)
+        found.extend(
+            GroupLag(
+                MessageQueue(queue.topic, broker.broker_name, queue.queue_id),
+                None if queue.committed_offset < 0 else queue.committed_offset,
+                queue.end_offset,
+                queue.lag,
+                queue.delay_ms / 1000,
+            )
+            for queue in answer.queues
+        )
+
+    failures = admin._ask_each(brokers, ask)
+    if unknown and not known and not failures:
+        raise unknown[0]
+    return sorted(found, key=lambda one: one.queue), failures
+
+
+def reset_offsets(
+    admin: AsksBrokers,
+    group: str,
+    topic: str,
+    to: Place,
+    queue_ids: Iterable[int],
+    brokers: Iterable[str] | None,
+) -> tuple[list[str], dict[str, ProtomqError]]:
+    """The brokers that did it, and the failures by broker."""
+    from .v1 import consumer_service_pb2 as pb
+
+    check_group(group)
+    check_topic(topic)
+    ids = [check_count("each of queue_ids", queue_id, 0, QUEUE_ID_MAX) for queue_id in queue_ids]
+    request = pb.ResetOffsetsRequest(consumer_group=group, topic=topic, queue_ids=ids)
+    if isinstance(to, datetime):
+        check_time("to", to)
+        request.store_time.FromMilliseconds(max(int(to.timestamp() * 1000), 0))
+    elif to == "latest":
+        request.end = True
+    elif to == "earliest":
+        request.queue_offset = 0
+    elif isinstance(to, str):
+        raise ConfigurationError(f'to is "earliest", "latest", a datetime or an offset, not {to!r}')
+    else:
+        request.queue_offset = check_count("to", to, 0, OFFSET_MAX)
+    return _on_those_that_have_it(admin, _methods.RESET_OFFSETS, request, pb.ResetOffsetsResponse, brokers)
+
+
+def clone_offsets(
+    admin: AsksBrokers, source: str, group: str, topic: str, brokers: Iterable[str] | None
+) -> tuple[list[str], dict[str, ProtomqError]]:
+    """The brokers that did it, and the failures by broker."""
+    from .v1 import consumer_service_pb2 as pb
+
+    check_group(source)
+    check_group(group)
+    if topic:
+        check_topic(topic)
+    request = pb.CloneOffsetsRequest(source_group=source, consumer_group=group, topic=topic)
+    return _on_those_that_have_it(admin, _methods.CLONE_OFFSETS, request, pb.CloneOffsetsResponse, brokers)
+
+
+def _on_those_that_have_it(
+    admin: AsksBrokers, method: Any, request: Any, answer_class: Any, brokers: Iterable[str] | None
+) -> tuple[list[str], dict[str, ProtomqError]]:
+    """Brokers that do not know the topic or the group are passed over, unless none does."""
+    done: list[str] = []
+    unknown: list[ProtomqError] = []
+
+    def ask(broker: Any) -> None:
+        try:
+            admin._call(broker.address, method, request, answer_class)
+        except (GroupNotFoundError, TopicNotFoundError) as error:
+            unknown.append(error)
+            return
+        done.append(broker.broker_name)
+
+    failures = admin._ask_each(brokers, ask)
+    if unknown and not done and not failures:
+        raise unknown[0]
+    return sorted(done), failures
