@@ -117,7 +117,7 @@ def clone_offsets(
 def _on_those_that_have_it(
     admin: AsksBrokers, method: Any, request: Any, answer_class: Any, brokers: Iterable[str] | None
 ) -> tuple[list[str], dict[str, ProtomqError]]:
-    """Brokers that do not know the topic or the group are passed over, unless none does."""
+    """Brokers that do not know the topic or the group are skipped, unless none knows it."""
     done: list[str] = []
     unknown: list[ProtomqError] = []
 
