@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -25,7 +25,6 @@ from protomq_cli.partial import Missing
 
 if TYPE_CHECKING:
     from protomq import GroupLag
-    from protomq._group_offsets import Place
 
 _COLUMNS: Final = (
     "group", "topic", "broker", "queue_id", "committed_offset", "end_offset", "lag", "delay_s",
@@ -113,7 +112,7 @@ def clone(
     missing.check()
 
 
-def _place(wanted: OffsetRange) -> Place:
+def _place(wanted: OffsetRange) -> Literal["earliest", "latest"] | datetime | int:
     """As the SDK takes it. Raises BadParameter for a range, and for a distance from either end."""
     place = wanted.begin
     if wanted.end is not None:
