@@ -855,7 +855,7 @@ class Store:
             if cut > self._told_start[0]:
                 self._carry_forward(cut)
                 self._told_start = cut, self.positions.appended
-            if self.positions.confirmed < self._told_start[1]:
+            if self.positions.waits_for_replicas and self.positions.confirmed < self._told_start[1]:
                 return self._folder.first_position  # a replica that leads must have what was carried
         removed = self._log.remove_segments_below(cut)
         first = self._folder.first_position

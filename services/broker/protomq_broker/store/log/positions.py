@@ -99,6 +99,11 @@ class Positions:
         """No fail-over takes back anything below it."""
         return self.readable
 
+    @property
+    def waits_for_replicas(self) -> bool:
+        """Whether nothing is confirmed before replicas have it."""
+        return self._waits_for_replicas
+
     def publish(self, tail: LogTail, keys: Sequence[QueueKey]) -> None:
         """An append is whole; `keys`: the queues that it went to. The writer."""
         if self._waits:
