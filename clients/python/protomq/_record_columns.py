@@ -27,6 +27,7 @@ from .wire.record import (
     FLAG_TRANSIT,
     FLAGS_AT,
     RECORD_TAG,
+    TOPIC_TAG,
 )
 from .wire.varint_arrays import read_lengths
 
@@ -181,8 +182,10 @@ def locate_records(
         & (records + record_sizes == ends)
         & (fronts <= limits)
     )
+    if not holds.all() or not _names_topics(data, limits):
+        return None
     crcs = _crcs_of_plain(raw, ends)
-    if crcs is None or not holds.all():
+    if crcs is None:
         return None
     return RecordsOfAnySize(
         body_starts.tolist(),
@@ -195,10 +198,13 @@ def locate_records(
     )
 
 
+def _names_topics(data: NDArray[np.uint8], limits: NDArray[np.int64]) -> bool:
+    """Whether the topic stands where the front of each record ends. No CRC covers that octet: another field there is damage."""
+    return bool((data[limits] == TOPIC_TAG).all())
+
+
 def _crcs_of_plain(raw: bytes, ends: NDArray[np.int64]) -> NDArray[np.uint32] | None:
-    """What the CRC-32C of each record should be; None if one has something that moves or packs it. Where the topic stands is not looked
-    at: in another place the CRC does not hold, and then the records are looked at one by one.
-    """
+    """What the CRC-32C of each record should be; None if one has something that moves or packs it."""
     # Gathered as opaque items: numpy copies a structure field by field.
     part = _gather(raw, _OPAQUE_CRC_TO_FLAGS, ends + CRC32C_AT).view(_CRC_TO_FLAGS)
     if (part["flags"] & _UNUSUAL_FLAGS).any():
@@ -233,6 +239,8 @@ def _locate_equal(
     heads = _gather(raw, np.dtype(f"V{head_size}"), field_starts).tobytes()
     crcs = _crcs_of_plain(raw, ends)
     if crcs is None or heads != raw[start:body_start] * len(ends):
+        return None
+    if not _names_topics(np.frombuffer(raw, np.uint8), field_starts + (limit - start)):
         return None
     breaks = np.flatnonzero(field_starts[1:] != ends[:-1]) + 1
     if (len(breaks) + 1) * _RUN_COUNT_MIN <= len(ends):

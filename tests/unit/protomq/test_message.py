@@ -9,7 +9,7 @@ from functools import partial
 from unittest import mock
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from protomq import _pull_answer, _record_columns
@@ -108,6 +108,8 @@ def state_of(message: Message) -> tuple[object, ...]:
 
 
 @settings(max_examples=80, deadline=None)
+@example([make_record(bytes(252), keys=["k1"])] * 2, 0, (262, 0x10))  # the octet that names the topic
+@example([make_record(bytes(250), keys=["k1"]), make_record(bytes(252), keys=["k1"])], 0, (260, 0x20))
 @given(
     st.one_of(st.lists(records, min_size=1, max_size=6), records_of_one_size),
     st.integers(0, 10_000),
