@@ -35,21 +35,31 @@ def test_power() -> None:
 
 
 def test_proxy() -> None:
-    print(process_campaigns.proxy(seeds(6), rounds_each=4))
+    counts = process_campaigns.proxy(seeds(6), rounds_each=4)
+    print(counts)
+    assert all(counts[f"proxy: {fault}"] for fault in ("cut", "cut often", "half", "lose"))
+    assert counts["repeats recognised"] >= 20
 
 
 @pytest.mark.usefixtures("loop_disk")
 def test_full_disk() -> None:
-    print(process_campaigns.full_disk(seeds(6)))
+    counts = process_campaigns.full_disk(seeds(6))
+    print(counts)
+    assert counts["full disks"] == 6
 
 
 @pytest.mark.skipif(bool(why_no_shim()), reason=why_no_shim())
 def test_failed_sync() -> None:
-    print(process_campaigns.failed_sync(seeds(6)))
+    counts = process_campaigns.failed_sync(seeds(6))
+    print(counts)
+    assert counts["failed syncs"] == 6
 
 
 def test_damage() -> None:
-    print(process_campaigns.damage(seeds(24)))
+    counts = process_campaigns.damage(seeds(24))
+    print(counts)
+    assert counts["damaged logs verified"] >= 12
+    assert counts["start refused"] >= 2
 
 
 def test_queue_damage() -> None:
@@ -59,7 +69,9 @@ def test_queue_damage() -> None:
 
 
 def test_lock() -> None:
-    print(process_campaigns.lock(seeds(1)))
+    counts = process_campaigns.lock(seeds(1))
+    print(counts)
+    assert counts["second brokers refused"] == 2
 
 
 def test_names() -> None:
@@ -69,7 +81,9 @@ def test_names() -> None:
 
 
 def test_hostile() -> None:
-    print(process_campaigns.hostile(seeds(3)))
+    counts = process_campaigns.hostile(seeds(3))
+    print(counts)
+    assert sum(count for name, count in counts.items() if name.startswith("attack: ")) == 3 * 13
 
 
 def test_pops_through_kills(tmp_path: Path) -> None:
