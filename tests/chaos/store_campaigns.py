@@ -6,7 +6,7 @@ A campaign runs seeds and raises CampaignFailed with the first one that is red a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,146 +118,84 @@ def store_damage(seeds: Iterable[int], *, tries: int = 6) -> Tally:
     return tally
 
 
-def store_clock(seeds: Iterable[int]) -> Tally:
-    """A wall clock that jumps."""
+def _run(
+    campaign: str,
+    case: str,
+    seeds: Iterable[int],
+    check: Callable[[int, Counter[str]], list[Violation]],
+) -> Tally:
+    """A campaign whose seeds are scripts of their own. `check` says what is wrong with one, and counts what happened in it."""
     tally = Tally()
     with watch_log() as fired:
         for seed in seeds:
-            with names_its_seed("store-clock", seed):
-                violations = check_clock(seed)
+            with names_its_seed(campaign, seed):
+                violations = check(seed, tally.fired)
             if violations:
-                raise CampaignFailed("store-clock", seed, "the clock jumps", violations)
+                raise CampaignFailed(campaign, seed, case, violations)
             tally.seeds += 1
         tally.fired += fired
     return tally
+
+
+def store_clock(seeds: Iterable[int]) -> Tally:
+    """A wall clock that jumps."""
+    return _run("store-clock", "the clock jumps", seeds, lambda seed, _: check_clock(seed))
 
 
 def store_topics(seeds: Iterable[int]) -> Tally:
     """Topics that are deleted and created again."""
-    tally = Tally()
-    with watch_log() as fired:
-        for seed in seeds:
-            with names_its_seed("store-topics", seed):
-                violations = check_topics(seed)
-            if violations:
-                raise CampaignFailed(
-                    "store-topics", seed, "topics are deleted and created again", violations
-                )
-            tally.seeds += 1
-        tally.fired += fired
-    return tally
+    return _run(
+        "store-topics",
+        "topics are deleted and created again",
+        seeds,
+        lambda seed, _: check_topics(seed),
+    )
 
 
 def store_transactions(seeds: Iterable[int]) -> Tally:
     """Half messages, decisions and questions, with crashes, clocks that are set, and retention."""
-    tally = Tally()
-    with watch_log() as fired:
-        for seed in seeds:
-            with names_its_seed("store-transactions", seed):
-                violations = check_transactions(seed, tally.fired)
-            if violations:
-                raise CampaignFailed(
-                    "store-transactions", seed, "transactions begin and end", violations
-                )
-            tally.seeds += 1
-        tally.fired += fired
-    return tally
+    return _run("store-transactions", "transactions begin and end", seeds, check_transactions)
 
 
 def store_states(seeds: Iterable[int]) -> Tally:
     """Brokers that find nothing but the log, also after retention."""
-    tally = Tally()
-    with watch_log() as fired:
-        for seed in seeds:
-            with names_its_seed("store-states", seed):
-                violations = check_states_of_log(seed)
-            if violations:
-                raise CampaignFailed("store-states", seed, "all caches are deleted", violations)
-            tally.seeds += 1
-        tally.fired += fired
-    return tally
+    return _run(
+        "store-states", "all caches are deleted", seeds, lambda seed, _: check_states_of_log(seed)
+    )
 
 
 def store_repeats(seeds: Iterable[int]) -> Tally:
     """Sends that are tried again behind crowds of producers, long rests and kills."""
-    tally = Tally()
-    with watch_log() as fired:
-        for seed in seeds:
-            with names_its_seed("store-repeats", seed):
-                violations = check_repeats(seed)
-            if violations:
-                raise CampaignFailed("store-repeats", seed, "producers come and go", violations)
-            tally.seeds += 1
-        tally.fired += fired
-    return tally
+    return _run(
+        "store-repeats", "producers come and go", seeds, lambda seed, _: check_repeats(seed)
+    )
 
 
 def store_moves(seeds: Iterable[int]) -> Tally:
     """Messages of all kinds that move, through kills and power cuts."""
-    tally = Tally()
-    with watch_log() as fired:
-        for seed in seeds:
-            with names_its_seed("store-moves", seed):
-                violations = check_moves(seed)
-            if violations:
-                raise CampaignFailed("store-moves", seed, "messages move", violations)
-            tally.seeds += 1
-        tally.fired += fired
-    return tally
+    return _run("store-moves", "messages move", seeds, lambda seed, _: check_moves(seed))
 
 
 def store_pops(seeds: Iterable[int]) -> Tally:
     """Members of a group that pop, through kills and power cuts at any I/O, steps of the clock, and retention."""
-    tally = Tally()
-    with watch_log() as fired:
-        for seed in seeds:
-            with names_its_seed("store-pops", seed):
-                violations = check_pops(seed, tally.fired)
-            if violations:
-                raise CampaignFailed("store-pops", seed, "messages are popped", violations)
-            tally.seeds += 1
-        tally.fired += fired
-    return tally
+    return _run("store-pops", "messages are popped", seeds, check_pops)
 
 
 def store_retries(seeds: Iterable[int]) -> Tally:
     """Messages that fail, are retried and die, are replayed; answers get lost, and crashes come at any operation."""
-    tally = Tally()
-    with watch_log() as fired:
-        for seed in seeds:
-            with names_its_seed("store-retries", seed):
-                violations = check_send_backs(seed, tally.fired)
-            if violations:
-                raise CampaignFailed("store-retries", seed, "messages fail", violations)
-            tally.seeds += 1
-        tally.fired += fired
-    return tally
+    return _run("store-retries", "messages fail", seeds, check_send_backs)
 
 
-def store_delays(seeds: Iterable[int]) -> Counter[str]:
+def store_delays(seeds: Iterable[int]) -> Tally:
     """Delayed messages and recalls, through kills, power cuts, clock steps, damage of the timer and retention."""
-    counts: Counter[str] = Counter()
-    with watch_log():
-        for seed in seeds:
-            with names_its_seed("store-delays", seed):
-                violations = check_delays(seed, counts)
-            if violations:
-                raise CampaignFailed("store-delays", seed, "messages are delayed", violations)
-    return counts
+    return _run("store-delays", "messages are delayed", seeds, check_delays)
 
 
 def store_follow(seeds: Iterable[int]) -> Tally:
     """Two stores, one of which follows the other, through crashes, fail-overs and truncations."""
-    tally = Tally()
-    with watch_log() as fired:
-        for seed in seeds:
-            with names_its_seed("store-follow", seed):
-                violations = check_following(seed)
-            if violations:
-                raise CampaignFailed("store-follow", seed, "one store follows another", violations)
-            tally.seeds += 1
-        tally.fired += fired
-    return tally
+    return _run(
+        "store-follow", "one store follows another", seeds, lambda seed, _: check_following(seed)
+    )
 
 
 def store_machine(seeds: Iterable[int], *, shrinks: bool = True) -> Tally:

@@ -74,9 +74,9 @@ def test_store_pops() -> None:
 
 
 def test_store_delays() -> None:
-    counts = store_campaigns.store_delays(range(first_seed(), first_seed() + 300))
-    print(counts)
-    assert counts["power cuts"]
+    tally = store_campaigns.store_delays(range(first_seed(), first_seed() + 300))
+    print(tally)
+    assert tally.fired["power cuts"]
 
 
 def test_store_retries() -> None:
