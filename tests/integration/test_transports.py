@@ -313,8 +313,8 @@ async def test_a_full_queue_refuses_what_is_too_much_and_serves_the_rest(
 
 
 async def test_a_group_that_grows_too_large_is_handed_over_early(callers, services, monkeypatch):
-    monkeypatch.setattr("protomq_runtime.lane.DRAINED_COUNT_MAX", 7)
-    monkeypatch.setattr("protomq_runtime.lane.DRAINED_SIZE_MAX_BYTES", 100_000)
+    monkeypatch.setattr("protomq_runtime.lane_calls.DRAINED_COUNT_MAX", 7)
+    monkeypatch.setattr("protomq_runtime.lane_calls.DRAINED_SIZE_MAX_BYTES", 100_000)
     for _ in range(5):
         await asyncio.gather(*(callers[SEND].call(SEND, b"") for _ in range(20)))
     request = send_service_pb2.SendRequest(topic="t" * 40_000).SerializeToString()
@@ -339,7 +339,7 @@ class Overload:
 @pytest.mark.parametrize("path", [SEND, PULL, PING])
 async def test_an_overloaded_lane_refuses_before_it_parses(callers, server, path):
     pool = server.pools[server.table.by_path[path].method.lane]
-    pool.lanes[0]._rule = Overload()
+    pool.lanes[0]._calls.rule = Overload()
     caller = callers[DESCRIBE if path == PING else path]
     assert await status_of(caller.call(path, b"\xff\xff")) == (
         Code.RESOURCE_EXHAUSTED,

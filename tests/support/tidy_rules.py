@@ -57,6 +57,7 @@ CLOCKS: Final = {
     "protomq_runtime.call": "deadlines of calls",
     "protomq_runtime.grpc_server": "deadlines of calls",
     "protomq_runtime.lane": "its event loop",
+    "protomq_runtime.lane_calls": "deadlines of calls",
     "protomq_runtime.remoting_client": "deadlines of calls",
     "protomq_runtime.remoting_server": "its event loop",
     "protomq_runtime.server": "the grace of a stop",

@@ -14,7 +14,8 @@ atomic. Another thread writes to the wake-up descriptor only while the lane slee
 are touched by their lane only. An exception in a method, a timer or a posted function is logged and harms only its call; one
 in the loop itself is fatal for the process.
 
-This module is the loop. Which connections there are stands in `connection_table.py`, how a lane ends in `lane_shutdown.py`.
+This module is the loop. Which connections there are stands in `connection_table.py`, how calls are started in `lane_calls.py`, how a lane
+ends in `lane_shutdown.py`.
 """
 
 from __future__ import annotations
@@ -24,32 +25,26 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, Final, TypeAlias
 
-from protomq.wire.frames import FLAG_ONE_WAY
-
-from .admission import AdmissionConfig, QueueTimeRule
+from .admission import AdmissionConfig
 from .byte_stream import ByteStream
 from .call import AnswerSink, Call
-from .connection import PENDING_SIZE_MAX_BYTES, Connection
+from .connection import Connection
 from .connection_table import ConnectionTable
-from .dispatch import BoundMethod, PoolMethods, Style
-from .errors import DEADLINE_EXCEEDED, ServiceError, no_request, system_busy, unknown_method
-from .execution import run_drained, run_plain, run_raw
-from .framing import LARGE_SIZE_BYTES, MARKS_MAX, SHARED_BUFFER_SIZE_BYTES, Frame, FrameError
+from .dispatch import PoolMethods
+from .errors import ServiceError
+from .framing import SHARED_BUFFER_SIZE_BYTES, FrameError
+from .lane_calls import LaneCalls
 from .lane_shutdown import LaneShutdown, Stage
 from .principals import Principal
 from .regions import ShortFileError
-from .remoting_call import ForeignCall, RemotingCall
 from .timers import Timer, Timers
 from .wake_up import WakeUp
 
 logger = logging.getLogger(__name__)
 
-DRAINED_COUNT_MAX: Final = 4096
-DRAINED_SIZE_MAX_BYTES: Final = 64 << 20
-"""Collected calls above these are handed over before the turn ends: memory is bounded, and no append grows without end."""
 SWEEP_INTERVAL_S: Final = 5.0
 NO_WAIT_S: Final = 0.000_3
 """A poll that took less than this found something there already, which may have lain there since the poll before. It is more than the
@@ -57,7 +52,6 @@ GIL's switch interval, since the thread may have had to wait for the GIL after t
 EVENTS_MAX: Final = 1024
 READS_PER_TURN_MAX: Final = 4
 """Of one connection in one turn, and only while no frame is complete."""
-BUSY_RETRY_DELAY_MS: Final = 100
 
 PostedFunction: TypeAlias = Callable[[], None]
 _EPOLLIN: Final = select.EPOLLIN
@@ -92,12 +86,11 @@ class Lane(threading.Thread):
         self.dirty: list[Connection] = []
         """Connections that were answered to in this turn."""
         self._admission = admission
-        self._rule = QueueTimeRule(admission)
-        self._busy = system_busy(methods.pool_name, BUSY_RETRY_DELAY_MS)
+        self._calls = LaneCalls(self, methods, admission, pick_lane)
         self._frame_size_max_bytes = frame_size_max_bytes
         self._on_fatal = on_fatal
         self._posted: deque[PostedFunction] = deque()
-        self._submitted: deque[Call] = deque()
+        self._submitted = self._calls.submitted
         self._asleep = False
         self._poll = select.epoll()
         self._wake_up = WakeUp()
@@ -105,17 +98,10 @@ class Lane(threading.Thread):
         self._table = ConnectionTable(self.name, self._poll, on_connection_closed)
         self._shared = memoryview(bytearray(SHARED_BUFFER_SIZE_BYTES))
         self._timers = Timers()
-        self._drained: dict[BoundMethod, list[Call]] = {}
-        self._drained_size_bytes = 0
         self._outboxes: dict[AnswerSink, list[Any]] = {}
         self._turn_at = time.monotonic()
         """When the poll of this turn returned."""
-        self._waited = 0.0
-        """How long what this turn reads may have lain in the sockets."""
-        self._pool_methods = methods
-        self._pick_lane = pick_lane
-        self._methods: Mapping[int, BoundMethod] = methods.own
-        """What is served here; empty once everything is refused, so that the hot path need not ask."""
+        self._request_sizes_max_bytes = methods.request_sizes_max_bytes
         self._shutdown = LaneShutdown()
 
     # Any thread.
@@ -145,7 +131,7 @@ class Lane(threading.Thread):
     @property
     def busy_error(self) -> ServiceError:
         """The refusal of this lane."""
-        return self._busy
+        return self._calls.busy_error
 
     def adopt(
         self, stream: ByteStream, peer: str, client_id: str, principal: Principal, begun: bytes
@@ -176,10 +162,10 @@ class Lane(threading.Thread):
     @property
     def depth(self) -> int:
         """Calls that wait to be started."""
-        return len(self._submitted) + sum(map(len, tuple(self._drained.values())))
+        return self._calls.depth
 
     def queue_time_us(self) -> int:
-        return self._rule.queue_time_us(time.monotonic())
+        return self._calls.rule.queue_time_us(time.monotonic())
 
     def refuse(self, error: ServiceError) -> None:
         """From now on every new call is answered with this error."""
@@ -218,15 +204,15 @@ class Lane(threading.Thread):
     def turn(self) -> None:
         """One turn of the loop; sleeps until there is something to do."""
         events = self._wait()
+        calls = self._calls
         posted = self._posted
         for _ in range(len(posted)):
             try:
                 posted.popleft()()
             except Exception:
                 logger.exception("%s: a posted function failed", self.name)
-        self._observe_queue_time()
         if self._submitted:
-            self._start_submitted()
+            calls.start_submitted()
         if self._table.resumable:
             self._resume()
         connections = self._table.by_descriptor
@@ -247,8 +233,7 @@ class Lane(threading.Thread):
         next_at = self._timers.next_at()
         if next_at is not None and next_at <= time.monotonic():
             self._run_timers()
-        if self._drained:
-            self._run_drained()
+        calls.run_drained()
         if self.dirty:
             self._flush()
         if self._outboxes:
@@ -270,51 +255,13 @@ class Lane(threading.Thread):
         events = self._poll.poll(timeout, EVENTS_MAX)
         self._asleep = False
         now = time.monotonic()
-        self._waited = now - self._turn_at if now - before < NO_WAIT_S else 0.0
+        self._calls.begin_turn(now, now - self._turn_at if now - before < NO_WAIT_S else 0.0)
         self._turn_at = now
         return events
 
     def _wake(self) -> None:
         self._asleep = False
         self._wake_up.set()
-
-    def _observe_queue_time(self) -> None:
-        waited = self._waited
-        if self._submitted:
-            waited = max(waited, self._turn_at - self._submitted[0].received)
-        self._rule.observe(self._turn_at, waited)
-
-    def _start_submitted(self) -> None:
-        submitted = self._submitted
-        now = self._turn_at
-        shed_after = self._rule.shed_after if self._rule.overloaded else None
-        for _ in range(len(submitted)):
-            call = submitted.popleft()
-            self.call_count += 1
-            if self._shutdown.refusal is not None:
-                call.fail(self._shutdown.refusal)
-            elif shed_after is not None and now - call.received > shed_after:
-                self._reject(call)
-            elif call.deadline is not None and now > call.deadline:
-                call.fail(DEADLINE_EXCEEDED)
-            else:
-                self._start(call)
-
-    def _start(self, call: Call) -> None:
-        style = call.bound.style
-        if style is Style.DRAINED:
-            calls = self._drained.setdefault(call.bound, [])
-            calls.append(call)
-            if len(calls) >= DRAINED_COUNT_MAX:
-                self._run_drained()
-        elif style is Style.RAW:
-            run_raw(call)
-        else:
-            run_plain(call)
-
-    def _reject(self, call: Call) -> None:
-        self.rejection_count += 1
-        call.fail(self._busy)
 
     def _read(self, connection: Connection) -> None:
         """Receives, and starts the calls of the frames that are complete."""
@@ -331,7 +278,7 @@ class Lane(threading.Thread):
                     return
                 frames = reader.received(shared, count)
                 if frames:
-                    self._serve(connection, frames)
+                    self._calls.serve(connection, frames)
                     break
                 connection.progress_at = self._turn_at
                 if count < wanted:
@@ -345,99 +292,6 @@ class Lane(threading.Thread):
             self._table.close(connection)
         if not connection.is_direct and not connection.closed:
             self._table.update_poll(connection)  # it may wait for something else now
-
-    def _serve(self, connection: Connection, frames: Sequence[Frame]) -> None:
-        """Starts the calls of these frames. The hot path: small drained calls."""
-        methods = self._methods
-        drained = self._drained
-        # Deadlines count from the reading: nobody knows when the bytes came, and a call must not be dropped while its caller waits.
-        received = self._turn_at
-        shed_at = received - self._waited + self._rule.shed_after if self._rule.overloaded else None
-        served = 0
-        remaining = iter(frames)
-        for frame in remaining:
-            request_id, method_id, flags, timeout_ms, payload = frame
-            bound = methods.get(method_id)
-            if bound is None or flags > MARKS_MAX:
-                self._serve_foreign(connection, frame)
-                continue
-            served += 1
-            call = RemotingCall(
-                connection,
-                self,
-                bound,
-                payload,
-                request_id,
-                flags,
-                received,
-                received + timeout_ms / 1000 if timeout_ms else None,
-            )
-            if shed_at is not None and time.monotonic() > shed_at:
-                self._reject(call)
-            elif bound.style is Style.DRAINED:
-                calls = drained.get(bound)
-                if calls is None:
-                    drained[bound] = calls = [call]
-                else:
-                    calls.append(call)
-                if len(payload) > LARGE_SIZE_BYTES:
-                    self._drained_size_bytes += len(payload)
-                if (
-                    len(calls) >= DRAINED_COUNT_MAX
-                    or self._drained_size_bytes > DRAINED_SIZE_MAX_BYTES
-                ):
-                    self._run_drained()
-                    drained = self._drained
-            elif timeout_ms and time.monotonic() > received + timeout_ms / 1000:
-                call.fail(DEADLINE_EXCEEDED)
-            elif bound.style is Style.RAW:
-                run_raw(call)
-            else:
-                run_plain(call)
-            if connection.out_size_bytes > PENDING_SIZE_MAX_BYTES:
-                # Answers pile up within one turn: leave the other frames until these have been sent.
-                connection.backlog = list(remaining)
-                break
-        self.call_count += served
-
-    def _serve_foreign(self, connection: Connection, frame: Frame) -> None:
-        """A call that is not for this pool: of another service, unknown, not a request by its header, or refused since the server stops."""
-        request_id, method_id, flags, timeout_ms, payload = frame
-        bound = self._pool_methods.by_id.get(method_id)
-        if self._shutdown.refusal is not None:
-            error = self._shutdown.refusal
-        elif flags > MARKS_MAX:
-            error = no_request(flags & 0xFF, flags >> 8)
-        elif bound is None:
-            error = unknown_method(f"number {method_id:#06x}")
-        else:
-            lane = self._pick_lane(bound.method.lane)
-            if lane.has_room():
-                self.foreign_count += 1
-                received = self._turn_at
-                deadline = received + timeout_ms / 1000 if timeout_ms else None
-                lane.submit(
-                    ForeignCall(
-                        connection, lane, bound, payload, request_id, flags, received, deadline
-                    )
-                )
-                return
-            error = lane.busy_error
-            lane.rejection_count += 1
-        if not flags & FLAG_ONE_WAY:
-            connection.send_error(request_id, method_id, error)
-
-    def _run_drained(self) -> None:
-        groups, self._drained = self._drained, {}
-        self._drained_size_bytes = 0
-        now = time.monotonic()
-        # A deadline has a resolution of 1 ms: within a turn shorter than that none can have passed unseen.
-        slow = now - self._turn_at > 0.001
-        for bound, calls in groups.items():
-            if slow:
-                calls = _drop_expired(calls, now)
-            if calls:
-                run_drained(bound, calls)
 
     def _run_timers(self) -> None:
         for callback in self._timers.due(time.monotonic()):
@@ -474,7 +328,7 @@ class Lane(threading.Thread):
         for connection in self._table.take_resumable():
             frames, connection.backlog = connection.backlog, []
             if frames:
-                self._serve(connection, frames)
+                self._calls.serve(connection, frames)
             elif not connection.is_direct and not connection.is_clogged:
                 self._read(connection)
             if not connection.closed:
@@ -490,7 +344,7 @@ class Lane(threading.Thread):
             principal,
             self,
             self._frame_size_max_bytes,
-            self._pool_methods.request_sizes_max_bytes,
+            self._request_sizes_max_bytes,
         )
         self._table.add(connection, self._turn_at)
         if begun:
@@ -501,7 +355,7 @@ class Lane(threading.Thread):
                 logger.warning("%s: %s from %s: closed", self.name, error, peer)
                 self._table.close(connection)
                 return
-            self._serve(connection, frames)
+            self._calls.serve(connection, frames)
 
     def _sweep(self) -> None:
         self._table.sweep(self._turn_at)
@@ -509,7 +363,8 @@ class Lane(threading.Thread):
 
     def _set_refusal(self, error: ServiceError) -> None:
         self._shutdown.refuse(error)
-        self._methods = {}
+        assert self._shutdown.refusal is not None
+        self._calls.refuse(self._shutdown.refusal)
 
     def _begin_finish(self, grace_s: float) -> None:
         finish_by = self._turn_at + grace_s
@@ -525,14 +380,3 @@ class Lane(threading.Thread):
             or self._submitted
             or self._table.has_unsent()
         )
-
-
-def _drop_expired(calls: list[Call], now: float) -> list[Call]:
-    """Answers the calls whose deadline has passed; the others."""
-    alive = []
-    for call in calls:
-        if call.deadline is not None and now > call.deadline:
-            call.fail(DEADLINE_EXCEEDED)
-        else:
-            alive.append(call)
-    return alive
