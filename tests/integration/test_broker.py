@@ -29,7 +29,7 @@ from protomq_broker.plain_bodies import with_plain_bodies
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import DiskFullError
 from protomq_broker.store.state import offsets
-from protomq_runtime import grpc_server
+from protomq_runtime import grpc_gathering
 from protomq_runtime.addresses import ListenConfig
 from protomq_runtime.grpc_server import GrpcServer
 from protomq_runtime.remoting_server import RemotingServer
@@ -276,7 +276,7 @@ async def holds_of_the_pull_lane(client: Client) -> int:
 async def test_held_pulls_are_counted_once_and_make_no_crowd(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_server, "GATHER_S", 60.0)  # who is gathered waits so long
+    monkeypatch.setattr(grpc_gathering, "GATHER_S", 60.0)  # who is gathered waits so long
     held = []
     for count in range(1, 6):
         held.append(asyncio.create_task(client.pull(hold_ms=50_000)))

@@ -1,7 +1,7 @@
 """One call: the request's bytes, and the way back.
 
 A service sees the same `Call` whichever transport brought it: those of the remoting port stand in `remoting_call.py`, those of gRPC in
-`grpc_server.py`. Rules:
+`grpc_call.py`. Rules:
 
 - `answer` or `fail` exactly once, on the thread of `call.lane`. A second answer is an assertion error.
 - A call that waits for something is held: `hold(on_close)`. It counts among `lane.holds` until it is over, and `on_close` is called on
