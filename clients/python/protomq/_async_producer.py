@@ -22,15 +22,9 @@ from ._methods import SEND
 from ._outgoing import BatchResult, OutgoingMessage, SendResult, Stored
 from ._producer_options import ProducerOptions, ProducerSettings
 from ._retry import attempt_timeout
-from ._send_core import (
-    SendCore,
-    address_of,
-    as_message,
-    field_of,
-    fits,
-    refuse_settings_beside_transport,
-    when_of_message,
-)
+from ._send_arguments import as_message, field_of, refuse_settings_beside_transport, when_of_message
+from ._send_core import SendCore
+from ._send_request import address_of, fits
 from ._send_steps import recall, route_for, send_again, send_groups
 from ._show_settings import show_settings
 from ._types import PEER_TIMEOUT_S, Delay, MessageQueue, Route, Target

@@ -9,7 +9,8 @@ from typing import Any, Final
 from ._batching import PreparedRecord, RecordEncoder
 from ._outgoing import SendResult, Stored
 from ._producer_options import ProducerOptions
-from ._send_core import Request, SendCore
+from ._send_core import SendCore
+from ._send_request import Request
 from .errors import ProtocolError
 from .v1.send_service_pb2 import SendResponse
 from .wire.record import encode_varint

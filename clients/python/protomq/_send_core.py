@@ -14,7 +14,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from ._batching import (
@@ -27,186 +27,38 @@ from ._batching import (
 )
 from ._checks import check_encodable, check_queue, check_texts, check_topic
 from ._compression import DECOMPRESSED_SIZE_MAX_BYTES, compress_body, make_compressor
-from ._connection_options import ConnectionOptions
-from ._delays import When, delay_flags, delayed, when_of
+from ._delays import When, delay_flags, delayed
 from ._fault_tolerance import LatencyFaultTolerance
-from ._outgoing import BatchResult, DelayedPlaces, OutgoingMessage, SendResult, SendStatus, Stored
+from ._outgoing import BatchResult, OutgoingMessage, SendResult, SendStatus, Stored
 from ._producer_options import ProducerOptions
-from ._retry import NextStep, RetryPlan, RetryPolicy, backoff_delay
+from ._retry import RetryPolicy
 from ._selectors import RoundRobin, sharded_index
+from ._send_arguments import (
+    field_of,
+    group_by_target,
+    is_at_once,
+    refuse_beside_message,
+    when_of_message,
+)
+from ._send_request import Request, places_of
 from ._sequence import SequenceSource
-from ._types import PEER_TIMEOUT_S, BrokerAddress, Delay, MessageQueue, Route, Target
+from ._types import MessageQueue, Route, Target
 from .errors import (
     ConfigurationError,
     NoRouteError,
     ProtocolError,
-    ProtomqError,
     RequestTimeoutError,
-    SendOutOfOrderError,
-    SequenceExpiredError,
     WrongTypeError,
 )
 from .wire.hashing import sharding_hash_of
 from .wire.record import BODY_SIZE_MAX_BYTES
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from ._selectors import QueueSelector
 
 logger = logging.getLogger("protomq.producer")
 
-FIRST_CONTACT_RETRY_MAX_S: Final = 840.0
-"""A broker forgets nobody within 15 minutes; a minute less, since its clock is not ours."""
-
 _STATUSES: Final = {int(status): status for status in SendStatus}
-
-
-class Request:
-    """Messages on their way to one queue, with their sequences; the payload is the same in every attempt at a broker."""
-
-    __slots__ = (
-        "address",
-        "delay_field",
-        "encoder",
-        "first_sequence",
-        "identity",
-        "made_s",
-        "payload",
-        "previous_sequence",
-        "queue",
-        "queue_is_open",
-        "records",
-        "wait_store_ok",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        encoder: RecordEncoder,
-        identity: tuple[int, int],
-        records: Sequence[PreparedRecord],
-        first_sequence: int,
-        queue: MessageQueue,
-        address: BrokerAddress | None,
-        queue_is_open: bool,
-        wait_store_ok: bool,
-        previous_sequence: int | None,
-        made_s: float,
-        delay_field: bytes | None = None,
-    ) -> None:
-        self.encoder = encoder
-        self.identity = identity
-        self.records = records
-        self.first_sequence = first_sequence
-        self.address = address
-        """None: the route does not name the broker; see `address_of`."""
-        self.queue_is_open = queue_is_open
-        self.wait_store_ok = wait_store_ok
-        self.made_s = made_s
-        self.delay_field = delay_field
-        """As in `Target`."""
-        self.aim(queue, previous_sequence)
-
-    def aim(self, queue: MessageQueue, previous_sequence: int | None) -> None:
-        """At a queue; `previous_sequence`: what its broker must have of this producer, None: nothing. The same records and sequences."""
-        self.queue = queue
-        self.previous_sequence = previous_sequence
-        self.payload = self.encoder.encode_request(
-            self.records,
-            self.first_sequence,
-            queue.queue_id,
-            self.wait_store_ok,
-            previous_sequence,
-            self.delay_field or b"",
-        )
-
-
-class RequestRetries:
-    """The further attempts of one request whose first has failed."""
-
-    def __init__(
-        self,
-        core: SendCore,
-        request: Request,
-        deadline_s: float,
-        route: Route,
-    ) -> None:
-        self._core = core
-        self._request = request
-        self._deadline_s = deadline_s
-        self._route = route
-        self._plan = RetryPlan(core.retry_policy)
-        self._step = NextStep.GIVE_UP
-        self._failed_attempts = 0
-        self._unknown_at: set[str] = set()
-
-    def decide(self, error: ProtomqError) -> float | None:
-        """Seconds until the next attempt, None: no more. See `_call_steps.retried`."""
-        self._failed_attempts += 1
-        if self._can_begin_anew(error):
-            self._step = NextStep.SAME_BROKER
-            return 0.0 if self._core.clock() < self._deadline_s else None
-        if not error.definite:
-            self._unknown_at.add(self._request.queue.broker_name)
-        others = self._request.queue_is_open and len(self._route.writable_brokers) > 1
-        self._step = self._plan.next_step(error, has_other_broker=others)
-        if self._step is NextStep.GIVE_UP:
-            return None
-        delay_s = backoff_delay(self._failed_attempts, error, self._step, self._core.rng)
-        due_s = self._core.clock() + delay_s
-        if due_s >= self._deadline_s or self._is_too_late(due_s):
-            return None
-        queue = self._request.queue
-        logger.info(
-            "send to %s/%s/%d failed, trying again (%s) in %.3f s: %s",
-            queue.topic, queue.broker_name, queue.queue_id, self._step.value, delay_s, error,
-        )  # fmt: skip
-        return delay_s
-
-    def _can_begin_anew(self, error: ProtomqError) -> bool:
-        """The broker does not know what it has acknowledged. Whether this request is surely not stored there: then it goes as the first."""
-        if not isinstance(error, SequenceExpiredError | SendOutOfOrderError):
-            return False
-        request = self._request
-        broker_name = request.queue.broker_name
-        self._core.forget_acknowledged(broker_name)
-        if request.previous_sequence is None or broker_name in self._unknown_at:
-            return False
-        logger.info("broker %s has forgotten this producer: %s", broker_name, error)
-        request.aim(request.queue, None)
-        return True
-
-    def _is_too_late(self, due_s: float) -> bool:
-        """A broker that has acknowledged nothing yet need not know the producer any more; asked again, it would store a second time."""
-        return (
-            bool(self._unknown_at)
-            and self._request.previous_sequence is None
-            and due_s > self._request.made_s + FIRST_CONTACT_RETRY_MAX_S
-        )
-
-    def aim(self, route: Route) -> None:
-        """Points the request where the next attempt goes, by the route as it is now."""
-        self._route = route
-        request = self._request
-        if self._step is NextStep.ANOTHER_BROKER:
-            self._move_to(
-                self._core.choose_queue(route, avoid_broker=request.queue.broker_name)
-            )
-        elif (
-            request.queue_is_open
-            and not self._plan.outcome_unknown
-            and request.queue not in route.write_queues
-        ):
-            self._move_to(self._core.choose_queue(route))
-        # A broker that is no longer in the route may still answer for what it has stored: its last address is kept.
-        request.address = route.brokers.get(request.queue.broker_name, request.address)
-
-    def _move_to(self, queue: MessageQueue) -> None:
-        self._request.aim(queue, self._core.acknowledged(queue.broker_name))
-
-    def final_error(self, error: ProtomqError) -> ProtomqError:
-        """The error to raise in the end."""
-        return self._plan.final_error(error)
 
 
 class SendCore:
@@ -321,7 +173,7 @@ class SendCore:
                         f"a batch has one topic: {topic!r}, not {message.topic!r}"
                     )
                 if keys is not None or tags:
-                    _refuse_beside_message(index, keys, tags)
+                    refuse_beside_message(index, keys, tags)
                 record = self.prepare_message(message, deadline_s)
                 records.append(delayed(record, when) if is_at_once(message) else record)
             else:
@@ -367,7 +219,7 @@ class SendCore:
         changed: list[bytes | OutgoingMessage] = []
         for index, message in enumerate(messages):
             if isinstance(message, OutgoingMessage):
-                _refuse_beside_message(index, keys, tags)
+                refuse_beside_message(index, keys, tags)
             else:
                 key = None if keys is None else keys[index]
                 message = OutgoingMessage(
@@ -584,117 +436,6 @@ class SendCore:
         self.sequences.renew()
         self._encoders = {}
         self._acknowledged = {}
-
-
-def _refuse_beside_message(
-    index: int, keys: Sequence[str | None] | None, tags: str | Sequence[str]
-) -> None:
-    """`keys` and `tags` of a batch go with its bodies."""
-    if (keys is not None and keys[index]) or (tags if isinstance(tags, str) else tags[index]):
-        raise ConfigurationError(
-            f"message {index} of the batch is an OutgoingMessage and has its own keys and tag: those beside it would be lost"
-        )
-
-
-def refuse_settings_beside_transport(
-    connection: ConnectionOptions | None, client_id: str, peer_timeout_s: float, spin: bool = True
-) -> None:
-    """A transport that is handed in has its own settings: those beside it would be lost."""
-    if connection is not None or client_id or peer_timeout_s != PEER_TIMEOUT_S or not spin:
-        raise ConfigurationError(
-            "connection, client_id, peer_timeout_s and spin belong to the transport: give them to its ConnectionOptions"
-        )
-
-
-def fits(route: Route, queue: MessageQueue | None) -> bool:
-    """Whether messages for the queue (None: any) have a place to go by this route; where not, it may be outdated."""
-    return bool(route.write_queues) if queue is None else queue.broker_name in route.brokers
-
-
-def address_of(request: Request) -> BrokerAddress:
-    """Where the request goes. Raises NoRouteError where its broker is not in the route: it may be away for a moment."""
-    if request.address is None:
-        queue = request.queue
-        raise NoRouteError(
-            f"no broker {queue.broker_name!r} is known to have the topic {queue.topic!r}",
-            metadata={"topic": queue.topic, "broker_name": queue.broker_name},
-        )
-    return request.address
-
-
-def as_message(
-    topic: str | OutgoingMessage,
-    body: bytes,
-    key: str | None,
-    keys: Sequence[str],
-    tag: str,
-    properties: Mapping[str, str] | None,
-    queue: MessageQueue | None,
-    sharding_key: str | None,
-    delay: Delay | None = None,
-    deliver_at: datetime | None = None,
-) -> OutgoingMessage:
-    """The arguments of a send as a message. What stands beside an OutgoingMessage would be lost: ConfigurationError."""
-    if isinstance(topic, OutgoingMessage):
-        check_topic(topic.topic)
-        beside = {
-            "body": body != b"",
-            "key": key is not None,
-            "keys": keys != (),
-            "tag": tag != "",
-            "properties": properties is not None,
-            "queue": queue is not None,
-            "sharding_key": sharding_key is not None,
-            "delay": delay is not None,
-            "deliver_at": deliver_at is not None,
-        }
-        if any(beside.values()):
-            names = ", ".join(name for name, given in beside.items() if given)
-            raise ConfigurationError(
-                f"an OutgoingMessage is sent as it is, {names} beside it would be lost: give them to the message"
-            )
-        return topic
-    check_topic(topic)
-    return OutgoingMessage(
-        topic, body, key, keys, tag, properties, sharding_key, queue, delay, deliver_at
-    )
-
-
-def is_at_once(message: OutgoingMessage) -> bool:
-    """Whether a message says nothing of when it is delivered."""
-    return message.delay is None and message.deliver_at is None
-
-
-def when_of_message(message: OutgoingMessage) -> When | None:
-    """When the message is delivered, by what it says itself."""
-    return when_of(message.delay, message.deliver_at)
-
-
-def field_of(when: When | None) -> bytes | None:
-    """What of it the messages of a request have in common."""
-    return None if when is None else when.field
-
-
-def places_of(request: Request, recall_handle: str) -> DelayedPlaces:
-    """Where the records of a delayed request stand."""
-    if len(request.records) == 1:
-        return DelayedPlaces(recall_handle, (), ())
-    due_times_ms = [record[4] >> 32 for record in request.records]
-    sizes = request.encoder.field_sizes(request.records)
-    return DelayedPlaces(recall_handle, sizes, due_times_ms)
-
-
-def group_by_target(
-    records: Sequence[PreparedRecord], targets: Iterable[Target]
-) -> tuple[dict[Target, list[PreparedRecord]], list[tuple[Target, int]]]:
-    """Records by target, and for each record its target and its index there."""
-    groups: dict[Target, list[PreparedRecord]] = {}
-    places: list[tuple[Target, int]] = []
-    for record, target in zip(records, targets, strict=True):
-        group = groups.setdefault(target, [])
-        places.append((target, len(group)))
-        group.append(record)
-    return groups, places
 
 
 _response: Any = None

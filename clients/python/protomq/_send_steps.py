@@ -13,7 +13,9 @@ from ._delays import broker_of_handle, decode_recall, encode_recall
 from ._methods import RECALL_MESSAGE, SEND
 from ._outgoing import BatchResult, Stored
 from ._retry import attempt_timeout
-from ._send_core import Request, RequestRetries, SendCore, address_of, fits
+from ._send_core import SendCore
+from ._send_request import Request, address_of, fits
+from ._send_retries import RequestRetries
 from ._steps import CallServer, Each, ForgetRoute, GetRoute, Steps
 from ._types import MessageQueue, Route, Target
 from .errors import BatchIncompleteError, ProtomqError

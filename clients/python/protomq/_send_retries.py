@@ -1,0 +1,111 @@
+"""The further tries of a request whose first has failed: whether, when and where. No sockets, no waiting."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from ._retry import NextStep, RetryPlan, backoff_delay
+from ._types import MessageQueue, Route
+from .errors import (
+    ProtomqError,
+    SendOutOfOrderError,
+    SequenceExpiredError,
+)
+
+if TYPE_CHECKING:
+    pass
+
+from ._send_core import SendCore
+from ._send_request import Request
+
+logger = logging.getLogger("protomq.producer")
+
+FIRST_CONTACT_RETRY_MAX_S: Final = 840.0
+"""A broker forgets nobody within 15 minutes; a minute less, since its clock is not ours."""
+
+
+class RequestRetries:
+    """The further attempts of one request whose first has failed."""
+
+    def __init__(
+        self,
+        core: SendCore,
+        request: Request,
+        deadline_s: float,
+        route: Route,
+    ) -> None:
+        self._core = core
+        self._request = request
+        self._deadline_s = deadline_s
+        self._route = route
+        self._plan = RetryPlan(core.retry_policy)
+        self._step = NextStep.GIVE_UP
+        self._failed_attempts = 0
+        self._unknown_at: set[str] = set()
+
+    def decide(self, error: ProtomqError) -> float | None:
+        """Seconds until the next attempt, None: no more. See `_call_steps.retried`."""
+        self._failed_attempts += 1
+        if self._can_begin_anew(error):
+            self._step = NextStep.SAME_BROKER
+            return 0.0 if self._core.clock() < self._deadline_s else None
+        if not error.definite:
+            self._unknown_at.add(self._request.queue.broker_name)
+        others = self._request.queue_is_open and len(self._route.writable_brokers) > 1
+        self._step = self._plan.next_step(error, has_other_broker=others)
+        if self._step is NextStep.GIVE_UP:
+            return None
+        delay_s = backoff_delay(self._failed_attempts, error, self._step, self._core.rng)
+        due_s = self._core.clock() + delay_s
+        if due_s >= self._deadline_s or self._is_too_late(due_s):
+            return None
+        queue = self._request.queue
+        logger.info(
+            "send to %s/%s/%d failed, trying again (%s) in %.3f s: %s",
+            queue.topic, queue.broker_name, queue.queue_id, self._step.value, delay_s, error,
+        )  # fmt: skip
+        return delay_s
+
+    def _can_begin_anew(self, error: ProtomqError) -> bool:
+        """The broker does not know what it has acknowledged. Whether this request is surely not stored there: then it goes as the first."""
+        if not isinstance(error, SequenceExpiredError | SendOutOfOrderError):
+            return False
+        request = self._request
+        broker_name = request.queue.broker_name
+        self._core.forget_acknowledged(broker_name)
+        if request.previous_sequence is None or broker_name in self._unknown_at:
+            return False
+        logger.info("broker %s has forgotten this producer: %s", broker_name, error)
+        request.aim(request.queue, None)
+        return True
+
+    def _is_too_late(self, due_s: float) -> bool:
+        """A broker that has acknowledged nothing yet need not know the producer any more; asked again, it would store a second time."""
+        return (
+            bool(self._unknown_at)
+            and self._request.previous_sequence is None
+            and due_s > self._request.made_s + FIRST_CONTACT_RETRY_MAX_S
+        )
+
+    def aim(self, route: Route) -> None:
+        """Points the request where the next attempt goes, by the route as it is now."""
+        self._route = route
+        request = self._request
+        if self._step is NextStep.ANOTHER_BROKER:
+            self._move_to(self._core.choose_queue(route, avoid_broker=request.queue.broker_name))
+        elif (
+            request.queue_is_open
+            and not self._plan.outcome_unknown
+            and request.queue not in route.write_queues
+        ):
+            self._move_to(self._core.choose_queue(route))
+        # A broker that is no longer in the route may still answer for what it has stored: its last address is kept.
+        request.address = route.brokers.get(request.queue.broker_name, request.address)
+
+    def _move_to(self, queue: MessageQueue) -> None:
+        self._request.aim(queue, self._core.acknowledged(queue.broker_name))
+
+    def final_error(self, error: ProtomqError) -> ProtomqError:
+        """The error to raise in the end."""
+        return self._plan.final_error(error)
