@@ -13,6 +13,7 @@ BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
 # Two workers suit a small machine; a file's tests stay on one, so that its fixtures are made once.
 XDIST := -n 2 --dist loadfile
+SUITES := tests/unit tests/integration tests/examples
 
 # Where it is set, each of the hundreds of processes that the tests start would compile its modules again, for a third of its start.
 export PYTHONDONTWRITEBYTECODE :=
@@ -77,8 +78,15 @@ test: jdk $(SPARK) ## all that must pass: lint, types, proto, unit, integration,
 	@$(MAKE) --no-print-directory proto
 	@$(MAKE) --no-print-directory generate-check
 	@$(MAKE) --no-print-directory types
-	@$(call need_tests,tests/unit tests/integration tests/examples)
-	$(PYTEST) $(XDIST) tests/unit tests/integration tests/examples -m "not long"
+	@$(call need_tests,$(SUITES))
+	$(PYTEST) $(XDIST) $(SUITES) -m "not long" || { test $$? -eq 1 && $(BIN)/python tools/failed_again.py $(SUITES); }
+
+ROUNDS ?= 10
+.PHONY: properties
+properties: $(ENV) ## the property tests with new examples, ROUNDS=10 times; each round prints its seed
+	@$(call need_tests,tests/unit)
+	for round in $$(seq $(ROUNDS)); do seed=$$RANDOM; echo "round $$round: --hypothesis-seed=$$seed"; \
+		$(PYTEST) $(XDIST) tests/unit --ignore tests/unit/protomq_spark -m hypothesis -q --hypothesis-profile searching --hypothesis-seed=$$seed; done
 
 .PHONY: lint
 lint: $(ENV) ## ruff
