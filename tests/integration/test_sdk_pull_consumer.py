@@ -9,7 +9,7 @@ import pickle
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
 import pytest
@@ -19,6 +19,7 @@ from protomq import (
     Message,
     MessageQueue,
     PullConsumer,
+    QueueListener,
     QueueRange,
     _methods,
     _pull_logic,
@@ -674,3 +675,45 @@ async def test_a_broker_that_is_down_is_two_lines_in_the_log_of_coroutines_too(
         "broker broker-a does not answer",
         "broker broker-a answers again",
     ]
+
+
+def test_a_listener_is_told_on_close_and_may_commit_then(server: FakeServer) -> None:
+    class Commits(QueueListener):
+        def __init__(self) -> None:
+            self.revoked: list[MessageQueue] = []
+
+        def on_revoked(self, queues: Sequence[MessageQueue]) -> None:
+            self.revoked.extend(queues)
+            source.commit({Q0: 3})
+
+    fill(server)
+    listener = Commits()
+    source = PullConsumer("g", namesrv=server.address, auto_commit=False, listener=listener)
+    source.subscribe("t")
+    assert drain(source, 20)
+    source.close()
+    source.close()
+    assert sorted(listener.revoked) == [Q0, Q1]
+    with consumer(server) as after:
+        assert after.committed(Q0) == 3
+
+
+def test_an_async_listener_is_told_on_close_and_may_commit_then(server: FakeServer) -> None:
+    class Commits(QueueListener):
+        async def on_revoked(self, queues: Sequence[MessageQueue]) -> None:
+            await source.commit({queue: 4 for queue in queues})
+
+    async def run() -> None:
+        nonlocal source
+        source = AsyncPullConsumer(
+            "g", namesrv=server.address, auto_commit=False, listener=Commits()
+        )
+        await source.subscribe("t")
+        await source.poll()
+        await source.close()
+
+    source: AsyncPullConsumer
+    fill(server)
+    asyncio.run(run())
+    with consumer(server) as after:
+        assert [after.committed(queue) for queue in (Q0, Q1)] == [4, 4]

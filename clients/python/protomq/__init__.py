@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from ._pop_steps import PoppedQueue as PoppedQueue
     from ._producer import Producer as Producer
     from ._pull_consumer import PullConsumer as PullConsumer
+    from ._queue_listener import QueueListener as QueueListener
     from ._send_back import SentBack as SentBack
     from ._transaction_admin import OpenTransaction as OpenTransaction
     from ._transaction_producer import Transaction as Transaction
@@ -91,6 +92,7 @@ _LAZY = {
     "TransactionCheck": "_transactions",
     "PullConsumer": "_pull_consumer",
     "AsyncPullConsumer": "_async_pull_consumer",
+    "QueueListener": "_queue_listener",
     "SimpleConsumer": "_pop",
     "AsyncSimpleConsumer": "_async_pop",
     "PoppedQueue": "_pop_steps",
@@ -141,6 +143,7 @@ __all__ = [
     "TransactionCheck",
     "PullConsumer",
     "AsyncPullConsumer",
+    "QueueListener",
     "SimpleConsumer",
     "AsyncSimpleConsumer",
     "PoppedQueue",

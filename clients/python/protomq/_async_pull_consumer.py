@@ -26,6 +26,7 @@ from ._message import Message
 from ._offset_calls import checked_offsets, checked_queues, checked_tags
 from ._open_consumers import closed, not_taken_text, opened
 from ._pull_logic import POLL_MESSAGES, Ticket, logger
+from ._queue_listener import QueueListener
 from ._send_back import SentBack
 from ._show_settings import show_settings
 from ._types import PEER_TIMEOUT_S, Delay, MessageQueue, QueueRange
@@ -54,9 +55,10 @@ class AsyncPullConsumer(ConsumerBase):
         client_id: str = "",
         peer_timeout_s: float = PEER_TIMEOUT_S,
         connection: ConnectionOptions | None = None,
+        listener: QueueListener | None = None,
         **settings: Unpack[ConsumerSettings],
     ) -> None:
-        super().__init__(ConsumerOptions(group=group, **settings))
+        super().__init__(ConsumerOptions(group=group, **settings), listener)
         connection = connection_of(
             connection, namesrv=namesrv, transport=transport, client_id=client_id, peer_timeout_s=peer_timeout_s,
         )  # fmt: skip
@@ -281,6 +283,7 @@ class AsyncPullConsumer(ConsumerBase):
         self._wake()
         if commit:
             self._state.user_came_back()
+        await self._run(self._goodbye())
         if self._auto_commits:
             error = await self._run(self._steps.commit_last("on close"))
             if error is not None and (count := self._state.uncommitted_count()):

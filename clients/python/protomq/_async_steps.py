@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
@@ -16,6 +17,7 @@ from ._steps import (
     Pause,
     Steps,
     T,
+    Tell,
 )
 from ._types import BrokerAddress, MethodInfo, Route
 
@@ -87,6 +89,10 @@ class AsyncDriver:
                 await self._pause(seconds)
             case Block(function):
                 return await asyncio.to_thread(function)
+            case Tell(function):
+                result = function()
+                if inspect.isawaitable(result):
+                    await result
             case Each(several):
                 return await asyncio.gather(*(self.run(steps) for steps in several))
         return None

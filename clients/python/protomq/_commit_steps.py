@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from ._consumer_calls import ConsumerCalls, Limits
 from ._offset_calls import CommitErrors, by_broker, without_gone_queues
@@ -42,13 +42,22 @@ class CommitSteps:
         """Reasons of brokers that refused the last commit."""
 
     def commit_dealt_with(
-        self, when: str, limits: Limits, *, ends_s: float = math.inf, is_last: bool = False
+        self,
+        when: str,
+        limits: Limits,
+        *,
+        ends_s: float = math.inf,
+        is_last: bool = False,
+        of: Collection[MessageQueue] | None = None,
     ) -> Steps[ProtomqError | None]:
         """Commits what was dealt with; a failure is logged, the next commit makes up for it, unless this is the last one.
 
-        Returns the first error.
+        `of`: of these queues only. Returns the first error.
         """
-        errors = yield from self.commit(self._state.to_commit(safe_only=True), limits, ends_s)
+        offsets = self._state.to_commit(safe_only=True)
+        if of is not None:
+            offsets = {queue: offset for queue, offset in offsets.items() if queue in of}
+        errors = yield from self.commit(offsets, limits, ends_s)
         for (topic, broker_name), error in errors.items():
             is_told = error.retriable or error.reason in self._troubles
             level = logging.DEBUG if is_told and not is_last else logging.WARNING

@@ -11,6 +11,7 @@ from ._message import Message
 from ._offset_calls import subscribed_queues
 from ._open_consumers import shared_queue, shared_queue_text, uncommitted_text
 from ._pull_logic import logger
+from ._queue_listener import QueueListener
 from ._routes import RouteBook
 from ._send_back import (
     SentBack,
@@ -25,7 +26,7 @@ from ._send_back import (
 from ._steps import Steps
 from ._types import BrokerAddress, Delay, MessageQueue, Route
 from ._warnings import warn
-from .errors import ClosedError, ConfigurationError
+from .errors import ClosedError, ConfigurationError, WrongTypeError
 
 
 class ConsumerBase:
@@ -33,14 +34,17 @@ class ConsumerBase:
 
     _routes: RouteBook
 
-    def __init__(self, options: ConsumerOptions) -> None:
+    def __init__(self, options: ConsumerOptions, listener: QueueListener | None = None) -> None:
         self.options = options
-        self._steps = ConsumerSteps(options)
+        if listener is not None and not isinstance(listener, QueueListener):
+            raise WrongTypeError(f"listener is a QueueListener, not {listener!r}")
+        self._steps = ConsumerSteps(options, listener=listener)
         self._state = self._steps.state
         self._auto_commits = options.auto_commits
         self._warned_of_member = False
         self._pid = os.getpid()
         self._closed = False
+        self._says_goodbye = False
 
     @property
     def group(self) -> str:
@@ -59,8 +63,16 @@ class ConsumerBase:
             warn(logger, uncommitted_text(self.group, count, "nobody used it any more"))
 
     def _check_open(self) -> None:
-        if self._closed:
+        if self._closed and not self._says_goodbye:
             raise ClosedError("the consumer is closed")
+
+    def _goodbye(self) -> Steps[None]:
+        """The listener is told that all queues go; it may commit, as `close` has not committed yet."""
+        self._says_goodbye = True
+        try:
+            yield from self._steps.say_goodbye()
+        finally:
+            self._says_goodbye = False
 
     def _check_group(self) -> None:
         if not self.group:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Final
 
 from ._call_steps import broker_of
@@ -35,8 +36,9 @@ from ._offset_calls import (
 )
 from ._outages import Outages
 from ._pull_logic import PullState, Ticket
+from ._queue_listener import QueueListener, told
 from ._retry import LAST_COMMIT, ONCE
-from ._steps import ForgetRoute, GetRoute, Steps
+from ._steps import ForgetRoute, GetRoute, Steps, Tell
 from ._types import BrokerAddress, MessageQueue, QueueRange, Route
 from .errors import (
     NoRouteError,
@@ -55,7 +57,10 @@ class ConsumerSteps:
     """One consumer, without anything that waits."""
 
     def __init__(
-        self, options: ConsumerOptions, clock: Callable[[], float] = time.monotonic
+        self,
+        options: ConsumerOptions,
+        clock: Callable[[], float] = time.monotonic,
+        listener: QueueListener | None = None,
     ) -> None:
         self.options = options
         self.clock = clock
@@ -71,6 +76,9 @@ class ConsumerSteps:
         self._calls = ConsumerCalls(clock)
         self._outages = Outages()
         self._commits = CommitSteps(options.group, self._calls, self.state, self._outages, clock)
+        self._listener = listener
+        self._is_changing = False
+        self._changes_again = False
         self._is_committing = False
         self._next_commit_s = clock() + options.auto_commit_interval_s
         self._retry_resolve_s = 0.0
@@ -88,7 +96,7 @@ class ConsumerSteps:
         route: Route = yield GetRoute(topic, self.options.request_timeout_s)
         self._tags[topic], self._filters[topic] = tags, wanted_filter
         self.subscriptions[topic] = route
-        self._forget_gone([topic])
+        yield from self._forget_gone([topic])
         yield from self._reassign()
         return [route]
 
@@ -108,7 +116,7 @@ class ConsumerSteps:
         self.assigned = queues
         for queue in queues:
             self._tags[queue.topic], self._filters[queue.topic] = tags, wanted_filter
-        self._forget_gone(queue.topic for queue in queues)
+        yield from self._forget_gone(queue.topic for queue in queues)
         yield from self._reassign()
         return routes
 
@@ -132,23 +140,67 @@ class ConsumerSteps:
             routes.append(route)
         return routes
 
-    def _forget_gone(self, topics: Iterable[str]) -> None:
+    def _forget_gone(self, topics: Iterable[str]) -> Steps[None]:
         """What is known of topics that were deleted is known no more: they are begun again."""
         names = set(topics)
-        self.state.forget_gone(names)
+        lost = self.state.forget_gone(names)
         if self.trouble is not None and self.trouble.metadata.get("topic") in names:
             self.trouble = None  # Of another queue, found while the user saw to it.
         for topic in names:
             self._exists.pop(topic, None)
+        if self._listener is not None:
+            yield from self._tell(self._listener.on_lost, lost)
 
     def _reassign(self) -> Steps[None]:
         """Brings the queues in line with what the user asked for."""
-        added = self._assign_queues()
+        added = yield from self._change_queues(self._limits)
         yield from self._resolve_or_later(added, self.options.begin, self._limits)
 
-    def _assign_queues(self, *, park: bool = False) -> list[MessageQueue]:
-        queues = subscribed_queues(self.assigned, self.subscriptions)
-        return self.state.assign(queues, self._tags, self._filters, park=park)
+    def _change_queues(self, limits: Limits, *, park: bool = False) -> Steps[list[MessageQueue]]:
+        """Gives away the queues that are not wanted any more, and takes those that are. The new ones, whose position is to be found.
+
+        Where another change is under way (of another task, or of the listener that is told of it), that one takes this one along.
+        """
+        if self._is_changing:
+            self._changes_again = True
+            return []
+        self._is_changing = True
+        added: list[MessageQueue] = []
+        try:
+            while True:
+                self._changes_again = False
+                revoked = self.state.missing_from(self._wanted_queues())
+                yield from self._give_away(revoked, limits)
+                before = set(self.state.queues)
+                added += self.state.assign(
+                    self._wanted_queues(), self._tags, self._filters, park=park
+                )
+                came = [queue for queue in self.state.queues if queue not in before]
+                if self._listener is not None:
+                    yield from self._tell(self._listener.on_assigned, came)
+                if not self._changes_again:
+                    break
+        finally:
+            self._is_changing = False
+        return [queue for queue in dict.fromkeys(added) if self.state.lacks_position(queue)]
+
+    def _wanted_queues(self) -> list[MessageQueue]:
+        return subscribed_queues(self.assigned, self.subscriptions)
+
+    def _give_away(self, queues: Sequence[MessageQueue], limits: Limits) -> Steps[None]:
+        """What comes before queues go: the listener is told, and what was dealt with is committed."""
+        if not queues:
+            return
+        if self._listener is not None:
+            yield from self._tell(self._listener.on_revoked, queues)
+        if self.options.auto_commits:
+            yield from self._commits.commit_dealt_with("when they went", limits, of=frozenset(queues))
+
+    def _tell(
+        self, method: Callable[[Sequence[MessageQueue]], object], queues: Sequence[MessageQueue]
+    ) -> Steps[None]:
+        if queues:
+            yield Tell(partial(told, method, tuple(queues)))
 
     # -- polls -----------------------------------------------------------------------------------------------------------
 
@@ -228,7 +280,7 @@ class ConsumerSteps:
             if route is not last and self.subscriptions.get(topic) is last:
                 self.subscriptions[topic] = route
                 self._outages.queues_changed(topic, len(route.read_queues))
-                added = self._assign_queues(park=True)
+                added = yield from self._change_queues(IN_POLL, park=True)
                 begin: Begin = "earliest" if last.read_queues else self.options.begin
                 yield from self._resolve_or_later(added, begin, IN_POLL)
                 return  # The others: next time.
@@ -366,6 +418,11 @@ class ConsumerSteps:
         errors = yield from self._commits.commit(offsets, self._limits)
         if errors:
             raise combined(errors)
+
+    def say_goodbye(self) -> Steps[None]:
+        """The consumer is being closed: the listener is told that all queues go."""
+        if self._listener is not None and not self._is_changing:
+            yield from self._tell(self._listener.on_revoked, self.state.queues)
 
     def commit_last(self, when: str, ends_s: float = float("inf")) -> Steps[ProtomqError | None]:
         """What was dealt with, when nothing comes after. The first error."""

@@ -26,6 +26,7 @@ from ._offset_calls import checked_offsets, checked_queues, checked_tags
 from ._open_consumers import closed, not_taken_text, opened
 from ._pull_logic import POLL_MESSAGES, logger
 from ._pull_multiplexer import PullMultiplexer
+from ._queue_listener import QueueListener, refuse_coroutines
 from ._routes import Routes
 from ._send_back import SentBack
 from ._show_settings import show_settings
@@ -51,6 +52,7 @@ class PullConsumer(ConsumerBase):
     - `namesrv`: host:port[;host:port], a URL that lists them, or a sequence of addresses; else PROTOMQ_NAMESRV_ADDR, else
       127.0.0.1:9876 and 127.0.0.1:10911 (a name server, a standalone).
     - `transport`, `client_id`, `peer_timeout_s` and `spin`: as in Producer; pulls never spin. `connection`: all of these in one object.
+    - `listener`: what is told of the queues that come and go (QueueListener).
     """
 
     def __init__(
@@ -63,9 +65,11 @@ class PullConsumer(ConsumerBase):
         peer_timeout_s: float = PEER_TIMEOUT_S,
         spin: bool = True,
         connection: ConnectionOptions | None = None,
+        listener: QueueListener | None = None,
         **settings: Unpack[ConsumerSettings],
     ) -> None:
-        super().__init__(ConsumerOptions(group=group, **settings))
+        refuse_coroutines(listener)
+        super().__init__(ConsumerOptions(group=group, **settings), listener)
         connection = connection_of(
             connection, namesrv=namesrv, transport=transport, client_id=client_id, peer_timeout_s=peer_timeout_s, spin=spin,
         )  # fmt: skip
@@ -108,7 +112,7 @@ class PullConsumer(ConsumerBase):
                 warn(logger, text, 2)
 
     def unsubscribe(self, topic: str) -> None:
-        """Ends a subscription; nothing is committed by it."""
+        """Ends a subscription. With `auto_commit`, what was dealt with is committed."""
         check_topic(topic)
         with self._own_lock():
             self._check_open()
@@ -333,12 +337,14 @@ class PullConsumer(ConsumerBase):
     def _shut(self, commit: bool) -> str:
         """Closes everything; what is to be told of the last commit."""
         text = ""
-        self._closed = True
+        was_closed, self._closed = self._closed, True
         closed(self)
         self.wakeup()
         with self._own_lock():
             if commit:
                 self._state.user_came_back()
+            if not was_closed:
+                self._run(self._goodbye())
             if self._auto_commits and self._pulls is not None:
                 error = self._run(self._steps.commit_last("on close"))
                 if error is not None and (count := self._state.uncommitted_count()):

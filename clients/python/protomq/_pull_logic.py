@@ -184,6 +184,16 @@ class PullState:
             self._set_wanted(queue, self._queues[queue], wanted_tags, wanted_filter)
         return [queue for queue in added if self._queues[queue].position is None]
 
+    def missing_from(self, wanted: Iterable[MessageQueue]) -> list[MessageQueue]:
+        """The queues of the assignment that are not among those wanted."""
+        kept = set(wanted)
+        return [queue for queue in self._queues if queue not in kept]
+
+    def lacks_position(self, queue: MessageQueue) -> bool:
+        """Whether the queue is assigned, and it is not known yet where to begin."""
+        state = self._queues.get(queue)
+        return state is not None and state.position is None
+
     @property
     def queues(self) -> tuple[MessageQueue, ...]:
         """The assignment."""
@@ -194,12 +204,15 @@ class PullState:
         state = self._queues.get(queue)
         return state.incarnation if state is not None else 0
 
-    def forget_gone(self, topics: Collection[str]) -> None:
-        """Queues of topics that were deleted are assigned again by the next `assign`, as if they had never been."""
+    def forget_gone(self, topics: Collection[str]) -> list[MessageQueue]:
+        """Queues of topics that were deleted are assigned again by the next `assign`, as if they had never been. Those queues."""
+        gone: list[MessageQueue] = []
         for queue, state in list(self._queues.items()):
             if state.is_gone and queue.topic in topics:
                 self._drop_answers(queue, state)
                 del self._queues[queue]
+                gone.append(queue)
+        return gone
 
     def unresolved(self) -> list[MessageQueue]:
         """Queues of which it is not known where to begin."""

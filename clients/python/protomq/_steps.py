@@ -63,13 +63,19 @@ class Block(NamedTuple):
     function: Callable[[], Any]
 
 
+class Tell(NamedTuple):
+    """Code of the program's, in the calling thread or task. A coroutine awaits what it returns, if that can be awaited."""
+
+    function: Callable[[], Any]
+
+
 class Each(NamedTuple):
     """The results of several steps: a thread takes one after the other, coroutines take all at once. The first error ends it."""
 
     steps: Sequence[Generator[Any, Any, Any]]
 
 
-Effect: TypeAlias = CallServer | GetRoute | ForgetRoute | Pause | Block | Each
+Effect: TypeAlias = CallServer | GetRoute | ForgetRoute | Pause | Block | Tell | Each
 Steps: TypeAlias = Generator[Effect, Any, T]
 
 
@@ -140,6 +146,8 @@ class Driver:
                 self._pause(seconds)
             case Block(function):
                 return function()
+            case Tell(function):
+                function()
             case Each(several):
                 return [self.run(steps) for steps in several]
         return None
