@@ -701,7 +701,7 @@ def test_a_listener_is_told_on_close_and_may_commit_then(server: FakeServer) -> 
 def test_an_async_listener_is_told_on_close_and_may_commit_then(server: FakeServer) -> None:
     class Commits(QueueListener):
         async def on_revoked(self, queues: Sequence[MessageQueue]) -> None:
-            await source.commit({queue: 4 for queue in queues})
+            await source.commit(dict.fromkeys(queues, 4))
 
     async def run() -> None:
         nonlocal source

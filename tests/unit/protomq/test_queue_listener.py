@@ -174,7 +174,7 @@ def test_a_coroutine_is_awaited_where_tasks_poll_and_refused_where_threads_do(wo
     driver = AsyncDriver(Servers(), Routes())  # type: ignore[arg-type]
     asyncio.run(driver.run(steps.assign((Q0,), (), NO_FILTER)))
     assert listener.told_after_waiting
-    with pytest.raises(WrongTypeError, match="Waits.on_assigned is a coroutine"):
+    with pytest.raises(WrongTypeError, match=r"Waits\.on_assigned is a coroutine"):
         PullConsumer("g", listener=listener)
     AsyncPullConsumer("g", listener=listener)
 
