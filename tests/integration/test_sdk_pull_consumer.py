@@ -701,18 +701,19 @@ def test_a_listener_is_told_on_close_and_may_commit_then(server: FakeServer) -> 
 def test_an_async_listener_is_told_on_close_and_may_commit_then(server: FakeServer) -> None:
     class Commits(QueueListener):
         async def on_revoked(self, queues: Sequence[MessageQueue]) -> None:
-            await source.commit(dict.fromkeys(queues, 4))
+            await self.source.commit(dict.fromkeys(queues, 4))
+
+        source: AsyncPullConsumer
 
     async def run() -> None:
-        nonlocal source
-        source = AsyncPullConsumer(
-            "g", namesrv=server.address, auto_commit=False, listener=Commits()
+        listener = Commits()
+        source = listener.source = AsyncPullConsumer(
+            "g", namesrv=server.address, auto_commit=False, listener=listener
         )
         await source.subscribe("t")
         await source.poll()
         await source.close()
 
-    source: AsyncPullConsumer
     fill(server)
     asyncio.run(run())
     with consumer(server) as after:

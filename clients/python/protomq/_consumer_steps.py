@@ -36,7 +36,7 @@ from ._offset_calls import (
 )
 from ._outages import Outages
 from ._pull_logic import PullState, Ticket
-from ._queue_listener import QueueListener, told
+from ._queue_listener import ListenerMethod, QueueListener, told
 from ._retry import LAST_COMMIT, ONCE
 from ._steps import ForgetRoute, GetRoute, Steps, Tell
 from ._types import BrokerAddress, MessageQueue, QueueRange, Route
@@ -197,7 +197,7 @@ class ConsumerSteps:
             yield from self._commits.commit_dealt_with("when they went", limits, of=frozenset(queues))
 
     def _tell(
-        self, method: Callable[[Sequence[MessageQueue]], object], queues: Sequence[MessageQueue]
+        self, method: ListenerMethod, queues: Sequence[MessageQueue]
     ) -> Steps[None]:
         if queues:
             yield Tell(partial(told, method, tuple(queues)))

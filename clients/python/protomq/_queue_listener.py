@@ -11,6 +11,9 @@ from .errors import WrongTypeError
 
 logger = logging.getLogger("protomq")
 
+ListenerMethod = Callable[[Sequence[MessageQueue]], Awaitable[None] | None]
+"""A method of a QueueListener."""
+
 
 class QueueListener:
     """Override what you need; all methods are called on the thread, or in the task, that polls (or subscribes, assigns, closes).
@@ -47,9 +50,7 @@ def refuse_coroutines(listener: QueueListener | None) -> None:
             )
 
 
-def told(
-    method: Callable[[Sequence[MessageQueue]], Awaitable[None] | None], queues: Sequence[MessageQueue]
-) -> Awaitable[None] | None:
+def told(method: ListenerMethod, queues: Sequence[MessageQueue]) -> Awaitable[None] | None:
     """Calls a method of a listener; an error is logged. What it returned is to be awaited if it can be."""
     try:
         result = method(queues)
