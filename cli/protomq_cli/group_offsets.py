@@ -79,8 +79,8 @@ def reset(
 ) -> None:  # fmt: skip
     """Have a group go on elsewhere; --to end skips what has piled up.
 
-    Each broker takes it for all queues or for none. A consumer of the group
-    that is running does not notice, and commits over it: stop it first.
+    Each broker takes it for all queues or for none. Consumers of the group
+    that are running go on there, too.
     """
     missing = Missing()
     brokers = None if broker is None else [broker]

@@ -132,8 +132,8 @@ def commit(
     """Set where a group goes on.
 
     A consumer of the group that is running does not notice, and may commit
-    over it: stop it first. A group that has committed nothing yet comes
-    into being, which is said.
+    over it: stop it first, or use `protomq group reset`. A group that has
+    committed nothing yet comes into being, which is said.
     """
     if offset.end is not None:
         raise typer.BadParameter("one place is wanted, not a range", param_hint="--offset")

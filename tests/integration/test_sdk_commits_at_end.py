@@ -169,7 +169,7 @@ def test_the_limit_at_exit_is_one_for_all_brokers(
     calls = source._steps._calls
     commit = calls.commit
 
-    def recorded(limits: Limits, *args: Any) -> Steps[None]:
+    def recorded(limits: Limits, *args: Any) -> Steps[Any]:
         limits_s.append(limits.timeout_s)
         return commit(limits, *args)
 

@@ -482,7 +482,7 @@ class Admin:
         """Has a group go on elsewhere: at "earliest", at "latest" (what has piled up is skipped), at the first message that was stored at a
         time or later, or at an offset. The brokers that did it. Each broker takes it for all queues or for none.
 
-        A member that runs does not notice, and commits over it: stop the members first.
+        Members that run go on there within seconds: what they have pulled and not handed out is dropped. They may finish what they work at.
         """
         return _whole(*reset_offsets(self, group, topic, to, queue_ids, brokers))
 

@@ -104,8 +104,12 @@ class CommitSteps:
     def _commit_part(
         self, topic: str, broker_name: str, part: Mapping[MessageQueue, int], limits: Limits
     ) -> Steps[None]:
-        incarnations = {queue: self._state.incarnation(queue) for queue in part}
-        yield from self._calls.commit(
-            limits, self._group, topic, broker_name, part, incarnations
+        state = self._state
+        incarnations = {queue: state.incarnation(queue) for queue in part}
+        epochs = {queue: state.reset_epoch(queue) for queue in part}
+        resets = yield from self._calls.commit(
+            limits, self._group, topic, broker_name, part, incarnations, epochs
         )
-        self._state.committed(part)
+        state.committed({queue: offset for queue, offset in part.items() if queue not in resets})
+        for queue, reset in resets.items():
+            state.follow_reset(queue, *reset)

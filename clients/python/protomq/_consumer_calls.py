@@ -26,10 +26,21 @@ class Limits(NamedTuple):
 
 
 class CommittedOffsets(NamedTuple):
-    """Committed offset by queue id, where there is one, and the incarnation of the topic; 0 from a broker that does not tell."""
+    """Committed offset by queue id, where there is one, and the incarnation of the topic; 0 from a broker that does not tell.
+
+    `reset_epochs`: which reset each of the offsets follows.
+    """
 
     offsets: dict[int, int]
     topic_incarnation: int
+    reset_epochs: dict[int, int]
+
+
+class OffsetReset(NamedTuple):
+    """Where a group goes on in a queue whose offset was reset, and which reset it was."""
+
+    queue_offset: int
+    reset_epoch: int
 
 
 class QueueRanges(NamedTuple):
@@ -76,7 +87,8 @@ class ConsumerCalls:
         )
         answer = decoded(data, pb.GetOffsetsResponse.FromString)
         offsets = {one.queue_id: one.queue_offset for one in answer.offsets}
-        return CommittedOffsets(offsets, answer.topic_incarnation)
+        epochs = {one.queue_id: one.reset_epoch for one in answer.offsets}
+        return CommittedOffsets(offsets, answer.topic_incarnation, epochs)
 
     def queue_ranges(
         self,
@@ -125,8 +137,12 @@ class ConsumerCalls:
         broker_name: str,
         offsets: Mapping[MessageQueue, int],
         incarnations: Mapping[MessageQueue, int] = _NONE_KNOWN,
-    ) -> Steps[None]:
-        """Stores where a group is in queues of one topic at one broker, which takes all or none. `incarnations`: as far as known."""
+        reset_epochs: Mapping[MessageQueue, int | None] = _NONE_KNOWN,
+    ) -> Steps[dict[MessageQueue, OffsetReset]]:
+        """Stores where a group is in queues of one topic at one broker, which takes all or none. `incarnations`: as far as known.
+
+        `reset_epochs`: the last reset that is known of each; 0: none was made. Those that were reset since are not taken: the result.
+        """
         with fork_waits:
             from .v1 import consumer_service_pb2 as pb
 
@@ -138,13 +154,21 @@ class ConsumerCalls:
                     queue_id=queue.queue_id,
                     queue_offset=queue_offset,
                     topic_incarnation=incarnations.get(queue, 0),
+                    reset_epoch=reset_epochs.get(queue),
                 )
                 for queue, queue_offset in offsets.items()
             ],
         )
-        yield from self._call(
+        data = yield from self._call(
             limits, topic, broker_name, _methods.COMMIT_OFFSETS, request.SerializeToString()
         )
+        resets = decoded(data, pb.CommitOffsetsResponse.FromString).resets
+        return {
+            MessageQueue(one.topic, broker_name, one.queue_id): OffsetReset(
+                one.queue_offset, one.reset_epoch
+            )
+            for one in resets
+        }
 
     def _call(
         self, limits: Limits, topic: str, broker_name: str, method: MethodInfo, request: bytes

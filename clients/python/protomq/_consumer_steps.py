@@ -317,13 +317,17 @@ class ConsumerSteps:
     ) -> Steps[bool]:
         """Finds out where to begin in queues of one broker; whether it has the topic and the queues."""
         committed: dict[int, int] = {}
+        # Nobody resets what nobody commits.
+        epochs: dict[int, int] | None = {} if self.options.group else None
         starts: dict[MessageQueue, int] = {}
         incarnation = 0
         try:
-            if self._resume:
-                committed, incarnation = yield from self._calls.committed(
+            if self.options.group:
+                committed, incarnation, epochs = yield from self._calls.committed(
                     limits, self.options.group, topic, broker_name, [queue.queue_id for queue in queues]
                 )
+                if not self._resume:
+                    committed = {}
             rest = [queue for queue in queues if queue.queue_id not in committed]
             if isinstance(begin, datetime):
                 for queue in rest:
@@ -339,10 +343,11 @@ class ConsumerSteps:
             is_there = False
             # Not made yet (auto_create): its first message will have the offset 0.
             committed, starts, incarnation = {}, {}, 0
+            epochs = None if epochs is None else {}
             self._exists.setdefault(topic, isinstance(error, QueueNotFoundError))
         else:
             is_there = self._exists[topic] = True
-        self.state.start_all(queues, committed, starts, incarnation)
+        self.state.start_all(queues, committed, starts, incarnation, epochs)
         return is_there
 
     # -- positions and offsets -------------------------------------------------------------------------------------------

@@ -71,6 +71,7 @@ class PullAnswer(NamedTuple):
     queue_offsets: Sequence[int]
     topic_incarnation: int = 0
     other_member: str = ""
+    reset_epoch: int = 0
 
 
 def decode_pull_answer(payload: bytes) -> PullAnswer:
@@ -90,7 +91,7 @@ def decode_pull_answer(payload: bytes) -> PullAnswer:
 
 
 def _scan_pull_answer(payload: bytes) -> PullAnswer | None:
-    numbers = {4: 0, 5: 0, 6: 0, 7: 0, 8: 0, 12: 0, 13: 0}
+    numbers = {4: 0, 5: 0, 6: 0, 7: 0, 8: 0, 12: 0, 13: 0, 21: 0}
     arrays = {9: b"", 10: b"", 11: b"", 20: b""}
     position, header_end = 0, len(payload)
     while position < header_end:
@@ -132,6 +133,7 @@ def _scan_pull_answer(payload: bytes) -> PullAnswer | None:
         offsets,
         numbers[13],
         arrays[20].decode("utf-8", "replace"),
+        numbers[21],
     )
 
 
@@ -169,6 +171,7 @@ def _parse_pull_answer(payload: bytes) -> PullAnswer:
         [record.queue_offset for record in answer.records],
         answer.topic_incarnation,
         answer.other_member,
+        answer.reset_epoch,
     )
 
 

@@ -15,6 +15,8 @@ Rules:
 - `seek` makes an answer that is on its way stale: its ticket carries the generation of the queue, a number that is given once only.
 - The position of a queue is the offset behind the last message handed out. It becomes safe to commit when the user comes back
   for more (`user_came_back`): then those messages have been dealt with.
+- Each pull and commit of a group says which reset of its offset it knows of. When the broker says that there was another one, what was
+  pulled is dropped, and the queue goes on where the group was reset to.
 - What is known of a queue belongs to one incarnation of its topic, learned from the first answer and told with every request. When the
   broker says that the topic was made again, or was deleted and is not made again within a while, the user is told, with every try, until
   the queues are assigned again: no waiting brings back what the position counted.
@@ -120,6 +122,7 @@ class _Queue:
     committed: int | None = None
     is_uncommitted: bool = False  # Messages before the position were handed out and are not committed.
     incarnation: int = 0  # Of the topic; 0: not known yet.
+    reset_epoch: int | None = None  # The last reset of the group's offset; None: resets are not followed.
     missing_since_s: float | None = None  # When the broker first said that it has the topic no more.
     is_gone: bool = False  # The topic was deleted, and made again or not.
     pull_offset: int = 0
@@ -228,18 +231,42 @@ class PullState:
         committed: Mapping[int, int],
         starts: Mapping[MessageQueue, int],
         incarnation: int = 0,
+        reset_epochs: Mapping[int, int] | None = None,
     ) -> None:
         """Where to begin: at what is committed (by queue id), else at `starts`; both belong to the topic's `incarnation`.
+
+        `reset_epochs`: the last reset of the group's offsets, by queue id, where there was one; None: resets are not followed.
 
         Queues that were moved meanwhile stay.
         """
         for queue in queues:
             state = self._queues.get(queue)
-            if state is None or state.position is not None:
+            if state is None:
+                continue
+            if reset_epochs is not None and state.reset_epoch is None:
+                state.reset_epoch = reset_epochs.get(queue.queue_id, 0)
+            if state.position is not None:
                 continue
             self.seek(queue, committed.get(queue.queue_id, starts.get(queue, 0)))
             state.committed = committed.get(queue.queue_id)
             state.incarnation = incarnation
+
+    def reset_epoch(self, queue: MessageQueue) -> int | None:
+        """The last reset of the group's offset that is known; None: not known, or not assigned."""
+        state = self._queues.get(queue)
+        return state.reset_epoch if state is not None else None
+
+    def follow_reset(self, queue: MessageQueue, queue_offset: int, reset_epoch: int) -> None:
+        """The group's offset was reset: goes on there. A queue that is not assigned any more is left alone."""
+        state = self._queues.get(queue)
+        if state is None or state.reset_epoch == reset_epoch:
+            return
+        logger.info(
+            "%s: the offset of group %s was reset: continuing at %d instead of %s",
+            queue, self.options.consumer_group, queue_offset, state.position,
+        )  # fmt: skip
+        self.seek(queue, queue_offset)
+        state.committed, state.reset_epoch = queue_offset, reset_epoch
 
     def seek(self, queue: MessageQueue, queue_offset: int) -> None:
         """The next message handed out is the one at this offset."""
@@ -321,6 +348,7 @@ class PullState:
             consumer_group=options.consumer_group,
             topic_incarnation=state.incarnation,
             member=self._member_name() if options.consumer_group else "",
+            reset_epoch=state.reset_epoch,
         ).SerializeToString()
 
     def _member_name(self) -> str:
@@ -360,6 +388,8 @@ class PullState:
             state.pull_offset = answer.next_offset
             if len(state.waiting) == 1:
                 self._line.append(ticket.queue)
+        elif answer.status is PullStatus.OFFSET_RESET:
+            self.follow_reset(ticket.queue, answer.next_offset, answer.reset_epoch)
         elif answer.status is PullStatus.OFFSET_ILLEGAL:
             self._offset_illegal(ticket, state, answer, now_s)
         else:

@@ -110,6 +110,7 @@ class PullStatus(IntEnum):
     NO_NEW_MSG = 2
     NO_MATCHED_MSG = 3
     OFFSET_ILLEGAL = 4
+    OFFSET_RESET = 5
 
     def __str__(self) -> str:
         return self.name

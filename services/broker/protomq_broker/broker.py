@@ -158,6 +158,7 @@ class Broker:
         )
         modules = FilterModules(Disk(), f"{config.data_dir}/config/filters")
         self._pull = PullService(self.store, config, self._commits, modules, clock)
+        self._commits.listen_for_resets(self._pull.signal_reset)
         self._pop = PopService(
             self.store,
             config,

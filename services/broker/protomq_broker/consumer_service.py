@@ -96,6 +96,9 @@ class ConsumerService:
                     queue_id=queue_id,
                     queue_offset=committed[queue_id],
                     topic_incarnation=topic.incarnation,
+                    reset_epoch=self._store.offsets.reset_epoch(
+                        request.consumer_group, topic.name, topic.incarnation, queue_id
+                    ),
                 )
                 for queue_id in wanted
                 if queue_id in committed
@@ -196,7 +199,7 @@ class ConsumerService:
         except Exception as error:
             call.fail(to_service_error(error))
         else:
-            self._commits.commit(commit, call)
+            self._commits.commit(commit, call, is_reset=True)
 
     def _reset(self, request: ResetOffsetsRequest) -> CommitOffsetsRequest:
         check_group_name(request.consumer_group)

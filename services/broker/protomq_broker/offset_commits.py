@@ -5,6 +5,9 @@ lane: all that are there by then in one record, if they fit. A caller of CommitO
 waits for the disk no longer than a send (DEADLINE_EXCEEDED then, not definite). A pull
 does not wait: what it commits is kept until it is in the log, and tried again as long as that fails.
 
+A reset is a commit with an epoch of its own, in a record of its own. A member that tells which epoch it knows learns of a newer one by
+its next commit, whose offset is not taken, or by its pull (`listen_for_resets`).
+
 While the send lane does not come to it, as while the disk hangs, commits are refused (SYSTEM_BUSY) once those that wait have
 ARRIVED_SIZE_MAX_BYTES, and of what pulls commit the newest of PASSING_MAX queues are kept.
 """
@@ -14,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -61,10 +64,15 @@ assert DeleteGroupResponse().SerializeToString() == _ANSWER, "both say nothing"
 
 
 class _Commit(NamedTuple):
-    """A commit that is to be appended; every offset names the incarnation of its topic. `call` waits for it; None: nobody does."""
+    """A commit that is to be appended; every offset names the incarnation of its topic. `call` waits for it; None: nobody does.
+
+    `is_reset`: members of the group are to go on there. `resets`: what was not taken, since it was reset meanwhile.
+    """
 
     request: CommitOffsetsRequest
     call: Call | None
+    is_reset: bool = False
+    resets: Sequence[QueueOffset] = ()
 
 
 class OffsetCommits:
@@ -86,15 +94,22 @@ class OffsetCommits:
         """Of it, what this turn of the send lane appends: what comes meanwhile is newer, and goes behind commits that come before it."""
         self._dropped_count = 0  # since the last warning
         self._retry: Timer | None = None
+        self._tell_reset: Callable[[str], None] = lambda _: None
 
-    def commit(self, request: CommitOffsetsRequest, call: Call) -> None:
-        """Appends the offsets and answers the call."""
+    def listen_for_resets(self, listener: Callable[[str], None]) -> None:
+        """Calls it on the send lane with a group whose offsets were reset, once that is stored. Called before the broker runs."""
+        self._tell_reset = listener
+
+    def commit(
+        self, request: CommitOffsetsRequest, call: Call, *, is_reset: bool = False
+    ) -> None:
+        """Appends the offsets and answers the call. `is_reset`: members that run go on there."""
         size_bytes = len(call.payload) + COMMIT_OVERHEAD_BYTES
         with self._arriving:
             has_room = self._arrived_size_bytes + size_bytes <= ARRIVED_SIZE_MAX_BYTES
             if has_room:
                 self._arrived_size_bytes += size_bytes
-                self._arrived.append(_Commit(request, call))
+                self._arrived.append(_Commit(request, call, is_reset))
                 for offset in request.offsets:  # what pulls committed there was earlier
                     key = OffsetKey(request.consumer_group, offset.topic, offset.queue_id)
                     self._passing.pop(key, None)
@@ -179,11 +194,16 @@ class OffsetCommits:
         """Appends as many of these commits as fit into one record, and answers them; at least one is taken from `waiting`."""
         record = _Record(self._store)
         while waiting and record.size_bytes < RECORD_SIZE_BYTES:
+            # What commits name as the last reset is compared with what is in the log: so a reset has a record of its own.
+            if waiting[0].is_reset and record.commits:
+                break
             commit = waiting.popleft()
             try:
                 record.add(commit)
             except Exception as error:
                 _answer([commit], error)
+            if commit.is_reset:
+                break
         try:
             position = record.append(self._writer)
         except Exception as error:
@@ -193,13 +213,22 @@ class OffsetCommits:
 
     def _answer_when_stored(self, commits: Sequence[_Commit], position: int) -> None:
         if self._waiting.is_stored(position):
-            _answer(commits, None)
+            self._stored(commits, None)
             return
         for commit in commits:
             assert commit.call is not None
             wait_ms = commit.call.hold_time_ms(self._config.sync_flush_timeout_ms)
-            self._waiting.wait(self._writer.lane, position, wait_ms, partial(_answer, [commit]))
+            stored = partial(self._stored, [commit])
+            self._waiting.wait(self._writer.lane, position, wait_ms, stored)
         self._waiting.request_flush()
+
+    def _stored(self, commits: Sequence[_Commit], error: Exception | None) -> None:
+        _answer(commits, error)
+        for commit in commits:
+            if commit.is_reset:  # Appended it is, whatever the disk says: the members may know.
+                group, count = commit.request.consumer_group, len(commit.request.offsets)
+                log.info("the offsets of group %s were reset in %d queues", group, count)
+                self._tell_reset(group)
 
     def _append_passing(self) -> bool:
         """Appends what pulls committed, as much as fits into one record; whether it is in the log. What is not is tried again."""
@@ -253,19 +282,40 @@ class _Record:
         self.size_bytes = 0
 
     def add(self, commit: _Commit) -> None:
-        """Adds a commit, unless it changes nothing; all of it or none. Raises ServiceError, TooManyGroupsError: then it is not added."""
+        """Adds a commit, unless it changes nothing; all of it or none. Raises ServiceError, TooManyGroupsError: then it is not added.
+
+        Offsets that name another reset than the last one are left out: `commits` has them as `resets`.
+        """
         store, request = self._store, commit.request
         group = request.consumer_group
         offsets = store.offsets
-        is_known = group not in self._groups
+        is_known = group not in self._groups and not commit.is_reset
+        resets: list[QueueOffset] = []
+        taken: list[QueueOffset] = []
         for offset in request.offsets:
             topic = existing_topic(store, offset.topic)
             check_incarnation(topic, offset.topic_incarnation)
-            is_known = is_known and offset.queue_offset == offsets.find(
-                group, offset.topic, offset.topic_incarnation, offset.queue_id
-            )
+            place = (group, offset.topic, offset.topic_incarnation, offset.queue_id)
+            current = offsets.find(*place)
+            epoch = offsets.reset_epoch(*place)
+            if commit.is_reset:
+                offset.reset_epoch = store.appended_position
+            elif epoch and offset.HasField("reset_epoch") and offset.reset_epoch != epoch:
+                assert current is not None, "only a committed offset has been reset"
+                offset.queue_offset, offset.reset_epoch = current, epoch
+                resets.append(offset)
+                continue
+            elif epoch:
+                offset.reset_epoch = epoch
+            else:
+                offset.ClearField("reset_epoch")
+            taken.append(offset)
+            is_known = is_known and offset.queue_offset == current
+        if resets:
+            request = CommitOffsetsRequest(consumer_group=group, offsets=taken)
+            commit = commit._replace(request=request, resets=resets)
         self.commits.append(commit)
-        if is_known:
+        if is_known or not taken:
             return  # as it is: the answer waits for the record that said so, if that is not stored yet
         if group not in self._groups:
             new_count = sum(1 for other in self._groups if not offsets.has_group(other))
@@ -286,18 +336,21 @@ class _Record:
 
 def _answer(commits: Sequence[_Commit], error: Exception | None) -> None:
     """Answers the calls, each on its lane; one hand-over for all of a lane."""
-    by_lane: dict[CallLane, list[Call]] = {}
+    by_lane: dict[CallLane, list[tuple[Call, bytes]]] = {}
     for commit in commits:
         if commit.call is not None:
-            by_lane.setdefault(commit.call.lane, []).append(commit.call)
+            answer = _ANSWER
+            if commit.resets:
+                answer = CommitOffsetsResponse(resets=commit.resets).SerializeToString()
+            by_lane.setdefault(commit.call.lane, []).append((commit.call, answer))
     failure = None if error is None else to_service_error(error)
     for lane, calls in by_lane.items():
         lane.post(partial(_answer_here, calls, failure))
 
 
-def _answer_here(calls: Sequence[Call], failure: ServiceError | None) -> None:
-    for call in calls:
+def _answer_here(calls: Sequence[tuple[Call, bytes]], failure: ServiceError | None) -> None:
+    for call, answer in calls:
         if failure is None:
-            call.answer(_ANSWER)
+            call.answer(answer)
         else:
             call.fail(failure)

@@ -51,6 +51,20 @@ def encode_header(result: ReadResult, topic_incarnation: int, other_member: str 
     return b"".join(parts)
 
 
+def encode_reset(
+    next_offset: int, reset_epoch: int, min_offset: int, end_offset: int, topic_incarnation: int
+) -> bytes:
+    """The whole answer to a pull that goes on from an offset that was reset since: where to go on instead."""
+    return PullResponse(
+        status=PullStatus.PULL_STATUS_OFFSET_RESET,
+        next_offset=next_offset,
+        min_offset=min_offset,
+        end_offset=end_offset,
+        topic_incarnation=topic_incarnation,
+        reset_epoch=reset_epoch,
+    ).SerializeToString()
+
+
 def _append_packed(parts: list[bytes], tag: bytes, values: NDArray[Any]) -> None:
     data = values.tobytes()
     parts += (tag, encode_varint(len(data)), data)

@@ -37,6 +37,7 @@ from .pull_answer import (
     encode_header,
     nothing_yet,
 )
+from .pull_resets import reset_answer
 from .store.log.durations import Durations
 from .store.state.offsets import TooManyGroupsError
 from .store_errors import to_service_error
@@ -124,6 +125,10 @@ class PullService:
     ) -> None:
         """Answers with what was found, or holds the call."""
         try:
+            answer = reset_answer(self._store, request, found.incarnation)
+            if answer is not None:
+                call.answer(answer)
+                return
             if request.HasField("commit_offset"):
                 self._commit(request, found.incarnation)
         except Exception as error:
@@ -153,6 +158,11 @@ class PullService:
         for lane, holds in tuple(self._holds.items()):
             lane.post(partial(self._refuse_disabled, holds, group))
 
+    def signal_reset(self, group: str) -> None:
+        """Offsets of the group were reset: who waits at another place is told. Any thread."""
+        for lane, holds in tuple(self._holds.items()):
+            lane.post(partial(self._answer_resets, holds, group))
+
     def forget_module(self, name: str) -> None:
         """A module by which pulls may filter is another one now, or gone. Any thread."""
         self._filtered.forget_module(name)
@@ -174,6 +184,26 @@ class PullService:
             for hold in holds.all():
                 if hold.request.consumer_group == group:
                     self._look_again(hold)
+
+    def _answer_resets(self, holds: LaneHolds, group: str) -> None:
+        for hold in holds.all():
+            if hold.request.consumer_group == group:
+                self._answer_if_reset(hold)
+
+    def _answer_if_reset(self, hold: Hold) -> None:
+        """Answers the hold if the offset from which it goes on was reset."""
+        topic = self._store.topics.find(hold.request.topic)
+        if topic is None:  # Whoever deleted it sees to its holds.
+            return
+        try:
+            answer = reset_answer(self._store, hold.request, topic.incarnation)
+        except Exception as error:
+            self._drop(hold)
+            hold.call.fail(to_service_error(error))
+            return
+        if answer is not None:
+            self._drop(hold)
+            hold.call.answer(answer)
 
     def _release(self, holds: LaneHolds) -> None:
         for hold in holds.all():
@@ -209,7 +239,11 @@ class PullService:
             raise invalid_argument(
                 "tags", f"no message has the tag {wrong!r}: give the tags one by one, without ||"
             )
-        if request.consumer_group or request.HasField("commit_offset"):
+        if (
+            request.consumer_group
+            or request.HasField("commit_offset")
+            or request.HasField("reset_epoch")
+        ):
             check_group_name(request.consumer_group)
         if request.HasField("commit_offset"):
             topic = self._topic_of(request)
@@ -253,6 +287,8 @@ class PullService:
             queue_offset=request.commit_offset,
             topic_incarnation=incarnation,
         )
+        if request.HasField("reset_epoch"):
+            offset.reset_epoch = request.reset_epoch
         self._commits.commit_in_passing(request.consumer_group, offset)
 
     def _hold(
@@ -291,6 +327,8 @@ class PullService:
             or self._store.queue_range(request.topic, request.queue_id)[1] > hold.queue_offset
         ):
             self._look_again(hold)
+        if not call.answered:
+            self._answer_if_reset(hold)
         if not call.answered:
             hold_ms = call.hold_time_ms(request.hold_ms)
             hold.timer = lane.call_later(hold_ms, lambda: self._expire(hold))

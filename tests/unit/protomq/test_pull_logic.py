@@ -142,6 +142,44 @@ def test_a_seek_drops_what_waits_and_what_is_on_its_way() -> None:
     assert bodies(made) == [b"100"]
 
 
+def reset_to(next_offset: int, epoch: int) -> bytes:
+    return pull_service_pb2.PullResponse(
+        status=pull_service_pb2.PULL_STATUS_OFFSET_RESET, next_offset=next_offset, reset_epoch=epoch
+    ).SerializeToString()
+
+
+def test_a_reset_drops_what_was_pulled_and_goes_on_there() -> None:
+    made = PullState(PullOptions("g"))
+    made.assign([Q0, Q1], {})
+    made.start_all(made.queues, {0: 5}, {}, 9, {0: 70})
+    assert (made.reset_epoch(Q0), made.reset_epoch(Q1)) == (70, 0)
+    made.answered(pull(made), found(5, 4), 0.0)
+    assert bodies(made, 2) == [b"5", b"6"]
+    ticket = pull(made)
+    request = pull_service_pb2.PullRequest.FromString(made.encode_request(ticket))
+    assert (request.HasField("reset_epoch"), request.reset_epoch) == (True, 70)
+    made.answered(ticket, reset_to(2, 80), 0.0)
+    made.user_came_back()
+    assert (made.position(Q0), made.reset_epoch(Q0)) == (2, 80)
+    assert made.uncommitted_count() == 0
+    assert made.to_commit(safe_only=True) == {Q1: 0}, "the broker knows the offset to which it reset"
+    assert bodies(made) == []
+    ticket = pull(made)
+    assert ticket.queue_offset == 2
+    assert pull_service_pb2.PullRequest.FromString(made.encode_request(ticket)).reset_epoch == 80
+    made.answered(ticket, found(2, 1), 0.0)
+    assert bodies(made) == [b"2"]
+    made.follow_reset(Q0, 2, 80)
+    assert made.position(Q0) == 3, "a reset is followed once"
+    made.follow_reset(MessageQueue("t", "a", 7), 0, 90)  # It went away meanwhile.
+
+
+def test_without_a_group_resets_are_not_followed() -> None:
+    made = state()
+    request = pull_service_pb2.PullRequest.FromString(made.encode_request(pull(made)))
+    assert not request.HasField("reset_epoch")
+
+
 def test_positions_follow_what_was_handed_out() -> None:
     made = state()
     made.answered(pull(made), found(0, 3, next_offset=7), 0.0)

@@ -124,6 +124,7 @@ class FakeBroker:
         )
         modules = FilterModules(self.disk, "/s/config/filters")
         self.pull = PullService(self.store, config, self.commits, modules, self.clock)
+        self.commits.listen_for_resets(self.pull.signal_reset)
         self.pop = PopService(
             self.store,
             config,

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from protomq.v1.admin_service_pb2 import DeleteTopicRequest
+from protomq.v1.consumer_service_pb2 import ResetOffsetsRequest
 from protomq.v1.pull_service_pb2 import FilterType, PullRequest, PullResponse, PullStatus
 from protomq_broker import filtered_pulls, filtered_read
 from protomq_runtime.testing import FakeCall
 from tests.support.waiting import wait_for
 
-from .fake_broker import ADMIN, PULL, FakeBroker, told
+from .fake_broker import ADMIN, CONSUMER, PULL, FakeBroker, told
 
 FOUND = PullStatus.PULL_STATUS_FOUND
 NO_MATCHED_MSG = PullStatus.PULL_STATUS_NO_MATCHED_MSG
@@ -158,3 +159,19 @@ def test_a_broker_without_a_library_says_so(
     code, reason, metadata = told(call.error)
     assert (code, reason, metadata["field"]) == ("UNIMPLEMENTED", "UNSUPPORTED", "filter_type")
     assert "protomq-broker[cel]" in str(call.error)
+
+
+def test_a_pull_with_a_filter_follows_resets_as_the_others_do(broker: FakeBroker) -> None:
+    broker.fill([b"x"] * 5, properties=EVEN)
+    member: dict[str, Any] = {"consumer_group": "g", "reset_epoch": 0, "hold_ms": 60_000}
+    held = pull(broker, queue_offset=5, **member)
+    assert held.is_held
+    reset = ResetOffsetsRequest(consumer_group="g", topic="topic", queue_ids=[0], queue_offset=2)
+    broker.call(CONSUMER + "ResetOffsets", reset).response()
+    epoch = broker.store.offsets.reset_epoch("g", "topic", broker.topic.incarnation, 0)
+    for call in (held, pull(broker, queue_offset=5, **member)):
+        response = response_of(call)
+        assert (response.status, response.next_offset) == (PullStatus.PULL_STATUS_OFFSET_RESET, 2)
+        assert response.reset_epoch == epoch > 0
+    member["reset_epoch"] = epoch
+    assert offsets(pull(broker, queue_offset=2, **member)) == [2, 3, 4]

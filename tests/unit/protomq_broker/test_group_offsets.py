@@ -7,18 +7,24 @@ from typing import Any
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from protomq.v1.admin_service_pb2 import DeleteGroupRequest
 from protomq.v1.consumer_service_pb2 import (
     CloneOffsetsRequest,
     CommitOffsetsRequest,
+    CommitOffsetsResponse,
     GetLagRequest,
     GetLagResponse,
+    GetOffsetsRequest,
+    GetOffsetsResponse,
     QueueOffset,
     ResetOffsetsRequest,
 )
+from protomq.v1.pull_service_pb2 import PullRequest, PullResponse, PullStatus
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest
+from protomq_runtime.testing import FakeCall
 
-from .fake_broker import CONSUMER, SEND, FakeBroker
+from .fake_broker import ADMIN, CONSUMER, PULL, SEND, FakeBroker
 
 
 @pytest.fixture
@@ -98,3 +104,118 @@ def test_what_cannot_be_done_changes_nothing(
     broker: FakeBroker, method: str, request_: Any, reason: str
 ) -> None:
     assert broker.refusal(CONSUMER + method, request_).reason == reason
+
+
+def committed(broker: FakeBroker) -> dict[int, tuple[int, int]]:
+    """(offset, reset epoch) of each queue of `g`."""
+    call = broker.call(CONSUMER + "GetOffsets", GetOffsetsRequest(consumer_group="g", topic="topic"))
+    found = GetOffsetsResponse.FromString(call.answer_payload or b"").offsets
+    return {one.queue_id: (one.queue_offset, one.reset_epoch) for one in found}
+
+
+def commit(
+    broker: FakeBroker, *offsets: tuple[int, int, int | None]
+) -> list[tuple[int, int, int]]:
+    """Commits (queue, offset, reset epoch that is known); what the answer calls reset meanwhile."""
+    request = CommitOffsetsRequest(consumer_group="g")
+    for queue_id, offset, epoch in offsets:
+        request.offsets.add(topic="topic", queue_id=queue_id, queue_offset=offset, reset_epoch=epoch)
+    call = broker.call(CONSUMER + "CommitOffsets", request)
+    assert call.error is None
+    found = CommitOffsetsResponse.FromString(call.answer_payload or b"").resets
+    return [(one.queue_id, one.queue_offset, one.reset_epoch) for one in found]
+
+
+def test_a_commit_from_before_a_reset_is_not_taken_and_learns_of_it(broker: FakeBroker) -> None:
+    assert commit(broker, (0, 5, 0)) == []
+    assert committed(broker) == {0: (5, 0)}
+    reset(broker, queue_offset=2, queue_ids=[0])
+    offset, epoch = committed(broker)[0]
+    assert (offset, epoch > 0) == (2, True)
+    # The other queue of the same commit was not reset: it is taken.
+    assert commit(broker, (0, 6, 0), (1, 0, 0)) == [(0, 2, epoch)]
+    assert committed(broker) == {0: (2, epoch), 1: (0, 0)}
+    assert commit(broker, (0, 6, 0)) == [(0, 2, epoch)]
+    # Whoever knows of it commits on; the epoch stays.
+    assert commit(broker, (0, 3, epoch)) == []
+    assert committed(broker)[0] == (3, epoch)
+    # So does whoever knows nothing of resets.
+    assert commit(broker, (0, 4, None)) == []
+    assert committed(broker)[0] == (4, epoch)
+    # A reset to where the group is is a reset.
+    reset(broker, queue_offset=4, queue_ids=[0])
+    assert committed(broker)[0][0] == 4
+    assert committed(broker)[0][1] > epoch
+    assert commit(broker, (0, 5, epoch)) == [(0, *committed(broker)[0])]
+
+
+def test_resets_outlive_a_restart_and_a_group_that_was_deleted_has_none(broker: FakeBroker) -> None:
+    reset(broker, queue_offset=2, queue_ids=[0])
+    _, epoch = committed(broker)[0]
+    assert commit(broker, (0, 3, epoch)) == []
+    broker.store.close()
+    again = FakeBroker(disk=broker.disk)
+    assert committed(again)[0] == (3, epoch)
+    assert commit(again, (0, 5, 0)) == [(0, 3, epoch)]
+    assert again.call(ADMIN + "DeleteGroup", DeleteGroupRequest(consumer_group="g", force=True)).error is None
+    assert commit(again, (0, 6, epoch)) == []
+    assert committed(again) == {0: (6, 0)}
+    reset(again, queue_offset=1, queue_ids=[0])
+    assert committed(again)[0][1] not in (0, epoch)
+    assert commit(again, (0, 6, epoch)) == [(0, *committed(again)[0])]
+
+
+def pull(broker: FakeBroker, queue_offset: int, **fields: Any) -> FakeCall:
+    request = PullRequest(
+        topic="topic", queue_id=0, queue_offset=queue_offset, consumer_group="g", **fields
+    )
+    return broker.call(PULL, request)
+
+
+def told(call: FakeCall) -> tuple[str, int, int]:
+    """(status, next offset, reset epoch) of the answer."""
+    response = call.response(lambda region: region.file.read(region.offset, region.size_bytes))  # type: ignore[attr-defined]
+    assert isinstance(response, PullResponse)
+    status = PullStatus.Name(response.status).removeprefix("PULL_STATUS_")
+    return status, response.next_offset, response.reset_epoch
+
+
+def test_a_pull_from_before_a_reset_is_told_where_to_go_on(broker: FakeBroker) -> None:
+    assert told(pull(broker, 4, reset_epoch=0)) == ("FOUND", 10, 0)
+    reset(broker, queue_offset=2, queue_ids=[0])
+    _, epoch = committed(broker)[0]
+    assert told(pull(broker, 4, reset_epoch=0, commit_offset=4)) == ("OFFSET_RESET", 2, epoch)
+    assert told(pull(broker, 4, reset_epoch=0, hold_ms=1_000)) == ("OFFSET_RESET", 2, epoch)
+    assert told(pull(broker, 2, reset_epoch=epoch)) == ("FOUND", 10, 0)
+    assert told(pull(broker, 4)) == ("FOUND", 10, 0)
+    broker.server.run()
+    assert committed(broker)[0] == (2, epoch), "the offset that a pull from before commits is not taken"
+    refused = broker.refusal(PULL, PullRequest(topic="topic", reset_epoch=1))
+    assert refused.reason == "INVALID_ARGUMENT", "resets are of a group"
+
+
+def test_a_held_pull_is_answered_when_its_group_is_reset(broker: FakeBroker) -> None:
+    held = pull(broker, 10, reset_epoch=0, hold_ms=60_000)
+    unaware = pull(broker, 10, hold_ms=60_000)
+    request = PullRequest(
+        topic="topic", queue_offset=10, consumer_group="h", reset_epoch=0, hold_ms=60_000
+    )
+    other = broker.call(PULL, request)
+    assert not held.answered
+    reset(broker, queue_offset=3, queue_ids=[0])
+    broker.server.run()
+    assert told(held) == ("OFFSET_RESET", 3, committed(broker)[0][1])
+    assert not unaware.answered
+    assert not other.answered
+
+
+def test_members_follow_a_clone_too(broker: FakeBroker) -> None:
+    held = pull(broker, 10, reset_epoch=0, hold_ms=60_000)
+    source = CommitOffsetsRequest(
+        consumer_group="source", offsets=[QueueOffset(topic="topic", queue_id=0, queue_offset=1)]
+    )
+    assert broker.call(CONSUMER + "CommitOffsets", source).error is None
+    clone = CloneOffsetsRequest(source_group="source", consumer_group="g")
+    assert broker.call(CONSUMER + "CloneOffsets", clone).error is None
+    broker.server.run()
+    assert told(held) == ("OFFSET_RESET", 1, committed(broker)[0][1])

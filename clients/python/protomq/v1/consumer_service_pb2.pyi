@@ -29,6 +29,7 @@ class QueueOffset(_message.Message):
     QUEUE_ID_FIELD_NUMBER: _builtins.int
     QUEUE_OFFSET_FIELD_NUMBER: _builtins.int
     TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
+    RESET_EPOCH_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic."""
     queue_id: _builtins.int
@@ -39,6 +40,10 @@ class QueueOffset(_message.Message):
     """Incarnation of the topic to which the offset belongs. In a commit 0 is not checked; any other must be the current one, else
     TOPIC_RECREATED. Answers carry the current one.
     """
+    reset_epoch: _builtins.int
+    """Which reset of this group and queue the offset follows; 0: none was made. In a commit, absent: not checked; if the last reset is another
+    one, the offset is not taken, and the answer's `resets` has the queue. Answers carry the last one.
+    """
     def __init__(
         self,
         *,
@@ -46,12 +51,15 @@ class QueueOffset(_message.Message):
         queue_id: _builtins.int = ...,
         queue_offset: _builtins.int = ...,
         topic_incarnation: _builtins.int = ...,
+        reset_epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_reset_epoch", b"_reset_epoch", "reset_epoch", b"reset_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_id", b"queue_id", "queue_offset", b"queue_offset", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reset_epoch", b"_reset_epoch", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "reset_epoch", b"reset_epoch", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__reset_epoch: _TypeAlias = _typing.Literal["reset_epoch"]  # noqa: Y015
+    _WhichOneofArgType__reset_epoch: _TypeAlias = _typing.Literal["_reset_epoch", b"_reset_epoch"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reset_epoch) -> _WhichOneofReturnType__reset_epoch | None: ...
 
 Global___QueueOffset: _TypeAlias = QueueOffset  # noqa: Y015
 
@@ -85,16 +93,23 @@ Global___CommitOffsetsRequest: _TypeAlias = CommitOffsetsRequest  # noqa: Y015
 
 @_typing.final
 class CommitOffsetsResponse(_message.Message):
-    """CommitOffsetsResponse is empty: all offsets are taken."""
+    """CommitOffsetsResponse says what was not taken; all else was."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    RESETS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def resets(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueOffset]:
+        """Queues whose offsets were reset since the caller learned its `reset_epoch`: where the group goes on, and the new epoch."""
+
     def __init__(
         self,
+        *,
+        resets: _abc.Iterable[Global___QueueOffset] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["resets", b"resets"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

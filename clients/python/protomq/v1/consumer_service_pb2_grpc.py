@@ -77,8 +77,8 @@ class ConsumerServiceServicer(object):
     """
 
     def CommitOffsets(self, request, context):
-        """CommitOffsets stores the offsets at which a group continues: all or none. It is answered when a send would be answered SEND_OK: the commit
-        is in the log, under SYNC_FLUSH on stable storage.
+        """CommitOffsets stores the offsets at which a group continues: all or none, but for queues whose offsets were reset meanwhile (`resets`). It
+        is answered when a send would be answered SEND_OK: the commit is in the log, under SYNC_FLUSH on stable storage.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,15 +113,15 @@ class ConsumerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResetOffsets(self, request, context):
-        """ResetOffsets commits another place for a group: all queues or none. The answer means what that to CommitOffsets means. A member that runs does not
-        notice, and commits over it: stop the members first.
+        """ResetOffsets commits another place for a group: all queues or none. The answer means what that to CommitOffsets means. Members that run and
+        name their `reset_epoch` go on there; what others commit later replaces it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CloneOffsets(self, request, context):
-        """CloneOffsets commits for a group what another one has committed: all queues or none.
+        """CloneOffsets commits for a group what another one has committed: all queues or none. Members that run notice it as they do a reset.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

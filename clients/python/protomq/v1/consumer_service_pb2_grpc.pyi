@@ -34,8 +34,8 @@ class ConsumerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> ConsumerServiceAsyncStub: ...
     CommitOffsets: _grpc.UnaryUnaryMultiCallable[_consumer_service_pb2.CommitOffsetsRequest, _consumer_service_pb2.CommitOffsetsResponse]
-    """CommitOffsets stores the offsets at which a group continues: all or none. It is answered when a send would be answered SEND_OK: the commit
-    is in the log, under SYNC_FLUSH on stable storage.
+    """CommitOffsets stores the offsets at which a group continues: all or none, but for queues whose offsets were reset meanwhile (`resets`). It
+    is answered when a send would be answered SEND_OK: the commit is in the log, under SYNC_FLUSH on stable storage.
     """
     GetOffsets: _grpc.UnaryUnaryMultiCallable[_consumer_service_pb2.GetOffsetsRequest, _consumer_service_pb2.GetOffsetsResponse]
     """GetOffsets answers what a group has committed."""
@@ -46,11 +46,11 @@ class ConsumerServiceStub:
     GetLag: _grpc.UnaryUnaryMultiCallable[_consumer_service_pb2.GetLagRequest, _consumer_service_pb2.GetLagResponse]
     """GetLag answers how far a group is behind, in messages and in time."""
     ResetOffsets: _grpc.UnaryUnaryMultiCallable[_consumer_service_pb2.ResetOffsetsRequest, _consumer_service_pb2.ResetOffsetsResponse]
-    """ResetOffsets commits another place for a group: all queues or none. The answer means what that to CommitOffsets means. A member that runs does not
-    notice, and commits over it: stop the members first.
+    """ResetOffsets commits another place for a group: all queues or none. The answer means what that to CommitOffsets means. Members that run and
+    name their `reset_epoch` go on there; what others commit later replaces it.
     """
     CloneOffsets: _grpc.UnaryUnaryMultiCallable[_consumer_service_pb2.CloneOffsetsRequest, _consumer_service_pb2.CloneOffsetsResponse]
-    """CloneOffsets commits for a group what another one has committed: all queues or none."""
+    """CloneOffsets commits for a group what another one has committed: all queues or none. Members that run notice it as they do a reset."""
 
 @_typing.type_check_only
 class ConsumerServiceAsyncStub(ConsumerServiceStub):
@@ -58,8 +58,8 @@ class ConsumerServiceAsyncStub(ConsumerServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     CommitOffsets: _aio.UnaryUnaryMultiCallable[_consumer_service_pb2.CommitOffsetsRequest, _consumer_service_pb2.CommitOffsetsResponse]  # type: ignore[assignment]
-    """CommitOffsets stores the offsets at which a group continues: all or none. It is answered when a send would be answered SEND_OK: the commit
-    is in the log, under SYNC_FLUSH on stable storage.
+    """CommitOffsets stores the offsets at which a group continues: all or none, but for queues whose offsets were reset meanwhile (`resets`). It
+    is answered when a send would be answered SEND_OK: the commit is in the log, under SYNC_FLUSH on stable storage.
     """
     GetOffsets: _aio.UnaryUnaryMultiCallable[_consumer_service_pb2.GetOffsetsRequest, _consumer_service_pb2.GetOffsetsResponse]  # type: ignore[assignment]
     """GetOffsets answers what a group has committed."""
@@ -70,11 +70,11 @@ class ConsumerServiceAsyncStub(ConsumerServiceStub):
     GetLag: _aio.UnaryUnaryMultiCallable[_consumer_service_pb2.GetLagRequest, _consumer_service_pb2.GetLagResponse]  # type: ignore[assignment]
     """GetLag answers how far a group is behind, in messages and in time."""
     ResetOffsets: _aio.UnaryUnaryMultiCallable[_consumer_service_pb2.ResetOffsetsRequest, _consumer_service_pb2.ResetOffsetsResponse]  # type: ignore[assignment]
-    """ResetOffsets commits another place for a group: all queues or none. The answer means what that to CommitOffsets means. A member that runs does not
-    notice, and commits over it: stop the members first.
+    """ResetOffsets commits another place for a group: all queues or none. The answer means what that to CommitOffsets means. Members that run and
+    name their `reset_epoch` go on there; what others commit later replaces it.
     """
     CloneOffsets: _aio.UnaryUnaryMultiCallable[_consumer_service_pb2.CloneOffsetsRequest, _consumer_service_pb2.CloneOffsetsResponse]  # type: ignore[assignment]
-    """CloneOffsets commits for a group what another one has committed: all queues or none."""
+    """CloneOffsets commits for a group what another one has committed: all queues or none. Members that run notice it as they do a reset."""
 
 class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
     """ConsumerService keeps the offsets of consumer groups and answers questions about queues."""
@@ -85,8 +85,8 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _consumer_service_pb2.CommitOffsetsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_consumer_service_pb2.CommitOffsetsResponse, _abc.Awaitable[_consumer_service_pb2.CommitOffsetsResponse]]:
-        """CommitOffsets stores the offsets at which a group continues: all or none. It is answered when a send would be answered SEND_OK: the commit
-        is in the log, under SYNC_FLUSH on stable storage.
+        """CommitOffsets stores the offsets at which a group continues: all or none, but for queues whose offsets were reset meanwhile (`resets`). It
+        is answered when a send would be answered SEND_OK: the commit is in the log, under SYNC_FLUSH on stable storage.
         """
 
     @_abc_1.abstractmethod
@@ -127,8 +127,8 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _consumer_service_pb2.ResetOffsetsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_consumer_service_pb2.ResetOffsetsResponse, _abc.Awaitable[_consumer_service_pb2.ResetOffsetsResponse]]:
-        """ResetOffsets commits another place for a group: all queues or none. The answer means what that to CommitOffsets means. A member that runs does not
-        notice, and commits over it: stop the members first.
+        """ResetOffsets commits another place for a group: all queues or none. The answer means what that to CommitOffsets means. Members that run and
+        name their `reset_epoch` go on there; what others commit later replaces it.
         """
 
     @_abc_1.abstractmethod
@@ -137,6 +137,6 @@ class ConsumerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _consumer_service_pb2.CloneOffsetsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_consumer_service_pb2.CloneOffsetsResponse, _abc.Awaitable[_consumer_service_pb2.CloneOffsetsResponse]]:
-        """CloneOffsets commits for a group what another one has committed: all queues or none."""
+        """CloneOffsets commits for a group what another one has committed: all queues or none. Members that run notice it as they do a reset."""
 
 def add_ConsumerServiceServicer_to_server(servicer: ConsumerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -72,6 +72,8 @@ class _PullStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_PullStatus
     """There were messages, but none has such a tag or matches; continue at next_offset."""
     PULL_STATUS_OFFSET_ILLEGAL: _PullStatus.ValueType  # 4
     """The offset is below the first or beyond the end; next_offset is the nearest that is valid."""
+    PULL_STATUS_OFFSET_RESET: _PullStatus.ValueType  # 5
+    """The group's offset was reset: continue at next_offset, with reset_epoch of this answer. Only for requests that name a reset_epoch."""
 
 class PullStatus(_PullStatus, metaclass=_PullStatusEnumTypeWrapper):
     """PullStatus is the outcome of a pull (RocketMQ: PullStatus)."""
@@ -86,6 +88,8 @@ PULL_STATUS_NO_MATCHED_MSG: PullStatus.ValueType  # 3
 """There were messages, but none has such a tag or matches; continue at next_offset."""
 PULL_STATUS_OFFSET_ILLEGAL: PullStatus.ValueType  # 4
 """The offset is below the first or beyond the end; next_offset is the nearest that is valid."""
+PULL_STATUS_OFFSET_RESET: PullStatus.ValueType  # 5
+"""The group's offset was reset: continue at next_offset, with reset_epoch of this answer. Only for requests that name a reset_epoch."""
 Global___PullStatus: _TypeAlias = PullStatus  # noqa: Y015
 
 @_typing.final
@@ -108,6 +112,7 @@ class PullRequest(_message.Message):
     MEMBER_FIELD_NUMBER: _builtins.int
     FILTER_TYPE_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
+    RESET_EPOCH_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic."""
     queue_id: _builtins.int
@@ -153,6 +158,10 @@ class PullRequest(_message.Message):
     """Only messages that match this, 8,192 characters at most; docs/filters.md says what can be written. The pull is answered with
     NO_MATCHED_MSG after 262,144 messages or 64 MiB without a match: continue at next_offset.
     """
+    reset_epoch: _builtins.int
+    """Which reset of the group's offsets in this queue queue_offset follows, as GetOffsets told; 0: none was made. If the last reset is another
+    one, now or while the pull is held, the answer is OFFSET_RESET, and commit_offset is not taken. Absent: not checked.
+    """
     @_builtins.property
     def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Only messages with one of these tags; none: all. The broker compares hashes: compare the tags again."""
@@ -174,14 +183,20 @@ class PullRequest(_message.Message):
         member: _builtins.str = ...,
         filter_type: Global___FilterType.ValueType = ...,
         filter: _builtins.str = ...,
+        reset_epoch: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset", "commit_offset", b"commit_offset"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset", "_reset_epoch", b"_reset_epoch", "commit_offset", b"commit_offset", "reset_epoch", b"reset_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset", "commit_offset", b"commit_offset", "consumer_group", b"consumer_group", "filter", b"filter", "filter_type", b"filter_type", "hold_ms", b"hold_ms", "member", b"member", "plain_bodies", b"plain_bodies", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "record_count_max", b"record_count_max", "size_max_bytes", b"size_max_bytes", "tags", b"tags", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset", "_reset_epoch", b"_reset_epoch", "commit_offset", b"commit_offset", "consumer_group", b"consumer_group", "filter", b"filter", "filter_type", b"filter_type", "hold_ms", b"hold_ms", "member", b"member", "plain_bodies", b"plain_bodies", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "record_count_max", b"record_count_max", "reset_epoch", b"reset_epoch", "size_max_bytes", b"size_max_bytes", "tags", b"tags", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__commit_offset: _TypeAlias = _typing.Literal["commit_offset"]  # noqa: Y015
     _WhichOneofArgType__commit_offset: _TypeAlias = _typing.Literal["_commit_offset", b"_commit_offset"]  # noqa: Y015
+    _WhichOneofReturnType__reset_epoch: _TypeAlias = _typing.Literal["reset_epoch"]  # noqa: Y015
+    _WhichOneofArgType__reset_epoch: _TypeAlias = _typing.Literal["_reset_epoch", b"_reset_epoch"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__commit_offset) -> _WhichOneofReturnType__commit_offset | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__reset_epoch) -> _WhichOneofReturnType__reset_epoch | None: ...
 
 Global___PullRequest: _TypeAlias = PullRequest  # noqa: Y015
 
@@ -205,6 +220,7 @@ class PullResponse(_message.Message):
     FIRST_OFFSET_FIELD_NUMBER: _builtins.int
     TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
     OTHER_MEMBER_FIELD_NUMBER: _builtins.int
+    RESET_EPOCH_FIELD_NUMBER: _builtins.int
     padding: _builtins.bytes
     """Never filled; reserved for other fields that a region may hold."""
     status: Global___PullStatus.ValueType
@@ -225,6 +241,8 @@ class PullResponse(_message.Message):
     """Name of another member of the consumer group that pulls the same queue at the same time; empty if there is none. Both get every
     message, and the last commit of the two counts.
     """
+    reset_epoch: _builtins.int
+    """With OFFSET_RESET: which reset it was."""
     @_builtins.property
     def records(self) -> _containers.RepeatedCompositeFieldContainer[_record_pb2.Record]:
         """The messages."""
@@ -262,10 +280,11 @@ class PullResponse(_message.Message):
         first_offset: _builtins.int = ...,
         topic_incarnation: _builtins.int = ...,
         other_member: _builtins.str = ...,
+        reset_epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "first_offset", b"first_offset", "min_offset", b"min_offset", "next_offset", b"next_offset", "other_member", b"other_member", "padding", b"padding", "queue_offsets", b"queue_offsets", "record_sizes", b"record_sizes", "record_starts", b"record_starts", "records", b"records", "regions_size_bytes", b"regions_size_bytes", "seals", b"seals", "status", b"status", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_offset", b"end_offset", "first_offset", b"first_offset", "min_offset", b"min_offset", "next_offset", b"next_offset", "other_member", b"other_member", "padding", b"padding", "queue_offsets", b"queue_offsets", "record_sizes", b"record_sizes", "record_starts", b"record_starts", "records", b"records", "regions_size_bytes", b"regions_size_bytes", "reset_epoch", b"reset_epoch", "seals", b"seals", "status", b"status", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

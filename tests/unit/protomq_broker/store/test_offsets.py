@@ -560,3 +560,35 @@ def test_a_damaged_record_makes_the_offset_fall_back_and_that_is_said(
     store = open_store(disk, corruption="quarantine")
     assert committed(store, "g", "t", 0) == 10
     assert "offsets fall back to the newest record that holds" in caplog.text
+
+
+def resets(*offsets: tuple[int, int, int]) -> bytes:
+    """A record of (queue, offset, reset epoch) of one group."""
+    commit = CommitOffsetsRequest(consumer_group="g")
+    for queue_id, offset, epoch in offsets:
+        commit.offsets.add(
+            topic="t", queue_id=queue_id, queue_offset=offset, topic_incarnation=1, reset_epoch=epoch
+        )
+    return OffsetsRecord(commits=[commit]).SerializeToString()
+
+
+def test_a_reset_has_an_epoch_which_the_cache_and_what_is_carried_forward_keep() -> None:
+    disk = SimDisk()
+    offsets = make_offsets(disk)
+    offsets.apply(record(("g", "t", 0, 5)), 10)
+    assert offsets.reset_epoch("g", "t", 1, 0) == 0
+    offsets.apply(resets((0, 2, 77), (1, 3, 77)), 20)
+    offsets.apply(resets((1, 4, 77)), 30)
+    (carrier,) = offsets.carry(25)
+    carried = OffsetsRecord.FromString(carrier())
+    assert [(one.queue_id, one.queue_offset, one.reset_epoch) for one in carried.commits[0].offsets] == [(0, 2, 77)]
+    assert save(offsets, 90)
+    from_log = make_offsets()
+    from_log.apply(resets((1, 4, 77)), 30)
+    from_log.apply(carried.SerializeToString(), 40)
+    for again in (make_offsets(disk), from_log):
+        assert again.of_topic("g", "t", 1) == {0: 2, 1: 4}
+        assert [again.reset_epoch("g", "t", 1, queue_id) for queue_id in (0, 1, 2)] == [77, 77, 0]
+        assert again.reset_epoch("g", "t", 2, 0) == 0, "of another incarnation"
+    offsets.apply(deletion("g"), 50)
+    assert offsets.reset_epoch("g", "t", 1, 0) == 0

@@ -2,7 +2,7 @@
 
     record of %SYS%OFFSETS        its body is an OffsetsRecord (state.proto): commits, in their order; or groups that were deleted
     config/consumerOffsets.json   {"position": n, "groups": {"<group>": {"<topic>": {"incarnation": i,
-                                   "offsets": {"<queue>": [offset, position]}}}}}
+                                   "offsets": {"<queue>": [offset, position, reset epoch, if there is one]}}}}}
 
 Rules:
 - The records are the truth. `apply` takes them in the order of the log: those just appended, and at a start those read back. The same
@@ -12,6 +12,8 @@ Rules:
 - Before a segment goes, what is alive in it is appended again: so the log has the offsets of a group that commits no more, however old. An
   offset's `position` is where its newest record stands.
 - A commit may go back: an explicit seek does.
+- A reset is a commit with an epoch: where the log ended when it was made. So every reset of a queue has another epoch, after a group was
+  deleted and came again, too. Every later commit of the queue repeats the epoch: the newest record says all.
 - A group is deleted by a record. It need not be carried forward: the log goes from its front, so what it takes away goes before it does.
 """
 
@@ -64,12 +66,14 @@ class OffsetKey(NamedTuple):
 class _TopicOffsets:
     """A group's offsets in one incarnation of a topic, by queue, and where the newest record of each stands."""
 
-    __slots__ = ("incarnation", "offsets", "positions")
+    __slots__ = ("incarnation", "offsets", "positions", "reset_epochs")
 
     def __init__(self, incarnation: int) -> None:
         self.incarnation = incarnation
         self.offsets: dict[int, int] = {}
         self.positions: dict[int, int] = {}
+        self.reset_epochs: dict[int, int] = {}
+        """Of queues that were reset: which reset was the last."""
 
 
 class ConsumerOffsets:
@@ -111,6 +115,8 @@ class ConsumerOffsets:
                         known = topics[offset.topic] = _TopicOffsets(offset.topic_incarnation)
                     known.offsets[offset.queue_id] = offset.queue_offset
                     known.positions[offset.queue_id] = position
+                    if offset.reset_epoch:
+                        known.reset_epochs[offset.queue_id] = offset.reset_epoch
             self._change_count += 1
             self._end_position = position + 1
         return ()
@@ -150,6 +156,7 @@ class ConsumerOffsets:
                     queue_id=queue_id,
                     queue_offset=known.offsets[queue_id],
                     topic_incarnation=known.incarnation,
+                    reset_epoch=known.reset_epochs.get(queue_id),
                 )
             )
         return OffsetsRecord(commits=commits.values()).SerializeToString()
@@ -170,7 +177,11 @@ class ConsumerOffsets:
                     topic: {
                         "incarnation": known.incarnation,
                         "offsets": {
-                            str(queue_id): [offset, known.positions[queue_id]]
+                            str(queue_id): [
+                                offset,
+                                known.positions[queue_id],
+                                *_listed(known.reset_epochs.get(queue_id)),
+                            ]
                             for queue_id, offset in known.offsets.items()
                         },
                     }
@@ -191,6 +202,13 @@ class ConsumerOffsets:
         if known is None or known.incarnation != incarnation:
             return None
         return known.offsets.get(queue_id)
+
+    def reset_epoch(self, group: str, topic: str, incarnation: int, queue_id: int) -> int:
+        """Which reset of the group's offset in the queue was the last; 0: none was made."""
+        known = self._groups.get(group, _NO_TOPICS).get(topic)
+        if known is None or known.incarnation != incarnation:
+            return 0
+        return known.reset_epochs.get(queue_id, 0)
 
     def of_topic(self, group: str, topic: str, incarnation: int) -> dict[int, int]:
         """The group's committed offsets in this incarnation of a topic, by queue."""
@@ -250,10 +268,16 @@ class ConsumerOffsets:
             loaded = groups[group] = {}
             for topic, entry in topics.items():
                 known = loaded[topic] = _TopicOffsets(int(entry["incarnation"]))
-                for queue_id, (offset, at) in entry["offsets"].items():
+                for queue_id, (offset, at, *reset_epoch) in entry["offsets"].items():
                     known.offsets[int(queue_id)] = int(offset)
                     known.positions[int(queue_id)] = int(at)
+                    if reset_epoch:
+                        known.reset_epochs[int(queue_id)] = int(reset_epoch[0])
         self._groups = groups
+
+
+def _listed(number: int | None) -> list[int]:
+    return [] if number is None else [number]
 
 
 _NO_TOPICS: Final[dict[str, _TopicOffsets]] = {}

@@ -1,0 +1,30 @@
+"""What a pull is told whose offset was reset since its caller learned where the group goes on. Reads the store; any thread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .pull_answer import encode_reset
+
+if TYPE_CHECKING:
+    from protomq.v1.pull_service_pb2 import PullRequest
+
+    from .store.store import Store
+
+
+def reset_answer(store: Store, request: PullRequest, incarnation: int) -> bytes | None:
+    """The encoded answer that says where to go on instead; None: the request names the last reset, or none at all.
+
+    Raises StoreError where the queue is being healed.
+    """
+    if not request.HasField("reset_epoch"):
+        return None
+    place = (request.consumer_group, request.topic, incarnation, request.queue_id)
+    epoch = store.offsets.reset_epoch(*place)
+    if not epoch or epoch == request.reset_epoch:
+        return None
+    next_offset = store.offsets.find(*place)
+    if next_offset is None:  # The group was deleted between the two looks.
+        return None
+    min_offset, end_offset = store.queue_range(request.topic, request.queue_id)
+    return encode_reset(next_offset, epoch, min_offset, end_offset, incarnation)
