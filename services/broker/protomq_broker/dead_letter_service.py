@@ -45,7 +45,6 @@ from .request_times import time_ms_of
 from .store.errors import StoreFailedError
 from .store.log.append import AppendRequest
 from .store.log.move import move_records
-from .store.log.record_scan import scan_records
 from .store.queues.reading import ReadStatus
 from .store.state.topics import require_group_name
 from .store_errors import tells_store_errors, to_service_error
@@ -188,11 +187,7 @@ class DeadLetterService:
         if result.status is not ReadStatus.FOUND:
             return []
         response.next_offset = min(result.next_offset, end)
-        data = b"".join(each.file.read(each.offset, each.size_bytes) for each in result.regions)
-        found = scan_records(data, 0)
-        spans = zip(found.positions.tolist(), found.sizes.tolist(), strict=True)
-        fields = [data[at : at + size] for at, size in spans]
-        return [_letter(field) for field in fields]
+        return [_letter(field) for field in result.record_fields()]
 
     def _find_by_id(
         self, ids: Iterable[str], topic: TopicConfig, response: ReplayDeadLettersResponse

@@ -139,9 +139,7 @@ def _read(
                 "end_offset": str(result.end_offset),
             },
         )
-    data = b"".join(each.file.read(each.offset, each.size_bytes) for each in result.regions)
-    spans = zip(result.starts.tolist(), result.sizes.tolist(), strict=True)
-    return [data[start : start + size] for start, size in spans]
+    return result.record_fields()
 
 
 def _attempt_of(field: bytes) -> int:

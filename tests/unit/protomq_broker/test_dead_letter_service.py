@@ -97,6 +97,16 @@ def test_each_is_replayed_once_unless_asked_for_again() -> None:
     assert len(world.replayed()) == 6
 
 
+def test_dead_letters_between_which_only_a_seal_stands_are_replayed() -> None:
+    world = ReplayWorld()
+    world.send(b"a", b"b")
+    for message in world.read(TOPIC):
+        # Without an id the request leaves no record of itself: the copies are neighbours in the log.
+        world.send_back([message], dead_letter=True, request_id=0)
+    assert [answer.replayed_count for answer in world.replay_all()] == [2]
+    assert world.replayed() == [b"a", b"b"]
+
+
 def test_many_are_replayed_in_slices_that_tell_how_far_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
