@@ -19,11 +19,12 @@ from protomq.v1.send_service_pb2 import RecallMessageRequest, SendResponse, Send
 from protomq.v1.topic_pb2 import TopicType
 from protomq.wire.record import FLAG_KIND_HALF, encode_message_id
 from protomq_runtime.dispatch import drained, raw
-from protomq_runtime.errors import Code, ServiceError, unparsable
+from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
 
 from .send_request import ProducerIdentity, parse_send_header, read_records
 from .store.log.append import AppendRequest
 from .store.state.send_errors import SendInFlightError
+from .store.state.sent_runs import SEQUENCE_END_MAX
 from .store.state.topics import incarnation_of_first
 from .store_errors import to_service_error
 from .topic_access import writable_topic
@@ -173,6 +174,12 @@ class SendService:
             # Most ask for no delay: for those there is no call.
             due_time_ms=self._delays.due_time_ms(header) if header.WhichOneof("delay") else None,
         )
+        if region.first_sequence + region.count > SEQUENCE_END_MAX and region.producer_id:
+            raise invalid_argument(
+                "records[0].sequence",
+                f"the sequences end at {region.first_sequence + region.count - 1}, {SEQUENCE_END_MAX - 1} is the highest;"
+                " go on with a higher producer epoch, from 0",
+            )
         if region.flags:
             self._delays.check(region)
         if header.half:

@@ -13,6 +13,7 @@ from protomq.v1 import send_service_pb2
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest, SendResponse, SendStatus
 from protomq.wire.hashing import crc32c
+from protomq.wire.record import RecordTemplate
 from protomq_broker.config import BrokerConfig
 from protomq_broker.send_service import SendService
 from protomq_broker.store.config import StoreConfig
@@ -264,6 +265,23 @@ def test_a_producer_that_is_not_known_is_told_so_and_nothing_is_stored():
     assert (outcome.metadata["sequence"], outcome.metadata["previous_sequence"]) == ("5", "4")
     assert outcome.metadata["producer_id"] == f"{7:016X}"
     assert broker.store.appended_position == broker.store.min_position + 53
+
+
+@pytest.mark.parametrize("first", [2**63 - 1, 2**63, 2**64 - 2])
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_sequences_that_could_not_be_recognised_again_are_refused(first: int, is_whole: bool):
+    broker = make_broker()
+    records = [Record(body=b"x", producer_id=7, sequence=first + index) for index in range(2)]
+    if is_whole:
+        template = RecordTemplate("topic", 7, 0)
+        records = [Record.FromString(template.encode(b"x", each.sequence, 5)) for each in records]
+    request = SendRequest(topic="topic", records=records, queue_id=0)
+    outcome = broker.send(request)[0]
+    assert reason(outcome) == "INVALID_ARGUMENT"
+    assert "records[0].sequence" in str(outcome)
+    assert read_all(broker.store) == []
+    assert broker.send(numbered(2**63 - 1))[0].queue_offset == 0
+    assert broker.send(numbered(2**63 - 1))[0].repeated_send
 
 
 def test_sequences_of_another_topic_are_refused_for_good():

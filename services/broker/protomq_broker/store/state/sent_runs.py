@@ -32,7 +32,8 @@ SWEEP_STEP_MS: Final = 1_000
 
 GONE: Final = ""
 """Topic of records that belong to nobody any more."""
-_SEQUENCE_END_MAX: Final = 1 << 63
+SEQUENCE_END_MAX: Final = 1 << 63
+"""One past the highest sequence of a producer, since columns are signed. A send beyond it is refused: no repeat of it would be known."""
 
 EndOffsetOf = Callable[[str, int], int]
 
@@ -109,8 +110,8 @@ class SentRuns:
         last_time_ms: int,
     ) -> None:
         """Enters a run whose first record was stored at `time_ms` and its last at `last_time_ms`."""
-        if end > _SEQUENCE_END_MAX:
-            return  # no producer gets there by counting: such sends are not recognised
+        if end > SEQUENCE_END_MAX:
+            return  # in a log of an earlier version: sends took them
         if time_ms >= self._next_look_ms:
             self._forget_idle(time_ms)
         queue = self._queue_numbers.get(queue_key)
@@ -198,7 +199,7 @@ class SentRuns:
                 or not (last_first := firsts[row]) < (last_end := ends[row]) <= first
                 or used_ms[row] < known_from_ms
                 or time_ms >= known_to_ms
-                or end > _SEQUENCE_END_MAX
+                or end > SEQUENCE_END_MAX
             ):
                 self.enter(id_, epoch, first, end, key, offset, time_ms, time_ms)
                 known_from_ms, known_to_ms = self._usual_times()
