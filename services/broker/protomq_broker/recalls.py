@@ -109,7 +109,7 @@ class Recalls:
         self._waiting.request_flush()
 
     def _find(self, topic: str, handle: RecallHandle) -> NDArray[Any] | None:
-        """The row of the message, if it is pending."""
+        """The row of the message, if it is pending. Raises ServiceError if that is for another topic."""
         rows = self._store.pending.at_due(handle.due_time_ms, CANDIDATES_MAX)
         stands_there = rows[rows["position"] == np.uint64(handle.position)]
         rows = stands_there if len(stands_there) else rows
@@ -121,8 +121,13 @@ class Recalls:
         producer_id, epoch, sequence = handle.message_id
         is_it = (found.producer_ids == np.uint64(producer_id)) & (found.producer_epochs == epoch)
         is_it &= found.sequences == np.uint64(sequence)
-        is_it &= np.array([found.topics[index] == topic for index in found.topic_indexes], np.bool_)
-        return rows[is_it][:1] if is_it.any() else None
+        if not is_it.any():
+            return None
+        stored = found.topics[int(found.topic_indexes[is_it][0])]
+        if stored != topic:
+            # "Too late" would be wrong: the message is pending, and will be delivered.
+            raise invalid_argument("topic", f"is {topic!r}, the message of this handle is for {stored!r}")
+        return rows[is_it][:1]
 
 
 def _answer(call: Call, response: RecallMessageResponse, failure: Exception | None) -> None:

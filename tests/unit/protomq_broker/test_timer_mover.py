@@ -208,7 +208,7 @@ def test_a_handle_is_compared(world: World) -> None:
     assert reason(lambda: world.recall("é" + handle))[0] == "INVALID_ARGUMENT"
     assert reason(lambda: world.recall(handle, "missing"))[0] == "TOPIC_NOT_FOUND"
     world.store.topics.create(TopicConfig("other"))
-    assert not world.recall(handle, "other")
+    assert reason(lambda: world.recall(handle, "other"))[0] == "INVALID_ARGUMENT"
     other = world.send(b"y", delay_ms=1_000)
     assert other.recall_handle != handle
     assert world.recall(handle)
