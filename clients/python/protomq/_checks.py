@@ -153,6 +153,14 @@ def check_selector(selector: object, queue: object = None) -> None:
         )
 
 
+def check_listener(listener: object, *, may_be_coroutine: bool) -> None:
+    """What is called when a broker asks about a transaction. What never decides leaves its transactions open until they expire."""
+    if not callable(listener):
+        raise WrongTypeError(f"check is a function of one TransactionCheck, not {listener!r}")
+    if not may_be_coroutine and inspect.iscoroutinefunction(listener):
+        raise WrongTypeError(f"check is a function, not the coroutine function {listener!r}: AsyncTransactionProducer takes those")
+
+
 def check_batch(
     topic: object,
     messages: object,

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from ._checks import check_seconds, check_topic
+from ._checks import check_listener, check_seconds, checked_texts
 from ._connection_options import ConnectionOptions
 from ._half_core import HalfCore, HalfResult
 from ._outgoing import OutgoingMessage, SendResult
@@ -144,8 +144,8 @@ class TransactionProducer:
     ) -> None:
         if not group:
             raise ConfigurationError("transactions need a producer group: its producers are asked")
-        for topic in topics:
-            check_topic(topic)
+        topics = checked_texts("topics", topics)
+        check_listener(check, may_be_coroutine=False)
         self._check = check
         self._producer = _HalfProducer(
             group,

@@ -114,12 +114,12 @@ def check_topic_name(name: str) -> None:
         raise invalid_argument("topic", f"{name!r} is the broker's own: only the broker creates and writes it")
 
 
-def check_group_name(name: str) -> None:
-    """Raises ServiceError for a name that no consumer group can have."""
+def check_group_name(name: str, field: str = "consumer_group") -> None:
+    """Raises ServiceError for a name that no group can have. `field`: that of the request which has the name."""
     try:
         require_group_name(name)
     except InvalidNameError as error:
-        raise invalid_argument("consumer_group", str(error)) from error
+        raise invalid_argument(field, str(error)) from error
 
 
 def check_read_queue(topic: TopicConfig, queue_id: int) -> None:

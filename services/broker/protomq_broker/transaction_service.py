@@ -17,14 +17,14 @@ from protomq.v1.transaction_service_pb2 import (
     TransactionEnded,
     WaitForChecksRequest,
 )
-from protomq.wire.record import encode_message_id
+from protomq.wire.record import decode_message_id, encode_message_id
 from protomq_runtime.dispatch import drained, raw
 from protomq_runtime.errors import ServiceError, invalid_argument, unparsable
 
 from .store.log.record_scan import record_field_at
 from .store.state.transactions import Ending
 from .store_errors import tells_store_errors, to_service_error
-from .topic_access import check_group_name
+from .topic_access import check_group_name, check_topic_name
 from .transaction_checks import first_halves, record_of
 from .transaction_endings import Outcome, Wanted
 
@@ -142,7 +142,7 @@ class TransactionService:
         """Holds the call until there is something to ask."""
         try:
             request = _parse(call, WaitForChecksRequest)
-            check_group_name(request.producer_group)
+            check_group_name(request.producer_group, "producer_group")
             if request.hold_ms < 0:
                 raise invalid_argument("hold_ms", "is below 0")
             if self._permit.refusal is not None:
@@ -158,6 +158,7 @@ class TransactionService:
         self, request: ListTransactionsRequest, context: CallContext
     ) -> ListTransactionsResponse:
         """See the service."""
+        _check_listing(request)
         found = sorted(
             (
                 known
@@ -201,6 +202,22 @@ class TransactionService:
 
 def _outcome(wanted: Wanted | ServiceError, outcomes: Iterator[Outcome]) -> Outcome:
     return Outcome(wanted) if isinstance(wanted, ServiceError) else next(outcomes)
+
+
+def _check_listing(request: ListTransactionsRequest) -> None:
+    """A mistyped id or name would read as: there are none."""
+    if request.topic:
+        check_topic_name(request.topic)
+    if request.producer_group:
+        check_group_name(request.producer_group, "producer_group")
+    if request.message_id:
+        try:
+            decode_message_id(request.message_id)
+        except ValueError as error:
+            raise invalid_argument("message_id", str(error)) from None
+    for name in ("count_max", "position"):
+        if getattr(request, name) < 0:
+            raise invalid_argument(name, "must be 0 or above")
 
 
 def _matches(known: Known, request: ListTransactionsRequest) -> bool:

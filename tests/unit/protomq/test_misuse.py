@@ -18,12 +18,15 @@ from protomq import (
     AsyncProducer,
     AsyncPullConsumer,
     AsyncSimpleConsumer,
+    AsyncTransactionProducer,
     ConnectionOptions,
     MessageQueue,
     OutgoingMessage,
     Producer,
     PullConsumer,
     SimpleConsumer,
+    TransactionDecision,
+    TransactionProducer,
 )
 from protomq._compression import DECOMPRESSED_SIZE_MAX_BYTES
 from protomq.calls import Calls
@@ -32,6 +35,7 @@ from protomq.errors import (
     ConfigurationError,
     MessageTooLargeError,
     RequestTimeoutError,
+    WrongTypeError,
 )
 from tests.support.fake_cluster import FakeAsyncTransport, FakeCluster, FakeSyncTransport
 
@@ -259,6 +263,19 @@ def test_a_wrong_setting_of_a_producer_says_what_to_give(
     for client in (Producer, AsyncProducer):
         with pytest.raises(ConfigurationError, match=message):
             client(**settings)
+
+
+def test_a_check_listener_that_could_never_decide_is_refused() -> None:
+    async def decide(_: object) -> TransactionDecision:
+        return TransactionDecision.COMMIT
+
+    for client in (TransactionProducer, AsyncTransactionProducer):
+        with pytest.raises(WrongTypeError, match="check is a function of one TransactionCheck, not 5"):
+            client("desk", 5, namesrv=NOWHERE)  # type: ignore[arg-type]
+        with pytest.raises(WrongTypeError, match="topics is a list of str, not 'bookings'"):
+            client("desk", decide, topics="bookings", namesrv=NOWHERE)  # type: ignore[arg-type]
+    with pytest.raises(WrongTypeError, match="AsyncTransactionProducer takes those"):
+        TransactionProducer("desk", decide, namesrv=NOWHERE)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("misuse", "message"), CONSUMER_CALLS, ids=ids(CONSUMER_CALLS))

@@ -173,6 +173,16 @@ def test_what_is_not_known_is_said_so(world: World) -> None:
     assert len(world.open()) == 1
 
 
+@pytest.mark.parametrize(
+    "fields", [{"message_id": "xyz"}, {"topic": "a b"}, {"producer_group": "%"}, {"count_max": -1}, {"position": -1}]
+)  # fmt: skip
+def test_a_mistyped_wish_does_not_read_as_an_empty_list(world: World, fields: dict[str, Any]) -> None:
+    world.half()
+    error = refusal(lambda: world.listed(**fields))
+    assert error.reason == "INVALID_ARGUMENT"
+    assert [field for field, _ in error.field_violations] == list(fields)
+
+
 def test_a_broker_that_may_not_write_ends_nothing() -> None:
     world = World().start()
     handle = world.half()
