@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
 def run() -> int:
     """Run the command of this process; its exit code."""
+    _open_closed_streams()
     try:
         from protomq_cli.main import main
 
         return main()
     except KeyboardInterrupt:
         return 130  # ExitCode.INTERRUPTED, which may not be imported yet.
+
+
+def _open_closed_streams() -> None:
+    """Where the shell has closed a standard stream (`>&-`), Python has None, and the next socket would get its number."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            # It stays open as long as the process.
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import subprocess
@@ -105,6 +106,12 @@ def test_what_cannot_be_meant_is_wrong_usage(command: list[str], why: str) -> No
 
 def test_an_empty_name_server_is_not_passed_over() -> None:
     assert "--namesrv is empty" in run("topic", "list", "-n", "", code=2).stderr
+
+
+def test_a_closed_stdout_is_no_stack_trace() -> None:
+    command = f"{shlex.quote(sys.executable)} -m protomq_cli --version >&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_version() -> None:
