@@ -49,11 +49,21 @@ def test_retry(protomq_server: Broker) -> None:
     ]
 
 
+def test_push_consumer(protomq_server: Broker) -> None:
+    lines = run_example(protomq_server, "push_consumer.py").splitlines()
+    assert sorted(lines[:-2]) == [
+        "N14228 to IAH left 2 minutes late",
+        "N24211 to IAH left 4 minutes late",
+        "N39463 to ORD left 4 minutes early, said the second time",
+    ]
+    assert lines[-2:] == ["stopped, 0 left", "dead letter: a flight without a plane: no tail number"]
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        "async_producer", "batch", "delayed", "naive_client", "ordered_by_key", "retry", "seek_by_time", "simple_consumer", "sql_filter",
-        "tag_filter", "transaction",
+        "async_producer", "batch", "delayed", "naive_client", "ordered_by_key", "push_consumer", "retry", "seek_by_time",
+        "simple_consumer", "sql_filter", "tag_filter", "transaction",
     ],
 )  # fmt: skip
 def test_without_a_server_an_example_says_what_to_start(name: str) -> None:

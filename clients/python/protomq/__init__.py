@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ._async_pop import AsyncSimpleConsumer as AsyncSimpleConsumer
     from ._async_producer import AsyncProducer as AsyncProducer
     from ._async_pull_consumer import AsyncPullConsumer as AsyncPullConsumer
+    from ._async_push_consumer import AsyncPushConsumer as AsyncPushConsumer
     from ._async_transaction_producer import AsyncTransaction as AsyncTransaction
     from ._async_transaction_producer import AsyncTransactionProducer as AsyncTransactionProducer
     from ._connection_options import ConnectionOptions as ConnectionOptions
@@ -55,6 +56,11 @@ if TYPE_CHECKING:
     from ._pop_steps import PoppedQueue as PoppedQueue
     from ._producer import Producer as Producer
     from ._pull_consumer import PullConsumer as PullConsumer
+    from ._push_base import PushCounts as PushCounts
+    from ._push_consumer import PushConsumer as PushConsumer
+    from ._push_results import Reject as Reject
+    from ._push_results import Retry as Retry
+    from ._push_results import Suspend as Suspend
     from ._queue_listener import QueueListener as QueueListener
     from ._send_back import SentBack as SentBack
     from ._transaction_admin import OpenTransaction as OpenTransaction
@@ -93,6 +99,12 @@ _LAZY = {
     "PullConsumer": "_pull_consumer",
     "AsyncPullConsumer": "_async_pull_consumer",
     "QueueListener": "_queue_listener",
+    "PushConsumer": "_push_consumer",
+    "AsyncPushConsumer": "_async_push_consumer",
+    "PushCounts": "_push_base",
+    "Retry": "_push_results",
+    "Reject": "_push_results",
+    "Suspend": "_push_results",
     "SimpleConsumer": "_pop",
     "AsyncSimpleConsumer": "_async_pop",
     "PoppedQueue": "_pop_steps",
@@ -144,6 +156,12 @@ __all__ = [
     "PullConsumer",
     "AsyncPullConsumer",
     "QueueListener",
+    "PushConsumer",
+    "AsyncPushConsumer",
+    "PushCounts",
+    "Retry",
+    "Reject",
+    "Suspend",
     "SimpleConsumer",
     "AsyncSimpleConsumer",
     "PoppedQueue",

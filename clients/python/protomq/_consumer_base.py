@@ -10,7 +10,7 @@ from ._consumer_steps import ConsumerSteps
 from ._message import Message
 from ._offset_calls import subscribed_queues
 from ._open_consumers import shared_queue, shared_queue_text, uncommitted_text
-from ._pull_logic import logger
+from ._pull_logic import PullState, logger
 from ._queue_listener import QueueListener
 from ._routes import RouteBook
 from ._send_back import (
@@ -38,13 +38,17 @@ class ConsumerBase:
         self.options = options
         if listener is not None and not isinstance(listener, QueueListener):
             raise WrongTypeError(f"listener is a QueueListener, not {listener!r}")
-        self._steps = ConsumerSteps(options, listener=listener)
+        self._steps = ConsumerSteps(options, listener=listener, state=self._new_state(options))
         self._state = self._steps.state
         self._auto_commits = options.auto_commits
         self._warned_of_member = False
         self._pid = os.getpid()
         self._closed = False
         self._says_goodbye = False
+
+    def _new_state(self, options: ConsumerOptions) -> PullState:
+        """What decides about its pulls."""
+        return PullState(options.pull_options())
 
     @property
     def group(self) -> str:

@@ -61,10 +61,12 @@ class ConsumerSteps:
         options: ConsumerOptions,
         clock: Callable[[], float] = time.monotonic,
         listener: QueueListener | None = None,
+        state: PullState | None = None,
     ) -> None:
+        """`state`: of a consumer that has another idea of what was dealt with."""
         self.options = options
         self.clock = clock
-        self.state = PullState(options.pull_options())
+        self.state = state or PullState(options.pull_options())
         self.subscriptions: dict[str, Route] = {}
         self.assigned: tuple[MessageQueue, ...] = ()
         self.trouble: ProtomqError | None = None

@@ -278,6 +278,11 @@ class Message:
         return _COMPRESSION_NAMES.get(self.flags & FLAG_COMPRESSION_MASK, "unknown")
 
     @property
+    def size_bytes(self) -> int:
+        """What it takes here before its body is decompressed: its octets without the head of its record."""
+        return len(self._rest) + len(self.stored_body)
+
+    @property
     def record(self) -> bytes:
         """The stored record, without tag and length of its field: what `Record.FromString` takes."""
         stored = self.stored_body

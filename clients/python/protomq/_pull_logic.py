@@ -12,6 +12,7 @@ Rules:
   there, so the hold stands at the broker while the user works, and memory is bounded.
 - Who can leave answers in the kernel's buffers reads no more of them than there is room for (`room_bytes`): what is read long
   before it is used has left the CPU's caches, and lies in memory that the kernel has to clear first.
+- A queue that is held back is not handed out. One answer of it may wait, or two; they do not count for the room of the others.
 - `seek` makes an answer that is on its way stale: its ticket carries the generation of the queue, a number that is given once only.
 - The position of a queue is the offset behind the last message handed out. It becomes safe to commit when the user comes back
   for more (`user_came_back`): then those messages have been dealt with.
@@ -125,6 +126,7 @@ class _Queue:
     reset_epoch: int | None = None  # The last reset of the group's offset; None: resets are not followed.
     missing_since_s: float | None = None  # When the broker first said that it has the topic no more.
     is_gone: bool = False  # The topic was deleted, and made again or not.
+    is_held: bool = False  # Nothing of it is handed out.
     pull_offset: int = 0
     in_flight: bool = False
     failures: int = 0
@@ -143,6 +145,7 @@ class PullState:
         # Queues with answers to hand out; the first is next.
         self._line: deque[MessageQueue] = deque()
         self._handed_out: list[_Queue] = []  # By the last `take`.
+        self._held: frozenset[MessageQueue] = frozenset()
         self._waiting_bytes = 0
         self._answered_at_s = 0.0
         self._rng = rng or random.Random()
@@ -176,11 +179,12 @@ class PullState:
                 self._parked[queue] = state
         added = [queue for queue in wanted if queue not in self._queues]
         for queue in added:
-            self._queues[queue] = (
+            self._queues[queue] = state = (
                 self._parked.pop(queue)
                 if queue in self._parked
                 else _Queue(next(self._generations))
             )
+            state.is_held = queue in self._held
         for queue in wanted:
             wanted_tags = tags.get(queue.topic, ())
             wanted_filter = filters.get(queue.topic, NO_FILTER)
@@ -216,6 +220,10 @@ class PullState:
                 del self._queues[queue]
                 gone.append(queue)
         return gone
+
+    def gone_queues(self, topic: str) -> list[MessageQueue]:
+        """Its queues of a topic that was deleted, and made again or not."""
+        return [queue for queue, state in self._queues.items() if state.is_gone and queue.topic == topic]
 
     def unresolved(self) -> list[MessageQueue]:
         """Queues of which it is not known where to begin."""
@@ -384,10 +392,11 @@ class PullState:
                     f"{ticket.queue}: the broker's answer to a pull at {ticket.queue_offset} leads nowhere"
                 )
             state.waiting.append(_Waiting(answer, AnswerMessages(answer, ticket.queue)))
-            self._waiting_bytes += len(answer.raw)
             state.pull_offset = answer.next_offset
-            if len(state.waiting) == 1:
-                self._line.append(ticket.queue)
+            if not state.is_held:
+                self._waiting_bytes += len(answer.raw)
+                if len(state.waiting) == 1:
+                    self._line.append(ticket.queue)
         elif answer.status is PullStatus.OFFSET_RESET:
             self.follow_reset(ticket.queue, answer.next_offset, answer.reset_epoch)
         elif answer.status is PullStatus.OFFSET_ILLEGAL:
@@ -444,15 +453,44 @@ class PullState:
             state.safe_position = state.position
         self._handed_out.clear()
 
+    def hold_back(self, queues: Collection[MessageQueue]) -> None:
+        """Of these queues nothing is handed out, until this is called without them."""
+        held = frozenset(queues)
+        if held == self._held:
+            return
+        changed, self._held = held ^ self._held, held
+        for queue in changed:
+            state = self._queues.get(queue)
+            if state is None:
+                continue
+            size_bytes = sum(len(waiting.answer.raw) for waiting in state.waiting)
+            state.is_held = queue in held
+            if state.is_held:
+                self._waiting_bytes -= size_bytes
+                if state.waiting:
+                    self._line.remove(queue)
+            else:
+                self._waiting_bytes += size_bytes
+                if state.waiting:
+                    self._line.append(queue)
+
     def take(self, count_max: int) -> list[Message]:
         """At most `count_max` messages, of the queues in turn; empty if nothing waits. Raises ProtocolError."""
         messages: list[Message] = []
-        while self._line and len(messages) < count_max:
+        for _, part in self.take_parts(count_max):
+            messages = messages + part if messages else part
+        return messages
+
+    def take_parts(self, count_max: int) -> list[tuple[MessageQueue, list[Message]]]:
+        """The same, by queue."""
+        parts: list[tuple[MessageQueue, list[Message]]] = []
+        left_count = count_max
+        while self._line and left_count > 0:
             queue = self._line.popleft()
             state = self._queues[queue]
             waiting = state.waiting[0]
             answer = waiting.answer
-            stop = min(waiting.taken + count_max - len(messages), len(answer.starts))
+            stop = min(waiting.taken + left_count, len(answer.starts))
             part = waiting.messages.part(waiting.taken, stop)
             self._handed_out.append(state)
             state.is_uncommitted = True
@@ -467,8 +505,9 @@ class PullState:
                 self._line.append(queue)
             if state.tags:  # The broker compared hashes.
                 part = _with_tags(part, state.tags)
-            messages = messages + part if messages else part
-        return messages
+            left_count -= len(part)
+            parts.append((queue, part))
+        return parts
 
     # -- commits ---------------------------------------------------------------------------------------------------------
 
@@ -536,9 +575,10 @@ class PullState:
         state.generation = next(self._generations)
         state.in_flight = False
         if state.waiting:
-            self._waiting_bytes -= sum(len(waiting.answer.raw) for waiting in state.waiting)
+            if not state.is_held:
+                self._waiting_bytes -= sum(len(waiting.answer.raw) for waiting in state.waiting)
+                self._line.remove(queue)
             state.waiting.clear()
-            self._line.remove(queue)
 
     def _offset_illegal(
         self, ticket: Ticket, state: _Queue, answer: PullAnswer, now_s: float
@@ -599,5 +639,5 @@ def _wants_pull(state: _Queue) -> bool:
     return (
         not state.in_flight
         and state.position is not None
-        and len(state.waiting) < ANSWERS_WAITING_MAX
+        and len(state.waiting) < (1 if state.is_held else ANSWERS_WAITING_MAX)
     )

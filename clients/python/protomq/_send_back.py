@@ -117,6 +117,32 @@ def requests_for(messages: Sequence[Message]) -> list[BackRequest]:
     return requests
 
 
+def encode_request(
+    group: str,
+    failed: Iterable[tuple[Message, Mapping[str, Any]]],
+    incarnation_of: Callable[[MessageQueue], int],
+) -> bytes:
+    """An encoded SendBackRequest with an id of its own: sent again it is done once. Each message with fields of its FailedMessage."""
+    with fork_waits:
+        from .v1 import group_service_pb2 as pb
+
+    return pb.SendBackRequest(
+        consumer_group=group,
+        messages=[
+            pb.FailedMessage(
+                topic=message.queue.topic,
+                queue_id=message.queue.queue_id,
+                queue_offset=message.queue_offset,
+                topic_incarnation=incarnation_of(message.queue),
+                message_id=message.message_id,
+                **fields,
+            )
+            for message, fields in failed
+        ],
+        request_id=secrets.randbits(64) | 1,
+    ).SerializeToString()
+
+
 def send_back_steps(
     group: str,
     messages: Sequence[Message],
@@ -130,23 +156,14 @@ def send_back_steps(
 
     results: dict[int, SentBack] = {}
     for request in requests_for(messages):
-        payload = pb.SendBackRequest(
-            consumer_group=group,
-            messages=[
-                pb.FailedMessage(
-                    topic=message.queue.topic,
-                    queue_id=message.queue.queue_id,
-                    queue_offset=message.queue_offset,
-                    topic_incarnation=incarnation_of(message.queue),
-                    message_id=message.message_id,
-                    **fields,
-                )
-                for message in (messages[row] for row in request.rows)
-            ],
-            request_id=secrets.randbits(64) | 1,
-        ).SerializeToString()
+        failed = [(messages[row], fields) for row in request.rows]
         data = yield from call_broker(
-            request.topic, request.broker_name, _methods.SEND_BACK, (payload,), timeout_s, CALL
+            request.topic,
+            request.broker_name,
+            _methods.SEND_BACK,
+            (encode_request(group, failed, incarnation_of),),
+            timeout_s,
+            CALL,
         )
         answer = decoded(data, pb.SendBackResponse.FromString)
         for row, result in zip(request.rows, answer.results, strict=True):

@@ -1,0 +1,386 @@
+"""AsyncPushConsumer: the asyncio flavour of `_push_consumer.PushConsumer`, with the same rules.
+
+One task polls, one gives back what failed, and up to `concurrency` tasks take runs of messages, each until there is none. Listeners that
+are functions run on threads, which end nobody's loop. The consumer belongs to the loop on which it was started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Collection, Sequence
+from typing import Literal, Unpack, cast
+
+from ._async_pull_consumer import AsyncPullConsumer
+from ._connection_options import ConnectionOptions, connection_of
+from ._consumer_options import ConsumerOptions
+from ._daemon_threads import DaemonThreads
+from ._loop_watch import LoopWatch
+from ._message import Message
+from ._push_base import IDLE_TICK_S, REVOKE_TIMEOUT_S, TAKE_COUNT_MAX, TICK_S, PushBase
+from ._push_options import PushOptions, PushSettings
+from ._push_results import Failure
+from ._push_state import Run
+from ._push_steps import ListenedPulls, PushSteps
+from ._push_work import Worker
+from ._queue_listener import QueueListener
+from ._show_settings import show_settings
+from ._types import PEER_TIMEOUT_S, MessageQueue
+from .errors import ConfigurationError, ProtomqError
+
+logger = logging.getLogger("protomq")
+
+
+class AsyncListenedConsumer(AsyncPullConsumer):
+    """The pull consumer below: what is dealt with is said by listeners."""
+
+    def _new_state(self, options: ConsumerOptions) -> ListenedPulls:
+        return ListenedPulls(options.pull_options())
+
+    async def take_within(
+        self, timeout_s: float, held: Collection[MessageQueue] | None, count_max: int
+    ) -> list[tuple[MessageQueue, list[Message]]]:
+        """See ListenedConsumer.take_within."""
+        self._check_open()
+        steps, state = self._steps, self._state
+        state.user_came_back()
+        state.hold_back(state.queues if held is None else held)
+        arrived = self._arrived
+        if arrived is None:
+            arrived = self._arrived = asyncio.Event()
+        if not steps.is_settled(self._routes.cached):
+            await self._run(steps.before_poll())
+        self._start_pulls()
+        steps.raise_trouble()
+        parts = state.take_parts(count_max)
+        if not parts and timeout_s > 0:
+            try:
+                async with asyncio.timeout(min(timeout_s, state.next_due_in_s(time.monotonic()))):
+                    await arrived.wait()
+            except TimeoutError:
+                pass
+            arrived.clear()
+            self._start_pulls()
+            steps.raise_trouble()
+            parts = state.take_parts(count_max)
+        if parts:
+            self._start_pulls()
+        return parts
+
+    def wake(self) -> None:
+        """Ends a wait."""
+        self._wake()
+
+
+class _Queues(QueueListener):
+    """Tells the push consumer of the queues that its pull consumer gets and gives away, in the polling task."""
+
+    def __init__(self, owner: AsyncPushConsumer) -> None:
+        self._owner = owner
+
+    def on_assigned(self, queues: Sequence[MessageQueue]) -> None:
+        self._owner._get(queues)
+
+    async def on_revoked(self, queues: Sequence[MessageQueue]) -> None:
+        await self._owner._give_away(queues)
+
+    def on_lost(self, queues: Sequence[MessageQueue]) -> None:
+        self._owner._lose(queues)
+
+
+@show_settings(PushOptions, PushSettings.__annotations__)
+class AsyncPushConsumer(PushBase):
+    """Gives messages to coroutine functions, and to functions: one member of a consumer group.
+
+        consumer = AsyncPushConsumer("billing")
+
+        @consumer.on("orders", tags=["paid"])
+        async def bill(message):
+            ...
+
+        await consumer.run()                # or: async with consumer: ...
+
+    What listeners return and raise means the same as in PushConsumer. Functions run on threads, up to `concurrency`. A coroutine function
+    that blocks the event loop for a second is named in the log. The arguments are those of PushConsumer.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        namesrv: str | Sequence[str] | None = None,
+        transport: Literal["auto", "remoting", "grpc"] = "auto",
+        client_id: str = "",
+        peer_timeout_s: float = PEER_TIMEOUT_S,
+        connection: ConnectionOptions | None = None,
+        **settings: Unpack[PushSettings],
+    ) -> None:
+        super().__init__(PushOptions(group=group, **settings))
+        self._connection = connection_of(
+            connection, namesrv=namesrv, transport=transport, client_id=client_id, peer_timeout_s=peer_timeout_s
+        )
+        self._consumer: AsyncListenedConsumer | None = None
+        self._push: PushSteps | None = None
+        self._failed = asyncio.Event()
+        self._stop_wanted = asyncio.Event()
+        self._drained = asyncio.Event()
+        self._own_tasks: list[asyncio.Task[None]] = []
+        self._pool: set[asyncio.Task[None]] = set()
+        self._threads = DaemonThreads("protomq-listener")
+        self._watch: LoopWatch | None = None
+        self._is_ending = False
+        self._worker = Worker(self._settle, self._seldom)
+
+    # -- life ------------------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """See PushConsumer.start."""
+        if self._consumer is not None:
+            raise ConfigurationError("a push consumer is started once; make another one")
+        consumer = AsyncListenedConsumer(
+            self.group, connection=self._connection, listener=_Queues(self), **self.options.consumer_settings()
+        )
+        self._push = push = PushSteps(
+            self.options, consumer._steps, self._state, self._wanted, time.monotonic
+        )
+        pulls = cast(ListenedPulls, consumer._state)
+        pulls.lowest_open, pulls.moved = push.lowest_open, lambda queue: self._lose((queue,))
+        try:
+            await consumer._run(push.start())
+        except BaseException:
+            self._push = None
+            await consumer.close(commit=False)
+            raise
+        self._consumer = consumer
+        self._watch = LoopWatch(lambda: [one for one in self._listeners.copy().values() if one.is_coroutine])
+        loop = asyncio.get_running_loop()
+        self._own_tasks = [
+            loop.create_task(self._poll_until_end(), name="protomq-push"),
+            loop.create_task(self._give_back_until_end(), name="protomq-push-back"),
+        ]
+
+    async def stop(self, timeout_s: float | None = None) -> int:
+        """See PushConsumer.stop. A coroutine that is not done in time is cancelled."""
+        consumer = self._consumer
+        self._stop_wanted.set()
+        if consumer is None or self._is_ending:
+            return 0
+        if asyncio.current_task() in self._pool:
+            raise ConfigurationError(
+                "stop() in a listener would wait for itself: call request_stop(), which ends run()"
+            )
+        state = self._state
+        state.stop()
+        try:
+            async with asyncio.timeout(self.options.drain_timeout_s if timeout_s is None else timeout_s):
+                while state.is_running() or state.has_backs():
+                    self._drained.clear()
+                    self._failed.set()
+                    await self._drained.wait()
+        except TimeoutError:
+            pass
+        left_count = sum(run.count for run in state.runs) + state.backs.count
+        self._is_ending = True
+        if self._watch is not None:
+            self._watch.close()
+        for task in (*self._pool, *self._own_tasks):
+            task.cancel()
+        await asyncio.gather(*self._pool, *self._own_tasks, return_exceptions=True)
+        self._threads.close()
+        await consumer.close()
+        if left_count:
+            logger.warning("%s", self._left_text(left_count))
+        return left_count
+
+    def request_stop(self) -> None:
+        """Makes `run` end. From the loop, also from a listener."""
+        self._stop_wanted.set()
+
+    async def run(self) -> int:
+        """See PushConsumer.run."""
+        loop = asyncio.get_running_loop()
+        handled = []
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                loop.add_signal_handler(number, self.request_stop)
+            except (NotImplementedError, RuntimeError, ValueError):
+                continue  # Windows, or no main thread: somebody else sees to signals.
+            handled.append(number)
+        try:
+            await self.start()
+            await self._stop_wanted.wait()
+        finally:
+            for number in handled:
+                loop.remove_signal_handler(number)
+            left_count = await self.stop()
+        return left_count
+
+    async def __aenter__(self) -> AsyncPushConsumer:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    # -- while it runs ---------------------------------------------------------------------------------------------------
+
+    def suspend(self) -> None:
+        """See PushConsumer.suspend."""
+        self._state.is_suspended = True
+
+    def resume(self) -> None:
+        """See PushConsumer.resume."""
+        self._state.is_suspended = False
+        self._begin_tasks()
+        self._wake()
+
+    def set_concurrency(self, concurrency: int) -> None:
+        """So many tasks from now on; those that are too many end after what they have."""
+        self._concurrency = self._checked_concurrency(concurrency)
+        self._begin_tasks()
+
+    def assignment(self) -> tuple[MessageQueue, ...]:
+        """The queues being consumed."""
+        return self._consumer.assignment() if self._consumer is not None else ()
+
+    # -- the tasks -------------------------------------------------------------------------------------------------------
+
+    async def _poll_until_end(self) -> None:
+        assert self._consumer is not None
+        assert self._push is not None
+        while True:
+            try:
+                await self._poll(self._consumer, self._push)
+            except ProtomqError as error:
+                self._state.drop(self._push.take_trouble(error))
+            except Exception:
+                # A defect of ours must not end the consumption silently.
+                logger.exception("group %s could not poll, trying again", self.group)
+                await asyncio.sleep(IDLE_TICK_S)
+
+    async def _poll(self, consumer: AsyncListenedConsumer, push: PushSteps) -> None:
+        """One turn."""
+        if push.wants_look():
+            await consumer._run(push.look())
+        now_s = time.monotonic()
+        state = self._state
+        overdue = state.tick(now_s)
+        if overdue:
+            self._failed.set()
+        push.say_overdue(overdue)
+        self._begin_tasks()
+        wait_s = min(TICK_S if state.running_count else IDLE_TICK_S, state.next_due_in_s(now_s))
+        parts = await consumer.take_within(wait_s, state.held(), TAKE_COUNT_MAX)
+        for queue, messages in parts:
+            state.offer(queue, messages)
+        if parts:
+            self._begin_tasks()
+            # Under a backlog nothing else here waits.
+            await asyncio.sleep(0)
+
+    def _begin_tasks(self) -> None:
+        """As many as have something to do, within the limit."""
+        if self._consumer is None or self._is_ending:
+            return
+        loop = asyncio.get_running_loop()
+        idle_count = self._concurrency - len(self._pool)
+        for _ in range(min(self._state.runs_wanted(), idle_count)):
+            task = loop.create_task(self._listen())
+            self._pool.add(task)
+            task.add_done_callback(self._pool.discard)
+
+    async def _listen(self) -> None:
+        """Runs, until there is none."""
+        state = self._state
+        while len(self._pool) <= self._concurrency:
+            run = state.next_run(time.monotonic(), self._concurrency - len(self._pool) + 1)
+            if run is None:
+                return
+            try:
+                if run.listener.is_coroutine:
+                    await self._worker.work_async(run)
+                else:
+                    await self._work_on_thread(run)
+            finally:
+                if not self._is_ending:
+                    state.ended(run, time.monotonic())
+                    self._drained.set()
+                    if state.has_room_again():
+                        self._wake()
+            # The loop's turn: a listener may never wait.
+            await asyncio.sleep(0)
+
+    async def _work_on_thread(self, run: Run) -> None:
+        """What is not simply done is settled here when the run is over: the state is this loop's."""
+        said: list[tuple[Sequence[Message], Sequence[Failure | None]]] = []
+        worker = Worker(lambda _, messages, failures: said.append((messages, failures)), self._seldom)
+        try:
+            await asyncio.wrap_future(self._threads.submit(lambda: worker.work(run)))
+        finally:
+            for messages, failures in said:
+                self._settle(run, messages, failures)
+
+    def _settle(self, run: Run, messages: Sequence[Message], failures: Sequence[Failure | None]) -> None:
+        self._state.settled(run, messages, failures, time.monotonic())
+        self._failed.set()
+
+    async def _give_back_until_end(self) -> None:
+        assert self._consumer is not None
+        assert self._push is not None
+        backs = self._state.backs
+        while True:
+            now_s = time.monotonic()
+            call = backs.begin(now_s)
+            if call is None:
+                self._failed.clear()
+                try:
+                    async with asyncio.timeout(min(backs.next_due_in_s(now_s), IDLE_TICK_S)):
+                        await self._failed.wait()
+                except TimeoutError:
+                    pass
+                continue
+            try:
+                await self._consumer._run(self._push.back_steps(call))
+            except ProtomqError as error:
+                self._push.back_failed(call, error)
+            else:
+                self._push.back_done(call)
+            self._drained.set()
+            if self._state.has_room_again():
+                self._wake()
+
+    async def _give_away(self, queues: Sequence[MessageQueue]) -> None:
+        """Waits a moment for what listeners have of these queues, and for what is to be given back of them."""
+        if self._push is None or self._is_ending:
+            return  # `stop` has waited.
+        state, going = self._state, frozenset(queues)
+        state.revoke(going)
+        try:
+            async with asyncio.timeout(min(self.options.drain_timeout_s, REVOKE_TIMEOUT_S)):
+                while state.is_running(going) or state.has_backs(going):
+                    self._drained.clear()
+                    await self._drained.wait()
+        except TimeoutError:
+            pass
+        self._push.gave_away(going)
+
+    def _lose(self, queues: Sequence[MessageQueue]) -> None:
+        """Nothing of these queues counts any more."""
+        if self._push is not None:
+            self._push.lost(queues)
+
+    def _get(self, queues: Sequence[MessageQueue]) -> None:
+        """These queues are this consumer's."""
+        if self._push is not None:
+            self._push.came(queues)
+
+    def _wake(self) -> None:
+        if self._consumer is not None:
+            self._consumer.wake()
+
+    def _look(self) -> None:
+        if self._push is not None:
+            self._push.look_now()
+            self._wake()

@@ -1,0 +1,190 @@
+"""Messages that are to be given back to their brokers: what goes in which call, and what comes of an error. No I/O, time handed in.
+
+    add(back)                failures, as they come
+    begin(now)               a BackCall: up to 256 of one broker, or one; None: nothing is due
+    done(call)               the broker has them
+    failed(call, error, now) what is to be told of it: the broker will never take these
+
+Rules:
+- One call to a broker at a time; the brokers are independent of each other.
+- A broker that is away, or refuses for now, is asked again: with the same octets, and so the same request id, while nobody knows whether it
+  has done the call; pauses double from 1 s to 30 s. What fails meanwhile waits.
+- A call that is refused for good is made again with one message each: one bad message costs no other. A single one that is refused
+  for a delay that the broker does not know goes without it; for any other reason it is dealt with, and told.
+- A topic or queue that is said to be missing may only be late: it is asked 10 times.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from ._message import Message
+from ._send_back import MESSAGES_MAX, SIZE_MAX_BYTES
+from ._types import MessageQueue
+from .errors import (
+    IllegalDelayError,
+    ProtomqError,
+    QueueNotFoundError,
+    TopicNotFoundError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PAUSE_MIN_S: Final = 1.0
+PAUSE_MAX_S: Final = 30.0
+MISSING_TRIES_MAX: Final = 10
+
+
+@dataclass(slots=True, eq=False)
+class Back:
+    """A message to be given back. `work`: whose it is. `fields`: of its FailedMessage."""
+
+    work: object
+    message: Message
+    fields: Mapping[str, Any]
+
+
+@dataclass(slots=True, eq=False)
+class BackCall:
+    """One call. `payload`: its octets, once they are encoded: a further try has the same."""
+
+    broker_name: str
+    backs: list[Back]
+    payload: bytes = b""
+    tries: int = 0
+
+
+@dataclass(slots=True)
+class _Broker:
+    waiting: deque[Back] = field(default_factory=deque)
+    call: BackCall | None = None
+    """Under way, or to be made again."""
+    is_under_way: bool = False
+    paused_until_s: float = 0.0
+    pause_s: float = PAUSE_MIN_S
+    single_count: int = 0
+    """This many of those that wait go one by one."""
+
+
+class BackLine:
+    """All of one consumer."""
+
+    def __init__(self) -> None:
+        self._brokers: dict[str, _Broker] = {}
+        self.refused_count = 0
+        """Messages that brokers will never take."""
+
+    def add(self, back: Back) -> None:
+        """One more."""
+        name = back.message.queue.broker_name
+        self._brokers.setdefault(name, _Broker()).waiting.append(back)
+
+    def has_any(self, queues: Collection[MessageQueue] | None = None) -> bool:
+        """Whether there is anything of these queues, or of any, that no broker has yet."""
+        for broker in self._brokers.values():
+            calls = broker.call.backs if broker.call is not None else []
+            if queues is None:
+                if calls or broker.waiting:
+                    return True
+            elif any(back.message.queue in queues for back in (*calls, *broker.waiting)):
+                return True
+        return False
+
+    @property
+    def count(self) -> int:
+        """Messages that no broker has yet."""
+        return sum(
+            len(broker.waiting) + (len(broker.call.backs) if broker.call is not None else 0)
+            for broker in self._brokers.values()
+        )
+
+    def begin(self, now_s: float) -> BackCall | None:
+        """A call that is to be made now."""
+        for name, broker in self._brokers.items():
+            if broker.is_under_way or broker.paused_until_s > now_s:
+                continue
+            if broker.call is None and broker.waiting:
+                broker.call = BackCall(name, _cut(broker))
+            if broker.call is not None:
+                broker.is_under_way = True
+                broker.call.tries += 1
+                return broker.call
+        return None
+
+    def next_due_in_s(self, now_s: float) -> float:
+        """Until `begin` has something by the passing of time alone; infinity if it has not."""
+        return min(
+            [
+                max(broker.paused_until_s - now_s, 0.0)
+                for broker in self._brokers.values()
+                if not broker.is_under_way and (broker.call is not None or broker.waiting)
+            ],
+            default=float("inf"),
+        )
+
+    def done(self, call: BackCall) -> None:
+        """The broker has them all."""
+        broker = self._brokers[call.broker_name]
+        broker.call, broker.is_under_way = None, False
+        broker.pause_s = PAUSE_MIN_S
+
+    def failed(self, call: BackCall, error: ProtomqError, now_s: float) -> Sequence[Back]:
+        """Those that will never be taken: they are dealt with."""
+        broker = self._brokers[call.broker_name]
+        broker.is_under_way = False
+        is_missing = isinstance(error, TopicNotFoundError | QueueNotFoundError)
+        if error.retriable and not (is_missing and call.tries >= MISSING_TRIES_MAX):
+            pause_s = max(broker.pause_s, (error.retry_delay_ms or 0) / 1000)
+            broker.paused_until_s = now_s + pause_s
+            broker.pause_s = min(broker.pause_s * 2, PAUSE_MAX_S)
+            return ()
+        broker.call = None
+        broker.pause_s = PAUSE_MIN_S
+        if len(call.backs) > 1:
+            broker.waiting.extendleft(reversed(call.backs))
+            broker.single_count = len(call.backs)
+            return ()
+        (back,) = call.backs
+        if isinstance(error, IllegalDelayError) and _delay_names(back.fields):
+            fields = {key: value for key, value in back.fields.items() if key not in _DELAYS}
+            broker.waiting.appendleft(Back(back.work, back.message, fields))
+            broker.single_count += 1
+            return ()
+        self.refused_count += 1
+        return (back,)
+
+    def drop(self, queues: Collection[MessageQueue]) -> None:
+        """What is of these queues and not under way is not given back."""
+        for broker in self._brokers.values():
+            singles = [back for back, _ in zip(broker.waiting, range(broker.single_count), strict=False)]
+            broker.single_count = sum(back.message.queue not in queues for back in singles)
+            broker.waiting = deque(back for back in broker.waiting if back.message.queue not in queues)
+            if broker.call is not None and not broker.is_under_way:
+                if all(back.message.queue in queues for back in broker.call.backs):
+                    broker.call = None
+
+
+_DELAYS: Final = ("delay_level", "delay_ms")
+
+
+def _delay_names(fields: Mapping[str, Any]) -> list[str]:
+    return [name for name in _DELAYS if name in fields]
+
+
+def _cut(broker: _Broker) -> list[Back]:
+    """What goes in the next call. The route to a broker is that of a topic, so they are of one topic."""
+    first = broker.waiting.popleft()
+    if broker.single_count:
+        broker.single_count -= 1
+        return [first]
+    backs, size_bytes = [first], first.message.size_bytes
+    while broker.waiting and len(backs) < MESSAGES_MAX:
+        size_bytes += broker.waiting[0].message.size_bytes
+        if size_bytes > SIZE_MAX_BYTES:
+            break
+        backs.append(broker.waiting.popleft())
+    return backs

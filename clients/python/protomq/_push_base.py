@@ -1,0 +1,146 @@
+"""What both flavours of the push consumer have beside what waits: who listens to what, and how it stands."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
+
+from ._checks import check_count, check_topic
+from ._filters import checked_filter
+from ._offset_calls import checked_tags
+from ._push_options import CONCURRENCY_MAX, PushOptions
+from ._push_results import Listener, check_listener
+from ._push_state import PushState
+from ._push_steps import SaidSeldom, Wanted
+from .errors import ConfigurationError
+
+logger = logging.getLogger("protomq")
+
+TAKE_COUNT_MAX = 256
+"""Messages that are taken at a time; limits are looked at between."""
+TICK_S = 0.1
+"""How often listeners that are at work are looked at."""
+IDLE_TICK_S = 1.0
+REVOKE_TIMEOUT_S = 1.0
+"""How long a queue that goes to another member waits for listeners: that member has nothing of it meanwhile."""
+
+Function = TypeVar("Function", bound=Callable[[Any], Any])
+
+
+class PushCounts(NamedTuple):
+    """How a push consumer stands.
+
+    `open`: messages here that are not done, of `size_bytes` octets; `waiting`: those of them that no listener has. Since its start: `done`,
+    and `refused`, which failed and which no broker took back.
+    """
+
+    open: int
+    waiting: int
+    size_bytes: int
+    done: int
+    refused: int
+
+
+class PushBase:
+    """One consumer."""
+
+    def __init__(self, options: PushOptions) -> None:
+        self.options = options
+        self._wanted: dict[str, Wanted] = {}
+        self._listeners: dict[str, Listener] = {}
+        self._state = PushState(options, self._listeners)
+        self._seldom = SaidSeldom(time.monotonic)
+        self._concurrency = options.concurrency
+
+    @property
+    def group(self) -> str:
+        """Whose messages these are."""
+        return self.options.group
+
+    @property
+    def concurrency(self) -> int:
+        """How many messages are with listeners at a time."""
+        return self._concurrency
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether `suspend` was called, and `resume` not yet."""
+        return self._state.is_suspended
+
+    @property
+    def counts(self) -> PushCounts:
+        """How it stands; a snapshot, from any thread."""
+        state = self._state
+        return PushCounts(
+            state.count, state.waiting_count, state.size_bytes, state.done_count, state.backs.refused_count
+        )
+
+    def on(
+        self,
+        topic: str,
+        *,
+        tags: Iterable[str] = (),
+        sql: str | None = None,
+        cel: str | None = None,
+        module: str | None = None,
+        batch_size: int | None = None,
+    ) -> Callable[[Function], Function]:
+        """A decorator of listeners; see `subscribe`.
+
+        @consumer.on("orders", tags=["paid"])
+        def bill(message): ...
+        """
+
+        def listens(listener: Function) -> Function:
+            self.subscribe(
+                topic, listener, tags=tags, sql=sql, cel=cel, module=module, batch_size=batch_size
+            )
+            return listener
+
+        return listens
+
+    def subscribe(
+        self,
+        topic: str,
+        listener: Callable[[Any], Any],
+        *,
+        tags: Iterable[str] = (),
+        sql: str | None = None,
+        cel: str | None = None,
+        module: str | None = None,
+        batch_size: int | None = None,
+    ) -> None:
+        """Gives messages of a topic to `listener`, a function or a coroutine function, one a call; `batch_size`: in lists up to that long.
+
+        `tags`, `sql`, `cel`, `module`: which messages, as in PullConsumer.subscribe. Once the consumer has started, it is subscribed soon
+        after, and what goes wrong is logged. A topic has one listener, the last one. The group's retries go to the listener of the topic
+        that they come from.
+        """
+        check_topic(topic)
+        checked = checked_tags(tags)
+        filter_ = checked_filter(checked, sql, cel, module)
+        made = Listener.of(listener, batch_size)
+        check_listener(made, self.options.orderly)
+        self._listeners[topic] = made
+        self._wanted[topic] = Wanted(topic, made, checked, filter_)
+        self._look()
+
+    def unsubscribe(self, topic: str) -> None:
+        """Ends a subscription: no message of it is begun any more."""
+        if self._wanted.pop(topic, None) is None:
+            raise ConfigurationError(f"topic {topic!r} has no listener here")
+        self._look()
+
+    def _look(self) -> None:
+        """Something else is wanted."""
+
+    def _checked_concurrency(self, concurrency: int) -> int:
+        return check_count("concurrency", concurrency, 1, CONCURRENCY_MAX)
+
+    def _left_text(self, count: int) -> str:
+        return (
+            f"group {self.group}: {count} message(s) were not done when the consumer stopped; they come again, and those that a "
+            "listener has still may be done twice"
+        )

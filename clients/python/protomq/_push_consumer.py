@@ -1,0 +1,425 @@
+"""PushConsumer: functions that are given a group's messages, on a pool of threads.
+
+    protomq-push          polls: pulls, commits, ticks; hands what came to the state
+    protomq-listener-N    take runs of messages and call listeners
+    protomq-push-back     gives back what failed
+
+All decisions are in `_push_state.py`, under one lock; nobody holds it while waiting for a broker or a listener. The polling thread alone
+uses the pull consumer below.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+import time
+from collections.abc import Collection, Sequence
+from typing import Literal, Unpack, cast
+
+from ._connection_options import ConnectionOptions, connection_of
+from ._consumer_options import ConsumerOptions
+from ._message import Message
+from ._pull_consumer import PullConsumer
+from ._push_base import IDLE_TICK_S, REVOKE_TIMEOUT_S, TAKE_COUNT_MAX, TICK_S, PushBase
+from ._push_options import PushOptions, PushSettings
+from ._push_results import Failure
+from ._push_state import Run
+from ._push_steps import ListenedPulls, PushSteps
+from ._push_work import Worker
+from ._queue_listener import QueueListener
+from ._show_settings import show_settings
+from ._types import PEER_TIMEOUT_S, MessageQueue
+from .errors import ClosedError, ConfigurationError, ProtomqError
+
+logger = logging.getLogger("protomq")
+
+JOIN_S = 5.0
+"""How long the end of a stop waits for its own threads, whose calls have time-outs."""
+
+
+class ListenedConsumer(PullConsumer):
+    """The pull consumer below: what is dealt with is said by listeners."""
+
+    def _new_state(self, options: ConsumerOptions) -> ListenedPulls:
+        return ListenedPulls(options.pull_options())
+
+    def take_within(
+        self, timeout_s: float, held: Collection[MessageQueue] | None, count_max: int
+    ) -> list[tuple[MessageQueue, list[Message]]]:
+        """What is there, or comes within the time, by queue; less time if somebody wakes it. `held`: not of these queues; None: of none."""
+        with self._own_lock():
+            self._check_open()
+            steps, state = self._steps, self._state
+            state.user_came_back()
+            state.hold_back(state.queues if held is None else held)
+            if not steps.is_settled(self._routes.cached):
+                self._run(steps.before_poll())
+            self._exchange(0.0)
+            parts = state.take_parts(count_max)
+            if not parts and timeout_s > 0:
+                self._exchange(min(timeout_s, state.next_due_in_s(time.monotonic())))
+                parts = state.take_parts(count_max)
+            return parts
+
+
+class _Queues(QueueListener):
+    """Tells the push consumer of the queues that its pull consumer gets and gives away, on the polling thread."""
+
+    def __init__(self, owner: PushConsumer) -> None:
+        self._owner = owner
+
+    def on_assigned(self, queues: Sequence[MessageQueue]) -> None:
+        self._owner._get(queues)
+
+    def on_revoked(self, queues: Sequence[MessageQueue]) -> None:
+        self._owner._give_away(queues)
+
+    def on_lost(self, queues: Sequence[MessageQueue]) -> None:
+        self._owner._lose(queues)
+
+
+@show_settings(PushOptions, PushSettings.__annotations__)
+class PushConsumer(PushBase):
+    """Gives messages to functions: one member of a consumer group.
+
+        consumer = PushConsumer("billing")
+
+        @consumer.on("orders", tags=["paid"])
+        def bill(message):
+            ...
+
+        consumer.run()                      # until Ctrl-C, SIGTERM or request_stop(); or start() ... stop(), or `with consumer:`
+
+    A listener that returns is done with its message. One that raises gets it again after the group's delays, until it is a dead letter; so
+    with Retry(delay=...), Reject() and Suspend(ms), which it may return. Coroutine functions may listen too: each thread then has a loop.
+    Messages come at least once. A consumer is started once, in the process that uses it.
+
+    - `namesrv`, `transport`, `client_id`, `peer_timeout_s`, `connection`: as of PullConsumer.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        namesrv: str | Sequence[str] | None = None,
+        transport: Literal["auto", "remoting", "grpc"] = "auto",
+        client_id: str = "",
+        peer_timeout_s: float = PEER_TIMEOUT_S,
+        connection: ConnectionOptions | None = None,
+        **settings: Unpack[PushSettings],
+    ) -> None:
+        super().__init__(PushOptions(group=group, **settings))
+        self._connection = connection_of(
+            connection, namesrv=namesrv, transport=transport, client_id=client_id, peer_timeout_s=peer_timeout_s
+        )
+        self._consumer: ListenedConsumer | None = None
+        self._push: PushSteps | None = None
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        """There may be a run to take, or the pool is to shrink."""
+        self._failed = threading.Condition(self._lock)
+        """There is something to give back, or nothing is any more."""
+        self._drained = threading.Condition(self._lock)
+        self._idle_count = 0
+        self._threads: list[threading.Thread] = []
+        self._pool: set[threading.Thread] = set()
+        self._thread_number = 0
+        self._is_ending = False
+        """The consumer's own threads are to end."""
+        self._is_revoking = False
+        self._stop_wanted = threading.Event()
+        self._worker = Worker(self._settle, self._seldom)
+
+    # -- life ------------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Subscribes and begins; returns at once. Raises what a subscription raises: nothing was begun then."""
+        if self._consumer is not None:
+            raise ConfigurationError("a push consumer is started once; make another one")
+        consumer = ListenedConsumer(
+            self.group, connection=self._connection, listener=_Queues(self), **self.options.consumer_settings()
+        )
+        self._push = push = PushSteps(
+            self.options, consumer._steps, self._state, self._wanted, time.monotonic
+        )
+        pulls = cast(ListenedPulls, consumer._state)
+        pulls.lowest_open, pulls.moved = self._lowest_open, lambda queue: self._lose((queue,))
+        try:
+            consumer._run(push.start())
+        except BaseException:
+            self._push = None
+            consumer.close(commit=False)
+            raise
+        self._consumer = consumer
+        for name, run in (("protomq-push", self._poll_until_end), ("protomq-push-back", self._give_back_until_end)):
+            thread = threading.Thread(target=run, name=name, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        self.set_concurrency(self._concurrency)
+
+    def stop(self, timeout_s: float | None = None) -> int:
+        """Ends it: begins no listener any more, waits `timeout_s` (`drain_timeout_s`) for those that run, gives back what failed, commits.
+
+        How many messages were begun and are not done: they come again. May be called twice. Not from a listener: see `request_stop`.
+        """
+        consumer = self._consumer
+        self._stop_wanted.set()
+        if consumer is None or self._is_ending:
+            return 0
+        if threading.current_thread() in self._pool:
+            raise ConfigurationError(
+                "stop() in a listener would wait for itself: call request_stop(), which ends run()"
+            )
+        ends_s = time.monotonic() + (self.options.drain_timeout_s if timeout_s is None else timeout_s)
+        with self._lock:
+            self._state.stop()
+            self._changed.notify_all()
+            self._failed.notify_all()
+            while self._state.is_running() or self._state.has_backs():
+                left_s = ends_s - time.monotonic()
+                if left_s <= 0 or not self._drained.wait(left_s):
+                    break
+            left_count = sum(run.count for run in self._state.runs) + self._state.backs.count
+            self._is_ending = True
+            self._failed.notify_all()
+        consumer.wakeup()
+        for thread in self._threads:
+            thread.join(JOIN_S)
+        consumer.close()
+        if left_count:
+            logger.warning("%s", self._left_text(left_count))
+        return left_count
+
+    def request_stop(self) -> None:
+        """Makes `run` end. Any thread, also a listener's or a signal handler."""
+        self._stop_wanted.set()
+
+    def run(self) -> int:
+        """Starts, waits for Ctrl-C, SIGTERM or `request_stop`, and stops. What `stop` returns. A second Ctrl-C waits for no listener."""
+        before = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                before[number] = signal.signal(number, lambda *_: self.request_stop())
+        try:
+            self.start()
+            # In slices: a signal's handler runs between two of them on every platform.
+            while not self._stop_wanted.wait(0.5):
+                pass
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            left_count = self.stop()
+        return left_count
+
+    def __enter__(self) -> PushConsumer:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -- while it runs ---------------------------------------------------------------------------------------------------
+
+    def suspend(self) -> None:
+        """Begins no listener any more, until `resume`; those that run go on."""
+        with self._lock:
+            self._state.is_suspended = True
+
+    def resume(self) -> None:
+        """Goes on after `suspend`."""
+        with self._lock:
+            self._state.is_suspended = False
+            self._changed.notify_all()
+        self._wake()
+
+    def set_concurrency(self, concurrency: int) -> None:
+        """So many threads from now on; those that are too many end after what they have."""
+        concurrency = self._checked_concurrency(concurrency)
+        with self._lock:
+            self._concurrency = concurrency
+            if self._consumer is None or self._state.is_stopping:
+                return
+            new = []
+            while len(self._pool) < concurrency:
+                self._thread_number += 1
+                name = f"protomq-listener-{self._thread_number}"
+                thread = threading.Thread(target=self._listen_until_end, name=name, daemon=True)
+                self._pool.add(thread)
+                new.append(thread)
+            self._changed.notify_all()
+        for thread in new:
+            thread.start()
+
+    def assignment(self) -> tuple[MessageQueue, ...]:
+        """The queues being consumed."""
+        return self._consumer.assignment() if self._consumer is not None else ()
+
+    # -- the threads -----------------------------------------------------------------------------------------------------
+
+    def _poll_until_end(self) -> None:
+        assert self._consumer is not None
+        assert self._push is not None
+        while not self._is_ending:
+            try:
+                self._poll(self._consumer, self._push)
+            except ClosedError:
+                return  # The interpreter ends.
+            except ProtomqError as error:
+                gone = self._push.take_trouble(error)
+                with self._lock:
+                    self._state.drop(gone)
+            except Exception:
+                # A defect of ours must not end the consumption silently.
+                logger.exception("group %s could not poll, trying again", self.group)
+                time.sleep(IDLE_TICK_S)
+
+    def _poll(self, consumer: ListenedConsumer, push: PushSteps) -> None:
+        """One turn."""
+        if push.wants_look():
+            consumer._run(push.look())
+        now_s = time.monotonic()
+        state = self._state
+        with self._lock:
+            overdue = state.tick(now_s)
+            if overdue:
+                self._failed.notify_all()
+            held = state.held()
+            held = frozenset(held) if held is not None else None
+            wait_s = min(TICK_S if state.running_count else IDLE_TICK_S, state.next_due_in_s(now_s))
+            self._notify_listeners()
+        push.say_overdue(overdue)
+        parts = consumer.take_within(wait_s, held, TAKE_COUNT_MAX)
+        if parts:
+            with self._lock:
+                for queue, messages in parts:
+                    state.offer(queue, messages)
+                self._notify_listeners()
+
+    def _notify_listeners(self) -> None:
+        if self._idle_count:
+            count = min(self._state.runs_wanted(), self._idle_count)
+            if count:
+                self._changed.notify(count)
+
+    def _listen_until_end(self) -> None:
+        runner: asyncio.Runner | None = None
+        state, run = self._state, None
+        try:
+            while True:
+                with self._lock:
+                    if run is not None:
+                        self._end(run)
+                    run = self._next_run()
+                    has_room_again = state.has_room_again()
+                if has_room_again:
+                    self._wake()
+                if run is None:
+                    return
+                if run.listener.is_coroutine:
+                    if runner is None:
+                        runner = asyncio.Runner()
+                    runner.run(self._worker.work_async(run))
+                else:
+                    self._worker.work(run)
+        finally:
+            if runner is not None:
+                runner.close()
+
+    def _next_run(self) -> Run | None:
+        """Waits for one; None: the thread is one too many, or the consumer stops."""
+        state = self._state
+        while not state.is_stopping and len(self._pool) <= self._concurrency:
+            run = state.next_run(time.monotonic(), self._idle_count + 1)
+            if run is not None:
+                return run
+            if state.has_room_again():
+                self._wake()
+            self._idle_count += 1
+            self._changed.wait()
+            self._idle_count -= 1
+        self._pool.discard(threading.current_thread())
+        return None
+
+    def _end(self, run: Run) -> None:
+        self._state.ended(run, time.monotonic())
+        if self._state.is_stopping or self._is_revoking:
+            self._drained.notify_all()
+
+    def _settle(self, run: Run, messages: Sequence[Message], failures: Sequence[Failure | None]) -> None:
+        with self._lock:
+            self._state.settled(run, messages, failures, time.monotonic())
+            self._failed.notify_all()
+
+    def _give_back_until_end(self) -> None:
+        assert self._consumer is not None
+        assert self._push is not None
+        backs = self._state.backs
+        while True:
+            with self._lock:
+                now_s = time.monotonic()
+                while (call := backs.begin(now_s)) is None and not self._is_ending:
+                    due_in_s = backs.next_due_in_s(now_s)
+                    self._failed.wait(min(due_in_s, IDLE_TICK_S))
+                    now_s = time.monotonic()
+            if call is None or self._is_ending:
+                return
+            error: ProtomqError | None = None
+            try:
+                self._consumer._run(self._push.back_steps(call))
+            except ProtomqError as caught:
+                error = caught
+            with self._lock:
+                if error is None:
+                    self._push.back_done(call)
+                else:
+                    self._push.back_failed(call, error)
+                if self._state.is_stopping or self._is_revoking:
+                    self._drained.notify_all()
+                has_room_again = self._state.has_room_again()
+            if has_room_again:
+                self._wake()
+
+    def _lowest_open(self, queue: MessageQueue) -> int | None:
+        assert self._push is not None
+        with self._lock:
+            return self._push.lowest_open(queue)
+
+    def _give_away(self, queues: Sequence[MessageQueue]) -> None:
+        """Waits a moment for what listeners have of these queues, and for what is to be given back of them."""
+        if self._push is None or self._is_ending:
+            return  # `stop` has waited.
+        ends_s = time.monotonic() + min(self.options.drain_timeout_s, REVOKE_TIMEOUT_S)
+        going = frozenset(queues)
+        with self._lock:
+            self._state.revoke(going)
+            self._is_revoking = True
+            while self._state.is_running(going) or self._state.has_backs(going):
+                left_s = ends_s - time.monotonic()
+                if left_s <= 0 or not self._drained.wait(left_s):
+                    break
+            self._is_revoking = False
+            self._push.gave_away(going)
+
+    def _lose(self, queues: Sequence[MessageQueue]) -> None:
+        """Nothing of these queues counts any more."""
+        if self._push is not None:
+            with self._lock:
+                self._push.lost(queues)
+
+    def _get(self, queues: Sequence[MessageQueue]) -> None:
+        """These queues are this consumer's."""
+        if self._push is not None:
+            with self._lock:
+                self._push.came(queues)
+
+    def _wake(self) -> None:
+        if self._consumer is not None:
+            self._consumer.wakeup()
+
+    def _look(self) -> None:
+        if self._push is not None:
+            self._push.look_now()
+            self._wake()
+

@@ -1,0 +1,114 @@
+"""Settings of push consumers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypedDict
+
+from ._checks import check_count, check_flag, check_group, check_seconds
+from ._consumer_options import (
+    AUTO_COMMIT_INTERVAL_S,
+    REQUEST_TIMEOUT_S,
+    ConsumerOptions,
+    ConsumerSettings,
+)
+from ._offset_calls import Begin
+from .errors import ConfigurationError
+
+CONCURRENCY_MAX: Final = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushOptions:
+    """Settings of a push consumer.
+
+    - `group`: whose messages these are.
+    - `concurrency`: how many messages are with listeners at a time: threads, or tasks; `set_concurrency` changes it. 1 to 1,024.
+    - `orderly`: each queue one message at a time, in order; a message that fails holds up its queue.
+    - `begin`, `resume`, `hold_ms`, `request_timeout_s`: as of a pull consumer.
+    - `queue_count_max`, `queue_size_max_bytes`, `queue_span_max`: while a queue has so many messages here that are not done, octets of
+      them, or offsets between its lowest one that is not done and its last one, no more of it are taken. `count_max`,
+      `size_max_bytes`: of all queues together. They are looked at before up to 256 messages are taken.
+    - `consume_timeout_s`: a message that a listener still has after this time is given back, and comes again. Not if `orderly`.
+    - `commit_interval_s`: between two commits.
+    - `suspend_ms`: how long an orderly queue waits after a failure.
+    - `attempts_max`: after this number of failures an orderly message becomes a dead letter; None: it is tried for ever.
+    - `drain_timeout_s`: how long `stop` waits for listeners.
+    - `pull_record_count_max`, `pull_size_max_bytes`: bounds of one answer.
+    """
+
+    group: str = ""
+    concurrency: int = 20
+    orderly: bool = False
+    begin: Begin = "earliest"
+    resume: bool = True
+    queue_count_max: int = 1000
+    queue_size_max_bytes: int = 100 << 20
+    queue_span_max: int = 2000
+    count_max: int = 20_000
+    size_max_bytes: int = 512 << 20
+    consume_timeout_s: float = 900.0
+    commit_interval_s: float = AUTO_COMMIT_INTERVAL_S
+    suspend_ms: int = 1000
+    attempts_max: int | None = None
+    drain_timeout_s: float = 10.0
+    hold_ms: int = 15_000
+    pull_record_count_max: int = 1024
+    pull_size_max_bytes: int = 1 << 20
+    request_timeout_s: float = REQUEST_TIMEOUT_S
+
+    def __post_init__(self) -> None:
+        if not self.group:
+            raise ConfigurationError('a push consumer has a group: PushConsumer("my-group")')
+        check_group(self.group)
+        check_count("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
+        check_flag("orderly", self.orderly)
+        for name in ("queue_count_max", "queue_span_max", "count_max"):
+            check_count(name, getattr(self, name), 1, 1 << 24)
+        for name in ("queue_size_max_bytes", "size_max_bytes"):
+            check_count(name, getattr(self, name), 1, 1 << 40)
+        check_seconds("consume_timeout_s", self.consume_timeout_s)
+        check_count("suspend_ms", self.suspend_ms, 1, 40 * 86_400_000)
+        if self.attempts_max is not None:
+            check_count("attempts_max", self.attempts_max, 1, 1 << 24)
+        check_seconds("drain_timeout_s", self.drain_timeout_s, zero=True)
+        self.consumer_options()
+
+    def consumer_options(self) -> ConsumerOptions:
+        """Those of the pull consumer below. Raises ConfigurationError."""
+        return ConsumerOptions(group=self.group, **self.consumer_settings())
+
+    def consumer_settings(self) -> ConsumerSettings:
+        """The settings of the pull consumer below."""
+        return {
+            "begin": self.begin,
+            "resume": self.resume,
+            "auto_commit_interval_s": self.commit_interval_s,
+            "hold_ms": self.hold_ms,
+            "pull_record_count_max": self.pull_record_count_max,
+            "pull_size_max_bytes": self.pull_size_max_bytes,
+            "request_timeout_s": self.request_timeout_s,
+        }
+
+
+class PushSettings(TypedDict, total=False):
+    """Keyword arguments of the push consumers: the fields of PushOptions but its group (a test compares them)."""
+
+    concurrency: int
+    orderly: bool
+    begin: Begin
+    resume: bool
+    queue_count_max: int
+    queue_size_max_bytes: int
+    queue_span_max: int
+    count_max: int
+    size_max_bytes: int
+    consume_timeout_s: float
+    commit_interval_s: float
+    suspend_ms: int
+    attempts_max: int | None
+    drain_timeout_s: float
+    hold_ms: int
+    pull_record_count_max: int
+    pull_size_max_bytes: int
+    request_timeout_s: float

@@ -1,0 +1,180 @@
+"""What a listener says of a message, and what the consumer makes of it. Values only.
+
+    returns nothing                    done
+    returns anything that is no result done, with one warning for each listener: "return" says that it is done
+    raises                             comes again after the group's delay, with the error's text
+    returns Retry(delay=...)           comes again after that delay
+    returns Reject()                   is a dead letter at once
+    returns Suspend(ms)                orderly: its queue waits, and goes on with the same message; else like Retry(delay=ms / 1000)
+
+A listener of batches says one of these of all its messages, or returns a list with one for each.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from ._checks import check_count
+from ._send_back import delay_fields, error_text
+from ._types import Delay
+from .errors import ConfigurationError, WrongTypeError
+
+BATCH_SIZE_MAX: Final = 1024
+"""RocketMQ's largest consumeMessageBatchMaxSize."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """The message comes again: after `delay` (a timedelta, seconds or a DelayLevel), else as the group's settings say.
+
+    `error`: what it failed of. In an orderly consumer the queue waits for the delay, and goes on with this message.
+    """
+
+    delay: Delay | None = None
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        delay_fields(self.delay, dead_letter=False)
+        error_text(self.error)
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """The message is a dead letter at once. `error`: what it failed of."""
+
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        error_text(self.error)
+
+
+@dataclass(frozen=True, slots=True)
+class Suspend:
+    """The queue of an orderly consumer waits, 1 ms to 40 days, then goes on with the same message. `error`: what it failed of."""
+
+    delay_ms: int
+    error: str = ""
+
+    def __post_init__(self) -> None:
+        check_count("delay_ms", self.delay_ms, 1, 40 * 86_400_000)
+        error_text(self.error)
+
+
+Result = Retry | Reject | Suspend | None
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """A function that is given messages.
+
+    `batch_size`: None: one message a call; else a list of at most that many. `name`: for the log.
+    """
+
+    call: Callable[[Any], Any]
+    name: str
+    is_coroutine: bool
+    batch_size: int | None = None
+
+    @classmethod
+    def of(cls, call: object, batch_size: int | None = None) -> Listener:
+        """Raises WrongTypeError, ConfigurationError."""
+        if not callable(call):
+            raise WrongTypeError(f"a listener is a function or a coroutine function, not {call!r}")
+        if batch_size is not None:
+            check_count("batch_size", batch_size, 1, BATCH_SIZE_MAX)
+        name = getattr(call, "__qualname__", None) or type(call).__qualname__
+        is_coroutine = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
+            getattr(call, "__call__", None)  # noqa: B004 - an object whose method it is.
+        )
+        return cls(call, name, is_coroutine, batch_size)
+
+
+class Failure(NamedTuple):
+    """A message is not done.
+
+    `fields`: of the FailedMessage that gives it back: its error, its delay, whether it is a dead letter. `delay_ms`: how long an orderly
+    queue waits; None: as its settings say.
+    """
+
+    fields: Mapping[str, Any]
+    delay_ms: int | None = None
+
+    @property
+    def is_dead_letter(self) -> bool:
+        """Whether it is not to be tried again."""
+        return bool(self.fields.get("dead_letter"))
+
+    @property
+    def error(self) -> str:
+        """What it failed of."""
+        return str(self.fields.get("error", ""))
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Of a message whose listener raised."""
+    return Failure({"error": error_text(error)})
+
+
+def failure_of_text(text: str) -> Failure:
+    """Of a message that the consumer itself gives back."""
+    return Failure({"error": error_text(text)})
+
+
+class Judgement(NamedTuple):
+    """What a listener's result means: for each message a failure, or None where it is done. `nonsense`: what is wrong with it, or ""."""
+
+    failures: Sequence[Failure | None]
+    nonsense: str = ""
+
+
+def judge(result: object, count: int) -> Judgement:
+    """The meaning of what a listener returned for `count` messages."""
+    if count > 1 and isinstance(result, list | tuple):
+        if len(result) != count:
+            text = f"returned {len(result)} results for {count} messages"
+            return Judgement([failure_of_text(f"the listener {text}")] * count, text + ": they come again")
+        parts = [_judge_one(one) for one in result]
+        return Judgement(
+            [failure for failure, _ in parts], next((text for _, text in parts if text), "")
+        )
+    if count == 1 and isinstance(result, list | tuple) and len(result) == 1:
+        result = result[0]
+    failure, nonsense = _judge_one(result)
+    return Judgement([failure] * count, nonsense)
+
+
+def _judge_one(result: object) -> tuple[Failure | None, str]:
+    if result is None:
+        return None, ""
+    if result is Retry or result is Reject:
+        result = result()
+    match result:
+        case Retry(delay, error):
+            fields = delay_fields(delay, dead_letter=False)
+            delay_ms = fields.get("delay_ms")
+            return Failure({"error": error_text(error), **fields}, delay_ms), ""
+        case Reject(error):
+            return Failure({"error": error_text(error), "dead_letter": True}), ""
+        case Suspend(delay_ms, error):
+            return Failure({"error": error_text(error), "delay_ms": delay_ms}, delay_ms), ""
+        case BaseException():
+            return failure_of(result), f"returned {result!r}: taken as raised"
+    return None, (
+        f"returned {_short(result)}, which is no result: the message is done; return nothing, Retry(), Reject() or Suspend(ms)"
+    )
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+def check_listener(listener: Listener, orderly: bool) -> None:
+    """Raises ConfigurationError for what does not go together."""
+    if orderly and listener.batch_size is not None and listener.batch_size > 1:
+        raise ConfigurationError(
+            f"{listener.name}: an orderly consumer gives its listeners one message at a time; leave batch_size out"
+        )

@@ -1,0 +1,489 @@
+"""What a push consumer decides: which messages may run now, what is done, what goes back. No I/O, no threads, time handed in.
+
+    offer(queue, messages)      what was pulled
+    next_run(now)               a Run: messages of one queue for one thread or task
+    settled(run, ...)           what a listener said of some of them, unless they are simply done (run.done)
+    ended(run, now)             nothing of it is left
+    tick(now)                   from time to time: what takes too long
+    lowest_open(queue)          the offset to commit
+
+Rules:
+- A message is open from `offer` until it is done, or given back and the broker has answered. The lowest open offset of a queue is the one
+  to commit: a slow message holds back the commit, and nothing else.
+- A run has as many messages as listeners lately did in 5 ms, so that fast ones cost no hand-over each; its results are per message.
+  Whoever works on it takes its messages from the left. One message in it that takes long holds up none behind it: a tick finds that, and
+  the next thread with nothing else to do takes them from the right. Both ends of a deque may be taken from without a lock.
+- A queue with too many messages, octets, or too wide a span of offsets is full; it is so until a quarter of that has gone. So is the
+  consumer. What is full is not taken from.
+- Orderly: one run of a queue at a time, of which nothing is taken away. A failure ends the run; the queue waits, and goes on with the same
+  message.
+- A queue that is dropped is forgotten at once: what its runs say later counts no more.
+
+Calls come one at a time: threads hold a lock for them. Only a run's `messages`, `done` and `current` are touched without it, by its owner.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from ._message import Message
+from ._push_backs import Back, BackLine
+from ._push_options import PushOptions
+from ._push_results import Failure, Listener, failure_of_text
+from ._types import MessageQueue
+from .errors import CorruptMessageError
+from .wire.topics import retry_topic
+
+RUN_COUNT_MAX: Final = 256
+RUN_TARGET_S: Final = 0.005
+"""What a run is to take: Python gives another thread its turn after 5 ms, too."""
+RUN_SHARED_S: Final = 0.0005
+"""A run that would take less is not shared out among threads that have nothing to do: a hand-over takes a tenth of it."""
+SPEED_WEIGHT: Final = 0.2
+"""Of the last run in the mean time of a message."""
+REFILL_SHARE: Final = 0.75
+"""A queue that was full is taken from again when its load is below this share of the limit: not after each message."""
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """What is here of one queue."""
+
+    queue: MessageQueue
+    listener: Listener | None
+    """None: each message has its own, as retries of several topics."""
+    waiting: deque[Message] = field(default_factory=deque)
+    open_offsets: deque[int] = field(default_factory=deque)
+    """Ascending, from the lowest that is open."""
+    finished: set[int] = field(default_factory=set)
+    """Of `open_offsets`: done, above one that is not."""
+    end_offset: int = 0
+    count: int = 0
+    size_bytes: int = 0
+    in_line: bool = False
+    is_full: bool = False
+    is_busy: bool = False
+    """Orderly: a run of it is under way."""
+    suspended_until_s: float = 0.0
+    attempts: int = 0
+    """Orderly: how often its first message has failed."""
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """Messages of one queue that one thread or task works on."""
+
+    work: Work
+    listener: Listener
+    messages: deque[Message]
+    count: int
+    """How many it was given, less what others took."""
+    began_s: float
+    is_orderly: bool = False
+    """It ends with the first message that is to be tried again."""
+    done: deque[Message] = field(default_factory=deque)
+    current: Sequence[Message] | Message | None = None
+    """What the listener has now."""
+    seen: object = None
+    seen_since_s: float = 0.0
+    is_slow: bool = False
+    taken_away: Sequence[Message] = ()
+    """Messages that took too long: what the listener says of them counts no more."""
+
+
+class Overdue(NamedTuple):
+    """Messages that a listener has had for too long; they are given back."""
+
+    listener: Listener
+    messages: Sequence[Message]
+
+
+class PushState:
+    """The messages of one consumer that are here."""
+
+    def __init__(self, options: PushOptions, listeners: Mapping[str, Listener]) -> None:
+        """`listeners`: by topic; may grow."""
+        self.options = options
+        self.backs = BackLine()
+        self.is_suspended = False
+        self.is_stopping = False
+        self.count = 0
+        """Messages that are here and not done."""
+        self.size_bytes = 0
+        self.done_count = 0
+        """Since the start, with those that were given back."""
+        self._listeners = listeners
+        self._retry_topic = retry_topic(options.group)
+        self._works: dict[MessageQueue, Work] = {}
+        self._line: deque[Work] = deque()
+        self._waiting_count = 0
+        self._runs: set[Run] = set()
+        self._full: set[MessageQueue] = set()
+        self._is_full = False
+        self._has_room_again = False
+        self._mean_s: float | None = None
+
+    # -- messages in -----------------------------------------------------------------------------------------------------
+
+    def offer(self, queue: MessageQueue, messages: Sequence[Message]) -> None:
+        """Messages of one queue, in their order, behind those that were offered before."""
+        if not messages:
+            return
+        work = self._works.get(queue)
+        if work is None:
+            listener = None if queue.topic == self._retry_topic else self._listeners.get(queue.topic)
+            work = self._works[queue] = Work(queue, listener)
+        size_bytes = sum([message.size_bytes for message in messages])
+        work.waiting.extend(messages)
+        work.open_offsets.extend([message.queue_offset for message in messages])
+        work.end_offset = messages[-1].queue_offset + 1
+        work.count += len(messages)
+        work.size_bytes += size_bytes
+        self.count += len(messages)
+        self.size_bytes += size_bytes
+        self._waiting_count += len(messages)
+        self._line_up(work)
+        self._look_at_limits(work)
+
+    def held(self) -> Collection[MessageQueue] | None:
+        """Queues of which no more is to be taken; None: of none at all."""
+        if self.is_suspended or self.is_stopping or self._is_full:
+            return None
+        return self._full
+
+    def has_room_again(self) -> bool:
+        """Whether something that was full is so no more since the last time this was asked."""
+        had, self._has_room_again = self._has_room_again, False
+        return had
+
+    @property
+    def waiting_count(self) -> int:
+        """Messages that no listener has yet."""
+        return self._waiting_count
+
+    def lowest_open(self, queue: MessageQueue) -> int | None:
+        """The first offset that is not done; None: all that was offered is done."""
+        for run in self._runs:
+            if run.work.queue == queue:
+                self._collect(run)
+        work = self._works.get(queue)
+        return work.open_offsets[0] if work is not None and work.open_offsets else None
+
+    # -- runs ------------------------------------------------------------------------------------------------------------
+
+    def next_run(self, now_s: float, idle_count: int = 1) -> Run | None:
+        """Messages for one thread or task; None: there are none now. `idle_count`: how many could take some, this one included."""
+        if self.is_suspended or self.is_stopping:
+            return None
+        for _ in range(len(self._line)):
+            work = self._line.popleft()
+            work.in_line = False
+            if not work.waiting:
+                continue
+            if work.suspended_until_s > now_s:
+                self._line_up(work)
+                continue
+            return self._cut(work, now_s, idle_count)
+        return self._steal(now_s)
+
+    def runs_wanted(self) -> int:
+        """How many threads or tasks would find something to do now; more than that need not look."""
+        if self.is_suspended or self.is_stopping:
+            return 0
+        slow_count = sum(run.is_slow and bool(run.messages) for run in self._runs)
+        if self.options.orderly:
+            return len(self._line)
+        return -(-self._waiting_count // self._run_length(RUN_SHARED_S)) + slow_count
+
+    @property
+    def runs(self) -> Collection[Run]:
+        """Those that are with listeners."""
+        return self._runs
+
+    @property
+    def running_count(self) -> int:
+        """Runs that are with listeners."""
+        return len(self._runs)
+
+    def next_due_in_s(self, now_s: float) -> float:
+        """Until a queue that waits goes on; infinity if none does."""
+        return min(
+            [max(work.suspended_until_s - now_s, 0.0) for work in self._line if work.suspended_until_s > now_s],
+            default=float("inf"),
+        )
+
+    def settled(
+        self, run: Run, messages: Sequence[Message], failures: Sequence[Failure | None], now_s: float
+    ) -> None:
+        """What a listener said of messages of its run: a failure each, or None where it is done."""
+        run.current = None
+        failed: list[tuple[Message, Failure]] = []
+        for message, failure in zip(messages, failures, strict=True):
+            if any(message is one for one in run.taken_away):
+                continue
+            if failure is None:
+                run.done.append(message)
+            else:
+                failed.append((message, failure))
+        self._collect(run)
+        for message, failure in failed:
+            self._fail(run, message, failure, now_s)
+
+    def ended(self, run: Run, now_s: float) -> None:
+        """The run's owner has nothing of it any more."""
+        self._collect(run)
+        self._runs.discard(run)
+        if run.count > 0:
+            mean_s = max(now_s - run.began_s, 1e-7) / run.count
+            last_s = mean_s if self._mean_s is None else self._mean_s
+            self._mean_s = last_s + SPEED_WEIGHT * (mean_s - last_s)
+        work = run.work
+        if run.messages:  # Its owner was stopped in the middle.
+            self._put_back(run, ())
+        if self.options.orderly:
+            work.is_busy = False
+            self._line_up(work)
+
+    def tick(self, now_s: float) -> list[Overdue]:
+        """What has been with a listener for too long, and is given back now; finds runs of which others are to take the rest."""
+        found: list[Overdue] = []
+        for run in self._runs:
+            self._collect(run)
+            current = run.current
+            if current is None or current is not run.seen:
+                run.seen, run.seen_since_s, run.is_slow = current, now_s, False
+                continue
+            run.is_slow = True
+            if self.options.orderly or now_s - run.seen_since_s < self.options.consume_timeout_s:
+                continue
+            messages = (current,) if isinstance(current, Message) else tuple(current)
+            if messages and not any(messages[0] is one for one in run.taken_away):
+                run.taken_away = messages
+                found.append(Overdue(run.listener, messages))
+                failure = failure_of_text(
+                    f"{run.listener.name} was not done with it after {self.options.consume_timeout_s:g} s"
+                )
+                for message in messages:
+                    self._fail(run, message, failure, now_s)
+        return found
+
+    # -- what was given back ---------------------------------------------------------------------------------------------
+
+    def given_back(self, backs: Iterable[Back]) -> None:
+        """The broker has them again, or will never take them: they are dealt with."""
+        for back in backs:
+            work = self._works.get(back.message.queue)
+            if work is not None and work is back.work:
+                self._finish(work, (back.message,))
+
+    # -- queues that go --------------------------------------------------------------------------------------------------
+
+    def revoke(self, queues: Collection[MessageQueue]) -> None:
+        """Of these queues no listener gets anything more. What listeners have now still counts: see `running_of`, then `drop`."""
+        for run in self._runs:
+            if run.work.queue in queues:
+                self._put_back(run, ())
+        for queue in queues:
+            work = self._works.get(queue)
+            if work is not None:
+                self._waiting_count -= len(work.waiting)
+                work.waiting.clear()
+
+    def is_running(self, queues: Collection[MessageQueue] | None = None) -> bool:
+        """Whether listeners have messages of these queues, or of any."""
+        if queues is None:
+            return bool(self._runs)
+        return any(run.work.queue in queues for run in self._runs)
+
+    def has_backs(self, queues: Collection[MessageQueue] | None = None) -> bool:
+        """Whether messages of these queues, or of any, are to be given back yet."""
+        return self.backs.has_any(queues)
+
+    def drop(self, queues: Collection[MessageQueue]) -> None:
+        """These queues are not this consumer's any more: all that is here of them is forgotten."""
+        self.revoke(queues)
+        self.backs.drop(queues)
+        for queue in queues:
+            work = self._works.pop(queue, None)
+            if work is None:
+                continue
+            self.count -= work.count
+            self.size_bytes -= work.size_bytes
+            work.count = work.size_bytes = 0
+            work.open_offsets.clear()
+            work.finished.clear()
+            self._full.discard(queue)
+        self._look_at_total()
+
+    def stop(self) -> None:
+        """No listener gets anything more; what has not begun stays open."""
+        self.is_stopping = True
+        self.revoke(list(self._works))
+
+    # --------------------------------------------------------------------------------------------------------------------
+
+    def _line_up(self, work: Work) -> None:
+        if work.waiting and not work.in_line and not work.is_busy:
+            work.in_line = True
+            self._line.append(work)
+
+    def _run_length(self, seconds: float) -> int:
+        """How many messages listeners lately did in the time."""
+        if self._mean_s is None:
+            return 1
+        return min(max(int(seconds / self._mean_s), 1), RUN_COUNT_MAX)
+
+    def _cut(self, work: Work, now_s: float, idle_count: int) -> Run:
+        waiting = work.waiting
+        listener = work.listener or self._listener_of(waiting[0])
+        count = self._run_length(RUN_TARGET_S)
+        if not self.options.orderly:
+            share = -(-self._waiting_count // max(idle_count, 1))
+            count = min(count, max(share, self._run_length(RUN_SHARED_S)))
+        count = min(max(count, listener.batch_size or 1), len(waiting))
+        if work.listener is None:
+            for i in range(1, count):
+                if self._listener_of(waiting[i]) is not listener:
+                    count = i
+                    break
+        if count == len(waiting):
+            messages, work.waiting = waiting, deque()
+        else:
+            messages = deque([waiting.popleft() for _ in range(count)])
+        self._waiting_count -= count
+        if self.options.orderly:
+            work.is_busy = True
+        self._line_up(work)
+        return self._begin(Run(work, listener, messages, count, now_s, self.options.orderly))
+
+    def _begin(self, run: Run) -> Run:
+        self._runs.add(run)
+        return run
+
+    def _steal(self, now_s: float) -> Run | None:
+        """Half of what stands behind a message that takes long."""
+        if self.options.orderly:
+            return None
+        slow = [run for run in self._runs if run.is_slow and run.messages]
+        if not slow:
+            return None
+        victim = max(slow, key=lambda run: len(run.messages))
+        stolen: deque[Message] = deque()
+        for _ in range(-(-len(victim.messages) // 2)):
+            try:
+                stolen.appendleft(victim.messages.pop())
+            except IndexError:  # Its owner goes on again.
+                break
+        victim.count -= len(stolen)
+        if not stolen:
+            return None
+        return self._begin(Run(victim.work, victim.listener, stolen, len(stolen), now_s))
+
+    def _listener_of(self, message: Message) -> Listener:
+        """Of a retry: the one of the topic where it comes from."""
+        try:
+            origin = message.origin
+        except CorruptMessageError:
+            origin = None
+        topic = origin.topic if origin is not None else message.topic
+        return self._listeners.get(topic, _NOBODY)
+
+    def _collect(self, run: Run) -> None:
+        """What its owner has reported as done."""
+        done = run.done
+        if not done:
+            return
+        messages = []
+        try:
+            while True:
+                messages.append(done.popleft())
+        except IndexError:
+            pass
+        if run.taken_away:
+            messages = [one for one in messages if not any(one is other for other in run.taken_away)]
+        work = run.work
+        if self._works.get(work.queue) is work:
+            self._finish(work, messages)
+        if self.options.orderly:
+            work.attempts = 0
+
+    def _finish(self, work: Work, messages: Sequence[Message]) -> None:
+        size_bytes = sum([message.size_bytes for message in messages])
+        work.count -= len(messages)
+        work.size_bytes -= size_bytes
+        self.count -= len(messages)
+        self.size_bytes -= size_bytes
+        self.done_count += len(messages)
+        finished, open_offsets = work.finished, work.open_offsets
+        finished.update([message.queue_offset for message in messages])
+        while open_offsets and open_offsets[0] in finished:
+            finished.remove(open_offsets.popleft())
+        if work.is_full or self._is_full:
+            self._look_at_limits(work)
+
+    def _fail(self, run: Run, message: Message, failure: Failure, now_s: float) -> None:
+        work, options = run.work, self.options
+        if self._works.get(work.queue) is not work:
+            return  # The queue has gone.
+        if options.orderly and not failure.is_dead_letter:
+            work.attempts += 1
+            if options.attempts_max is None or work.attempts < options.attempts_max:
+                delay_ms = options.suspend_ms if failure.delay_ms is None else failure.delay_ms
+                work.suspended_until_s = now_s + delay_ms / 1000
+                self._put_back(run, (message,))
+                return
+            failure = Failure({"error": failure.error, "dead_letter": True})
+        work.attempts = 0
+        self.backs.add(Back(work, message, failure.fields))
+
+    def _put_back(self, run: Run, messages: Sequence[Message]) -> None:
+        """`messages`, and the rest of a run, wait again, in front."""
+        rest = [*messages]
+        try:
+            while True:
+                rest.append(run.messages.popleft())
+        except IndexError:
+            pass
+        run.count -= len(rest) - len(messages)
+        work = run.work
+        if self._works.get(work.queue) is work:
+            work.waiting.extendleft(reversed(rest))
+            self._waiting_count += len(rest)
+            self._line_up(work)
+
+    def _look_at_limits(self, work: Work) -> None:
+        options = self.options
+        was_full = work.is_full
+        share = REFILL_SHARE if was_full else 1.0
+        span = work.end_offset - work.open_offsets[0] if work.open_offsets else 0
+        work.is_full = (
+            work.count >= options.queue_count_max * share
+            or work.size_bytes >= options.queue_size_max_bytes * share
+            or span >= options.queue_span_max * share
+        )
+        if work.is_full != was_full:
+            (self._full.add if work.is_full else self._full.discard)(work.queue)
+            self._has_room_again |= was_full
+        self._look_at_total()
+
+    def _look_at_total(self) -> None:
+        was_full = self._is_full
+        share = REFILL_SHARE if was_full else 1.0
+        self._is_full = (
+            self.count >= self.options.count_max * share
+            or self.size_bytes >= self.options.size_max_bytes * share
+        )
+        self._has_room_again |= was_full and not self._is_full
+
+
+def _without_listener(message: Message) -> None:
+    origin = message.origin
+    raise LookupError(
+        f"this consumer has no listener for topic {origin.topic if origin is not None else message.topic!r}"
+    )
+
+
+_NOBODY: Final = Listener(_without_listener, "no listener", False)

@@ -1,0 +1,288 @@
+"""What a push consumer does besides listening, in steps: subscriptions, the topic of retries, giving back. Both flavours drive them.
+
+    Wanted (topic, tags, listener) ──▶ ConsumerSteps.subscribe ──▶ ListenedPulls: pulls and commits ──▶ PushState: runs, results
+                                                                        ▲ lowest open offset ◀──────────────┘
+    BackCall ──▶ SendBack
+
+A topic that is deleted, or made again, is subscribed again by itself: nobody calls `poll` who could be told. What needs an operator is
+logged, once a minute.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Hashable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from . import _methods
+from ._call_steps import call_broker, decoded
+from ._consumer_steps import ConsumerSteps
+from ._filters import NO_FILTER, MessageFilter
+from ._late_imports import fork_waits
+from ._offset_calls import subscribed_queues
+from ._outages import Outages
+from ._pull_logic import PullOptions, PullState
+from ._push_backs import BackCall
+from ._push_options import PushOptions
+from ._push_results import Listener
+from ._push_state import Overdue, PushState
+from ._retry import CALL
+from ._send_back import encode_request, retry_topic_steps
+from ._steps import Steps
+from ._types import MessageQueue, Route
+from .errors import ConfigurationError, ProtomqError, TopicNotFoundError, TopicRecreatedError
+from .wire.topics import retry_topic
+
+logger = logging.getLogger("protomq")
+
+LOOK_S: Final = 1.0
+"""Between two looks at what is consumed."""
+RETRY_TOPIC_PAUSE_MAX_S: Final = 60.0
+SAID_AGAIN_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A topic, and who listens to it."""
+
+    topic: str
+    listener: Listener
+    tags: tuple[str, ...] = ()
+    filter: MessageFilter = NO_FILTER
+
+
+class SaidSeldom:
+    """Lines that would fill a log: each once a minute."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._next_s: dict[Hashable, float] = {}
+
+    def is_due(self, what: Hashable) -> bool:
+        """Whether to say it now."""
+        now_s = self._clock()
+        if now_s < self._next_s.get(what, -math.inf):
+            return False
+        if len(self._next_s) > 1000:
+            self._next_s.clear()
+        self._next_s[what] = now_s + SAID_AGAIN_S
+        return True
+
+
+class ListenedPulls(PullState):
+    """Pulls of a push consumer: what is dealt with is said by its listeners, not by the next `poll`."""
+
+    def __init__(self, options: PullOptions) -> None:
+        super().__init__(options)
+        self.lowest_open: Callable[[MessageQueue], int | None] = lambda _: None
+        self.moved: Callable[[MessageQueue], None] = lambda _: None
+        """What is here of a queue is not what comes next."""
+
+    def follow_reset(self, queue: MessageQueue, queue_offset: int, reset_epoch: int) -> None:
+        """See PullState.follow_reset; what is here of the queue is forgotten, as the group's new offset says."""
+        before = self._queues.get(queue)
+        is_new = before is not None and before.reset_epoch != reset_epoch
+        super().follow_reset(queue, queue_offset, reset_epoch)
+        if is_new:
+            self.moved(queue)
+
+    def user_came_back(self) -> None:
+        """Says nothing of what was handed out."""
+        self._handed_out.clear()
+
+    def to_commit(self, *, safe_only: bool) -> dict[MessageQueue, int]:
+        """See PullState.to_commit; up to the lowest message that is open, whatever `safe_only`."""
+        for queue, state in self._queues.items():
+            lowest = self.lowest_open(queue)
+            state.safe_position = state.position if lowest is None else lowest
+        return super().to_commit(safe_only=True)
+
+    def rewind(self) -> None:
+        """What was handed out is with listeners."""
+
+
+class PushSteps:
+    """One consumer. Calls come from whoever polls, but for `back_steps` and what follows it."""
+
+    def __init__(
+        self,
+        options: PushOptions,
+        consumer: ConsumerSteps,
+        state: PushState,
+        wanted: dict[str, Wanted],
+        clock: Callable[[], float],
+    ) -> None:
+        self._options = options
+        self._consumer = consumer
+        self._state = state
+        self._wanted = wanted
+        self._clock = clock
+        self._seldom = SaidSeldom(clock)
+        self._outages = Outages(clock)
+        self._floors: dict[MessageQueue, int | None] = {}
+        """Of queues that went: the lowest message that was not done."""
+        self._subscribed: dict[str, Wanted] = {}
+        self._retry_brokers: set[str] = set()
+        self._retry_pause_s = LOOK_S
+        self._next_retry_s = 0.0
+        self._next_look_s = 0.0
+
+    # -- what is consumed ------------------------------------------------------------------------------------------------
+
+    def start(self) -> Steps[None]:
+        """Subscribes to all that is wanted. Raises what a subscription raises; retries that cannot be had yet are looked for later."""
+        if not self._wanted:
+            raise ConfigurationError("nothing to consume: say on(topic) or subscribe(topic, listener) first")
+        for wanted in list(self._wanted.values()):
+            yield from self._subscribe(wanted)
+        yield from self._follow_retries()
+        self._next_look_s = self._clock() + LOOK_S
+
+    def wants_look(self) -> bool:
+        """Whether `look` has something to do."""
+        return self._clock() >= self._next_look_s
+
+    def look_now(self) -> None:
+        """Somebody wants something else."""
+        self._next_look_s = 0.0
+
+    def look(self) -> Steps[None]:
+        """Subscribes to what has come, and takes up the retries of brokers that have come."""
+        self._next_look_s = self._clock() + LOOK_S
+        for topic in [topic for topic in self._subscribed if topic not in self._wanted]:
+            del self._subscribed[topic]
+            yield from self._consumer.unsubscribe(topic)
+        for wanted in list(self._wanted.values()):
+            if self._subscribed.get(wanted.topic) is not wanted:
+                try:
+                    yield from self._subscribe(wanted)
+                except ProtomqError as error:
+                    self._say_trouble(error, wanted.topic)
+        if self._clock() >= self._next_retry_s:
+            yield from self._follow_retries()
+
+    def take_trouble(self, error: ProtomqError) -> list[MessageQueue]:
+        """What pulls have run into. Queues that are gone: nothing of them counts any more."""
+        topic = error.metadata.get("topic", "")
+        gone: list[MessageQueue] = []
+        if isinstance(error, TopicRecreatedError | TopicNotFoundError):
+            gone = self._consumer.state.gone_queues(topic)
+        if not gone:
+            self._say_trouble(error, topic)
+        else:
+            logger.warning("topic %s was deleted, or made again: consuming what it is now from its beginning", topic)
+            self._subscribed.pop(topic, None)
+            if topic == retry_topic(self._options.group):
+                self._retry_brokers.clear()
+            self.look_now()
+        return gone
+
+    def gave_away(self, queues: Iterable[MessageQueue]) -> None:
+        """These queues go: what is here of them is forgotten, but for where the commit that comes now is to stand."""
+        given = list(queues)
+        for queue in given:
+            self._floors[queue] = self._state.lowest_open(queue)
+        self._state.drop(given)
+
+    def lost(self, queues: Collection[MessageQueue]) -> None:
+        """These queues are gone: nothing of them counts any more."""
+        self._state.drop(queues)
+        for queue in queues:
+            self._floors.pop(queue, None)
+
+    def came(self, queues: Iterable[MessageQueue]) -> None:
+        """These queues came. One whose broker was away goes on with what was not done when it went."""
+        pulls = self._consumer.state
+        for queue in queues:
+            floor = self._floors.pop(queue, None)
+            if floor is not None and not pulls.lacks_position(queue):
+                pulls.seek(queue, floor)
+
+    def lowest_open(self, queue: MessageQueue) -> int | None:
+        """See PushState.lowest_open; of a queue that went, as it was then."""
+        if queue in self._floors:
+            return self._floors[queue]
+        return self._state.lowest_open(queue)
+
+    def say_overdue(self, overdue: Iterable[Overdue]) -> None:
+        """Listeners that were not done in time."""
+        for one in overdue:
+            logger.warning(
+                "%s has had %d message(s) for more than %g s, the first is %r: given back, they come again; it is still running",
+                one.listener.name, len(one.messages), self._options.consume_timeout_s, one.messages[0],
+            )  # fmt: skip
+
+    def _subscribe(self, wanted: Wanted) -> Steps[None]:
+        routes: list[Route] = yield from self._consumer.subscribe(
+            wanted.topic, wanted.tags, wanted.filter
+        )
+        self._subscribed[wanted.topic] = wanted
+        for text in self._consumer.doubts(routes):
+            logger.warning("%s", text)
+
+    def _follow_retries(self) -> Steps[None]:
+        """Consumes %RETRY%group at all brokers of what is consumed."""
+        topic = retry_topic(self._options.group)
+        queues = subscribed_queues((), self._consumer.subscriptions)
+        brokers = {queue.broker_name: queue.topic for queue in queues if queue.topic != topic}
+        missing = set(brokers) - self._retry_brokers
+        if not missing:
+            return
+        timeout_s = self._consumer.options.request_timeout_s
+        try:
+            yield from retry_topic_steps(self._options.group, brokers, timeout_s)
+            yield from self._consumer.subscribe(topic, (), NO_FILTER)
+        except ProtomqError as error:
+            self._next_retry_s = self._clock() + self._retry_pause_s
+            self._retry_pause_s = min(self._retry_pause_s * 2, RETRY_TOPIC_PAUSE_MAX_S)
+            if self._seldom.is_due(("retries", error.reason)):
+                logger.warning("retries of group %s are not consumed yet, trying again: %s", self._options.group, error)
+        else:
+            self._retry_brokers |= set(brokers)
+            self._retry_pause_s = LOOK_S
+
+    def _say_trouble(self, error: ProtomqError, topic: str) -> None:
+        if self._seldom.is_due((error.reason, topic)):
+            logger.error("group %s, topic %s: %s", self._options.group, topic or "?", error)
+
+    # -- what goes back --------------------------------------------------------------------------------------------------
+
+    def back_steps(self, call: BackCall) -> Steps[None]:
+        """Gives messages back to their broker; a call that is made again has the same octets."""
+        with fork_waits:
+            from .v1 import group_service_pb2 as pb
+
+        if not call.payload:
+            failed = [(back.message, back.fields) for back in call.backs]
+            call.payload = encode_request(
+                self._options.group, failed, self._consumer.state.incarnation
+            )
+        data = yield from call_broker(
+            call.backs[0].message.queue.topic,
+            call.broker_name,
+            _methods.SEND_BACK,
+            (call.payload,),
+            self._options.request_timeout_s,
+            CALL,
+        )
+        decoded(data, pb.SendBackResponse.FromString)
+
+    def back_done(self, call: BackCall) -> None:
+        """The broker has them."""
+        self._outages.answered(f"broker {call.broker_name}", call.backs[0].message.topic)
+        self._state.backs.done(call)
+        self._state.given_back(call.backs)
+
+    def back_failed(self, call: BackCall, error: ProtomqError) -> None:
+        """It has not, or nobody knows: they go again, unless it is for good."""
+        refused = self._state.backs.failed(call, error, self._clock())
+        if error.retriable:
+            self._outages.failed(f"broker {call.broker_name}", call.backs[0].message.topic, error)
+        for back in refused:
+            logger.error(
+                "%r of group %s failed with %r and cannot be given back, it does not come again: %s %s",
+                back.message, self._options.group, back.fields.get("error", ""), error.reason, error,
+            )  # fmt: skip
+        self._state.given_back(refused)

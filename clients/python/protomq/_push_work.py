@@ -1,0 +1,121 @@
+"""Working on a run: its messages to its listener, one call after the other. One loop for threads, one for coroutines."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ._message import Message
+from ._push_results import Failure, Judgement, Listener, failure_of, judge
+from ._push_state import Run
+from ._push_steps import SaidSeldom
+
+logger = logging.getLogger("protomq")
+
+Settle = Callable[[Run, Sequence[Message], Sequence[Failure | None]], None]
+"""Takes what a listener said of messages, where it is not simply that they are done. From the thread or task that works on the run."""
+
+
+class Worker:
+    """What the threads or tasks of one consumer have in common. Any thread."""
+
+    def __init__(self, settle: Settle, seldom: SaidSeldom) -> None:
+        self._settle = settle
+        self._seldom = seldom
+
+    def work(self, run: Run) -> None:
+        """All of a run whose listener is a function."""
+        listener, messages, done = run.listener, run.messages, run.done
+        call = listener.call
+        if listener.batch_size is not None:
+            while batch := _next_batch(messages, listener.batch_size):
+                run.current = batch
+                self._say(run, batch, self._outcome(listener, call, batch, len(batch)))
+            return
+        while True:
+            try:
+                message = messages.popleft()
+            except IndexError:
+                return
+            run.current = message
+            try:
+                result = call(message)
+            except BaseException as error:  # sys.exit() in a listener ends no thread of ours.
+                judgement = self._raised(listener, error, 1)
+            else:
+                if result is None:
+                    done.append(message)
+                    continue
+                judgement = self._judged(listener, result, 1)
+            self._say(run, (message,), judgement)
+            if run.is_orderly and _is_held_up(judgement):
+                return
+
+    async def work_async(self, run: Run) -> None:
+        """All of a run whose listener is a coroutine function."""
+        listener, messages, done = run.listener, run.messages, run.done
+        call = listener.call
+        size = listener.batch_size
+        while batch := _next_batch(messages, size or 1):
+            given: Any = batch if size is not None else batch[0]
+            run.current = batch if size is not None else batch[0]
+            try:
+                result = await call(given)
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise  # The consumer stops: nobody knows what became of these.
+                self._say(run, batch, self._raised(listener, error, len(batch)))
+                continue
+            except BaseException as error:
+                self._say(run, batch, self._raised(listener, error, len(batch)))
+                continue
+            if result is None:
+                done.extend(batch)
+            else:
+                self._say(run, batch, self._judged(listener, result, len(batch)))
+
+    def _outcome(self, listener: Listener, call: Callable[[Any], Any], given: Any, count: int) -> Judgement | None:
+        try:
+            result = call(given)
+        except BaseException as error:
+            return self._raised(listener, error, count)
+        return None if result is None else self._judged(listener, result, count)
+
+    def _say(self, run: Run, messages: Sequence[Message], judgement: Judgement | None) -> None:
+        if judgement is None:
+            run.done.extend(messages)
+        else:
+            self._settle(run, messages, judgement.failures)
+
+    def _raised(self, listener: Listener, error: BaseException, count: int) -> Judgement:
+        if self._seldom.is_due((listener.name, type(error))):
+            logger.warning(
+                "%s raised %s: its message comes again (a further one of this kind is not logged for a minute)",
+                listener.name, type(error).__name__, exc_info=error,
+            )  # fmt: skip
+        return Judgement([failure_of(error)] * count)
+
+    def _judged(self, listener: Listener, result: object, count: int) -> Judgement:
+        judgement = judge(result, count)
+        if judgement.nonsense and self._seldom.is_due((listener.name, "nonsense")):
+            logger.warning("%s %s", listener.name, judgement.nonsense)
+        return judgement
+
+
+def _is_held_up(judgement: Judgement) -> bool:
+    """Whether an orderly queue waits for a message."""
+    return any(failure is not None and not failure.is_dead_letter for failure in judgement.failures)
+
+
+def _next_batch(messages: Any, size: int) -> list[Message]:
+    """The next ones, as many as a listener takes at a time; others may take from the other end meanwhile."""
+    batch: list[Message] = []
+    try:
+        while len(batch) < size:
+            batch.append(messages.popleft())
+    except IndexError:
+        pass
+    return batch

@@ -1,0 +1,534 @@
+"""Push consumers of both flavours at real brokers: each message once to its listener, and again where something fails."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from protomq import (
+    Admin,
+    AsyncPushConsumer,
+    Message,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    Reject,
+    Retry,
+    Suspend,
+)
+from protomq.errors import ConfigurationError, NoRouteError
+from protomq.testing import Broker
+from tests.support.waiting import PATIENCE_S, wait_for
+
+
+class LoopThread:
+    """An event loop on a thread of its own, for the flavour that needs one."""
+
+    def __enter__(self) -> LoopThread:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+        return self
+
+    def run(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(PATIENCE_S)
+
+    def __exit__(self, *_: object) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+class Push:
+    """A flavour. `left`: what the last stop has returned. `call`: runs a function where the consumer lives."""
+
+    def __init__(self, kind: str, broker: Broker) -> None:
+        self.kind = kind
+        self.namesrv = broker.namesrv
+        self.left: int | None = None
+        self.call: Callable[[Callable[[], Any]], Any] = lambda function: function()
+
+    @contextmanager
+    def __call__(
+        self,
+        group: str,
+        topic: str,
+        listener: Callable[[Any], Any],
+        *,
+        namesrv: str = "",
+        batch_size: int | None = None,
+        **settings: Any,
+    ) -> Iterator[PushConsumer | AsyncPushConsumer]:
+        """A running consumer. `listener`: a function; where coroutines are to listen it becomes one."""
+        namesrv = namesrv or self.namesrv
+        if self.kind == "threads":
+            consumer = PushConsumer(group, namesrv=namesrv, **settings)
+            consumer.subscribe(topic, listener, batch_size=batch_size)
+            consumer.start()
+            try:
+                yield consumer
+            finally:
+                self.left = consumer.stop()
+            return
+
+        async def coroutine(given: Any) -> Any:
+            await asyncio.sleep(0)
+            result = listener(given)
+            return await result if asyncio.iscoroutine(result) else result
+
+        with LoopThread() as thread:
+
+            async def begin() -> AsyncPushConsumer:
+                made = AsyncPushConsumer(group, namesrv=namesrv, **settings)
+                wanted = coroutine if self.kind == "coroutines" else listener
+                made.subscribe(topic, wanted, batch_size=batch_size)
+                await made.start()
+                return made
+
+            async def run(function: Callable[[], Any]) -> Any:
+                return function()
+
+            self.call = lambda function: thread.run(run(function))
+            async_consumer = thread.run(begin())
+            try:
+                yield async_consumer
+            finally:
+                self.left = thread.run(async_consumer.stop())
+
+
+@pytest.fixture(params=["threads", "coroutines", "functions in a loop"])
+def push(request: pytest.FixtureRequest, protomq_server: Broker) -> Push:
+    return Push(request.param, protomq_server)
+
+
+def group_of(broker: Broker, topic: str, *delays_ms: int) -> str:
+    """A group with these retries."""
+    name = f"g-{topic}"
+    with Admin(namesrv=broker.namesrv) as admin:
+        admin.set_group(name, retry_count_max=len(delays_ms), retry_delays_ms=list(delays_ms))
+    return name
+
+
+def send(producer: Producer, topic: str, count: int, first: int = 0) -> list[bytes]:
+    bodies = [b"%d" % number for number in range(first, first + count)]
+    producer.send_batch(topic, bodies)
+    return bodies
+
+
+def dead_letters(broker: Broker, group: str, count: int) -> dict[bytes, str]:
+    found: dict[bytes, str] = {}
+    with PullConsumer(namesrv=broker.namesrv) as reader:
+        reader.subscribe(f"%DLQ%{group}")
+        ends_s = time.monotonic() + PATIENCE_S
+        while len(found) < count and time.monotonic() < ends_s:
+            found |= {one.body: one.last_error for one in reader.poll()}
+    return found
+
+
+def committed(broker: Broker, group: str, topic: str) -> int:
+    """Of all queues together."""
+    with PullConsumer(group, namesrv=broker.namesrv) as reader:
+        return sum(reader.committed(queue) or 0 for queue in reader.queues(topic))
+
+
+def test_results_are_done_retry_delay_and_dead_letter(
+    push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    bodies = send(protomq_producer, protomq_topic, 40)
+    group = group_of(protomq_server, protomq_topic, 20, 30)
+    seen: list[tuple[bytes, int]] = []
+
+    def listen(message: Message) -> object:
+        seen.append((message.body, message.attempt))
+        if message.body == b"7":
+            raise ValueError(f"seven, {message.attempt}")
+        if message.body == b"8":
+            return Reject("eight")
+        if message.body == b"9" and not message.attempt:
+            return Retry(delay=0.02, error="nine")
+        return None
+
+    with push(group, protomq_topic, listen) as consumer:
+        wait_for(lambda: len(seen) == 43, PATIENCE_S)
+        assert dead_letters(protomq_server, group, 2) == {b"7": "ValueError: seven, 2", b"8": "eight"}
+        wait_for(lambda: consumer.counts.open == 0, PATIENCE_S)
+    assert Counter(seen) == Counter([(b, 0) for b in bodies] + [(b"7", 1), (b"7", 2), (b"9", 1)])
+    assert committed(protomq_server, group, protomq_topic) == 40
+    assert push.left == 0
+
+
+def test_a_batch_has_one_result_or_one_for_each_message(
+    push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    group = group_of(protomq_server, protomq_topic, 20)
+    first: list[bytes] = []
+    again: list[bytes] = []
+
+    def listen(batch: list[Message]) -> object:
+        assert isinstance(batch, list)
+        assert len(batch) <= 10
+        for message in batch:
+            (again if message.attempt else first).append(message.body)
+        return [Retry(delay=0.01) if m.body.endswith(b"5") and not m.attempt else None for m in batch]
+
+    bodies = send(protomq_producer, protomq_topic, 100)
+    with push(group, protomq_topic, listen, batch_size=10) as consumer:
+        wait_for(lambda: len(first) == 100 and len(again) == 10, PATIENCE_S)
+        wait_for(lambda: consumer.counts.open == 0, PATIENCE_S)
+    assert sorted(first) == sorted(bodies)
+    assert sorted(again) == sorted(body for body in bodies if body.endswith(b"5"))
+
+
+class Gate:
+    """A listener that waits on one message, in the way of its flavour."""
+
+    def __init__(self, push: Push, body: bytes) -> None:
+        self.seen: list[bytes] = []
+        self.begun = threading.Event()
+        self.let_go = threading.Event()
+        self._in_loop = push.kind == "coroutines"
+        self._body = body
+
+    def __call__(self, message: Message) -> Any:
+        if message.body != self._body:
+            self.seen.append(message.body)
+            return None
+        self.begun.set()
+        if self._in_loop:
+            return self._wait_in_loop(message)
+        self.let_go.wait(PATIENCE_S)
+        self.seen.append(message.body)
+        return None
+
+    async def _wait_in_loop(self, message: Message) -> None:
+        while not self.let_go.is_set():  # noqa: ASYNC110 - it is set on another thread.
+            await asyncio.sleep(0.001)
+        self.seen.append(message.body)
+
+
+def test_a_message_that_hangs_holds_up_no_other_and_is_not_committed(
+    push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    bodies = send(protomq_producer, protomq_topic, 200)
+    group = group_of(protomq_server, protomq_topic)
+    gate = Gate(push, b"3")
+    with push(group, protomq_topic, gate, commit_interval_s=0.05) as consumer:
+        try:
+            wait_for(lambda: len(gate.seen) == 199, PATIENCE_S)
+            wait_for(lambda: consumer.counts.open == 1, PATIENCE_S)
+            wait_for(lambda: committed(protomq_server, group, protomq_topic) > 0, PATIENCE_S)
+            assert committed(protomq_server, group, protomq_topic) < 200
+        finally:
+            gate.let_go.set()
+        wait_for(lambda: consumer.counts.open == 0, PATIENCE_S)
+    assert sorted(gate.seen) == sorted(bodies)
+    assert committed(protomq_server, group, protomq_topic) == 200
+
+
+def test_a_message_that_a_listener_keeps_for_too_long_comes_again(
+    push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = group_of(protomq_server, protomq_topic, 20)
+    send(protomq_producer, protomq_topic, 1)
+    gate = Gate(push, b"0")
+    again: list[str] = []
+
+    def listen(message: Message) -> Any:
+        if message.attempt:
+            again.append(message.last_error)
+            return None
+        return gate(message)
+
+    with push(group, protomq_topic, listen, consume_timeout_s=0.3) as consumer:
+        try:
+            wait_for(lambda: again, PATIENCE_S)
+            wait_for(lambda: consumer.counts.open == 0, PATIENCE_S)
+            assert again[0].endswith("was not done with it after 0.3 s")
+            assert any("given back, they come again; it is still running" in text for text in caplog.messages)
+        finally:
+            gate.let_go.set()
+    assert len(again) == 1
+
+
+def test_a_stop_waits_for_listeners_that_run_and_gives_the_rest_to_the_next(
+    push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    bodies = send(protomq_producer, protomq_topic, 50)
+    group = group_of(protomq_server, protomq_topic)
+    gate = Gate(push, b"20")
+    with push(group, protomq_topic, gate, concurrency=1):
+        gate.begun.wait(PATIENCE_S)
+        threading.Timer(0.2, gate.let_go.set).start()
+    assert push.left == 0
+    assert b"20" in gate.seen
+    first = list(gate.seen)
+    with push(group, protomq_topic, gate) as consumer:
+        wait_for(lambda: set(gate.seen) == set(bodies), PATIENCE_S)
+        wait_for(lambda: consumer.counts.open == 0, PATIENCE_S)
+    twice = [body for body, count in Counter(gate.seen).items() if count > 1]
+    assert twice == []
+    assert len(first) < 50
+
+
+def test_a_stop_waits_no_longer_than_it_is_told(
+    push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer, caplog: pytest.LogCaptureFixture
+) -> None:
+    send(protomq_producer, protomq_topic, 1)
+    group = group_of(protomq_server, protomq_topic)
+    gate = Gate(push, b"0")
+    with push(group, protomq_topic, gate, drain_timeout_s=0.1):
+        gate.begun.wait(PATIENCE_S)
+    gate.let_go.set()
+    assert push.left == 1
+    assert any("1 message(s) were not done when the consumer stopped" in text for text in caplog.messages)
+    assert committed(protomq_server, group, protomq_topic) == 0
+
+
+def test_orderly_queues_go_on_with_the_message_that_failed(
+    push: Push, protomq_server: Broker, protomq_producer: Producer, protomq_topic: str
+) -> None:
+    group = group_of(protomq_server, protomq_topic, 20)
+    for number in range(60):
+        protomq_producer.send(protomq_topic, b"%d" % number, sharding_key=f"k{number % 3}")
+    seen: list[tuple[int, bytes]] = []
+    failures: dict[bytes, list[Any]] = {b"10": [Suspend(20), Retry(delay=0.01), Suspend], b"11": [Reject("never")]}
+    running: set[int] = set()
+
+    def listen(message: Message) -> object:
+        assert message.queue_id not in running
+        running.add(message.queue_id)
+        try:
+            seen.append((message.queue_id, message.body))
+            if failures.get(message.body):
+                result = failures[message.body].pop(0)
+                if result is Suspend:
+                    raise RuntimeError("no")
+                return result
+            return None
+        finally:
+            running.discard(message.queue_id)
+
+    with push(group, protomq_topic, listen, orderly=True, suspend_ms=10) as consumer:
+        wait_for(lambda: len(seen) >= 63, PATIENCE_S)
+        assert dead_letters(protomq_server, group, 1) == {b"11": "never"}
+        wait_for(lambda: consumer.counts.open == 0, PATIENCE_S)
+    for key in range(3):
+        order = [int(body) for _, body in seen if int(body) % 3 == key]
+        assert len(order) == 20 + 3 * (key == 1)
+        assert order == sorted(order)
+    assert Counter(body for _, body in seen)[b"10"] == 4
+    assert len(seen) == 63
+
+
+def test_memory_is_bounded_whatever_the_backlog(
+    push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    count = 6000
+    send(protomq_producer, protomq_topic, count)
+    group = group_of(protomq_server, protomq_topic)
+    let_go = threading.Event()
+    most: list[int] = []
+    done: list[bytes] = []
+
+    def listen(message: Message) -> Any:
+        done.append(message.body)
+        return None
+
+    with push(group, protomq_topic, listen, queue_count_max=50, count_max=200) as consumer:
+        push.call(consumer.suspend)
+        for _ in range(40):
+            most.append(consumer.counts.open)
+            let_go.wait(0.01)
+        push.call(consumer.resume)
+        while len(done) < count:
+            most.append(consumer.counts.open)
+            let_go.wait(0.005)
+    # Limits are looked at before each take of up to 256.
+    assert max(most) < 200 + 256
+    assert len(done) == count
+
+
+def test_a_suspended_consumer_begins_no_listener(
+    push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    group = group_of(protomq_server, protomq_topic)
+    seen: list[bytes] = []
+    with push(group, protomq_topic, lambda message: seen.append(message.body)) as consumer:
+        push.call(consumer.suspend)
+        assert consumer.is_suspended
+        send(protomq_producer, protomq_topic, 5)
+        threading.Event().wait(0.2)
+        assert seen == []
+        push.call(consumer.resume)
+        wait_for(lambda: len(seen) == 5, PATIENCE_S)
+
+
+def test_concurrency_grows_and_shrinks_while_it_runs(
+    push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    group = group_of(protomq_server, protomq_topic)
+    let_go = threading.Event()
+    lock, running, most = threading.Lock(), [0], [0]
+
+    async def wait() -> None:
+        while not let_go.is_set():  # noqa: ASYNC110 - it is set on another thread.
+            await asyncio.sleep(0.001)
+        running[0] -= 1
+
+    def listen(message: Message) -> Any:
+        with lock:
+            running[0] += 1
+            most[0] = max(most)
+        if push.kind == "coroutines":
+            return wait()
+        let_go.wait(PATIENCE_S)
+        with lock:
+            running[0] -= 1
+        return None
+
+    send(protomq_producer, protomq_topic, 30)
+    with push(group, protomq_topic, listen, concurrency=2) as consumer:
+        try:
+            wait_for(lambda: running[0] == 2, PATIENCE_S)
+            push.call(lambda: consumer.set_concurrency(7))
+            wait_for(lambda: running[0] == 7, PATIENCE_S)
+            push.call(lambda: consumer.set_concurrency(1))
+            assert consumer.concurrency == 1
+        finally:
+            let_go.set()
+        wait_for(lambda: consumer.counts.done == 30, PATIENCE_S)
+
+
+def test_a_topic_can_be_added_and_taken_away_while_it_runs(
+    push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    group = group_of(protomq_server, protomq_topic)
+    other = f"{protomq_topic}-2"
+    seen: list[bytes] = []
+    more: list[bytes] = []
+    with push(group, protomq_topic, lambda message: seen.append(message.body)) as consumer:
+        protomq_producer.send(other, b"more", tag="a")
+        protomq_producer.send(other, b"less", tag="b")
+        push.call(lambda: consumer.subscribe(other, lambda message: more.append(message.body), tags=["a"]))
+        wait_for(lambda: more == [b"more"], PATIENCE_S)
+        push.call(lambda: consumer.unsubscribe(other))
+        wait_for(lambda: {queue.topic for queue in consumer.assignment()} <= {protomq_topic, f"%RETRY%{group}"}, PATIENCE_S)
+        send(protomq_producer, protomq_topic, 1)
+        wait_for(lambda: seen == [b"0"], PATIENCE_S)
+
+
+def test_a_listener_that_says_nonsense_is_done_and_told_once(
+    push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = group_of(protomq_server, protomq_topic)
+    send(protomq_producer, protomq_topic, 20)
+    with push(group, protomq_topic, lambda message: 42) as consumer:
+        wait_for(lambda: consumer.counts.done == 20, PATIENCE_S)
+    assert sum("returned 42, which is no result" in text for text in caplog.messages) == 1
+    assert committed(protomq_server, group, protomq_topic) == 20
+
+
+def test_a_listener_that_exits_ends_no_thread_and_gets_its_message_again(
+    push: Push, protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    group = group_of(protomq_server, protomq_topic, 10)
+    again: list[str] = []
+
+    def listen(message: Message) -> None:
+        if not message.attempt:
+            raise SystemExit(3)
+        again.append(message.last_error)
+
+    send(protomq_producer, protomq_topic, 30)
+    with push(group, protomq_topic, listen, concurrency=2):
+        wait_for(lambda: len(again) == 30, PATIENCE_S)
+    assert set(again) == {"SystemExit: 3"}
+
+
+def test_a_coroutine_that_blocks_the_loop_is_named(
+    protomq_server: Broker, protomq_topic: str, protomq_producer: Producer, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[bytes] = []
+    told = threading.Event()
+
+    async def blocks(message: Message) -> None:
+        told.wait(PATIENCE_S)
+        seen.append(message.body)
+
+    class Tells(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "blocks the event loop" in record.getMessage():
+                told.set()
+
+    handler = Tells()
+    logging.getLogger("protomq").addHandler(handler)
+    send(protomq_producer, protomq_topic, 1)
+
+    async def consume() -> None:
+        consumer = AsyncPushConsumer(f"g-{protomq_topic}", namesrv=protomq_server.namesrv)
+        consumer.subscribe(protomq_topic, blocks)
+        async with consumer:
+            while not seen:  # noqa: ASYNC110 - the loop is blocked meanwhile.
+                await asyncio.sleep(0.01)
+
+    try:
+        asyncio.run(consume())
+    finally:
+        logging.getLogger("protomq").removeHandler(handler)
+    (text,) = [text for text in caplog.messages if "blocks the event loop" in text]
+    assert "blocks blocks the event loop for more than 1 s, at" in text.replace(
+        "test_a_coroutine_that_blocks_the_loop_is_named.<locals>.", ""
+    )
+
+
+def test_coroutines_may_listen_on_threads(
+    protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    seen: list[bytes] = []
+    consumer = PushConsumer(f"g-{protomq_topic}", namesrv=protomq_server.namesrv)
+
+    @consumer.on(protomq_topic)
+    async def listen(message: Message) -> None:
+        await asyncio.sleep(0.001)
+        seen.append(message.body)
+
+    bodies = send(protomq_producer, protomq_topic, 20)
+    with consumer:
+        wait_for(lambda: len(seen) == 20, PATIENCE_S)
+    assert sorted(seen) == sorted(bodies)
+
+
+def test_run_ends_when_a_listener_asks_for_it(
+    protomq_server: Broker, protomq_topic: str, protomq_producer: Producer
+) -> None:
+    consumer = PushConsumer(f"g-{protomq_topic}", namesrv=protomq_server.namesrv)
+    refused: list[str] = []
+
+    @consumer.on(protomq_topic)
+    def listen(message: Message) -> None:
+        try:
+            consumer.stop()
+        except ConfigurationError as error:
+            refused.append(str(error))
+        consumer.request_stop()
+
+    send(protomq_producer, protomq_topic, 1)
+    assert consumer.run() == 0
+    assert "would wait for itself" in refused[0]
+    with pytest.raises(ConfigurationError, match="started once"):
+        consumer.start()
+
+
+def test_a_start_without_a_server_is_refused_at_once() -> None:
+    consumer = PushConsumer("g", namesrv="127.0.0.1:1", request_timeout_s=0.3)
+    consumer.subscribe("t", print)
+    with pytest.raises(NoRouteError):
+        consumer.start()

@@ -1,0 +1,166 @@
+"""What goes back in which call, and what comes of an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protomq._push_backs import MISSING_TRIES_MAX, PAUSE_MAX_S, Back, BackCall, BackLine
+from protomq._types import MessageQueue
+from protomq.errors import (
+    ConnectFailedError,
+    IllegalDelayError,
+    OffsetOutOfRangeError,
+    ProtomqError,
+    TooManyError,
+    TopicNotFoundError,
+)
+from tests.unit.protomq.test_push_state import message
+
+A, B = MessageQueue("t", "a", 0), MessageQueue("t", "b", 0)
+
+
+def back(offset: int, queue: MessageQueue = A, **fields: Any) -> Back:
+    return Back(None, message(offset, queue), fields)
+
+
+def line(*backs: Back) -> BackLine:
+    made = BackLine()
+    for one in backs:
+        made.add(one)
+    return made
+
+
+def begin(made: BackLine, now_s: float = 0.0) -> BackCall:
+    call = made.begin(now_s)
+    assert call is not None
+    return call
+
+
+def places(call: BackCall) -> list[int]:
+    return [one.message.queue_offset for one in call.backs]
+
+
+def test_failures_of_a_broker_go_in_one_call_and_brokers_are_independent() -> None:
+    made = line(*(back(i) for i in range(300)), back(0, B))
+    first, second = begin(made), begin(made)
+    assert (len(first.backs), first.broker_name) == (256, "a")
+    assert (len(second.backs), second.broker_name) == (1, "b")
+    assert made.begin(0.0) is None
+    made.done(first)
+    assert places(begin(made)) == list(range(256, 300))
+    assert made.has_any({A})
+    assert made.count == 45
+
+
+def test_a_broker_that_is_away_is_asked_again_with_the_same_call_after_growing_pauses() -> None:
+    made = line(back(1), back(2))
+    call = begin(made)
+    now_s, pauses = 0.0, []
+    for _ in range(8):
+        assert made.failed(call, ConnectFailedError("away"), now_s) == ()
+        assert made.begin(now_s) is None
+        pauses.append(made.next_due_in_s(now_s))
+        now_s += pauses[-1]
+        made.add(back(9))  # What fails meanwhile waits: the octets of the call stay.
+        assert begin(made, now_s) is call
+    assert pauses == [1, 2, 4, 8, 16, PAUSE_MAX_S, PAUSE_MAX_S, PAUSE_MAX_S]
+    assert places(call) == [1, 2]
+    made.done(call)
+    assert places(begin(made, now_s)) == [9] * 8
+
+
+def test_a_call_that_is_refused_for_one_messages_sake_goes_again_one_by_one() -> None:
+    made = line(*(back(i) for i in range(3)))
+    error = OffsetOutOfRangeError("gone")
+    assert made.failed(begin(made), error, 0.0) == ()
+    refused: list[Back] = []
+    for _ in range(3):
+        call = begin(made)
+        assert len(call.backs) == 1
+        if places(call) == [1]:
+            refused += made.failed(call, error, 0.0)
+        else:
+            made.done(call)
+    assert [one.message.queue_offset for one in refused] == [1]
+    assert (made.refused_count, made.has_any()) == (1, False)
+    made.add(back(7))
+    made.add(back(8))
+    assert places(begin(made)) == [7, 8]
+
+
+def test_a_message_whose_delay_is_illegal_goes_without_it() -> None:
+    made = line(back(0, delay_level=99, error="e"))
+    assert made.failed(begin(made), IllegalDelayError("no such level"), 0.0) == ()
+    call = begin(made)
+    assert call.backs[0].fields == {"error": "e"}
+    (refused,) = made.failed(call, IllegalDelayError("still"), 0.0)
+    assert refused.message.queue_offset == 0
+
+
+@pytest.mark.parametrize("error", [TooManyError("full"), TopicNotFoundError("not yet")])
+def test_what_may_pass_is_tried_again(error: ProtomqError) -> None:
+    made = line(back(0))
+    call, now_s = begin(made), 0.0
+    for _ in range(MISSING_TRIES_MAX - 1):
+        assert made.failed(call, error, now_s) == ()
+        now_s += PAUSE_MAX_S
+        assert begin(made, now_s) is call
+
+
+def test_a_topic_that_stays_away_is_not_waited_for_for_ever() -> None:
+    made = line(back(0))
+    refused: list[Back] = []
+    now_s = 0.0
+    for _ in range(MISSING_TRIES_MAX):
+        call = begin(made, now_s)
+        refused += made.failed(call, TopicNotFoundError("deleted"), now_s)
+        now_s += PAUSE_MAX_S
+    assert [one.message.queue_offset for one in refused] == [0]
+
+
+def test_what_is_dropped_is_not_given_back() -> None:
+    made = line(back(0), back(0, B), back(1))
+    made.drop({A})
+    assert not made.has_any({A})
+    assert begin(made).broker_name == "b"
+    assert made.begin(0.0) is None
+
+
+@given(st.lists(st.sampled_from(["add", "begin", "done", "away", "refused", "later"]), max_size=80))
+def test_each_message_is_taken_by_the_broker_or_refused_once(script: list[str]) -> None:
+    made, now_s, added = BackLine(), 0.0, 0
+    ended: list[int] = []
+    call: BackCall | None = None
+
+    def finish(one: BackCall, refuses: bool) -> None:
+        if refuses:
+            ended.extend(b.message.queue_offset for b in made.failed(one, OffsetOutOfRangeError("no"), now_s))
+        else:
+            made.done(one)
+            ended.extend(places(one))
+
+    for kind in script:
+        if kind == "add":
+            made.add(back(added))
+            added += 1
+        elif kind == "later":
+            now_s += 3.0
+        elif kind == "begin" and call is None:
+            call = made.begin(now_s)
+        elif call is not None and kind == "away":
+            assert made.failed(call, ConnectFailedError("away"), now_s) == ()
+            call = None
+        elif call is not None and kind in ("done", "refused"):
+            finish(call, kind == "refused")
+            call = None
+        assert made.count == added - len(ended)
+    if call is not None:
+        finish(call, False)
+    now_s += PAUSE_MAX_S
+    while (call := made.begin(now_s)) is not None:
+        finish(call, False)
+    assert sorted(ended) == list(range(added))

@@ -1,0 +1,100 @@
+"""What a listener returns, and what is made of it; settings that are not as they should be."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, get_type_hints
+
+import pytest
+
+from protomq import PushConsumer, Reject, Retry, Suspend
+from protomq._push_options import PushOptions, PushSettings
+from protomq._push_results import Failure, Listener, judge
+from protomq._types import DelayLevel
+from protomq.errors import ConfigurationError, ProtomqError, WrongTypeError
+
+
+@pytest.mark.parametrize(
+    ("result", "failure"),
+    [
+        (None, None),
+        (Retry(), Failure({"error": ""})),
+        (Retry, Failure({"error": ""})),
+        (Retry(delay=0.5, error="e"), Failure({"error": "e", "delay_ms": 500}, 500)),
+        (Retry(delay=timedelta(minutes=1)), Failure({"error": "", "delay_ms": 60_000}, 60_000)),
+        (Retry(delay=DelayLevel(3)), Failure({"error": "", "delay_level": 3})),
+        (Reject("bad"), Failure({"error": "bad", "dead_letter": True})),
+        (Reject, Failure({"error": "", "dead_letter": True})),
+        (Suspend(20), Failure({"error": "", "delay_ms": 20}, 20)),
+    ],
+)
+def test_results_are_failures_or_none(result: object, failure: Failure | None) -> None:
+    assert judge(result, 1) == ([failure], "")
+    assert judge(result, 3) == ([failure] * 3, "")
+
+
+def test_a_list_has_a_result_for_each_message() -> None:
+    found = judge([None, Reject("x"), Retry()], 3)
+    assert found.failures == [None, Failure({"error": "x", "dead_letter": True}), Failure({"error": ""})]
+    assert judge([Retry()], 1).failures == [Failure({"error": ""})]
+
+
+def test_nonsense_is_done_and_told() -> None:
+    for nonsense in (True, 0, "ok", object(), {}):
+        failures, told = judge(nonsense, 1)
+        assert failures == [None]
+        assert "which is no result: the message is done" in told
+    failures, told = judge([None], 2)
+    assert told == "returned 1 results for 2 messages: they come again"
+    assert [one.error for one in failures if one] == ["the listener returned 1 results for 2 messages"] * 2
+    failures, told = judge(ValueError("v"), 1)
+    assert (failures, told) == ([Failure({"error": "ValueError: v"})], "returned ValueError('v'): taken as raised")
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: Retry(delay=-1), "delay is 0 seconds to 40 days"),
+        (lambda: Retry(delay="1s"), "delay is a timedelta"),  # type: ignore[arg-type]
+        (lambda: Suspend(0), "delay_ms"),
+        (lambda: Reject(5), "error is a str or an exception"),  # type: ignore[arg-type]
+        (lambda: Listener.of(5), "a listener is a function"),
+        (lambda: Listener.of(print, 0), "batch_size"),
+        (lambda: PushConsumer(""), "a push consumer has a group"),
+        (lambda: PushConsumer("g", concurrency=0), "concurrency"),
+        (lambda: PushConsumer("g", queue_count_max=0), "queue_count_max"),
+        (lambda: PushConsumer("g", drain_timeout_s=-1), "drain_timeout_s"),
+        (lambda: PushConsumer("g", attempts_max=0), "attempts_max"),
+        (lambda: PushConsumer("g", thread=4), "has no setting 'thread'"),  # type: ignore[call-arg]
+        (lambda: PushConsumer("g").subscribe("t", 5), "a listener is a function"),  # type: ignore[arg-type]
+        (lambda: PushConsumer("g").subscribe(["t"], print), "topic is a str"),  # type: ignore[arg-type]
+        (lambda: PushConsumer("g").on("t", tags=5)(print), "tags is a list of str"),  # type: ignore[arg-type]
+        (lambda: PushConsumer("g").on("t", tags=["a"], sql="a = 1")(print), "sql"),
+        (lambda: PushConsumer("g", orderly=True).subscribe("t", print, batch_size=2), "one message at a time"),
+        (lambda: PushConsumer("g").unsubscribe("t"), "has no listener"),
+        (lambda: PushConsumer("g").start(), "nothing to consume"),
+        (lambda: PushConsumer("g").set_concurrency(0), "concurrency"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_with_what_is_wrong(make: Any, text: str) -> None:
+    with pytest.raises(ProtomqError) as caught:
+        make()
+    assert isinstance(caught.value, ConfigurationError | WrongTypeError)
+    assert text in str(caught.value)
+
+
+def test_settings_are_the_options() -> None:
+    assert {*PushSettings.__annotations__, "group"} == {*PushOptions.__dataclass_fields__}
+    assert get_type_hints(PushOptions).keys() == {*PushSettings.__annotations__, "group"}
+
+
+def test_listeners_are_functions_coroutines_and_objects_with_a_call() -> None:
+    async def coroutine(message: object) -> None: ...
+
+    class Object:
+        async def __call__(self, message: object) -> None: ...
+
+    assert not Listener.of(print).is_coroutine
+    assert Listener.of(coroutine).is_coroutine
+    assert Listener.of(Object()).is_coroutine
+    assert Listener.of(Object()).name.endswith("Object")

@@ -1,0 +1,376 @@
+"""What runs, what is done, what goes back: the push consumer's decisions, against a model that is simpler than they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protomq._message import Message
+from protomq._push_options import PushOptions
+from protomq._push_results import Failure, Listener, failure_of_text
+from protomq._push_state import RUN_COUNT_MAX, PushState, Run
+from protomq._types import MessageQueue
+from protomq.v1.record_pb2 import Transit
+from protomq.wire.record import FLAG_KIND_COPY, FLAG_TRANSIT, RecordTemplate, encode_varint
+
+Q0, Q1 = MessageQueue("t", "b", 0), MessageQueue("t", "b", 1)
+RETRIES = MessageQueue("%RETRY%g", "b", 0)
+FAILED = failure_of_text("no")
+DEAD = Failure({"error": "no", "dead_letter": True})
+
+
+def message(offset: int, queue: MessageQueue = Q0, body: bytes = b"x", origin: str = "") -> Message:
+    template = RecordTemplate(queue.topic, 7, 0)
+    if not origin:
+        return Message.from_record(template.encode(body, offset, 5), queue, offset)
+    octets = Transit(origin_topic=origin, attempt=1).SerializeToString()
+    record = template.encode(body, offset, 5, flags=FLAG_KIND_COPY | FLAG_TRANSIT)
+    at = record.index(b"\x3a" + bytes([len(queue.topic)]) + queue.topic.encode())
+    record = record[:at] + b"\x32" + encode_varint(len(octets)) + octets + record[at:]
+    return Message.from_record(record, queue, offset)
+
+
+def messages(first: int, count: int, queue: MessageQueue = Q0) -> list[Message]:
+    return [message(offset, queue) for offset in range(first, first + count)]
+
+
+def listener(name: str = "f", batch_size: int | None = None) -> Listener:
+    return Listener(lambda _: None, name, False, batch_size)
+
+
+def state(batch_size: int | None = None, **options: Any) -> PushState:
+    return PushState(PushOptions(group="g", **options), {"t": listener(batch_size=batch_size)})
+
+
+def offsets(run: Run | None) -> list[int]:
+    assert run is not None
+    return [one.queue_offset for one in run.messages]
+
+
+def finish(made: PushState, run: Run | None, now_s: float = 0.0) -> list[int]:
+    """All of a run is done."""
+    assert run is not None
+    found = offsets(run)
+    while run.messages:
+        run.done.append(run.messages.popleft())
+    made.ended(run, now_s)
+    return found
+
+
+def quick(made: PushState) -> None:
+    """Listeners are known to be fast."""
+    made.offer(Q1, messages(0, 1, Q1))
+    finish(made, made.next_run(0.0))
+
+
+def test_a_slow_message_holds_back_the_commit_and_never_the_others() -> None:
+    made = state()
+    made.offer(Q0, messages(10, 5))
+    slow = made.next_run(0.0, 5)
+    assert offsets(slow) == [10]
+    for _ in range(4):
+        finish(made, made.next_run(0.0, 5), 1.0)
+    assert (made.lowest_open(Q0), made.count) == (10, 1)
+    made.offer(Q0, messages(15, 1))
+    finish(made, made.next_run(0.0), 1.0)
+    assert made.lowest_open(Q0) == 10
+    finish(made, slow)
+    assert (made.lowest_open(Q0), made.count, made.size_bytes) == (None, 0, 0)
+
+
+def test_fast_listeners_get_long_runs_and_slow_ones_share_them_out() -> None:
+    made = state()
+    quick(made)
+    made.offer(Q0, messages(0, 600))
+    assert made.runs_wanted() == 3
+    assert len(offsets(made.next_run(0.0, 20))) == RUN_COUNT_MAX
+    slow = state()
+    slow.offer(Q1, messages(0, 1, Q1))
+    finish(slow, slow.next_run(0.0), 0.002)
+    slow.offer(Q0, messages(0, 10))
+    assert slow.runs_wanted() == 10
+    assert len(offsets(slow.next_run(0.0, 10))) == 1
+    assert len(offsets(slow.next_run(0.0, 1))) == 2
+
+
+def test_what_stands_behind_a_message_that_takes_long_goes_to_others() -> None:
+    made = state()
+    quick(made)
+    made.offer(Q0, messages(0, 9))
+    run = made.next_run(0.0)
+    assert run is not None
+    run.current = run.messages.popleft()
+    assert made.tick(1.0) == []
+    assert made.next_run(1.0) is None  # It may be about to go on.
+    assert made.tick(1.1) == []
+    assert made.runs_wanted() == 1
+    stolen = made.next_run(1.1)
+    assert offsets(stolen) == [5, 6, 7, 8]
+    assert offsets(run) == [1, 2, 3, 4]
+    finish(made, stolen, 1.2)
+    while (more := made.next_run(1.2)) is not None:
+        finish(made, more, 1.3)
+    assert made.lowest_open(Q0) == 0
+    run.done.append(run.current)
+    assert made.lowest_open(Q0) is None
+    made.ended(run, 2.0)
+    assert not made.is_running()
+
+
+def test_a_message_that_takes_too_long_is_given_back_and_what_its_listener_says_counts_no_more() -> None:
+    made = state(consume_timeout_s=900)
+    made.offer(Q0, messages(0, 1))
+    run = made.next_run(0.0)
+    assert run is not None
+    run.current = one = run.messages.popleft()
+    assert made.tick(1.0) == []
+    assert made.tick(900.9) == []
+    (overdue,) = made.tick(901.0)
+    assert (overdue.listener.name, list(overdue.messages)) == ("f", [one])
+    assert made.tick(2000.0) == []
+    call = made.backs.begin(902.0)
+    assert call is not None
+    assert [back.fields["error"] for back in call.backs] == ["f was not done with it after 900 s"]
+    made.backs.done(call)
+    made.given_back(call.backs)
+    assert (made.lowest_open(Q0), made.done_count) == (None, 1)
+    made.settled(run, [one], [FAILED], 903.0)
+    run.done.append(one)
+    made.ended(run, 903.0)
+    assert (made.count, made.done_count, made.has_backs()) == (0, 1, False)
+
+
+def test_a_failed_message_is_open_until_the_broker_has_it() -> None:
+    made = state()
+    made.offer(Q0, messages(0, 2))
+    first, second = made.next_run(0.0, 2), made.next_run(0.0, 2)
+    assert first is not None
+    made.settled(first, [first.messages.popleft()], [FAILED], 0.0)
+    made.ended(first, 0.0)
+    finish(made, second)
+    assert made.lowest_open(Q0) == 0
+    call = made.backs.begin(0.0)
+    assert call is not None
+    assert made.has_backs({Q0})
+    made.backs.done(call)
+    made.given_back(call.backs)
+    assert made.lowest_open(Q0) is None
+    assert not made.has_backs()
+
+
+def test_what_is_full_is_not_taken_from_until_a_quarter_is_gone() -> None:
+    for options in ({"queue_count_max": 8}, {"queue_size_max_bytes": 8 * message(0).size_bytes}):
+        made = state(**options)
+        made.offer(Q0, messages(0, 7))
+        assert made.held() == set()
+        made.offer(Q0, messages(7, 1))
+        made.offer(Q1, messages(0, 2, Q1))
+        assert made.held() == {Q0}
+        finish(made, made.next_run(0.0, 10))
+        finish(made, made.next_run(0.0, 10))
+        assert not made.has_room_again()
+        while made.waiting_count:
+            finish(made, made.next_run(0.0, 10), 1.0)
+        assert made.has_room_again()
+        assert not made.has_room_again()
+        assert made.held() == set()
+
+
+def test_the_span_of_a_queue_has_a_limit_though_all_but_one_are_done() -> None:
+    made = state(queue_span_max=10)
+    made.offer(Q0, messages(0, 10))
+    slow = made.next_run(0.0, 10)
+    for _ in range(9):
+        finish(made, made.next_run(0.0, 10), 1.0)
+    assert (made.count, made.held()) == (1, {Q0})
+    finish(made, slow, 1.0)
+    assert made.held() == set()
+
+
+def test_the_consumer_has_limits_of_its_own() -> None:
+    for options in ({"count_max": 4}, {"size_max_bytes": 4 * message(0).size_bytes}):
+        made = state(**options)
+        made.offer(Q0, messages(0, 2))
+        made.offer(Q1, messages(0, 2, Q1))
+        assert made.held() is None
+        finish(made, made.next_run(0.0, 4), 1.0)
+        finish(made, made.next_run(0.0, 4), 1.0)
+        assert made.has_room_again()
+        assert made.held() == set()
+
+
+def test_an_orderly_queue_has_one_run_and_goes_on_with_the_message_that_failed() -> None:
+    made = state(orderly=True, suspend_ms=500)
+    quick(made)
+    made.offer(Q0, messages(0, 4))
+    made.offer(Q1, messages(1, 1, Q1))
+    run = made.next_run(0.0)
+    assert run is not None
+    assert offsets(run) == [0, 1, 2, 3]
+    assert offsets(made.next_run(0.0)) == [1]
+    assert made.next_run(0.0) is None
+    run.done.append(run.messages.popleft())
+    made.settled(run, [run.messages.popleft()], [FAILED], 10.0)
+    assert not run.messages
+    made.ended(run, 10.0)
+    assert made.lowest_open(Q0) == 1
+    assert made.next_run(10.4) is None
+    assert made.next_due_in_s(10.4) == 0.5 + 10.0 - 10.4
+    again = made.next_run(10.5)
+    assert again is not None
+    made.settled(again, [again.messages.popleft()], [Failure({"error": "e"}, 2000)], 11.0)
+    made.ended(again, 11.0)
+    assert made.next_run(12.9) is None
+    assert [finish(made, made.next_run(13.0), 13.0) for _ in range(3)] == [[1], [2], [3]]
+    assert made.lowest_open(Q0) is None
+
+
+def test_an_orderly_message_is_a_dead_letter_when_its_attempts_are_spent_or_when_it_is_rejected() -> None:
+    made = state(orderly=True, attempts_max=2)
+    quick(made)
+    made.offer(Q0, messages(0, 3))
+    for now_s in (0.0, 5.0):
+        run = made.next_run(now_s)
+        assert run is not None
+        made.settled(run, [run.messages.popleft()], [FAILED], now_s)
+        if run.messages:
+            assert offsets(run) == [1, 2]  # It goes on behind the dead letter.
+            made.settled(run, [run.messages.popleft()], [DEAD], now_s)
+            run.done.append(run.messages.popleft())
+        made.ended(run, now_s)
+    call = made.backs.begin(9.0)
+    assert call is not None
+    assert [(b.message.queue_offset, b.fields) for b in call.backs] == [
+        (0, {"error": "no", "dead_letter": True}),
+        (1, {"error": "no", "dead_letter": True}),
+    ]
+
+
+def test_a_run_of_retries_is_of_one_listener() -> None:
+    listeners = {"t": listener("a"), "u": listener("b")}
+    made = PushState(PushOptions(group="g"), listeners)
+    quick(made)
+    made.offer(
+        RETRIES, [message(i, RETRIES, origin=origin) for i, origin in enumerate(("t", "t", "u", "gone"))]
+    )
+    runs = [made.next_run(0.0), made.next_run(0.0), made.next_run(0.0)]
+    assert [(run.listener.name, offsets(run)) for run in runs if run] == [
+        ("a", [0, 1]), ("b", [2]), ("no listener", [3]),
+    ]  # fmt: skip
+
+
+def test_a_suspended_consumer_begins_nothing_and_takes_nothing() -> None:
+    made = state()
+    made.offer(Q0, messages(0, 2))
+    made.is_suspended = True
+    assert (made.next_run(0.0), made.runs_wanted(), made.held()) == (None, 0, None)
+    made.is_suspended = False
+    assert offsets(made.next_run(0.0)) == [0]
+
+
+def test_a_stop_lets_what_was_begun_end_and_leaves_the_rest_open() -> None:
+    made = state()
+    quick(made)
+    made.offer(Q0, messages(0, 5))
+    run = made.next_run(0.0)
+    assert run is not None
+    one = run.messages.popleft()
+    made.stop()
+    assert not run.messages
+    assert made.next_run(0.0) is None
+    run.done.append(one)
+    made.ended(run, 0.0)
+    assert (made.lowest_open(Q0), made.is_running()) == (1, False)
+
+
+def test_of_a_queue_that_is_dropped_nothing_counts_any_more() -> None:
+    made = state(queue_count_max=2)
+    made.offer(Q0, messages(0, 3))
+    made.offer(Q1, messages(0, 1, Q1))
+    first, second = made.next_run(0.0, 9), made.next_run(0.0, 9)
+    assert first is not None
+    assert second is not None
+    assert made.is_running({Q0})
+    made.drop({Q0})
+    assert (made.count, made.lowest_open(Q0), made.held()) == (1, None, set())
+    for run in (first, second):
+        if run.messages:
+            made.settled(run, [run.messages.popleft()], [FAILED], 0.0)
+        made.ended(run, 0.0)
+    assert made.count == 1 - len(made.backs._brokers) or made.has_backs({Q1})
+    made.offer(Q0, messages(7, 1))
+    assert made.lowest_open(Q0) == 7
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> list[tuple[str, int, int]]:
+    kinds = st.sampled_from(["offer", "take", "one", "fail", "end", "back", "tick", "suspend"])
+    return draw(st.lists(st.tuples(kinds, st.integers(0, 3), st.integers(1, 7)), max_size=60))
+
+
+@settings(max_examples=150)
+@given(scripts(), st.booleans())
+def test_whatever_happens_the_commit_is_at_the_lowest_message_that_is_not_done(
+    script: list[tuple[str, int, int]], orderly: bool
+) -> None:
+    """The model: a set of open offsets for each queue. What was handed to a listener twice at a time is found as well."""
+    made = state(orderly=orderly, suspend_ms=1)
+    queues = (Q0, Q1)
+    ends = dict.fromkeys(queues, 0)
+    open_offsets: dict[MessageQueue, set[int]] = {queue: set() for queue in queues}
+    runs: list[Run] = []
+    with_listeners: dict[int, tuple[MessageQueue, int]] = {}
+    now_s = 0.0
+    for kind, which, count in script:
+        now_s += 0.01
+        run = runs[which % len(runs)] if runs else None
+        if kind == "offer":
+            queue = queues[which % 2]
+            made.offer(queue, messages(ends[queue], count, queue))
+            open_offsets[queue] |= set(range(ends[queue], ends[queue] + count))
+            ends[queue] += count
+        elif kind == "take":
+            if (new := made.next_run(now_s, count)) is not None:
+                runs.append(new)
+        elif kind in ("one", "fail") and run is not None and run.messages:
+            one = run.messages.popleft()
+            place = (one.queue, one.queue_offset)
+            assert place not in with_listeners.values()
+            if orderly:
+                assert one.queue_offset == min(open_offsets[one.queue])
+            if kind == "one":
+                run.done.append(one)
+                open_offsets[one.queue].discard(one.queue_offset)
+            else:
+                made.settled(run, [one], [FAILED], now_s)
+        elif kind == "end" and run is not None:
+            while run.messages:
+                one = run.messages.popleft()
+                run.done.append(one)
+                open_offsets[one.queue].discard(one.queue_offset)
+            made.ended(run, now_s)
+            runs.remove(run)
+        elif kind == "back" and (call := made.backs.begin(now_s)) is not None:
+            made.backs.done(call)
+            made.given_back(call.backs)
+            for back in call.backs:
+                open_offsets[back.message.queue].discard(back.message.queue_offset)
+        elif kind == "tick":
+            made.tick(now_s)
+        elif kind == "suspend":
+            made.is_suspended = not made.is_suspended
+        for queue in queues:
+            assert made.lowest_open(queue) == min(open_offsets[queue], default=None)
+        assert made.count == sum(map(len, open_offsets.values()))
+    made.is_suspended = False
+    for _ in range(200):
+        now_s += 0.01
+        for run in runs:
+            finish(made, run, now_s)
+        runs = [run] if (run := made.next_run(now_s)) is not None else []
+        if (call := made.backs.begin(now_s)) is not None:
+            made.backs.done(call)
+            made.given_back(call.backs)
+    assert (made.count, made.size_bytes, made.waiting_count, made.is_running()) == (0, 0, 0, False)

@@ -1,0 +1,132 @@
+"""Where a push consumer's commits stand, while its queues come and go."""
+
+from __future__ import annotations
+
+import pytest
+
+from protomq._consumer_options import ConsumerOptions
+from protomq._consumer_steps import ConsumerSteps
+from protomq._pull_logic import PullOptions
+from protomq._push_options import PushOptions
+from protomq._push_results import failure_of_text
+from protomq._push_state import PushState
+from protomq._push_steps import SAID_AGAIN_S, ListenedPulls, PushSteps, SaidSeldom
+from protomq.errors import ConnectFailedError, IllegalFilterError, OffsetOutOfRangeError
+from tests.unit.protomq.test_push_state import Q0, Q1, finish, listener, messages
+
+
+class World:
+    """The parts of a consumer, with queues that stand at an offset."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.state = PushState(PushOptions(group="g"), {"t": listener()})
+        self.pulls = ListenedPulls(PullOptions("g"))
+        consumer = ConsumerSteps(ConsumerOptions(group="g"), lambda: self.now_s, state=self.pulls)
+        self.steps = PushSteps(PushOptions(group="g"), consumer, self.state, {}, lambda: self.now_s)
+        self.pulls.lowest_open = self.steps.lowest_open
+        self.pulls.assign([Q0, Q1], {})
+        self.pulls.start_all([Q0, Q1], {0: 5, 1: 0}, {})
+
+    def take(self, first: int, count: int) -> None:
+        """As if so many had been pulled from the first queue."""
+        self.pulls.seek(Q0, first + count)
+        self.state.offer(Q0, messages(first, count))
+
+
+def test_a_commit_stands_at_the_lowest_message_that_is_open_or_where_pulls_are() -> None:
+    world = World()
+    assert world.pulls.to_commit(safe_only=True) == {}
+    world.take(5, 3)
+    world.pulls.user_came_back()
+    assert world.pulls.to_commit(safe_only=False) == {}
+    first, second = world.state.next_run(0.0, 3), world.state.next_run(0.0, 3)
+    finish(world.state, second)
+    assert world.pulls.to_commit(safe_only=True) == {}
+    finish(world.state, first)
+    assert world.pulls.to_commit(safe_only=True) == {Q0: 7}
+    finish(world.state, world.state.next_run(0.0))
+    assert world.pulls.to_commit(safe_only=True) == {Q0: 8}
+    world.pulls.committed({Q0: 8})
+    assert world.pulls.to_commit(safe_only=True) == {}
+
+
+def test_a_queue_that_goes_is_committed_where_it_stood_and_forgotten() -> None:
+    world = World()
+    world.take(5, 3)
+    first = world.state.next_run(0.0, 3)
+    finish(world.state, first)
+    slow = world.state.next_run(0.0, 3)
+    assert slow is not None
+    one = slow.messages.popleft()
+    world.steps.gave_away([Q0, Q1])
+    assert world.state.count == 0
+    slow.done.append(one)
+    world.state.ended(slow, 1.0)
+    assert world.pulls.to_commit(safe_only=True) == {Q0: 6}
+
+
+def test_a_queue_whose_broker_was_away_goes_on_with_what_was_not_done() -> None:
+    world = World()
+    world.take(5, 3)
+    finish(world.state, world.state.next_run(0.0, 3))
+    world.steps.gave_away([Q0])
+    world.pulls.assign([Q1], {}, park=True)
+    world.pulls.assign([Q0, Q1], {}, park=True)
+    assert world.pulls.position(Q0) == 8
+    world.steps.came([Q0])
+    assert world.pulls.position(Q0) == 6
+    assert world.steps.lowest_open(Q0) is None
+
+
+def test_a_queue_that_is_lost_is_not_remembered() -> None:
+    world = World()
+    world.take(5, 3)
+    world.steps.gave_away([Q0])
+    world.steps.lost([Q0])
+    assert world.steps.lowest_open(Q0) is None
+    world.steps.came([Q0])
+    assert world.pulls.position(Q0) == 8
+
+
+def test_what_a_broker_never_takes_back_is_dealt_with_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    world.take(5, 1)
+    run = world.state.next_run(0.0)
+    assert run is not None
+    world.state.settled(run, [run.messages.popleft()], [failure_of_text("boom")], 0.0)
+    call = world.state.backs.begin(0.0)
+    assert call is not None
+    world.steps.back_failed(call, ConnectFailedError("away"))
+    assert world.steps.lowest_open(Q0) == 5
+    world.now_s = 1.0
+    assert world.state.backs.begin(1.0) is call
+    world.steps.back_failed(call, OffsetOutOfRangeError("expired"))
+    assert world.steps.lowest_open(Q0) is None
+    text = caplog.text
+    assert "failed with 'boom' and cannot be given back, it does not come again: OFFSET_OUT_OF_RANGE expired" in text
+    assert "broker b does not answer, trying again: away" in text
+
+
+def test_trouble_is_told_once_a_minute() -> None:
+    world = World()
+    said = SaidSeldom(lambda: world.now_s)
+    assert said.is_due("a")
+    assert not said.is_due("a")
+    assert said.is_due("b")
+    world.now_s = SAID_AGAIN_S
+    assert said.is_due("a")
+    assert world.steps.take_trouble(IllegalFilterError("no", metadata={"topic": "t"})) == []
+
+
+def test_a_reset_of_the_groups_offset_forgets_what_is_here() -> None:
+    world = World()
+    world.pulls.moved = lambda queue: world.steps.lost([queue])
+    world.take(5, 3)
+    assert world.steps.lowest_open(Q0) == 5
+    world.pulls.follow_reset(Q0, 2, 9)
+    assert (world.steps.lowest_open(Q0), world.state.count) == (None, 0)
+    assert world.pulls.to_commit(safe_only=True) == {}
+    world.take(2, 3)
+    world.pulls.follow_reset(Q0, 2, 9)  # Told once more: nothing has changed since.
+    assert world.steps.lowest_open(Q0) == 2
