@@ -17,7 +17,7 @@ from protomq import (
 
 NAMESRV = os.environ.get("PROTOMQ_NAMESRV_ADDR", "127.0.0.1:8081")
 TOPIC, GROUP = "departures", "boards"
-FLIGHTS = [
+FLIGHTS: list[dict[str, object]] = [
     {"carrier": "UA", "tailnum": "N14228", "dest": "IAH", "dep_delay": 2},
     {"carrier": "UA", "tailnum": "N24211", "dest": "IAH", "dep_delay": 4},
     {"carrier": "AA", "tailnum": "N619AA", "dest": "MIA", "dep_delay": 2},
