@@ -11,6 +11,7 @@ from protomq_broker.store.queues.selection import (
     Selection,
     _select_few,
     _select_many,
+    likely_count,
     select,
 )
 
@@ -130,6 +131,13 @@ def test_both_ways_choose_what_the_definition_says(
         end_position=end_position,
     )
     assert as_plain(either) == expected
+
+
+def test_as_many_entries_are_read_as_are_likely_to_fit_and_some_more():
+    assert likely_count(32_768, 4 << 20, 0) == 32_768
+    assert 4_096 < likely_count(32_768, 4 << 20, 1 << 10) < 5_000
+    assert likely_count(100, 4 << 20, 1 << 10) == 100
+    assert likely_count(32_768, 1, 1 << 20) > 1
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,28 @@ def test_the_four_statuses() -> None:
     assert (other.status, other.next_offset) == (ReadStatus.NO_MATCHED_MSG, 2)
 
 
+@pytest.mark.slow
+@given(
+    st.lists(st.integers(0, 3_000), min_size=1, max_size=60),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 100), st.integers(1, 40_000)), max_size=6),
+)
+def test_what_a_read_gives_does_not_depend_on_the_sizes_of_records_that_were_read_before(
+    body_sizes: list[int], reads: list[tuple[int, int, int]]
+) -> None:
+    store = open_store(SimDisk())
+    for size_bytes in body_sizes:
+        store.append([make_request([bytes(size_bytes)])])
+    queue = store._queues.queue("topic", 0)
+    for offset, count_max, size_max_bytes in reads:
+        result = store.read("topic", 0, offset, count_max, size_max_bytes)
+        # As the first read of the queue.
+        queue.record_size_bytes = 0
+        expected = store.read("topic", 0, offset, count_max, size_max_bytes)
+        assert (result.status, result.next_offset) == (expected.status, expected.next_offset)
+        assert result.sizes.tolist() == expected.sizes.tolist()
+        assert result.regions == expected.regions
+
+
 def test_queues_of_several_topics_in_one_log_do_not_leak_into_each_other() -> None:
     store = open_store(SimDisk())
     for index in range(30):

@@ -171,6 +171,7 @@ class ConsumeQueue:
         synced_offset: entries below are on stable storage; or NO_FOLDER, NEW_FOLDER. The table's own.
         loaded_offset: entries below stood in files at the start.
         compared: of these, the offsets [start, end) that were compared with the records they lead to. The readers' own.
+        record_size_bytes: about what a record of the last answer took, 0 before there was one. The readers' own.
     """
 
     __slots__ = (
@@ -185,6 +186,7 @@ class ConsumeQueue:
         "flushed_offset",
         "loaded_offset",
         "queue_id",
+        "record_size_bytes",
         "row",
         "synced_offset",
         "topic",
@@ -199,6 +201,7 @@ class ConsumeQueue:
         self.synced_offset = NO_FOLDER
         self.loaded_offset = 0
         self.compared = _NOT_COMPARED
+        self.record_size_bytes = 0
         self._min_offset = 0
         self._log_start = -1  # for which `_min_offset` holds
         self._last = _NO_LAST  # an end offset, and the position in the entry before it

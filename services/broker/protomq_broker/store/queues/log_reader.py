@@ -31,7 +31,7 @@ from .consume_queue import ConsumeQueue, StoreTime
 from .consume_queue_table import ConsumeQueueTable
 from .quarantine import Quarantine
 from .reading import LogRegion, ReadResult, ReadStatus
-from .selection import NO_TAGS, Selection, select
+from .selection import NO_TAGS, Selection, likely_count, select
 
 SCAN_CHUNK_COUNT: Final = 4096
 SCAN_COUNT_MAX: Final = 65_536
@@ -225,7 +225,10 @@ class LogReader:
         tag_codes: frozenset[int],
         end_position: int,
     ) -> Selection:
-        chunk = record_count_max if not tag_codes else max(record_count_max, SCAN_CHUNK_COUNT)
+        if tag_codes:
+            chunk = max(record_count_max, SCAN_CHUNK_COUNT)
+        else:
+            chunk = likely_count(record_count_max, size_max_bytes, queue.record_size_bytes)
         scan_end = min(end_offset, queue_offset + SCAN_COUNT_MAX)
         while True:
             selection = select(
@@ -238,10 +241,17 @@ class LogReader:
                 end_position=end_position,
             )
             if (
-                selection.record_count
-                or selection.next_offset >= scan_end
-                or selection.next_offset == queue_offset
+                chunk < record_count_max
+                and chunk < end_offset - queue_offset
+                and selection.next_offset == queue_offset + chunk
             ):
+                # The records are smaller than those before: more of them fit.
+                chunk = record_count_max
+                continue
+            if selection.record_count:
+                queue.record_size_bytes = selection.size_bytes // selection.record_count
+                return selection
+            if selection.next_offset >= scan_end or selection.next_offset == queue_offset:
                 return selection
             queue_offset = selection.next_offset
 
