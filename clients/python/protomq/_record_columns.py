@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from itertools import repeat
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 
 from ._message import CONTIGUOUS_MAX_BYTES, read_varint
 from .errors import ProtocolError
+from .wire.crc_arrays import without_end
 from .wire.hashing import crc32c, extend_crc32c
 from .wire.record import (
     CRC32C_AT,
@@ -47,7 +47,6 @@ _RUN_COUNT_MIN = 8
 """Average length from which on it is faster to cut runs as a whole."""
 _LAYOUT_COUNT_MAX = 64
 
-_Layout: TypeAlias = Callable[[int, int, int, int], struct.Struct]
 Cut: TypeAlias = tuple[Sequence[bytes], Sequence[bytes]]
 """The bodies, and what stands behind each."""
 
@@ -59,58 +58,32 @@ class RecordsOfOneSize(NamedTuple):
     """Of head, body and rest."""
     starts: NDArray[np.int64]
     """Positions in the buffer, record by record."""
-    record_at: int
-    """Where in its field a record begins: behind tag and length."""
     run_ends: list[int]
     """Indices: a run ends before each, the last one is the number of records."""
-    head_crc32c: int
-    """CRC-32C of tag and length of a body; without fronts it is in `crc32cs` already."""
-    front_size: int
-    """How much of a rest is the producer's, and so under its CRC."""
     crc32cs: list[int]
-    """What `check` should find."""
+    """What the CRC-32C of each body should be, by that of its record."""
 
     def cut(self, raw: bytes, start: int, stop: int) -> Cut:
         """Records start to stop."""
-        cut = self._cut(raw, start, stop, self.sizes, _layout)
-        return cut[::2], cut[1::2]
-
-    def _cut(
-        self, raw: bytes, start: int, stop: int, sizes: tuple[int, int, int], layout: _Layout
-    ) -> list[bytes]:
-        """Parts of records start to stop. A slice of `bytes` costs twice as much as what `struct` cuts out."""
+        # A slice of `bytes` costs twice as much as what `struct` cuts out.
         cut: list[bytes] = []
         run = bisect_right(self.run_ends, start)
         while start < stop:
             end = min(self.run_ends[run], stop, start + _LAYOUT_COUNT_MAX)
-            cut += layout(*sizes, end - start).unpack_from(raw, int(self.starts[start]))
+            cut += _layout(*self.sizes, end - start).unpack_from(raw, int(self.starts[start]))
             if end == self.run_ends[run]:
                 run += 1
             start = end
-        return cut
+        return cut[::2], cut[1::2]
 
-    def check(self, raw: bytes, start: int, stop: int, bodies: Sequence[bytes]) -> list[int]:
-        """The CRC-32C of records start to stop, which have these bodies; of the bodies alone where nothing stands behind them."""
-        if not self.front_size:
-            return list(map(crc32c, bodies))
-        head, body, rest = self.sizes
-        # What is contiguous, and then the trailer.
-        sizes = (self.record_at, head + body + self.front_size - self.record_at, rest - self.front_size)
-        if sizes[1] <= CONTIGUOUS_MAX_BYTES:
-            return list(map(crc32c, self._cut(raw, start, stop, sizes, _covered)))
-        fronts = self._cut(raw, start, stop, (head + body, self.front_size, sizes[2]), _covered)
-        crcs = map(extend_crc32c, repeat(self.head_crc32c), bodies)
-        return list(map(extend_crc32c, crcs, fronts))
+    def check(self, _raw: bytes, _start: int, _stop: int, bodies: Sequence[bytes]) -> list[int]:
+        """What compares with `crc32cs` of records start to stop, which have these bodies."""
+        return list(map(crc32c, bodies))
 
 
 @lru_cache(maxsize=4 * _LAYOUT_COUNT_MAX)
 def _layout(head_size: int, body_size: int, rest_size: int, count: int) -> struct.Struct:
     return struct.Struct(f"{head_size}x{body_size}s{rest_size}s" * count)
-
-
-@lru_cache(maxsize=4 * _LAYOUT_COUNT_MAX)
-def _covered(head_size: int, size: int, rest_size: int, count: int) -> struct.Struct:
-    return struct.Struct(f"{head_size}x{size}s{rest_size}x" * count)
 
 
 class RecordsOfAnySize(NamedTuple):
@@ -136,7 +109,7 @@ class RecordsOfAnySize(NamedTuple):
         return bodies, [raw[a:b] for a, b in zip(fronts, ends, strict=True)]
 
     def check(self, raw: bytes, start: int, stop: int, bodies: Sequence[bytes]) -> list[int]:
-        """The CRC-32C of records start to stop, which have these bodies."""
+        """What compares with `crc32cs` of records start to stop, which have these bodies."""
         bounds = zip(self.records[start:stop], self.limits[start:stop], strict=True)
         if self.is_small:
             return [crc32c(raw[a:b]) for a, b in bounds]
@@ -245,21 +218,14 @@ def _locate_equal(
     breaks = np.flatnonzero(field_starts[1:] != ends[:-1]) + 1
     if (len(breaks) + 1) * _RUN_COUNT_MIN <= len(ends):
         sizes = (head_size, body_size, end - front)
-        head_crc = crc32c(raw[record:body_start])
-        if limit == front:
-            # A CRC is linear: what the same octets in front of a body do to its CRC is the same for all bodies of one size.
-            zeros = bytes(body_size)
-            of_head = extend_crc32c(head_crc, zeros) ^ crc32c(zeros)
-            crcs = crcs ^ np.uint32(of_head)
-        return RecordsOfOneSize(
-            sizes,
-            field_starts,
-            record - start,
-            [*breaks.tolist(), len(ends)],
-            head_crc,
-            limit - front,
-            crcs.tolist(),
-        )
+        if limit > front:
+            fronts = _gather(raw, np.dtype(f"V{limit - front}"), field_starts + (front - start))
+            crcs = without_end(crcs, fronts.view(np.uint8).reshape(len(ends), limit - front))
+        # What the same octets in front of a body do to its CRC is the same for all bodies of one size.
+        zeros = bytes(body_size)
+        of_head = extend_crc32c(crc32c(raw[record:body_start]), zeros) ^ crc32c(zeros)
+        crcs = crcs ^ np.uint32(of_head)
+        return RecordsOfOneSize(sizes, field_starts, [*breaks.tolist(), len(ends)], crcs.tolist())
     return RecordsOfAnySize(
         (field_starts + head_size).tolist(),
         (field_starts + (front - start)).tolist(),
