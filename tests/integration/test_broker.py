@@ -310,9 +310,20 @@ async def test_the_store_tells_the_lanes_before_a_port_is_open(
     assert opened == [True]
 
 
-def test_a_slave_is_refused_as_long_as_there_is_no_replication(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="broker_id is 1, a slave's: there is no replication"):
-        config_in(tmp_path, broker_id=1)
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"broker_id": 1}, "broker_id is 1 and broker_role ASYNC_MASTER: a master has the id 0"),
+        ({"broker_role": "SLAVE"}, "broker_id is 0 and broker_role SLAVE"),
+        ({"broker_role": "SLAVE", "broker_id": 1, "broker_name": ""}, "a SLAVE has the name of its master"),
+        ({"broker_role": "LEADER"}, "must be one of ASYNC_MASTER, SYNC_MASTER, SLAVE"),
+    ],
+)
+def test_a_role_and_an_id_that_do_not_fit_are_refused(
+    tmp_path: Path, settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        BrokerConfig(**{"data_dir": tmp_path, "broker_name": "b"} | settings)
 
 
 async def test_stopping_answers_the_holds(client: Client, start: Start) -> None:
@@ -687,7 +698,7 @@ async def test_status_and_statistics_count(client: Client) -> None:
     status = await client.call(admin.GetBrokerStatusRequest(), admin.GetBrokerStatusResponse)
     assert (status.broker_name, status.flush_mode, status.write_refusal) == ("b", "ASYNC_FLUSH", "")
     assert status.readable_position == status.appended_position > 0
-    assert {lane.lane for lane in status.lanes} == {"send", "pull", "consumer", "pop", "admin"}
+    assert {lane.lane for lane in status.lanes} == {"send", "pull", "consumer", "pop", "admin", "ha"}
 
 
 async def test_under_sync_flush_an_answer_means_on_stable_storage(start: Start) -> None:

@@ -25,6 +25,7 @@ FOLDERS: Final = {
     "protomq": "clients/python/protomq",
     "protomq_runtime": "services/runtime/protomq_runtime",
     "protomq_namesrv": "services/namesrv/protomq_namesrv",
+    "protomq_ha": "services/ha/protomq_ha",
     "protomq_broker": "services/broker/protomq_broker",
     "protomq_spark": "clients/spark/protomq_spark",
     "protomq_cli": "cli/protomq_cli",
@@ -33,7 +34,8 @@ MAY_IMPORT: Final = {
     "protomq": {"protomq"},
     "protomq_runtime": {"protomq_runtime", "protomq"},
     "protomq_namesrv": {"protomq_namesrv", "protomq_runtime", "protomq"},
-    "protomq_broker": {"protomq_broker", "protomq_runtime", "protomq"},
+    "protomq_ha": {"protomq_ha"},
+    "protomq_broker": {"protomq_broker", "protomq_ha", "protomq_runtime", "protomq"},
     "protomq_spark": {"protomq_spark", "protomq"},
     "protomq_cli": set(FOLDERS),
 }
@@ -45,7 +47,7 @@ USERS_OF_THE_SDK: Final = (
     "clients/spark", "cli", "tools", "examples", "tests/bench", "tests/examples",
 )  # fmt: skip
 """Folders in which the SDK has no private names: what they need others need too."""
-SERVICES: Final = ("protomq_runtime", "protomq_namesrv", "protomq_broker")
+SERVICES: Final = ("protomq_runtime", "protomq_namesrv", "protomq_ha", "protomq_broker")
 STORE: Final = "protomq_broker.store"
 STORE_LAYERS: Final = ("files", "log", "queues", "index", "state", "timer", "", "tools")
 """The folders of the store, lowest first; "" is what joins them: the modules beside the folders."""
@@ -88,6 +90,7 @@ THREADS: Final = {
     "protomq_runtime.server": "waits for threads without holding up the event loop",
     "protomq_runtime.telemetry_flush": "exporters that may hang at the end",
     "protomq_broker.filters.filter_book": "filters that are compiled",
+    "protomq_broker.ha_follower": "fetches the log of the master",
     "protomq_broker.main": "starts and stops without holding up the event loop",
     "protomq_broker.plain_body_workers": "bodies to unpack",
     "protomq_broker.registration": "one for each name server",

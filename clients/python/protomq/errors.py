@@ -44,6 +44,8 @@
         │   ├── DiskFullError           DISK_FULL
         │   ├── TooManyError            TOO_MANY
         │   ├── ShuttingDownError       SHUTTING_DOWN
+        │   ├── NotEnoughReplicasError  NOT_ENOUGH_REPLICAS: too few slaves are in sync for a send
+        │   ├── ReplicaBehindError      REPLICA_BEHIND: this slave does not have that yet
         │   └── QueueHealingError       QUEUE_HEALING; `retry_delay_ms` says when
         ├── StoreFailedError            STORE_FAILED
         ├── SequenceExpiredError        SEQUENCE_EXPIRED
@@ -54,6 +56,7 @@
         ├── UnknownMethodError          UNKNOWN_METHOD
         ├── UnsupportedError            UNSUPPORTED
         ├── CorruptLogError             CORRUPT_LOG; `metadata` holds position and queue offset
+        ├── NotMasterError              NOT_MASTER: a slave was asked to change something
         ├── StaleRegistrationError      STALE_REGISTRATION
         ├── NameTakenError              NAME_TAKEN: the broker's name belongs to another one
         └── InternalError               INTERNAL, and any reason that this version does not know
@@ -137,6 +140,9 @@ __all__ = [
     "NameTakenError",
     "InternalError",
     "error_from_status",
+    "NotMasterError",
+    "ReplicaBehindError",
+    "NotEnoughReplicasError",
 ]
 
 # gRPC status codes, so that this module needs no grpc.
@@ -523,6 +529,30 @@ class QueueHealingError(BusyError):
     definite = False
 
 
+class ReplicaBehindError(BusyError):
+    """A slave does not have yet what was asked for; its master, or another slave, may. `retry_delay_ms` says when to try again."""
+
+    reason = "REPLICA_BEHIND"
+    code = _UNAVAILABLE
+    stale_route = True
+
+
+class NotEnoughReplicasError(BusyError):
+    """Fewer slaves are in sync than a send needs; another broker may take the message."""
+
+    reason = "NOT_ENOUGH_REPLICAS"
+    code = _UNAVAILABLE
+
+
+class NotMasterError(ServerError):
+    """A slave changes nothing: look the route up again, its master may be back."""
+
+    reason = "NOT_MASTER"
+    code = _FAILED_PRECONDITION
+    retriable = True
+    stale_route = True
+
+
 class StoreFailedError(ServerError):
     """A write or an fsync of the broker's log failed: it takes no more writes, and cannot say whether this one holds."""
 
@@ -629,7 +659,7 @@ _BY_REASON: Final[dict[str, type[ServerError]]] = {
         ShuttingDownError, QueueHealingError, StoreFailedError, SequenceExpiredError, SendOutOfOrderError, ProducerFencedError,
         ProducerIdTakenError,
         DeadlineExceededError, UnknownMethodError, UnsupportedError, CorruptLogError, StaleRegistrationError, NameTakenError, InternalError,
-        TransactionNotFoundError, TransactionEndedError,
+        TransactionNotFoundError, TransactionEndedError, NotMasterError, ReplicaBehindError, NotEnoughReplicasError,
     )
 }  # fmt: skip
 

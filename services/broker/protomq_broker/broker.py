@@ -12,7 +12,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from protomq.v1 import (
     dead_letter_service_pb2,
     filter_service_pb2,
     group_service_pb2,
+    ha_service_pb2,
     pop_service_pb2,
     pull_service_pb2,
     route_service_pb2,
@@ -30,6 +31,7 @@ from protomq.v1 import (
 )
 from protomq.v1.admin_service_pb2 import LaneStatus
 from protomq.v1.topic_pb2 import DataVersion, Permission
+from protomq_ha.roles import BrokerRole
 from protomq_runtime import telemetry
 from protomq_runtime.addresses import (
     AdvertisedAddresses,
@@ -47,6 +49,7 @@ from .dead_letter_service import DeadLetterService
 from .delays import Delays
 from .filter_modules import FilterModules
 from .filter_service import FilterService
+from .follower_writer import FollowerWriter
 from .group_service import GroupService
 from .half_sends import HalfSends
 from .log_time import LogTime
@@ -58,8 +61,10 @@ from .pop_time import PopTime
 from .pull_service import PullService
 from .recalls import Recalls
 from .registration import BrokerRegistration, BrokerTopics
+from .replication import Replication
 from .send_backs import SendBacks
 from .send_service import SendService
+from .slave_gate import not_master, refuse_changes
 from .store.files.disk import Disk
 from .store.state.topics import topic_to_message
 from .store.store import Store
@@ -87,6 +92,7 @@ ANNOUNCE_TIMEOUT_S = 0.5
 REGISTER_TIMEOUT_S = 2.0
 """How long a start waits for the name servers; a broker whose name servers are down serves all the same."""
 SEND_LANE = "send"
+HA_LANE = "ha"
 LATE_LANES = (SEND_LANE,)
 """No send is done before the name servers have been asked whether the name is free."""
 
@@ -104,21 +110,37 @@ class Broker:
         clock: Clock,
         version: str,
         name_servers: Iterable[NameServer] = (),
+        on_truncated: Callable[[], None] = lambda: None,
     ) -> None:
+        """`on_truncated`: told on a slave when the store has to be opened again, to become the beginning of its master's."""
         self.config = config
         self.name = config.broker_name or socket.gethostname()
         self._clock = clock
         self._name_servers = tuple(name_servers)
         self._permit = WritePermit()
         self._writer = SystemWriter(self._permit)
+        self._is_slave = config.role is BrokerRole.SLAVE
+        if self._is_slave:
+            self._permit.refuse(not_master(self.name, config.broker_id))
+        follower_writer = FollowerWriter()
         self.store = Store.open(
             Path(config.data_dir),
             config.store,
             clock=clock,
             queues_default=config.default_queues,
             draw=lambda: secrets.randbits(63) or 1,
-            on_writer=self._writer.run,
+            on_writer=follower_writer.run if self._is_slave else self._writer.run,
             check_plan=config.check_plan,
+            follows=self._is_slave,
+        )
+        self._replication = Replication(
+            self.store,
+            config,
+            self.name,
+            clock,
+            lambda: secrets.randbits(63) or 1,
+            follower_writer,
+            on_truncated,
         )
         self._waiting = WaitingAnswers(self.store, clock)
         self._commits = OffsetCommits(self.store, self._writer, self._waiting, config)
@@ -217,8 +239,11 @@ class Broker:
             (admin_service_pb2, "AdminService", self._admin),
             (filter_service_pb2, "FilterService", self._filters),
             (transaction_service_pb2, "TransactionService", self._transactions),
+            (ha_service_pb2, "HaService", self._replication.service),
         ):
             table.add_service(module.DESCRIPTOR.services_by_name[name], service)
+        if self._is_slave:
+            refuse_changes(table, not_master(self.name, self.config.broker_id))
         table.add_hooks(self)
 
     def lane_configs(self) -> Mapping[str, LaneConfig]:
@@ -244,6 +269,8 @@ class Broker:
                 lanes.admin_threads,
                 AdmissionConfig(depth_max=lanes.admin_depth_max, queue_time_target_ms=0),
             ),
+            # What slaves acknowledge is never refused: sends wait for it.
+            HA_LANE: LaneConfig(1, AdmissionConfig(queue_time_target_ms=0)),
         }
 
     def start(self, server: Server) -> None:
@@ -257,6 +284,8 @@ class Broker:
         positions.on_arrival.append(self._pull.signal)
         positions.on_arrival.append(self._pop.signal)
         positions.on_flushed.append(lambda position: send_lane.post(self._waiting.resolve))
+        ha_lane = server.pools[HA_LANE].lanes[0]
+        self._replication.begin(ha_lane, self._send, self._waiting, self._writer)
 
     def register(self) -> None:
         """Registers with the name servers, when the ports are open; then the send lane begins, and what else changes something is done.
@@ -280,6 +309,11 @@ class Broker:
         for refusal in registration.refusals():
             self._permit.refuse(refusal)
             raise refusal
+        if self._is_slave:
+            server.start_late_lanes()
+            self._replication.follow(str(self.advertised_addresses(server).grpc))
+            registration.wait_registered(max(deadline - time.monotonic(), 0.0))
+            return
         if not self._permit.give():
             return  # the start was given up
         server.start_late_lanes()
@@ -307,7 +341,7 @@ class Broker:
                 store_id=self.store.id,
                 permission=Permission.PERMISSION_READ_WRITE,
                 auto_create_queues=self.config.default_queues
-                if self.config.auto_create_topics
+                if self.config.auto_create_topics and not self._is_slave
                 else 0,
             ),
             self._topics,
@@ -329,6 +363,7 @@ class Broker:
     def close(self) -> None:
         """Writes the last offsets and closes the store. The last step of a stop, when no lane runs any more."""
         self._writer.close()
+        self._replication.close()
         self._mover.close()
         self._pull.close()
         self._pop.close()

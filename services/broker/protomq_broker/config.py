@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from protomq.wire.topics import QUEUES_MAX
+from protomq_ha.roles import BrokerRole, HaConfig
 from protomq_runtime.addresses import (
     Address,
     ListenConfig,
@@ -91,7 +92,8 @@ class BrokerConfig:
         data_dir: the folder of the store.
         cluster: name of the cluster (RocketMQ: DefaultCluster).
         broker_name: name of the broker; "" takes the host's name, as RocketMQ does.
-        broker_id: 0, a master: slaves (above 0) need replication, which is not there yet.
+        broker_role: ASYNC_MASTER, SYNC_MASTER or SLAVE (RocketMQ: brokerRole); docs/ha.md says what each promises.
+        broker_id: 0 is the master, slaves are above; a slave has its master's broker_name.
         namesrv: addresses of the name servers, host:port, of their gRPC or remoting ports; several in one text are separated by `;`.
         listen: where the broker listens, and under which addresses clients reach it. The host is 127.0.0.1, unlike RocketMQ's:
             nothing is open to the network unless it is asked for. Ports: gRPC 8081 (RocketMQ's proxy), remoting 10911.
@@ -112,6 +114,7 @@ class BrokerConfig:
         transaction_count_max: transactions that may be open. Each takes 1 KiB of memory.
         transaction_size_max_bytes: what their half messages may have together: those that outlive retention are written again.
         register_interval_ms: between two heartbeats to a name server (RocketMQ: 30 s).
+        ha: replication.
         metrics: the metrics page.
         lanes: sizes of the lanes.
         store: configuration of the store.
@@ -120,6 +123,7 @@ class BrokerConfig:
     data_dir: Path = Path("protomq-data")
     cluster: str = "DefaultCluster"
     broker_name: str = ""
+    broker_role: str = "ASYNC_MASTER"
     broker_id: int = 0
     namesrv: tuple[str, ...] = ()
     listen: ListenConfig = field(default_factory=ListenConfig)
@@ -139,6 +143,7 @@ class BrokerConfig:
     transaction_count_max: int = 200_000
     transaction_size_max_bytes: int = 4 << 30
     register_interval_ms: int = 30_000
+    ha: HaConfig = field(default_factory=HaConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     lanes: LaneSizes = field(default_factory=LaneSizes)
     store: StoreConfig = field(default_factory=StoreConfig)
@@ -146,11 +151,7 @@ class BrokerConfig:
     def __post_init__(self) -> None:
         if not 1 <= self.default_queues <= QUEUES_MAX:
             raise ValueError(f"default_queues must be 1 to {QUEUES_MAX}, not {self.default_queues}")
-        if self.broker_id != 0:
-            raise ValueError(
-                f"broker_id is {self.broker_id}, a slave's: there is no replication yet, and it would take sends as a master does. "
-                "Leave broker_id 0 and give each broker a broker_name of its own"
-            )
+        self._check_role()
         check_name("cluster", self.cluster)
         if self.broker_name:
             check_name("broker_name", self.broker_name)
@@ -183,6 +184,25 @@ class BrokerConfig:
             parse_levels(self.delay_levels)
         except ValueError as error:
             raise ValueError(f"delay_levels: {error}") from None
+
+    def _check_role(self) -> None:
+        role = BrokerRole.named(self.broker_role)
+        if self.broker_id < 0 or (self.broker_id > 0) != (role is BrokerRole.SLAVE):
+            raise ValueError(
+                f"broker_id is {self.broker_id} and broker_role {role.value}: a master has the id 0, a SLAVE one above 0"
+            )
+        if role is BrokerRole.SLAVE and not self.broker_name:
+            raise ValueError("broker_name is empty: a SLAVE has the name of its master")
+        if self.ha.master:
+            try:
+                parse_address_list(self.ha.master)
+            except ValueError as error:
+                raise ValueError(f"ha.master: {error}") from None
+
+    @property
+    def role(self) -> BrokerRole:
+        """`broker_role`."""
+        return BrokerRole[self.broker_role]
 
     @property
     def delay_levels_ms(self) -> tuple[int, ...]:

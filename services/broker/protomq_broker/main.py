@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -41,15 +42,18 @@ class BrokerProcess:
         table: DispatchTable | None = None,
         lanes: Mapping[str, LaneConfig] | None = None,
         name_servers: Iterable[NameServer] = (),
+        on_truncated: Callable[[], None] = lambda: None,
     ) -> None:
         """Opens the store, unless a port cannot be listened on (OSError): then none is made.
 
-        `table`, `lanes` and `name_servers` are those of other services in this process.
+        `table`, `lanes` and `name_servers` are those of other services in this process. `on_truncated`: see Broker.
         """
         check_can_listen(_listen_addresses(config))
         self.metrics_address = ""
         self._metrics_page: MetricsPage | None = None
-        self.broker = Broker(config, clock or SystemClock(), package_version(), name_servers)
+        self.broker = Broker(
+            config, clock or SystemClock(), package_version(), name_servers, on_truncated
+        )
         table = table or DispatchTable()
         self.broker.add_services(table)
         self.server = Server(
@@ -118,13 +122,84 @@ def _listen_addresses(config: BrokerConfig) -> dict[str, Address]:
     return addresses
 
 
+class ReopenedBroker:
+    """A broker whose store is opened again when it asks for that: a slave that has to give up what its master does not have.
+
+    For protomq_runtime.lifecycle. Attribute: process, the one that runs now.
+    """
+
+    def __init__(self, config: BrokerConfig) -> None:
+        """Raises what BrokerProcess raises."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._on_fatal: Callable[[BaseException], None] = lambda error: None
+        self._changing = asyncio.Lock()
+        self._is_stopped = False
+        self._reopening: asyncio.Task[None] | None = None
+        self.process = BrokerProcess(config, on_truncated=self._reopen_soon)
+
+    def set_on_fatal(self, on_fatal: Callable[[BaseException], None]) -> None:
+        """As protomq_runtime.lifecycle wants it."""
+        self._on_fatal = on_fatal
+        self.process.set_on_fatal(on_fatal)
+
+    async def start(self) -> None:
+        """As BrokerProcess."""
+        self._loop = asyncio.get_running_loop()
+        async with self._changing:
+            await self.process.start()
+
+    async def stop(self, grace_s: float) -> None:
+        """As BrokerProcess."""
+        async with self._changing:
+            self._is_stopped = True
+            await self.process.stop(grace_s)
+
+    def _reopen_soon(self) -> None:
+        """Any thread, behind the start."""
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._begin_reopening)
+
+    def _begin_reopening(self) -> None:
+        self._reopening = asyncio.get_running_loop().create_task(self._reopen())
+
+    async def _reopen(self) -> None:
+        async with self._changing:
+            if self._is_stopped:
+                return
+            old = self.process
+            config = with_ports_of(old)
+            try:
+                await old.stop(REFUSED_GRACE_S)
+                self.process = BrokerProcess(config, on_truncated=self._reopen_soon)
+                self.process.set_on_fatal(self._on_fatal)
+                await self.process.start()
+            except Exception as error:
+                log.critical("the store could not be opened again: %s", error)
+                self._is_stopped = True
+                self._on_fatal(error)
+                return
+            log.warning("the store is open again")
+
+
+def with_ports_of(process: BrokerProcess) -> BrokerConfig:
+    """The configuration of a process that runs, with the ports that it has got."""
+    config, server = process.broker.config, process.server
+    listen = replace(
+        config.listen, grpc_port=server.grpc_port, remoting_port=server.remoting_port
+    )
+    metrics = config.metrics
+    if process.metrics_address:
+        metrics = replace(metrics, listen=process.metrics_address)
+    return replace(config, listen=listen, metrics=metrics)
+
+
 def run_broker(config_file: Path | None, flags: Mapping[str, object] | None = None) -> int:
     """Runs a broker until a signal comes; the exit code. Raises ConfigError and what the start raises."""
     config = load_config(BrokerConfig, config_file, flags=flags)
-    process = BrokerProcess(config)
+    broker = ReopenedBroker(config)
     return run_until_signal(
-        process,
-        lambda: ready_words(process, config),
+        broker,
+        lambda: ready_words(broker.process, config),
         ports_file=config.listen.ports_file,
         service_name="protomq-broker",
     )

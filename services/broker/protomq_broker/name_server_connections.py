@@ -15,6 +15,8 @@ from google.protobuf.message import Message
 
 from protomq.v1 import options_pb2, route_service_pb2
 from protomq.v1.route_service_pb2 import (
+    GetClusterInfoRequest,
+    GetClusterInfoResponse,
     HeartbeatRequest,
     HeartbeatResponse,
     HoldRegistrationRequest,
@@ -73,7 +75,7 @@ def remote_name_server(address: Address) -> NameServer:
     return NameServer(str(address), lambda client_id: connect(address, client_id))
 
 
-def connect(address: Address, client_id: str) -> NameServerConnection:
+def connect(address: Address, client_id: str) -> RemotingConnection | GrpcConnection:
     """The remoting port first; a port that turns out to speak something else is taken for gRPC."""
     try:
         return RemotingConnection(
@@ -81,6 +83,15 @@ def connect(address: Address, client_id: str) -> NameServerConnection:
         )
     except NotRemotingError:
         return GrpcConnection(address)
+
+
+def get_cluster_info(address: Address, client_id: str) -> GetClusterInfoResponse:
+    """What one name server says of all brokers. Raises OSError or ServiceError."""
+    connection = connect(address, client_id)
+    try:
+        return connection.get_cluster_info()
+    finally:
+        connection.close()
 
 
 class RemotingConnection:
@@ -98,6 +109,9 @@ class RemotingConnection:
 
     def heartbeat(self, request: HeartbeatRequest) -> HeartbeatResponse:
         return self._call("Heartbeat", request, HeartbeatResponse)
+
+    def get_cluster_info(self) -> GetClusterInfoResponse:
+        return self._call("GetClusterInfo", GetClusterInfoRequest(), GetClusterInfoResponse)
 
     def open_hold(self, request: HoldRegistrationRequest) -> None:
         payload = request.SerializeToString()
@@ -147,6 +161,9 @@ class GrpcConnection:
 
     def heartbeat(self, request: HeartbeatRequest) -> HeartbeatResponse:
         return self._call("Heartbeat", request, HeartbeatResponse)
+
+    def get_cluster_info(self) -> GetClusterInfoResponse:
+        return self._call("GetClusterInfo", GetClusterInfoRequest(), GetClusterInfoResponse)
 
     def open_hold(self, request: HoldRegistrationRequest) -> None:
         call = self._multi_callable("HoldRegistration", HoldRegistrationResponse)

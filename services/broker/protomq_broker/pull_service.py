@@ -18,6 +18,7 @@ from protomq.v1.pull_service_pb2 import FilterType, PullRequest
 from protomq.wire.hashing import tag_code_of
 from protomq.wire.record import NOT_IN_TAGS
 from protomq.wire.topics import QUEUES_MAX
+from protomq_ha.roles import BrokerRole
 from protomq_runtime.dispatch import raw
 from protomq_runtime.errors import ServiceError, invalid_argument, too_many, unparsable
 from protomq_runtime.regions import read_regions
@@ -38,7 +39,9 @@ from .pull_answer import (
     nothing_yet,
 )
 from .pull_resets import reset_answer
+from .slave_gate import check_not_behind, not_master
 from .store.log.durations import Durations
+from .store.queues.reading import ReadStatus
 from .store.state.offsets import TooManyGroupsError
 from .store_errors import to_service_error
 from .topic_access import (
@@ -246,6 +249,8 @@ class PullService:
         ):
             check_group_name(request.consumer_group)
         if request.HasField("commit_offset"):
+            if self._config.role is BrokerRole.SLAVE:
+                raise not_master(self._config.broker_name, self._config.broker_id)
             topic = self._topic_of(request)
             check_committed_offset(self._store, topic, request.queue_id, request.commit_offset)
             if not self._store.offsets.has_room_for(request.consumer_group):
@@ -277,6 +282,8 @@ class PullService:
                 tag_codes,
             ),
         )
+        if result.status is ReadStatus.OFFSET_ILLEGAL and self._config.role is BrokerRole.SLAVE:
+            check_not_behind(topic.name, request.queue_id, queue_offset, result.end_offset)
         return Found(result, topic.incarnation)
 
     def _commit(self, request: PullRequest, incarnation: int) -> None:

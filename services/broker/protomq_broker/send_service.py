@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 MIXED = TopicType.TOPIC_TYPE_MIXED
 SEND_OK = SendStatus.SEND_STATUS_SEND_OK
 FLUSH_DISK_TIMEOUT = SendStatus.SEND_STATUS_FLUSH_DISK_TIMEOUT
+FLUSH_SLAVE_TIMEOUT = SendStatus.SEND_STATUS_FLUSH_SLAVE_TIMEOUT
 GROUP_SIZE_BYTES = 8 << 20
 """A group of this many bytes is appended at once: larger ones gain nothing and delay the first caller."""
 
@@ -94,11 +95,15 @@ class SendService:
         self._plain_response = SendResponse(status=SEND_OK)
         self.refusal: ServiceError | None = None
         """Why no send is taken at all: the broker's name belongs to another one. Set by any thread."""
+        self.shortage: ServiceError | None = None
+        """Why no send is taken now: too few slaves are in sync. Repeats of what is stored are not answered either."""
+        self.stored_status = SEND_OK
+        """What is answered to a send that is stored as promised."""
 
     @drained
     def send(self, calls: list[Call]) -> None:
         """Appends what has arrived by now as one group."""
-        refusal = self.refusal
+        refusal = self.refusal or self.shortage
         if refusal is not None:
             for call in calls:
                 call.fail(refusal)
@@ -261,6 +266,7 @@ class SendService:
             if is_answered_now and not region.flags and not order.identified_here:
                 # Nearly all sends: one message object, filled again for each, costs half of what a new one does.
                 plain = self._plain_response
+                plain.status = self.stored_status
                 plain.queue_id = request.queue_id
                 plain.queue_offset = request.queue_offset
                 plain.record_count = region.count
@@ -305,19 +311,29 @@ class SendService:
     def _answer(self, order: _Pending, response: SendResponse, position: int) -> None:
         call = order.call
         if not order.wait_store_ok or self._waiting.is_stored(position):
+            response.status = self.stored_status
             call.answer(response.SerializeToString())
             return
-        wait_ms = call.hold_time_ms(self._config.sync_flush_timeout_ms)
-        self._waiting.wait(call.lane, position, wait_ms, partial(_answer, call, response))
+        positions = self._store.positions
+        timeout_ms = self._config.sync_flush_timeout_ms
+        if positions.waits_for_replicas:
+            timeout_ms = self._config.ha.sync_timeout_ms
+        wait_ms = call.hold_time_ms(timeout_ms)
+        answer = partial(self._answer_late, call, response, position)
+        self._waiting.wait(call.lane, position, wait_ms, answer)
 
-
-def _answer(call: Call, response: SendResponse, failure: Exception | None) -> None:
-    """What waited for the disk is stored, or is not known to be."""
-    if call.answered:  # its time was up before
-        return
-    if failure is NOT_STORED_IN_TIME:
-        response.status = FLUSH_DISK_TIMEOUT
-    elif failure is not None:
-        call.fail(to_service_error(failure))
-        return
-    call.answer(response.SerializeToString())
+    def _answer_late(
+        self, call: Call, response: SendResponse, position: int, failure: Exception | None
+    ) -> None:
+        """What waited for the disk or for slaves is stored, or is not known to be."""
+        if call.answered:  # its time was up before
+            return
+        if failure is NOT_STORED_IN_TIME:
+            is_flushed = not self._config.store.sync_flush or position <= self._store.flushed_position
+            response.status = FLUSH_SLAVE_TIMEOUT if is_flushed else FLUSH_DISK_TIMEOUT
+        elif failure is not None:
+            call.fail(to_service_error(failure))
+            return
+        else:
+            response.status = self.stored_status
+        call.answer(response.SerializeToString())

@@ -21,6 +21,7 @@ from .store.errors import (
     AppendTooLargeError,
     CorruptLogError,
     DiskFullError,
+    NotLeadingError,
     StoreError,
     StoreFailedError,
     TooManyCandidatesError,
@@ -77,6 +78,8 @@ def to_service_error(error: Exception) -> ServiceError:
         )
     if isinstance(error, StoreFailedError):
         return ServiceError(Code.FAILED_PRECONDITION, "STORE_FAILED", str(error))
+    if isinstance(error, NotLeadingError):
+        return ServiceError(Code.FAILED_PRECONDITION, "NOT_MASTER", str(error))
     if isinstance(error, AppendTooLargeError):
         return ServiceError(
             Code.INVALID_ARGUMENT,

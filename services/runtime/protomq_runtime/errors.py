@@ -141,6 +141,13 @@ RULES: Final[Mapping[str, ReasonRule]] = {
     "ILLEGAL_DELAY": ReasonRule(Code.INVALID_ARGUMENT, True, ("field", "value", "limit")),
     "TRANSACTION_NOT_FOUND": ReasonRule(Code.NOT_FOUND, True, ("message_id",)),
     "TRANSACTION_ENDED": ReasonRule(Code.FAILED_PRECONDITION, True, ("message_id", "ending")),
+    "NOT_MASTER": ReasonRule(Code.FAILED_PRECONDITION, True, (), ("broker_name", "broker_id")),
+    "REPLICA_BEHIND": ReasonRule(
+        Code.UNAVAILABLE, True, ("topic", "queue_id", "queue_offset", "end_offset")
+    ),
+    "NOT_ENOUGH_REPLICAS": ReasonRule(
+        Code.UNAVAILABLE, True, ("in_sync_count", "min_in_sync_replicas")
+    ),
 }
 """By reason, every value of ErrorReason."""
 

@@ -114,6 +114,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_ILLEGAL_RECEIPT: _ErrorReason.ValueType  # 37
     """INVALID_ARGUMENT: a receipt that no broker has given, or that is of another broker, group or topic. Nothing was changed."""
+    ERROR_REASON_NOT_MASTER: _ErrorReason.ValueType  # 40
+    """FAILED_PRECONDITION: this broker is a slave: it changes nothing. Ask the master of that name; the route has it. Nothing was changed."""
+    ERROR_REASON_REPLICA_BEHIND: _ErrorReason.ValueType  # 41
+    """UNAVAILABLE: this slave does not have yet what was asked for; the metadata hold how far it is. Ask again later, or the master."""
+    ERROR_REASON_NOT_ENOUGH_REPLICAS: _ErrorReason.ValueType  # 42
+    """UNAVAILABLE: fewer slaves are in sync than a send needs (min_in_sync_replicas); the metadata hold both numbers. Nothing was stored."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason lists every value that ErrorInfo.reason takes, there without the prefix: "TOPIC_NOT_FOUND"."""
@@ -210,4 +216,10 @@ dead letters. The metadata name the first. Nothing was changed.
 """
 ERROR_REASON_ILLEGAL_RECEIPT: ErrorReason.ValueType  # 37
 """INVALID_ARGUMENT: a receipt that no broker has given, or that is of another broker, group or topic. Nothing was changed."""
+ERROR_REASON_NOT_MASTER: ErrorReason.ValueType  # 40
+"""FAILED_PRECONDITION: this broker is a slave: it changes nothing. Ask the master of that name; the route has it. Nothing was changed."""
+ERROR_REASON_REPLICA_BEHIND: ErrorReason.ValueType  # 41
+"""UNAVAILABLE: this slave does not have yet what was asked for; the metadata hold how far it is. Ask again later, or the master."""
+ERROR_REASON_NOT_ENOUGH_REPLICAS: ErrorReason.ValueType  # 42
+"""UNAVAILABLE: fewer slaves are in sync than a send needs (min_in_sync_replicas); the metadata hold both numbers. Nothing was stored."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import descriptor_pb2 as google_dot_protobuf_dot_descriptor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protomq/v1/options.proto\x12\nprotomq.v1\x1a google/protobuf/descriptor.proto\"=\n\x08Remoting\x12\x11\n\tmethod_id\x18\x01 \x01(\r\x12\x1e\n\x16request_size_max_bytes\x18\x02 \x01(\r*{\n\x04Lane\x12\x14\n\x10LANE_UNSPECIFIED\x10\x00\x12\x0e\n\nLANE_ROUTE\x10\x01\x12\r\n\tLANE_SEND\x10\x02\x12\r\n\tLANE_PULL\x10\x03\x12\x11\n\rLANE_CONSUMER\x10\x04\x12\x0e\n\nLANE_ADMIN\x10\x05\x12\x0c\n\x08LANE_POP\x10\x06:H\n\x08remoting\x12\x1e.google.protobuf.MethodOptions\x18\xf1\x8c\x03 \x01(\x0b\x32\x14.protomq.v1.Remoting:A\n\x04lane\x12\x1f.google.protobuf.ServiceOptions\x18\xf1\x8c\x03 \x01(\x0e\x32\x10.protomq.v1.LaneBE\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18protomq/v1/options.proto\x12\nprotomq.v1\x1a google/protobuf/descriptor.proto\"=\n\x08Remoting\x12\x11\n\tmethod_id\x18\x01 \x01(\r\x12\x1e\n\x16request_size_max_bytes\x18\x02 \x01(\r*\x88\x01\n\x04Lane\x12\x14\n\x10LANE_UNSPECIFIED\x10\x00\x12\x0e\n\nLANE_ROUTE\x10\x01\x12\r\n\tLANE_SEND\x10\x02\x12\r\n\tLANE_PULL\x10\x03\x12\x11\n\rLANE_CONSUMER\x10\x04\x12\x0e\n\nLANE_ADMIN\x10\x05\x12\x0c\n\x08LANE_POP\x10\x06\x12\x0b\n\x07LANE_HA\x10\x08:H\n\x08remoting\x12\x1e.google.protobuf.MethodOptions\x18\xf1\x8c\x03 \x01(\x0b\x32\x14.protomq.v1.Remoting:A\n\x04lane\x12\x1f.google.protobuf.ServiceOptions\x18\xf1\x8c\x03 \x01(\x0e\x32\x10.protomq.v1.LaneBE\n\rio.protomq.v1P\x01Z2github.com/protomq/protomq/go/protomq/v1;protomqv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protomq.v1.options_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\rio.protomq.v1P\001Z2github.com/protomq/protomq/go/protomq/v1;protomqv1'
-  _globals['_LANE']._serialized_start=137
-  _globals['_LANE']._serialized_end=260
+  _globals['_LANE']._serialized_start=138
+  _globals['_LANE']._serialized_end=274
   _globals['_REMOTING']._serialized_start=74
   _globals['_REMOTING']._serialized_end=135
 # @@protoc_insertion_point(module_scope)

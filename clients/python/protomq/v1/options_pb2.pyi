@@ -39,6 +39,8 @@ class _LaneEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Lane.ValueType],
     """Administration."""
     LANE_POP: _Lane.ValueType  # 6
     """Pops and acknowledgements."""
+    LANE_HA: _Lane.ValueType  # 8
+    """Replication, from a master to its slaves."""
 
 class Lane(_Lane, metaclass=_LaneEnumTypeWrapper):
     """Lane names the bounded pool of threads on which the methods of a service run."""
@@ -57,6 +59,8 @@ LANE_ADMIN: Lane.ValueType  # 5
 """Administration."""
 LANE_POP: Lane.ValueType  # 6
 """Pops and acknowledgements."""
+LANE_HA: Lane.ValueType  # 8
+"""Replication, from a master to its slaves."""
 Global___Lane: _TypeAlias = Lane  # noqa: Y015
 
 @_typing.final

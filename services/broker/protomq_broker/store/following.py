@@ -163,9 +163,10 @@ class Follower:
         self._now_ms = now_ms
         self._count = count
 
-    def append(self, position: int, data: bytes) -> int:
+    def append(self, position: int, data: bytes, *, may_end_within: bool = False) -> int:
         """Stores whole appends of the leader's log, which stand at `position` there; the new end of the log.
 
+        `may_end_within`: the beginning of one more may stand behind them, which is not stored yet.
         Raises ForeignBytesError: nothing of them is stored; DiskFullError, StoreFailedError: they are stored up to the end of the log.
         """
         commit_log = self._log
@@ -175,7 +176,9 @@ class Follower:
         # One whose front was deleted up to its end knows the CRC there.
         is_empty = tail.crc32c == 0 and (not folder.files or tail.position == folder.first_position)
         end = LogEnd(tail, self._last_epoch, is_empty)
-        blocks = prove(data, position, end, folder.segment_size_bytes)
+        blocks = prove(
+            data, position, end, folder.segment_size_bytes, may_end_within=may_end_within
+        )
         if blocks and is_empty and position:
             commit_log.begin_at(position)
             self._followers.begin_behind_the_start()

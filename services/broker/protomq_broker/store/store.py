@@ -414,16 +414,17 @@ class Store:
         follower = self._follower
         return self._files.epochs if follower is None else follower.epochs
 
-    def append_verbatim(self, position: int, data: bytes) -> int:
+    def append_verbatim(self, position: int, data: bytes, *, may_end_within: bool = False) -> int:
         """Stores whole appends of the leader's log, which stand at `position` there; the new appended position. The writer thread.
 
+        `may_end_within`: the beginning of one more may stand behind them, which is not stored yet.
         An empty log begins at any segment. Raises NotFollowingError; ForeignBytesError: nothing of them is stored; DiskFullError,
         StoreFailedError: they are stored up to the appended position.
         """
         if self._follower is None:
             raise NotFollowingError("the store leads: it takes nobody else's bytes")
         try:
-            return self._follower.append(position, data)
+            return self._follower.append(position, data, may_end_within=may_end_within)
         except DiskFullError as error:
             self._note_disk_full(str(error))
             raise
@@ -505,6 +506,17 @@ class Store:
             self._clock.now_ms,
             self._count,
         )
+
+    def log_regions(self, start: int, end: int) -> list[LogRegion]:
+        """The log from `start` to `end` as it stands in its segments, unchecked; less where segments are gone. Any thread."""
+        regions: list[LogRegion] = []
+        for segment in self._folder.overlapping(start, end):
+            first = max(start, segment.base_position)
+            if first != start + sum(region.size_bytes for region in regions):
+                break
+            last = min(end, segment.end_position)
+            regions.append(LogRegion(segment, first - segment.base_position, last - first))
+        return regions
 
     # Positions.
 

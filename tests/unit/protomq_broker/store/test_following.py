@@ -105,6 +105,58 @@ def test_a_follower_has_the_same_bytes_and_gives_the_same_answers() -> None:
     assert verify("/s", disk=disk_of(follower)) == []
 
 
+@pytest.mark.parametrize("part_size", [7, 500, SEGMENT + 100])
+def test_parts_that_end_within_an_append_make_the_same_log(part_size: int) -> None:
+    leader, follower = pair()
+    fill(leader, 80)
+    end = leader.appended_position
+    assert end > 2 * SEGMENT
+    log = b"".join(
+        region.file.read(region.offset, region.size_bytes) for region in leader.log_regions(0, end)
+    )
+    assert log == log_of(disk_of(leader), 0, end)
+    for part_end in range(part_size, end + part_size, part_size):
+        start = follower.appended_position
+        assert follower.append_verbatim(start, log[start:part_end], may_end_within=True) <= part_end
+    assert follower.appended_position == end
+    assert log_of(disk_of(follower), 0, end) == log
+    with pytest.raises(LogForkError, match="within an append"):
+        pair()[1].append_verbatim(0, log[: end - 1])
+
+
+def test_a_part_that_does_not_hold_is_no_beginning_of_an_append() -> None:
+    leader, follower = pair()
+    fill(leader, 4)
+    log = bytearray(log_of(disk_of(leader), 0, leader.appended_position))
+    log[-SEAL_SIZE_BYTES] ^= 1
+    with pytest.raises(LogForkError):
+        follower.append_verbatim(0, bytes(log), may_end_within=True)
+    assert follower.appended_position == 0
+
+
+def test_regions_end_where_segments_are_gone() -> None:
+    leader, _ = pair()
+    fill(leader, 40)
+    leader.flush()
+    leader.checkpoint()
+    first = leader.delete_segments_below(2 * SEGMENT)
+    assert first
+    assert leader.log_regions(0, first + 10) == []
+    (region,) = leader.log_regions(first, first + 10)
+    assert (region.offset, region.size_bytes) == (0, 10)
+
+
+def test_whoever_sends_the_log_on_is_told_where_it_ends() -> None:
+    leader, _ = pair()
+    told: list[int] = []
+    leader.positions.on_appended.append(told.append)
+    fill(leader, 2)
+    leader.positions.wait_for_replicas(True)
+    fill(leader, 1, 2)
+    assert len(told) >= 3
+    assert told[-1] == leader.appended_position > leader.readable_position
+
+
 def test_what_the_leader_deletes_goes_on_the_follower_too() -> None:
     leader, follower = pair()
     fill(leader)

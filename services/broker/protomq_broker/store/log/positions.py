@@ -48,6 +48,7 @@ class Positions:
         flushed: position below which all is synced.
         replicated: position below which all is on the replicas that count, or confirmed by the leader.
         readable: position below which all may be given.
+        on_appended: told where the log ends now. The writer.
         on_arrival: told of the queues that got readable messages.
         on_flushed: told the flushed position when it has moved, and when it never will again, because the log has failed.
     """
@@ -59,6 +60,7 @@ class Positions:
         "_waits_for_flush",
         "_waits_for_replicas",
         "flushed",
+        "on_appended",
         "on_arrival",
         "on_flushed",
         "readable",
@@ -80,6 +82,7 @@ class Positions:
         self.flushed = flushed
         self.replicated = 0
         self.readable = 0
+        self.on_appended: list[Callable[[int], None]] = []
         self.on_arrival: list[Callable[[Sequence[QueueKey]], None]] = []
         self.on_flushed: list[Callable[[int], None]] = []
         self._waits_for_flush = waits_for_flush
@@ -112,11 +115,15 @@ class Positions:
             self.tail = tail
             if self._waits_for_replicas:  # they may be ahead
                 self._advance()
+            if self.on_appended:
+                _tell(self.on_appended, tail.position)
             return
         self.tail = tail
         self.readable = tail.position
         if self.on_arrival:
             _tell(self.on_arrival, keys)
+        if self.on_appended:
+            _tell(self.on_appended, tail.position)
 
     def note_flushed(self, position: int) -> None:
         """Everything below `position` is synced. Who has synced it, one at a time."""

@@ -48,8 +48,17 @@ class ForeignBlock(NamedTuple):
     records: ScannedRecords
 
 
-def prove(data: bytes, position: int, end: LogEnd, segment_size_bytes: int) -> list[ForeignBlock]:
+def prove(
+    data: bytes,
+    position: int,
+    end: LogEnd,
+    segment_size_bytes: int,
+    *,
+    may_end_within: bool = False,
+) -> list[ForeignBlock]:
     """The appends that `data` has, which is to continue the log at `position`, segment by segment.
+
+    `may_end_within`: the beginning of one more append may stand at the end; it is left out.
 
     Proved are the position, each seal (its place, its CRC, the chain of CRCs, its records), that epochs and store times do not fall, and
     that each segment begins with its head and can be closed. Raises ForeignBytesError: nothing of it continues the log.
@@ -67,7 +76,11 @@ def prove(data: bytes, position: int, end: LogEnd, segment_size_bytes: int) -> l
         size_bytes = min(len(data) - at, segment_size_bytes - base % segment_size_bytes)
         block = walk_appends(data[at : at + size_bytes], base, crc)
         if block.size_bytes != size_bytes:
-            raise LogForkError(tail.position, block.problem or "they end within an append")
+            is_last = may_end_within and at + size_bytes == len(data)
+            if block.problem or not is_last:
+                raise LogForkError(tail.position, block.problem or "they end within an append")
+            if not block.seals:
+                break
         if not base % segment_size_bytes and not block.seals[0].is_head:
             raise LogForkError(tail.position, "a segment does not begin with an empty append")
         for seal in block.seals:
@@ -79,7 +92,8 @@ def prove(data: bytes, position: int, end: LogEnd, segment_size_bytes: int) -> l
                 raise LogForkError(tail.position, reason)
             epoch, store_time_ms = seal.epoch, seal.store_time_ms
         at += size_bytes
-        if 0 < -(position + at) % segment_size_bytes < CLOSING_SIZE_MIN_BYTES:
+        behind = base + block.size_bytes
+        if 0 < -behind % segment_size_bytes < CLOSING_SIZE_MIN_BYTES:
             raise ForeignBytesError(tail.position, "their segment could not be closed behind them")
         crc = block.seals[-1].crc32c
         try:

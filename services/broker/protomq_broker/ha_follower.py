@@ -1,0 +1,281 @@
+"""A slave follows its master: one thread that fetches the log, has each seal checked, and stores the same bytes at the same positions.
+
+    find the master    by the configuration, else by the name servers: the broker of the same name with id 0
+    agree              the master has the point at which our log ends, or our log is truncated to the last point that both have
+    fetch              two fetches are under way; each says what we have, and is answered with the log or, at a heartbeat, without
+
+What goes wrong ends the connection; another one is made after a pause. A log that was to be truncated needs its store opened again: the
+thread says so and ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from protomq.v1 import ha_service_pb2 as ha
+from protomq.v1 import options_pb2
+from protomq_ha.intake import Intake
+from protomq_runtime.addresses import Address, parse_address_list
+from protomq_runtime.errors import ServiceError
+from protomq_runtime.remoting_client import RemotingClient
+
+from .name_server_connections import get_cluster_info
+from .store.errors import StoreError
+from .store.log.agreement import START, LogPoint, last_agreed
+
+if TYPE_CHECKING:
+    from protomq_runtime.clock import Clock
+
+    from .config import BrokerConfig
+    from .follower_writer import FollowerWriter
+    from .store.store import Store
+
+log = logging.getLogger("protomq.broker")
+
+CALL_TIMEOUT_S: Final = 10.0
+RETRY_PAUSE_S: Final = 0.25
+RETRY_PAUSE_MAX_S: Final = 3.0
+FETCHES: Final = 2
+"""Under way together: while one is stored, the next one travels."""
+
+_SERVICE: Final = ha.DESCRIPTOR.services_by_name["HaService"]
+_FETCH, _COMPARE = (
+    int(_SERVICE.methods_by_name[name].GetOptions().Extensions[options_pb2.remoting].method_id)
+    for name in ("Fetch", "CompareLog")
+)
+
+
+class NoMasterError(Exception):
+    """No name server knows the master."""
+
+
+class TruncatedError(Exception):
+    """The store is to be opened again: its log was longer than what it shares with the master's."""
+
+
+class MasterView(NamedTuple):
+    """What the slave knows of its master.
+
+    Attributes: address; end_position: where its log ended when it last said something, at heard_ms; None: it never has; problem: why the
+        slave does not follow now, "" if it does.
+    """
+
+    address: str = ""
+    end_position: int = 0
+    heard_ms: int | None = None
+    problem: str = "it has not begun to follow"
+
+
+class RemoteLog:
+    """The master's log, as `last_agreed` asks about it."""
+
+    def __init__(self, client: RemotingClient, broker_name: str) -> None:
+        self._client = client
+        self._broker_name = broker_name
+
+    def epoch_end(self, epoch: int) -> tuple[int, int] | None:
+        """See LogView."""
+        response = self._ask(ha.CompareLogRequest(broker_name=self._broker_name, epoch=epoch))
+        return (response.epoch, response.epoch_end_position) if response.HasField("epoch") else None
+
+    def log_point(self, position: int) -> LogPoint | None:
+        """See LogView."""
+        response = self._ask(ha.CompareLogRequest(broker_name=self._broker_name, position=position))
+        point = response.point
+        if not response.HasField("point"):
+            return None
+        return LogPoint(point.position, point.epoch, point.crc32c)
+
+    def _ask(self, request: ha.CompareLogRequest) -> ha.CompareLogResponse:
+        payload = self._client.call(_COMPARE, request.SerializeToString(), CALL_TIMEOUT_S)
+        return ha.CompareLogResponse.FromString(payload)
+
+
+class HaFollower:
+    """See the module's docstring. `start`, `close`, `view`: any thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        config: BrokerConfig,
+        broker_name: str,
+        clock: Clock,
+        writer: FollowerWriter,
+        on_truncated: Callable[[], None],
+    ) -> None:
+        """`on_truncated` is called on the thread when the store has to be opened again."""
+        self._store = store
+        self._config = config
+        self._broker_name = broker_name
+        self._clock = clock
+        self._writer = writer
+        self._on_truncated = on_truncated
+        self._own_address = ""
+        self._client: RemotingClient | None = None
+        self._stopping = threading.Event()
+        self._complaint = ""
+        self._thread = threading.Thread(target=self._run, name="protomq-follower", daemon=True)
+        self.view = MasterView()
+        """What is known of the master. Replaced, never changed."""
+
+    def start(self, own_address: str) -> None:
+        """Begins to follow; `own_address`: of this broker, for people who look at the master."""
+        self._own_address = own_address
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread; what is being stored is stored."""
+        self._stopping.set()
+        client = self._client
+        if client is not None:
+            client.wake()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _run(self) -> None:
+        pause_s = RETRY_PAUSE_S
+        while not self._stopping.is_set():
+            heard_ms = self.view.heard_ms
+            try:
+                self._follow_once()
+                continue
+            except TruncatedError as error:
+                self._complain(error)
+                self._on_truncated()
+                return
+            except (OSError, ServiceError, NoMasterError, StoreError, DecodeError, ValueError) as error:
+                self._complain(error)
+            except Exception as error:
+                log.exception("following the master failed; it begins again")
+                self._complain(error)
+            if self.view.heard_ms != heard_ms:
+                pause_s = RETRY_PAUSE_S
+            self._stopping.wait(pause_s)
+            pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
+
+    def _follow_once(self) -> None:
+        """One session, until it ends; returns if the master has ended it, or when stopped."""
+        address = self._find_master()
+        self.view = self.view._replace(address=str(address))
+        client_id = f"slave {self._config.broker_id} of {self._broker_name}"
+        with RemotingClient(address, options_pb2.LANE_HA, client_id, timeout_s=CALL_TIMEOUT_S) as client:
+            self._client = client
+            try:
+                first = self._begin(client)
+                if first is not None:
+                    self._fetch(client, first)
+            finally:
+                self._client = None
+
+    # Finding the master, and where both logs agree.
+
+    def _find_master(self) -> Address:
+        if self._config.ha.master:
+            return parse_address_list(self._config.ha.master)[0]
+        failure: Exception | None = None
+        for name_server in self._config.name_server_addresses:
+            try:
+                info = get_cluster_info(name_server, f"slave of {self._broker_name}")
+            except (OSError, ServiceError) as error:
+                failure = error
+                continue
+            for broker in info.brokers:
+                if broker.broker_name == self._broker_name and broker.broker_id == 0:
+                    return parse_address_list(broker.remoting_address)[0]
+        why = f": {failure}" if failure is not None else ""
+        raise NoMasterError(f"no name server knows the master of {self._broker_name}{why}")
+
+    def _begin(self, client: RemotingClient) -> ha.FetchResponse | None:
+        """Begins a session; its first answer, or None if the master has ended it already."""
+        store = self._store
+        tail = store.positions.tail
+        end = LogPoint(tail.position, store.epoch, tail.crc32c) if tail.position else START
+        request = ha.FetchRequest(
+            broker_name=self._broker_name,
+            broker_id=self._config.broker_id,
+            store_id=store.id,
+            address=self._own_address,
+            written_position=tail.position,
+            flushed_position=store.flushed_position,
+        )
+        request.end.MergeFrom(ha.LogPoint(position=end.position, epoch=end.epoch, crc32c=end.crc32c))
+        payload = client.call(_FETCH, request.SerializeToString(), CALL_TIMEOUT_S)
+        response = ha.FetchResponse.FromString(payload)
+        if response.segment_size_bytes != store.config.segment_size_bytes:
+            raise ValueError(
+                f"the master's segments have {response.segment_size_bytes} bytes, those here {store.config.segment_size_bytes}: "
+                "give both the same store.segment_size_bytes, and this slave an empty folder"
+            )
+        if response.status == ha.FETCH_STATUS_DIVERGED:
+            self._truncate(client)
+        return response if response.status == ha.FETCH_STATUS_OK else None
+
+    def _truncate(self, client: RemotingClient) -> None:
+        """Always raises: TruncatedError if that is done."""
+        store = self._store
+        point = last_agreed(store, RemoteLog(client, self._broker_name), store.epoch)
+        kept = self._writer.run(lambda: store.truncate_to(point or START))
+        raise TruncatedError(
+            f"the log ends at {store.appended_position}, and agrees with the master's up to {kept.position}: it is truncated"
+        )
+
+    # Fetching.
+
+    def _fetch(self, client: RemotingClient, first: ha.FetchResponse) -> None:
+        # An empty log begins where the master's does.
+        intake = Intake(first.position)
+        session = first.session
+        self._complaint = ""
+        log.info("following the master at %s from position %d", client.address, first.position)
+        self._take(intake, first)
+        timeout_s = self._config.ha.timeout_ms / 1_000
+        under_way: set[int] = set()
+        while not self._stopping.is_set():
+            while len(under_way) < FETCHES:
+                request = ha.FetchRequest(
+                    session=session,
+                    written_position=intake.position,
+                    flushed_position=min(self._store.flushed_position, intake.position),
+                    hold_ms=self._config.ha.heartbeat_interval_ms,
+                )
+                under_way.add(client.start(_FETCH, request.SerializeToString(), timeout_s))
+            answer = client.wait(under_way, timeout_s)
+            if answer is None:
+                if self._stopping.is_set():
+                    return
+                raise TimeoutError(f"the master at {client.address} is silent")
+            under_way.remove(answer.request_id)
+            response = ha.FetchResponse.FromString(answer.unwrap())
+            if response.status != ha.FETCH_STATUS_OK:
+                return
+            self._take(intake, response)
+
+    def _take(self, intake: Intake, response: ha.FetchResponse) -> None:
+        """Stores what an answer has, and notes what it says."""
+        store = self._store
+        if response.log:
+            run = intake.add(response.position, response.log)
+            at = intake.position
+            end = self._writer.run(lambda: store.append_verbatim(at, run, may_end_within=True))
+            if end > at:
+                intake.stored(end)
+            if response.counts_flushed:
+                store.flush()
+        store.positions.note_replicated(response.confirmed_position)
+        self.view = MasterView(
+            self.view.address, response.end_position, self._clock.monotonic_ms(), ""
+        )
+
+    def _complain(self, error: BaseException) -> None:
+        """Notes what is wrong, and logs it once for each kind of trouble in a row."""
+        text = str(error) or type(error).__name__
+        self.view = self.view._replace(problem=text)
+        if text != self._complaint and not self._stopping.is_set():
+            log.warning("the master of %s is not followed: %s", self._broker_name, text)
+            self._complaint = text
+

@@ -1,0 +1,462 @@
+"""HaService on a master: gives its log to the slaves that fetch it, and takes what they acknowledge.
+
+A fetch that finds nothing new is held: an entry in a deque, not a thread. It is answered when the log goes on, when slaves are to be told
+that more is confirmed or that the log begins later, and at the heartbeat. Who is in sync is decided in `protomq_ha.replicas`.
+
+All on the ha lane, one thread, but for `signal`, `kept_position`, `views` and `verdict`, which any thread may use.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
+
+from google.protobuf.message import DecodeError
+
+from protomq.v1 import ha_service_pb2 as ha
+from protomq.wire.record import encode_varint
+from protomq_ha.replicas import (
+    ImpossibleAckError,
+    Limits,
+    ReplicaTable,
+    ReplicaTakenError,
+    ReplicaView,
+    Verdict,
+)
+from protomq_ha.roles import BrokerRole
+from protomq_runtime.dispatch import raw
+from protomq_runtime.errors import Code, ServiceError, invalid_argument, too_many, unparsable
+
+from .store.log.agreement import LogPoint
+from .store_errors import tells_store_errors, to_service_error
+
+if TYPE_CHECKING:
+    from protomq_runtime.call import Call, CallContext, CallLane
+    from protomq_runtime.clock import Clock
+    from protomq_runtime.principals import Principal
+    from protomq_runtime.regions import Region
+    from protomq_runtime.timers import Timer
+
+    from .config import BrokerConfig
+    from .ha_follower import MasterView
+    from .store.store import Store
+
+log = logging.getLogger("protomq.broker")
+
+FETCHES_MAX: Final = 4
+"""Of one session at a time."""
+GRPC_SIZE_MAX_BYTES: Final = 3 << 20
+"""Of the log in an answer over gRPC, whose clients take 4 MiB."""
+TICK_MS: Final = 1_000
+NEWS_DELAY_MS: Final = 20
+"""How long a slave may wait to be told that more is confirmed, or that the log begins later: what is appended meanwhile takes it along."""
+_LOG_TAG: Final = bytes((ha.FetchResponse.LOG_FIELD_NUMBER << 3 | 2,))
+
+ROLES: Final = {
+    BrokerRole.ASYNC_MASTER: ha.BROKER_ROLE_ASYNC_MASTER,
+    BrokerRole.SYNC_MASTER: ha.BROKER_ROLE_SYNC_MASTER,
+    BrokerRole.SLAVE: ha.BROKER_ROLE_SLAVE,
+}
+
+
+class _Fetch(NamedTuple):
+    """A fetch that is held."""
+
+    call: Call
+    size_max_bytes: int
+    timer: Timer
+
+
+class _Feed:
+    """What a session of a slave is given."""
+
+    __slots__ = ("held", "principal", "session", "told")
+
+    def __init__(self, session: int, principal: Principal) -> None:
+        self.session = session
+        self.principal = principal
+        self.held: deque[_Fetch] = deque()
+        self.told = (-1, -1)
+        """(confirmed position, first position) as the slave knows them."""
+
+
+class HaService:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        store: Store,
+        config: BrokerConfig,
+        clock: Clock,
+        broker_name: str,
+        draw: Callable[[], int],
+        on_verdict: Callable[[Verdict], None],
+        master_view: Callable[[], MasterView] | None = None,
+    ) -> None:
+        """`draw` gives random numbers, never 0, for sessions. `on_verdict` is told on the ha lane when something follows for sends.
+        `master_view`: on a slave, what it knows of its master; then nothing but the status is served.
+        """
+        self._store = store
+        self._positions = store.positions
+        self._config = config.ha
+        self._broker_name = broker_name
+        self._now_ms = clock.monotonic_ms
+        self._role = config.role
+        self._broker_id = config.broker_id
+        self._master_view = master_view
+        self._draw = draw
+        self._on_verdict = on_verdict
+        is_sync = config.role is BrokerRole.SYNC_MASTER
+        self._table = ReplicaTable(
+            Limits(
+                copies_wanted=config.ha.in_sync_replicas if is_sync else 1,
+                copies_min=config.ha.min_in_sync_replicas if is_sync else 1,
+                gap_max_bytes=config.ha.gap_max_bytes,
+                timeout_ms=config.ha.timeout_ms,
+                counts_flushed=config.store.sync_flush,
+            )
+        )
+        self._counts_flushed = config.store.sync_flush
+        self._feeds: dict[int, _Feed] = {}
+        self._lane: CallLane | None = None
+        self._is_posted = self._is_news_due = self._stopping = False
+        self._held_count = 0
+        self.verdict = self._table.verdict(self._positions.appended, self._now_ms())
+        """What follows for sends, as it was judged last."""
+        self.views: Sequence[ReplicaView] = ()
+        """The slaves that follow, as they were last."""
+        self.kept_position: int | None = None
+        """The log is needed from there on, by slaves that follow; None: by nobody."""
+
+    def begin(self, lane: CallLane) -> None:
+        """The lanes run."""
+        self._lane = lane
+        self._positions.on_appended.append(self.signal)
+        self._positions.on_flushed.append(self.signal)
+        lane.post(self._tick)
+
+    def stop(self) -> None:
+        """Answers all fetches that are held: this server stops. Any thread."""
+        self._stopping = True
+        if self._lane is not None:
+            self._lane.post(self._release)
+
+    def signal(self, _: int) -> None:
+        """A position of the log has moved. Any thread; costs nothing where no fetch is held."""
+        if self._held_count and not self._is_posted and self._lane is not None:
+            self._is_posted = True
+            self._lane.post(self._wake)
+
+    @raw
+    def fetch(self, call: Call) -> None:
+        """Gives a part of the log, or holds the call."""
+        try:
+            request = ha.FetchRequest.FromString(bytes(call.payload))
+            self._check_sizes(request)
+            if request.session:
+                self._go_on(call, request)
+            else:
+                self._begin_session(call, request)
+        except DecodeError:
+            call.fail(unparsable("protomq.v1.FetchRequest"))
+        except Exception as error:
+            call.fail(to_service_error(error))
+
+    @raw
+    def acknowledge(self, call: Call) -> None:
+        """Notes what a slave has."""
+        try:
+            request = ha.AcknowledgeRequest.FromString(bytes(call.payload))
+            if self._feed_of(request.session, call) is not None:
+                self._note(request.session, request.written_position, request.flushed_position)
+        except DecodeError:
+            call.fail(unparsable("protomq.v1.AcknowledgeRequest"))
+        except Exception as error:
+            call.fail(to_service_error(error))
+        else:
+            call.answer(ha.AcknowledgeResponse().SerializeToString())
+
+    @tells_store_errors
+    def compare_log(
+        self, request: ha.CompareLogRequest, context: CallContext
+    ) -> ha.CompareLogResponse:
+        """Where an epoch ends, or which append ends somewhere."""
+        self._check_name(request.broker_name)
+        response = ha.CompareLogResponse(first_position=self._store.min_position)
+        question = request.WhichOneof("question")
+        if question is None:
+            raise invalid_argument("question", "is needed: an epoch or a position")
+        if question == "epoch":
+            end = self._store.epoch_end(request.epoch)
+            if end is not None:
+                response.epoch, response.epoch_end_position = end
+        else:
+            point = self._store.log_point(request.position)
+            if point is not None:
+                response.point.MergeFrom(
+                    ha.LogPoint(position=point.position, epoch=point.epoch, crc32c=point.crc32c)
+                )
+        return response
+
+    def get_ha_status(
+        self, request: ha.GetHaStatusRequest, context: CallContext
+    ) -> ha.GetHaStatusResponse:
+        """How replication stands."""
+        positions, now_ms = self._positions, self._now_ms()
+        response = ha.GetHaStatusResponse(
+            role=ROLES[self._role],
+            broker_name=self._broker_name,
+            broker_id=self._broker_id,
+            epoch=self._store.epoch,
+            first_position=self._store.min_position,
+            end_position=positions.appended,
+            flushed_position=positions.flushed,
+            confirmed_position=positions.confirmed,
+        )
+        if self._master_view is not None:
+            view = self._master_view()
+            response.master_address, response.problem = view.address, view.problem
+            response.master_end_position = view.end_position
+            if view.heard_ms is not None:
+                response.master_silence_ms = now_ms - view.heard_ms
+            return response
+        response.in_sync_count = self.verdict.in_sync_count
+        if self._role is BrokerRole.SYNC_MASTER:
+            response.in_sync_replicas = self._config.in_sync_replicas
+            response.min_in_sync_replicas = self._config.min_in_sync_replicas
+        response.replicas.extend(
+            ha.ReplicaStatus(
+                broker_id=each.replica_id,
+                address=each.address,
+                in_sync=each.is_in_sync,
+                written_position=each.written_position,
+                flushed_position=each.flushed_position,
+                lag_bytes=each.lag_bytes,
+                silence_ms=each.silence_ms,
+            )
+            for each in self._table.views(positions.appended, now_ms)
+        )
+        return response
+
+    # Sessions.
+
+    def _check_sizes(self, request: ha.FetchRequest) -> None:
+        if request.size_max_bytes < 0 or request.hold_ms < 0:
+            field = "size_max_bytes" if request.size_max_bytes < 0 else "hold_ms"
+            raise invalid_argument(field, "must be 0 or above")
+
+    def _check_name(self, broker_name: str) -> None:
+        if broker_name != self._broker_name:
+            raise ServiceError(
+                Code.NOT_FOUND,
+                "BROKER_NOT_FOUND",
+                f"this is broker {self._broker_name}, not {broker_name!r}: a slave has the name of its master",
+                metadata={"broker_name": broker_name},
+            )
+
+    def _begin_session(self, call: Call, request: ha.FetchRequest) -> None:
+        self._check_name(request.broker_name)
+        if request.broker_id <= 0:
+            raise invalid_argument("broker_id", "of a slave is above 0")
+        if not request.store_id:
+            raise invalid_argument("store_id", "is needed: a random number of the slave's store")
+        end = LogPoint(request.end.position, request.end.epoch, request.end.crc32c)
+        first = self._store.min_position
+        if end.position and self._store.log_point(end.position) != end:
+            call.answer(self._header(ha.FETCH_STATUS_DIVERGED, 0, end.position).SerializeToString())
+            return
+        position = end.position or first
+        session = self._draw()
+        try:
+            ended = self._table.join(
+                request.broker_id, request.store_id, session, request.address, position, self._now_ms()
+            )
+        except ReplicaTakenError as error:
+            raise ServiceError(
+                Code.FAILED_PRECONDITION,
+                "NAME_TAKEN",
+                f"{error}; give each slave of a master a broker_id of its own",
+                metadata={
+                    "broker_name": self._broker_name,
+                    "broker_id": str(request.broker_id),
+                    "grpc_address": error.address,
+                },
+            ) from None
+        if ended is not None:
+            self._end_feed(ended)
+        feed = self._feeds[session] = _Feed(session, call.principal)
+        log.info(
+            "slave %d follows from position %d (%s)", request.broker_id, position, request.address or call.peer
+        )  # fmt: skip
+        self._note(session, position, min(request.flushed_position, position))
+        self._answer(call, feed, request.size_max_bytes)
+
+    def _go_on(self, call: Call, request: ha.FetchRequest) -> None:
+        feed = self._feed_of(request.session, call)
+        if feed is None:
+            call.answer(self._header(ha.FETCH_STATUS_SESSION_ENDED, 0, 0).SerializeToString())
+            return
+        self._note(request.session, request.written_position, request.flushed_position)
+        if len(feed.held) >= FETCHES_MAX:
+            message = f"{FETCHES_MAX} fetches of this session are held already"
+            raise too_many("held fetches of a session", FETCHES_MAX, message, retry_delay_ms=TICK_MS)
+        if not feed.held and (self._has_more(feed) or self._stopping):
+            self._answer(call, feed, request.size_max_bytes)
+            return
+        self._hold(call, feed, request)
+
+    def _feed_of(self, session: int, call: Call) -> _Feed | None:
+        """The session, if it lasts and belongs to the caller."""
+        feed = self._feeds.get(session)
+        return feed if feed is not None and feed.principal == call.principal else None
+
+    def _note(self, session: int, written_position: int, flushed_position: int) -> None:
+        """A slave says what it has. Raises ServiceError: nothing has moved."""
+        log_end = self._positions.appended
+        try:
+            self._table.note_acknowledged(
+                session, written_position, flushed_position, log_end, self._now_ms()
+            )
+        except ImpossibleAckError as error:
+            raise invalid_argument(error.field, str(error)) from None
+        self._judge()
+
+    def _hold(self, call: Call, feed: _Feed, request: ha.FetchRequest) -> None:
+        longest_ms = self._config.heartbeat_interval_ms
+        hold_ms = call.hold_time_ms(min(request.hold_ms or longest_ms, longest_ms))
+        timer = call.lane.call_later(hold_ms, lambda: self._expire(feed))
+        fetch = _Fetch(call, request.size_max_bytes, timer)
+        feed.held.append(fetch)
+        self._held_count += 1
+        call.hold(lambda: self._lose(feed, fetch))
+        # Between the look and the entry the log may have gone on, which nobody signalled to us.
+        self._give(feed)
+
+    def _lose(self, feed: _Feed, fetch: _Fetch) -> None:
+        """The slave has closed its connection: it counts no more."""
+        if fetch in feed.held:
+            feed.held.remove(fetch)
+            self._held_count -= 1
+            fetch.timer.cancel()
+        if feed.session in self._feeds:
+            replica = self._table.find(feed.session)
+            log.warning("slave %d has gone", replica.replica_id if replica is not None else -1)
+            self._end_session(feed.session)
+
+    def _end_session(self, session: int) -> None:
+        self._table.leave(session)
+        self._end_feed(session)
+        self._judge()
+
+    def _end_feed(self, session: int) -> None:
+        feed = self._feeds.pop(session, None)
+        while feed is not None and feed.held:
+            call = self._take(feed).call
+            call.answer(self._header(ha.FETCH_STATUS_SESSION_ENDED, 0, 0).SerializeToString())
+
+    # Answers.
+
+    def _has_more(self, feed: _Feed) -> bool:
+        replica = self._table.find(feed.session)
+        return replica is not None and replica.sent_position < self._positions.appended
+
+    def _news(self) -> tuple[int, int]:
+        return self._positions.confirmed, self._store.min_position
+
+    def _take(self, feed: _Feed) -> _Fetch:
+        fetch = feed.held.popleft()
+        self._held_count -= 1
+        fetch.timer.cancel()
+        return fetch
+
+    def _give(self, feed: _Feed) -> None:
+        """Answers what is held as far as there is something to say."""
+        while feed.held and self._has_more(feed):
+            fetch = self._take(feed)
+            self._answer(fetch.call, feed, fetch.size_max_bytes)
+        if feed.held and feed.told != self._news() and not self._is_news_due:
+            self._is_news_due = True
+            feed.held[0].call.lane.call_later(NEWS_DELAY_MS, self._tell_news)
+
+    def _tell_news(self) -> None:
+        self._is_news_due = False
+        for feed in list(self._feeds.values()):
+            if feed.held and feed.told != self._news():
+                self._expire(feed)
+
+    def _expire(self, feed: _Feed) -> None:
+        """The heartbeat is due, or there are news."""
+        if feed.held:
+            fetch = self._take(feed)
+            self._answer(fetch.call, feed, fetch.size_max_bytes)
+
+    def _header(self, status: ha.FetchStatus.ValueType, session: int, position: int) -> ha.FetchResponse:
+        confirmed, first = self._news()
+        return ha.FetchResponse(
+            status=status,
+            session=session,
+            position=position,
+            confirmed_position=confirmed,
+            first_position=first,
+            end_position=self._positions.appended,
+            segment_size_bytes=self._store.config.segment_size_bytes,
+            counts_flushed=self._counts_flushed,
+            heartbeat_interval_ms=self._config.heartbeat_interval_ms,
+        )
+
+    def _answer(self, call: Call, feed: _Feed, size_max_bytes: int) -> None:
+        """The next part of the log, or none."""
+        replica = self._table.find(feed.session)
+        assert replica is not None, "a session that lasts has its slave"
+        start, log_end = replica.sent_position, self._positions.appended
+        largest = self._config.transfer_size_bytes
+        size_bytes = min(size_max_bytes or largest, largest)
+        if call.transport == "grpc":
+            size_bytes = min(size_bytes, GRPC_SIZE_MAX_BYTES)
+        end = min(start + size_bytes, log_end)
+        regions = self._store.log_regions(start, end)
+        if sum(region.size_bytes for region in regions) < end - start:
+            # Retention has taken it: the slave begins again where the log begins.
+            call.answer(self._header(ha.FETCH_STATUS_SESSION_ENDED, 0, 0).SerializeToString())
+            self._end_session(feed.session)
+            return
+        feed.told = self._news()
+        header = self._header(ha.FETCH_STATUS_OK, feed.session, start).SerializeToString()
+        if end > start:
+            self._table.note_sent(feed.session, end, log_end, self._now_ms())
+            header += _LOG_TAG + encode_varint(end - start)
+        # The store's regions have the same three fields as the runtime's.
+        call.answer(header, cast("list[Region]", regions), end - start)
+
+    def _wake(self) -> None:
+        # Before the look: what moves from here on posts again.
+        self._is_posted = False
+        for feed in list(self._feeds.values()):
+            self._give(feed)
+
+    def _release(self) -> None:
+        for feed in list(self._feeds.values()):
+            while feed.held:
+                self._expire(feed)
+
+    def _tick(self) -> None:
+        """Once a second: who is silent is out."""
+        for session in self._table.silent(self._now_ms()):
+            replica = self._table.find(session)
+            log.warning("slave %d is silent", replica.replica_id if replica is not None else -1)
+            self._end_session(session)
+        self._judge()
+        if self._lane is not None and not self._stopping:
+            self._lane.call_later(TICK_MS, self._tick)
+
+    def _judge(self) -> None:
+        """Publishes what follows from the table."""
+        now_ms, log_end = self._now_ms(), self._positions.appended
+        verdict = self._table.verdict(log_end, now_ms)
+        self.views = self._table.views(log_end, now_ms)
+        self.kept_position = self._table.kept_position()
+        if verdict != self.verdict:
+            self.verdict = verdict
+            self._on_verdict(verdict)

@@ -1,0 +1,140 @@
+"""Replication of one broker: as a master, what follows from its slaves for sends; as a slave, the thread that follows.
+
+This module connects; `ha_service.py` serves slaves, `ha_follower.py` follows, `protomq_ha` decides.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from protomq.v1.send_service_pb2 import SendStatus
+from protomq_ha.roles import BrokerRole
+from protomq_runtime.errors import Code, ServiceError
+
+from .ha_follower import HaFollower
+from .ha_service import HaService
+
+if TYPE_CHECKING:
+    from protomq_ha.replicas import Verdict
+    from protomq_runtime.call import CallLane
+    from protomq_runtime.clock import Clock
+
+    from .config import BrokerConfig
+    from .follower_writer import FollowerWriter
+    from .send_service import SendService
+    from .store.store import Store
+    from .system_writer import SystemWriter
+    from .waiting_answers import WaitingAnswers
+
+log = logging.getLogger("protomq.broker")
+
+RETRY_DELAY_MS = 1_000
+
+
+class Replication:
+    """See the module's docstring. Attributes: service; follower, of a slave, else None."""
+
+    def __init__(
+        self,
+        store: Store,
+        config: BrokerConfig,
+        broker_name: str,
+        clock: Clock,
+        draw: Callable[[], int],
+        follower_writer: FollowerWriter,
+        on_truncated: Callable[[], None],
+    ) -> None:
+        """`on_truncated`: on a slave, told when the store has to be opened again."""
+        self._store = store
+        self._config = config
+        self._is_sync = config.role is BrokerRole.SYNC_MASTER
+        self.follower: HaFollower | None = None
+        if config.role is BrokerRole.SLAVE:
+            self.follower = HaFollower(
+                store, config, broker_name, clock, follower_writer, on_truncated
+            )
+        follower = self.follower
+        self.service = HaService(
+            store,
+            config,
+            clock,
+            broker_name,
+            draw,
+            self._note_verdict,
+            (lambda: follower.view) if follower is not None else None,
+        )
+        self._send: SendService | None = None
+        self._waiting: WaitingAnswers | None = None
+        self._writer: SystemWriter | None = None
+
+    def begin(
+        self, lane: CallLane, send: SendService, waiting: WaitingAnswers, writer: SystemWriter
+    ) -> None:
+        """The lanes run, but for the send lane; `lane`: that of the HaService. A slave begins to follow with `follow`."""
+        if self.follower is not None:
+            return
+        self._send, self._waiting, self._writer = send, waiting, writer
+        self._apply(self.service.verdict)
+        self._store.keep_from_position = lambda: self.service.kept_position
+        self.service.begin(lane)
+
+    def follow(self, own_address: str) -> None:
+        """A slave begins to follow."""
+        if self.follower is not None:
+            self.follower.start(own_address)
+
+    def close(self) -> None:
+        """Ends; no lane runs any more."""
+        if self.follower is not None:
+            self.follower.close()
+
+    def _note_verdict(self, verdict: Verdict) -> None:
+        """On the ha lane."""
+        if not self._is_sync:
+            return
+        if verdict.confirmed_position > self._store.positions.replicated:
+            self._store.positions.note_replicated(verdict.confirmed_position)
+        assert self._writer is not None
+        self._writer.post(lambda: self._apply(verdict))
+
+    def _apply(self, verdict: Verdict) -> None:
+        """What follows for sends; on the send lane, or before it begins."""
+        assert self._send is not None
+        assert self._waiting is not None
+        if not self._is_sync:
+            return
+        positions = self._store.positions
+        if positions.waits_for_replicas is not verdict.waits:
+            positions.wait_for_replicas(verdict.waits)
+        send = self._send
+        is_short = verdict.is_short
+        if is_short is not (send.stored_status == SendStatus.SEND_STATUS_SLAVE_NOT_AVAILABLE):
+            send.stored_status = (
+                SendStatus.SEND_STATUS_SLAVE_NOT_AVAILABLE
+                if is_short
+                else SendStatus.SEND_STATUS_SEND_OK
+            )
+            log.warning(
+                "%d of %d copies are in sync: sends are answered %s",
+                verdict.in_sync_count,
+                self._config.ha.in_sync_replicas,
+                "SLAVE_NOT_AVAILABLE" if is_short else "SEND_OK again",
+            )
+        send.shortage = self._shortage(verdict) if verdict.refuses else None
+        self._waiting.resolve()
+
+    def _shortage(self, verdict: Verdict) -> ServiceError:
+        wanted = self._config.ha.min_in_sync_replicas
+        return ServiceError(
+            Code.UNAVAILABLE,
+            "NOT_ENOUGH_REPLICAS",
+            f"{verdict.in_sync_count} copies are in sync, min_in_sync_replicas is {wanted}: nothing was stored; use another broker, "
+            "or try again when the slaves are back",
+            metadata={
+                "in_sync_count": str(verdict.in_sync_count),
+                "min_in_sync_replicas": str(wanted),
+            },
+            retry_delay_ms=RETRY_DELAY_MS,
+        )

@@ -1,0 +1,82 @@
+"""A slave refuses what changes state: in the dispatch table, so that no service has to think of it, and none can forget.
+
+What a slave answers is listed here; everything else, also what is added later, is refused with NOT_MASTER.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from protomq_runtime.dispatch import Style
+from protomq_runtime.errors import Code, ServiceError
+
+if TYPE_CHECKING:
+    from protomq_runtime.call import Call
+    from protomq_runtime.dispatch import DispatchTable
+
+BEHIND_RETRY_DELAY_MS: Final = 500
+
+SERVED: Final = frozenset(
+    f"/protomq.v1.{name}"
+    for name in (
+        "PullService/Pull",
+        "ConsumerService/GetOffsets",
+        "ConsumerService/GetQueueRange",
+        "ConsumerService/SearchOffset",
+        "ConsumerService/GetLag",
+        "AdminService/Ping",
+        "AdminService/DescribeTopic",
+        "AdminService/ListTopics",
+        "AdminService/ListGroups",
+        "AdminService/GetBrokerStatus",
+        "AdminService/GetStats",
+        "AdminService/QueryMessages",
+        "GroupService/GetGroup",
+        "GroupService/ListGroupSettings",
+        "DeadLetterService/ListDeadLetters",
+        "FilterService/ListFilters",
+        "HaService/GetHaStatus",
+    )
+)
+"""Paths of the methods that only read."""
+
+
+def not_master(broker_name: str, broker_id: int) -> ServiceError:
+    """FAILED_PRECONDITION: a slave changes nothing."""
+    return ServiceError(
+        Code.FAILED_PRECONDITION,
+        "NOT_MASTER",
+        f"this is slave {broker_id} of {broker_name}, which changes nothing: ask the master, which the route has",
+        metadata={"broker_name": broker_name, "broker_id": str(broker_id)},
+    )
+
+
+def check_not_behind(topic: str, queue_id: int, queue_offset: int, end_offset: int) -> None:
+    """Raises ServiceError for an offset behind what a slave has of a queue: its master may have it, so it is not illegal."""
+    if queue_offset <= end_offset:
+        return
+    raise ServiceError(
+        Code.UNAVAILABLE,
+        "REPLICA_BEHIND",
+        f"this slave has queue {queue_id} of {topic!r} up to offset {end_offset}, and {queue_offset} was asked for: ask again later, or "
+        "the master",
+        metadata={
+            "topic": topic,
+            "queue_id": str(queue_id),
+            "queue_offset": str(queue_offset),
+            "end_offset": str(end_offset),
+        },
+        retry_delay_ms=BEHIND_RETRY_DELAY_MS,
+    )
+
+
+def refuse_changes(table: DispatchTable, error: ServiceError) -> None:
+    """All methods of the table but those that are served fail with the error. Before the server starts."""
+
+    def refuse(call: Call) -> None:
+        call.fail(error)
+
+    for bound in table:
+        if bound.method.path not in SERVED:
+            assert bound.style is not Style.STREAMING, "a broker has no streams"
+            bound.style, bound.function = Style.RAW, refuse

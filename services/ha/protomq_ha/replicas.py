@@ -1,0 +1,236 @@
+"""A master's table of its slaves: who has what, who is in sync, and up to where the log is confirmed. No clock, socket or thread.
+
+Rules
+- A slave is an id and the random number of its store. It has one session at a time; each begins at a point of the log that both have.
+- What a session acknowledges counts as far as the session has sent it, and no further: who says more is refused, and nothing moves.
+  Positions never go back within a session.
+- A slave is in sync when it has caught up: it had, within the last `timeout_ms`, all that the log had when it was last looked at. It is
+  out when it is silent for longer, falls `gap_max_bytes` behind, or its session ends.
+- A master that waits for slaves waits for `copies_wanted - 1` of them, and for fewer where fewer are in sync, but never for fewer than
+  `copies_min - 1`. What that many have is confirmed. What was confirmed stays so.
+
+Positions are bytes of the log; times are milliseconds of a monotonic clock, handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+class ImpossibleAckError(Exception):
+    """A slave says that it has what this session has not sent, or less than before, or has synced what it has not written.
+
+    Attribute: field, `written_position` or `flushed_position`.
+    """
+
+    def __init__(self, field: str, description: str) -> None:
+        super().__init__(description)
+        self.field = field
+
+
+class ReplicaTakenError(Exception):
+    """A slave with this id, and with another store, follows already. Attribute: address, of that one."""
+
+    def __init__(self, replica_id: int, address: str) -> None:
+        super().__init__(
+            f"a slave with broker_id {replica_id} and another store follows already, from {address}"
+        )
+        self.address = address
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Attributes: as in HaConfig; copies_wanted, copies_min: in_sync_replicas and min_in_sync_replicas, 1 where no slave is waited for;
+    counts_flushed: what a slave has synced counts, not what it has written."""
+
+    copies_wanted: int = 1
+    copies_min: int = 1
+    gap_max_bytes: int = 256 << 20
+    timeout_ms: int = 20_000
+    counts_flushed: bool = False
+
+
+class Verdict(NamedTuple):
+    """What follows from the table for sends.
+
+    Attributes:
+        in_sync_count: copies that are in sync, the master's own among them.
+        waits: slaves are waited for; False: what the master has is confirmed.
+        confirmed_position: what so many slaves have as are waited for; 0 if too few are in sync.
+        is_short: fewer copies are in sync than are wanted (SLAVE_NOT_AVAILABLE).
+        refuses: fewer copies are in sync than must be.
+    """
+
+    in_sync_count: int
+    waits: bool
+    confirmed_position: int
+    is_short: bool
+    refuses: bool
+
+
+class ReplicaView(NamedTuple):
+    """A slave as an operator sees it; silence in milliseconds."""
+
+    replica_id: int
+    address: str
+    is_in_sync: bool
+    written_position: int
+    flushed_position: int
+    lag_bytes: int
+    silence_ms: int
+
+
+@dataclass(slots=True)
+class Replica:
+    """A slave whose session lasts.
+
+    Attributes:
+        sent_position: the session has sent the log up to there; written_position, flushed_position: it has said that it has that.
+        heard_ms: when it said something; caught_up_ms: when the log had no more than it has now; None: never yet.
+        goal: (where the log ended, when): caught up as of then, once it has that.
+    """
+
+    replica_id: int
+    store_id: int
+    session: int
+    address: str
+    sent_position: int
+    written_position: int
+    flushed_position: int
+    heard_ms: int
+    caught_up_ms: int | None = None
+    goal: tuple[int, int] | None = None
+
+
+class ReplicaTable:
+    """See the module's docstring."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._by_session: dict[int, Replica] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_session)
+
+    def find(self, session: int) -> Replica | None:
+        """The slave of a session that lasts."""
+        return self._by_session.get(session)
+
+    def join(
+        self, replica_id: int, store_id: int, session: int, address: str, position: int, now_ms: int
+    ) -> int | None:
+        """A session begins at `position`, a point that both logs have; the session of this slave that it ends, if there is one.
+
+        Raises ReplicaTakenError.
+        """
+        earlier = next(
+            (each for each in self._by_session.values() if each.replica_id == replica_id), None
+        )
+        if earlier is not None:
+            silent_ms = now_ms - earlier.heard_ms
+            if earlier.store_id != store_id and silent_ms < self.limits.timeout_ms:
+                raise ReplicaTakenError(replica_id, earlier.address)
+            del self._by_session[earlier.session]
+        # What it has synced it says with its first acknowledgement.
+        replica = Replica(replica_id, store_id, session, address, position, position, 0, now_ms)
+        if earlier is not None and earlier.store_id == store_id:
+            replica.caught_up_ms = earlier.caught_up_ms
+        self._by_session[session] = replica
+        return earlier.session if earlier is not None else None
+
+    def leave(self, session: int) -> None:
+        """A session is over."""
+        self._by_session.pop(session, None)
+
+    def note_sent(self, session: int, end_position: int, log_end: int, now_ms: int) -> None:
+        """The session has sent the log up to `end_position`; the log ends at `log_end`."""
+        replica = self._by_session[session]
+        assert replica.sent_position <= end_position <= log_end
+        replica.sent_position = end_position
+        if replica.goal is None:
+            replica.goal = (log_end, now_ms)
+
+    def note_acknowledged(
+        self, session: int, written_position: int, flushed_position: int, log_end: int, now_ms: int
+    ) -> None:
+        """A slave says what it has; the log ends at `log_end`. Raises ImpossibleAckError: nothing has changed."""
+        replica = self._by_session[session]
+        if not replica.written_position <= written_position <= replica.sent_position:
+            raise ImpossibleAckError(
+                "written_position",
+                f"is {written_position}; this session has sent the log up to {replica.sent_position}, "
+                f"and was told {replica.written_position} before",
+            )
+        if not replica.flushed_position <= flushed_position <= written_position:
+            raise ImpossibleAckError(
+                "flushed_position",
+                f"is {flushed_position}; it must be {replica.flushed_position}, as it was told before, "
+                f"to {written_position}, which is written",
+            )
+        replica.written_position, replica.flushed_position = written_position, flushed_position
+        replica.heard_ms = now_ms
+        has = self._counted(replica)
+        if has >= log_end:
+            replica.caught_up_ms, replica.goal = now_ms, None
+        elif replica.goal is not None and has >= replica.goal[0]:
+            replica.caught_up_ms, replica.goal = replica.goal[1], None
+
+    def silent(self, now_ms: int) -> Sequence[int]:
+        """Sessions of slaves that have been silent for too long."""
+        return [
+            session
+            for session, replica in self._by_session.items()
+            if now_ms - replica.heard_ms >= self.limits.timeout_ms
+        ]
+
+    def verdict(self, log_end: int, now_ms: int) -> Verdict:
+        """What holds now; the log ends at `log_end`."""
+        limits = self.limits
+        has = sorted(
+            (
+                self._counted(each)
+                for each in self._by_session.values()
+                if self._is_in_sync(each, log_end, now_ms)
+            ),
+            reverse=True,
+        )
+        awaited = max(min(limits.copies_wanted - 1, len(has)), limits.copies_min - 1)
+        confirmed = has[awaited - 1] if 0 < awaited <= len(has) else 0
+        copies = len(has) + 1
+        return Verdict(
+            copies, awaited > 0, confirmed, copies < limits.copies_wanted, copies < limits.copies_min
+        )
+
+    def kept_position(self) -> int | None:
+        """The log is needed from there on, by slaves that follow; None: by nobody."""
+        return min((each.written_position for each in self._by_session.values()), default=None)
+
+    def views(self, log_end: int, now_ms: int) -> list[ReplicaView]:
+        """All slaves that follow, by their ids."""
+        return sorted(
+            ReplicaView(
+                each.replica_id,
+                each.address,
+                self._is_in_sync(each, log_end, now_ms),
+                each.written_position,
+                each.flushed_position,
+                max(log_end - each.written_position, 0),
+                now_ms - each.heard_ms,
+            )
+            for each in self._by_session.values()
+        )
+
+    def _counted(self, replica: Replica) -> int:
+        return replica.flushed_position if self.limits.counts_flushed else replica.written_position
+
+    def _is_in_sync(self, replica: Replica, log_end: int, now_ms: int) -> bool:
+        if replica.caught_up_ms is None or now_ms - replica.heard_ms >= self.limits.timeout_ms:
+            return False
+        if log_end - self._counted(replica) > self.limits.gap_max_bytes:
+            return False
+        return (
+            self._counted(replica) >= log_end
+            or now_ms - replica.caught_up_ms < self.limits.timeout_ms
+        )

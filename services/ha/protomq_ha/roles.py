@@ -1,0 +1,76 @@
+"""What a broker is in its pair, and the numbers of replication."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+COPIES_MAX: Final = 16
+
+
+class BrokerRole(Enum):
+    """RocketMQ's brokerRole."""
+
+    ASYNC_MASTER = "ASYNC_MASTER"
+    """Waits for no slave."""
+    SYNC_MASTER = "SYNC_MASTER"
+    """Answers a send when slaves have it."""
+    SLAVE = "SLAVE"
+    """Follows the master of its name, and changes nothing by itself."""
+
+    @classmethod
+    def named(cls, name: str) -> BrokerRole:
+        """Raises ValueError for a name that is none."""
+        try:
+            return cls[name]
+        except KeyError:
+            names = ", ".join(cls.__members__)
+            raise ValueError(f"broker_role is {name!r}; it must be one of {names}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class HaConfig:
+    """Replication. On a master, but for what is said to be a slave's.
+
+    Attributes:
+        in_sync_replicas: SYNC_MASTER: copies that a send waits for, the master's own among them (RocketMQ: inSyncReplicas). 1 to 16.
+        min_in_sync_replicas: SYNC_MASTER: copies without which sends are refused (RocketMQ: minInSyncReplicas, 1). 1 to in_sync_replicas.
+        sync_timeout_ms: SYNC_MASTER: how long a send waits for slaves before it is answered FLUSH_SLAVE_TIMEOUT (RocketMQ: slaveTimeout,
+            3 s).
+        heartbeat_interval_ms: longest silence of a master towards a slave (RocketMQ: haSendHeartbeatInterval, 5 s). On a slave: the longest
+            that it asks for.
+        timeout_ms: the silence of a slave after which it is out; on a slave: the silence of a master after which it connects again
+            (RocketMQ: haHousekeepingInterval, 20 s).
+        gap_max_bytes: a slave that is further behind is out (RocketMQ: haMaxGapNotInSync, 256 MiB).
+        transfer_size_bytes: largest part of the log in one answer (RocketMQ: haTransferBatchSize, 32 KiB). 4 KiB to 16 MiB.
+        master: on a slave: host:port of its master's remoting port (RocketMQ: haMasterAddress); "" asks the name servers.
+    """
+
+    in_sync_replicas: int = 2
+    min_in_sync_replicas: int = 1
+    sync_timeout_ms: int = 3_000
+    heartbeat_interval_ms: int = 5_000
+    timeout_ms: int = 20_000
+    gap_max_bytes: int = 256 << 20
+    transfer_size_bytes: int = 1 << 20
+    master: str = ""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.in_sync_replicas <= COPIES_MAX:
+            raise ValueError(f"in_sync_replicas is {self.in_sync_replicas}; it must be 1 to {COPIES_MAX}")
+        if not 1 <= self.min_in_sync_replicas <= self.in_sync_replicas:
+            raise ValueError(
+                f"min_in_sync_replicas is {self.min_in_sync_replicas}; it must be 1 to {self.in_sync_replicas} (in_sync_replicas)"
+            )
+        for name in ("sync_timeout_ms", "heartbeat_interval_ms", "gap_max_bytes"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+        if self.timeout_ms < 2 * self.heartbeat_interval_ms:
+            raise ValueError(
+                f"timeout_ms is {self.timeout_ms}; it must be at least two heartbeats, {2 * self.heartbeat_interval_ms}"
+            )
+        if not 4 << 10 <= self.transfer_size_bytes <= 16 << 20:
+            raise ValueError(
+                f"transfer_size_bytes is {self.transfer_size_bytes}; it must be {4 << 10} to {16 << 20}"
+            )
