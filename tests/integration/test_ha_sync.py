@@ -1,0 +1,114 @@
+"""SYNC_MASTER with real processes: a send is answered when slaves have it, or says that they have not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from protomq.errors import NotEnoughReplicasError
+from protomq.v1.pull_service_pb2 import PullRequest, PullStatus
+from protomq.v1.pull_service_pb2_grpc import PullServiceStub
+from protomq.v1.send_service_pb2 import SendStatus
+from tests.support.ha_brokers import TOPIC, HaBroker, follow, pair, running
+from tests.support.waiting import PATIENCE_S, wait_for
+
+SEND_OK = SendStatus.SEND_STATUS_SEND_OK
+FLUSH_SLAVE_TIMEOUT = SendStatus.SEND_STATUS_FLUSH_SLAVE_TIMEOUT
+SLAVE_NOT_AVAILABLE = SendStatus.SEND_STATUS_SLAVE_NOT_AVAILABLE
+HA = {"sync_timeout_ms": 300, "heartbeat_interval_ms": 1_000, "timeout_ms": 60_000}
+
+
+@pytest.fixture(params=["ASYNC_FLUSH", "SYNC_FLUSH"])
+def brokers(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[HaBroker, HaBroker]]:
+    """A SYNC_MASTER and its slave, in sync."""
+    store = {"sync_flush": request.param == "SYNC_FLUSH"}
+    master, slave = pair(tmp_path, "SYNC_MASTER", HA, store=store)
+    with running(master):
+        try:
+            assert master.send(b"alone").status == SLAVE_NOT_AVAILABLE
+            follow(slave, master)
+            wait_for(lambda: master.send(b"probe").status == SEND_OK, PATIENCE_S)
+            yield master, slave
+        finally:
+            slave.kill()
+
+
+def pulled(broker: HaBroker, offset: int) -> list[bytes]:
+    with grpc.insecure_channel(broker.address.grpc_address) as channel:
+        answer = PullServiceStub(channel).Pull(PullRequest(topic=TOPIC, queue_offset=offset))
+        assert answer.status in (PullStatus.PULL_STATUS_FOUND, PullStatus.PULL_STATUS_NO_NEW_MSG)
+        return [record.body for record in answer.records]
+
+
+def test_an_answered_send_is_on_the_slave(brokers: tuple[HaBroker, HaBroker]) -> None:
+    """kill -9 of both behind the answer: the slave's files have it."""
+    master, slave = brokers
+    answer = master.send(b"precious " * 3)
+    assert answer.status == SEND_OK
+    master.kill()
+    slave.kill()
+    end = answer.physical_offset + 30
+    assert b"precious precious precious " in slave.log_bytes(end + 200)
+
+
+def test_a_slave_that_stands_still_holds_sends_and_readers_back(
+    brokers: tuple[HaBroker, HaBroker],
+) -> None:
+    master, slave = brokers
+    os.kill(slave.process.pid, signal.SIGSTOP)
+    try:
+        answer = master.send(b"unconfirmed")
+        assert answer.status == FLUSH_SLAVE_TIMEOUT
+        # The master has it, and gives it to nobody.
+        assert pulled(master, answer.queue_offset) == []
+        status = master.status()
+        assert status.confirmed_position < status.end_position
+        assert status.in_sync_count == 2
+    finally:
+        os.kill(slave.process.pid, signal.SIGCONT)
+    wait_for(lambda: pulled(master, answer.queue_offset) == [b"unconfirmed"], PATIENCE_S)
+    wait_for(lambda: pulled(slave, answer.queue_offset) == [b"unconfirmed"], PATIENCE_S)
+    wait_for(lambda: master.send(b"again").status == SEND_OK, PATIENCE_S)
+
+
+def test_without_the_slave_the_master_goes_on_and_says_so(
+    brokers: tuple[HaBroker, HaBroker],
+) -> None:
+    master, slave = brokers
+    slave.kill()
+    wait_for(lambda: master.status().in_sync_count == 1, PATIENCE_S)
+    answer = master.send(b"on one copy")
+    assert answer.status == SLAVE_NOT_AVAILABLE
+    assert pulled(master, answer.queue_offset) == [b"on one copy"]
+    slave.start()
+    wait_for(lambda: master.send(b"back").status == SEND_OK, PATIENCE_S)
+    assert pulled(slave, answer.queue_offset)[0] == b"on one copy"
+
+
+def test_below_the_least_nothing_is_stored(tmp_path: Path) -> None:
+    master, slave = pair(tmp_path, "SYNC_MASTER", HA | {"min_in_sync_replicas": 2})
+    with running(master):
+        try:
+            end = master.status().end_position
+            with pytest.raises(NotEnoughReplicasError) as caught:
+                master.send(b"x")
+            assert caught.value.definite
+            assert caught.value.metadata == {"in_sync_count": "1", "min_in_sync_replicas": "2"}
+            assert master.status().end_position == end
+            follow(slave, master)
+            wait_for(lambda: master.status().in_sync_count == 2, PATIENCE_S)
+            wait_for(lambda: is_taken(master), PATIENCE_S)
+        finally:
+            slave.kill()
+
+
+def is_taken(master: HaBroker) -> bool:
+    try:
+        return master.send(b"x").status == SEND_OK
+    except NotEnoughReplicasError:
+        return False
