@@ -323,7 +323,7 @@ def test_a_role_and_an_id_that_do_not_fit_are_refused(
     tmp_path: Path, settings: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(ValueError, match=told):
-        BrokerConfig(**{"data_dir": tmp_path, "broker_name": "b"} | settings)
+        BrokerConfig(**{"data_dir": tmp_path, "broker_name": "b", **settings})
 
 
 async def test_stopping_answers_the_holds(client: Client, start: Start) -> None:
