@@ -20,6 +20,7 @@ from protomq.wire import record, topics
 from protomq_broker import (
     admin_service,
     consumer_service,
+    ha_service,
     pop_requests,
     pull_answer,
     pull_service,
@@ -91,6 +92,7 @@ OF_A_SERVER: Final = {
     "producers": sent_runs.PRODUCERS_MAX,
     "held pulls of a lane": CONFIG.lanes.hold_max // CONFIG.lanes.pull_threads,
     "held pops": CONFIG.lanes.hold_max,
+    "held fetches of a session": ha_service.FETCHES_MAX,
     "popped queues": pop.QUEUES_MAX,
     "consumer groups": offsets.GROUPS_MAX,
     "candidates of a look-up": look_ups.CANDIDATES_MAX,

@@ -329,8 +329,10 @@ class SendService:
         if call.answered:  # its time was up before
             return
         if failure is NOT_STORED_IN_TIME:
+            waits_for_slaves = self._store.positions.waits_for_replicas
             is_flushed = not self._config.store.sync_flush or position <= self._store.flushed_position
-            response.status = FLUSH_SLAVE_TIMEOUT if is_flushed else FLUSH_DISK_TIMEOUT
+            is_slaves_turn = waits_for_slaves and is_flushed
+            response.status = FLUSH_SLAVE_TIMEOUT if is_slaves_turn else FLUSH_DISK_TIMEOUT
         elif failure is not None:
             call.fail(to_service_error(failure))
             return
