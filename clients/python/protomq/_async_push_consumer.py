@@ -131,7 +131,7 @@ class AsyncPushConsumer(PushBase):
         self._threads = DaemonThreads("protomq-listener")
         self._watch: LoopWatch | None = None
         self._is_ending = False
-        self._worker = Worker(self._settle, self._seldom)
+        self._worker = Worker(self._settle, self._seldom, comes_again=not self.options.broadcast)
 
     # -- life ------------------------------------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class AsyncPushConsumer(PushBase):
         if self._consumer is not None:
             raise ConfigurationError("a push consumer is started once; make another one")
         consumer = AsyncListenedConsumer(
-            self.group, connection=self._connection, listener=_Queues(self), **self.options.consumer_settings()
+            self.options.consumer_group, connection=self._connection, listener=_Queues(self), **self.options.consumer_settings()
         )
         self._push = push = PushSteps(
             self.options, consumer._steps, self._state, self._wanted, time.monotonic
@@ -150,6 +150,7 @@ class AsyncPushConsumer(PushBase):
         try:
             await consumer._run(push.start())
         except BaseException:
+            push.close()
             self._push = None
             await consumer.close(commit=False)
             raise
@@ -189,7 +190,11 @@ class AsyncPushConsumer(PushBase):
             task.cancel()
         await asyncio.gather(*self._pool, *self._own_tasks, return_exceptions=True)
         self._threads.close()
+        if self._push is not None:
+            await consumer._run(self._push.save())
         await consumer.close()
+        if self._push is not None:
+            self._push.close()
         if left_count:
             logger.warning("%s", self._left_text(left_count))
         return left_count
@@ -315,7 +320,11 @@ class AsyncPushConsumer(PushBase):
     async def _work_on_thread(self, run: Run) -> None:
         """What is not simply done is settled here when the run is over: the state is this loop's."""
         said: list[tuple[Sequence[Message], Sequence[Failure | None]]] = []
-        worker = Worker(lambda _, messages, failures: said.append((messages, failures)), self._seldom)
+        worker = Worker(
+            lambda _, messages, failures: said.append((messages, failures)),
+            self._seldom,
+            comes_again=not self.options.broadcast,
+        )
         try:
             await asyncio.wrap_future(self._threads.submit(lambda: worker.work(run)))
         finally:

@@ -33,7 +33,7 @@ class PushCounts(NamedTuple):
     """How a push consumer stands.
 
     `open`: messages here that are not done, of `size_bytes` octets; `waiting`: those of them that no listener has. Since its start: `done`,
-    and `refused`, which failed and which no broker took back.
+    and `refused`, which failed and do not come again: no broker took them back, or nothing is given back (`broadcast`).
     """
 
     open: int
@@ -73,8 +73,9 @@ class PushBase:
     def counts(self) -> PushCounts:
         """How it stands; a snapshot, from any thread."""
         state = self._state
+        refused = state.backs.refused_count + state.dropped_count
         return PushCounts(
-            state.count, state.waiting_count, state.size_bytes, state.done_count, state.backs.refused_count
+            state.count, state.waiting_count, state.size_bytes, state.done_count, refused
         )
 
     def on(

@@ -130,7 +130,7 @@ class PushConsumer(PushBase):
         """The consumer's own threads are to end."""
         self._is_revoking = False
         self._stop_wanted = threading.Event()
-        self._worker = Worker(self._settle, self._seldom)
+        self._worker = Worker(self._settle, self._seldom, comes_again=not self.options.broadcast)
 
     # -- life ------------------------------------------------------------------------------------------------------------
 
@@ -139,7 +139,7 @@ class PushConsumer(PushBase):
         if self._consumer is not None:
             raise ConfigurationError("a push consumer is started once; make another one")
         consumer = ListenedConsumer(
-            self.group, connection=self._connection, listener=_Queues(self), **self.options.consumer_settings()
+            self.options.consumer_group, connection=self._connection, listener=_Queues(self), **self.options.consumer_settings()
         )
         self._push = push = PushSteps(
             self.options, consumer._steps, self._state, self._wanted, time.monotonic
@@ -149,6 +149,7 @@ class PushConsumer(PushBase):
         try:
             consumer._run(push.start())
         except BaseException:
+            push.close()
             self._push = None
             consumer.close(commit=False)
             raise
@@ -187,7 +188,11 @@ class PushConsumer(PushBase):
         consumer.wakeup()
         for thread in self._threads:
             thread.join(JOIN_S)
+        if self._push is not None:
+            consumer._run(self._push.save())
         consumer.close()
+        if self._push is not None:
+            self._push.close()
         if left_count:
             logger.warning("%s", self._left_text(left_count))
         return left_count

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypedDict
 
-from ._checks import check_count, check_flag, check_group, check_seconds
+from ._checks import check_count, check_flag, check_group, check_seconds, check_text
 from ._consumer_options import (
     AUTO_COMMIT_INTERVAL_S,
     REQUEST_TIMEOUT_S,
@@ -25,6 +25,9 @@ class PushOptions:
     - `group`: whose messages these are.
     - `concurrency`: how many messages are with listeners at a time: threads, or tasks; `set_concurrency` changes it. 1 to 1,024.
     - `orderly`: each queue one message at a time, in order; a message that fails holds up its queue.
+    - `broadcast`: each member gets all messages. Nothing is given back: what fails is dropped, and logged. Offsets are in a file.
+    - `offset_folder`, `instance`: where `broadcast` keeps its file ("": ~/.local/state/protomq/offsets), and what tells consumers of one
+      group on one machine apart.
     - `begin`, `resume`, `hold_ms`, `request_timeout_s`: as of a pull consumer.
     - `queue_count_max`, `queue_size_max_bytes`, `queue_span_max`: while a queue has so many messages here that are not done, octets of
       them, or offsets between its lowest one that is not done and its last one, no more of it are taken. `count_max`,
@@ -40,6 +43,7 @@ class PushOptions:
     group: str = ""
     concurrency: int = 20
     orderly: bool = False
+    broadcast: bool = False
     begin: Begin = "earliest"
     resume: bool = True
     queue_count_max: int = 1000
@@ -52,6 +56,8 @@ class PushOptions:
     suspend_ms: int = 1000
     attempts_max: int | None = None
     drain_timeout_s: float = 10.0
+    offset_folder: str = ""
+    instance: str = ""
     hold_ms: int = 15_000
     pull_record_count_max: int = 1024
     pull_size_max_bytes: int = 1 << 20
@@ -63,6 +69,9 @@ class PushOptions:
         check_group(self.group)
         check_count("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
         check_flag("orderly", self.orderly)
+        check_flag("broadcast", self.broadcast)
+        check_text("offset_folder", self.offset_folder)
+        check_text("instance", self.instance)
         for name in ("queue_count_max", "queue_span_max", "count_max"):
             check_count(name, getattr(self, name), 1, 1 << 24)
         for name in ("queue_size_max_bytes", "size_max_bytes"):
@@ -76,13 +85,19 @@ class PushOptions:
 
     def consumer_options(self) -> ConsumerOptions:
         """Those of the pull consumer below. Raises ConfigurationError."""
-        return ConsumerOptions(group=self.group, **self.consumer_settings())
+        return ConsumerOptions(group=self.consumer_group, **self.consumer_settings())
+
+    @property
+    def consumer_group(self) -> str:
+        """The group of the pull consumer below: in broadcast mode nobody shares anything with it."""
+        return "" if self.broadcast else self.group
 
     def consumer_settings(self) -> ConsumerSettings:
         """The settings of the pull consumer below."""
         return {
             "begin": self.begin,
-            "resume": self.resume,
+            "resume": self.resume and not self.broadcast,
+            "auto_commit": not self.broadcast,
             "auto_commit_interval_s": self.commit_interval_s,
             "hold_ms": self.hold_ms,
             "pull_record_count_max": self.pull_record_count_max,
@@ -96,6 +111,7 @@ class PushSettings(TypedDict, total=False):
 
     concurrency: int
     orderly: bool
+    broadcast: bool
     begin: Begin
     resume: bool
     queue_count_max: int
@@ -108,6 +124,8 @@ class PushSettings(TypedDict, total=False):
     suspend_ms: int
     attempts_max: int | None
     drain_timeout_s: float
+    offset_folder: str
+    instance: str
     hold_ms: int
     pull_record_count_max: int
     pull_size_max_bytes: int

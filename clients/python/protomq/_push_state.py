@@ -115,6 +115,8 @@ class PushState:
         self.size_bytes = 0
         self.done_count = 0
         """Since the start, with those that were given back."""
+        self.dropped_count = 0
+        """Broadcast: messages that failed; they are given back to nobody."""
         self._listeners = listeners
         self._retry_topic = retry_topic(options.group)
         self._works: dict[MessageQueue, Work] = {}
@@ -437,7 +439,11 @@ class PushState:
                 return
             failure = Failure({"error": failure.error, "dead_letter": True})
         work.attempts = 0
-        self.backs.add(Back(work, message, failure.fields))
+        if options.broadcast:
+            self.dropped_count += 1
+            self._finish(work, (message,))
+        else:
+            self.backs.add(Back(work, message, failure.fields))
 
     def _put_back(self, run: Run, messages: Sequence[Message]) -> None:
         """`messages`, and the rest of a run, wait again, in front."""

@@ -14,13 +14,15 @@ import logging
 import math
 from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from functools import partial
+from typing import Final, cast
 
 from . import _methods
 from ._call_steps import call_broker, decoded
 from ._consumer_steps import ConsumerSteps
 from ._filters import NO_FILTER, MessageFilter
 from ._late_imports import fork_waits
+from ._local_offsets import LocalOffsets, StoredOffset
 from ._offset_calls import subscribed_queues
 from ._outages import Outages
 from ._pull_logic import PullOptions, PullState
@@ -30,7 +32,7 @@ from ._push_results import Listener
 from ._push_state import Overdue, PushState
 from ._retry import CALL
 from ._send_back import encode_request, retry_topic_steps
-from ._steps import Steps
+from ._steps import Block, Steps
 from ._types import MessageQueue, Route
 from .errors import ConfigurationError, ProtomqError, TopicNotFoundError, TopicRecreatedError
 from .wire.topics import retry_topic
@@ -99,6 +101,16 @@ class ListenedPulls(PullState):
             state.safe_position = state.position if lowest is None else lowest
         return super().to_commit(safe_only=True)
 
+    def where(self) -> dict[MessageQueue, StoredOffset]:
+        """What `to_commit` says, of all queues."""
+        found = {}
+        for queue, state in self._queues.items():
+            lowest = self.lowest_open(queue)
+            offset = state.position if lowest is None else lowest
+            if offset is not None and not state.is_gone:
+                found[queue] = StoredOffset(offset, state.incarnation)
+        return found
+
     def rewind(self) -> None:
         """What was handed out is with listeners."""
 
@@ -121,6 +133,11 @@ class PushSteps:
         self._clock = clock
         self._seldom = SaidSeldom(clock)
         self._outages = Outages(clock)
+        self._file: LocalOffsets | None = None
+        self._stored: dict[MessageQueue, StoredOffset] = {}
+        """Of the file, until the queue comes."""
+        self._saved: dict[MessageQueue, StoredOffset] = {}
+        self._next_save_s = 0.0
         self._floors: dict[MessageQueue, int | None] = {}
         """Of queues that went: the lowest message that was not done."""
         self._subscribed: dict[str, Wanted] = {}
@@ -135,9 +152,18 @@ class PushSteps:
         """Subscribes to all that is wanted. Raises what a subscription raises; retries that cannot be had yet are looked for later."""
         if not self._wanted:
             raise ConfigurationError("nothing to consume: say on(topic) or subscribe(topic, listener) first")
+        if self._options.broadcast:
+            file = LocalOffsets(
+                self._options.offset_folder, self._options.group, self._options.instance
+            )
+            self._stored = yield Block(file.open)
+            self._file = file
+            if not self._options.resume:
+                self._stored = {}
         for wanted in list(self._wanted.values()):
             yield from self._subscribe(wanted)
         yield from self._follow_retries()
+        self._next_save_s = self._clock() + self._options.commit_interval_s
         self._next_look_s = self._clock() + LOOK_S
 
     def wants_look(self) -> bool:
@@ -162,6 +188,29 @@ class PushSteps:
                     self._say_trouble(error, wanted.topic)
         if self._clock() >= self._next_retry_s:
             yield from self._follow_retries()
+        if self._file is not None and self._clock() >= self._next_save_s:
+            yield from self.save()
+
+    def save(self) -> Steps[None]:
+        """Broadcast: writes where the consumer is into its file. A failure is logged; the next one makes up for it."""
+        self._next_save_s = self._clock() + self._options.commit_interval_s
+        where = cast(ListenedPulls, self._consumer.state).where()
+        # A queue whose broker is away stays where it was.
+        offsets = self._stored | self._saved | where
+        if self._file is None or offsets == self._saved:
+            return
+        try:
+            yield Block(partial(self._file.save, offsets))
+        except OSError as error:
+            if self._seldom.is_due("offsets"):
+                logger.error("offsets are not written to %s, trying again: %s", self._file.path, error)
+        else:
+            self._saved = offsets
+
+    def close(self) -> None:
+        """Somebody else may have the file."""
+        if self._file is not None:
+            self._file.close()
 
     def take_trouble(self, error: ProtomqError) -> list[MessageQueue]:
         """What pulls have run into. Queues that are gone: nothing of them counts any more."""
@@ -191,11 +240,16 @@ class PushSteps:
         self._state.drop(queues)
         for queue in queues:
             self._floors.pop(queue, None)
+            self._stored.pop(queue, None)
+            self._saved.pop(queue, None)
 
     def came(self, queues: Iterable[MessageQueue]) -> None:
         """These queues came. One whose broker was away goes on with what was not done when it went."""
         pulls = self._consumer.state
         for queue in queues:
+            stored = self._stored.pop(queue, None)
+            if stored is not None:
+                pulls.start_all([queue], {queue.queue_id: stored.queue_offset}, {}, stored.incarnation)
             floor = self._floors.pop(queue, None)
             if floor is not None and not pulls.lacks_position(queue):
                 pulls.seek(queue, floor)
@@ -224,6 +278,8 @@ class PushSteps:
 
     def _follow_retries(self) -> Steps[None]:
         """Consumes %RETRY%group at all brokers of what is consumed."""
+        if self._options.broadcast:
+            return
         topic = retry_topic(self._options.group)
         queues = subscribed_queues((), self._consumer.subscriptions)
         brokers = {queue.broker_name: queue.topic for queue in queues if queue.topic != topic}

@@ -21,8 +21,10 @@ Settle = Callable[[Run, Sequence[Message], Sequence[Failure | None]], None]
 class Worker:
     """What the threads or tasks of one consumer have in common. Any thread."""
 
-    def __init__(self, settle: Settle, seldom: SaidSeldom) -> None:
+    def __init__(self, settle: Settle, seldom: SaidSeldom, *, comes_again: bool = True) -> None:
+        """`comes_again`: whether a message that fails does."""
         self._settle = settle
+        self._comes_again = comes_again
         self._seldom = seldom
 
     def work(self, run: Run) -> None:
@@ -93,8 +95,8 @@ class Worker:
     def _raised(self, listener: Listener, error: BaseException, count: int) -> Judgement:
         if self._seldom.is_due((listener.name, type(error))):
             logger.warning(
-                "%s raised %s: its message comes again (a further one of this kind is not logged for a minute)",
-                listener.name, type(error).__name__, exc_info=error,
+                "%s raised %s: its message %s (a further one of this kind is not logged for a minute)",
+                listener.name, type(error).__name__, "comes again" if self._comes_again else "is dropped", exc_info=error,
             )  # fmt: skip
         return Judgement([failure_of(error)] * count)
 

@@ -1,0 +1,112 @@
+"""Offsets of a broadcast consumer, in a file of its machine: each member gets all messages, so no broker keeps where it is.
+
+The file is JSON: {"version": 1, "crc32": of the text of offsets, "offsets": [[topic, broker, queue id, offset, incarnation], ...]}. It is
+written beside, synced, and renamed: a crash leaves the old one or the new one. One that is damaged is put aside and told; the consumer
+then begins as if there were none. A lock on a file beside it keeps a second consumer of this machine away from it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Final, NamedTuple
+from urllib.parse import quote
+
+from ._types import MessageQueue
+from .errors import ConfigurationError
+
+try:
+    import fcntl
+except ImportError:  # Windows.
+    fcntl = None  # type: ignore[assignment]
+
+logger = logging.getLogger("protomq")
+
+VERSION: Final = 1
+DEFAULT_FOLDER: Final = "~/.local/state/protomq/offsets"
+
+
+class StoredOffset(NamedTuple):
+    """Where a consumer is in a queue, and the incarnation of the topic to which that belongs; 0: not known."""
+
+    queue_offset: int
+    incarnation: int
+
+
+class LocalOffsets:
+    """The file of one consumer. One thread at a time."""
+
+    def __init__(self, folder: str, group: str, instance: str = "") -> None:
+        """`folder`: "": the default one. `instance`: tells consumers of one group on one machine apart."""
+        name = quote(f"{group}@{instance}" if instance else group, safe="%@")
+        self.path = Path(folder or DEFAULT_FOLDER).expanduser() / f"{name}.json"
+        self._lock: IO[bytes] | None = None
+
+    def open(self) -> dict[MessageQueue, StoredOffset]:
+        """Takes the file, and reads it. Raises ConfigurationError if another consumer has it, or the folder cannot be used."""
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = self.path.with_suffix(".lock").open("ab")
+            if fcntl is not None:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise ConfigurationError(
+                f"another consumer of this machine has {self.path}: give this one a name of its own, instance=..., or another offset_folder"
+            ) from None
+        except OSError as error:
+            self.close()
+            raise ConfigurationError(f"offsets cannot be kept at {self.path}: {error}; choose offset_folder") from error
+        try:
+            return decode(self.path.read_bytes())
+        except FileNotFoundError:
+            return {}
+        except ValueError as error:
+            aside = self.path.with_suffix(".damaged")
+            os.replace(self.path, aside)
+            logger.error("%s is damaged, put aside as %s, consuming as if there were none: %s", self.path, aside.name, error)
+            return {}
+
+    def save(self, offsets: Mapping[MessageQueue, StoredOffset]) -> None:
+        """Replaces the file, durably. Raises OSError; then the old one is as it was."""
+        beside = self.path.with_suffix(".new")
+        with beside.open("wb") as file:
+            file.write(encode(offsets))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def close(self) -> None:
+        """Somebody else may have it."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def encode(offsets: Mapping[MessageQueue, StoredOffset]) -> bytes:
+    """The octets of a file."""
+    text = json.dumps([[*queue, *stored] for queue, stored in offsets.items()], separators=(",", ":"))
+    return f'{{"version": {VERSION}, "crc32": {zlib.crc32(text.encode())}, "offsets": {text}}}\n'.encode()
+
+
+def decode(data: bytes) -> dict[MessageQueue, StoredOffset]:
+    """What `encode` wrote. Raises ValueError for anything else."""
+    content = json.loads(data)
+    if not isinstance(content, dict) or content.get("version") != VERSION:
+        raise ValueError("it is not of this version")
+    text = json.dumps(content.get("offsets"), separators=(",", ":"))
+    if zlib.crc32(text.encode()) != content.get("crc32"):
+        raise ValueError("its CRC is wrong")
+    return {
+        MessageQueue(topic, broker_name, queue_id): StoredOffset(queue_offset, incarnation)
+        for topic, broker_name, queue_id, queue_offset, incarnation in content["offsets"]
+    }

@@ -1,0 +1,157 @@
+"""Push consumers while brokers die and topics go, and in broadcast mode: nothing is lost, and what comes twice was not committed."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from protomq import Admin, Message, Producer
+from protomq.errors import ConfigurationError
+from protomq.testing import Broker
+from tests.support.push import Push, committed, dead_letters, group_of, send
+from tests.support.waiting import PATIENCE_S, wait_for
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    """One that may be killed."""
+    with Broker() as made:
+        yield made
+
+
+@pytest.fixture(params=["threads", "coroutines"])
+def push(request: pytest.FixtureRequest, broker: Broker) -> Push:
+    return Push(request.param, broker)
+
+
+def test_a_broker_that_is_killed_under_it_costs_no_message(push: Push, broker: Broker) -> None:
+    topic = f"kill-{push.kind}"
+    group = group_of(broker, topic, 20, 20)
+    seen: Counter[tuple[bytes, int]] = Counter()
+    half = threading.Event()
+
+    def listen(message: Message) -> None:
+        seen[message.body, message.attempt] += 1
+        if len(seen) > 150:
+            half.set()
+        if message.body.endswith(b"3") and message.attempt < 1:
+            raise ValueError("three")
+        if message.body == b"77":
+            raise ValueError("always")
+
+    with Producer(namesrv=broker.namesrv) as producer:
+        bodies = send(producer, topic, 300)
+        with push(group, topic, listen, commit_interval_s=0.1, concurrency=4) as consumer:
+            half.wait(PATIENCE_S)
+            broker.kill()
+            broker.restart()
+            bodies += send(producer, topic, 100, first=300)
+            wait_for(
+                lambda: {body for body, _ in seen} == set(bodies)
+                and all(seen[b, 1] for b in bodies if b.endswith(b"3"))
+                and seen[b"77", 2],
+                PATIENCE_S,
+            )
+            wait_for(lambda: consumer.counts.open == 0, PATIENCE_S)
+    assert push.left == 0
+    assert committed(broker, group, topic) == 400
+    assert dead_letters(broker, group, 1) == {b"77": "ValueError: always"}
+
+
+def test_what_fails_while_the_broker_is_away_is_given_back_when_it_is_there_again(
+    push: Push, broker: Broker
+) -> None:
+    topic = f"away-{push.kind}"
+    group = group_of(broker, topic, 20)
+    with Producer(namesrv=broker.namesrv) as producer:
+        send(producer, topic, 10)
+    begun, is_away = threading.Event(), threading.Event()
+    again: list[bytes] = []
+
+    def listen(message: Message) -> None:
+        if message.attempt:
+            again.append(message.body)
+            return
+        begun.set()
+        is_away.wait(PATIENCE_S)
+        raise ValueError("the broker is away")
+
+    # A coroutine that waits like this blocks its loop: one is enough to be with listeners when the broker goes.
+    with push(group, topic, listen, request_timeout_s=0.5) as consumer:
+        begun.wait(PATIENCE_S)
+        broker.kill()
+        is_away.set()
+        wait_for(lambda: consumer.counts.done == 0 and consumer.counts.waiting == 0, PATIENCE_S)
+        broker.restart()
+        wait_for(lambda: len(set(again)) == 10, PATIENCE_S)
+        wait_for(lambda: consumer.counts.open == 0, PATIENCE_S)
+    assert committed(broker, group, topic) == 10
+
+
+def test_a_topic_that_is_made_again_is_consumed_from_its_beginning(push: Push, broker: Broker) -> None:
+    topic = f"again-{push.kind}"
+    group = group_of(broker, topic, 20)
+    seen: list[bytes] = []
+    with Producer(namesrv=broker.namesrv) as producer, Admin(namesrv=broker.namesrv) as admin:
+        send(producer, topic, 5)
+        with push(group, topic, lambda message: seen.append(message.body)) as consumer:
+            wait_for(lambda: len(seen) == 5, PATIENCE_S)
+            admin.delete_topic(topic)
+            admin.create_topic(topic, write_queues=1, read_queues=1)
+            send(producer, topic, 3, first=100)
+            wait_for(lambda: seen[5:] == [b"100", b"101", b"102"], PATIENCE_S)
+            wait_for(lambda: consumer.counts.open == 0, PATIENCE_S)
+    assert committed(broker, group, topic) == 3
+
+
+def test_a_reset_of_the_groups_offset_reaches_it_while_it_runs(push: Push, broker: Broker) -> None:
+    topic = f"reset-{push.kind}"
+    group = group_of(broker, topic, 20)
+    seen: Counter[bytes] = Counter()
+
+    def listen(message: Message) -> None:
+        seen[message.body] += 1
+
+    with Producer(namesrv=broker.namesrv) as producer, Admin(namesrv=broker.namesrv) as admin:
+        bodies = send(producer, topic, 50)
+        with push(group, topic, listen, commit_interval_s=0.1):
+            wait_for(lambda: sum(seen.values()) == 50 and committed(broker, group, topic) == 50, PATIENCE_S)
+            admin.reset_offsets(group, topic, "earliest")
+            wait_for(lambda: all(seen[body] == 2 for body in bodies), PATIENCE_S)
+    assert committed(broker, group, topic) == 50
+
+
+def test_each_member_of_a_broadcast_gets_all_and_goes_on_where_it_was(
+    push: Push, broker: Broker, tmp_path: Path
+) -> None:
+    topic = f"all-{push.kind}"
+    seen: dict[str, list[bytes]] = {"one": [], "two": []}
+    with Producer(namesrv=broker.namesrv) as producer:
+        bodies = send(producer, topic, 20)
+
+        def member(name: str) -> Any:
+            def listen(message: Message) -> None:
+                seen[name].append(message.body)
+                if message.body == b"5":
+                    raise ValueError("dropped")
+
+            return push(
+                "everybody", topic, listen, instance=name, broadcast=True, offset_folder=str(tmp_path)
+            )
+
+        with member("one") as one, member("two"):
+            wait_for(lambda: all(len(bodies) == 20 for bodies in seen.values()), PATIENCE_S)
+            wait_for(lambda: one.counts.open == 0, PATIENCE_S)
+            assert one.counts.refused == 1
+            with pytest.raises(ConfigurationError, match="another consumer of this machine"):
+                member("one").__enter__()
+        more = send(producer, topic, 5, first=100)
+        with member("one"):
+            wait_for(lambda: len(seen["one"]) == 25, PATIENCE_S)
+    assert sorted(seen["one"][:20]) == sorted(seen["two"]) == sorted(bodies)
+    assert sorted(seen["one"][20:]) == sorted(more)

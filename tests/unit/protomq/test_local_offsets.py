@@ -1,0 +1,78 @@
+"""The file of a broadcast consumer: what was saved is read, a damaged one is told, and two consumers never share one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protomq._local_offsets import LocalOffsets, StoredOffset, decode, encode
+from protomq._types import MessageQueue
+from protomq.errors import ConfigurationError
+
+Q0 = MessageQueue("t", "b", 0)
+OFFSETS = st.dictionaries(
+    st.builds(MessageQueue, st.text(max_size=9), st.text(max_size=9), st.integers(0, 1 << 31)),
+    st.builds(StoredOffset, st.integers(0, (1 << 63) - 1), st.integers(0, (1 << 63) - 1)),
+)
+
+
+@given(OFFSETS)
+def test_what_is_encoded_is_decoded(offsets: dict[MessageQueue, StoredOffset]) -> None:
+    assert decode(encode(offsets)) == offsets
+
+
+@given(OFFSETS, st.data())
+def test_what_was_changed_is_another_text_of_the_same_or_is_refused(
+    offsets: dict[MessageQueue, StoredOffset], data: st.DataObject
+) -> None:
+    octets = bytearray(encode(offsets))
+    octets[data.draw(st.integers(0, len(octets) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        found = decode(bytes(octets))
+    except ValueError:
+        return
+    assert found == offsets
+
+
+def test_a_cut_file_is_refused() -> None:
+    octets = encode({Q0: StoredOffset(5, 6)})
+    for size in range(len(octets) - 1):
+        with pytest.raises(ValueError):
+            decode(octets[:size])
+
+
+def test_a_file_is_kept_over_restarts_and_belongs_to_one(tmp_path: Path) -> None:
+    first = LocalOffsets(str(tmp_path / "new"), "g%1")
+    assert first.open() == {}
+    first.save({Q0: StoredOffset(5, 6)})
+    first.save({Q0: StoredOffset(7, 6)})
+    with pytest.raises(ConfigurationError, match="give this one a name of its own"):
+        LocalOffsets(str(tmp_path / "new"), "g%1").open()
+    other = LocalOffsets(str(tmp_path / "new"), "g%1", "two")
+    assert other.open() == {}
+    other.close()
+    first.close()
+    again = LocalOffsets(str(tmp_path / "new"), "g%1")
+    assert again.open() == {Q0: StoredOffset(7, 6)}
+    again.close()
+
+
+def test_a_damaged_file_is_put_aside_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = LocalOffsets(str(tmp_path), "g")
+    made.path.write_bytes(b"{}")
+    assert made.open() == {}
+    assert "is damaged, put aside as g.damaged" in caplog.text
+    assert (tmp_path / "g.damaged").read_bytes() == b"{}"
+    made.save({Q0: StoredOffset(1, 2)})
+    made.close()
+    assert made.open() == {Q0: StoredOffset(1, 2)}
+    made.close()
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="choose offset_folder"):
+        LocalOffsets(str(tmp_path / "file" / "x"), "g").open()
