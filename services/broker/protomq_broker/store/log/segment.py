@@ -104,13 +104,22 @@ class SegmentFolder:
                     base_position % self.segment_size_bytes
                     or self._disk.size(segment.fd) > self.segment_size_bytes
                 ):
-                    raise StoreSettingsError(
-                        f"{path}: this is no segment of {self.segment_size_bytes} bytes"
-                    )
+                    raise StoreSettingsError(self._why_no_segment(path, base_position, segment))
                 files[base_position] = segment
         if not read_only:  # the last process may have been killed between a rename and its sync
             self._disk.fsync_dir(self.path)
         self.files = files
+
+    def _why_no_segment(self, path: str, base_position: int, segment: SegmentFile) -> str:
+        size = self.segment_size_bytes
+        if base_position % size:
+            what = "its name is no multiple of that: give segment_size_bytes the value with which the store was made, or move the file away"
+        else:
+            what = (
+                f"it has {segment.stored_size_bytes()}: give segment_size_bytes the value with which the store was made; if that is"
+                f" {size}, nothing of the log stands behind it, and `truncate -s {size} {path}` takes it off"
+            )
+        return f"{path}: this is no segment of {size} bytes, {what}"
 
     def at(self, position: int) -> SegmentFile | None:
         """The segment in which the position lies."""
