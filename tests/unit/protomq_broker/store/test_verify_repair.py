@@ -13,6 +13,7 @@ from protomq.v1.record_pb2 import RecordBatch
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import CorruptLogError, StoreLockedError, StoreSettingsError
 from protomq_broker.store.queues.reading import ReadStatus
+from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.store.tools.offline import dump
 from protomq_broker.store.tools.repair import repair
@@ -285,6 +286,66 @@ def test_any_damage_can_be_repaired_and_costs_only_what_it_touches(seed: int) ->
         if not any(first <= at < last for first, last in lost):
             assert offset in bodies(store, queue)
             assert not hit & set(range(at, at + size))
+
+
+@pytest.mark.parametrize("at", [3, 31, 37, 41, 47], ids=lambda at: f"octet {at} of the head")
+def test_a_head_whose_fields_are_damaged_together_with_what_stands_before_it_is_taken_out_too(
+    at: int,
+) -> None:
+    disk = SimDisk()
+    store = filled_store(disk)
+    expected = {queue: bodies(store, queue) for queue in (0, 1)}
+    store.close()
+    # The seal that ends the segment, so that nothing but the head says with which CRC the chain goes on.
+    flip(disk, SEGMENT - 20)
+    flip(disk, SEGMENT + at)
+    assert [finding.kind for finding in verify("/s", disk=disk)] == [FindingKind.CORRUPTION]
+    assert repair("/s", "/keep", disk=disk)
+    assert {finding.kind for finding in verify("/s", disk=disk)} == {FindingKind.REPAIRED}
+    assert repair("/s", "/keep", disk=disk) == [], "once"
+    store = open_store(disk)
+    assert {queue: bodies(store, queue) for queue in (0, 1)} == expected
+    request = make_request([b"new"])
+    store.append([request])
+    assert bodies(store, 0) == {**expected[0], request.queue_offset: b"new"}
+
+
+def test_a_range_that_was_found_while_the_log_ended_behind_a_head_can_be_repaired() -> None:
+    disk = SimDisk()
+    store = open_store(disk)
+    store.topics.create(TopicConfig("topic"))  # so that the next start has nothing to add behind the head
+    store.close()
+    store = filled_store(disk)
+    assert SEGMENT < store.appended_position < 2 * SEGMENT
+    store.close()
+    first, second = (f"/s/commitlog/{base:020d}" for base in (0, SEGMENT))
+    contents = disk.content(first), disk.content(second)
+    disk.overwrite(second, 0, contents[0])
+    disk.overwrite(first, 0, contents[1])
+    disk.remove("/s/checkpoint")
+    store = store_helpers.open_store(disk, corruption="quarantine")
+    assert bodies(store, 0) == {}
+    request = make_request([b"new"])
+    store.append([request])
+    store.close()
+    assert {found.kind for found in verify("/s", disk=disk)} == {FindingKind.QUARANTINE}
+    assert repair("/s", "/keep", disk=disk)
+    assert {found.kind for found in verify("/s", disk=disk)} == {FindingKind.REPAIRED}
+    assert bodies(open_store(disk), 0) == {request.queue_offset: b"new"}
+
+
+def test_a_segment_that_is_too_long_is_refused_with_what_to_do() -> None:
+    disk = SimDisk()
+    filled_store(disk).close()
+    path = f"/s/commitlog/{SEGMENT:020d}"
+    whole = disk.content(path)
+    disk.overwrite(path, SEGMENT, b"x")
+    for refused in (lambda: open_store(disk), lambda: verify("/s", disk=disk)):
+        with pytest.raises(StoreSettingsError, match=f"it has {SEGMENT + 1}: .*truncate -s {SEGMENT} {path}"):
+            refused()
+    disk.cut(path, SEGMENT)
+    assert disk.content(path) == whole
+    assert verify("/s", disk=disk) == []
 
 
 def test_repair_that_is_interrupted_can_be_run_again() -> None:

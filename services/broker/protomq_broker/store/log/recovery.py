@@ -452,7 +452,6 @@ def _resync_in(disk: Disk, folder: SegmentFolder, data: bytes, base_position: in
     while at >= 0:
         seal = decode_seal(data, at)
         if seal is not None and seal.end_position == base_position + at + SEAL_SIZE_BYTES:
-            start = _after_anchor(seal, data, at, folder.segment_size_bytes)
             probe = LogWalker(
                 disk,
                 folder,
@@ -460,15 +459,29 @@ def _resync_in(disk: Disk, folder: SegmentFolder, data: bytes, base_position: in
                 seal.crc32c,
                 block_size_bytes=PROBE_BLOCK_SIZE_BYTES,
             )
-            if next(iter(probe), None) is not None:
-                return start
+            block = next(iter(probe), None)
+            if block is not None:
+                return _after_anchor(seal, block.seals[0], data, at, folder.segment_size_bytes)
         at = data.find(SEAL_HEAD, at + 1)
     return None
 
 
-def _after_anchor(seal: Seal, data: bytes, at: int, segment_size_bytes: int) -> Resync:
-    """Where the chain is taken up at a seal: behind it; but before it if it is a head, which covers nothing but itself."""
-    if seal.is_head and seal.start_position % segment_size_bytes == 0:
+def _after_anchor(
+    seal: Seal, following: Seal, data: bytes, at: int, segment_size_bytes: int
+) -> Resync:
+    """Where the chain is taken up at a seal that `following` is chained to: behind it; but before it if it is a head, which covers
+    nothing but itself.
+
+    Of a head only its CRC is proved, by the seal behind it. The CRC before it is computed from its fields, so any fields would hold. One
+    that does not agree with the seal behind it is damaged too, or stands where an epoch ended: there the chain is taken up behind it.
+    """
+    if (
+        seal.is_head
+        and seal.start_position % segment_size_bytes == 0
+        and seal.epoch == following.epoch
+        and seal.store_time_ms <= following.store_time_ms
+        and seal.synced_position <= min(following.synced_position, seal.start_position)
+    ):
         covered = data[at : at + SEAL_COVERED_BYTES]
         return Resync(seal.start_position, crc32c_before(covered, seal.crc32c))
     return Resync(seal.end_position, seal.crc32c)

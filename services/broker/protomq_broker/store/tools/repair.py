@@ -34,7 +34,7 @@ from protomq_broker.store.files.disk import (
 from protomq_broker.store.files.lock import StoreLock
 from protomq_broker.store.log.checkpoint import write_checkpoint
 from protomq_broker.store.log.commit_log import CLOSING_SIZE_BYTES
-from protomq_broker.store.log.crc_forge import bytes_between, unwind_crc32c
+from protomq_broker.store.log.crc_forge import bytes_between, crc32c_before, unwind_crc32c
 from protomq_broker.store.log.recovery import (
     DamagedRange,
     has_bytes_behind,
@@ -243,6 +243,10 @@ def _free_path(disk: Disk, path: str) -> str:
 def _fill(store: OfflineStore, damage: DamagedRange, before: _Chain) -> None:
     position, chain = damage.start_position, before
     folder = store.folder
+    head_position = damage.end_position - SEAL_SIZE_BYTES
+    if head_position % folder.segment_size_bytes == 0 and position < head_position:
+        _fill_up_to_head(store, damage, before)
+        return
     while position < damage.end_position:
         segment = folder.at(position)
         if segment is None:
@@ -266,6 +270,28 @@ def _fill(store: OfflineStore, damage: DamagedRange, before: _Chain) -> None:
             chain = chain._replace(crc32c=_write(store.disk, segment, position, padding))
             position += size
         store.disk.fsync(segment.fd)
+
+
+def _fill_up_to_head(store: OfflineStore, damage: DamagedRange, before: _Chain) -> None:
+    """As `_fill`, for a range that ends with the head of a segment: the padding in front of the head makes its CRC right."""
+    position = damage.end_position - SEAL_SIZE_BYTES
+
+    def head_behind(crc: int) -> bytes:
+        return encode_head(
+            position,
+            crc,
+            epoch=before.epoch,
+            store_time_ms=before.store_time_ms,
+            synced_position=before.synced_position,
+        )
+
+    crc = crc32c_before(head_behind(0)[:SEAL_COVERED_BYTES], damage.previous_crc32c)
+    _fill(store, replace(damage, end_position=position, previous_crc32c=crc), before)
+    segment = store.folder.at(position)
+    assert segment is not None, "what is behind the range stands in it"
+    written = _write(store.disk, segment, position, head_behind(crc))
+    assert written == damage.previous_crc32c
+    store.disk.fsync(segment.fd)
 
 
 def _piece(left: int) -> int:
