@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from protomq_runtime.clock import Clock
 
     from .config import BrokerConfig
+    from .confirmed_file import ConfirmedFile
     from .follower_writer import FollowerWriter
     from .store.store import Store
 
@@ -106,6 +107,7 @@ class HaFollower:
         broker_name: str,
         clock: Clock,
         writer: FollowerWriter,
+        confirmed_file: ConfirmedFile,
         on_truncated: Callable[[], None],
     ) -> None:
         """`on_truncated` is called on the thread when the store has to be opened again."""
@@ -114,6 +116,8 @@ class HaFollower:
         self._broker_name = broker_name
         self._clock = clock
         self._writer = writer
+        self._confirmed_file = confirmed_file
+        self._confirmed_due_ms = 0
         self._on_truncated = on_truncated
         self._own_address = ""
         self._client: RemotingClient | None = None
@@ -126,6 +130,9 @@ class HaFollower:
     def start(self, own_address: str) -> None:
         """Begins to follow; `own_address`: of this broker, for people who look at the master."""
         self._own_address = own_address
+        positions = self._store.positions
+        # Where the log lost its end with the power, what is fetched in its place is for the master to confirm.
+        positions.note_replicated(min(self._confirmed_file.read(), positions.appended))
         self._thread.start()
 
     def close(self) -> None:
@@ -136,6 +143,7 @@ class HaFollower:
             client.wake()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
+            self._confirmed_file.write(self._store.positions.confirmed)
 
     def _run(self) -> None:
         pause_s = RETRY_PAUSE_S
@@ -267,9 +275,11 @@ class HaFollower:
             if response.counts_flushed:
                 store.flush()
         store.positions.note_replicated(response.confirmed_position)
-        self.view = MasterView(
-            self.view.address, response.end_position, self._clock.monotonic_ms(), ""
-        )
+        now_ms = self._clock.monotonic_ms()
+        self.view = MasterView(self.view.address, response.end_position, now_ms, "")
+        if now_ms >= self._confirmed_due_ms:
+            self._confirmed_due_ms = now_ms + self._config.ha.heartbeat_interval_ms
+            self._confirmed_file.write(store.positions.confirmed)
 
     def _complain(self, error: BaseException) -> None:
         """Notes what is wrong, and logs it once for each kind of trouble in a row."""

@@ -13,8 +13,10 @@ from protomq.v1.send_service_pb2 import SendStatus
 from protomq_ha.roles import BrokerRole
 from protomq_runtime.errors import Code, ServiceError
 
+from .confirmed_file import ConfirmedFile
 from .ha_follower import HaFollower
 from .ha_service import HaService
+from .store.files.disk import Disk
 
 if TYPE_CHECKING:
     from protomq_ha.replicas import Verdict
@@ -52,8 +54,9 @@ class Replication:
         self._is_sync = config.role is BrokerRole.SYNC_MASTER
         self.follower: HaFollower | None = None
         if config.role is BrokerRole.SLAVE:
+            confirmed_file = ConfirmedFile(Disk(), store.root)
             self.follower = HaFollower(
-                store, config, broker_name, clock, follower_writer, on_truncated
+                store, config, broker_name, clock, follower_writer, confirmed_file, on_truncated
             )
         follower = self.follower
         self.service = HaService(

@@ -1,0 +1,50 @@
+"""What a slave knows to be confirmed, over its restarts: so that it serves readers while its master is away.
+
+    config/confirmed.json    {"position": n}: the master said that its log is confirmed up to there
+
+What was confirmed stays so. The file may be old, or gone: then less is readable until the master says more. A truncation of the log below
+the position removes the file, like a snapshot of a state.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from .store.files.side_files import SideFileDamagedError, read_json_file, write_json_file
+
+if TYPE_CHECKING:
+    from .store.files.disk import Disk
+
+log = logging.getLogger("protomq.broker")
+
+CONFIRMED_NAME: Final = "config/confirmed.json"
+
+
+class ConfirmedFile:
+    """One thread."""
+
+    def __init__(self, disk: Disk, root: str) -> None:
+        """`root`: folder of the store."""
+        self._disk = disk
+        self._path = f"{root}/{CONFIRMED_NAME}"
+        self._written = -1
+
+    def read(self) -> int:
+        """The position; 0 if there is no file that holds."""
+        try:
+            content = read_json_file(self._disk, self._path)
+            return 0 if content is None else max(int(content["position"]), 0)
+        except (SideFileDamagedError, OSError, KeyError, TypeError, ValueError) as error:
+            log.warning("%s is ignored: %s", self._path, error)
+            return 0
+
+    def write(self, position: int) -> None:
+        """Replaces the file, durably, if the position is another one. A disk that does not take it is said, and harms nobody."""
+        if position == self._written:
+            return
+        try:
+            write_json_file(self._disk, self._path, {"position": position})
+            self._written = position
+        except OSError as error:
+            log.warning("%s could not be written: %s", self._path, error)

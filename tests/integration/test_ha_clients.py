@@ -1,0 +1,94 @@
+"""Clients of a master and its slave, by the name server: they write to the one, read from the other while it is away, and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from protomq import Admin, Producer, PullConsumer
+from protomq.errors import ProtomqError
+from tests.support.ha_brokers import NAME, TOPIC, HaBroker, pair, running
+from tests.support.namesrv import Namesrv, running_namesrv
+from tests.support.waiting import PATIENCE_S, wait_for
+
+
+class Cluster(NamedTuple):
+    """A name server, a master and its slave, which has found it there."""
+
+    namesrv: Namesrv
+    master: HaBroker
+    slave: HaBroker
+
+    def ids(self) -> list[int]:
+        """Of the brokers that the name server knows."""
+        with Admin(namesrv=str(self.namesrv.remoting)) as admin:
+            return [broker.broker_id for broker in admin.cluster_info() if broker.broker_name == NAME]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_namesrv() as namesrv:
+        addresses = [str(namesrv.remoting)]
+        master, slave = pair(tmp_path_factory.mktemp("cluster"), namesrv=addresses)
+        with running(master, slave):
+            slave.wait_for_all_of(master)
+            yield Cluster(namesrv, master, slave)
+
+
+def test_the_route_has_both_and_sends_go_to_the_master(cluster: Cluster) -> None:
+    wait_for(lambda: cluster.ids() == [0, 1], PATIENCE_S)
+    with Producer(namesrv=str(cluster.namesrv.remoting)) as producer:
+        for number in range(8):
+            result = producer.send(TOPIC, b"%d" % number)
+            assert result.queue.broker_name == NAME
+    cluster.slave.wait_for_all_of(cluster.master)
+    assert cluster.slave.status().master_address == cluster.master.address.remoting_address
+
+
+def test_a_consumer_reads_from_the_slave_and_returns(cluster: Cluster) -> None:
+    namesrv = str(cluster.namesrv.remoting)
+    with Producer(namesrv=namesrv) as producer:
+        for number in range(20):
+            producer.send(TOPIC, b"before %d" % number)
+    cluster.slave.wait_for_all_of(cluster.master)
+    cluster.master.kill()
+    wait_for(lambda: cluster.ids() == [1], PATIENCE_S)
+    # A slave that starts again while its master is away serves what it knows to be confirmed.
+    assert cluster.slave.stop() == 0
+    cluster.slave.start()
+    wait_for(lambda: cluster.ids() == [1], PATIENCE_S)
+    with PullConsumer("readers", namesrv=namesrv, begin="earliest", auto_commit=False) as consumer:
+        consumer.subscribe(TOPIC)
+        bodies: set[bytes] = set()
+
+        def read() -> set[bytes]:
+            bodies.update(message.body for message in consumer.poll(0.2))
+            return bodies
+
+        wanted = {b"before %d" % number for number in range(20)}
+        wait_for(lambda: wanted <= read(), PATIENCE_S)
+        with pytest.raises(ProtomqError) as refused:
+            consumer.commit()
+        assert refused.value.retriable
+        cluster.master.start()
+        wait_for(lambda: cluster.ids() == [0, 1], PATIENCE_S)
+        with Producer(namesrv=namesrv) as producer:
+            producer.send(TOPIC, b"after")
+        wait_for(lambda: b"after" in read(), PATIENCE_S)
+        # What was pending is committed at the master, without anything being consumed again.
+        wait_for(lambda: is_committed(consumer), PATIENCE_S)
+    with PullConsumer("readers", namesrv=namesrv, begin="earliest") as again:
+        again.subscribe(TOPIC)
+        assert again.poll(0.5) == []
+    cluster.slave.wait_for_all_of(cluster.master)
+    assert cluster.slave.log_bytes(1 << 20) == cluster.master.log_bytes(1 << 20)
+
+
+def is_committed(consumer: PullConsumer) -> bool:
+    try:
+        consumer.commit()
+    except ProtomqError:
+        return False
+    return True
