@@ -26,6 +26,7 @@ from protomq_cli import (
     logs,
     messages,
     pops,
+    replication,
     servers,
     topics,
     transactions,
@@ -137,6 +138,7 @@ def build_app() -> typer.Typer:
         "cluster", "Brokers: list, status, forget.", ADMINISTRATION,
         list=clusters.list_brokers, status=clusters.status, forget=clusters.forget,
     )  # fmt: skip
+    group("ha", "Replication: masters and slaves.", ADMINISTRATION, status=replication.status)
     group(
         "log", "The commit log on disk: dump, verify, repair, epochs.", TOOLS,
         dump=logs.dump, verify=logs.verify, repair=logs.repair, epochs=logs.epochs,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ import pytest
 
 from protomq import Admin, Producer, PullConsumer
 from protomq.errors import ProtomqError
+from tests.support.cli import run
 from tests.support.ha_brokers import NAME, TOPIC, HaBroker, pair, running
 from tests.support.namesrv import Namesrv, running_namesrv
 from tests.support.waiting import PATIENCE_S, wait_for
@@ -92,3 +94,20 @@ def is_committed(consumer: PullConsumer) -> bool:
     except ProtomqError:
         return False
     return True
+
+
+def test_the_command_line_says_how_replication_stands(cluster: Cluster) -> None:
+    cluster.slave.wait_for_all_of(cluster.master)
+    wait_for(lambda: cluster.ids() == [0, 1], PATIENCE_S)
+    namesrv = str(cluster.namesrv.remoting)
+    output = run("ha", "status", "-o", "jsonl", namesrv=namesrv).stdout
+    master, slave = map(json.loads, output.splitlines())
+    assert (master["role"], master["broker_id"], slave["role"], slave["broker_id"]) == ("ASYNC_MASTER", 0, "SLAVE", 1)
+    assert master["end_position"] == slave["end_position"] == slave["confirmed_position"]
+    assert [(each["broker_id"], each["lag_bytes"]) for each in master["replicas"]] == [(1, 0)]
+    assert slave["master_address"] == cluster.master.address.remoting_address
+    assert (slave["lag_bytes"], slave["problem"]) == (0, "")
+    table = run("ha", "status", "--broker", NAME, namesrv=namesrv).stdout
+    assert "ASYNC_MASTER" in table
+    assert "SLAVE" in table
+    assert "no broker of that name" in run("ha", "status", "-b", "other", namesrv=namesrv, code=4).stderr

@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from ._dead_letters import ReplayProgress as ReplayProgress
     from ._group_admin import GroupSettings as GroupSettings
     from ._group_offsets import GroupLag as GroupLag
+    from ._ha_admin import BrokerRole as BrokerRole
+    from ._ha_admin import HaStatus as HaStatus
+    from ._ha_admin import ReplicaStatus as ReplicaStatus
     from ._message import Message as Message
     from ._outgoing import BatchResult as BatchResult
     from ._outgoing import OutgoingMessage as OutgoingMessage
@@ -129,6 +132,9 @@ _LAZY = {
     "ConsumerGroup": "_admin",
     "FilterModule": "_admin",
     "GroupSettings": "_group_admin",
+    "BrokerRole": "_ha_admin",
+    "HaStatus": "_ha_admin",
+    "ReplicaStatus": "_ha_admin",
     "DeadLetters": "_dead_letters",
     "ReplayProgress": "_dead_letters",
     "MessageOrigin": "_transit",
@@ -186,6 +192,9 @@ __all__ = [
     "ConsumerGroup",
     "FilterModule",
     "GroupSettings",
+    "BrokerRole",
+    "HaStatus",
+    "ReplicaStatus",
     "DeadLetters",
     "ReplayProgress",
     "MessageOrigin",

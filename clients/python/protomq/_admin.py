@@ -32,6 +32,7 @@ from ._connection_options import ConnectionOptions, connection_of
 from ._dead_letters import DeadLetters, ReplayProgress, list_dead_letters, replay_dead_letters
 from ._group_admin import GroupSettings, get_group, list_group_settings, set_group
 from ._group_offsets import GroupLag, Place, clone_offsets, group_lag, reset_offsets
+from ._ha_admin import HaStatus, ha_status
 from ._late_imports import fork_waits, load_needed_modules
 from ._message import Message, field_values
 from ._retry import CHANGE
@@ -761,6 +762,22 @@ class Admin:
             )
             for answer in answers
         ]  # fmt: skip
+        return _whole(states, failures)
+
+    def ha_status(self, broker_name: str | None = None) -> list[HaStatus]:
+        """How replication stands at all masters and slaves, or at those of one name.
+
+        Raises BrokerNotFoundError if none is registered; PartialResultError if some did not answer.
+        """
+        states, failures = ha_status(self, broker_name)
+        if not states:
+            for error in failures.values():
+                raise error
+            raise BrokerNotFoundError(
+                "no broker is registered at the name server"
+                if broker_name is None
+                else f"no broker of that name is registered: {broker_name}"
+            )
         return _whole(states, failures)
 
     def stats(self, topics: Iterable[str] = ()) -> list[TopicStats]:

@@ -15,6 +15,7 @@ LANE_PULL: Final = 3
 LANE_CONSUMER: Final = 4
 LANE_ADMIN: Final = 5
 LANE_POP: Final = 6
+LANE_HA: Final = 8
 
 _V1: Final = "/protomq.v1."
 
@@ -67,6 +68,8 @@ LIST_DEAD_LETTERS: Final = MethodInfo(
 REPLAY_DEAD_LETTERS: Final = MethodInfo(
     _V1 + "DeadLetterService/ReplayDeadLetters", 0x0702, LANE_ADMIN
 )
+
+GET_HA_STATUS: Final = MethodInfo(_V1 + "HaService/GetHaStatus", 0x0804, LANE_HA)
 
 END_TRANSACTION: Final = MethodInfo(_V1 + "TransactionService/EndTransaction", 0x0901, LANE_SEND)
 WAIT_FOR_CHECKS: Final = MethodInfo(_V1 + "TransactionService/WaitForChecks", 0x0902, LANE_SEND)

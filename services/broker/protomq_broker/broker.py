@@ -392,6 +392,7 @@ class Broker:
             name_servers=self._name_server_counts,
             full_pops=lambda: self._pop.pipeline.planner.full_count,
             write_refusal=self._write_refusal,
+            replication=self._replication.counts,
         )
 
     def _signal_deleted(self, topic: str) -> None:

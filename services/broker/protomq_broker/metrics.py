@@ -182,13 +182,29 @@ RETRIES: Final = Table(
         Metric("protomq.dead_letters.replayed", "{record}", "replayed", "Dead letters that were replayed", Kind.COUNTER),
     ),
 )  # fmt: skip
+REPLICATION: Final = Table(
+    "Replication",
+    (),
+    (
+        Metric("protomq.ha.replicas", "{replica}", "slaves", "Of a master: slaves that follow it"),
+        Metric(
+            "protomq.ha.in_sync_copies", "{copy}", "copies in sync",
+            "Of a master: copies of its log that are in sync, its own among them",
+        ),
+        Metric(
+            "protomq.ha.lag", "By", "lag",
+            "Of a master: what its slowest slave has not of the log; of a slave: what it has not of its master's",
+        ),
+        Metric("protomq.ha.following", "", "follows", "1: a slave that follows its master; 0: one that does not, and all masters"),
+    ),
+)  # fmt: skip
 LEFT_OUT: Final = Table(
     "Left out",
     (),
     (Metric("protomq.series_left_out", "{series}", "series left out", "Series beyond `metrics.series_max`"),),
 )  # fmt: skip
 TABLES: Final = (
-    BROKER, POSITIONS, DURATIONS, DELAYS, RETRIES, LANES, TRANSACTIONS, POPS, TOPICS, GROUPS, QUEUES, LEFT_OUT,
+    BROKER, POSITIONS, DURATIONS, REPLICATION, DELAYS, RETRIES, LANES, TRANSACTIONS, POPS, TOPICS, GROUPS, QUEUES, LEFT_OUT,
 )  # fmt: skip
 """Everything that a broker shows, in this order."""
 
@@ -198,7 +214,7 @@ class BrokerMetrics:
 
     `hold_durations`: of pulls; `mover`, `log_time`: of delayed messages; `retries`: the numbers of RETRIES. `lane_statuses` gives the
     lanes; `name_servers` how many there are and how many of them know the broker; `full_pops` how many pops met a queue that is full;
-    `write_refusal` why no writes are taken, "" if they are.
+    `write_refusal` why no writes are taken, "" if they are; `replication` the numbers of REPLICATION.
     """
 
     def __init__(
@@ -216,6 +232,7 @@ class BrokerMetrics:
         name_servers: Callable[[], tuple[int, int]],
         full_pops: Callable[[], int],
         write_refusal: Callable[[], str],
+        replication: Callable[[], tuple[int, int, int, int]],
     ) -> None:
         self._store = store
         self._start_time_ms = start_time_ms
@@ -229,6 +246,7 @@ class BrokerMetrics:
         self._name_servers = name_servers
         self._full_pops = full_pops
         self._write_refusal = write_refusal
+        self._replication = replication
         self._left = 0
         self._left_out = 0
 
@@ -246,6 +264,7 @@ class BrokerMetrics:
         yield Numbers(POSITIONS, [((), positions)])
         durations = (store.append_durations, store.sync_durations, self._hold_durations)
         yield Numbers(DURATIONS, [((), durations)])
+        yield Numbers(REPLICATION, [((), self._replication())])
         yield self._delays()
         yield Numbers(RETRIES, [((), self._retries())])
         yield lane_numbers(self._lane_statuses())

@@ -88,6 +88,16 @@ class Replication:
         if self.follower is not None:
             self.follower.start(own_address)
 
+    def counts(self) -> tuple[int, int, int, int]:
+        """The numbers of metrics.REPLICATION. Any thread."""
+        end = self._store.appended_position
+        if self.follower is not None:
+            view = self.follower.view
+            return 0, 0, max(view.end_position - end, 0), int(not view.problem)
+        views = self.service.views
+        lag = max((end - view.written_position for view in views), default=0)
+        return len(views), self.service.verdict.in_sync_count, max(lag, 0), 0
+
     def close(self) -> None:
         """Ends; no lane runs any more."""
         if self.follower is not None:

@@ -75,6 +75,7 @@ def read() -> list[Numbers]:
         name_servers=lambda: (2, 1),
         full_pops=lambda: 6,
         write_refusal=lambda: "",
+        replication=lambda: (1, 2, 4_096, 0),
     )
     numbers = list(metrics.numbers())
     store.close()

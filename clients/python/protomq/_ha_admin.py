@@ -1,0 +1,144 @@
+"""How replication stands: what masters and slaves say of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from . import _methods
+from ._late_imports import fork_waits
+from ._types import BrokerAddress, MethodInfo
+from .errors import ProtomqError, TransportError
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message as PbMessage
+
+_T = TypeVar("_T", bound="PbMessage")
+
+
+class BrokerRole(IntEnum):
+    """What a broker is (RocketMQ: BrokerRole)."""
+
+    ASYNC_MASTER = 1
+    SYNC_MASTER = 2
+    SLAVE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """A slave as its master sees it.
+
+    `in_sync`: it keeps up, and its session lasts. `lag_bytes`: of the log that it has not. `silence_ms`: since it said something.
+    """
+
+    broker_id: int
+    address: str
+    in_sync: bool
+    written_position: int
+    flushed_position: int
+    lag_bytes: int
+    silence_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class HaStatus:
+    """How replication stands at one broker.
+
+    Of a master: `replicas`, `in_sync_count` (copies, its own among them), and under SYNC_MASTER how many a send waits for and needs at
+    least. Of a slave: `master_address`, where the master's log ended when it last said something, how long ago that was (None: it never
+    has), and `problem`: why it does not follow now, "" if it does.
+    """
+
+    broker_name: str
+    broker_id: int
+    role: BrokerRole
+    epoch: int
+    first_position: int
+    end_position: int
+    flushed_position: int
+    confirmed_position: int
+    replicas: tuple[ReplicaStatus, ...]
+    in_sync_count: int
+    in_sync_replicas: int
+    min_in_sync_replicas: int
+    master_address: str
+    master_end_position: int
+    master_silence_ms: int | None
+    problem: str
+
+    @property
+    def lag_bytes(self) -> int:
+        """Of a slave: what it has not of the master's log; of a master: what its slowest slave has not."""
+        if self.role is BrokerRole.SLAVE:
+            return max(self.master_end_position - self.end_position, 0)
+        return max((replica.lag_bytes for replica in self.replicas), default=0)
+
+
+class KnowsBrokers(Protocol):
+    """What is needed of an Admin: it knows the brokers, slaves too."""
+
+    def cluster_info(self) -> Iterable[Any]: ...
+
+    def _call(
+        self, address: BrokerAddress, method: MethodInfo, request: Any, answer_class: type[_T]
+    ) -> _T: ...
+
+
+def ha_status(
+    admin: KnowsBrokers, broker_name: str | None
+) -> tuple[list[HaStatus], dict[str, ProtomqError]]:
+    """Of all brokers by name and id, or of those with a name; what went wrong, by `name/id`."""
+    with fork_waits:
+        from .v1 import ha_service_pb2 as pb
+
+    found: list[HaStatus] = []
+    failures: dict[str, ProtomqError] = {}
+    for broker in admin.cluster_info():
+        if broker_name not in (None, broker.broker_name):
+            continue
+        try:
+            answer = admin._call(
+                broker.address, _methods.GET_HA_STATUS, pb.GetHaStatusRequest(), pb.GetHaStatusResponse
+            )
+        except ProtomqError as error:
+            if isinstance(error, TransportError):
+                error.metadata = {**error.metadata, "broker_name": broker.broker_name}
+            failures[f"{broker.broker_name}/{broker.broker_id}"] = error
+            continue
+        found.append(_status(answer))
+    return sorted(found, key=lambda each: (each.broker_name, each.broker_id)), failures
+
+
+def _status(answer: Any) -> HaStatus:
+    silence_ms = answer.master_silence_ms if answer.HasField("master_silence_ms") else None
+    return HaStatus(
+        answer.broker_name,
+        answer.broker_id,
+        BrokerRole(answer.role),
+        answer.epoch,
+        answer.first_position,
+        answer.end_position,
+        answer.flushed_position,
+        answer.confirmed_position,
+        tuple(
+            ReplicaStatus(
+                each.broker_id,
+                each.address,
+                each.in_sync,
+                each.written_position,
+                each.flushed_position,
+                each.lag_bytes,
+                each.silence_ms,
+            )
+            for each in answer.replicas
+        ),
+        answer.in_sync_count,
+        answer.in_sync_replicas,
+        answer.min_in_sync_replicas,
+        answer.master_address,
+        answer.master_end_position,
+        silence_ms,
+        answer.problem,
+    )
