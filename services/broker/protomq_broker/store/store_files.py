@@ -161,7 +161,7 @@ class StoreFiles:
         """The store leads from the end of its log on: in a new epoch, which is durable when this returns.
 
         `epoch`: the one that it was given; None: the next one. Raises StaleEpochError, OSError. A disk that is full leaves it in the epoch
-        in which it led last, so that segments can be deleted.
+        in which it led last, or in the new one if that stands in the file already, so that segments can be deleted.
         """
         epochs = self.epochs
         if epoch is None:
@@ -174,10 +174,22 @@ class StoreFiles:
             last = epochs.row_at(end)
             if error.errno not in DISK_FULL_ERRNOS or last is None or not last.is_led:
                 raise
-            log.warning("the disk is full, epoch %d goes on: %s", last.epoch, error)
-            return last.epoch
+            epoch = self._epoch_that_stands(last.epoch)
+            log.warning("the disk is full, epoch %d is not durable yet: %s", epoch, error)
+            return epoch
         log.info("epoch %d begins at position %d", epoch, end)
         return epoch
+
+    def _epoch_that_stands(self, last_epoch: int) -> int:
+        """The epoch to lead in after the file could not be made durable: the new one if it stands there, else `last_epoch`.
+
+        The next start believes the file, so the seals have to say the same.
+        """
+        standing = read_epochs(self.disk, self._epochs_path)
+        if standing.highest_epoch <= self.epochs.highest_epoch:
+            return last_epoch
+        self.epochs = standing
+        return standing.highest_epoch
 
     def end_epoch(self, end: int) -> int:
         """The store follows from the end of its log on: that is durable when this returns. The epoch of the log there. Raises OSError."""

@@ -24,7 +24,7 @@ from protomq_broker.store.log.epochs import (
 )
 from protomq_broker.store.tools.offline import dump
 from protomq_broker.store.tools.verify import verify
-from protomq_broker.testing.simdisk import Fault, SimDisk
+from protomq_broker.testing.simdisk import Fault, Operation, SimDisk
 
 from .log_helpers import Log, make_record, make_request, recover
 from .store_helpers import open_store
@@ -202,6 +202,33 @@ def test_a_full_disk_leaves_the_store_in_its_epoch() -> None:
     disk.plan = None
     open_store(disk).close()
     assert [row[1] for row in epochs_of(disk)] == [1, 2]
+
+
+@pytest.mark.parametrize("keep", [0.0, 1.0])
+def test_an_epoch_that_stands_in_the_file_is_the_one_that_is_led_though_the_disk_is_full(keep: float) -> None:
+    """The file is replaced, and then the folder cannot be synced: what the file says and what the seals say must be one epoch."""
+    disk = SimDisk()
+    store = open_store(disk)
+    store.append([make_request([b"x"])])
+    store.close()
+    replaced: list[str] = []
+
+    def fault_at(operation: Operation) -> Fault | None:
+        if operation.name == "rename":
+            replaced.append(operation.path)
+        fails = operation.name == "fsync_dir" and replaced and EPOCHS_NAME in replaced[-1]
+        return Fault.ENOSPC if fails else None
+
+    disk.plan = fault_at
+    store = open_store(disk)
+    disk.plan = None
+    store.append([make_request([b"y"])])
+    store.flush()
+    led = store.epochs.rows[-1]
+    disk = disk.crash(random.Random(1), keep=keep)
+    open_store(disk).close()
+    assert (led.start_position, led.epoch) in [row[:2] for row in epochs_of(disk)]
+    assert led.epoch == 2
 
 
 def test_without_the_file_the_epochs_are_found_in_the_log_and_none_counts_as_led() -> None:
