@@ -101,8 +101,7 @@ class Parts:
     def send_back(self, calls: list[Call]) -> None:
         """A turn of them."""
         self.lane.waits = True
-        for call in calls:
-            self.send_backs.send_back(call)  # type: ignore[arg-type]
+        self.send_backs.send_back(calls)  # type: ignore[arg-type]
         self.lane.run()
         assert all(isinstance(call.outcome, bytes) for call in calls), calls[0].outcome
 

@@ -208,7 +208,7 @@ class RetryWorld:
     def call(self, request: SendBackRequest) -> Call:
         """A SendBack, on its way or answered."""
         call = Call(request.SerializeToString(), self.lane)
-        self.send_backs.send_back(call)  # type: ignore[arg-type]
+        self.send_backs.send_back([call])  # type: ignore[list-item]
         return call
 
     def send_back(

@@ -18,7 +18,7 @@ from protomq.v1.group_service_pb2 import (
     PutGroupResponse,
 )
 from protomq.wire.topics import retry_topic
-from protomq_runtime.dispatch import raw
+from protomq_runtime.dispatch import drained, raw
 from protomq_runtime.errors import invalid_argument, unparsable
 
 from .admin_service import check_page_token, page_size_of
@@ -112,10 +112,10 @@ class GroupService:
             next_page_token=found[size - 1].group if len(found) > size else "",
         )
 
-    @raw
-    def send_back(self, call: Call) -> None:
+    @drained
+    def send_back(self, calls: list[Call]) -> None:
         """Has messages delivered again, or put to the dead letters."""
-        self._send_backs.send_back(call)
+        self._send_backs.send_back(calls)
 
     @raw
     def create_retry_topic(self, call: Call) -> None:

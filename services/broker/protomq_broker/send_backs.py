@@ -1,9 +1,11 @@
 """Messages that a group could not process: a copy of each goes to %RETRY%group, to be delivered after a delay, or to %DLQ%group.
 
-    consumer lane   reads the request > finds the records > plans > makes the copies
-    send lane                                                                        appends them, of all requests that have arrived
+    consumer lane   reads the requests of a turn > finds the records > plans > makes the copies
+    send lane                                                                                   appends them, of all that has arrived
 
 Rules:
+- Requests of one group that come in one turn are looked up and copied together: that costs little more than one of them. Where one of
+  them is not as the others are (known already, refused), each is prepared by itself.
 - All messages of a request are copied, or none. The copies and the record that the request is done are one append: a request that is
   sent again is known, and does nothing.
 - The record says how often its message was handed out; a consumer that tried again by itself may say more, never less.
@@ -14,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
@@ -74,14 +76,21 @@ class RetryCounts:
     repeated: int = 0
 
 
-class _Prepared(NamedTuple):
-    """A request whose copies are made. `sources`: the topics of its messages with their incarnations; `key`: 0 if it is done each time."""
+class _Asked(NamedTuple):
+    """A request that was read. `key`: names it; 0 if it is done each time."""
 
     call: Call
+    request: SendBackRequest
     key: int
+
+
+class _Prepared(NamedTuple):
+    """Requests of one group whose copies are made, and the answer to each. `sources`: topics of the messages with their incarnations."""
+
+    asked: Sequence[_Asked]
     sources: Sequence[tuple[str, int]]
     copies: Sequence[AppendRequest]
-    response: SendBackResponse
+    responses: Sequence[SendBackResponse]
 
     @property
     def size_bytes(self) -> int:
@@ -119,16 +128,35 @@ class SendBacks:
         self._arrived = _Arrived()
         self.counts = RetryCounts()
 
-    def send_back(self, call: Call) -> None:
-        """Prepares the copies, has them appended, and answers the call."""
+    def send_back(self, calls: Iterable[Call]) -> None:
+        """Prepares the copies, has them appended, and answers the calls, which came in one turn of their lane."""
+        groups: dict[str, list[_Asked]] = {}
+        for call in calls:
+            try:
+                request = SendBackRequest.FromString(bytes(call.payload))
+                _check(request)
+            except DecodeError:
+                call.fail(unparsable("protomq.v1.SendBackRequest"))
+            except Exception as error:
+                call.fail(to_service_error(error))
+            else:
+                asked = _Asked(call, request, _key_of(request, call))
+                groups.setdefault(request.consumer_group, []).append(asked)
+        for group in groups.values():
+            for together in _bundles(group):
+                self._prepare_all(together)
+
+    # The consumer lane.
+
+    def _prepare_all(self, asked: Sequence[_Asked]) -> None:
+        """Prepares them together, or if that cannot be each by itself, and hands them to the send lane."""
         try:
-            request = SendBackRequest.FromString(bytes(call.payload))
-            prepared = self._prepare(request, call)
-        except DecodeError:
-            call.fail(unparsable("protomq.v1.SendBackRequest"))
-            return
+            prepared = self._prepare(asked)
         except Exception as error:
-            call.fail(to_service_error(error))
+            if len(asked) > 1:
+                self._prepare_each(asked)
+            else:
+                asked[0].call.fail(to_service_error(error))
             return
         with self._lock:
             self._arrived.requests.append(prepared)
@@ -136,26 +164,17 @@ class SendBacks:
         if not is_posted:
             self._writer.post(self._write)
 
-    # The consumer lane.
+    def _prepare_each(self, asked: Iterable[_Asked]) -> None:
+        for each in asked:
+            self._prepare_all([each])
 
-    def _prepare(self, request: SendBackRequest, call: Call) -> _Prepared:
+    def _prepare(self, asked: Sequence[_Asked]) -> _Prepared:
         """Raises ServiceError, StoreError."""
-        group = request.consumer_group
-        check_group_name(group)
-        messages = request.messages
-        if not 1 <= len(messages) <= MESSAGES_MAX:
-            raise invalid_argument("messages", f"are 1 to {MESSAGES_MAX}, not {len(messages)}")
-        places = {(each.topic, each.queue_id, each.queue_offset) for each in messages}
-        if len(places) < len(messages):
-            raise invalid_argument("messages", "names a message twice; name each once")
-        for number, message in enumerate(messages):
-            if class_of(message.topic) is TopicClass.RETRY and group_of(message.topic) != group:
-                raise invalid_argument(
-                    f"messages[{number}].topic", f"{message.topic!r} has the retries of another group than {group!r}"
-                )
+        group = asked[0].request.consumer_group
+        messages = [message for each in asked for message in each.request.messages]
         found, incarnations = find_messages(self._store, messages)
         size_bytes = sum(each.size_bytes for each in found)
-        if size_bytes > SIZE_MAX_BYTES and len(found) > 1:
+        if size_bytes > (SIZE_MAX_BYTES if len(asked) == 1 else APPEND_SIZE_BYTES) and len(found) > 1:
             raise ServiceError(
                 Code.INVALID_ARGUMENT,
                 "MESSAGE_TOO_LARGE",
@@ -168,18 +187,25 @@ class SendBacks:
             )
         settings = self._store.groups.find(group)
         now_ms = self._log_time.now_ms()
-        response = SendBackResponse()
-        for number, (message, record) in enumerate(zip(messages, found, strict=True)):
-            response.results.append(self._plan(settings, number, message, record, now_ms))
+        records = iter(found)
+        responses = [
+            SendBackResponse(
+                results=[
+                    self._plan(settings, number, message, next(records), now_ms)
+                    for number, message in enumerate(each.request.messages)
+                ]
+            )
+            for each in asked
+        ]
         copies = copies_for(
             found,
             [each.error for each in messages],
-            response.results,
+            [result for response in responses for result in response.results],
             retry_topic(group),
             dead_letter_topic(group),
             now_ms,
         )
-        return _Prepared(call, _key_of(request, call), incarnations, copies, response)
+        return _Prepared(asked, incarnations, copies, responses)
 
     def _plan(
         self,
@@ -236,21 +262,28 @@ class SendBacks:
             try:
                 group.add(prepared)
             except Exception as error:
-                _answer([prepared], error)
+                if len(prepared.asked) > 1:
+                    prepared.asked[0].call.lane.post(partial(self._prepare_each, prepared.asked))
+                else:
+                    _answer(prepared, error)
         try:
             position = group.append(self._writer, self._log_time.now_ms())
         except Exception as error:
-            _answer(group.taken, error)
+            for prepared in group.taken:
+                _answer(prepared, error)
             return
         for prepared in group.taken:
-            self._count(prepared.response)
+            for response in prepared.responses:
+                self._count(response)
         if self._waiting.is_stored(position):
-            _answer(group.taken, None)
+            for prepared in group.taken:
+                _answer(prepared, None)
             return
         for prepared in group.taken:
-            wait_ms = prepared.call.hold_time_ms(self._wait_ms)
-            answer = partial(_answer, [prepared])
-            self._waiting.wait(self._writer.lane, position, wait_ms, answer)
+            for asked, response in zip(prepared.asked, prepared.responses, strict=True):
+                wait_ms = asked.call.hold_time_ms(self._wait_ms)
+                alone = prepared._replace(asked=[asked], responses=[response])
+                self._waiting.wait(self._writer.lane, position, wait_ms, partial(_answer, alone))
         self._waiting.request_flush()
 
     def _count(self, response: SendBackResponse) -> None:
@@ -260,6 +293,10 @@ class SendBacks:
         dead = sum(1 for result in response.results if result.dead_letter)
         self.counts.dead += dead
         self.counts.retried += len(response.results) - dead
+
+
+class _NotTogetherError(Exception):
+    """One of several requests is done already: each is prepared by itself."""
 
 
 class _Together:
@@ -273,11 +310,16 @@ class _Together:
         self.size_bytes = 0
 
     def add(self, prepared: _Prepared) -> None:
-        """Adds a request, one that is known already without its copies. Raises ServiceError if it cannot be done any more."""
-        key = prepared.key
-        if key and (key in self._keys or self._store.groups.has_sent_back(key)):
-            prepared.response.repeated_request = True
-            for result in prepared.response.results:
+        """Adds requests; one that is known already without its copies. Raises ServiceError if they cannot be done any more,
+        _NotTogetherError if of several one is known already.
+        """
+        known = [key for _, _, key in prepared.asked if key and self._is_known(key)]
+        if known and len(prepared.asked) > 1:
+            raise _NotTogetherError
+        if known:
+            (response,) = prepared.responses
+            response.repeated_request = True
+            for result in response.results:
                 result.due_time_ms = 0
             self.taken.append(prepared)
             return
@@ -286,23 +328,58 @@ class _Together:
         for copy in prepared.copies:
             if copy.region.due_times_ms is not None:
                 self._delays.check(copy.region)
-        if key:
-            self._keys.add(key)
+        self._keys.update(key for _, _, key in prepared.asked if key)
         self.taken.append(prepared)
         self.size_bytes += prepared.size_bytes
 
+    def _is_known(self, key: int) -> bool:
+        return key in self._keys or self._store.groups.has_sent_back(key)
+
     def append(self, writer: SystemWriter, now_ms: int) -> int:
         """Appends what is new; the position up to which the log must be stored for the callers."""
-        new = [each for each in self.taken if not each.response.repeated_request]
+        new = [each for each in self.taken if not each.responses[0].repeated_request]
         copies = [copy for each in new for copy in each.copies]
         if copies:
             topics = dict.fromkeys(copy.region.topic for copy in copies)
             self._store.topics.add([topic_of_broker(name) for name in topics])
-            keys = [each.key for each in new if each.key]
+            keys = [key for each in new for _, _, key in each.asked if key]
             record = GroupsRecord(sent_back=keys, sent_back_times_ms=[now_ms] * len(keys))
             states = [(GROUPS_TOPIC, [record.SerializeToString()])] if keys else []
             writer.append_moved(copies, states)
         return self._store.appended_position
+
+
+def _check(request: SendBackRequest) -> None:
+    """Raises ServiceError for what no state of the broker makes right."""
+    group = request.consumer_group
+    check_group_name(group)
+    messages = request.messages
+    if not 1 <= len(messages) <= MESSAGES_MAX:
+        raise invalid_argument("messages", f"are 1 to {MESSAGES_MAX}, not {len(messages)}")
+    places = {(each.topic, each.queue_id, each.queue_offset) for each in messages}
+    if len(places) < len(messages):
+        raise invalid_argument("messages", "names a message twice; name each once")
+    for number, message in enumerate(messages):
+        if class_of(message.topic) is TopicClass.RETRY and group_of(message.topic) != group:
+            raise invalid_argument(
+                f"messages[{number}].topic", f"{message.topic!r} has the retries of another group than {group!r}"
+            )
+
+
+def _bundles(asked: Iterable[_Asked]) -> Iterator[list[_Asked]]:
+    """Requests that are prepared together: as many messages as one request may have, and no request twice."""
+    bundle: list[_Asked] = []
+    keys: set[int] = set()
+    count = 0
+    for each in asked:
+        if bundle and (count + len(each.request.messages) > MESSAGES_MAX or (each.key and each.key in keys)):
+            yield bundle
+            bundle, keys, count = [], set(), 0
+        bundle.append(each)
+        keys.add(each.key)
+        count += len(each.request.messages)
+    if bundle:
+        yield bundle
 
 
 def _key_of(request: SendBackRequest, call: Call) -> int:
@@ -312,13 +389,13 @@ def _key_of(request: SendBackRequest, call: Call) -> int:
     return int.from_bytes(blake2b(bytes(call.payload), digest_size=8).digest(), "little") or 1
 
 
-def _answer(requests: Iterable[_Prepared], error: Exception | None) -> None:
-    for prepared in requests:
-        prepared.call.lane.post(partial(_answer_here, prepared, error))
+def _answer(prepared: _Prepared, error: Exception | None) -> None:
+    prepared.asked[0].call.lane.post(partial(_answer_here, prepared, error))
 
 
 def _answer_here(prepared: _Prepared, error: Exception | None) -> None:
-    if error is not None:
-        prepared.call.fail(to_service_error(error))
-    else:
-        prepared.call.answer(prepared.response.SerializeToString())
+    for (call, _, _), response in zip(prepared.asked, prepared.responses, strict=True):
+        if error is not None:
+            call.fail(to_service_error(error))
+        else:
+            call.answer(response.SerializeToString())

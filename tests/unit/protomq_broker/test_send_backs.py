@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from protomq.v1.group_service_pb2 import FailedMessage, SendBackRequest
+from protomq.v1.group_service_pb2 import FailedMessage, SendBackRequest, SendBackResponse
 from protomq.v1.record_pb2 import Record
 from protomq.wire.topics import dead_letter_topic, retry_topic
 from protomq_broker.store.state.group_settings import GroupSettings
@@ -19,7 +19,7 @@ from protomq_broker.store.state.sent_back import REMEMBERED_MS
 from protomq_broker.store.tools.verify import verify
 from protomq_broker.testing.simdisk import Fault, SimulatedCrash
 from protomq_runtime.errors import ServiceError
-from tests.support.retry_world import GROUP, TOPIC, RetryWorld, failed, id_of
+from tests.support.retry_world import GROUP, TOPIC, Call, RetryWorld, failed, id_of
 
 KEPT = ("body", "crc32c", "producer_id", "producer_epoch", "sequence", "born_time_ms", "key_hash")
 
@@ -128,6 +128,66 @@ def test_messages_of_many_queues_go_back_together_or_not_at_all() -> None:
     assert sorted(copy.body for copy in world.retries()) == [b"a", b"b", b"c"]
 
 
+def requests_of(world: RetryWorld, offsets: list[int], ids: list[int]) -> list[Call]:
+    """A SendBack for each offset, all in one turn."""
+    requests = [
+        SendBackRequest(
+            consumer_group=GROUP,
+            messages=[FailedMessage(topic=TOPIC, queue_offset=offset, error=f"of {offset}")],
+            request_id=request_id,
+        )
+        for offset, request_id in zip(offsets, ids, strict=True)
+    ]
+    calls = [Call(request.SerializeToString(), world.lane) for request in requests]
+    world.send_backs.send_back(calls)  # type: ignore[arg-type]
+    world.store.flush()
+    return calls
+
+
+def answer_of(call: Call) -> SendBackResponse:
+    assert isinstance(call.outcome, bytes), call.outcome
+    return SendBackResponse.FromString(call.outcome)
+
+
+def test_requests_of_one_turn_are_one_append_and_each_has_its_answer() -> None:
+    world = RetryWorld()
+    world.send(*(b"%d" % number for number in range(300)))
+    calls = requests_of(world, list(range(300)), list(range(1, 301)))
+    assert all(answer_of(call).results[0].attempt == 1 for call in calls)
+    world.deliver(10_000)
+    copies = sorted(world.retries(), key=lambda copy: copy.transit.origin_queue_offset)
+    assert [(copy.body, copy.transit.last_error) for copy in copies] == [
+        (b"%d" % number, f"of {number}") for number in range(300)
+    ]
+
+
+def test_in_one_turn_a_request_that_is_refused_harms_no_other() -> None:
+    world = RetryWorld()
+    world.send(b"a", b"b", b"c")
+    first, gone, last = requests_of(world, [0, 77, 2], [1, 2, 3])
+    assert isinstance(gone.outcome, ServiceError)
+    assert gone.outcome.reason == "OFFSET_OUT_OF_RANGE"
+    assert gone.outcome.message.startswith("messages[0]:")
+    assert not answer_of(first).repeated_request
+    assert not answer_of(last).repeated_request
+    world.deliver(10_000)
+    assert [copy.body for copy in world.retries()] == [b"a", b"c"]
+
+
+@pytest.mark.parametrize("is_known_before", [False, True])
+def test_in_one_turn_a_request_that_comes_twice_is_done_once(is_known_before: bool) -> None:
+    world = RetryWorld()
+    world.send(b"a", b"b", b"c")
+    if is_known_before:
+        assert not answer_of(requests_of(world, [1], [2])[0]).repeated_request
+    calls = requests_of(world, [0, 1, 1, 2], [1, 2, 2, 3])
+    repeated = [answer_of(call).repeated_request for call in calls]
+    assert repeated == [False, is_known_before, True, False]
+    world.deliver(10_000)
+    assert sorted(copy.body for copy in world.retries()) == [b"a", b"b", b"c"]
+    assert world.send_backs.counts.retried == 3
+
+
 def test_large_messages_go_back_one_by_one() -> None:
     world = RetryWorld(segment=32 << 20)
     world.send(bytes(4 << 20), bytes(4 << 20), b"x")
@@ -189,7 +249,7 @@ def test_what_does_not_parse_is_refused() -> None:
     world = RetryWorld()
     call = world.call(SendBackRequest())
     call.payload, call.outcome = b"\xff", None
-    world.send_backs.send_back(call)  # type: ignore[arg-type]
+    world.send_backs.send_back([call])  # type: ignore[list-item]
     assert isinstance(call.outcome, ServiceError)
 
 

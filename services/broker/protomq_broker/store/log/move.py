@@ -102,6 +102,7 @@ def move_records(
     pieces = _Pieces(data, origin.tobytes(), tails.tobytes(), len(starts))
     opened = bool(attempts) or last_errors is not None or bool(replayed_group)
     more = [attempts] * len(starts) if isinstance(attempts, int) else attempts
+    origins = _columns_of_origins(trailers) if opened else []
     carried = set(moved_before.tolist())
     spans = zip(
         front_starts.tolist(),
@@ -117,7 +118,7 @@ def move_records(
             last = last_errors[row] if last_errors is not None else None
             written = data[front_end:topic_start] if row in carried else b""
             transit = _opened_transit(
-                written, origin_topic, trailers[row], more[row], last, replayed_group
+                written, origin_topic, origins[row], more[row], last, replayed_group
             )
         elif row in carried:
             transit = data[front_end:topic_start]
@@ -282,15 +283,24 @@ def _origins(trailers: NDArray[np.void]) -> NDArray[np.void]:
     return origins
 
 
+def _columns_of_origins(trailers: NDArray[np.void]) -> list[tuple[int, int, int]]:
+    """Queue, queue offset and store time of each: a field of one item of an array costs as much as a column of them."""
+    columns = (trailers[name].tolist() for name in ("queue_id", "queue_offset", "store_time_ms"))
+    return list(zip(*columns, strict=True))
+
+
 def _opened_transit(
     written: bytes,
     topic: bytes,
-    trailer: np.void,
+    origin: tuple[int, int, int],
     attempts: int,
     last_error: str | None,
     replayed_group: str,
 ) -> bytes:
-    """The field `transit` of one copy, the way that is always right. `written`: the field as it stands; b"" at the first move."""
+    """The field `transit` of one copy, the way that is always right. `written`: the field as it stands; b"" at the first move.
+
+    `origin`: queue, queue offset and store time, for the first move.
+    """
     if written:
         _, at = read_varint(written, 1, LENGTH_SIZE_MAX_BYTES)
         try:
@@ -300,9 +310,9 @@ def _opened_transit(
     else:
         transit = Transit(
             origin_topic=topic.decode(),
-            origin_queue_id=int(trailer["queue_id"]),
-            origin_queue_offset=int(trailer["queue_offset"]),
-            first_store_time_ms=int(trailer["store_time_ms"]),
+            origin_queue_id=origin[0],
+            origin_queue_offset=origin[1],
+            first_store_time_ms=origin[2],
         )
     if replayed_group:
         transit.replayed_group, transit.attempt = replayed_group, 0
