@@ -64,6 +64,10 @@ demo: $(ENV) ## real messages through a real broker: 336,776 flights
 	@$(BIN)/python tools/fetch_flights.py
 	@$(BIN)/python -m protomq_cli.demo
 
+.PHONY: cluster
+cluster: $(ENV) ## 2 masters, 2 slaves, 2 name servers on this machine, until Ctrl-C; LAYOUT=deploy/1m: another one
+	@$(BIN)/python tools/cluster.py $(or $(LAYOUT),deploy/2m-2s-sync)
+
 .PHONY: demo-spark
 demo-spark: $(SPARK) ## Spark sums up the flights that `make demo` has sent (needs a JDK 17+)
 	@test -d build/demo-store/commitlog || $(MAKE) --no-print-directory demo

@@ -1,0 +1,104 @@
+"""The sample configurations of deploy/ start as they are, and do what their names say: `make cluster` runs the same program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import yaml
+
+from protomq import Admin, BrokerRole, Producer, SendStatus
+from protomq.errors import ProtomqError
+from protomq_broker.config import BrokerConfig
+from protomq_namesrv.config import NamesrvConfig
+from protomq_runtime.config import load_config
+from tests.support.waiting import PATIENCE_S, wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+LAYOUTS = ("1m", "2m", "2m-2s-async", "2m-2s-sync")
+SMALL = {
+    "PROTOMQ_STORE_SEGMENT_SIZE_BYTES": "4MiB",
+    "PROTOMQ_STORE_DISK_DELETE_RATIO": "0.97",
+    "PROTOMQ_STORE_DISK_FORCE_RATIO": "0.98",
+    "PROTOMQ_STORE_DISK_REFUSE_RATIO": "0.99",
+}
+"""The machine of a test has little room."""
+
+
+@contextmanager
+def cluster(layout: str, folder: Path) -> Iterator[dict[str, str]]:
+    """The words of its ready line; ended as by Ctrl-C."""
+    command = [sys.executable, str(ROOT / "tools/cluster.py"), str(DEPLOY / layout), "--free-ports", "--folder", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=os.environ | SMALL, text=True)
+    with process:
+        try:
+            assert process.stdout is not None
+            lines = iter(process.stdout.readline, "")
+            ready = next((line for line in lines if line.startswith("ready ")), "")
+            assert ready, "it has ended"
+            yield dict(word.partition("=")[::2] for word in ready.split()[1:])
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(PATIENCE_S)
+
+
+def test_all_layouts_are_tried() -> None:
+    assert sorted(path.name for path in DEPLOY.iterdir() if path.is_dir()) == sorted(LAYOUTS)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_files_are_read_and_no_two_want_one_port_or_folder(layout: str) -> None:
+    ports: list[int] = []
+    folders: list[Path] = []
+    for file in sorted((DEPLOY / layout).glob("*.yaml")):
+        assert isinstance(yaml.safe_load(file.read_text()), dict)
+        if file.stem.startswith("namesrv"):
+            listen = load_config(NamesrvConfig, file, environment={}).listen
+        else:
+            config = load_config(BrokerConfig, file, environment={})
+            listen = config.listen
+            folders.append(config.data_dir)
+        ports += [listen.grpc_port, listen.remoting_port]
+    assert len(set(ports)) == len(ports)
+    assert len(set(folders)) == len(folders) >= 1
+
+
+@pytest.mark.parametrize("layout", ["1m", "2m-2s-sync"])
+def test_a_layout_starts_and_takes_messages(layout: str, tmp_path: Path) -> None:
+    with cluster(layout, tmp_path) as words:
+        namesrv = words["namesrv"]
+        brokers = [name for name in words if name.startswith("broker")]
+        with Admin(namesrv=namesrv) as admin, Producer(namesrv=namesrv) as producer:
+            wait_for(lambda: len(admin.cluster_info()) == len(brokers), PATIENCE_S)
+            masters = [each for each in admin.ha_status() if each.role is not BrokerRole.SLAVE]
+            assert len(masters) == (1 if layout == "1m" else 2)
+            if layout == "1m":
+                assert producer.send("flights", b"x").status is SendStatus.SEND_OK
+                return
+            wait_for(lambda: all_in_sync(admin), PATIENCE_S)
+            for _ in range(4):
+                assert producer.send("flights", b"x").status is SendStatus.SEND_OK
+            # A slave is killed: its master goes on, and says so.
+            os.kill(int(words["broker-a-s"]), signal.SIGKILL)
+            statuses: set[SendStatus] = set()
+
+            def said() -> bool:
+                statuses.add(producer.send("flights", b"y").status)
+                return {SendStatus.SEND_OK, SendStatus.SLAVE_NOT_AVAILABLE} <= statuses
+
+            wait_for(said, PATIENCE_S)
+
+
+def all_in_sync(admin: Admin) -> bool:
+    try:
+        states = admin.ha_status()
+    except ProtomqError:
+        return False
+    return all(each.in_sync_count == 2 for each in states if each.role is BrokerRole.SYNC_MASTER)

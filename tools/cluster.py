@@ -1,0 +1,122 @@
+"""Start a cluster of deploy/ on this machine, say where, and end it with Ctrl-C.
+
+    cluster.py deploy/2m-2s-sync [--folder build/cluster] [--free-ports]
+
+Each file of the folder is a process: first the name servers (`namesrv-*.yaml`), then masters, then slaves. Stores are made in `--folder`,
+logs beside them. `--free-ports`: the files' ports are not used. The last line on stdout begins with `ready`. Only the standard library is
+used: the servers run in processes of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 15.0
+FREE_PORTS = {"PROTOMQ_LISTEN_GRPC_PORT": "0", "PROTOMQ_LISTEN_REMOTING_PORT": "0"}
+
+
+class Member:
+    """One process. `words`: what its ready line says."""
+
+    def __init__(self, file: Path, folder: Path, environment: dict[str, str]) -> None:
+        self.name = file.stem
+        self.log_path = folder / f"{file.stem}.log"
+        verb = "namesrv" if file.stem.startswith("namesrv") else "broker"
+        with self.log_path.open("a") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "protomq_cli.main", verb, "-c", str(file.resolve())],
+                cwd=folder,
+                env=os.environ | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                # Ctrl-C is for this program, which stops its members in their order.
+                start_new_session=True,
+            )
+        self.words: dict[str, str] = {}
+
+    def wait_ready(self) -> None:
+        """Reads the ready line; RuntimeError if none comes."""
+        give_up = threading.Timer(START_TIMEOUT_S, self.process.kill)
+        give_up.start()
+        try:
+            assert self.process.stdout is not None
+            line = self.process.stdout.readline()
+        finally:
+            give_up.cancel()
+        if not line.startswith("ready "):
+            raise RuntimeError(f"{self.name} does not start: see {self.log_path}")
+        self.words = dict(word.partition("=")[::2] for word in line.split()[1:])
+
+    def stop(self) -> None:
+        """SIGTERM, and SIGKILL if that takes too long."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def order_of(file: Path) -> tuple[bool, bool, str]:
+    """Name servers first, slaves last."""
+    return not file.stem.startswith("namesrv"), file.stem.endswith("-s"), file.stem
+
+
+def start_all(members: list[Member], files: list[Path], folder: Path, *, free_ports: bool) -> None:
+    """Starts them in order, each when the one before is ready; those that run are in `members`."""
+    environment = dict(FREE_PORTS) if free_ports else {}
+    for file in files:
+        namesrv = [each.words["remoting"] for each in members if each.name.startswith("namesrv")]
+        if free_ports and not file.stem.startswith("namesrv"):
+            environment["PROTOMQ_NAMESRV"] = ";".join(namesrv)
+        member = Member(file, folder, environment)
+        members.append(member)
+        member.wait_ready()
+        words = member.words
+        print(f"{member.name:12} gRPC {words['grpc']:22} remoting {words['remoting']}", flush=True)
+    addresses = ";".join(each.words["remoting"] for each in members if "namesrv" in each.name)
+    print(f"clients: PROTOMQ_NAMESRV_ADDR='{addresses}'   Ctrl-C ends all; logs are in {folder}")
+    pids = " ".join(f"{each.name}={each.process.pid}" for each in members)
+    print(f"ready namesrv={addresses} {pids}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Start a cluster of deploy/ on this machine.")
+    parser.add_argument("layout", type=Path, help="a folder of deploy/")
+    parser.add_argument("--folder", type=Path, default=Path("build/cluster"))
+    parser.add_argument("--free-ports", action="store_true")
+    arguments = parser.parse_args()
+    files = sorted(arguments.layout.glob("*.yaml"), key=order_of)
+    if not files:
+        parser.error(f"{arguments.layout} has no *.yaml")
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    over = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: over.set())
+    members: list[Member] = []
+    try:
+        start_all(members, files, arguments.folder.resolve(), free_ports=arguments.free_ports)
+        over.wait()
+        return 0
+    except RuntimeError as error:
+        print(f"cluster: {error}", file=sys.stderr)
+        return 1
+    finally:
+        for member in reversed(members):
+            member.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
