@@ -98,7 +98,9 @@ class TimerMover:
             rows = store.pending.due(self._log_time.now_ms(), BATCH_COUNT_MAX)
             if not len(rows):
                 return False
-            rows = first_rows(rows, BATCH_COUNT_MAX, BATCH_SIZE_MAX_BYTES)
+            # Copies are larger than what they are made of, and a record goes with them: all of it must fit into a small segment too.
+            size_max_bytes = min(BATCH_SIZE_MAX_BYTES, store.append_size_max_bytes // 4)
+            rows = first_rows(rows, BATCH_COUNT_MAX, size_max_bytes)
             deleted = store.topics.deleted
             copies = copies_of(rows, store.read_records, store.has_topic_of, keeps_due_times=False)
             unreadable = copies.unreadable

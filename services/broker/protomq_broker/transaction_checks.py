@@ -28,6 +28,7 @@ from protomq.wire.topics import EXPIRED_TOPIC, TRANSACTIONS_TOPIC
 
 from .check_clock import CheckClock
 from .said_once import SaidOnce
+from .store.state.half_copies import copied_size_max_bytes, first_halves
 from .store.state.topics import TopicConfig
 from .store.state.transactions import (
     Ending,
@@ -52,8 +53,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("protomq.broker")
 
 BATCH_COUNT_MAX: Final = 128
-BATCH_SIZE_MAX_BYTES: Final = 1 << 20
-"""Of the half messages that are looked at in one turn, beside the first."""
+"""Half messages that are looked at in one turn."""
 TURN_INTERVAL_MS: Final = 50.0
 """Between two turns, at least: what falls due in between is asked about together."""
 RETRY_INTERVAL_MS: Final = 1_000.0
@@ -136,10 +136,13 @@ class TransactionChecks:
         now_ms = self.now_ms()
         due = self._store.transactions.due(now_ms, BATCH_COUNT_MAX)
         if due.to_expire:
-            self._expire(first_halves(due.to_expire), now_ms)
+            self._expire(self._first(due.to_expire), now_ms)
         if due.to_check:
-            self._check(first_halves(due.to_check), now_ms)
+            self._check(self._first(due.to_check), now_ms)
         return bool(due.to_check or due.to_expire)
+
+    def _first(self, halves: Sequence[HalfMessage]) -> list[HalfMessage]:
+        return first_halves(halves, copied_size_max_bytes(self._store.append_size_max_bytes))
 
     def _expire(self, halves: Sequence[HalfMessage], now_ms: int) -> None:
         copies = self._store.half_copies(halves, topic=EXPIRED_TOPIC)
@@ -304,16 +307,6 @@ class TransactionChecks:
                 len(halves),
                 halves[0].position,
             )
-
-
-def first_halves(halves: Sequence[HalfMessage]) -> list[HalfMessage]:
-    """The first of them, as many as a turn reads in a few milliseconds; at least one."""
-    size_bytes = 0
-    for count, half in enumerate(halves):
-        size_bytes += half.size_bytes
-        if count and size_bytes > BATCH_SIZE_MAX_BYTES:
-            return list(halves[:count])
-    return list(halves)
 
 
 def record_of(field: bytes) -> Record:

@@ -86,7 +86,8 @@ class TransactionEndings:
             else:
                 outcomes[number] = Outcome(_not_found(handle))
         failures: dict[TransactionKey, ServiceError] = {}
-        for part in _parts(halves):
+        size_max_bytes = min(COMMITTED_SIZE_MAX_BYTES, self._store.append_size_max_bytes // 4)
+        for part in _parts(halves, size_max_bytes):
             failures |= self._append(part, wanted)
         for number, (handle, ending) in enumerate(decisions):
             if outcomes[number] is not None:
@@ -121,14 +122,14 @@ class TransactionEndings:
         return damaged
 
 
-def _parts(halves: Sequence[HalfMessage]) -> Iterable[list[HalfMessage]]:
-    """The half messages in parts, each of which an append takes."""
+def _parts(halves: Sequence[HalfMessage], size_max_bytes: int) -> Iterable[list[HalfMessage]]:
+    """The half messages in parts, each of which an append takes. `size_max_bytes`: of a part, beside its last one."""
     part: list[HalfMessage] = []
     size_bytes = 0
     for half in halves:
         part.append(half)
         size_bytes += half.size_bytes
-        if size_bytes >= COMMITTED_SIZE_MAX_BYTES or len(part) >= ENDED_COUNT_MAX:
+        if size_bytes >= size_max_bytes or len(part) >= ENDED_COUNT_MAX:
             yield part
             part, size_bytes = [], 0
     if part:

@@ -22,10 +22,11 @@ from protomq_runtime.dispatch import drained, raw
 from protomq_runtime.errors import ServiceError, invalid_argument, unparsable
 
 from .store.log.record_scan import record_field_at
+from .store.state.half_copies import first_halves
 from .store.state.transactions import Ending
 from .store_errors import tells_store_errors, to_service_error
 from .topic_access import check_group_name, check_topic_name
-from .transaction_checks import first_halves, record_of
+from .transaction_checks import record_of
 from .transaction_endings import Outcome, Wanted
 
 if TYPE_CHECKING:

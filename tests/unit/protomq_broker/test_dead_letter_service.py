@@ -107,6 +107,16 @@ def test_dead_letters_between_which_only_a_seal_stands_are_replayed() -> None:
     assert world.replayed() == [b"a", b"b"]
 
 
+def test_more_is_replayed_than_a_small_segment_takes() -> None:
+    world = ReplayWorld()
+    limit = world.store.append_size_max_bytes
+    bodies = [b"%02d" % number + bytes(limit // 20) for number in range(40)]
+    for body in bodies:
+        world.die(body)
+    assert sum(answer.replayed_count for answer in world.replay_all()) == len(bodies)
+    assert world.replayed() == bodies
+
+
 def test_many_are_replayed_in_slices_that_tell_how_far_they_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -130,6 +130,14 @@ def test_there_is_a_limit_of_what_waits() -> None:
     assert reason(lambda: world.send(b"c", delay_ms=1))[1]["limit"] == "100"
 
 
+def test_more_falls_due_at_once_than_a_small_segment_takes(world: World) -> None:
+    bodies = [b"%02d" % number + bytes(2_000) for number in range(60)]
+    for body in bodies:
+        world.send(body, delay_ms=1_000)
+    assert sum(map(len, bodies)) > SEGMENT
+    assert world.deliver(1_000) == bodies
+
+
 def test_a_recall_wins_or_loses(world: World) -> None:
     won, lost = (world.send(body, delay_ms=1_000).recall_handle for body in (b"won", b"lost"))
     assert world.recall(won)

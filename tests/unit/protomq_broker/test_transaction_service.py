@@ -485,6 +485,18 @@ def test_open_transactions_outlive_starts_and_retention(world: World, only_log: 
     assert verify("/s", disk=world.disk) == []
 
 
+def test_more_is_open_than_a_small_segment_takes(world: World) -> None:
+    bodies = [b"%02d" % number + bytes(2_000) for number in range(60)]
+    handles = [world.half(body) for body in bodies]
+    assert sum(map(len, bodies)) > SEGMENT
+    fill(world, 3 * SEGMENT)
+    cut_front(world)
+    assert world.store.min_position > SEGMENT
+    assert len(world.open()) == len(bodies)
+    world.end(*((handle, COMMIT) for handle in handles))
+    assert sorted(world.delivered()) == bodies
+
+
 def test_what_is_damaged_where_its_segment_goes_expires(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:

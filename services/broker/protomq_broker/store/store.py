@@ -87,7 +87,13 @@ from .queues.selection import NO_TAGS
 from .same_messages import SentAgain
 from .scrub import Scrubber
 from .state.groups import GroupTable
-from .state.half_copies import CARRIED_COUNT, HalfCopies, half_copies
+from .state.half_copies import (
+    CARRIED_COUNT,
+    HalfCopies,
+    copied_size_max_bytes,
+    first_halves,
+    half_copies,
+)
 from .state.half_messages import TransactionState
 from .state.log_front import LogFront
 from .state.machine import (
@@ -1102,7 +1108,8 @@ class Store:
         with self.timer.watch() as watch:
             for rows in self.pending.below(cut):
                 while len(rows := rows[~watch.has_ended(rows)]):
-                    part = first_rows(rows, _CARRIED_COUNT_MAX, _CARRIED_SIZE_MAX_BYTES)
+                    size_max_bytes = min(_CARRIED_SIZE_MAX_BYTES, self.append_size_max_bytes // 4)
+                    part = first_rows(rows, _CARRIED_COUNT_MAX, size_max_bytes)
                     deleted = self.topics.deleted
                     copies = copies_of(
                         part, self.read_records, self.has_topic_of, keeps_due_times=True
@@ -1129,7 +1136,8 @@ class Store:
     def _carry_halves(self, cut: int) -> None:
         """Appends again the half messages in front of `cut` that are open."""
         while halves := self.transactions.below(cut)[:CARRIED_COUNT]:
-            self._on_writer(partial(self._append_carried_halves, halves))
+            first = first_halves(halves, copied_size_max_bytes(self.append_size_max_bytes))
+            self._on_writer(partial(self._append_carried_halves, first))
 
     def _append_carried_halves(self, halves: Sequence[HalfMessage]) -> None:
         """On the writer thread: those that are open still, where they stood."""

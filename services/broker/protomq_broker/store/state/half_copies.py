@@ -19,6 +19,8 @@ from .transactions import HalfMessage
 
 CARRIED_COUNT: Final = 256
 """Half messages that are carried forward together."""
+SIZE_MAX_BYTES: Final = 1 << 20
+"""Of the half messages that are read, or copied in one append, beside the first: a few milliseconds' work."""
 
 
 class HalfCopies(NamedTuple):
@@ -30,6 +32,23 @@ class HalfCopies(NamedTuple):
     requests: list[AppendRequest]
     halves: list[HalfMessage]
     unreadable: list[HalfMessage]
+
+
+def copied_size_max_bytes(append_size_max_bytes: int) -> int:
+    """Of the half messages that are copied together: their copies, which are larger, and the record that tells of them are one append."""
+    return min(SIZE_MAX_BYTES, append_size_max_bytes // 4)
+
+
+def first_halves(
+    halves: Sequence[HalfMessage], size_max_bytes: int = SIZE_MAX_BYTES
+) -> list[HalfMessage]:
+    """The first of them, as many as one turn takes; at least one."""
+    size_bytes = 0
+    for count, half in enumerate(halves):
+        size_bytes += half.size_bytes
+        if count and size_bytes > size_max_bytes:
+            return list(halves[:count])
+    return list(halves)
 
 
 def half_copies(
