@@ -4,6 +4,9 @@
     E2   what was acknowledged, and answered so, never comes again (a kill takes nothing back)
     E5   at least once: in the end each message that was sent was acknowledged
 
+An acknowledgement that a kill fell into may be stored, though nobody was told so: its further try finds a stale receipt. Such a message may
+come again or not, and E5 asks nothing of it, as of one whose acknowledgement failed. A stale receipt without a kill excuses nothing.
+
 Invisible times count from before a member asks, by one clock of this process: a broker that begins to count later holds for longer.
 """
 
@@ -35,6 +38,9 @@ class _Group:
     lock: threading.Lock = field(default_factory=threading.Lock)
     held_until_s: dict[bytes, float] = field(default_factory=dict)
     acked: set[bytes] = field(default_factory=set)
+    unknown: set[bytes] = field(default_factory=set)
+    kill_count: int = 0
+    """Kills that began or ended: odd while the broker is down."""
     sent: set[bytes] = field(default_factory=set)
     found: list[Violation] = field(default_factory=list)
     delivered_count: int = 0
@@ -50,6 +56,21 @@ class _Group:
             if body in self.acked:
                 self.found.append(Violation("E2", f"{body!r} came after it was acknowledged"))
             self.held_until_s[body] = asked_s + INVISIBLE_S
+
+    def note_acks(self, bodies: set[bytes], stale: set[bytes] | None, kill_count: int) -> None:
+        """A member acknowledged `bodies`; it was told that `stale` were too late, or got no answer (None). `kill_count` is from before."""
+        with self.lock:
+            if stale is None:
+                self.unknown |= bodies
+                return
+            self.acked |= bodies - stale
+            if kill_count % 2 or self.kill_count != kill_count:
+                self.unknown |= stale
+
+    def open_messages(self) -> set[bytes]:
+        """What was sent and must still come."""
+        with self.lock:
+            return self.sent - self.acked - self.unknown
 
 
 def _produce(namesrv: str, group: _Group) -> None:
@@ -69,7 +90,7 @@ def _produce(namesrv: str, group: _Group) -> None:
 
 def _consume(namesrv: str, group: _Group, rng: random.Random) -> None:
     with SimpleConsumer("members", namesrv=namesrv) as consumer:
-        while not group.stopping.is_set() or group.sent - group.acked:
+        while not group.stopping.is_set() or group.open_messages():
             asked_s = time.monotonic()
             try:
                 messages = consumer.receive(TOPIC, 8, invisible_s=INVISIBLE_S, hold_s=0.5)
@@ -79,12 +100,13 @@ def _consume(namesrv: str, group: _Group, rng: random.Random) -> None:
             for message in messages:
                 group.take(message.body, asked_s)
             kept = [message for message in messages if rng.random() < 0.8]
+            kill_count = group.kill_count
+            stale: set[bytes] | None
             try:
-                stale = consumer.ack(kept) if kept else []
+                stale = {message.body for message in consumer.ack(kept)} if kept else set()
             except ProtomqError:
-                continue  # done, or not: nobody knows, and it may come again
-            with group.lock:
-                group.acked.update(message.body for message in kept if message not in stale)
+                stale = None
+            group.note_acks({message.body for message in kept}, stale, kill_count)
 
 
 def pop_rounds(seed: int, rounds: int, folder: Path) -> tuple[list[Violation], int]:
@@ -105,12 +127,14 @@ def pop_rounds(seed: int, rounds: int, folder: Path) -> tuple[list[Violation], i
             deadline_s = time.monotonic() + PATIENCE_S
             while group.delivered_count < goal and time.monotonic() < deadline_s:
                 group.stopping.wait(0.01)
+            group.kill_count += 1
             broker.kill()
             broker.restart()
+            group.kill_count += 1
         group.stopping.set()
         for thread in threads:
             thread.join(PATIENCE_S)
-        left = group.sent - group.acked
+        left = group.open_messages()
         if left:
             group.found.append(Violation("E5", f"{len(left)} messages were not acknowledged: {sorted(left)[:5]}"))
     return group.found, group.delivered_count
