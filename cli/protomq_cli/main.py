@@ -30,6 +30,7 @@ from protomq_cli import (
     servers,
     topics,
     transactions,
+    worker,
 )
 from protomq_cli.connection import translate
 from protomq_cli.environment import check_environment
@@ -104,6 +105,7 @@ def build_app() -> typer.Typer:
     app.command("pull", rich_help_panel=MESSAGES)(messages.pull)
     app.command("consume", rich_help_panel=MESSAGES)(messages.consume)
     app.command("pop", rich_help_panel=MESSAGES)(pops.pop)
+    app.command("worker", rich_help_panel=MESSAGES)(worker.worker)
 
     def group(name: str, help_text: str, panel: str, **commands: Any) -> None:
         child = _new_app(help=help_text)

@@ -246,6 +246,11 @@ class AsyncPushConsumer(PushBase):
         self._concurrency = self._checked_concurrency(concurrency)
         self._begin_tasks()
 
+    @property
+    def is_running(self) -> bool:
+        """See PushBase.is_running."""
+        return self._consumer is not None and not self._is_ending
+
     def assignment(self) -> tuple[MessageQueue, ...]:
         """The queues being consumed."""
         return self._consumer.assignment() if self._consumer is not None else ()

@@ -70,6 +70,11 @@ class PushBase:
         return self._state.is_suspended
 
     @property
+    def is_running(self) -> bool:
+        """Whether it has started, and `stop` has not ended it yet."""
+        raise NotImplementedError
+
+    @property
     def counts(self) -> PushCounts:
         """How it stands; a snapshot, from any thread."""
         state = self._state

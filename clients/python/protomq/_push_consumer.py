@@ -257,6 +257,11 @@ class PushConsumer(PushBase):
         for thread in new:
             thread.start()
 
+    @property
+    def is_running(self) -> bool:
+        """See PushBase.is_running."""
+        return self._consumer is not None and not self._is_ending
+
     def assignment(self) -> tuple[MessageQueue, ...]:
         """The queues being consumed."""
         return self._consumer.assignment() if self._consumer is not None else ()

@@ -1,0 +1,122 @@
+"""One process of a worker: loads the program's push consumer, runs it, and tells its supervisor how it stands.
+
+    python -m protomq_cli.worker_process app.orders:consumer NUMBER PIPE
+
+On the pipe, a file number that it inherits, it writes a line of JSON a second: {"is_running": true, "open": 0, ...}, PushCounts beside it.
+Where nobody reads it any more the supervisor is gone, and the process stops by itself.
+
+Exit codes: 0 all that was begun is done, 1 something was not, 2 the program cannot be loaded, 3 no server answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from typing import TYPE_CHECKING, Final
+
+from protomq_cli.exits import ExitCode
+
+if TYPE_CHECKING:
+    from protomq import AsyncPushConsumer, PushConsumer
+
+TELL_S: Final = 1.0
+TELL_SOON_S: Final = 0.05
+"""Until it runs."""
+
+
+class LoadError(Exception):
+    """The program is not there, or is none."""
+
+
+def load_consumer(target: str) -> PushConsumer | AsyncPushConsumer:
+    """The consumer that `module:name` names, or what the function of that name makes. Raises LoadError."""
+    from protomq import AsyncPushConsumer, PushConsumer
+
+    module_name, colon, path = target.partition(":")
+    if not colon or not module_name or not path:
+        raise LoadError(f"{target!r} is no MODULE:NAME, as in app.orders:consumer")
+    try:
+        found: object = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+            raise LoadError(f"there is no module {error.name!r} here, in {os.getcwd()}, or installed") from error
+        raise
+    for name in path.split("."):
+        try:
+            found = getattr(found, name)
+        except AttributeError:
+            raise LoadError(f"module {module_name!r} has no {path!r}") from None
+    if not isinstance(found, PushConsumer | AsyncPushConsumer) and callable(found):
+        found = found()
+    if not isinstance(found, PushConsumer | AsyncPushConsumer):
+        raise LoadError(f"{target} is no PushConsumer or AsyncPushConsumer, nor a function that returns one: {found!r}")
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    """Runs it; the exit code."""
+    target, number, pipe = arguments[0], int(arguments[1]), int(arguments[2])
+    # Nothing that the program starts keeps the pipe open when this process is gone.
+    os.set_inheritable(pipe, False)
+    # Until the consumer runs there is nothing to drain.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    sys.path.insert(0, os.getcwd())
+    try:
+        consumer = load_consumer(target)
+    except LoadError as error:
+        sys.stderr.write(f"worker {number}: {error}\n")
+        return ExitCode.USAGE
+    except Exception:
+        sys.stderr.write(f"worker {number}: {target} cannot be loaded\n{traceback.format_exc()}")
+        return ExitCode.USAGE
+    if not logging.getLogger().handlers:
+        logging.basicConfig(
+            level=logging.INFO, format=f"%(asctime)s worker {number} %(levelname)s %(name)s %(message)s"
+        )
+    return run(consumer, number, pipe)
+
+
+def run(consumer: PushConsumer | AsyncPushConsumer, number: int, pipe: int) -> int:
+    """Until somebody ends it; the exit code."""
+    from protomq import ProtomqError, PushConsumer
+
+    threading.Thread(target=_tell, args=(consumer, pipe), name="protomq-worker-tells", daemon=True).start()
+    try:
+        if isinstance(consumer, PushConsumer):
+            left_count = consumer.run()
+        else:
+            left_count = asyncio.run(consumer.run())
+    except ProtomqError as error:
+        sys.stderr.write(f"worker {number}: {error}\n")
+        return ExitCode.UNREACHABLE if error.retriable else ExitCode.FAILURE
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    return ExitCode.FAILURE if left_count else ExitCode.OK
+
+
+def _tell(consumer: PushConsumer | AsyncPushConsumer, pipe: int) -> None:
+    waits = threading.Event()
+    while True:
+        is_running = consumer.is_running
+        said = {"is_running": is_running, **consumer.counts._asdict()}
+        try:
+            os.write(pipe, json.dumps(said).encode() + b"\n")
+        except OSError:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        waits.wait(TELL_S if is_running else TELL_SOON_S)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Listeners that hang are on threads that are nobody's any more.
+    os._exit(code)

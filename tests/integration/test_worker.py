@@ -1,0 +1,259 @@
+"""`protomq worker` with real processes: killed ones come back, a stop drains, a replacement goes one by one; the exit code says how."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from protomq import Producer
+from protomq.testing import Broker
+from tests.support.cli import PROTOMQ, environment_with, run
+from tests.support.push import committed, send
+from tests.support.waiting import PATIENCE_S, wait_for
+
+PROGRAM = """
+import os, pathlib, time
+from protomq import AsyncPushConsumer, PushConsumer
+
+FOLDER = pathlib.Path({folder!r})
+consumer = PushConsumer({group!r}, namesrv={namesrv!r}, drain_timeout_s={drain})
+
+@consumer.on({topic!r})
+def listen(message):
+    body = message.body.decode()
+    if body == "slow":
+        (FOLDER / "begun").touch()
+        while not (FOLDER / "go").exists():
+            time.sleep(0.01)
+    with open(FOLDER / "seen", "a") as file:
+        file.write(f"{{os.getpid()}} {version} {{body}}\\n")
+
+def make():
+    made = AsyncPushConsumer({group!r}, namesrv={namesrv!r})
+    async def coroutine(message):
+        listen(message)
+    made.subscribe({topic!r}, coroutine)
+    return made
+
+nothing = 5
+"""
+
+
+class World:
+    """A program in a folder of its own."""
+
+    def __init__(self, folder: Path, broker: Broker, topic: str) -> None:
+        self.folder, self.broker, self.topic, self.group = folder, broker, topic, f"g-{topic}"
+        self.write()
+
+    def write(self, version: int = 1, drain: float = 30.0, namesrv: str = "") -> None:
+        """The program; a changed one is read when a process starts."""
+        (self.folder / "app.py").write_text(
+            PROGRAM.format(
+                folder=str(self.folder), group=self.group, topic=self.topic, version=version, drain=drain,
+                namesrv=namesrv or self.broker.namesrv,
+            )
+        )  # fmt: skip
+
+    def seen(self) -> list[list[str]]:
+        """Process, version and body of each call."""
+        path = self.folder / "seen"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line.split() for line in lines]
+
+    def bodies(self) -> set[bytes]:
+        return {line[2].encode() for line in self.seen()}
+
+    @contextmanager
+    def worker(self, *arguments: str, target: str = "app:consumer") -> Iterator[Worker]:
+        """A supervisor; it and its processes are killed in the end."""
+        running = Worker(self.folder, target, arguments)
+        try:
+            yield running
+        finally:
+            running.popen.kill()
+            running.popen.wait()
+            running.reader.join()
+
+
+class Worker:
+    """A supervisor that runs, and what it said."""
+
+    def __init__(self, folder: Path, target: str, arguments: tuple[str, ...]) -> None:
+        environment = {**environment_with(""), "PYTHONDONTWRITEBYTECODE": "1"}
+        self.popen = subprocess.Popen(
+            [*PROTOMQ, "worker", target, *arguments],
+            cwd=folder, env=environment, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.lines: list[str] = []
+        self.reader = threading.Thread(target=self._read)
+        self.reader.start()
+
+    def _read(self) -> None:
+        assert self.popen.stderr is not None
+        with self.popen.stderr as stderr:
+            for line in stderr:
+                self.lines.append(line.rstrip("\n"))
+
+    def find(self, pattern: str) -> list[re.Match[str]]:
+        return [match for line in list(self.lines) if (match := re.search(pattern, line))]
+
+    def wait_ready(self, count: int) -> list[int]:
+        """The processes, once so many have been ready."""
+        pattern = r"worker \d+, process (\d+), is ready"
+        wait_for(lambda: len(self.find(pattern)) >= count, PATIENCE_S)
+        return [int(match[1]) for match in self.find(pattern)]
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Its exit code."""
+        self.popen.send_signal(number)
+        return self.popen.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def world(tmp_path: Path, protomq_server: Broker, protomq_topic: str) -> World:
+    return World(tmp_path, protomq_server, protomq_topic)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_one_that_is_killed_is_started_again_and_a_stop_ends_all(world: World, protomq_producer: Producer) -> None:
+    with world.worker("--processes", "2", "--metrics-port", "0") as worker:
+        first = worker.wait_ready(2)
+        bodies = send(protomq_producer, world.topic, 50)
+        wait_for(lambda: world.bodies() == set(bodies), PATIENCE_S)
+        os.kill(first[0], signal.SIGKILL)
+        again = worker.wait_ready(3)
+        assert worker.find("ended with signal 9, .* the next one starts in 1 s")
+        bodies += send(protomq_producer, world.topic, 50, first=50)
+        wait_for(lambda: world.bodies() == set(bodies), PATIENCE_S)
+        (where,) = worker.find(r"metrics at (\S+)")
+
+        def metrics() -> str:
+            with urllib.request.urlopen(where[1], timeout=PATIENCE_S) as answer:
+                return str(answer.read(), "utf-8")
+
+        wait_for(lambda: metrics().count('protomq_worker_up{process="') == 2, PATIENCE_S)
+        assert re.search(r'protomq_worker_restarts_total\{process="[01]"\} 1', metrics())
+        assert worker.end() == 0
+        assert not any(map(is_alive, again))
+    assert committed(world.broker, world.group, world.topic) == 100
+
+
+def test_a_stop_lets_a_listener_end_its_message(world: World, protomq_producer: Producer) -> None:
+    with world.worker() as worker:
+        worker.wait_ready(1)
+        protomq_producer.send(world.topic, b"slow")
+        wait_for((world.folder / "begun").exists, PATIENCE_S)
+        worker.popen.send_signal(signal.SIGINT)
+        wait_for(lambda: worker.find("stopping: listeners that run may end"), PATIENCE_S)
+        assert worker.popen.poll() is None
+        (world.folder / "go").touch()
+        assert worker.popen.wait(PATIENCE_S) == 0
+    assert world.bodies() == {b"slow"}
+    assert committed(world.broker, world.group, world.topic) == 1
+
+
+def test_a_listener_that_hangs_is_killed_in_the_end(world: World, protomq_producer: Producer) -> None:
+    with world.worker("--stop-timeout", "300ms") as worker:
+        worker.wait_ready(1)
+        protomq_producer.send(world.topic, b"slow")
+        wait_for((world.folder / "begun").exists, PATIENCE_S)
+        assert worker.end() == 1
+        assert worker.find("is not done in time: killed, what it had comes again")
+    assert committed(world.broker, world.group, world.topic) == 0
+
+
+def test_a_replacement_goes_one_by_one_with_the_new_program(world: World, protomq_producer: Producer) -> None:
+    with world.worker("-p", "2") as worker:
+        first = worker.wait_ready(2)
+        world.write(version=2)
+        worker.popen.send_signal(signal.SIGHUP)
+        pids = worker.wait_ready(4)
+        told = [line for line in worker.lines if re.search("is ready|ended with exit code 0", line)][2:]
+        assert ["ended" in line for line in told] == [True, False, True, False]
+        assert not any(map(is_alive, first))
+        bodies = send(protomq_producer, world.topic, 20)
+        wait_for(lambda: world.bodies() == set(bodies), PATIENCE_S)
+        assert {line[1] for line in world.seen()} == {"2"}
+        assert {int(line[0]) for line in world.seen()} <= set(pids[2:])
+        assert worker.end() == 0
+
+
+def test_a_change_of_the_source_reloads(world: World, protomq_producer: Producer) -> None:
+    with world.worker("--reload") as worker:
+        worker.wait_ready(1)
+        world.write(version=3)
+        worker.wait_ready(2)
+        bodies = send(protomq_producer, world.topic, 3)
+        wait_for(lambda: world.bodies() == set(bodies), PATIENCE_S)
+        assert {line[1] for line in world.seen()} == {"3"}
+        assert worker.end() == 0
+
+
+def test_a_function_may_make_a_consumer_of_coroutines(world: World, protomq_producer: Producer) -> None:
+    bodies = send(protomq_producer, world.topic, 20)
+    with world.worker("--status", "200ms", target="app:make") as worker:
+        wait_for(lambda: world.bodies() == set(bodies), PATIENCE_S)
+        wait_for(lambda: worker.find(r"up: 20 done, 0 here, 0 of them waiting, 0 refused, 0 restarts"), PATIENCE_S)
+        assert worker.end() == 0
+
+
+def test_processes_end_when_their_supervisor_is_gone(world: World) -> None:
+    with world.worker("-p", "2") as worker:
+        pids = worker.wait_ready(2)
+        worker.popen.kill()
+        wait_for(lambda: not any(map(is_alive, pids)), PATIENCE_S)
+
+
+def test_a_server_that_is_not_there_is_waited_for(world: World) -> None:
+    world.write(namesrv="127.0.0.1:1")
+    with world.worker() as worker:
+        wait_for(lambda: len(worker.find("ended with exit code 3, 0 done; the next one starts in")) >= 2, PATIENCE_S)
+        assert worker.end() == 0
+
+
+@pytest.mark.parametrize(
+    ("target", "text"),
+    [
+        ("app", "'app' is no MODULE:NAME"),
+        ("gone:consumer", "there is no module 'gone' here"),
+        ("app:gone", "module 'app' has no 'gone'"),
+        ("app:nothing", "app:nothing is no PushConsumer or AsyncPushConsumer, nor a function that returns one: 5"),
+        ("broken:consumer", "broken:consumer cannot be loaded"),
+    ],
+)
+def test_a_program_that_cannot_be_loaded_ends_it_with_exit_code_2(world: World, target: str, text: str) -> None:
+    (world.folder / "broken.py").write_text("1 / 0")
+    with world.worker(target=target) as worker:
+        assert worker.popen.wait(PATIENCE_S) == 2
+        worker.reader.join()
+        assert worker.find(re.escape(text))
+
+
+def test_a_port_that_is_taken_is_told(world: World) -> None:
+    port = world.broker.remoting_address.rpartition(":")[2]
+    finished = run("worker", "app:consumer", "--metrics-port", port, code=1)
+    assert "metrics cannot be served" in finished.stderr
+
+
+def test_the_program_of_a_process_is_not_the_supervisors() -> None:
+    """A supervisor that imported the SDK would cost each restart nothing, and memory."""
+    code = "import sys, protomq_cli.worker; sys.exit('protomq._push_consumer' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
