@@ -56,12 +56,13 @@ class ListenedConsumer(PullConsumer):
             state.hold_back(state.queues if held is None else held)
             if not steps.is_settled(self._routes.cached):
                 self._run(steps.before_poll())
-            self._exchange(0.0)
             parts = state.take_parts(count_max)
-            if not parts and timeout_s > 0:
-                self._exchange(min(timeout_s, state.next_due_in_s(time.monotonic())))
-                parts = state.take_parts(count_max)
-            return parts
+            if parts and self._pulls is not None:
+                # Answers that are there already need no look at the connections.
+                self._send_due(self._pulls)
+                return parts
+            self._exchange(min(timeout_s, state.next_due_in_s(time.monotonic())))
+            return state.take_parts(count_max)
 
 
 class _Queues(QueueListener):

@@ -138,7 +138,7 @@ class PushState:
         if work is None:
             listener = None if queue.topic == self._retry_topic else self._listeners.get(queue.topic)
             work = self._works[queue] = Work(queue, listener)
-        size_bytes = sum([message.size_bytes for message in messages])
+        size_bytes = _size_of(messages)
         work.waiting.extend(messages)
         work.open_offsets.extend([message.queue_offset for message in messages])
         work.end_offset = messages[-1].queue_offset + 1
@@ -413,7 +413,7 @@ class PushState:
             work.attempts = 0
 
     def _finish(self, work: Work, messages: Sequence[Message]) -> None:
-        size_bytes = sum([message.size_bytes for message in messages])
+        size_bytes = _size_of(messages)
         work.count -= len(messages)
         work.size_bytes -= size_bytes
         self.count -= len(messages)
@@ -483,6 +483,16 @@ class PushState:
             or self.size_bytes >= self.options.size_max_bytes * share
         )
         self._has_room_again |= was_full and not self._is_full
+
+
+def _size_of(messages: Sequence[Message]) -> int:
+    """The sum of their `size_bytes`, without a call for each: bodies of most messages are plain attributes."""
+    return sum(
+        [
+            len(one._rest) + len(one.body if type(one) is Message else one.stored_body)
+            for one in messages
+        ]
+    )
 
 
 def _without_listener(message: Message) -> None:

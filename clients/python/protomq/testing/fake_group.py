@@ -1,0 +1,266 @@
+"""FakeGroup: listeners of a push consumer without a broker. Retries, delays and dead letters come as a broker makes them come, by a clock
+that jumps.
+
+    consumer = app.orders.consumer             # a PushConsumer or AsyncPushConsumer, not started
+    group = FakeGroup(consumer)
+    group.send("orders", b"poison")
+    group.deliver()                            # calls the listeners, in this thread
+    group.advance(10)                          # the first retry is due
+    group.deliver()
+    assert group.dead_letters[0].error == "ValueError: ..."
+
+What listeners say is judged by the code that a real consumer runs. Tags are compared; SQL92, CEL and WebAssembly are the broker's, and let
+everything through here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import struct
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from protomq._async_push_consumer import AsyncPushConsumer
+from protomq._message import Message
+from protomq._push_consumer import PushConsumer
+from protomq._push_results import Failure
+from protomq._push_state import Run, Work
+from protomq._push_steps import SaidSeldom
+from protomq._push_work import Worker
+from protomq._send_back import error_text
+from protomq._types import MessageQueue
+from protomq.errors import ConfigurationError
+from protomq.wire.record import (
+    FLAG_KIND_COPY,
+    FLAG_TRANSIT,
+    QUEUE_ID_AT,
+    QUEUE_OFFSET_AT,
+    STORE_TIME_MS_AT,
+    RecordTemplate,
+    encode_front,
+    encode_varint,
+)
+from protomq.wire.topics import retry_topic
+
+from .fakes import FakeClock
+
+BROKER_NAME: Final = "fake"
+RETRY_DELAYS_S: Final = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+"""The broker's delay levels from level 3 on: the delays of a group that nobody has set up."""
+DELAY_LEVELS_S: Final = (1, 5, *RETRY_DELAYS_S)
+
+
+class DeadLetter(NamedTuple):
+    """A message that became one: as its listener got it last, and what that failed of."""
+
+    message: Message
+    error: str
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A message that is to be delivered. `number`: in the order in which they came. `failures`: of an orderly one."""
+
+    due_ms: int
+    number: int
+    message: Message
+    failures: int = 0
+
+
+class FakeGroup:
+    """A broker's part for one push consumer. One thread."""
+
+    def __init__(
+        self,
+        consumer: PushConsumer | AsyncPushConsumer,
+        *,
+        retry_count_max: int = 16,
+        retry_delays_s: Sequence[float] = RETRY_DELAYS_S,
+        clock: FakeClock | None = None,
+    ) -> None:
+        """`retry_count_max` and `retry_delays_s`: the settings of the group (`Admin.set_group`)."""
+        if consumer.is_running:
+            raise ConfigurationError("this consumer runs: its listeners get messages of its brokers")
+        if not retry_delays_s:
+            raise ConfigurationError("a group has one delay of a retry at least")
+        self.clock = clock or FakeClock()
+        self.done: list[Message] = []
+        """In the order in which their listeners returned."""
+        self.dead_letters: list[DeadLetter] = []
+        self._consumer = consumer
+        self._retry_count_max = retry_count_max
+        self._retry_delays_s = retry_delays_s
+        self._sequence = itertools.count(1)
+        self._offsets: dict[MessageQueue, itertools.count[int]] = {}
+        self._waiting: list[_Waiting] = []
+        self._suspended_until_ms: dict[MessageQueue, int] = {}
+
+    def send(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        key: str = "",
+        tag: str = "",
+        properties: Mapping[str, str] | None = None,
+        queue_id: int = 0,
+        delay_s: float = 0.0,
+    ) -> Message:
+        """A message that is to be delivered, at once or after a delay; as its listener gets it."""
+        number = next(self._sequence)
+        front = encode_front((key,) if key else (), tag, properties)
+        record = RecordTemplate(topic, 1, 0).encode(
+            body, number, self.clock.now_ms(), key=key, tag=tag, front=front
+        )
+        message = self._placed(record, MessageQueue(topic, BROKER_NAME, queue_id))
+        self._wait(message, delay_s)
+        return message
+
+    def advance(self, seconds: float) -> None:
+        """Time passes: what falls due in it is delivered by the next `deliver`."""
+        self.clock.advance(round(seconds * 1000))
+
+    @property
+    def waiting(self) -> list[Message]:
+        """Messages that are not delivered yet, the next one first."""
+        return [one.message for one in self._in_order()]
+
+    @property
+    def next_due_in_s(self) -> float:
+        """Until the next one is; infinity if none waits."""
+        due_ms = min((self._due_ms(one) for one in self._waiting), default=math.inf)
+        return max(due_ms - self.clock.monotonic_ms(), 0) / 1000
+
+    def deliver(self) -> int:
+        """Gives all that is due to listeners, and what falls due at once by what they say. How many messages were delivered."""
+        count = 0
+        with asyncio.Runner() as runner:
+            while batch := self._next_batch():
+                count += len(batch)
+                self._run(batch, runner)
+        return count
+
+    # --------------------------------------------------------------------------------------------------------------------
+
+    def _due_ms(self, one: _Waiting) -> int:
+        """An orderly queue waits as a whole."""
+        return max(one.due_ms, self._suspended_until_ms.get(one.message.queue, 0))
+
+    def _in_order(self) -> list[_Waiting]:
+        return sorted(self._waiting, key=lambda one: (self._due_ms(one), one.number))
+
+    def _next_batch(self) -> list[_Waiting]:
+        """What one call of a listener gets; messages that nobody wants are left out."""
+        batch: list[_Waiting] = []
+        topic = ""
+        for one in self._in_order():
+            if self._due_ms(one) > self.clock.monotonic_ms():
+                break
+            wanted = self._consumer._wanted.get(_topic_of(one.message))
+            if wanted is None or (wanted.tags and one.message.tag not in wanted.tags):
+                self._waiting.remove(one)
+                continue
+            if batch and (topic != wanted.topic or len(batch) >= (wanted.listener.batch_size or 1)):
+                break
+            topic = wanted.topic
+            self._waiting.remove(one)
+            batch.append(one)
+        return batch
+
+    def _run(self, batch: Sequence[_Waiting], runner: asyncio.Runner) -> None:
+        failed: list[tuple[Message, Failure]] = []
+
+        def settle(run: Run, messages: Iterable[Message], failures: Iterable[Failure | None]) -> None:
+            for message, failure in zip(messages, failures, strict=True):
+                if failure is None:
+                    run.done.append(message)
+                else:
+                    failed.append((message, failure))
+
+        messages = deque(one.message for one in batch)
+        listener = self._consumer._wanted[_topic_of(messages[0])].listener
+        run = Run(Work(messages[0].queue, listener), listener, messages, len(batch), 0.0)
+        comes_again = not self._consumer.options.broadcast
+        worker = Worker(settle, SaidSeldom(self.clock.monotonic), comes_again=comes_again)
+        if listener.is_coroutine:
+            runner.run(worker.work_async(run))
+        else:
+            worker.work(run)
+        self.done += run.done
+        for message, failure in failed:
+            one = next(one for one in batch if one.message is message)
+            if self._consumer.options.orderly and not failure.is_dead_letter:
+                self._hold_up(one, failure)
+            elif comes_again:
+                self._give_back(message, failure)
+
+    def _hold_up(self, one: _Waiting, failure: Failure) -> None:
+        """Orderly: its queue waits, and goes on with it, unless its attempts are spent."""
+        options = self._consumer.options
+        one.failures += 1
+        if options.attempts_max is not None and one.failures >= options.attempts_max:
+            self.dead_letters.append(DeadLetter(one.message, failure.error))
+            return
+        delay_ms = options.suspend_ms if failure.delay_ms is None else failure.delay_ms
+        self._suspended_until_ms[one.message.queue] = self.clock.monotonic_ms() + delay_ms
+        self._waiting.append(one)
+
+    def _give_back(self, message: Message, failure: Failure) -> None:
+        attempt = message.attempt + 1
+        if failure.is_dead_letter or attempt > self._retry_count_max:
+            self.dead_letters.append(DeadLetter(message, failure.error))
+            return
+        delay_s = self._retry_delays_s[min(attempt, len(self._retry_delays_s)) - 1]
+        if "delay_ms" in failure.fields:
+            delay_s = failure.fields["delay_ms"] / 1000
+        elif "delay_level" in failure.fields:
+            delay_s = DELAY_LEVELS_S[min(failure.fields["delay_level"], len(DELAY_LEVELS_S)) - 1]
+        self._wait(self._copy(message, attempt, failure.error), delay_s)
+
+    def _copy(self, message: Message, attempt: int, error: str) -> Message:
+        """As the broker moves a message into the topic of retries."""
+        from protomq.v1.record_pb2 import Record, Transit
+
+        origin = message.origin
+        transit = Transit(
+            origin_topic=origin.topic if origin is not None else message.topic,
+            origin_queue_id=origin.queue_id if origin is not None else message.queue_id,
+            origin_queue_offset=(origin.queue_offset or 0) if origin is not None else message.queue_offset,
+            first_store_time_ms=origin.store_time_ms if origin is not None else message.store_time_ms,
+            attempt=attempt,
+            last_error=error_text(error),
+        ).SerializeToString()
+        topic = retry_topic(self._consumer.group)
+        before = Record.FromString(message.record)
+        front = encode_front(before.keys, before.tag, before.properties)
+        record = RecordTemplate(topic, message.producer_id, message.producer_epoch).encode(
+            before.body, message.sequence, message.born_time_ms, key=message.key, tag=message.tag, front=front,
+            flags=FLAG_KIND_COPY | FLAG_TRANSIT,
+        )  # fmt: skip
+        at = record.rindex(b"\x3a" + bytes([len(topic)]) + topic.encode())
+        record = record[:at] + b"\x32" + encode_varint(len(transit)) + transit + record[at:]
+        return self._placed(record, MessageQueue(topic, BROKER_NAME, 0))
+
+    def _placed(self, record: bytes, queue: MessageQueue) -> Message:
+        """The message, with what a broker stamps when it stores it."""
+        offset = next(self._offsets.setdefault(queue, itertools.count()))
+        stamped = bytearray(record)
+        size = len(stamped)
+        struct.pack_into("<I", stamped, size + QUEUE_ID_AT, queue.queue_id)
+        struct.pack_into("<Q", stamped, size + QUEUE_OFFSET_AT, offset)
+        struct.pack_into("<Q", stamped, size + STORE_TIME_MS_AT, self.clock.now_ms())
+        return Message.from_record(bytes(stamped), queue, offset)
+
+    def _wait(self, message: Message, delay_s: float) -> None:
+        due_ms = self.clock.monotonic_ms() + round(delay_s * 1000)
+        self._waiting.append(_Waiting(due_ms, next(self._sequence), message))
+
+
+def _topic_of(message: Message) -> str:
+    """The topic whose listener it goes to: of a retry, the one where it comes from."""
+    origin = message.origin
+    return origin.topic if origin is not None else message.topic

@@ -1,0 +1,122 @@
+"""Listeners without a broker: retries come when their time has come, with what a broker would say of them, and end as dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from protomq import AsyncPushConsumer, Message, PushConsumer, Reject, Retry, Suspend
+from protomq.errors import ConfigurationError
+from protomq.testing import FakeGroup
+
+
+def test_a_message_that_fails_comes_again_after_the_groups_delays_and_is_a_dead_letter_in_the_end() -> None:
+    consumer = PushConsumer("billing")
+    seen: list[tuple[bytes, int, str, str]] = []
+
+    @consumer.on("orders")
+    def bill(message: Message) -> None:
+        seen.append((message.body, message.attempt, message.last_error, message.topic))
+        if message.body == b"poison":
+            raise ValueError(f"no {message.attempt}")
+
+    group = FakeGroup(consumer, retry_count_max=2)
+    group.send("orders", b"good", key="k", tag="t", properties={"a": "b"}, queue_id=3)
+    poison = group.send("orders", b"poison", key="p", tag="t", properties={"c": "d"})
+    assert group.deliver() == 2
+    assert (group.next_due_in_s, group.deliver()) == (10.0, 0)
+    group.advance(9.9)
+    assert group.deliver() == 0
+    group.advance(0.1)
+    assert group.deliver() == 1
+    (waiting,) = group.waiting
+    assert (waiting.message_id, waiting.key, waiting.tag, dict(waiting.properties)) == (poison.message_id, "p", "t", {"c": "d"})
+    group.advance(30)
+    assert group.deliver() == 1
+    assert seen == [
+        (b"good", 0, "", "orders"),
+        (b"poison", 0, "", "orders"),
+        (b"poison", 1, "ValueError: no 0", "%RETRY%billing"),
+        (b"poison", 2, "ValueError: no 1", "%RETRY%billing"),
+    ]
+    ((dead, error),) = group.dead_letters
+    assert (dead.body, error, group.waiting) == (b"poison", "ValueError: no 2", [])
+    assert dead.origin is not None
+    assert dead.origin[:3] == ("orders", 0, 0)
+    (good,) = group.done
+    assert (good.key, good.tag, good.properties, good.queue_id) == ("k", "t", {"a": "b"}, 3)
+
+
+def test_results_and_delays_and_tags() -> None:
+    consumer = AsyncPushConsumer("g")
+    seen: list[bytes] = []
+
+    @consumer.on("t", tags=["a"])
+    async def listen(message: Message) -> object:
+        await asyncio.sleep(0)
+        seen.append(message.body)
+        if message.body == b"reject":
+            return Reject("never")
+        return Retry(delay=0.5) if message.body == b"retry" and not message.attempt else None
+
+    group = FakeGroup(consumer)
+    for body in (b"reject", b"retry", b"late"):
+        group.send("t", body, tag="a", delay_s=5.0 if body == b"late" else 0.0)
+    group.send("t", b"other", tag="b")
+    group.send("u", b"nobody")
+    assert group.deliver() == 2
+    assert [(one.message.body, one.error) for one in group.dead_letters] == [(b"reject", "never")]
+    group.advance(0.5)
+    group.deliver()
+    group.advance(4.5)
+    group.deliver()
+    assert seen == [b"reject", b"retry", b"retry", b"late"]
+    assert [message.body for message in group.done] == [b"retry", b"late"]
+
+
+def test_batches_have_a_result_for_each_message() -> None:
+    consumer = PushConsumer("g")
+    sizes: list[int] = []
+
+    def listen(batch: list[Message]) -> object:
+        sizes.append(len(batch))
+        return [Reject("odd") if int(message.body) % 2 else None for message in batch]
+
+    consumer.subscribe("t", listen, batch_size=4)
+    group = FakeGroup(consumer)
+    for number in range(10):
+        group.send("t", b"%d" % number)
+    group.deliver()
+    assert sizes == [4, 4, 2]
+    assert [int(message.body) for message in group.done] == [0, 2, 4, 6, 8]
+    assert len(group.dead_letters) == 5
+
+
+def test_an_orderly_message_is_tried_until_its_attempts_are_spent() -> None:
+    consumer = PushConsumer("g", orderly=True, suspend_ms=100, attempts_max=3)
+    results: list[object] = [Suspend(50), Retry(), Retry()]
+    consumer.subscribe("t", lambda message: results.pop(0) if message.body == b"x" else None)
+    group = FakeGroup(consumer)
+    group.send("t", b"x")
+    group.send("t", b"behind")
+    group.send("t", b"elsewhere", queue_id=1)
+    assert (group.deliver(), [one.body for one in group.done]) == (2, [b"elsewhere"])
+    assert group.next_due_in_s == 0.05
+    group.advance(0.05)
+    group.deliver()
+    assert group.next_due_in_s == 0.1
+    group.advance(0.1)
+    group.deliver()
+    assert [one.message.body for one in group.dead_letters] == [b"x"]
+    assert [one.body for one in group.done] == [b"elsewhere", b"behind"]
+
+
+def test_a_consumer_that_runs_is_refused() -> None:
+    class Runs(PushConsumer):
+        is_running = True
+
+    with pytest.raises(ConfigurationError, match="this consumer runs"):
+        FakeGroup(Runs("g"))
+    with pytest.raises(ConfigurationError, match="one delay of a retry"):
+        FakeGroup(PushConsumer("g"), retry_delays_s=[])
