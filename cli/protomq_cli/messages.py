@@ -478,6 +478,8 @@ def _stdin_batches(key_separator: str | None) -> Iterator[list[Content]]:
         _check_body_size(len(rest), "a line of stdin")
     if rest:
         yield [_content_of(rest, next(numbers), key_separator)]
+    if next(numbers) == 1:
+        sys.stderr.write("nothing was sent: stdin is empty\n")
 
 
 def _content_of(line: bytes, number: int, key_separator: str | None) -> Content:

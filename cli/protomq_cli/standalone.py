@@ -5,6 +5,8 @@ It stands here and not in a service, since no service imports another.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from protomq_broker.config import BrokerConfig
@@ -15,7 +17,7 @@ from protomq_namesrv.direct_connection import DirectConnection
 from protomq_namesrv.server import add_route_service
 from protomq_runtime.addresses import Address
 from protomq_runtime.clock import SystemClock
-from protomq_runtime.config import load_config
+from protomq_runtime.config import load_config, variable_of
 from protomq_runtime.dispatch import DispatchTable
 from protomq_runtime.lifecycle import run_until_signal
 
@@ -26,6 +28,12 @@ DESK_DISK_RATIOS = {
 }
 """Without a configuration file this is somebody's desk, where disks are often fuller than the 75, 85 and 90 % of a broker's own disk:
 the first message must not be refused, or deleted, for that."""
+
+
+def desk_disk_ratios(environment: Mapping[str, str]) -> Mapping[str, float]:
+    """The ratios without a configuration file: none of these where a variable says one."""
+    is_said = any(variable_of(key) in environment for key in DESK_DISK_RATIOS)
+    return {} if is_said else DESK_DISK_RATIOS
 
 
 def run_standalone(
@@ -48,7 +56,7 @@ def run_standalone(
             "listen.host": host,
             "listen.grpc_port": port,
             "listen.remoting_port": remoting_port,
-            **(DESK_DISK_RATIOS if config_file is None else {}),
+            **(desk_disk_ratios(os.environ) if config_file is None else {}),
         },
     )
     clock = SystemClock()

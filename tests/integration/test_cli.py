@@ -350,6 +350,7 @@ def test_lines_of_stdin_become_messages(cli: Cli, protomq_topic: str) -> None:
     )
     output = cli("pull", protomq_topic, "-f", r"%q %o %k=%v\n").stdout
     assert output == "2 0 k1=one\n2 1 k2=two:more\n2 2 k3=\n"
+    assert "nothing was sent" in cli("send", protomq_topic).stderr
 
 
 def test_a_line_of_a_slow_pipe_is_sent_when_it_comes_and_is_not_lost_by_ctrl_c(

@@ -60,10 +60,11 @@ def load_config(
 
 def variables_of(config_class: type[Any]) -> list[str]:
     """The environment variables that `load_config` reads."""
-    return [_variable(key) for key in _leaves(config_class, "")]
+    return [variable_of(key) for key in _leaves(config_class, "")]
 
 
-def _variable(key: str) -> str:
+def variable_of(key: str) -> str:
+    """The environment variable of a field by its dotted name."""
     return f"{ENVIRONMENT_PREFIX}_{key.replace('.', '_').upper()}"
 
 
@@ -112,7 +113,7 @@ def _build_from(
         _note_origins(tree, _Origin(str(path), ""), "", origins)
     variables = os.environ if environment is None else environment
     for key in _leaves(config_class, ""):
-        name = _variable(key)
+        name = variable_of(key)
         if name in variables:
             _put(tree, key, variables[name], _Origin("environment", name), origins)
     for key, value in (flags or {}).items():

@@ -6,6 +6,7 @@ import pytest
 
 from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.settings import config_path, find_namesrv
+from protomq_cli.standalone import DESK_DISK_RATIOS, desk_disk_ratios
 
 
 def nobody(address: str) -> bool:
@@ -25,6 +26,11 @@ def test_the_flag_wins_over_the_environment_and_that_over_the_file(config: Path)
     assert find_namesrv(None, environment, nobody) == "environment:1"
     del environment["PROTOMQ_NAMESRV_ADDR"]
     assert find_namesrv(None, environment, nobody) == "file:1"
+
+
+def test_a_variable_wins_over_the_disk_ratios_of_a_desk() -> None:
+    assert desk_disk_ratios({}) == DESK_DISK_RATIOS
+    assert desk_disk_ratios({"PROTOMQ_STORE_DISK_FORCE_RATIO": "0.5"}) == {}
 
 
 def test_without_any_of_them_the_usual_ports_are_tried_in_turn(tmp_path: Path) -> None:
