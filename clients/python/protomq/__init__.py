@@ -23,18 +23,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from . import errors as errors
     from ._admin import Admin as Admin
-    from ._admin import BrokerInfo as BrokerInfo
-    from ._admin import BrokerStatus as BrokerStatus
-    from ._admin import ConsumerGroup as ConsumerGroup
-    from ._admin import DamagedQueue as DamagedQueue
-    from ._admin import FilterModule as FilterModule
-    from ._admin import LaneStatus as LaneStatus
-    from ._admin import LogDamage as LogDamage
-    from ._admin import MissingBroker as MissingBroker
-    from ._admin import QueueStatus as QueueStatus
-    from ._admin import TopicConfig as TopicConfig
-    from ._admin import TopicDescription as TopicDescription
-    from ._admin import TopicStats as TopicStats
+    from ._admin_values import BrokerInfo as BrokerInfo
+    from ._admin_values import BrokerStatus as BrokerStatus
+    from ._admin_values import ConsumerGroup as ConsumerGroup
+    from ._admin_values import DamagedQueue as DamagedQueue
+    from ._admin_values import FilterModule as FilterModule
+    from ._admin_values import LaneStatus as LaneStatus
+    from ._admin_values import LogDamage as LogDamage
+    from ._admin_values import MissingBroker as MissingBroker
+    from ._admin_values import QueueStatus as QueueStatus
+    from ._admin_values import TopicConfig as TopicConfig
+    from ._admin_values import TopicDescription as TopicDescription
+    from ._admin_values import TopicStats as TopicStats
     from ._async_pop import AsyncSimpleConsumer as AsyncSimpleConsumer
     from ._async_producer import AsyncProducer as AsyncProducer
     from ._async_pull_consumer import AsyncPullConsumer as AsyncPullConsumer
@@ -119,18 +119,18 @@ _LAZY = {
     "TopicType": "_types",
     "GroupLag": "_group_offsets",
     "Admin": "_admin",
-    "TopicConfig": "_admin",
-    "TopicDescription": "_admin",
-    "QueueStatus": "_admin",
-    "BrokerInfo": "_admin",
-    "BrokerStatus": "_admin",
-    "DamagedQueue": "_admin",
-    "LaneStatus": "_admin",
-    "LogDamage": "_admin",
-    "MissingBroker": "_admin",
-    "TopicStats": "_admin",
-    "ConsumerGroup": "_admin",
-    "FilterModule": "_admin",
+    "TopicConfig": "_admin_values",
+    "TopicDescription": "_admin_values",
+    "QueueStatus": "_admin_values",
+    "BrokerInfo": "_admin_values",
+    "BrokerStatus": "_admin_values",
+    "DamagedQueue": "_admin_values",
+    "LaneStatus": "_admin_values",
+    "LogDamage": "_admin_values",
+    "MissingBroker": "_admin_values",
+    "TopicStats": "_admin_values",
+    "ConsumerGroup": "_admin_values",
+    "FilterModule": "_admin_values",
     "GroupSettings": "_group_admin",
     "BrokerRole": "_ha_admin",
     "HaStatus": "_ha_admin",

@@ -7,13 +7,27 @@ A topic lives on brokers, each of which has its own queues of it: what changes a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from . import _methods
-from ._call_steps import call_address, decoded
+from ._admin_calls import PAGE_SIZE, AdminCalls, whole
+from ._admin_values import (
+    BrokerInfo,
+    BrokerStatus,
+    ConsumerGroup,
+    FilterModule,
+    MissingBroker,
+    QueueStatus,
+    TopicConfig,
+    TopicDescription,
+    TopicStats,
+    broker_status_of,
+    datetime_of,
+    topic_config_of,
+)
+from ._call_steps import decoded
 from ._checks import (
     OFFSET_MAX,
     QUEUE_ID_MAX,
@@ -35,35 +49,21 @@ from ._group_offsets import GroupLag, Place, clone_offsets, group_lag, reset_off
 from ._ha_admin import HaStatus, ha_status
 from ._late_imports import fork_waits, load_needed_modules
 from ._message import Message, field_values
-from ._retry import CHANGE
-from ._routes import Routes
-from ._steps import Driver
 from ._transaction_admin import OpenTransaction, end_transaction, list_transactions
-from ._transport import SyncTransport
 from ._types import (
     PEER_TIMEOUT_S,
-    BrokerAddress,
     MessageQueue,
-    MethodInfo,
     Permission,
     QueueRange,
     TopicType,
 )
 from .errors import (
-    BrokerMissingError,
     BrokerNotFoundError,
-    ClientError,
-    ClosedError,
-    ConfigurationError,
     GroupNotFoundError,
-    InvalidArgumentError,
     NotFoundError,
-    NotPermittedError,
     PartialResultError,
     ProtomqError,
-    TopicExistsError,
     TopicNotFoundError,
-    TransportError,
     WrongTypeError,
 )
 
@@ -73,185 +73,10 @@ if TYPE_CHECKING:
     from ._transactions import TransactionDecision
 
 REQUEST_TIMEOUT_S = 5.0
-_PAGE_SIZE = 1000
 
 _T = TypeVar("_T", bound="PbMessage")
-_R = TypeVar("_R")
 
-_ANSWERS = (ClientError, InvalidArgumentError, TopicExistsError, NotPermittedError, NotFoundError)
-"""A broker that says one of these has answered: the caller has asked for something wrong."""
-
-
-@dataclass(frozen=True, slots=True)
-class TopicConfig:
-    """A topic as one broker has it. `incarnation`: a number that it keeps until it is deleted; the next one of that name has another."""
-
-    name: str
-    write_queues: int
-    read_queues: int
-    permission: Permission
-    incarnation: int = 0
-    type: TopicType = TopicType.MIXED
-
-
-@dataclass(frozen=True, slots=True)
-class QueueStatus:
-    """The state of one queue; `last_store_time` is None where it is empty."""
-
-    queue: MessageQueue
-    offsets: QueueRange
-    last_store_time: datetime | None
-
-
-@dataclass(frozen=True, slots=True)
-class TopicDescription:
-    """A topic on all brokers that have it."""
-
-    name: str
-    configs: dict[str, TopicConfig]
-    queues: tuple[QueueStatus, ...]
-
-    @property
-    def message_count(self) -> int:
-        """Messages that can be read."""
-        return sum(queue.offsets.end_offset - queue.offsets.min_offset for queue in self.queues)
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerInfo:
-    """A broker as the name server knows it."""
-
-    cluster: str
-    broker_name: str
-    broker_id: int
-    grpc_address: str
-    remoting_address: str
-    ha_address: str
-    incarnation: int
-    permission: Permission
-
-    @property
-    def address(self) -> BrokerAddress:
-        """What a transport takes."""
-        return BrokerAddress(self.broker_name, self.grpc_address, self.remoting_address)
-
-
-@dataclass(frozen=True, slots=True)
-class MissingBroker:
-    """A broker that the name server had, as it was last: removed then, for that cause. It is not in `cluster_info`."""
-
-    broker: BrokerInfo
-    removed_time: datetime
-    cause: str
-
-    @property
-    def error(self) -> BrokerMissingError:
-        """What a method of Admin fails with that needs this broker."""
-        broker = self.broker
-        since = self.removed_time.strftime("%Y-%m-%dT%H:%M:%SZ")
-        return BrokerMissingError(
-            f"broker {broker.broker_name} is not registered any more, since {since}: {self.cause}; "
-            f"it was at {broker.remoting_address or broker.grpc_address}",
-            metadata={
-                "broker_name": broker.broker_name,
-                "grpc_address": broker.grpc_address,
-                "remoting_address": broker.remoting_address,
-                "removed_time": since,
-                "cause": self.cause,
-            },
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class LaneStatus:
-    """One pool of threads of a broker."""
-
-    lane: str
-    threads: int
-    depth: int
-    depth_max: int
-    queue_time_us: int
-    calls: int
-    rejections: int
-    connections: int
-    holds: int
-
-
-@dataclass(frozen=True, slots=True)
-class DamagedQueue:
-    """A queue with entries that were found damaged; the broker heals them, unless there is an obstacle ("": there is none)."""
-
-    topic: str
-    queue_id: int
-    queue_offset: int
-    reason: str
-    obstacle: str
-
-
-@dataclass(frozen=True, slots=True)
-class LogDamage:
-    """A part of the log, in positions, of which nothing is served."""
-
-    start_position: int
-    end_position: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class BrokerStatus:
-    """What a broker does: log positions in bytes, the lanes, why it takes no writes ("": it does), and what is damaged.
-
-    `damaged_queues` and `log_damages` name 100 at most; `damaged_queue_files` counts all, `healed_queue_files` those since the start.
-    """
-
-    broker_name: str
-    version: str
-    start_time: datetime
-    min_position: int
-    appended_position: int
-    flushed_position: int
-    readable_position: int
-    flush_mode: str
-    write_refusal: str
-    disk_used_ratio: float
-    topics: int
-    resident_memory_bytes: int
-    lanes: tuple[LaneStatus, ...] = field(default=())
-    damaged_queue_files: int = 0
-    healed_queue_files: int = 0
-    damaged_queues: tuple[DamagedQueue, ...] = field(default=())
-    log_damages: tuple[LogDamage, ...] = field(default=())
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerGroup:
-    """A consumer group and, by name, the topics in which it has committed offsets."""
-
-    name: str
-    topics: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FilterModule:
-    """A WebAssembly module that a broker filters by; the checksum tells whether two brokers have the same."""
-
-    name: str
-    size_bytes: int
-    crc32c: int
-
-
-@dataclass(frozen=True, slots=True)
-class TopicStats:
-    """Counters of a topic, summed over the brokers, each since its start."""
-
-    topic: str
-    records_in: int
-    bytes_in: int
-    records_out: int
-    bytes_out: int
-
-
-class Admin:
+class Admin(AdminCalls):
     """Administration of a cluster. Any thread may call everything.
 
     A method that asks several brokers goes on when one does not answer, and in the end raises PartialResultError with what the
@@ -273,15 +98,11 @@ class Admin:
     ) -> None:
         """`request_timeout_s`: of each call to a server. The others are as in Producer."""
         check_seconds("request_timeout_s", request_timeout_s)
-        self._request_timeout_s = request_timeout_s
         connection = connection_of(
             connection, namesrv=namesrv, transport=transport, client_id=client_id, peer_timeout_s=peer_timeout_s, spin=spin,
         )  # fmt: skip
-        self._transport = SyncTransport(connection)
         load_needed_modules("protomq.v1.admin_service_pb2", "protomq.v1.topic_pb2")
-        self._routes = Routes(self._transport, connection.namesrv)
-        self._driver = Driver(self._transport, self._routes)
-        self._closed = False
+        super().__init__(connection, request_timeout_s)
 
     # -- topics ----------------------------------------------------------------------------------------------------------
 
@@ -333,11 +154,11 @@ class Admin:
             answer = self._call(
                 broker.address, _methods.CREATE_TOPIC, request, pb.CreateTopicResponse
             )
-            configs[broker.broker_name] = _topic_config(answer.topic)
+            configs[broker.broker_name] = topic_config_of(answer.topic)
 
         failures = self._ask_each(brokers, ask)
         self._routes.invalidate(topic)
-        return _whole(configs, failures)
+        return whole(configs, failures)
 
     def describe_topic(self, topic: str) -> TopicDescription:
         """Configuration and queues of a topic. Raises TopicNotFoundError."""
@@ -357,12 +178,12 @@ class Admin:
                 )
             except TopicNotFoundError:
                 return
-            configs[broker.broker_name] = _topic_config(answer.topic)
+            configs[broker.broker_name] = topic_config_of(answer.topic)
             queues.extend(
                 QueueStatus(
                     MessageQueue(topic, broker.broker_name, item.queue_id),
                     QueueRange(item.min_offset, item.end_offset),
-                    _datetime(item.last_store_time) if item.HasField("last_store_time") else None,
+                    datetime_of(item.last_store_time) if item.HasField("last_store_time") else None,
                 )
                 for item in answer.queues
             )
@@ -370,7 +191,7 @@ class Admin:
         failures = self._ask_each(None, ask, topic)
         if not configs:
             raise next(iter(failures.values()), _no_broker_has(topic))
-        return _whole(TopicDescription(topic, configs, tuple(queues)), failures)
+        return whole(TopicDescription(topic, configs, tuple(queues)), failures)
 
     def delete_topic(self, topic: str, *, brokers: Iterable[str] | None = None) -> list[str]:
         """Deletes a topic, its queues and committed offsets; the brokers that had it. Raises TopicNotFoundError if none had."""
@@ -395,7 +216,7 @@ class Admin:
         self._routes.invalidate(topic)
         if not deleted:
             raise next(iter(failures.values()), _no_broker_has(topic))
-        return _whole(deleted, failures)
+        return whole(deleted, failures)
 
     def list_topic_names(self, *, group_topics: bool = False) -> list[str]:
         """Names of all topics that the name server knows, in order; `group_topics`: those of groups, too (%RETRY%group, %DLQ%group)."""
@@ -406,7 +227,7 @@ class Admin:
         token = ""
         while True:
             request = pb.ListTopicNamesRequest(
-                page_size=_PAGE_SIZE, page_token=token, group_topics=group_topics
+                page_size=PAGE_SIZE, page_token=token, group_topics=group_topics
             )
             data = self._routes.ask(
                 _methods.LIST_TOPIC_NAMES, request.SerializeToString(), self._request_timeout_s
@@ -428,9 +249,9 @@ class Admin:
         def ask(broker: BrokerInfo) -> None:
             request = pb.ListTopicsRequest(group_topics=group_topics)
             pages = self._pages(broker, _methods.LIST_TOPICS, request, pb.ListTopicsResponse)
-            found[broker.broker_name] = [_topic_config(one) for page in pages for one in page.topics]
+            found[broker.broker_name] = [topic_config_of(one) for page in pages for one in page.topics]
 
-        return _whole(found, self._ask_each(_one_or_all(broker_name), ask))
+        return whole(found, self._ask_each(_one_or_all(broker_name), ask))
 
     # -- groups ----------------------------------------------------------------------------------------------------------
 
@@ -460,7 +281,7 @@ class Admin:
         if topic and not known:
             raise next(iter(failures.values()), _no_broker_has(topic))
         groups = [ConsumerGroup(name, tuple(sorted(found[name]))) for name in sorted(found)]
-        return _whole(groups, failures)
+        return whole(groups, failures)
 
     def group_lag(
         self, group: str, topic: str = "", *, brokers: Iterable[str] | None = None
@@ -469,7 +290,7 @@ class Admin:
 
         Raises GroupNotFoundError, TopicNotFoundError if no broker knows it.
         """
-        return _whole(*group_lag(self, group, topic, brokers))
+        return whole(*group_lag(self, group, topic, brokers))
 
     def reset_offsets(
         self,
@@ -485,13 +306,13 @@ class Admin:
 
         Members that run go on there within seconds: what they have pulled and not handed out is dropped. They may finish what they work at.
         """
-        return _whole(*reset_offsets(self, group, topic, to, queue_ids, brokers))
+        return whole(*reset_offsets(self, group, topic, to, queue_ids, brokers))
 
     def clone_offsets(
         self, source: str, group: str, topic: str = "", *, brokers: Iterable[str] | None = None
     ) -> list[str]:
         """Has a group go on where another one is, in all of its topics or in one. The brokers that did it. Raises GroupNotFoundError."""
-        return _whole(*clone_offsets(self, source, group, topic, brokers))
+        return whole(*clone_offsets(self, source, group, topic, brokers))
 
     def delete_group(
         self, group: str, *, brokers: Iterable[str] | None = None, force: bool = False
@@ -526,11 +347,11 @@ class Admin:
                 metadata={"consumer_group": group},
             )
             raise next(iter(failures.values()), nobody)
-        return _whole(deleted, failures)
+        return whole(deleted, failures)
 
     def get_group(self, group: str) -> GroupSettings:
         """The settings of a consumer group: those with the highest version over all brokers; the defaults if nobody has set it up."""
-        return _whole(*get_group(self, group))
+        return whole(*get_group(self, group))
 
     def set_group(
         self,
@@ -549,7 +370,7 @@ class Admin:
         long each retry waits, the last one standing for all further ones; []: the brokers' delay levels from level 3 on.
         `consume_enabled=False`: brokers refuse pulls of the group, GroupDisabledError. `broadcast_enabled`: for consumers to go by.
         """
-        return _whole(
+        return whole(
             *set_group(
                 self,
                 group,
@@ -564,7 +385,7 @@ class Admin:
 
     def list_group_settings(self) -> list[str]:
         """Names of the groups that were set up at any broker."""
-        return _whole(*list_group_settings(self))
+        return whole(*list_group_settings(self))
 
     # -- transactions ----------------------------------------------------------------------------------------------------
 
@@ -578,7 +399,7 @@ class Admin:
         brokers: Iterable[str] | None = None,
     ) -> list[OpenTransaction]:
         """The open transactions of all brokers, the oldest first: all, or those of a topic, a producer group, or a message."""
-        return _whole(
+        return whole(
             *list_transactions(
                 self,
                 topic=topic,
@@ -595,7 +416,7 @@ class Admin:
 
     def list_dead_letters(self) -> list[DeadLetters]:
         """The groups that have dead letters, by name. The messages: a consumer of %DLQ%group reads them like any topic."""
-        return _whole(*list_dead_letters(self))
+        return whole(*list_dead_letters(self))
 
     def replay_dead_letters(
         self,
@@ -614,7 +435,7 @@ class Admin:
         attempts begin again, and all groups of that topic get it. `on_progress` is told after each step. Raises TopicNotFoundError if
         there are none.
         """
-        return _whole(
+        return whole(
             *replay_dead_letters(
                 self,
                 group,
@@ -647,7 +468,7 @@ class Admin:
             self._call(broker.address, _methods.DEPLOY_FILTER, request, pb.DeployFilterResponse)
             deployed.append(broker.broker_name)
 
-        return _whole(deployed, self._ask_each(brokers, ask))
+        return whole(deployed, self._ask_each(brokers, ask))
 
     def list_filters(self) -> dict[str, list[FilterModule]]:
         """The modules of each broker, by name."""
@@ -664,7 +485,7 @@ class Admin:
                 FilterModule(one.name, one.size_bytes, one.crc32c) for page in pages for one in page.modules
             ]
 
-        return _whole(found, self._ask_each(None, ask))
+        return whole(found, self._ask_each(None, ask))
 
     def delete_filter(self, name: str, *, brokers: Iterable[str] | None = None) -> list[str]:
         """Deletes a module; the brokers that had it. Consumers that name it get IllegalFilterError from then on."""
@@ -681,7 +502,7 @@ class Admin:
             if answer.deleted:
                 deleted.append(broker.broker_name)
 
-        return _whole(deleted, self._ask_each(brokers, ask))
+        return whole(deleted, self._ask_each(brokers, ask))
 
     # -- brokers ---------------------------------------------------------------------------------------------------------
 
@@ -728,41 +549,8 @@ class Admin:
             answers.append(self._call(broker.address, _methods.GET_BROKER_STATUS, request, answer))
 
         failures = self._ask_each(_one_or_all(broker_name), ask)
-        states = [
-            BrokerStatus(
-                broker_name=answer.broker_name,
-                version=answer.version,
-                start_time=_datetime(answer.start_time),
-                min_position=answer.min_position,
-                appended_position=answer.appended_position,
-                flushed_position=answer.flushed_position,
-                readable_position=answer.readable_position,
-                flush_mode=answer.flush_mode,
-                write_refusal=answer.write_refusal,
-                disk_used_ratio=answer.disk_used_ratio,
-                topics=answer.topics,
-                resident_memory_bytes=answer.resident_memory_bytes,
-                lanes=tuple(
-                    LaneStatus(
-                        lane.lane, lane.threads, lane.depth, lane.depth_max, lane.queue_time_us,
-                        lane.calls, lane.rejections, lane.connections, lane.holds,
-                    )
-                    for lane in answer.lanes
-                ),
-                damaged_queue_files=answer.damaged_queue_files,
-                healed_queue_files=answer.healed_queue_files,
-                damaged_queues=tuple(
-                    DamagedQueue(each.topic, each.queue_id, each.queue_offset, each.reason, each.obstacle)
-                    for each in answer.damaged_queues
-                ),
-                log_damages=tuple(
-                    LogDamage(each.start_position, each.end_position, each.reason)
-                    for each in answer.log_damages
-                ),
-            )
-            for answer in answers
-        ]  # fmt: skip
-        return _whole(states, failures)
+        states = [broker_status_of(answer) for answer in answers]
+        return whole(states, failures)
 
     def ha_status(self, broker_name: str | None = None) -> list[HaStatus]:
         """How replication stands at all masters and slaves, or at those of one name.
@@ -778,7 +566,7 @@ class Admin:
                 if broker_name is None
                 else f"no broker of that name is registered: {broker_name}"
             )
-        return _whole(states, failures)
+        return whole(states, failures)
 
     def stats(self, topics: Iterable[str] = ()) -> list[TopicStats]:
         """Counters of the topics named, or of all, by topic."""
@@ -795,7 +583,7 @@ class Admin:
                 sums[item.topic] = [a + b for a, b in zip(known, counters, strict=True)]
 
         failures = self._ask_each(None, ask)
-        return _whole([TopicStats(topic, *sums[topic]) for topic in sorted(sums)], failures)
+        return whole([TopicStats(topic, *sums[topic]) for topic in sorted(sums)], failures)
 
     def ping(self, broker_name: str) -> float:
         """Time of a round trip to the broker's admin lane, in seconds."""
@@ -857,21 +645,6 @@ class Admin:
         """ "remoting", "grpc", or "" before the first call to that broker."""
         return self._transport.kind(self._brokers([check_text("broker_name", broker_name)])[0][0].address)
 
-    def close(self) -> None:
-        """Closes all connections. May be called twice."""
-        self._closed = True
-        self._transport.close()
-
-    def __enter__(self) -> Admin:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("the admin client is closed")
-
     def _query(self, request: Any, count_max: int) -> list[Message]:
         from .v1 import admin_service_pb2 as pb
 
@@ -891,138 +664,10 @@ class Admin:
 
         failures = self._ask_each(None, ask, request.topic)
         found.sort(key=lambda message: message.store_time_ms, reverse=True)
-        return _whole(found[:count_max], failures)
-
-    def _ask_each(
-        self,
-        names: Iterable[str] | None,
-        ask: Callable[[BrokerInfo], None],
-        topic: str = "",
-    ) -> dict[str, ProtomqError]:
-        """Calls `ask` for each broker, all or those named; the errors of those that could not answer, by name. Raises if none could.
-
-        `topic`: a broker that is missing counts only if it had this one.
-        """
-        brokers, missing = self._brokers(names, topic)
-        failures: dict[str, ProtomqError] = {}
-        for broker in brokers:
-            try:
-                ask(broker)
-            except _ANSWERS:
-                raise
-            except ProtomqError as error:
-                if isinstance(error, TransportError):  # A server's metadata are its own.
-                    error.metadata = {**error.metadata, "broker_name": broker.broker_name}
-                failures[broker.broker_name] = error
-        failures |= {gone.broker.broker_name: gone.error for gone in missing}
-        if len(failures) == len(brokers) + len(missing):
-            raise next(iter(failures.values()))
-        return failures
-
-    def _brokers(
-        self, names: Iterable[str] | None, topic: str = ""
-    ) -> tuple[list[BrokerInfo], list[MissingBroker]]:
-        """The masters by name, all or those named; and if all are wanted, those that are missing and had the topic ("": any)."""
-        from .v1 import route_service_pb2 as pb
-
-        wanted = None if names is None else checked_texts("brokers", names)
-        if wanted is not None and not wanted:
-            raise ConfigurationError("brokers names no broker; None stands for all")
-        request = pb.GetClusterInfoRequest(topic=topic if names is None else "")
-        known, missing = self._cluster(request)
-        masters = {broker.broker_name: broker for broker in known if broker.broker_id == 0}
-        if wanted is not None:
-            for gone in missing:
-                if gone.broker.broker_name in wanted:
-                    raise gone.error
-            unknown = [name for name in wanted if name not in masters]
-            if unknown:
-                raise BrokerNotFoundError(
-                    f"no broker of that name is registered: {', '.join(unknown)}"
-                )
-            return [masters[name] for name in wanted], []
-        if not masters and not missing:
-            raise BrokerNotFoundError("no broker is registered at the name server")
-        return [masters[name] for name in sorted(masters)], missing
-
-    def _cluster(self, request: PbMessage) -> tuple[list[BrokerInfo], list[MissingBroker]]:
-        from .v1 import route_service_pb2 as pb
-
-        self._check_open()
-        data = self._routes.ask(
-            _methods.GET_CLUSTER_INFO, request.SerializeToString(), self._request_timeout_s
-        )
-        answer = decoded(data, pb.GetClusterInfoResponse.FromString)
-        missing = [
-            MissingBroker(_broker_info(gone.broker), _datetime(gone.removed_time), gone.cause)
-            for gone in answer.missing_brokers
-        ]
-        return [_broker_info(broker) for broker in answer.brokers], missing
-
-    def _call(
-        self, address: BrokerAddress, method: MethodInfo, request: PbMessage, answer_class: type[_T]
-    ) -> _T:
-        data = self._ask(address, method, (request.SerializeToString(),))
-        return decoded(data, answer_class.FromString)
-
-    def _ask(
-        self, address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes]
-    ) -> bytes:
-        return self._driver.run(
-            call_address(address, method, payload, self._request_timeout_s, CHANGE)
-        )
-
-    def _pages(
-        self,
-        broker: BrokerInfo,
-        method: MethodInfo,
-        request: Any,
-        answer_class: type[_T],
-    ) -> Iterator[_T]:
-        """The answers of a broker to a request for a list, page by page."""
-        request.page_size = _PAGE_SIZE
-        while True:
-            answer: Any = self._call(broker.address, method, request, answer_class)
-            yield answer
-            request.page_token = answer.next_page_token
-            if not request.page_token:
-                return
-
-
-def _whole(result: _R, failures: Mapping[str, ProtomqError]) -> _R:
-    """The result; raises PartialResultError if somebody's part is missing."""
-    if failures:
-        why = "; ".join(f"{name}: {error}" for name, error in failures.items())
-        raise PartialResultError(f"some brokers did not answer: {why}", result, failures)
-    return result
-
+        return whole(found[:count_max], failures)
 
 def _one_or_all(broker_name: str | None) -> list[str] | None:
     return None if broker_name is None else [broker_name]
-
-
-def _broker_info(broker: Any) -> BrokerInfo:
-    return BrokerInfo(
-        broker.cluster,
-        broker.broker_name,
-        broker.broker_id,
-        broker.grpc_address,
-        broker.remoting_address,
-        broker.ha_address,
-        broker.incarnation,
-        Permission(broker.permission),
-    )
-
-
-def _topic_config(topic: Any) -> TopicConfig:
-    return TopicConfig(
-        topic.name,
-        topic.write_queues,
-        topic.read_queues,
-        Permission(topic.permission),
-        topic.incarnation,
-        TopicType(topic.type or TopicType.MIXED),
-    )
 
 
 def _module(module: bytes) -> bytes:
@@ -1033,11 +678,3 @@ def _module(module: bytes) -> bytes:
 
 def _no_broker_has(topic: str) -> TopicNotFoundError:
     return TopicNotFoundError(f"no broker has the topic {topic!r}", metadata={"topic": topic})
-
-
-def _datetime(timestamp: Any) -> datetime:
-    """A protobuf Timestamp as a datetime in UTC."""
-    from datetime import UTC
-
-    found: datetime = timestamp.ToDatetime(UTC)
-    return found

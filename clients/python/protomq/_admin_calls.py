@@ -1,0 +1,168 @@
+"""How Admin asks: which brokers there are, each of them in turn, a list page by page; and what becomes of those that do not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+from . import _methods
+from ._admin_values import BrokerInfo, MissingBroker, broker_info_of, datetime_of
+from ._call_steps import call_address, decoded
+from ._checks import checked_texts
+from ._connection_options import ConnectionOptions
+from ._retry import CHANGE
+from ._routes import Routes
+from ._steps import Driver
+from ._transport import SyncTransport
+from ._types import BrokerAddress, MethodInfo
+from .errors import (
+    BrokerNotFoundError,
+    ClientError,
+    ClosedError,
+    ConfigurationError,
+    InvalidArgumentError,
+    NotFoundError,
+    NotPermittedError,
+    PartialResultError,
+    ProtomqError,
+    TopicExistsError,
+    TransportError,
+)
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message as PbMessage
+
+PAGE_SIZE: Final = 1000
+
+_T = TypeVar("_T", bound="PbMessage")
+_R = TypeVar("_R")
+
+_ANSWERS = (ClientError, InvalidArgumentError, TopicExistsError, NotPermittedError, NotFoundError)
+"""A broker that says one of these has answered: the caller has asked for something wrong."""
+
+
+class AdminCalls:
+    """Calls to the servers of a cluster. Any thread."""
+
+    def __init__(self, connection: ConnectionOptions, request_timeout_s: float) -> None:
+        self._request_timeout_s = request_timeout_s
+        self._transport = SyncTransport(connection)
+        self._routes = Routes(self._transport, connection.namesrv)
+        self._driver = Driver(self._transport, self._routes)
+        self._closed = False
+
+    def close(self) -> None:
+        """Closes all connections. May be called twice."""
+        self._closed = True
+        self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the admin client is closed")
+
+    def _ask_each(
+        self,
+        names: Iterable[str] | None,
+        ask: Callable[[BrokerInfo], None],
+        topic: str = "",
+    ) -> dict[str, ProtomqError]:
+        """Calls `ask` for each broker, all or those named; the errors of those that could not answer, by name. Raises if none could.
+
+        `topic`: a broker that is missing counts only if it had this one.
+        """
+        brokers, missing = self._brokers(names, topic)
+        failures: dict[str, ProtomqError] = {}
+        for broker in brokers:
+            try:
+                ask(broker)
+            except _ANSWERS:
+                raise
+            except ProtomqError as error:
+                if isinstance(error, TransportError):  # A server's metadata are its own.
+                    error.metadata = {**error.metadata, "broker_name": broker.broker_name}
+                failures[broker.broker_name] = error
+        failures |= {gone.broker.broker_name: gone.error for gone in missing}
+        if len(failures) == len(brokers) + len(missing):
+            raise next(iter(failures.values()))
+        return failures
+
+    def _brokers(
+        self, names: Iterable[str] | None, topic: str = ""
+    ) -> tuple[list[BrokerInfo], list[MissingBroker]]:
+        """The masters by name, all or those named; and if all are wanted, those that are missing and had the topic ("": any)."""
+        from .v1 import route_service_pb2 as pb
+
+        wanted = None if names is None else checked_texts("brokers", names)
+        if wanted is not None and not wanted:
+            raise ConfigurationError("brokers names no broker; None stands for all")
+        request = pb.GetClusterInfoRequest(topic=topic if names is None else "")
+        known, missing = self._cluster(request)
+        masters = {broker.broker_name: broker for broker in known if broker.broker_id == 0}
+        if wanted is not None:
+            for gone in missing:
+                if gone.broker.broker_name in wanted:
+                    raise gone.error
+            unknown = [name for name in wanted if name not in masters]
+            if unknown:
+                raise BrokerNotFoundError(
+                    f"no broker of that name is registered: {', '.join(unknown)}"
+                )
+            return [masters[name] for name in wanted], []
+        if not masters and not missing:
+            raise BrokerNotFoundError("no broker is registered at the name server")
+        return [masters[name] for name in sorted(masters)], missing
+
+    def _cluster(self, request: PbMessage) -> tuple[list[BrokerInfo], list[MissingBroker]]:
+        from .v1 import route_service_pb2 as pb
+
+        self._check_open()
+        data = self._routes.ask(
+            _methods.GET_CLUSTER_INFO, request.SerializeToString(), self._request_timeout_s
+        )
+        answer = decoded(data, pb.GetClusterInfoResponse.FromString)
+        missing = [
+            MissingBroker(broker_info_of(gone.broker), datetime_of(gone.removed_time), gone.cause)
+            for gone in answer.missing_brokers
+        ]
+        return [broker_info_of(broker) for broker in answer.brokers], missing
+
+    def _call(
+        self, address: BrokerAddress, method: MethodInfo, request: PbMessage, answer_class: type[_T]
+    ) -> _T:
+        data = self._ask(address, method, (request.SerializeToString(),))
+        return decoded(data, answer_class.FromString)
+
+    def _ask(self, address: BrokerAddress, method: MethodInfo, payload: Sequence[bytes]) -> bytes:
+        return self._driver.run(
+            call_address(address, method, payload, self._request_timeout_s, CHANGE)
+        )
+
+    def _pages(
+        self,
+        broker: BrokerInfo,
+        method: MethodInfo,
+        request: Any,
+        answer_class: type[_T],
+    ) -> Iterator[_T]:
+        """The answers of a broker to a request for a list, page by page."""
+        request.page_size = PAGE_SIZE
+        while True:
+            answer: Any = self._call(broker.address, method, request, answer_class)
+            yield answer
+            request.page_token = answer.next_page_token
+            if not request.page_token:
+                return
+
+
+def whole(result: _R, failures: Mapping[str, ProtomqError]) -> _R:
+    """The result; raises PartialResultError if somebody's part is missing."""
+    if failures:
+        why = "; ".join(f"{name}: {error}" for name, error in failures.items())
+        raise PartialResultError(f"some brokers did not answer: {why}", result, failures)
+    return result
