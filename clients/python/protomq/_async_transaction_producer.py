@@ -6,18 +6,17 @@ import asyncio
 import inspect
 import logging
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ._async_producer import AsyncProducer
 from ._checks import check_listener, check_seconds, checked_texts
 from ._connection_options import ConnectionOptions
+from ._end_lines import AsyncEndLine
 from ._half_core import HalfCore, HalfResult
 from ._outgoing import OutgoingMessage, SendResult
 from ._producer_options import ProducerSettings
 from ._transactions import (
-    ENDS_MAX,
     PAUSE_S,
     TOPIC_PAUSE_S,
     End,
@@ -31,7 +30,7 @@ from ._transactions import (
     wait_steps,
 )
 from ._types import PEER_TIMEOUT_S, MessageQueue
-from .errors import ClosedError, ConfigurationError, ProtomqError, RequestTimeoutError
+from .errors import ClosedError, ConfigurationError, ProtomqError
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -135,7 +134,7 @@ class AsyncTransactionProducer:
             **settings,
         )
         self._closed = False
-        self._lines: dict[str, _EndLine] = {}
+        self._lines: dict[str, AsyncEndLine] = {}
         self._listening: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -240,7 +239,7 @@ class AsyncTransactionProducer:
             raise ClosedError("the producer is closed")
         line = self._lines.get(end.broker_name)
         if line is None:
-            line = self._lines[end.broker_name] = _EndLine(self._call_end)
+            line = self._lines[end.broker_name] = AsyncEndLine(self._call_end)
         return await line.end(end, self._seconds(timeout_s))
 
     async def _try_to_end(
@@ -369,71 +368,3 @@ class AsyncTransactionProducer:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-class _Entry:
-    """A decision of one coroutine."""
-
-    __slots__ = ("deadline_s", "end", "future")
-
-    def __init__(self, end: End, deadline_s: float, future: asyncio.Future[bool]) -> None:
-        self.end = end
-        self.deadline_s = deadline_s
-        self.future = future
-
-
-class _EndLine:
-    """Where decisions for one broker gather while a request is on its way."""
-
-    def __init__(
-        self,
-        call: Callable[[Sequence[End], float], Awaitable[list[bool | ProtomqError]]],
-    ) -> None:
-        self._call = call
-        self._waiting: deque[_Entry] = deque()
-        self._task: asyncio.Task[None] | None = None
-
-    async def end(self, end: End, timeout_s: float) -> bool:
-        """Whether the transaction had ended so before. Raises what the call raises."""
-        loop = asyncio.get_running_loop()
-        entry = _Entry(end, time.monotonic() + timeout_s, loop.create_future())
-        self._waiting.append(entry)
-        if self._task is None:
-            # It starts in the next turn of the loop: what other coroutines decide in this one goes along.
-            self._task = loop.create_task(self._serve())
-        return await entry.future
-
-    async def _serve(self) -> None:
-        try:
-            while self._waiting:
-                count = min(len(self._waiting), ENDS_MAX)
-                await self._tell([self._waiting.popleft() for _ in range(count)])
-        finally:
-            self._task = None
-
-    async def _tell(self, entries: Sequence[_Entry]) -> None:
-        now_s = time.monotonic()
-        for entry in entries:
-            if entry.deadline_s <= now_s and not entry.future.done():
-                entry.future.set_exception(
-                    RequestTimeoutError("the decision was still waiting to be told when its time was up")
-                )
-        live = [entry for entry in entries if not entry.future.done()]
-        if not live:
-            return
-        try:
-            deadline_s = min(entry.deadline_s for entry in live)
-            outcomes: Sequence[Any] = await self._call([entry.end for entry in live], deadline_s - now_s)
-        except Exception as error:
-            outcomes = [error] * len(live)
-        except BaseException:
-            for entry in live:
-                entry.future.cancel()
-            raise
-        for entry, outcome in zip(live, outcomes, strict=True):
-            if entry.future.done():
-                continue
-            if isinstance(outcome, BaseException):
-                entry.future.set_exception(outcome)
-            else:
-                entry.future.set_result(outcome)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ._checks import check_listener, check_seconds, checked_texts
 from ._connection_options import ConnectionOptions
+from ._end_lines import EndLine
 from ._half_core import HalfCore, HalfResult
 from ._outgoing import OutgoingMessage, SendResult
 from ._producer import Producer
 from ._producer_options import ProducerSettings
 from ._transactions import (
-    ENDS_MAX,
     PAUSE_S,
     TOPIC_PAUSE_S,
     End,
@@ -32,13 +30,7 @@ from ._transactions import (
     wait_steps,
 )
 from ._types import PEER_TIMEOUT_S, MessageQueue
-from .errors import (
-    ClosedError,
-    ConfigurationError,
-    ConnectionLostError,
-    ProtomqError,
-    RequestTimeoutError,
-)
+from .errors import ClosedError, ConfigurationError, ProtomqError
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -165,7 +157,7 @@ class TransactionProducer:
 
     def _start(self) -> None:
         self._pid = os.getpid()
-        self._lines: dict[str, _EndLine] = {}
+        self._lines: dict[str, EndLine] = {}
         self._listening: set[str] = set()
 
     # Sending.
@@ -279,7 +271,7 @@ class TransactionProducer:
             self._start()
         line = self._lines.get(end.broker_name)
         if line is None:
-            line = self._lines.setdefault(end.broker_name, _EndLine(self._call_end))
+            line = self._lines.setdefault(end.broker_name, EndLine(self._call_end))
         return line.end(end, self._seconds(timeout_s))
 
     def _try_to_end(
@@ -396,79 +388,3 @@ class TransactionProducer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _Entry:
-    """A decision of one caller."""
-
-    __slots__ = ("deadline_s", "end", "leads", "outcome", "wakeup")
-
-    def __init__(self, end: End, deadline_s: float) -> None:
-        self.end = end
-        self.deadline_s = deadline_s
-        self.outcome: bool | BaseException | None = None
-        self.leads = False
-        self.wakeup = threading.Lock()
-
-
-class _EndLine:
-    """Where decisions for one broker gather while a request is on its way; as `_lines.py` has it for sends. Any thread."""
-
-    def __init__(
-        self, call: Callable[[Sequence[End], float], list[bool | ProtomqError]]
-    ) -> None:
-        self._call = call
-        self._lock = threading.Lock()
-        self._waiting: deque[_Entry] = deque()
-        self._is_busy = False
-
-    def end(self, end: End, timeout_s: float) -> bool:
-        """Whether the transaction had ended so before. Raises what the call raises."""
-        entry = _Entry(end, time.monotonic() + timeout_s)
-        with self._lock:
-            if self._is_busy:
-                entry.wakeup.acquire()
-                self._waiting.append(entry)
-            else:
-                self._is_busy = entry.leads = True
-        if not entry.leads and not entry.wakeup.acquire(timeout=timeout_s + PAUSE_S):
-            with self._lock:
-                if entry in self._waiting:
-                    self._waiting.remove(entry)
-                    raise RequestTimeoutError(
-                        "the decision was still waiting to be told when its time was up"
-                    )
-            entry.wakeup.acquire()
-        if entry.leads:
-            self._lead(entry)
-        if isinstance(entry.outcome, BaseException):
-            raise entry.outcome
-        return bool(entry.outcome)
-
-    def _lead(self, own: _Entry) -> None:
-        """Tells what has gathered, and hands the lead over."""
-        with self._lock:
-            entries = [own]
-            while self._waiting and len(entries) < ENDS_MAX:
-                entries.append(self._waiting.popleft())
-        try:
-            timeout_s = max(own.deadline_s - time.monotonic(), 0.001)
-            outcomes: Sequence[Any] = self._call([entry.end for entry in entries], timeout_s)
-        except Exception as error:
-            # Threads that raise one exception object would write into each other's traceback.
-            outcomes = [error, *(copy.copy(error) for _ in entries[1:])]
-        except BaseException as error:
-            stopped = f"the thread that told the decision was stopped by {error!r}"
-            outcomes = [error, *(ConnectionLostError(stopped) for _ in entries[1:])]
-        with self._lock:
-            next_ = self._waiting.popleft() if self._waiting else None
-            if next_ is not None:
-                next_.leads = True
-            else:
-                self._is_busy = False
-        if next_ is not None:
-            next_.wakeup.release()
-        for entry, outcome in zip(entries, outcomes, strict=True):
-            entry.outcome = outcome
-            if entry is not own:
-                entry.wakeup.release()

@@ -1,0 +1,162 @@
+"""Lines of decisions: where those of many callers on transactions of one broker gather while a request is on its way.
+
+One kind for threads, one for coroutines; `_lines.py` has the same for sends. A line has one request in flight. What has gathered
+meanwhile goes out as one request when that one returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from ._transactions import ENDS_MAX, PAUSE_S, End
+from .errors import ConnectionLostError, ProtomqError, RequestTimeoutError
+
+
+def _late() -> RequestTimeoutError:
+    return RequestTimeoutError("the decision was still waiting to be told when its time was up")
+
+
+class _Entry:
+    """A decision of one caller."""
+
+    __slots__ = ("deadline_s", "end", "leads", "outcome", "wakeup")
+
+    def __init__(self, end: End, deadline_s: float) -> None:
+        self.end = end
+        self.deadline_s = deadline_s
+        self.outcome: bool | BaseException | None = None
+        self.leads = False
+        self.wakeup = threading.Lock()
+
+
+class EndLine:
+    """Where decisions for one broker gather while a request is on its way; as `_lines.py` has it for sends. Any thread."""
+
+    def __init__(self, call: Callable[[Sequence[End], float], list[bool | ProtomqError]]) -> None:
+        self._call = call
+        self._lock = threading.Lock()
+        self._waiting: deque[_Entry] = deque()
+        self._is_busy = False
+
+    def end(self, end: End, timeout_s: float) -> bool:
+        """Whether the transaction had ended so before. Raises what the call raises."""
+        entry = _Entry(end, time.monotonic() + timeout_s)
+        with self._lock:
+            if self._is_busy:
+                entry.wakeup.acquire()
+                self._waiting.append(entry)
+            else:
+                self._is_busy = entry.leads = True
+        if not entry.leads and not entry.wakeup.acquire(timeout=timeout_s + PAUSE_S):
+            with self._lock:
+                if entry in self._waiting:
+                    self._waiting.remove(entry)
+                    raise _late()
+            entry.wakeup.acquire()
+        if entry.leads:
+            self._lead(entry)
+        if isinstance(entry.outcome, BaseException):
+            raise entry.outcome
+        return bool(entry.outcome)
+
+    def _lead(self, own: _Entry) -> None:
+        """Tells what has gathered, and hands the lead over."""
+        with self._lock:
+            entries = [own]
+            while self._waiting and len(entries) < ENDS_MAX:
+                entries.append(self._waiting.popleft())
+        try:
+            timeout_s = max(own.deadline_s - time.monotonic(), 0.001)
+            outcomes: Sequence[Any] = self._call([entry.end for entry in entries], timeout_s)
+        except Exception as error:
+            # Threads that raise one exception object would write into each other's traceback.
+            outcomes = [error, *(copy.copy(error) for _ in entries[1:])]
+        except BaseException as error:
+            stopped = f"the thread that told the decision was stopped by {error!r}"
+            outcomes = [error, *(ConnectionLostError(stopped) for _ in entries[1:])]
+        with self._lock:
+            next_ = self._waiting.popleft() if self._waiting else None
+            if next_ is not None:
+                next_.leads = True
+            else:
+                self._is_busy = False
+        if next_ is not None:
+            next_.wakeup.release()
+        for entry, outcome in zip(entries, outcomes, strict=True):
+            entry.outcome = outcome
+            if entry is not own:
+                entry.wakeup.release()
+
+
+class _AsyncEntry:
+    """A decision of one coroutine."""
+
+    __slots__ = ("deadline_s", "end", "future")
+
+    def __init__(self, end: End, deadline_s: float, future: asyncio.Future[bool]) -> None:
+        self.end = end
+        self.deadline_s = deadline_s
+        self.future = future
+
+
+class AsyncEndLine:
+    """Where decisions for one broker gather while a request is on its way."""
+
+    def __init__(
+        self,
+        call: Callable[[Sequence[End], float], Awaitable[list[bool | ProtomqError]]],
+    ) -> None:
+        self._call = call
+        self._waiting: deque[_AsyncEntry] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    async def end(self, end: End, timeout_s: float) -> bool:
+        """Whether the transaction had ended so before. Raises what the call raises."""
+        loop = asyncio.get_running_loop()
+        entry = _AsyncEntry(end, time.monotonic() + timeout_s, loop.create_future())
+        self._waiting.append(entry)
+        if self._task is None:
+            # It starts in the next turn of the loop: what other coroutines decide in this one goes along.
+            self._task = loop.create_task(self._serve())
+        return await entry.future
+
+    async def _serve(self) -> None:
+        try:
+            while self._waiting:
+                count = min(len(self._waiting), ENDS_MAX)
+                await self._tell([self._waiting.popleft() for _ in range(count)])
+        finally:
+            self._task = None
+
+    async def _tell(self, entries: Sequence[_AsyncEntry]) -> None:
+        now_s = time.monotonic()
+        for entry in entries:
+            if entry.deadline_s <= now_s and not entry.future.done():
+                entry.future.set_exception(_late())
+        live = [entry for entry in entries if not entry.future.done()]
+        if not live:
+            return
+        try:
+            deadline_s = min(entry.deadline_s for entry in live)
+            outcomes: Sequence[Any] = await self._call(
+                [entry.end for entry in live], deadline_s - now_s
+            )
+        except Exception as error:
+            outcomes = [error] * len(live)
+        except BaseException:
+            for entry in live:
+                entry.future.cancel()
+            raise
+        for entry, outcome in zip(live, outcomes, strict=True):
+            if entry.future.done():
+                continue
+            if isinstance(outcome, BaseException):
+                entry.future.set_exception(outcome)
+            else:
+                entry.future.set_result(outcome)
