@@ -223,7 +223,7 @@ def test_topics_are_created_described_listed_and_deleted(server: FakeServer) -> 
 
 
 def test_many_topics_come_page_by_page(server: FakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("protomq._admin._PAGE_SIZE", 3)
+    monkeypatch.setattr("protomq._admin.PAGE_SIZE", 3)
     server.topics = {f"t{i}": 1 for i in range(8)}
     with Admin(namesrv=server.address) as admin:
         assert admin.list_topic_names() == [f"t{i}" for i in range(8)]
@@ -233,7 +233,7 @@ def test_many_topics_come_page_by_page(server: FakeServer, monkeypatch: pytest.M
 def test_groups_come_page_by_page_with_their_topics(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("protomq._admin._PAGE_SIZE", 2)
+    monkeypatch.setattr("protomq._admin_calls.PAGE_SIZE", 2)
     server.topics = {"t": 1, "u": 1}
     server.committed = {("a", "u", 0): 1, ("a", "t", 0): 3, ("b", "t", 0): 2, ("c", "u", 0): 1}
     with Admin(namesrv=server.address) as admin:

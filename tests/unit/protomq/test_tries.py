@@ -11,7 +11,7 @@ from protomq import (
     MessageQueue,
     Producer,
     PullConsumer,
-    _admin,
+    _admin_calls,
     _methods,
     _pull_consumer,
     calls,
@@ -44,7 +44,7 @@ def busy() -> list[ProtomqError]:
 
 @pytest.fixture
 def admin(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Admin]:
-    monkeypatch.setattr(_admin, "SyncTransport", lambda _: FakeSyncTransport(cluster))
+    monkeypatch.setattr(_admin_calls, "SyncTransport", lambda _: FakeSyncTransport(cluster))
     with Admin(namesrv="n:1") as admin:
         yield admin
 
