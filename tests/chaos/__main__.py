@@ -16,6 +16,7 @@ from . import process_campaigns, store_campaigns
 CAMPAIGNS: dict[str, Callable[..., Any]] = {
     "store-loops": store_campaigns.store_loops,
     "store-follow": store_campaigns.store_follow,
+    "ha": store_campaigns.ha,
     "store-damage": store_campaigns.store_damage,
     "store-clock": store_campaigns.store_clock,
     "store-topics": store_campaigns.store_topics,

@@ -52,7 +52,7 @@ from protomq_broker.store.state.topics import TopicTable
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import Fault, SimDisk
 
-from . import planted_follow, planted_pops
+from . import planted_follow, planted_ha, planted_pops
 from .checker import Violation, parse_log
 from .planted_delays import BUGS as DELAY_BUGS
 from .planted_retries import RETRY_BUGS
@@ -991,6 +991,7 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted("zeroes a torn tail without a sync", _zeroes_without_a_sync, torn_tail_twice),
     Planted("trusts the consume queue", _trusts_the_consume_queue_files, life),
     *(Planted(name, plant, planted_follow.drill) for name, plant in planted_follow.BUGS),
+    *(Planted(name, plant, planted_ha.drill) for name, plant in planted_ha.BUGS),
     Planted("never syncs a folder", _no_folder_sync, life),
     Planted("never syncs the names of its folders", _no_sync_of_the_root, life),
     Planted(

@@ -15,6 +15,7 @@ from hypothesis import Phase, core, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from .checker import Violation, explain
+from .ha_world import check_ha
 from .planted import PLANTED, caught_by
 from .store_clock import check_clock
 from .store_damage import DamageReport, run_damage
@@ -196,6 +197,11 @@ def store_follow(seeds: Iterable[int]) -> Tally:
     return _run(
         "store-follow", "one store follows another", seeds, lambda seed, _: check_following(seed)
     )
+
+
+def ha(seeds: Iterable[int]) -> Tally:
+    """A SYNC_MASTER and its slaves: crashes, cut connections, strangers, truncations."""
+    return _run("ha", "slaves follow a master", seeds, check_ha)
 
 
 def store_machine(seeds: Iterable[int], *, shrinks: bool = True) -> Tally:

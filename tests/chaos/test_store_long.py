@@ -16,6 +16,12 @@ def test_store_loops() -> None:
     assert tally.images >= 10_000
 
 
+def test_ha() -> None:
+    tally = store_campaigns.ha(range(first_seed(), first_seed() + 1_000))
+    print(tally)
+    assert tally.fired["truncated"], tally
+
+
 def test_store_follow() -> None:
     tally = store_campaigns.store_follow(range(first_seed(), first_seed() + 500))
     print(tally)

@@ -90,6 +90,12 @@ def test_nobody_gets_a_message_early_or_twice_or_one_that_was_recalled() -> None
         assert tally.fired[sign], f"never happened: {sign}; {tally}"
 
 
+def test_what_a_sync_master_answers_is_on_its_slaves_through_crashes_of_all() -> None:
+    tally = store_campaigns.ha(range(24))
+    for sign in ("SEND_OK", "SLAVE_NOT_AVAILABLE", "truncated", "master: power", "master: kill", "refused", "crash within a step"):
+        assert tally.fired[sign], f"never happened: {sign}; {tally}"
+
+
 def test_a_store_that_follows_has_its_leaders_bytes_and_answers_through_crashes_of_both() -> None:
     tally = store_campaigns.store_follow(range(20))
     for sign in ("torn tail cut", "log truncated", "unsynced tail rewritten"):

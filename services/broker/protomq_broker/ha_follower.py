@@ -19,11 +19,11 @@ from google.protobuf.message import DecodeError
 
 from protomq.v1 import ha_service_pb2 as ha
 from protomq.v1 import options_pb2
-from protomq_ha.intake import Intake
 from protomq_runtime.addresses import Address, parse_address_list
 from protomq_runtime.errors import ServiceError
 from protomq_runtime.remoting_client import RemotingClient
 
+from .ha_session import FollowSession, OtherSegmentsError
 from .name_server_connections import get_cluster_info
 from .store.errors import StoreError
 from .store.log.agreement import START, LogPoint, last_agreed
@@ -57,6 +57,12 @@ class NoMasterError(Exception):
 
 class TruncatedError(Exception):
     """The store is to be opened again: its log was longer than what it shares with the master's."""
+
+
+_EXPECTED: Final = (
+    OSError, ServiceError, NoMasterError, OtherSegmentsError, StoreError, DecodeError, ValueError,
+)  # fmt: skip
+"""What ends a session without being a defect."""
 
 
 class MasterView(NamedTuple):
@@ -156,7 +162,7 @@ class HaFollower:
                 self._complain(error)
                 self._on_truncated()
                 return
-            except (OSError, ServiceError, NoMasterError, StoreError, DecodeError, ValueError) as error:
+            except _EXPECTED as error:
                 self._complain(error)
             except Exception as error:
                 log.exception("following the master failed; it begins again")
@@ -174,9 +180,16 @@ class HaFollower:
         with RemotingClient(address, options_pb2.LANE_HA, client_id, timeout_s=CALL_TIMEOUT_S) as client:
             self._client = client
             try:
-                first = self._begin(client)
-                if first is not None:
-                    self._fetch(client, first)
+                session = FollowSession(self._store, self._writer.run)
+                request = session.begin_request(
+                    self._broker_name, self._config.broker_id, self._own_address
+                )
+                payload = client.call(_FETCH, request.SerializeToString(), CALL_TIMEOUT_S)
+                response = ha.FetchResponse.FromString(payload)
+                if session.began(response):
+                    self._fetch(client, session)
+                elif response.status == ha.FETCH_STATUS_DIVERGED:
+                    self._truncate(client)
             finally:
                 self._client = None
 
@@ -198,31 +211,6 @@ class HaFollower:
         why = f": {failure}" if failure is not None else ""
         raise NoMasterError(f"no name server knows the master of {self._broker_name}{why}")
 
-    def _begin(self, client: RemotingClient) -> ha.FetchResponse | None:
-        """Begins a session; its first answer, or None if the master has ended it already."""
-        store = self._store
-        tail = store.positions.tail
-        end = LogPoint(tail.position, store.epoch, tail.crc32c) if tail.position else START
-        request = ha.FetchRequest(
-            broker_name=self._broker_name,
-            broker_id=self._config.broker_id,
-            store_id=store.id,
-            address=self._own_address,
-            written_position=tail.position,
-            flushed_position=store.flushed_position,
-        )
-        request.end.MergeFrom(ha.LogPoint(position=end.position, epoch=end.epoch, crc32c=end.crc32c))
-        payload = client.call(_FETCH, request.SerializeToString(), CALL_TIMEOUT_S)
-        response = ha.FetchResponse.FromString(payload)
-        if response.segment_size_bytes != store.config.segment_size_bytes:
-            raise ValueError(
-                f"the master's segments have {response.segment_size_bytes} bytes, those here {store.config.segment_size_bytes}: "
-                "give both the same store.segment_size_bytes, and this slave an empty folder"
-            )
-        if response.status == ha.FETCH_STATUS_DIVERGED:
-            self._truncate(client)
-        return response if response.status == ha.FETCH_STATUS_OK else None
-
     def _truncate(self, client: RemotingClient) -> None:
         """Always raises: TruncatedError if that is done."""
         store = self._store
@@ -234,52 +222,35 @@ class HaFollower:
 
     # Fetching.
 
-    def _fetch(self, client: RemotingClient, first: ha.FetchResponse) -> None:
-        # An empty log begins where the master's does.
-        intake = Intake(first.position)
-        session = first.session
+    def _fetch(self, client: RemotingClient, session: FollowSession) -> None:
+        """Until the master ends the session, or stopped."""
         self._complaint = ""
-        log.info("following the master at %s from position %d", client.address, first.position)
-        self._take(intake, first)
+        log.info("following the master at %s from position %d", client.address, session.position)
+        self._note(session)
+        hold_ms = self._config.ha.heartbeat_interval_ms
         timeout_s = self._config.ha.timeout_ms / 1_000
         under_way: set[int] = set()
         while not self._stopping.is_set():
             while len(under_way) < FETCHES:
-                request = ha.FetchRequest(
-                    session=session,
-                    written_position=intake.position,
-                    flushed_position=min(self._store.flushed_position, intake.position),
-                    hold_ms=self._config.ha.heartbeat_interval_ms,
-                )
-                under_way.add(client.start(_FETCH, request.SerializeToString(), timeout_s))
+                request = session.fetch_request(hold_ms).SerializeToString()
+                under_way.add(client.start(_FETCH, request, timeout_s))
             answer = client.wait(under_way, timeout_s)
             if answer is None:
                 if self._stopping.is_set():
                     return
                 raise TimeoutError(f"the master at {client.address} is silent")
             under_way.remove(answer.request_id)
-            response = ha.FetchResponse.FromString(answer.unwrap())
-            if response.status != ha.FETCH_STATUS_OK:
+            if not session.took(ha.FetchResponse.FromString(answer.unwrap())):
                 return
-            self._take(intake, response)
+            self._note(session)
 
-    def _take(self, intake: Intake, response: ha.FetchResponse) -> None:
-        """Stores what an answer has, and notes what it says."""
-        store = self._store
-        if response.log:
-            run = intake.add(response.position, response.log)
-            at = intake.position
-            end = self._writer.run(lambda: store.append_verbatim(at, run, may_end_within=True))
-            if end > at:
-                intake.stored(end)
-            if response.counts_flushed:
-                store.flush()
-        store.positions.note_replicated(response.confirmed_position)
+    def _note(self, session: FollowSession) -> None:
+        """The master has said something."""
         now_ms = self._clock.monotonic_ms()
-        self.view = MasterView(self.view.address, response.end_position, now_ms, "")
+        self.view = MasterView(self.view.address, session.end_position, now_ms, "")
         if now_ms >= self._confirmed_due_ms:
             self._confirmed_due_ms = now_ms + self._config.ha.heartbeat_interval_ms
-            self._confirmed_file.write(store.positions.confirmed)
+            self._confirmed_file.write(self._store.positions.confirmed)
 
     def _complain(self, error: BaseException) -> None:
         """Notes what is wrong, and logs it once for each kind of trouble in a row."""

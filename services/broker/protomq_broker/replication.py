@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from protomq.v1.send_service_pb2 import SendStatus
 from protomq_ha.roles import BrokerRole
 from protomq_runtime.errors import Code, ServiceError
 
@@ -107,13 +106,15 @@ class Replication:
         """On the ha lane."""
         if not self._is_sync:
             return
-        if verdict.confirmed_position > self._store.positions.replicated:
-            self._store.positions.note_replicated(verdict.confirmed_position)
+        positions = self._store.positions
+        confirmed_before = positions.replicated
+        if verdict.confirmed_position > confirmed_before:
+            positions.note_replicated(verdict.confirmed_position)
         assert self._writer is not None
-        self._writer.post(lambda: self._apply(verdict))
+        self._writer.post(lambda: self._apply(verdict, confirmed_before))
 
-    def _apply(self, verdict: Verdict) -> None:
-        """What follows for sends; on the send lane, or before it begins."""
+    def _apply(self, verdict: Verdict, confirmed_before: int = 0) -> None:
+        """What follows for sends; on the send lane, or before it begins. `confirmed_before`: up to where the log was confirmed then."""
         assert self._send is not None
         assert self._waiting is not None
         if not self._is_sync:
@@ -122,18 +123,14 @@ class Replication:
         if positions.waits_for_replicas is not verdict.waits:
             positions.wait_for_replicas(verdict.waits)
         send = self._send
-        is_short = verdict.is_short
-        if is_short is not (send.stored_status == SendStatus.SEND_STATUS_SLAVE_NOT_AVAILABLE):
-            send.stored_status = (
-                SendStatus.SEND_STATUS_SLAVE_NOT_AVAILABLE
-                if is_short
-                else SendStatus.SEND_STATUS_SEND_OK
-            )
+        was_short = send.confirmation.is_short
+        send.confirmation.change(verdict, confirmed_before)
+        if verdict.is_short is not was_short:
             log.warning(
                 "%d of %d copies are in sync: sends are answered %s",
                 verdict.in_sync_count,
                 self._config.ha.in_sync_replicas,
-                "SLAVE_NOT_AVAILABLE" if is_short else "SEND_OK again",
+                "SLAVE_NOT_AVAILABLE" if verdict.is_short else "SEND_OK again",
             )
         send.shortage = self._shortage(verdict) if verdict.refuses else None
         self._waiting.resolve()

@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError
 from protomq.v1.send_service_pb2 import RecallMessageRequest, SendResponse, SendStatus
 from protomq.v1.topic_pb2 import TopicType
 from protomq.wire.record import FLAG_KIND_HALF, encode_message_id
+from protomq_ha.replicas import Confirmation
 from protomq_runtime.dispatch import drained, raw
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, unparsable
 
@@ -48,6 +49,7 @@ MIXED = TopicType.TOPIC_TYPE_MIXED
 SEND_OK = SendStatus.SEND_STATUS_SEND_OK
 FLUSH_DISK_TIMEOUT = SendStatus.SEND_STATUS_FLUSH_DISK_TIMEOUT
 FLUSH_SLAVE_TIMEOUT = SendStatus.SEND_STATUS_FLUSH_SLAVE_TIMEOUT
+SLAVE_NOT_AVAILABLE = SendStatus.SEND_STATUS_SLAVE_NOT_AVAILABLE
 GROUP_SIZE_BYTES = 8 << 20
 """A group of this many bytes is appended at once: larger ones gain nothing and delay the first caller."""
 
@@ -97,8 +99,8 @@ class SendService:
         """Why no send is taken at all: the broker's name belongs to another one. Set by any thread."""
         self.shortage: ServiceError | None = None
         """Why no send is taken now: too few slaves are in sync. Repeats of what is stored are not answered either."""
-        self.stored_status = SEND_OK
-        """What is answered to a send that is stored as promised."""
+        self.confirmation = Confirmation()
+        """Whether what is stored as promised is on as many copies as are wanted. The send lane."""
 
     @drained
     def send(self, calls: list[Call]) -> None:
@@ -259,6 +261,7 @@ class SendService:
         if new_topics:
             end_position = max(end_position, self._add_topics(new_topics))
         is_stored = self._waiting.is_stored(end_position)
+        status = self._status_at(end_position)
         for order in pending:
             request = order.request
             region = request.region
@@ -266,7 +269,7 @@ class SendService:
             if is_answered_now and not region.flags and not order.identified_here:
                 # Nearly all sends: one message object, filled again for each, costs half of what a new one does.
                 plain = self._plain_response
-                plain.status = self.stored_status
+                plain.status = status
                 plain.queue_id = request.queue_id
                 plain.queue_offset = request.queue_offset
                 plain.record_count = region.count
@@ -311,7 +314,7 @@ class SendService:
     def _answer(self, order: _Pending, response: SendResponse, position: int) -> None:
         call = order.call
         if not order.wait_store_ok or self._waiting.is_stored(position):
-            response.status = self.stored_status
+            response.status = self._status_at(position)
             call.answer(response.SerializeToString())
             return
         positions = self._store.positions
@@ -321,6 +324,10 @@ class SendService:
         wait_ms = call.hold_time_ms(timeout_ms)
         answer = partial(self._answer_late, call, response, position)
         self._waiting.wait(call.lane, position, wait_ms, answer)
+
+    def _status_at(self, position: int) -> SendStatus.ValueType:
+        """What is answered to a send that is stored as promised, up to `position`."""
+        return SEND_OK if self.confirmation.has_all_copies(position) else SLAVE_NOT_AVAILABLE
 
     def _answer_late(
         self, call: Call, response: SendResponse, position: int, failure: Exception | None
@@ -337,5 +344,5 @@ class SendService:
             call.fail(to_service_error(failure))
             return
         else:
-            response.status = self.stored_status
+            response.status = self._status_at(position)
         call.answer(response.SerializeToString())

@@ -70,6 +70,27 @@ class Verdict(NamedTuple):
     refuses: bool
 
 
+@dataclass(slots=True)
+class Confirmation:
+    """Whether what is confirmed is on as many copies as are wanted.
+
+    Attributes: is_short: fewer copies are in sync now; short_end: what was confirmed before that ended, by fewer copies.
+    """
+
+    is_short: bool = False
+    short_end: int = 0
+
+    def has_all_copies(self, position: int) -> bool:
+        """Of what is confirmed up to `position`."""
+        return not self.is_short and position > self.short_end
+
+    def change(self, verdict: Verdict, confirmed_position: int) -> None:
+        """Another verdict; `confirmed_position`: by the verdicts before it. A slave that comes may lack what the others have confirmed."""
+        if self.is_short and not verdict.is_short:
+            self.short_end = confirmed_position
+        self.is_short = verdict.is_short
+
+
 class ReplicaView(NamedTuple):
     """A slave as an operator sees it; silence in milliseconds."""
 

@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from protomq_ha.replicas import (
+    Confirmation,
     ImpossibleAckError,
     Limits,
     ReplicaTable,
     ReplicaTakenError,
+    Verdict,
 )
 
 TIMEOUT_MS = 1_000
@@ -81,6 +83,19 @@ def test_a_slave_that_joins_counts_when_it_has_caught_up() -> None:
     assert table.verdict(450, 9).in_sync_count == 2
     (view,) = table.views(450, 19)
     assert (view.lag_bytes, view.silence_ms, view.is_in_sync) == (50, 10, True)
+
+
+def test_what_fewer_copies_confirmed_is_not_said_to_be_on_all() -> None:
+    """A slave that comes may lack what the other one has confirmed, and the master's own disk is still at."""
+    confirmation = Confirmation()
+    assert confirmation.has_all_copies(1)
+    confirmation.change(Verdict(2, True, 700, True, False), 0)
+    assert not confirmation.has_all_copies(700)
+    confirmation.change(Verdict(3, True, 50, False, False), 700)
+    assert not confirmation.has_all_copies(700)
+    assert confirmation.has_all_copies(701)
+    confirmation.change(Verdict(3, True, 900, False, False), 900)
+    assert confirmation.has_all_copies(701)
 
 
 @pytest.mark.parametrize("why", ["silent", "far behind", "never catches up", "gone"])

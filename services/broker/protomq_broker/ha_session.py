@@ -1,0 +1,96 @@
+"""One session of a slave with its master: what is asked, and what follows from each answer. No socket, clock or thread.
+
+    begin_request -> began     the session, or why there is none
+    fetch_request -> took      what an answer brought is stored, synced where the master counts that, and readable as far as confirmed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from protomq.v1 import ha_service_pb2 as ha
+from protomq_ha.intake import Intake
+
+from .store.log.agreement import START, LogPoint
+
+if TYPE_CHECKING:
+    from .store.store import Store
+
+
+class OtherSegmentsError(Exception):
+    """The master's segments have another size."""
+
+
+class FollowSession:
+    """Attributes: position: what is stored of the master's log, as the session counts; end_position: where the master's log ended when it
+    said something last."""
+
+    def __init__(self, store: Store, on_writer: Callable[[Callable[[], int]], int]) -> None:
+        """`on_writer` calls a function while nobody else writes; what it gives."""
+        self.end_position = 0
+        self._store = store
+        self._on_writer = on_writer
+        self._session = 0
+        self._intake = Intake(0)
+
+    @property
+    def position(self) -> int:
+        """See the class."""
+        return self._intake.position
+
+    def begin_request(self, broker_name: str, broker_id: int, address: str) -> ha.FetchRequest:
+        """The first fetch."""
+        store = self._store
+        tail = store.positions.tail
+        end = LogPoint(tail.position, store.epoch, tail.crc32c) if tail.position else START
+        request = ha.FetchRequest(
+            broker_name=broker_name,
+            broker_id=broker_id,
+            store_id=store.id,
+            address=address,
+            written_position=tail.position,
+            flushed_position=store.flushed_position,
+        )
+        request.end.MergeFrom(ha.LogPoint(position=end.position, epoch=end.epoch, crc32c=end.crc32c))
+        return request
+
+    def began(self, response: ha.FetchResponse) -> bool:
+        """Takes the first answer; whether the session lasts. Raises OtherSegmentsError, and what `took` raises."""
+        own_size_bytes = self._store.config.segment_size_bytes
+        if response.segment_size_bytes != own_size_bytes:
+            raise OtherSegmentsError(
+                f"the master's segments have {response.segment_size_bytes} bytes, those here {own_size_bytes}: "
+                "give both the same store.segment_size_bytes, and this slave an empty folder"
+            )
+        self._session = response.session
+        # An empty log begins where the master's does.
+        self._intake = Intake(response.position)
+        return self.took(response)
+
+    def fetch_request(self, hold_ms: int) -> ha.FetchRequest:
+        """The next fetch: it says what is stored by now."""
+        position = self._intake.position
+        return ha.FetchRequest(
+            session=self._session,
+            written_position=position,
+            flushed_position=min(self._store.flushed_position, position),
+            hold_ms=hold_ms,
+        )
+
+    def took(self, response: ha.FetchResponse) -> bool:
+        """Stores what an answer has, and notes what it says; whether the session lasts. Raises StoreError, ValueError."""
+        if response.status != ha.FETCH_STATUS_OK:
+            return False
+        store, intake = self._store, self._intake
+        if response.log:
+            run = intake.add(response.position, response.log)
+            at = intake.position
+            end = self._on_writer(lambda: store.append_verbatim(at, run, may_end_within=True))
+            if end > at:
+                intake.stored(end)
+            if response.counts_flushed:
+                store.flush()
+        store.positions.note_replicated(response.confirmed_position)
+        self.end_position = response.end_position
+        return True
