@@ -15,7 +15,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, Unpack, cast
 
 from ._connection_options import ConnectionOptions, connection_of
@@ -46,9 +46,16 @@ class ListenedConsumer(PullConsumer):
         return ListenedPulls(options.pull_options())
 
     def take_within(
-        self, timeout_s: float, held: Collection[MessageQueue] | None, count_max: int
-    ) -> list[tuple[MessageQueue, list[Message]]]:
-        """What is there, or comes within the time, by queue; less time if somebody wakes it. `held`: not of these queues; None: of none."""
+        self,
+        timeout_s: float,
+        held: Collection[MessageQueue] | None,
+        count_max: int,
+        offer: Callable[[list[tuple[MessageQueue, list[Message]]]], None],
+    ) -> None:
+        """Offers what is there, or comes within the time, by queue; less time if somebody wakes it.
+
+        `held`: not of these queues; None: of none. `offer` is called under the lock: nobody commits between, when the interpreter ends.
+        """
         with self._own_lock():
             self._check_open()
             steps, state = self._steps, self._state
@@ -57,12 +64,15 @@ class ListenedConsumer(PullConsumer):
             if not steps.is_settled(self._routes.cached):
                 self._run(steps.before_poll())
             parts = state.take_parts(count_max)
-            if parts and self._pulls is not None:
+            if parts:
+                offer(parts)
                 # Answers that are there already need no look at the connections.
-                self._send_due(self._pulls)
-                return parts
+                if self._pulls is not None:
+                    self._send_due(self._pulls)
+                return
             self._exchange(min(timeout_s, state.next_due_in_s(time.monotonic())))
-            return state.take_parts(count_max)
+            if parts := state.take_parts(count_max):
+                offer(parts)
 
 
 class _Queues(QueueListener):
@@ -301,12 +311,13 @@ class PushConsumer(PushBase):
             wait_s = min(TICK_S if state.running_count else IDLE_TICK_S, state.next_due_in_s(now_s))
             self._notify_listeners()
         push.say_overdue(overdue)
-        parts = consumer.take_within(wait_s, held, TAKE_COUNT_MAX)
-        if parts:
-            with self._lock:
-                for queue, messages in parts:
-                    state.offer(queue, messages)
-                self._notify_listeners()
+        consumer.take_within(wait_s, held, TAKE_COUNT_MAX, self._offer)
+
+    def _offer(self, parts: Sequence[tuple[MessageQueue, Sequence[Message]]]) -> None:
+        with self._lock:
+            for queue, messages in parts:
+                self._state.offer(queue, messages)
+            self._notify_listeners()
 
     def _notify_listeners(self) -> None:
         if self._idle_count:

@@ -510,3 +510,31 @@ def test_a_topic_that_only_a_name_server_does_not_know_or_that_never_was_is_wait
     for now_s in range(100, 200, 10):
         ticket = pull(made, now_s=now_s)
         assert made.failed(ticket, deleted(), now_s, by_broker=by_broker) is None
+
+
+def test_a_queue_that_is_held_back_waits_with_one_answer_and_leaves_the_others_their_room() -> None:
+    made = state(Q0, Q1)
+    made.answered(pull(made), found(0, 3), 0.0)
+    room = made.room_bytes(0.0)
+    made.hold_back([Q0])
+    assert made.room_bytes(0.0) > room
+    assert bodies(made) == []
+    assert made.due(0.0) == [Q1]  # Of the one that is held an answer waits: it is not pulled.
+    made.answered(pull(made, Q1), found(0, 1), 0.0)
+    assert bodies(made) == [b"0"]
+    made.hold_back([Q0])
+    made.hold_back([])
+    assert made.room_bytes(0.0) == room
+    assert bodies(made) == [b"0", b"1", b"2"]
+
+
+def test_a_pull_of_a_queue_that_was_held_back_meanwhile_waits_to_be_handed_out() -> None:
+    made = state()
+    ticket = pull(made)
+    made.hold_back([Q0])
+    made.answered(ticket, found(0, 2), 0.0)
+    assert (bodies(made), made.due(0.0)) == ([], [])
+    made.seek(Q0, 1)  # What waits is dropped, held or not.
+    assert pull(made).queue_offset == 1
+    made.hold_back([])
+    assert bodies(made) == []
