@@ -27,6 +27,7 @@ from protomq_cli import (
     messages,
     pops,
     replication,
+    requests,
     servers,
     topics,
     transactions,
@@ -101,6 +102,7 @@ def build_app() -> typer.Typer:
     app.command("namesrv", rich_help_panel=SERVERS)(servers.namesrv)
     app.command("broker", rich_help_panel=SERVERS)(servers.broker)
     app.command("send", rich_help_panel=MESSAGES)(messages.send)
+    app.command("request", rich_help_panel=MESSAGES)(requests.request)
     app.command("recall", rich_help_panel=MESSAGES)(delays.recall)
     app.command("pull", rich_help_panel=MESSAGES)(messages.pull)
     app.command("consume", rich_help_panel=MESSAGES)(messages.consume)

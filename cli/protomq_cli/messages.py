@@ -172,11 +172,7 @@ def send(
         raise typer.BadParameter("give a body or --file, not both")
     if count == 0:
         raise typer.BadParameter("send it once at least", param_hint="--count")
-    user_properties: dict[str, str] = {}
-    for name, value in map(_parse_property, properties or ()):
-        if name in user_properties:
-            raise typer.BadParameter(f"{name} is given twice", param_hint="--property")
-        user_properties[name] = value
+    user_properties = properties_of(properties)
     keys = key or []
     delivery = delays.delivery(delay, deliver_at, delay_level)
 
@@ -493,6 +489,16 @@ def _content_of(line: bytes, number: int, key_separator: str | None) -> Content:
             f"no {key_separator!r} in line {number}, {line[:80].decode('utf-8', 'replace')!r}",
         )
     return key.decode("utf-8", "replace"), body
+
+
+def properties_of(texts: list[str] | None) -> dict[str, str]:
+    """The properties of `--property NAME=VALUE`."""
+    found: dict[str, str] = {}
+    for name, value in map(_parse_property, texts or ()):
+        if name in found:
+            raise typer.BadParameter(f"{name} is given twice", param_hint="--property")
+        found[name] = value
+    return found
 
 
 def _parse_property(text: str) -> tuple[str, str]:

@@ -62,7 +62,8 @@ def test_push_consumer(protomq_server: Broker) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "async_producer", "batch", "delayed", "naive_client", "ordered_by_key", "push_consumer", "retry", "seek_by_time",
+        "async_producer", "batch", "delayed", "naive_client", "ordered_by_key", "push_consumer",
+        "request_reply", "retry", "seek_by_time",
         "simple_consumer", "sql_filter", "tag_filter", "transaction",
     ],
 )  # fmt: skip
@@ -139,6 +140,15 @@ def test_transaction(protomq_server: Broker) -> None:
         "told: 14C is booked",
     ]
 
+
+
+def test_request_reply(protomq_server: Broker) -> None:
+    assert run_example(protomq_server, "request_reply.py").splitlines() == [
+        "EWR-LAX costs 269.94 USD",
+        "JFK-SFO costs 284.46 USD",
+        "LGA-ORD costs 80.63 USD",
+        "EWR-MOON: no reply",
+    ]
 
 
 def test_ordered_by_key(protomq_server: Broker) -> None:

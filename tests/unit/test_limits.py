@@ -24,6 +24,8 @@ from protomq_broker import (
     pop_requests,
     pull_answer,
     pull_service,
+    reply_calls,
+    reply_service,
     send_request,
 )
 from protomq_broker.config import BrokerConfig
@@ -68,6 +70,9 @@ OF_A_REQUEST: Final = {
     "`page_size`": (admin_service.PAGE_SIZE_MAX, admin_service.PAGE_SIZE_DEFAULT),
     "name of a topic, of letters, digits, `_` and `-`": (topics.TOPIC_NAME_LENGTH_MAX, None),
     "name of a consumer group, of the same": (topics.GROUP_NAME_LENGTH_MAX, None),
+    "`received_reply_ids`, `unwanted_reply_ids`": (reply_service.REPLY_IDS_MAX, None),
+    "the whole request": (reply_service.REPLY_SIZE_MAX_BYTES, None),
+    "`caller_id`, `call_id`, bytes": (reply_service.ID_SIZE_MAX, None),
     "`client_id`, characters": (remoting_server.CLIENT_ID_LENGTH_MAX, None),
 }
 """What: (limit, default), for rows whose name is enough to tell them apart."""
@@ -77,6 +82,7 @@ BY_REQUEST: Final = {
         pop_requests.RECORD_COUNT_MAX,
         pull_answer.RECORD_COUNT_DEFAULT,
     ),
+    ("`WaitForReplies`", "`hold_ms` (`hold_max_ms`)"): (CONFIG.hold_max_ms, None),
     ("all others", "request"): (dispatch.REQUEST_SIZE_DEFAULT_BYTES, None),
     ("`ListTopicNames`", "`page_size`"): (
         request_checks.PAGE_SIZE_MAX,
@@ -95,6 +101,9 @@ OF_A_SERVER: Final = {
     "held fetches of a session": ha_service.FETCHES_MAX,
     "popped queues": pop.QUEUES_MAX,
     "consumer groups": offsets.GROUPS_MAX,
+    "callers": reply_calls.CALLERS_MAX,
+    "replies of a caller": reply_calls.REPLIES_MAX,
+    "bytes of replies": reply_calls.REPLIES_SIZE_MAX_BYTES,
     "candidates of a look-up": look_ups.CANDIDATES_MAX,
     "brokers": LimitsConfig().broker_count_max,
     "topics of a broker": LimitsConfig().topic_count_max,

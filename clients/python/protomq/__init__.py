@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from ._push_results import Retry as Retry
     from ._push_results import Suspend as Suspend
     from ._queue_listener import QueueListener as QueueListener
+    from ._requests import Reply as Reply
     from ._send_back import SentBack as SentBack
     from ._transaction_admin import OpenTransaction as OpenTransaction
     from ._transaction_producer import Transaction as Transaction
@@ -91,6 +92,7 @@ _LAZY = {
     "SendStatus": "_outgoing",
     "DelayLevel": "_types",
     "BatchResult": "_outgoing",
+    "Reply": "_requests",
     "SendHook": "_outgoing",
     "TransactionProducer": "_transaction_producer",
     "AsyncTransactionProducer": "_async_transaction_producer",
@@ -151,6 +153,7 @@ __all__ = [
     "SendStatus",
     "DelayLevel",
     "BatchResult",
+    "Reply",
     "SendHook",
     "TransactionProducer",
     "AsyncTransactionProducer",

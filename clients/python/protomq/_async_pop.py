@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 from ._async_routes import AsyncRoutes
@@ -104,6 +104,18 @@ class AsyncSimpleConsumer:
     ) -> list[Message]:
         """See SimpleConsumer.nack."""
         return await self.change_invisible(messages, after_s)
+
+    async def reply(
+        self,
+        message: Message,
+        body: bytes = b"",
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """See PullConsumer.reply."""
+        self._check_open()
+        await self._driver.run(self._steps.reply(message, body, properties, timeout_s))
 
     async def close(self) -> None:
         """See SimpleConsumer.close."""

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal, Unpack
 
+from ._async_request_calls import AsyncRequestCalls
 from ._async_routes import AsyncRoutes
 from ._async_steps import AsyncDriver
 from ._async_transport import AsyncTransport
@@ -21,6 +22,7 @@ from ._lines import LINES_MAX, take_batch
 from ._methods import SEND
 from ._outgoing import BatchResult, OutgoingMessage, SendResult, Stored
 from ._producer_options import ProducerOptions, ProducerSettings
+from ._requests import Reply, queue_at, reply_steps
 from ._retry import attempt_timeout
 from ._send_arguments import as_message, field_of, refuse_settings_beside_transport, when_of_message
 from ._send_core import SendCore
@@ -38,6 +40,7 @@ from .errors import (
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from ._message import Message
     from ._selectors import QueueSelector
 
 
@@ -89,6 +92,7 @@ class AsyncProducer:
         self._lines: dict[tuple[str, MessageQueue | None, bytes | None], _Line] = {}
         self._pending_size = 0
         self._waiting_for_room: deque[asyncio.Future[None]] = deque()
+        self._requests = AsyncRequestCalls(self._driver)
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
@@ -209,6 +213,47 @@ class AsyncProducer:
         deadline_s = self._deadline(timeout_s)
         return await self._driver.run(recall(self._core, topic, recall_handle, deadline_s))
 
+    async def request(
+        self,
+        topic: str,
+        body: bytes = b"",
+        *,
+        key: str | None = None,
+        keys: Sequence[str] = (),
+        tag: str = "",
+        properties: Mapping[str, str] | None = None,
+        queue: MessageQueue | None = None,
+        sharding_key: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Reply:
+        """See Producer.request."""
+        check_topic(topic)
+        deadline_s = self._deadline(timeout_s)
+        route = await self._route(topic, deadline_s, queue)
+
+        async def send(
+            all_properties: Mapping[str, str], within_s: float, broker_name: str
+        ) -> SendResult:
+            at = queue_at(route, queue, sharding_key, broker_name)
+            return await self.send(
+                topic, body, key=key, keys=keys, tag=tag, properties=all_properties, queue=at,
+                sharding_key=sharding_key, timeout_s=within_s,
+            )  # fmt: skip
+
+        return await self._requests.request(route, properties, deadline_s, send)
+
+    async def reply(
+        self,
+        message: Message,
+        body: bytes = b"",
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """See Producer.reply."""
+        within_s = self._deadline(timeout_s) - time.monotonic()
+        await self._driver.run(reply_steps(message, body, properties, within_s))
+
     async def flush(self, timeout_s: float | None = None) -> None:
         """Waits until every message whose `send` is under way in another task has its outcome. See Producer.flush."""
         if self._closed:
@@ -283,6 +328,7 @@ class AsyncProducer:
                 waiter.set_exception(
                     ClosedError("the producer was closed before the message was sent")
                 )
+        await self._requests.close()
         await self._routes.close()
         if self._owns_transport:
             await self._transport.close()

@@ -166,6 +166,18 @@ class AsyncPullConsumer(ConsumerBase):
                     self._state.give_back(messages[i + 1 :])
                     raise
 
+    async def reply(
+        self,
+        message: Message,
+        body: bytes = b"",
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """See PullConsumer.reply."""
+        self._check_open()
+        await self._run(self._reply_steps(message, body, properties, timeout_s))
+
     # -- what failed -----------------------------------------------------------------------------------------------------
 
     async def send_back(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
+from ._checks import check_seconds
 from ._consumer_options import ConsumerOptions
 from ._consumer_steps import ConsumerSteps
 from ._message import Message
@@ -12,6 +13,7 @@ from ._offset_calls import subscribed_queues
 from ._open_consumers import shared_queue, shared_queue_text, uncommitted_text
 from ._pull_logic import PullState, logger
 from ._queue_listener import QueueListener
+from ._requests import reply_steps
 from ._routes import RouteBook
 from ._send_back import (
     SentBack,
@@ -99,6 +101,18 @@ class ConsumerBase:
         found = checked_messages(messages)
         timeout_s = self.options.request_timeout_s
         return send_back_steps(group, found, fields, self._state.incarnation, timeout_s)
+
+    def _reply_steps(
+        self,
+        message: Message,
+        body: bytes,
+        properties: Mapping[str, str] | None,
+        timeout_s: float | None,
+    ) -> Steps[None]:
+        """Of `reply`, its arguments checked."""
+        if timeout_s is None:
+            timeout_s = self.options.request_timeout_s
+        return reply_steps(message, body, properties, check_seconds("timeout_s", timeout_s))
 
     def _retry_topic_steps(self) -> Steps[str]:
         """Of `subscribe_retries`: the topic."""

@@ -52,6 +52,11 @@ PING: Final = MethodInfo(_V1 + "AdminService/Ping", 0x0508, LANE_ADMIN)
 LIST_GROUPS: Final = MethodInfo(_V1 + "AdminService/ListGroups", 0x0509, LANE_ADMIN)
 DELETE_GROUP: Final = MethodInfo(_V1 + "AdminService/DeleteGroup", 0x050A, LANE_ADMIN)
 
+WAIT_FOR_REPLIES: Final = MethodInfo(
+    _V1 + "ReplyService/WaitForReplies", 0x0D01, LANE_CONSUMER
+)
+REPLY: Final = MethodInfo(_V1 + "ReplyService/Reply", 0x0D02, LANE_CONSUMER)
+
 PUT_GROUP: Final = MethodInfo(_V1 + "GroupService/PutGroup", 0x0601, LANE_CONSUMER)
 GET_GROUP: Final = MethodInfo(_V1 + "GroupService/GetGroup", 0x0602, LANE_CONSUMER)
 LIST_GROUP_SETTINGS: Final = MethodInfo(

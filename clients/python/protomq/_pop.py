@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 from ._checks import explain_unknown_settings
@@ -132,6 +132,18 @@ class SimpleConsumer:
     def nack(self, messages: Message | Iterable[Message], after_s: float = 0.0) -> list[Message]:
         """Gives these back: somebody gets them after `after_s`. As `ack` else."""
         return self.change_invisible(messages, after_s)
+
+    def reply(
+        self,
+        message: Message,
+        body: bytes = b"",
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """See PullConsumer.reply."""
+        self._check_open()
+        self._driver.run(self._steps.reply(message, body, properties, timeout_s))
 
     def close(self) -> None:
         """Closes all connections. What was not acknowledged comes to others when its time is up."""

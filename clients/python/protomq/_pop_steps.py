@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import TYPE_CHECKING, Final, Literal
@@ -29,6 +29,7 @@ from ._late_imports import fork_waits
 from ._message import Message, read_varint, skip_value
 from ._offset_calls import checked_tags
 from ._pull_answer import AnswerMessages, PullAnswer, read_u32s
+from ._requests import reply_steps
 from ._retry import CALL, ONCE
 from ._steps import Each, GetRoute, Steps
 from ._types import MessageQueue, PullStatus, Route
@@ -242,6 +243,18 @@ class PopSteps:
             from .v1 import pop_service_pb2 as pb
 
         return (yield from self._settle(messages, _methods.ACK, pb.AckRequest, pb.AckResponse))
+
+    def reply(
+        self,
+        message: Message,
+        body: bytes,
+        properties: Mapping[str, str] | None,
+        timeout_s: float | None,
+    ) -> Steps[None]:
+        """Replies to a request."""
+        if timeout_s is None:
+            timeout_s = self._request_timeout_s
+        return reply_steps(message, body, properties, check_seconds("timeout_s", timeout_s))
 
     def change_invisible(
         self, messages: Message | Iterable[Message], invisible_s: float

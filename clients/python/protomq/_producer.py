@@ -19,6 +19,8 @@ from ._lines import LINES_MAX, Entry, Line, Room, resolve_batch
 from ._methods import SEND
 from ._outgoing import BatchResult, OutgoingMessage, SendResult, Stored
 from ._producer_options import ProducerOptions, ProducerSettings
+from ._request_calls import RequestCalls
+from ._requests import Reply, queue_at, reply_steps
 from ._retry import attempt_timeout
 from ._routes import Routes
 from ._send_arguments import as_message, field_of, refuse_settings_beside_transport, when_of_message
@@ -42,6 +44,7 @@ from .errors import (
 if TYPE_CHECKING:
     from datetime import datetime
 
+    from ._message import Message
     from ._selectors import QueueSelector
 
 logger = logging.getLogger("protomq.producer")
@@ -112,6 +115,7 @@ class Producer:
         self._workers: ThreadPoolExecutor | None = None
         self._workers_lock = threading.Lock()
         self._room = Room(self.options.pending_size_max_bytes)
+        self._requests = RequestCalls(self._driver)
         self._pending: set[SendFuture] = set()
         """Of `send_async`, without an outcome."""
 
@@ -290,6 +294,52 @@ class Producer:
         deadline_s = self._deadline(timeout_s)
         return self._driver.run(recall(self._core, topic, recall_handle, deadline_s))
 
+    def request(
+        self,
+        topic: str,
+        body: bytes = b"",
+        *,
+        key: str | None = None,
+        keys: Sequence[str] = (),
+        tag: str = "",
+        properties: Mapping[str, str] | None = None,
+        queue: MessageQueue | None = None,
+        sharding_key: str | None = None,
+        timeout_s: float | None = None,
+    ) -> Reply:
+        """Sends a message and waits for the reply that a consumer of it gives by its `reply`; the first one, if several do.
+
+        The request is a message like any other: it is stored, and may be processed more than once, or after the time-out (None: the send
+        time-out). Raises what `send` raises, and RequestTimeoutError (not definite) if no reply has come in time.
+        """
+        check_topic(topic)
+        deadline_s = self._deadline(timeout_s)
+        route = self._route(topic, deadline_s, queue)
+
+        def send(all_properties: Mapping[str, str], within_s: float, broker_name: str) -> SendResult:
+            at = queue_at(route, queue, sharding_key, broker_name)
+            return self.send(
+                topic, body, key=key, keys=keys, tag=tag, properties=all_properties, queue=at,
+                sharding_key=sharding_key, timeout_s=within_s,
+            )  # fmt: skip
+
+        return self._requests.request(route, properties, deadline_s, send)
+
+    def reply(
+        self,
+        message: Message,
+        body: bytes = b"",
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Replies to a message that was sent by `request`; returns when its caller has the reply. Consumers have this method, too.
+
+        Raises CallerGoneError if nobody waits for it any more: drop it. ConfigurationError if the message asks for no reply.
+        """
+        within_s = self._deadline(timeout_s) - time.monotonic()
+        self._driver.run(reply_steps(message, body, properties, within_s))
+
     def flush(self, timeout_s: float | None = None) -> None:
         """Waits until every message that was given to `send_async` has its outcome, which its future has then.
 
@@ -361,6 +411,7 @@ class Producer:
                 )
         if self._workers is not None:
             self._workers.shutdown(wait=False)
+        self._requests.close()
         if self._owns_transport:
             self._transport.close()
         return True

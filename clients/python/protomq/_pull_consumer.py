@@ -206,6 +206,22 @@ class PullConsumer(ConsumerBase):
         if pulls is not None:
             pulls.wake()
 
+    def reply(
+        self,
+        message: Message,
+        body: bytes = b"",
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Replies to a message that was sent by `request`; returns when its caller has the reply.
+
+        Raises CallerGoneError if nobody waits for it any more: drop it. ConfigurationError if the message asks for no reply. `timeout_s`:
+        None for the request time-out.
+        """
+        self._check_open()
+        self._run(self._reply_steps(message, body, properties, timeout_s))
+
     # -- what failed -----------------------------------------------------------------------------------------------------
 
     def send_back(

@@ -29,6 +29,7 @@
         │   ├── OffsetNotFoundError     OFFSET_NOT_FOUND
         │   ├── GroupNotFoundError      GROUP_NOT_FOUND
         │   ├── BrokerNotFoundError     BROKER_NOT_FOUND
+        │   ├── CallerGoneError         CALLER_GONE: nobody waits for a reply any more
         │   └── TransactionNotFoundError  TRANSACTION_NOT_FOUND
         ├── TopicExistsError            TOPIC_EXISTS
         ├── OffsetOutOfRangeError       OFFSET_OUT_OF_RANGE: an offset to be committed; `metadata` holds the range of its queue
@@ -115,6 +116,7 @@ __all__ = [
     "OffsetOutOfRangeError",
     "TopicRecreatedError",
     "TransactionEndedError",
+    "CallerGoneError",
     "TransactionNotFoundError",
     "StaleReceiptError",
     "GroupInUseError",
@@ -411,6 +413,12 @@ class BrokerNotFoundError(NotFoundError):
     stale_route = True
 
 
+class CallerGoneError(NotFoundError):
+    """Nobody waits for a reply any more: the caller has gone, or its time is up. Drop it. If not `definite`, the caller may have it."""
+
+    reason = "CALLER_GONE"
+
+
 class TransactionNotFoundError(NotFoundError):
     """There is no open transaction of that handle: there never was, its topic was deleted, or it ended longer ago than is remembered."""
 
@@ -660,6 +668,7 @@ _BY_REASON: Final[dict[str, type[ServerError]]] = {
         ProducerIdTakenError,
         DeadlineExceededError, UnknownMethodError, UnsupportedError, CorruptLogError, StaleRegistrationError, NameTakenError, InternalError,
         TransactionNotFoundError, TransactionEndedError, NotMasterError, ReplicaBehindError, NotEnoughReplicasError,
+        CallerGoneError,
     )
 }  # fmt: skip
 

@@ -25,6 +25,7 @@ from protomq.v1 import (
     ha_service_pb2,
     pop_service_pb2,
     pull_service_pb2,
+    reply_service_pb2,
     route_service_pb2,
     send_service_pb2,
     transaction_service_pb2,
@@ -62,6 +63,7 @@ from .pull_service import PullService
 from .recalls import Recalls
 from .registration import BrokerRegistration, BrokerTopics
 from .replication import Replication
+from .reply_service import ReplyService
 from .send_backs import SendBacks
 from .send_service import SendService
 from .slave_gate import not_master, refuse_changes
@@ -206,6 +208,7 @@ class Broker:
             self._send_backs,
         )
         self._dead_letters = DeadLetterService(self.store, self._writer, self._permit)
+        self._replies = ReplyService(clock, config.hold_max_ms, lambda: self._permit.refusal)
         self._admin = AdminService(
             self.store,
             config,
@@ -236,6 +239,7 @@ class Broker:
             (consumer_service_pb2, "ConsumerService", self._consumer),
             (group_service_pb2, "GroupService", self._groups),
             (dead_letter_service_pb2, "DeadLetterService", self._dead_letters),
+            (reply_service_pb2, "ReplyService", self._replies),
             (admin_service_pb2, "AdminService", self._admin),
             (filter_service_pb2, "FilterService", self._filters),
             (transaction_service_pb2, "TransactionService", self._transactions),
@@ -390,6 +394,7 @@ class Broker:
             log_time=self._log_time,
             lane_statuses=lambda: self._server.lane_statuses() if self._server else (),
             name_servers=self._name_server_counts,
+            replies=self._replies.numbers,
             full_pops=lambda: self._pop.pipeline.planner.full_count,
             write_refusal=self._write_refusal,
             replication=self._replication.counts,

@@ -198,13 +198,23 @@ REPLICATION: Final = Table(
         Metric("protomq.ha.following", "", "follows", "1: a slave that follows its master; 0: one that does not, and all masters"),
     ),
 )  # fmt: skip
+REPLIES: Final = Table(
+    "Request and reply",
+    (),
+    (
+        Metric("protomq.reply.callers", "{caller}", "callers", "Callers that wait for replies here, or did within the last 10 s"),
+        Metric("protomq.reply.waiting", "{reply}", "waiting", "Replies that their callers do not have yet"),
+        Metric("protomq.replies", "{reply}", "replies", "Replies that reached their callers, since the start", Kind.COUNTER),
+        Metric("protomq.replies.refused", "{reply}", "refused", "Replies whose callers were gone, since the start", Kind.COUNTER),
+    ),
+)  # fmt: skip
 LEFT_OUT: Final = Table(
     "Left out",
     (),
     (Metric("protomq.series_left_out", "{series}", "series left out", "Series beyond `metrics.series_max`"),),
 )  # fmt: skip
 TABLES: Final = (
-    BROKER, POSITIONS, DURATIONS, REPLICATION, DELAYS, RETRIES, LANES, TRANSACTIONS, POPS, TOPICS, GROUPS, QUEUES, LEFT_OUT,
+    BROKER, POSITIONS, DURATIONS, REPLICATION, DELAYS, RETRIES, REPLIES, LANES, TRANSACTIONS, POPS, TOPICS, GROUPS, QUEUES, LEFT_OUT,
 )  # fmt: skip
 """Everything that a broker shows, in this order."""
 
@@ -212,9 +222,10 @@ TABLES: Final = (
 class BrokerMetrics:
     """Reads a broker's numbers. `numbers` may be called by any thread, one at a time.
 
-    `hold_durations`: of pulls; `mover`, `log_time`: of delayed messages; `retries`: the numbers of RETRIES. `lane_statuses` gives the
-    lanes; `name_servers` how many there are and how many of them know the broker; `full_pops` how many pops met a queue that is full;
-    `write_refusal` why no writes are taken, "" if they are; `replication` the numbers of REPLICATION.
+    `hold_durations`: of pulls; `mover`, `log_time`: of delayed messages; `retries`, `replies`: the numbers of RETRIES and REPLIES.
+    `lane_statuses` gives the lanes; `name_servers` how many there are and how many of them know the broker; `full_pops` how many pops
+    met a queue that is full; `write_refusal` why no writes are taken, "" if they are; `replication` the numbers of
+    REPLICATION.
     """
 
     def __init__(
@@ -227,6 +238,7 @@ class BrokerMetrics:
         now_ms: Callable[[], int],
         mover: TimerMover,
         retries: Callable[[], tuple[int, int, int, int]],
+        replies: Callable[[], tuple[int, int, int, int]],
         log_time: LogTime,
         lane_statuses: Callable[[], Sequence[PoolStatus]],
         name_servers: Callable[[], tuple[int, int]],
@@ -240,6 +252,7 @@ class BrokerMetrics:
         self._hold_durations = hold_durations
         self._mover = mover
         self._retries = retries
+        self._replies = replies
         self._now_ms = now_ms
         self._log_time = log_time
         self._lane_statuses = lane_statuses
@@ -267,6 +280,7 @@ class BrokerMetrics:
         yield Numbers(REPLICATION, [((), self._replication())])
         yield self._delays()
         yield Numbers(RETRIES, [((), self._retries())])
+        yield Numbers(REPLIES, [((), self._replies())])
         yield lane_numbers(self._lane_statuses())
         transactions = store.transactions
         ended = (transactions.counts[ending] for ending in Ending)

@@ -64,6 +64,7 @@ class ReasonRule:
 
 
 RULES: Final[Mapping[str, ReasonRule]] = {
+    "CALLER_GONE": ReasonRule(Code.NOT_FOUND, True, ("caller_id",)),
     "INVALID_ARGUMENT": ReasonRule(
         Code.INVALID_ARGUMENT, True, optional=("topic", "write_queues", "read_queues", "read_queues_min")
     ),

@@ -13,6 +13,7 @@ from protomq.v1 import (
     group_service_pb2,
     pop_service_pb2,
     pull_service_pb2,
+    reply_service_pb2,
     send_service_pb2,
 )
 from protomq.v1.record_pb2 import Record
@@ -30,6 +31,7 @@ from protomq_broker.pop_service import PopService
 from protomq_broker.pop_time import PopTime
 from protomq_broker.pull_service import PullService
 from protomq_broker.recalls import Recalls
+from protomq_broker.reply_service import ReplyService
 from protomq_broker.send_backs import SendBacks
 from protomq_broker.send_service import SendService
 from protomq_broker.store.state.topics import TopicConfig
@@ -51,6 +53,7 @@ SEND = "/protomq.v1.SendService/Send"
 PULL = "/protomq.v1.PullService/Pull"
 CONSUMER = "/protomq.v1.ConsumerService/"
 GROUP = "/protomq.v1.GroupService/"
+REPLY = "/protomq.v1.ReplyService/"
 ADMIN = "/protomq.v1.AdminService/"
 POP = "/protomq.v1.PopService/"
 
@@ -153,6 +156,7 @@ class FakeBroker:
             signal_group,
             self.send_backs,
         )
+        self.replies = ReplyService(self.clock, config.hold_max_ms, lambda: self.permit.refusal)
         table = DispatchTable()
         for module, name, service in (
             (send_service_pb2, "SendService", self.send),
@@ -160,6 +164,7 @@ class FakeBroker:
             (pop_service_pb2, "PopService", self.pop),
             (consumer_service_pb2, "ConsumerService", ConsumerService(self.store, self.commits, self.clock)),
             (group_service_pb2, "GroupService", groups),
+            (reply_service_pb2, "ReplyService", self.replies),
             (admin_service_pb2, "AdminService", self._admin_service(config)),
         ):
             table.add_service(module.DESCRIPTOR.services_by_name[name], service)

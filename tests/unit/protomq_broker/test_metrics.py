@@ -70,6 +70,7 @@ def read() -> list[Numbers]:
         now_ms=ManualClock().now_ms,
         mover=mover,
         retries=lambda: (3, 2, 1, 0),
+        replies=lambda: (4, 3, 2, 1),
         log_time=log_time,
         lane_statuses=lambda: [PoolStatus("send", 1, 2, 10, 1500, 77, 3, 4, 5)],
         name_servers=lambda: (2, 1),

@@ -120,6 +120,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAVAILABLE: this slave does not have yet what was asked for; the metadata hold how far it is. Ask again later, or the master."""
     ERROR_REASON_NOT_ENOUGH_REPLICAS: _ErrorReason.ValueType  # 42
     """UNAVAILABLE: fewer slaves are in sync than a send needs (min_in_sync_replicas); the metadata hold both numbers. Nothing was stored."""
+    ERROR_REASON_CALLER_GONE: _ErrorReason.ValueType  # 43
+    """NOT_FOUND: nobody waits for the reply any more: its caller has gone, or its time is up. To a caller that waits: another one has the same
+    id. Not definite if the reply was given to the caller, who did not say what became of it.
+    """
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason lists every value that ErrorInfo.reason takes, there without the prefix: "TOPIC_NOT_FOUND"."""
@@ -222,4 +226,8 @@ ERROR_REASON_REPLICA_BEHIND: ErrorReason.ValueType  # 41
 """UNAVAILABLE: this slave does not have yet what was asked for; the metadata hold how far it is. Ask again later, or the master."""
 ERROR_REASON_NOT_ENOUGH_REPLICAS: ErrorReason.ValueType  # 42
 """UNAVAILABLE: fewer slaves are in sync than a send needs (min_in_sync_replicas); the metadata hold both numbers. Nothing was stored."""
+ERROR_REASON_CALLER_GONE: ErrorReason.ValueType  # 43
+"""NOT_FOUND: nobody waits for the reply any more: its caller has gone, or its time is up. To a caller that waits: another one has the same
+id. Not definite if the reply was given to the caller, who did not say what became of it.
+"""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015

@@ -1,0 +1,112 @@
+"""Requests from coroutines: one task for each broker at which replies are waited for, while there are any. See `_requests.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+
+from ._async_steps import AsyncDriver
+from ._outgoing import SendResult
+from ._requests import (
+    Reply,
+    ReplyInbox,
+    brokers_for,
+    check_request,
+    follow_steps,
+    no_reply,
+    seconds_left,
+)
+from ._types import Route
+from .errors import ClosedError, NoRouteError, ProtomqError, TransportError
+
+logger = logging.getLogger("protomq.producer")
+
+GOODBYE_S = 1.0
+
+
+class AsyncRequestCalls:
+    """The requests of one producer. Coroutines of its event loop."""
+
+    def __init__(self, driver: AsyncDriver) -> None:
+        self._driver = driver
+        self._inboxes: dict[str, ReplyInbox] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._closed = False
+
+    async def request(
+        self,
+        route: Route,
+        properties: Mapping[str, str] | None,
+        deadline_s: float,
+        send: Callable[[Mapping[str, str], float, str], Awaitable[SendResult]],
+    ) -> Reply:
+        """See RequestCalls.request."""
+        check_request(properties)
+        timeout_s = seconds_left(deadline_s)
+        future: asyncio.Future[tuple[bytes, Mapping[str, str]]]
+        future = asyncio.get_running_loop().create_future()
+        inbox = await self._listen(route, deadline_s)
+        call_id = inbox.begin(future)
+        try:
+            self._follow(inbox)
+            own = inbox.properties(call_id, seconds_left(deadline_s))
+            sent = await send(
+                {**(properties or {}), **own}, seconds_left(deadline_s), inbox.broker_name
+            )
+            try:
+                body, answered = await asyncio.wait_for(future, seconds_left(deadline_s))
+            except TimeoutError:
+                raise no_reply(sent, timeout_s) from None
+            return Reply(body, answered, sent)
+        finally:
+            inbox.end(call_id)
+            future.cancel()
+
+    async def _listen(self, route: Route, deadline_s: float) -> ReplyInbox:
+        """An inbox at a broker that knows of it."""
+        trouble: ProtomqError = NoRouteError(f"no broker has the topic {route.topic!r}")
+        for broker_name in brokers_for(route, self._inboxes):
+            if self._closed:
+                raise ClosedError("the producer is closed")
+            if broker_name in self._tasks:
+                return self._inboxes[broker_name]
+            inbox = self._inboxes.setdefault(broker_name, ReplyInbox(route.topic, broker_name))
+            try:
+                await self._driver.run(inbox.wait_steps(0.0, seconds_left(deadline_s)))
+            except TransportError as error:  # That broker is away: another one has the topic, too.
+                trouble = error
+            else:
+                return inbox
+        raise trouble
+
+    def _follow(self, inbox: ReplyInbox) -> None:
+        if inbox.broker_name not in self._tasks and not self._closed:
+            task = asyncio.get_running_loop().create_task(self._run(inbox))
+            self._tasks[inbox.broker_name] = task
+
+    async def _run(self, inbox: ReplyInbox) -> None:
+        try:
+            await self._driver.run(follow_steps(inbox, lambda: self._goes_on(inbox)))
+        except Exception:
+            logger.exception("replies from %s are waited for no more", inbox.broker_name)
+            self._tasks.pop(inbox.broker_name, None)
+
+    def _goes_on(self, inbox: ReplyInbox) -> bool:
+        if not self._closed and inbox.is_needed:
+            return True
+        self._tasks.pop(inbox.broker_name, None)
+        return False
+
+    async def close(self) -> None:
+        """See RequestCalls.close."""
+        self._closed = True
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for inbox in self._inboxes.values():
+            with suppress(ProtomqError):
+                await self._driver.run(inbox.wait_steps(0.0, GOODBYE_S, leaves=True))

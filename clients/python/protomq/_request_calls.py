@@ -1,0 +1,123 @@
+"""Requests from threads: one thread for each broker at which replies are waited for, while there are any. See `_requests.py`."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+
+from ._outgoing import SendResult
+from ._requests import (
+    Reply,
+    ReplyInbox,
+    brokers_for,
+    check_request,
+    follow_steps,
+    no_reply,
+    seconds_left,
+)
+from ._steps import Driver
+from ._types import Route
+from .errors import ClosedError, NoRouteError, ProtomqError, TransportError
+
+logger = logging.getLogger("protomq.producer")
+
+GOODBYE_S = 1.0
+
+
+class RequestCalls:
+    """The requests of one producer. Any thread."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._lock = threading.Lock()
+        self._inboxes: dict[str, ReplyInbox] = {}
+        self._followed: set[str] = set()
+        self._closed = False
+
+    def request(
+        self,
+        route: Route,
+        properties: Mapping[str, str] | None,
+        deadline_s: float,
+        send: Callable[[Mapping[str, str], float, str], SendResult],
+    ) -> Reply:
+        """Sends a request, and waits for its reply. `send` is given all properties, the seconds that it may take, and
+        the broker at which the reply is waited for."""
+        check_request(properties)
+        timeout_s = seconds_left(deadline_s)
+        future: Future[tuple[bytes, Mapping[str, str]]] = Future()
+        inbox = self._listen(route, deadline_s)
+        call_id = inbox.begin(future)
+        try:
+            self._follow(inbox)
+            own = inbox.properties(call_id, seconds_left(deadline_s))
+            sent = send(
+                {**(properties or {}), **own}, seconds_left(deadline_s), inbox.broker_name
+            )
+            try:
+                body, answered = future.result(seconds_left(deadline_s))
+            except FutureTimeoutError:
+                raise no_reply(sent, timeout_s) from None
+            return Reply(body, answered, sent)
+        finally:
+            inbox.end(call_id)
+
+    def _listen(self, route: Route, deadline_s: float) -> ReplyInbox:
+        """An inbox at a broker that knows of it."""
+        trouble: ProtomqError = NoRouteError(f"no broker has the topic {route.topic!r}")
+        for broker_name in brokers_for(route, self._inboxes):
+            with self._lock:
+                if self._closed:
+                    raise ClosedError("the producer is closed")
+                if broker_name in self._followed:
+                    return self._inboxes[broker_name]
+                inbox = self._inboxes.setdefault(
+                    broker_name, ReplyInbox(route.topic, broker_name)
+                )
+            try:
+                self._driver.run(inbox.wait_steps(0.0, seconds_left(deadline_s)))
+            except TransportError as error:  # That broker is away: another one has the topic, too.
+                trouble = error
+            else:
+                return inbox
+        raise trouble
+
+    def _follow(self, inbox: ReplyInbox) -> None:
+        with self._lock:
+            if inbox.broker_name in self._followed or self._closed:
+                return
+            self._followed.add(inbox.broker_name)
+        threading.Thread(
+            target=self._run, args=(inbox,), name="protomq-replies", daemon=True
+        ).start()
+
+    def _run(self, inbox: ReplyInbox) -> None:
+        try:
+            self._driver.run(follow_steps(inbox, lambda: self._goes_on(inbox)))
+        except Exception:
+            logger.exception("replies from %s are waited for no more", inbox.broker_name)
+            with self._lock:
+                self._followed.discard(inbox.broker_name)
+
+    def _goes_on(self, inbox: ReplyInbox) -> bool:
+        """Under the lock: a request that begins finds either a thread that goes on, or none."""
+        with self._lock:
+            if not self._closed and inbox.is_needed:
+                return True
+            self._followed.discard(inbox.broker_name)
+            return False
+
+    def close(self) -> None:
+        """Tells the brokers what was received, so that those who replied learn it at once."""
+        with self._lock:
+            self._closed = True
+            inboxes = list(self._inboxes.values())
+        ends_s = time.monotonic() + GOODBYE_S
+        for inbox in inboxes:
+            with suppress(ProtomqError):
+                self._driver.run(inbox.wait_steps(0.0, seconds_left(ends_s), leaves=True))

@@ -1,0 +1,167 @@
+"""Requests and replies without a broker: what the caller tells it, which call gets which reply, what a reply needs."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from protomq import _methods
+from protomq._message import Message
+from protomq._requests import (
+    HOLD_S,
+    PAUSE_MIN_S,
+    ReplyInbox,
+    brokers_for,
+    check_request,
+    follow_steps,
+    queue_at,
+    reply_steps,
+    reply_to_of,
+)
+from protomq._steps import CallServer, ForgetRoute, GetRoute, Pause
+from protomq._types import BrokerAddress, MessageQueue, Route
+from protomq.errors import (
+    CallerGoneError,
+    ConfigurationError,
+    ConnectionLostError,
+    WrongTypeError,
+)
+from protomq.v1 import reply_service_pb2 as pb
+from protomq.wire.record import RecordTemplate, encode_front
+
+ADDRESS = BrokerAddress("b", "127.0.0.1:1", "127.0.0.1:2")
+QUEUE = MessageQueue("t", "b", 0)
+ROUTE = Route("t", (QUEUE,), (QUEUE,), {"b": ADDRESS}, ("b",))
+
+
+def told(call: CallServer) -> pb.WaitForRepliesRequest:
+    assert call.method is _methods.WAIT_FOR_REPLIES
+    assert call.address == ADDRESS
+    return pb.WaitForRepliesRequest.FromString(b"".join(call.payload))
+
+
+def answer(*replies: tuple[int, str, bytes]) -> bytes:
+    response = pb.WaitForRepliesResponse()
+    for reply_id, call_id, body in replies:
+        waiting = response.replies.add(reply_id=reply_id)
+        waiting.reply.call_id, waiting.reply.body = call_id, body
+    return response.SerializeToString()
+
+
+def next_call(steps: Generator[Any, Any, Any], outcome: Any = None) -> CallServer:
+    """The next call of the steps, which have the route looked up before it."""
+    effect = steps.send(outcome)
+    assert effect[0] == "t"
+    assert isinstance(effect, GetRoute)
+    call = steps.send(ROUTE)
+    assert isinstance(call, CallServer)
+    return call
+
+
+def begun(inbox: ReplyInbox) -> tuple[str, Future[Any]]:
+    future: Future[Any] = Future()
+    return inbox.begin(future), future
+
+
+def test_a_call_gets_its_reply_and_the_broker_is_told_with_the_next_call() -> None:
+    inbox = ReplyInbox("t", "b")
+    call_id, future = begun(inbox)
+    steps = follow_steps(inbox, lambda: inbox.is_needed)
+    first = told(next_call(steps))
+    assert first.caller_id == inbox.caller_id
+    assert (first.hold_ms, list(first.received_reply_ids)) == (HOLD_S * 1000, [])
+    second = told(next_call(steps, answer((7, call_id, b"yes"), (8, call_id, b"again"), (9, "old", b"late"))))
+    assert future.result(0)[0] == b"yes"
+    assert list(second.received_reply_ids) == [7, 8]
+    assert list(second.unwanted_reply_ids) == [9]
+    with pytest.raises(StopIteration):  # All was said, and nobody waits.
+        steps.send(answer())
+
+
+def test_what_was_received_is_said_again_after_a_call_that_failed() -> None:
+    inbox = ReplyInbox("t", "b")
+    call_id, _ = begun(inbox)
+    steps = follow_steps(inbox, lambda: inbox.is_needed)
+    next_call(steps)
+    next_call(steps, answer((1, call_id, b"")))
+    assert steps.throw(ConnectionLostError("cut")) == ForgetRoute("t")
+    pause = next(steps)
+    assert pause == Pause(PAUSE_MIN_S)
+    assert list(told(next_call(steps)).received_reply_ids) == [1]
+
+
+def test_a_call_that_ended_gets_nothing_any_more() -> None:
+    inbox = ReplyInbox("t", "b")
+    call_id, future = begun(inbox)
+    inbox.end(call_id)
+    steps = inbox.wait_steps(0, 1)
+    next_call(steps)
+    with pytest.raises(StopIteration):
+        steps.send(answer((1, call_id, b"late")))
+    assert not future.done()
+    leaving = told(next_call(inbox.wait_steps(0, 1, leaves=True)))
+    assert (leaving.leaves, list(leaving.unwanted_reply_ids)) == (True, [1])
+
+
+def test_a_caller_whose_id_is_taken_takes_another_one_and_its_calls_fail() -> None:
+    inbox = ReplyInbox("t", "b")
+    before = inbox.caller_id
+    _, future = begun(inbox)
+    steps = follow_steps(inbox, lambda: True)
+    next_call(steps)
+    assert steps.throw(CallerGoneError("another one")) == GetRoute("t", 3.0)
+    assert inbox.caller_id != before
+    with pytest.raises(CallerGoneError):
+        future.result(0)
+    ids = {ReplyInbox("t", "b").caller_id for _ in range(100)}
+    assert len(ids) == 100
+
+
+def message(**properties: str) -> Message:
+    record = RecordTemplate("t", 1, 1).encode(
+        b"body", 1, 1, front=encode_front((), "", properties)
+    )
+    return Message.from_record(record, QUEUE, 5)
+
+
+def test_a_reply_goes_to_the_broker_and_the_call_of_the_request() -> None:
+    inbox = ReplyInbox("t", "b")
+    asked = message(mine="x", **inbox.properties("call", 1.5))
+    assert asked.properties["TTL"] == "1500"
+    assert reply_to_of(asked) == ("t", "b", inbox.caller_id, "call")
+    steps = reply_steps(asked, bytearray(b"yes"), {"a": "b"}, 3.0)
+    call = next_call(steps)
+    assert call.method is _methods.REPLY
+    sent = pb.ReplyRequest.FromString(b"".join(call.payload))
+    assert (sent.caller_id, sent.call_id, sent.body) == (inbox.caller_id, "call", b"yes")
+    assert dict(sent.properties) == {"a": "b"}
+    with pytest.raises(StopIteration):
+        steps.send(b"")
+
+
+def test_what_is_no_request_gets_no_reply() -> None:
+    with pytest.raises(ConfigurationError, match="asks for no reply"):
+        reply_to_of(message(CORRELATION_ID="1"))
+    with pytest.raises(WrongTypeError, match="Message"):
+        reply_to_of(b"body")
+    asked = message(**ReplyInbox("t", "b").properties("call", 1))
+    with pytest.raises(WrongTypeError, match="bytes"):
+        next(reply_steps(asked, "text", None, 1.0))
+    with pytest.raises(ConfigurationError, match="REPLY_TO_CLIENT"):
+        check_request({"REPLY_TO_CLIENT": "me"})
+
+
+def test_a_caller_waits_where_it_waits_already_and_where_requests_may_go() -> None:
+    brokers = dict.fromkeys("abc", ADDRESS)
+    route = Route("t", (), (), brokers, ("a", "b"))
+    assert set(brokers_for(route, {})) == {"a", "b"}
+    assert brokers_for(route, {"b": ReplyInbox("t", "b")}) == ["b", "a"]
+    queues = tuple(MessageQueue("t", name, 0) for name in "ab")
+    new = Route("t", queues, queues, brokers, ("a", "b"), auto_create=True)
+    assert queue_at(new, None, None, "b") == queues[1]
+    assert queue_at(new, queues[0], None, "b") == queues[0]
+    assert queue_at(route, None, None, "b") is None
+    assert queue_at(new, None, "key", "b") is None
