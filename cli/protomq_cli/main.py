@@ -30,6 +30,7 @@ from protomq_cli import (
     requests,
     servers,
     topics,
+    tracks,
     transactions,
     worker,
 )
@@ -137,7 +138,9 @@ def build_app() -> typer.Typer:
         "dlq", "Dead letters: messages that groups could not process.", ADMINISTRATION,
         list=dead_letters.list_groups, show=dead_letters.show, replay=dead_letters.replay,
     )  # fmt: skip
-    group("message", "Find single messages.", ADMINISTRATION, query=messages.query)
+    group(
+        "message", "Find single messages.", ADMINISTRATION, query=messages.query, track=tracks.track,
+    )  # fmt: skip
     group(
         "cluster", "Brokers: list, status, forget.", ADMINISTRATION,
         list=clusters.list_brokers, status=clusters.status, forget=clusters.forget,

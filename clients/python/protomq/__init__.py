@@ -50,6 +50,10 @@ if TYPE_CHECKING:
     from ._ha_admin import HaStatus as HaStatus
     from ._ha_admin import ReplicaStatus as ReplicaStatus
     from ._message import Message as Message
+    from ._message_track import MessagePlace as MessagePlace
+    from ._message_track import MessageTrack as MessageTrack
+    from ._message_track import PlaceKind as PlaceKind
+    from ._message_track import TrackState as TrackState
     from ._outgoing import BatchResult as BatchResult
     from ._outgoing import OutgoingMessage as OutgoingMessage
     from ._outgoing import SendHook as SendHook
@@ -139,6 +143,10 @@ _LAZY = {
     "ReplicaStatus": "_ha_admin",
     "DeadLetters": "_dead_letters",
     "ReplayProgress": "_dead_letters",
+    "MessagePlace": "_message_track",
+    "MessageTrack": "_message_track",
+    "PlaceKind": "_message_track",
+    "TrackState": "_message_track",
     "MessageOrigin": "_transit",
     "SentBack": "_send_back",
     "OpenTransaction": "_transaction_admin",
@@ -200,6 +208,10 @@ __all__ = [
     "ReplicaStatus",
     "DeadLetters",
     "ReplayProgress",
+    "MessagePlace",
+    "MessageTrack",
+    "PlaceKind",
+    "TrackState",
     "MessageOrigin",
     "SentBack",
     "OpenTransaction",

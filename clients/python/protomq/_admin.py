@@ -49,6 +49,7 @@ from ._group_offsets import GroupLag, Place, clone_offsets, group_lag, reset_off
 from ._ha_admin import HaStatus, ha_status
 from ._late_imports import fork_waits, load_needed_modules
 from ._message import Message, field_values
+from ._message_track import MessageTrack, track_message
 from ._transaction_admin import OpenTransaction, end_transaction, list_transactions
 from ._types import (
     PEER_TIMEOUT_S,
@@ -638,6 +639,16 @@ class Admin(AdminCalls):
             if not found:
                 raise PartialResultError(str(error), None, error.failures) from error
         return found[0] if found else None
+
+    def track_message(
+        self, message_id: str, *, brokers: Iterable[str] | None = None
+    ) -> MessageTrack:
+        """Every place of a message in the brokers' logs, the oldest first, and what groups have done with it there.
+
+        A message keeps its id wherever it is moved: delayed, retried, committed, dead. One that waits for its delay is in no queue yet, and
+        has no place. Raises InvalidArgumentError for what is no message id.
+        """
+        return whole(*track_message(self, message_id, brokers))
 
     # -- end -------------------------------------------------------------------------------------------------------------
 

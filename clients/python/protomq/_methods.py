@@ -82,6 +82,8 @@ LIST_TRANSACTIONS: Final = MethodInfo(
     _V1 + "TransactionService/ListTransactions", 0x0903, LANE_SEND
 )
 
+TRACK_MESSAGE: Final = MethodInfo(_V1 + "TrackService/TrackMessage", 0x0E01, LANE_ADMIN)
+
 DEPLOY_FILTER: Final = MethodInfo(_V1 + "FilterService/DeployFilter", 0x0C01, LANE_ADMIN)
 LIST_FILTERS: Final = MethodInfo(_V1 + "FilterService/ListFilters", 0x0C02, LANE_ADMIN)
 DELETE_FILTER: Final = MethodInfo(_V1 + "FilterService/DeleteFilter", 0x0C03, LANE_ADMIN)

@@ -28,6 +28,7 @@ from protomq.v1 import (
     reply_service_pb2,
     route_service_pb2,
     send_service_pb2,
+    track_service_pb2,
     transaction_service_pb2,
 )
 from protomq.v1.admin_service_pb2 import LaneStatus
@@ -72,6 +73,7 @@ from .store.state.topics import topic_to_message
 from .store.store import Store
 from .system_writer import SystemWriter
 from .timer_mover import TimerMover
+from .track_service import TrackService
 from .transaction_checks import TransactionChecks
 from .transaction_endings import TransactionEndings
 from .transaction_handles import Handles
@@ -242,6 +244,7 @@ class Broker:
             (reply_service_pb2, "ReplyService", self._replies),
             (admin_service_pb2, "AdminService", self._admin),
             (filter_service_pb2, "FilterService", self._filters),
+            (track_service_pb2, "TrackService", TrackService(self.store)),
             (transaction_service_pb2, "TransactionService", self._transactions),
             (ha_service_pb2, "HaService", self._replication.service),
         ):

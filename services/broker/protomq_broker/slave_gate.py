@@ -35,6 +35,7 @@ SERVED: Final = frozenset(
         "GroupService/ListGroupSettings",
         "DeadLetterService/ListDeadLetters",
         "FilterService/ListFilters",
+        "TrackService/TrackMessage",
         "HaService/GetHaStatus",
     )
 )

@@ -18,6 +18,7 @@ from protomq.v1 import (
     route_service_pb2,
     send_service_pb2,
     topic_pb2,
+    track_service_pb2,
     transaction_service_pb2,
 )
 
@@ -33,6 +34,7 @@ FILES = (
     reply_service_pb2,
     route_service_pb2,
     send_service_pb2,
+    track_service_pb2,
     transaction_service_pb2,
 )
 

@@ -15,6 +15,7 @@ from protomq.v1 import (
     pull_service_pb2,
     reply_service_pb2,
     send_service_pb2,
+    track_service_pb2,
 )
 from protomq.v1.record_pb2 import Record
 from protomq.v1.send_service_pb2 import SendRequest
@@ -38,6 +39,7 @@ from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.system_writer import SystemWriter
 from protomq_broker.testing.simdisk import SimDisk
+from protomq_broker.track_service import TrackService
 from protomq_broker.transaction_checks import TransactionChecks
 from protomq_broker.transaction_handles import Handles
 from protomq_broker.waiting_answers import WaitingAnswers
@@ -165,6 +167,7 @@ class FakeBroker:
             (consumer_service_pb2, "ConsumerService", ConsumerService(self.store, self.commits, self.clock)),
             (group_service_pb2, "GroupService", groups),
             (reply_service_pb2, "ReplyService", self.replies),
+            (track_service_pb2, "TrackService", TrackService(self.store)),
             (admin_service_pb2, "AdminService", self._admin_service(config)),
         ):
             table.add_service(module.DESCRIPTOR.services_by_name[name], service)

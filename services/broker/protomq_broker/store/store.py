@@ -53,7 +53,7 @@ from .files.lock import StoreLock
 from .following import Follower, LogFollowers
 from .full_disk import FullDisk
 from .housekeeping import Clock, Housekeeper, StoreActions
-from .index.look_ups import Identity, MessageLookUps
+from .index.look_ups import Identity, MessageLookUps, Places
 from .log.agreement import START, LogPoint
 from .log.append import AppendRequest
 from .log.checked_log import CheckedLog
@@ -827,6 +827,10 @@ class Store:
     def find_by_message_id(self, topic: str, identity: Identity) -> Iterator[bytes]:
         """As `MessageLookUps.by_message_id`."""
         return self._look_ups.by_message_id(topic, identity)
+
+    def find_everywhere(self, identity: Identity, count_max: int) -> Places:
+        """As `MessageLookUps.everywhere`."""
+        return self._look_ups.everywhere(identity, count_max)
 
     def counters_of(self, topic: str) -> TopicCounters:
         """Counters of a topic since the start."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -49,6 +49,18 @@ _ADVICE: Final = (
 
 Identity = tuple[int, int, int]
 """Producer id, producer epoch, sequence."""
+
+
+class Places(NamedTuple):
+    """Where a message stands, whatever the topic.
+
+    Attributes:
+        records: without tag and length, the oldest first.
+        damaged_count: places in damaged parts of the log, where the message stands or may stand.
+    """
+
+    records: Sequence[bytes]
+    damaged_count: int
 
 
 class MessageLookUps:
@@ -130,6 +142,35 @@ class MessageLookUps:
                 yield data
         if lost is not None and not given:
             raise lost
+
+    def everywhere(self, identity: Identity, count_max: int) -> Places:
+        """The newest `count_max` records with this id that some queue of any topic leads to: a message keeps its id wherever it is moved.
+
+        Raises ConsumeQueueDamagedError where a queue cannot tell whether a record is its own.
+        """
+        readable = self._positions.readable
+        found = self._index.find_message_id(
+            *identity, start_position=self._folder.first_position, end_position=readable
+        )
+        given: dict[int, bytes] = {}
+        damaged_count = 0
+        for candidate in found:
+            data = self._reader.record_at(candidate)
+            position = candidate
+            if data is not None:
+                topic = Record.FromString(data).topic
+                try:
+                    position, data = self._follow(topic, identity, candidate, readable)
+                except CorruptLogError as error:
+                    position, data = error.position, None
+            if data is None:
+                if position >= 0 and not self._reader.is_repaired(position):
+                    damaged_count += 1
+            elif _identity_of(Record.FromString(data)) == identity:
+                given[position] = data
+            if len(given) >= count_max:
+                break
+        return Places([given[position] for position in sorted(given)], damaged_count)
 
     def _key_candidates(
         self, topic: str, key_hash: int, start: int, end: int, check_time: Callable[[], None]

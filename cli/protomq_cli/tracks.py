@@ -1,0 +1,96 @@
+"""`message track`: where a message was sent, delayed, retried, committed or dead-lettered, and who has consumed it."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from protomq_cli.connection import open_admin
+from protomq_cli.exits import CliError, ExitCode
+from protomq_cli.message_text import time_text
+from protomq_cli.options import DEFAULT_TIMEOUT_S, Namesrv, Output, Timeout
+from protomq_cli.output import OutputFormat, print_rows
+from protomq_cli.partial import Missing
+
+if TYPE_CHECKING:
+    from protomq import Admin, MessagePlace, MessageTrack
+
+_COLUMNS = ("kind", "topic", "broker", "queue", "offset", "store_time", "attempt", "groups", "last_error")
+_EXPENDABLE = ("last_error", "attempt", "broker")
+_MESSAGES_MAX = 10
+"""With one key."""
+
+
+def track(
+    message_id: Annotated[
+        str, typer.Argument(metavar="[ID]", show_default=False, help="The message id.")
+    ] = "",
+    key: Annotated[
+        str, typer.Option("--key", "-k", metavar="KEY", show_default=False, help="Or the newest messages with this key.")
+    ] = "",
+    topic: Annotated[
+        str, typer.Option("--topic", "-t", metavar="TOPIC", show_default=False, help="The topic of that key.")
+    ] = "",
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:  # fmt: skip
+    """Show where a message went, and which groups have consumed it.
+
+    \b
+      protomq message track 0000000000000007000000010000000000000000
+      protomq message track --key order-17 --topic orders
+
+    A message keeps its id wherever it is moved. One that waits for its delay
+    is in no queue yet, and is shown when it is delivered.
+    """
+    if bool(message_id) == bool(key):
+        raise typer.BadParameter("give a message id, or --key and --topic")
+    if key and not topic:
+        raise typer.BadParameter("--key needs the topic of its messages", param_hint="--topic")
+    missing = Missing()
+    rows: list[dict[str, Any]] = []
+    damaged_count = 0
+    with open_admin(namesrv, timeout) as admin:
+        ids = [message_id] if message_id else _ids_of(admin, missing, topic, key)
+        for each in ids:
+            found: MessageTrack = missing.take(partial(admin.track_message, each))
+            rows += [{"message_id": found.message_id} | _row(place) for place in found.places]
+            damaged_count += found.damaged_count
+    columns = _COLUMNS if len(ids) == 1 else ("message_id", *_COLUMNS)
+    print_rows(rows, columns, output, expendable=_EXPENDABLE)
+    missing.check()
+    if damaged_count:
+        raise CliError(
+            ExitCode.FAILURE,
+            "CORRUPT_LOG",
+            f"{damaged_count} more places stand in damaged parts of the log; `protomq cluster status` shows them",
+        )
+    if not rows:
+        what = f"key {key!r} in topic {topic!r}" if key else f"id {message_id}"
+        raise CliError(ExitCode.NOT_FOUND, "MESSAGE_NOT_FOUND", f"no broker has a message with {what}")
+
+
+def _ids_of(admin: Admin, missing: Missing, topic: str, key: str) -> list[str]:
+    found = missing.take(lambda: admin.query_by_key(topic, key, count_max=_MESSAGES_MAX))
+    return list(dict.fromkeys(message.message_id for message in found))
+
+
+def _row(place: MessagePlace) -> dict[str, Any]:
+    kind = str(place.kind)
+    if place.check_count:
+        kind += f", checked {place.check_count} times"
+    return {
+        "kind": kind,
+        "topic": place.queue.topic,
+        "broker": place.queue.broker_name,
+        "queue": place.queue.queue_id,
+        "offset": place.queue_offset,
+        "store_time": time_text(round(place.store_time.timestamp() * 1000)),
+        "attempt": place.attempt,
+        "groups": ", ".join(f"{group} {state}" for group, state in place.groups.items()),
+        "group": place.group,
+        "last_error": place.last_error,
+    }

@@ -1,0 +1,122 @@
+"""Tracks of messages over all brokers: every place of a message, and what groups have done with it there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import IntEnum
+from typing import Any
+
+from . import _methods
+from ._checks import check_wanted
+from ._group_admin import AsksBrokers
+from ._late_imports import fork_waits
+from ._types import MessageQueue
+from .errors import ProtomqError
+
+
+class PlaceKind(IntEnum):
+    """How a message came to a place (protomq.v1.PlaceKind without prefix)."""
+
+    UNSPECIFIED = 0
+    SENT = 1
+    DELAYED = 2
+    COMMITTED = 3
+    RETRY = 4
+    DEAD_LETTER = 5
+    REPLAYED = 6
+    EXPIRED = 7
+    OPEN_TRANSACTION = 8
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class TrackState(IntEnum):
+    """What a group has done with a message (protomq.v1.TrackState without prefix)."""
+
+    UNSPECIFIED = 0
+    CONSUMED = 1
+    NOT_YET = 2
+    HELD = 3
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePlace:
+    """A place of a message.
+
+    Attributes:
+        kind: how it came there.
+        queue: where that is.
+        queue_offset: its offset there; None: it is in no queue yet.
+        store_time: when it was stored there (UTC).
+        attempt: how often it had been handed out before.
+        last_error: what the delivery before it failed of.
+        group: whose retry or dead letter it is.
+        groups: what the groups that consume the topic have done with it.
+        check_count: how often its producer was asked about its transaction, while that is open.
+    """
+
+    kind: PlaceKind
+    queue: MessageQueue
+    queue_offset: int | None
+    store_time: datetime
+    attempt: int = 0
+    last_error: str = ""
+    group: str = ""
+    groups: Mapping[str, TrackState] = field(default_factory=dict)
+    check_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MessageTrack:
+    """What became of a message: its places, the oldest first.
+
+    `damaged_count`: places in damaged parts of logs, of which nothing else is known.
+    """
+
+    message_id: str
+    places: tuple[MessagePlace, ...]
+    damaged_count: int = 0
+
+
+def track_message(
+    admin: AsksBrokers, message_id: str, brokers: Iterable[str] | None
+) -> tuple[MessageTrack, dict[str, ProtomqError]]:
+    """The track, and the brokers that did not answer."""
+    with fork_waits:
+        from .v1 import track_service_pb2 as pb
+
+    check_wanted("message_id", message_id)
+    request = pb.TrackMessageRequest(message_id=message_id)
+    places: list[MessagePlace] = []
+    damaged: list[int] = []
+
+    def ask(broker: Any) -> None:
+        answer = admin._call(
+            broker.address, _methods.TRACK_MESSAGE, request, pb.TrackMessageResponse
+        )
+        places.extend(_place(each, broker.broker_name) for each in answer.places)
+        damaged.append(answer.damaged_count)
+
+    failures = admin._ask_each(brokers, ask)
+    places.sort(key=lambda place: place.store_time)
+    return MessageTrack(message_id.upper(), tuple(places), sum(damaged)), failures
+
+
+def _place(each: Any, broker_name: str) -> MessagePlace:
+    return MessagePlace(
+        PlaceKind(each.kind),
+        MessageQueue(each.topic, broker_name, each.queue_id),
+        None if each.queue_offset < 0 else each.queue_offset,
+        datetime.fromtimestamp(each.store_time_ms / 1000, UTC),
+        each.attempt,
+        each.last_error,
+        each.consumer_group,
+        {group.consumer_group: TrackState(group.state) for group in each.groups},
+        each.check_count,
+    )

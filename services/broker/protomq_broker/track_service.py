@@ -1,0 +1,104 @@
+"""TrackService: every place of a message in this broker's log, and who has consumed it there. On the admin lane."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from protomq.v1.record_pb2 import Record
+from protomq.v1.track_service_pb2 import (
+    GroupTrack,
+    MessagePlace,
+    PlaceKind,
+    TrackMessageRequest,
+    TrackMessageResponse,
+)
+from protomq.wire.record import decode_message_id
+from protomq_runtime.errors import invalid_argument
+
+from .message_track import origin_of, state_of
+from .store.state.popped_queue import QueueOfGroup
+from .store.state.transactions import Ending, TransactionKey
+from .store_errors import tells_store_errors
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from protomq_runtime.call import CallContext
+
+    from .store.store import Store
+
+PLACES_MAX: Final = 256
+GROUPS_MAX: Final = 1_000
+"""Of one place."""
+
+
+class TrackService:
+    """Implements protomq.v1.TrackService."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @tells_store_errors
+    def track_message(
+        self, request: TrackMessageRequest, context: CallContext
+    ) -> TrackMessageResponse:
+        """See the service."""
+        try:
+            identity = decode_message_id(request.message_id)
+        except ValueError as error:
+            raise invalid_argument("message_id", str(error)) from error
+        key = TransactionKey(*identity)
+        found = self._store.find_everywhere(identity, PLACES_MAX)
+        response = TrackMessageResponse(damaged_count=found.damaged_count)
+        transaction = self._store.transactions.decide(key, Ending.COMMITTED)
+        was_committed = transaction.ending == Ending.COMMITTED
+        response.places.extend(
+            self._place_of(Record.FromString(data), was_committed=was_committed)
+            for data in found.records
+        )
+        response.places.extend(self._open_transaction(key))
+        return response
+
+    def _place_of(self, record: Record, *, was_committed: bool) -> MessagePlace:
+        origin = origin_of(record, was_committed=was_committed)
+        return MessagePlace(
+            kind=origin.kind,
+            topic=record.topic,
+            queue_id=record.queue_id,
+            queue_offset=record.queue_offset,
+            store_time_ms=record.store_time_ms,
+            attempt=record.transit.attempt,
+            last_error=record.transit.last_error,
+            consumer_group=origin.consumer_group,
+            groups=islice(self._groups_of(record), GROUPS_MAX),
+        )
+
+    def _groups_of(self, record: Record) -> Iterator[GroupTrack]:
+        topic = self._store.topics.find(record.topic)
+        if topic is None:
+            return
+        offsets, popped = self._store.offsets, self._store.popped
+        consuming = {group for group, topics in offsets.groups().items() if topic.name in topics}
+        consuming |= {group for group, topics in popped.groups().items() if topic.name in topics}
+        for group in sorted(consuming):
+            key = QueueOfGroup(group, topic.name, record.queue_id)
+            state = state_of(
+                record.queue_offset,
+                offsets.find(group, topic.name, topic.incarnation, record.queue_id),
+                popped.find(key, topic.incarnation),
+            )
+            if state is not None:
+                yield GroupTrack(consumer_group=group, state=state.state, attempt=state.attempt)
+
+    def _open_transaction(self, key: TransactionKey) -> Iterator[MessagePlace]:
+        known = self._store.transactions.find(key)
+        if known is not None:
+            yield MessagePlace(
+                kind=PlaceKind.PLACE_KIND_OPEN_TRANSACTION,
+                topic=known.half.topic,
+                queue_id=known.half.queue_id,
+                queue_offset=-1,
+                store_time_ms=known.half.store_time_ms,
+                check_count=known.check_count,
+            )
