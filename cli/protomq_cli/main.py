@@ -138,6 +138,7 @@ def build_app() -> typer.Typer:
         "dlq", "Dead letters: messages that groups could not process.", ADMINISTRATION,
         list=dead_letters.list_groups, show=dead_letters.show, replay=dead_letters.replay,
     )  # fmt: skip
+    group("trace", "What clients did with a message.", ADMINISTRATION, show=tracks.trace)
     group(
         "message", "Find single messages.", ADMINISTRATION, query=messages.query, track=tracks.track,
     )  # fmt: skip

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from protomq import Admin, MessagePlace, MessageTrack
 
 _COLUMNS = ("kind", "topic", "broker", "queue", "offset", "store_time", "attempt", "groups", "last_error")
+_TRACE_COLUMNS = ("kind", "time", "duration_ms", "topic", "broker", "queue", "offset", "group", "client", "error")
 _EXPENDABLE = ("last_error", "attempt", "broker")
 _MESSAGES_MAX = 10
 """With one key."""
@@ -71,6 +72,46 @@ def track(
     if not rows:
         what = f"key {key!r} in topic {topic!r}" if key else f"id {message_id}"
         raise CliError(ExitCode.NOT_FOUND, "MESSAGE_NOT_FOUND", f"no broker has a message with {what}")
+
+
+def trace(
+    message_id: Annotated[str, typer.Argument(metavar="ID", show_default=False, help="The message id.")],
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:  # fmt: skip
+    """Show what clients with trace=True did with a message.
+
+    Times are those of the clients' clocks. A trace comes a second or so after
+    what it tells.
+    """
+    missing = Missing()
+    with open_admin(namesrv, timeout) as admin:
+        events = missing.take(lambda: admin.trace_of(message_id))
+    rows = [
+        {
+            "kind": event.kind,
+            "time": time_text(round(event.time.timestamp() * 1000)),
+            "duration_ms": round(event.duration_s * 1000, 3),
+            "topic": event.queue.topic,
+            "broker": event.queue.broker_name,
+            "queue": event.queue.queue_id,
+            "offset": event.queue_offset,
+            "group": event.group,
+            "client": event.client,
+            "attempt": event.attempt,
+            "error": event.error,
+        }
+        for event in events
+    ]
+    print_rows(rows, _TRACE_COLUMNS, output, expendable=("client", "error", "broker"))
+    missing.check()
+    if not rows:
+        raise CliError(
+            ExitCode.NOT_FOUND,
+            "MESSAGE_NOT_FOUND",
+            f"no client told anything about message {message_id}: do its producers and consumers have trace=True?",
+        )
 
 
 def _ids_of(admin: Admin, missing: Missing, topic: str, key: str) -> list[str]:

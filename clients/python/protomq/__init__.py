@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from ._queue_listener import QueueListener as QueueListener
     from ._requests import Reply as Reply
     from ._send_back import SentBack as SentBack
+    from ._trace import TraceEvent as TraceEvent
     from ._transaction_admin import OpenTransaction as OpenTransaction
     from ._transaction_producer import Transaction as Transaction
     from ._transaction_producer import TransactionProducer as TransactionProducer
@@ -147,6 +148,7 @@ _LAZY = {
     "MessageTrack": "_message_track",
     "PlaceKind": "_message_track",
     "TrackState": "_message_track",
+    "TraceEvent": "_trace",
     "MessageOrigin": "_transit",
     "SentBack": "_send_back",
     "OpenTransaction": "_transaction_admin",
@@ -212,6 +214,7 @@ __all__ = [
     "MessageTrack",
     "PlaceKind",
     "TrackState",
+    "TraceEvent",
     "MessageOrigin",
     "SentBack",
     "OpenTransaction",

@@ -50,6 +50,7 @@ from ._ha_admin import HaStatus, ha_status
 from ._late_imports import fork_waits, load_needed_modules
 from ._message import Message, field_values
 from ._message_track import MessageTrack, track_message
+from ._trace import TRACE_TOPIC, TraceEvent, events_of
 from ._transaction_admin import OpenTransaction, end_transaction, list_transactions
 from ._types import (
     PEER_TIMEOUT_S,
@@ -649,6 +650,20 @@ class Admin(AdminCalls):
         has no place. Raises InvalidArgumentError for what is no message id.
         """
         return whole(*track_message(self, message_id, brokers))
+
+    def trace_of(self, message_id: str) -> list[TraceEvent]:
+        """What clients that trace (`trace=True`) did with a message, the oldest first; empty if none of them told anything.
+
+        Raises as `query_by_key`.
+        """
+        check_wanted("message_id", message_id)
+        message_id = message_id.upper()
+        try:
+            found = self.query_by_key(TRACE_TOPIC, message_id, count_max=256)
+        except PartialResultError as error:
+            events = events_of(error.result, message_id)
+            raise PartialResultError(str(error), events, error.failures) from error
+        return events_of(found, message_id)
 
     # -- end -------------------------------------------------------------------------------------------------------------
 

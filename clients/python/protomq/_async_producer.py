@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, Unpack
 
 from ._async_request_calls import AsyncRequestCalls
@@ -21,6 +23,7 @@ from ._forks import call_after_fork
 from ._lines import LINES_MAX, take_batch
 from ._methods import SEND
 from ._outgoing import BatchResult, OutgoingMessage, SendResult, Stored
+from ._producer import trace_producer
 from ._producer_options import ProducerOptions, ProducerSettings
 from ._requests import Reply, queue_at, reply_steps
 from ._retry import attempt_timeout
@@ -29,6 +32,7 @@ from ._send_core import SendCore
 from ._send_request import address_of, fits
 from ._send_steps import recall, route_for, send_again, send_groups
 from ._show_settings import show_settings
+from ._trace import TraceHook, Tracer, close_steps
 from ._types import PEER_TIMEOUT_S, Delay, MessageQueue, Route, Target
 from .errors import (
     ClosedError,
@@ -67,7 +71,6 @@ class AsyncProducer:
         **settings: Unpack[ProducerSettings],
     ) -> None:
         self.options = ProducerOptions(group=group, **settings)
-        self._core = self._make_core()
         self._owns_transport = not isinstance(transport, AsyncTransport)
         if isinstance(transport, AsyncTransport):
             refuse_settings_beside_transport(connection, client_id, peer_timeout_s)
@@ -81,6 +84,12 @@ class AsyncProducer:
         self._routes = AsyncRoutes(self._transport, namesrv)
         self._driver = AsyncDriver(self._transport, self._routes)
         self._closed = False
+        self._tracer: Tracer | None = None
+        if self.options.trace:
+            self._tracer = Tracer(group, partial(trace_producer, self._transport.options, namesrv))
+            hooks = (*self.options.hooks, TraceHook(self._tracer))
+            self.options = replace(self.options, hooks=hooks)
+        self._core = self._make_core()
         self._start()
         call_after_fork(self)
         call_at_exit(self)
@@ -329,6 +338,8 @@ class AsyncProducer:
                     ClosedError("the producer was closed before the message was sent")
                 )
         await self._requests.close()
+        if self._tracer is not None:
+            await self._driver.run(close_steps(self._tracer))
         await self._routes.close()
         if self._owns_transport:
             await self._transport.close()

@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Literal, Unpack
 
 from . import _methods
@@ -25,10 +26,12 @@ from ._filters import checked_filter
 from ._message import Message
 from ._offset_calls import checked_offsets, checked_queues, checked_tags
 from ._open_consumers import closed, not_taken_text, opened
+from ._producer import trace_producer
 from ._pull_logic import POLL_MESSAGES, Ticket, logger
 from ._queue_listener import QueueListener
 from ._send_back import SentBack
 from ._show_settings import show_settings
+from ._trace import ConsumerTrace, Tracer, close_steps
 from ._types import PEER_TIMEOUT_S, Delay, MessageQueue, QueueRange
 from ._warnings import warn
 from .errors import ClosedError, ProtomqError
@@ -69,6 +72,10 @@ class AsyncPullConsumer(ConsumerBase):
         self._arrived: asyncio.Event | None = None
         self._reads = True
         """Whether what arrives is taken from the kernel: not while enough waits to be handed out."""
+        if self.options.trace:
+            self._trace = ConsumerTrace(
+                Tracer(group, partial(trace_producer, connection, connection.namesrv))
+            )
         opened(self, self._routes.name_servers)
 
     # -- what to consume -------------------------------------------------------------------------------------------------
@@ -142,6 +149,8 @@ class AsyncPullConsumer(ConsumerBase):
             messages = state.take(max_messages)
             if messages:
                 self._start_pulls()
+                if self._trace is not None:
+                    self._trace.gave(messages)
                 return messages
             now_s = time.monotonic()
             if self._closed or now_s >= deadline_s:
@@ -305,6 +314,10 @@ class AsyncPullConsumer(ConsumerBase):
         await asyncio.gather(*self._pulls, return_exceptions=True)
         await self._routes.close()
         await self._transport.close()
+        if self._trace is not None:
+            if commit:
+                self._trace.came_back()
+            await self._run(close_steps(self._trace.tracer))
         return text
 
     async def __aenter__(self) -> AsyncPullConsumer:

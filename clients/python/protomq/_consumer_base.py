@@ -26,6 +26,7 @@ from ._send_back import (
     send_back_steps,
 )
 from ._steps import Steps
+from ._trace import ConsumerTrace
 from ._types import BrokerAddress, Delay, MessageQueue, Route
 from ._warnings import warn
 from .errors import ClosedError, ConfigurationError, WrongTypeError
@@ -44,6 +45,7 @@ class ConsumerBase:
         self._state = self._steps.state
         self._auto_commits = options.auto_commits
         self._warned_of_member = False
+        self._trace: ConsumerTrace | None = None
         self._pid = os.getpid()
         self._closed = False
         self._says_goodbye = False

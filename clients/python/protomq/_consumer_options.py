@@ -30,6 +30,7 @@ class ConsumerOptions:
     - `pull_record_count_max`, `pull_size_max_bytes`: bounds of one answer. Over the remoting port no more is read while 8 MiB wait to be
       handed out; over gRPC up to two answers per queue are in memory.
     - `request_timeout_s`: of each call besides pulls, all its tries together.
+    - `trace`: what `poll` gave is told in RMQ_SYS_TRACE_TOPIC, in the background (docs/track.md).
     """
 
     group: str = ""
@@ -42,6 +43,7 @@ class ConsumerOptions:
     pull_record_count_max: int = 32_768
     pull_size_max_bytes: int = 4 << 20
     request_timeout_s: float = REQUEST_TIMEOUT_S
+    trace: bool = False
 
     def __post_init__(self) -> None:
         check_begin(self.begin)
@@ -49,6 +51,7 @@ class ConsumerOptions:
         check_seconds("request_timeout_s", self.request_timeout_s)
         check_flag("resume", self.resume)
         check_flag("auto_commit", self.auto_commit)
+        check_flag("trace", self.trace)
         check_group(self.group)
         self.pull_options()
 
@@ -85,3 +88,4 @@ class ConsumerSettings(TypedDict, total=False):
     pull_record_count_max: int
     pull_size_max_bytes: int
     request_timeout_s: float
+    trace: bool

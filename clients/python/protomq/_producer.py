@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, Unpack
 
 from ._at_exit import call_at_exit
@@ -30,6 +32,7 @@ from ._send_request import address_of, fits
 from ._send_steps import recall, route_for, send_again, send_groups
 from ._show_settings import show_settings
 from ._steps import Driver
+from ._trace import CLOSE_TIMEOUT_S, TraceHook, Tracer
 from ._transport import SyncTransport
 from ._types import PEER_TIMEOUT_S, Delay, MessageQueue, Route, Target
 from ._warnings import warn
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 
     from ._message import Message
     from ._selectors import QueueSelector
+    from ._transport_options import TransportOptions
 
 logger = logging.getLogger("protomq.producer")
 
@@ -88,7 +92,6 @@ class Producer:
         **settings: Unpack[ProducerSettings],
     ) -> None:
         self.options = ProducerOptions(group=group, **settings)
-        self._core = self._make_core()
         self._owns_transport = not isinstance(transport, SyncTransport)
         if isinstance(transport, SyncTransport):
             refuse_settings_beside_transport(connection, client_id, peer_timeout_s, spin)
@@ -102,6 +105,12 @@ class Producer:
         self._routes = Routes(self._transport, namesrv)
         self._driver = Driver(self._transport, self._routes)
         self._closed = False
+        self._tracer: Tracer | None = None
+        if self.options.trace:
+            self._tracer = Tracer(group, partial(trace_producer, self._transport.options, namesrv))
+            hooks = (*self.options.hooks, TraceHook(self._tracer))
+            self.options = replace(self.options, hooks=hooks)
+        self._core = self._make_core()
         self._failures = UnseenFailures()
         self._start()
         call_after_fork(self)
@@ -412,6 +421,8 @@ class Producer:
         if self._workers is not None:
             self._workers.shutdown(wait=False)
         self._requests.close()
+        if self._tracer is not None:
+            self._tracer.close()
         if self._owns_transport:
             self._transport.close()
         return True
@@ -702,3 +713,17 @@ class Producer:
         else:
             check_seconds("timeout_s", timeout_s)
         return time.monotonic() + timeout_s
+
+
+def trace_producer(
+    options: TransportOptions, namesrv: str | Sequence[str] | None
+) -> Producer:
+    """The producer of a trace: it sends what `_trace.py` has noted."""
+    connection = ConnectionOptions(
+        namesrv=namesrv,
+        transport=options.transport,
+        client_id=options.client_id,
+        peer_timeout_s=options.peer_timeout_s,
+        spin=False,
+    )
+    return Producer(connection=connection, send_timeout_s=CLOSE_TIMEOUT_S, retries=1)

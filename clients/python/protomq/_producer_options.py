@@ -38,6 +38,7 @@ class ProducerOptions:
     - `fault_tolerance`: leave slow and failing brokers alone for a while.
     - `wait_store_ok`: wait for stable storage where the broker flushes synchronously.
     - `hooks`: SendHooks, called around every send.
+    - `trace`: each send is told in RMQ_SYS_TRACE_TOPIC, in the background (docs/track.md).
     - `born_host`: sent along with every message if given.
     - `producer_id`, `producer_epoch`: a stable identity; random and 0 by default. Whoever restarts with the same id must raise the epoch,
       and no two may have the same: else a message may be refused with ProducerIdTakenError.
@@ -56,6 +57,7 @@ class ProducerOptions:
     fault_tolerance: bool = False
     wait_store_ok: bool = True
     hooks: Sequence[SendHook] = ()
+    trace: bool = False
     born_host: str = ""
     producer_id: int | None = None
     producer_epoch: int = 0
@@ -72,7 +74,7 @@ class ProducerOptions:
             check_count("compression_level", self.compression_level, -(1 << 17), 22)
         check_text("born_host", self.born_host)
         check_text("compression", self.compression)
-        for name in ("retry_another_broker", "fault_tolerance", "wait_store_ok"):
+        for name in ("retry_another_broker", "fault_tolerance", "wait_store_ok", "trace"):
             check_flag(name, getattr(self, name))
         _check_hooks(self.hooks)
         for name in (
@@ -105,6 +107,7 @@ class ProducerSettings(TypedDict, total=False):
     fault_tolerance: bool
     wait_store_ok: bool
     hooks: Sequence[SendHook]
+    trace: bool
     born_host: str
     producer_id: int | None
     producer_epoch: int

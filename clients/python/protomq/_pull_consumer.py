@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Literal, Unpack
 
 from ._checks import check_count, check_message_queue, check_seconds, check_time, check_topic
@@ -24,6 +25,7 @@ from ._filters import checked_filter
 from ._message import Message
 from ._offset_calls import checked_offsets, checked_queues, checked_tags
 from ._open_consumers import closed, not_taken_text, opened
+from ._producer import trace_producer
 from ._pull_logic import POLL_MESSAGES, logger
 from ._pull_multiplexer import PullMultiplexer
 from ._queue_listener import QueueListener, refuse_coroutines
@@ -31,6 +33,7 @@ from ._routes import Routes
 from ._send_back import SentBack
 from ._show_settings import show_settings
 from ._steps import Driver
+from ._trace import ConsumerTrace, Tracer
 from ._transport import SyncTransport
 from ._types import PEER_TIMEOUT_S, Delay, MessageQueue, QueueRange
 from ._warnings import warn
@@ -78,6 +81,10 @@ class PullConsumer(ConsumerBase):
         self._run = Driver(self._transport, self._routes).run
         self._pulls: PullMultiplexer | None = None
         self._lock = threading.RLock()
+        if self.options.trace:
+            self._trace = ConsumerTrace(
+                Tracer(group, partial(trace_producer, connection, connection.namesrv))
+            )
         opened(self, self._routes.name_servers)
 
     # -- what to consume -------------------------------------------------------------------------------------------------
@@ -163,7 +170,10 @@ class PullConsumer(ConsumerBase):
             if not steps.is_settled(self._routes.cached):
                 self._run(steps.before_poll())
             try:
-                return self._poll(deadline_s, max_messages)
+                messages = self._poll(deadline_s, max_messages)
+                if self._trace is not None:
+                    self._trace.gave(messages)
+                return messages
             except ProtomqError:
                 raise
             except BaseException:
@@ -368,6 +378,10 @@ class PullConsumer(ConsumerBase):
             self._auto_commits = False
             self._close_pulls()
             self._transport.close()
+            if self._trace is not None:
+                if commit:
+                    self._trace.came_back()
+                self._trace.tracer.close()
         return text
 
     def __enter__(self) -> PullConsumer:

@@ -1,0 +1,290 @@
+"""Message trace: what a client did with messages, sent in the background to RMQ_SYS_TRACE_TOPIC.
+
+    the traced call ──note──▶ what waits, PENDING_MAX at most ──a thread──▶ batches of EVENTS_PER_MESSAGE, with a producer of its own
+
+Rules:
+- The traced call pays for a tuple. It never waits, and never fails, for the trace: what cannot be sent is dropped, counted, and told in
+  the log.
+- The trace has connections of its own, made when there is something to send. The trace topic itself is not traced.
+- `close` sends what waits, within CLOSE_TIMEOUT_S.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+from ._call_steps import decoded
+from ._late_imports import fork_waits
+from ._steps import Block, Steps
+from ._types import MessageQueue
+from .errors import ProtocolError, ProtomqError
+
+if TYPE_CHECKING:
+    from ._message import Message
+    from ._outgoing import OutgoingMessage, SendResult
+
+logger = logging.getLogger("protomq")
+
+TRACE_TOPIC: Final = "RMQ_SYS_TRACE_TOPIC"
+PENDING_MAX: Final = 10_000
+EVENTS_PER_MESSAGE: Final = 60
+"""A message has 64 keys at most, and each event's message id is one."""
+INTERVAL_S: Final = 1.0
+CLOSE_TIMEOUT_S: Final = 2.0
+SENT: Final = 1
+CONSUMED: Final = 2
+
+
+class Noted(NamedTuple):
+    """One event, in the order of the fields of TraceEvent; those of the client are added when it is sent."""
+
+    kind: int
+    message_id: str
+    topic: str
+    broker_name: str
+    queue_id: int
+    queue_offset: int
+    time_ms: int
+    duration_us: int
+    error: str = ""
+    attempt: int = 0
+
+
+class TraceSender(Protocol):
+    """What the trace needs of a producer."""
+
+    def send(self, topic: str, body: bytes, *, keys: Sequence[str]) -> object:
+        """See Producer.send."""
+
+    def __enter__(self) -> TraceSender:
+        """Itself."""
+
+    def __exit__(self, *_: object) -> None:
+        """See Producer.close."""
+
+
+class Tracer:
+    """The trace of one client. Any thread."""
+
+    def __init__(self, group: str, make_producer: Callable[[], TraceSender]) -> None:
+        """`make_producer`: of a producer with connections of its own, which does not trace."""
+        self._group = group
+        self._make_producer = make_producer
+        self._lock = threading.Lock()
+        self.dropped_count = 0
+        """Events that nobody will see."""
+        self._start()
+
+    def _start(self) -> None:
+        self._pid = os.getpid()
+        self._client = f"{socket.gethostname()}@{self._pid}@{secrets.token_hex(4)}"
+        self._pending: deque[Noted] = deque()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self._is_in_trouble = False
+
+    def note(self, event: Noted) -> None:
+        """Something happened. Never waits, never raises."""
+        if self._pid != os.getpid():
+            self._lock = threading.Lock()
+            self._start()
+        if len(self._pending) >= PENDING_MAX:
+            self.dropped_count += 1
+            return
+        self._pending.append(event)
+        if self._thread is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._thread is not None or self._is_closed:
+                return
+            self._thread = threading.Thread(target=self._run, name="protomq-trace", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Sends what waits, if that goes quickly."""
+        with self._lock:
+            self._is_closed = True
+            thread = self._thread
+        self._wake.set()
+        if thread is not None and self._pid == os.getpid():
+            thread.join(CLOSE_TIMEOUT_S)
+
+    def _run(self) -> None:
+        with self._make_producer() as producer:
+            while not self._is_closed:
+                self._wake.wait(INTERVAL_S)
+                self._send_all(producer)
+            self._send_all(producer)
+
+    def _send_all(self, producer: TraceSender) -> None:
+        while self._pending:
+            events = [self._pending.popleft() for _ in range(min(len(self._pending), EVENTS_PER_MESSAGE))]
+            try:
+                producer.send(TRACE_TOPIC, self._encode(events), keys=_keys_of(events))
+            except ProtomqError as error:
+                self.dropped_count += len(events)
+                level = logging.DEBUG if self._is_in_trouble else logging.WARNING
+                self._is_in_trouble = True
+                logger.log(level, "traces are dropped, %d by now: %s", self.dropped_count, error)
+            else:
+                self._is_in_trouble = False
+
+    def _encode(self, events: Sequence[Noted]) -> bytes:
+        with fork_waits:
+            from .v1 import trace_pb2
+
+        batch = trace_pb2.TraceBatch()
+        for event in events:
+            batch.events.add(
+                **{**event._asdict(), "kind": trace_pb2.TraceKind.Name(event.kind)},  # type: ignore[arg-type]
+                group=self._group,
+                client=self._client,
+            )
+        return batch.SerializeToString()
+
+
+def _keys_of(events: Sequence[Noted]) -> list[str]:
+    return list(dict.fromkeys(event.message_id for event in events if event.message_id))
+
+
+@dataclass(frozen=True, slots=True)
+class TraceEvent:
+    """What one client did with one message.
+
+    Attributes:
+        kind: "SENT" or "CONSUMED".
+        message_id: of the message.
+        queue: where the message stands.
+        queue_offset: its offset there; None: in no queue (delayed, or a half message).
+        group: of the producer or the consumer.
+        client: which it was.
+        time: when it began, by the clock of the client (UTC).
+        duration_s: until the broker had answered, or the consumer came back for more.
+        error: why it failed.
+        attempt: how often the message had been handed out before.
+    """
+
+    kind: str
+    message_id: str
+    queue: MessageQueue
+    queue_offset: int | None
+    group: str
+    client: str
+    time: datetime
+    duration_s: float
+    error: str
+    attempt: int
+
+
+def events_of(messages: Iterable[Message], message_id: str) -> list[TraceEvent]:
+    """The events of one message in messages of the trace topic, the oldest first; what is no TraceBatch is skipped."""
+    with fork_waits:
+        from .v1 import trace_pb2
+
+    found: list[TraceEvent] = []
+    for message in messages:
+        try:
+            batch = decoded(message.body, trace_pb2.TraceBatch.FromString)
+        except ProtocolError:
+            logger.warning("message %s of %s is no trace", message.message_id, TRACE_TOPIC)
+            continue
+        found.extend(
+            TraceEvent(
+                trace_pb2.TraceKind.Name(event.kind).removeprefix("TRACE_KIND_"),
+                event.message_id,
+                MessageQueue(event.topic, event.broker_name, event.queue_id),
+                None if event.queue_offset < 0 else event.queue_offset,
+                event.group,
+                event.client,
+                datetime.fromtimestamp(event.time_ms / 1000, UTC),
+                event.duration_us / 1e6,
+                event.error,
+                event.attempt,
+            )
+            for event in batch.events
+            if event.message_id == message_id
+        )
+    return sorted(found, key=lambda event: event.time)
+
+
+class TraceHook:
+    """A SendHook that notes each send."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+        self._began: dict[int, tuple[float, int]] = {}
+        """By the identity of the message, which lives until `after_send`."""
+
+    def before_send(self, message: OutgoingMessage) -> None:
+        """See SendHook."""
+        if len(self._began) >= PENDING_MAX:
+            self._began.clear()  # Of one-way sends nobody tells the outcome.
+        self._began[id(message)] = time.perf_counter(), time.time_ns() // 1_000_000
+
+    def after_send(
+        self, message: OutgoingMessage, result: SendResult | None, error: BaseException | None
+    ) -> None:
+        """See SendHook."""
+        ended_s = time.perf_counter()
+        began_s, time_ms = self._began.pop(id(message), (ended_s, time.time_ns() // 1_000_000))
+        duration_us = int((ended_s - began_s) * 1e6)
+        text = "" if error is None else f"{type(error).__name__}: {error}"[:512]
+        if result is None:
+            self._tracer.note(Noted(SENT, "", message.topic, "", 0, -1, time_ms, duration_us, text))
+            return
+        queue = result.queue
+        self._tracer.note(
+            Noted(
+                SENT, result.message_id, queue.topic, queue.broker_name, queue.queue_id, result.queue_offset, time_ms,
+                duration_us, text,
+            )
+        )  # fmt: skip
+
+
+def close_steps(tracer: Tracer) -> Steps[None]:
+    """`Tracer.close`, which blocks."""
+    yield Block(tracer.close)
+
+
+class ConsumerTrace:
+    """Notes what a consumer was given, once it comes back for more. One thread at a time."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self.tracer = tracer
+        self._given: Sequence[Message] = ()
+        self._given_s = 0.0
+        self._given_ms = 0
+
+    def gave(self, messages: Sequence[Message]) -> None:
+        """The messages go to the program now; those before them were dealt with."""
+        self.came_back()
+        self._given, self._given_s = messages, time.perf_counter()
+        self._given_ms = time.time_ns() // 1_000_000
+
+    def came_back(self) -> None:
+        """What was given has been dealt with."""
+        given, self._given = self._given, ()
+        if not given:
+            return
+        duration_us = int((time.perf_counter() - self._given_s) * 1e6)
+        for message in given:
+            queue = message.queue
+            self.tracer.note(
+                Noted(
+                    CONSUMED, message.message_id, queue.topic, queue.broker_name, queue.queue_id, message.queue_offset,
+                    self._given_ms, duration_us, "", message.attempt,
+                )
+            )  # fmt: skip
