@@ -54,7 +54,23 @@ class HaBroker:
         self.address = BrokerAddress(NAME, "", "")
 
     def start(self) -> HaBroker:
-        """Starts it, at the ports that it had before."""
+        """Starts it, at the ports that it had before: somebody else on this machine may have one for a moment."""
+        lines: list[str] = []
+
+        def is_ready() -> bool:
+            lines.append(self._start_once())
+            assert lines[-1] or "is taken" in self.log_text(), self.log_text()
+            return bool(lines[-1])
+
+        wait_for(is_ready, PATIENCE_S)
+        words = dict(word.split("=", 1) for word in lines[-1].split()[1:])
+        self.address = BrokerAddress(NAME, words["grpc"], words["remoting"])
+        for name in ("grpc", "remoting"):
+            self._config["listen"][f"{name}_port"] = int(words[name].rpartition(":")[2])
+        return self
+
+    def _start_once(self) -> str:
+        """The ready line; "" if it has ended instead."""
         file = self.folder.with_suffix(".yaml")
         # JSON is YAML, too.
         file.write_text(json.dumps(self._config))
@@ -64,12 +80,10 @@ class HaBroker:
         log.close()
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line.startswith("ready "), self.log_text()
-        words = dict(word.split("=", 1) for word in line.split()[1:])
-        self.address = BrokerAddress(NAME, words["grpc"], words["remoting"])
-        for name in ("grpc", "remoting"):
-            self._config["listen"][f"{name}_port"] = int(words[name].rpartition(":")[2])
-        return self
+        if not line.startswith("ready "):
+            self.kill()
+            return ""
+        return line
 
     @property
     def log_path(self) -> Path:
