@@ -1,6 +1,7 @@
 """`make demo`: 336,776 real flights through a real broker, checked to the last bit.
 
-    broker as a child process -> produce to topic flights -> consume with a group -> compare -> table -> what to type next
+    broker as a child process -> produce to topic flights -> consume with a group -> compare
+    -> two members share the topic, one is killed -> table -> what to type next
 
 The store stays where it was made, with exactly one copy of the flights in the topic `flights`: the commands shown at the end
 use it, and so do later demos. A second run rebuilds the store. Exit code 0 only if every check holds.
@@ -25,6 +26,7 @@ from typing import Any, Final
 from protomq.records import sharded_index
 from protomq_cli.child import StandaloneChild
 from protomq_cli.connection import open_admin, translate
+from protomq_cli.demo_group import share
 from protomq_cli.exits import CliError, ExitCode, error_line
 from protomq_cli.flights import FLIGHT_COUNT, KEYLESS_COUNT, Flight, RoundTripCheck, read_flights
 from protomq_cli.load import percentile
@@ -34,6 +36,7 @@ from protomq_cli.units import format_ms, format_size
 TOPIC: Final = "flights"
 QUEUES: Final = 8
 GROUP: Final = "flights-demo"
+SHARED_GROUP: Final = "flights-shared"
 BATCH_COUNT: Final = 256
 """Messages of one queue that travel together."""
 ECHO_TOPIC: Final = "flights-demo-echo"
@@ -99,6 +102,7 @@ def run_demo(flights_file: Path, store: Path, count: int | None) -> None:
             received, transport = consume(broker.remoting, sent.messages, check, receiving)
         echoed = echo(broker.remoting)
         committed = committed_count(broker.remoting)
+        shared = share(broker.remoting, SHARED_GROUP, TOPIC, sent.messages)
         exit_code = broker.stop()
 
     problems = check.problems()
@@ -125,6 +129,7 @@ def run_demo(flights_file: Path, store: Path, count: int | None) -> None:
         f"{check.key_count:,} tail numbers in order,",
         f"{check.keyless_count:,} messages without a key, every CRC-32C right; "
         f"{format_size(sent.size_bytes)} of bodies",
+        shared.line(),
     )
     _write("", *next_commands(store))
 

@@ -66,6 +66,15 @@ def test_the_demo_checks_everything_and_prints_a_table(finished: tuple[Path, str
     )
     assert "60 messages without a key, every CRC-32C right" in output
     assert len(re.findall(r"^(send|consume).* \d[\d,.]* ", output, re.MULTILINE)) == 3
+    killed = re.search(
+        r"one was killed \(-9\) after ([\d,]+) messages, the other took its (\d) queues", output
+    )
+    assert killed is not None
+    assert 0 < int(killed[1].replace(",", "")) < COUNT
+    assert 0 < int(killed[2]) < 8
+    repeats = re.search(r"3,000 messages handled, none lost, ([\d,]+) of them twice", output)
+    assert repeats is not None
+    assert 0 < int(repeats[1]) < COUNT
 
 
 @pytest.fixture(scope="module")
