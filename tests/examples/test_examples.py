@@ -39,6 +39,15 @@ def test_send_receive() -> None:
     assert lines[1:] == ["received k1 hello"]
 
 
+def test_group_members(protomq_server: Broker) -> None:
+    assert run_example(protomq_server, "group_members.py").splitlines() == [
+        "two members: 2 and 2 queues",
+        "the brokers know 2 members",
+        "one member: 4 queues",
+        "received 8 orders",
+    ]
+
+
 def test_retry(protomq_server: Broker) -> None:
     lines = run_example(protomq_server, "retry.py").splitlines()
     error = "no account: 100 EUR to nobody"
@@ -62,7 +71,7 @@ def test_push_consumer(protomq_server: Broker) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "async_producer", "batch", "delayed", "naive_client", "ordered_by_key", "push_consumer",
+        "async_producer", "batch", "delayed", "group_members", "naive_client", "ordered_by_key", "push_consumer",
         "request_reply", "retry", "seek_by_time",
         "simple_consumer", "sql_filter", "tag_filter", "transaction",
     ],

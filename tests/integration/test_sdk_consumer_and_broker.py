@@ -309,7 +309,7 @@ async def test_offsets_of_queues_that_a_topic_has_no_more_keep_no_others_from_be
 
 
 @TRANSPORTS
-def test_two_members_of_a_group_are_told_that_both_get_everything(
+def test_two_who_assign_the_same_queues_are_told_that_both_get_everything(
     protomq_server: Broker,
     protomq_topic: str,
     protomq_producer: Producer,
@@ -324,8 +324,9 @@ def test_two_members_of_a_group_are_told_that_both_get_everything(
         _open_consumers.closed(source)  # As if each were in a process of its own.
     alone = PullConsumer("alone", namesrv=namesrv, transport=transport, hold_ms=20)
     with caplog.at_level(logging.WARNING, "protomq"), made[0], made[1], alone:
+        queues = alone.queues(protomq_topic)
         for source in (*made, alone):
-            source.subscribe(protomq_topic)
+            source.assign(queues)
         for _ in range(200):
             for source in (*made, alone):
                 source.poll(0.05)

@@ -27,6 +27,7 @@ from protomq._types import MethodInfo
 from protomq.v1 import (
     admin_service_pb2,
     consumer_service_pb2,
+    membership_service_pb2,
     pull_service_pb2,
     record_pb2,
     remoting_pb2,
@@ -45,6 +46,11 @@ from protomq.wire.record import (
 from protomq.wire.status import RpcStatus, encode_status
 
 NOT_FOUND = RpcStatus(5, "no such topic", "TOPIC_NOT_FOUND")
+
+
+def _no_such_method(server: FakeServer, payload: bytes) -> RpcStatus:
+    """As a broker of an older version answers."""
+    return RpcStatus(12, "no such method", "UNKNOWN_METHOD")
 
 
 class FakeServer:
@@ -223,12 +229,13 @@ class FakeServer:
         if isinstance(fault, RpcStatus):
             self._answer(sock, request_id, method_id, encode_status(fault), fault.code)
             return True
-        answer = fault if isinstance(fault, bytes) else self._handlers[method_id](self, payload)
+        handler = self._handlers.get(method_id, _no_such_method)
+        answer = fault if isinstance(fault, bytes) else handler(self, payload)
         if isinstance(answer, RpcStatus):
             self._answer(sock, request_id, method_id, encode_status(answer), answer.code)
         elif isinstance(answer, pull_service_pb2.PullRequest):
             self._holds.append((time.monotonic() + answer.hold_ms / 1000, sock, request_id, answer))
-        elif not flags & FLAG_ONE_WAY:
+        elif answer is not None and not flags & FLAG_ONE_WAY:
             self._answer(sock, request_id, method_id, answer)
         return True
 
@@ -475,8 +482,22 @@ class FakeServer:
             permission=topic_pb2.PERMISSION_READ_WRITE,
         )
 
+    def _hold_membership(self, payload: bytes) -> bytes | None:
+        """Each member is alone in its group, and hears no news."""
+        request = membership_service_pb2.HoldMembershipRequest.FromString(payload)
+        if request.known_version:
+            return None
+        return membership_service_pb2.HoldMembershipResponse(
+            version=1, broker_start=1, members=[request.member], expiry_ms=25_000
+        ).SerializeToString()
+
+    def _leave_group(self, payload: bytes) -> bytes:
+        return b""
+
     _handlers: ClassVar[dict[int, Callable[[FakeServer, bytes], Any]]] = {
         _methods.GET_ROUTE.method_id: _get_route,
+        _methods.HOLD_MEMBERSHIP.method_id: _hold_membership,
+        _methods.LEAVE_GROUP.method_id: _leave_group,
         _methods.GET_CLUSTER_INFO.method_id: _cluster_info,
         _methods.LIST_TOPIC_NAMES.method_id: _list_topic_names,
         _methods.SEND.method_id: _send,
@@ -555,7 +576,7 @@ class FakeGrpcFront:
         answer = (
             faults.pop(0) if faults else self._server._handlers[method_id](self._server, request)
         )
-        if answer == "stall":
+        if answer is None or answer == "stall":
             threading.Event().wait(context.time_remaining() + 1)
             return b""
         while isinstance(answer, pull_service_pb2.PullRequest):

@@ -10,9 +10,9 @@
         for message in consumer:
             print(message.key, message.body)
 
-Everything public is named here, in `protomq.errors`, in `protomq.testing`, and, for those who build connectors and tools, in
-`protomq.calls` and `protomq.records`; modules with an underscore may change at any time. Names are loaded when they are first used,
-so that `import protomq` is cheap and grpc is not loaded before it is needed.
+Everything public is named here, in `protomq.errors`, `protomq.allocation`, `protomq.testing`, and, for those who build connectors and
+tools, in `protomq.calls` and `protomq.records`; modules with an underscore may change at any time. Names are loaded when they are first
+used, so that `import protomq` is cheap and grpc is not loaded before it is needed.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from ._dead_letters import DeadLetters as DeadLetters
     from ._dead_letters import ReplayProgress as ReplayProgress
     from ._group_admin import GroupSettings as GroupSettings
+    from ._group_members import GroupMemberInfo as GroupMemberInfo
     from ._group_offsets import GroupLag as GroupLag
     from ._ha_admin import BrokerRole as BrokerRole
     from ._ha_admin import HaStatus as HaStatus
@@ -125,6 +126,7 @@ _LAZY = {
     "Permission": "_types",
     "TopicType": "_types",
     "GroupLag": "_group_offsets",
+    "GroupMemberInfo": "_group_members",
     "Admin": "_admin",
     "TopicConfig": "_admin_values",
     "TopicDescription": "_admin_values",
@@ -191,6 +193,7 @@ __all__ = [
     "Permission",
     "TopicType",
     "GroupLag",
+    "GroupMemberInfo",
     "Admin",
     "TopicConfig",
     "TopicDescription",

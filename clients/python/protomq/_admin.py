@@ -45,6 +45,7 @@ from ._checks import (
 from ._connection_options import ConnectionOptions, connection_of
 from ._dead_letters import DeadLetters, ReplayProgress, list_dead_letters, replay_dead_letters
 from ._group_admin import GroupSettings, get_group, list_group_settings, set_group
+from ._group_members import GroupMemberInfo, group_members
 from ._group_offsets import GroupLag, Place, clone_offsets, group_lag, reset_offsets
 from ._ha_admin import HaStatus, ha_status
 from ._late_imports import fork_waits, load_needed_modules
@@ -293,6 +294,12 @@ class Admin(AdminCalls):
         Raises GroupNotFoundError, TopicNotFoundError if no broker knows it.
         """
         return whole(*group_lag(self, group, topic, brokers))
+
+    def group_members(
+        self, group: str, *, brokers: Iterable[str] | None = None
+    ) -> list[GroupMemberInfo]:
+        """Who is in a consumer group now, and which queues each has. Consumers that `assign` are no members."""
+        return whole(*group_members(self, group, brokers))
 
     def reset_offsets(
         self,

@@ -20,14 +20,15 @@ from ._async_steps import AsyncDriver
 from ._async_transport import AsyncTransport
 from ._checks import check_count, check_message_queue, check_seconds, check_time, check_topic
 from ._connection_options import ConnectionOptions, connection_of
-from ._consumer_base import ConsumerBase
+from ._consumer_base import ConsumerBase, wakes
 from ._consumer_options import ConsumerOptions, ConsumerSettings
 from ._filters import checked_filter
+from ._member_tasks import MemberTasks
 from ._message import Message
 from ._offset_calls import checked_offsets, checked_queues, checked_tags
 from ._open_consumers import closed, not_taken_text, opened
 from ._producer import trace_producer
-from ._pull_logic import POLL_MESSAGES, Ticket, logger
+from ._pull_logic import GROUP_LOOK_MIN_S, POLL_MESSAGES, Ticket, logger
 from ._queue_listener import QueueListener
 from ._send_back import SentBack
 from ._show_settings import show_settings
@@ -61,11 +62,16 @@ class AsyncPullConsumer(ConsumerBase):
         listener: QueueListener | None = None,
         **settings: Unpack[ConsumerSettings],
     ) -> None:
-        super().__init__(ConsumerOptions(group=group, **settings), listener)
+        options = ConsumerOptions(group=group, **settings)
         connection = connection_of(
             connection, namesrv=namesrv, transport=transport, client_id=client_id, peer_timeout_s=peer_timeout_s,
         )  # fmt: skip
         self._transport = AsyncTransport(connection)
+        self._member: MemberTasks | None = None
+        if options.shares:
+            state = self._membership_state(options, connection)
+            self._member = MemberTasks(state, self._transport, wakes(self))
+        super().__init__(options, listener, self._member)
         self._routes: AsyncRoutes = AsyncRoutes(self._transport, connection.namesrv)
         self._run = AsyncDriver(self._transport, self._routes).run
         self._pulls: set[asyncio.Task[None]] = set()
@@ -76,7 +82,8 @@ class AsyncPullConsumer(ConsumerBase):
             self._trace = ConsumerTrace(
                 Tracer(group, partial(trace_producer, connection, connection.namesrv))
             )
-        opened(self, self._routes.name_servers)
+        if not options.broadcasting:  # It commits nothing, and is to get what others get, too.
+            opened(self, self._routes.name_servers)
 
     # -- what to consume -------------------------------------------------------------------------------------------------
 
@@ -144,6 +151,8 @@ class AsyncPullConsumer(ConsumerBase):
         await asyncio.sleep(0)
         while True:
             arrived.clear()
+            if not steps.group_due_in_s(time.monotonic()):
+                await self._run(steps.before_poll())
             self._start_pulls()
             steps.raise_trouble()
             messages = state.take(max_messages)
@@ -156,7 +165,10 @@ class AsyncPullConsumer(ConsumerBase):
             if self._closed or now_s >= deadline_s:
                 return []
             try:
-                async with asyncio.timeout(min(deadline_s - now_s, state.next_due_in_s(now_s))):
+                group_s = max(steps.group_due_in_s(now_s), GROUP_LOOK_MIN_S)
+                async with asyncio.timeout(
+                    min(deadline_s - now_s, state.next_due_in_s(now_s), group_s)
+                ):
                     await arrived.wait()
             except TimeoutError:
                 continue
@@ -309,6 +321,8 @@ class AsyncPullConsumer(ConsumerBase):
             error = await self._run(self._steps.commit_last("on close"))
             if error is not None and (count := self._state.uncommitted_count()):
                 text = not_taken_text(self.group, count, error)
+        if self._member is not None:
+            await self._member.leave()
         for task in self._pulls:
             task.cancel()
         await asyncio.gather(*self._pulls, return_exceptions=True)
@@ -335,6 +349,9 @@ class AsyncPullConsumer(ConsumerBase):
         return self._state.uncommitted_count()
 
     # -- inside ----------------------------------------------------------------------------------------------------------
+
+    def _look_around(self) -> None:
+        self._wake()
 
     def _wake(self) -> None:
         if self._arrived is not None:

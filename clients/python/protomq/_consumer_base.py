@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+import socket
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from ._checks import check_seconds
+from ._connection_options import ConnectionOptions
 from ._consumer_options import ConsumerOptions
 from ._consumer_steps import ConsumerSteps
+from ._member_driver import MemberDriver
+from ._membership_logic import MembershipState
 from ._message import Message
 from ._offset_calls import subscribed_queues
 from ._open_consumers import shared_queue, shared_queue_text, uncommitted_text
@@ -37,11 +43,18 @@ class ConsumerBase:
 
     _routes: RouteBook
 
-    def __init__(self, options: ConsumerOptions, listener: QueueListener | None = None) -> None:
+    def __init__(
+        self,
+        options: ConsumerOptions,
+        listener: QueueListener | None = None,
+        member: MemberDriver | None = None,
+    ) -> None:
         self.options = options
         if listener is not None and not isinstance(listener, QueueListener):
             raise WrongTypeError(f"listener is a QueueListener, not {listener!r}")
-        self._steps = ConsumerSteps(options, listener=listener, state=self._new_state(options))
+        self._steps = ConsumerSteps(
+            options, listener=listener, state=self._new_state(options), member=member
+        )
         self._state = self._steps.state
         self._auto_commits = options.auto_commits
         self._warned_of_member = False
@@ -63,12 +76,26 @@ class ConsumerBase:
         """The queues being consumed."""
         return self._state.queues
 
+    @staticmethod
+    def _membership_state(options: ConsumerOptions, connection: ConnectionOptions) -> MembershipState:
+        name = connection.client_id
+        if options.instance_name:
+            name = f"{socket.gethostname()}@{options.instance_name}"
+        return MembershipState(options.group, name, options.allocation, options.machine_room)
+
     def __del__(self) -> None:
+        member = getattr(self, "_member", None)
+        if member is not None and getattr(self, "_pid", 0) == os.getpid():
+            member.abandon()
         # Nobody has it any more, and nobody closed it: too late for a call to a broker, for this may run anywhere.
         if getattr(self, "_closed", True) or not self._auto_commits or self._pid != os.getpid():
             return
         if count := self._state.uncommitted_count():
             warn(logger, uncommitted_text(self.group, count, "nobody used it any more"))
+
+    def _look_around(self) -> None:
+        """A `poll` that waits goes on. Any thread, or the loop's."""
+        raise NotImplementedError
 
     def _check_open(self) -> None:
         if self._closed and not self._says_goodbye:
@@ -142,3 +169,15 @@ class ConsumerBase:
         topics = {queue.topic for queue in self._state.queues}
         routes = [self._routes.last_known(topic) for topic in topics]
         return {address for route in routes if route is not None for address in route.brokers.values()}
+
+
+def wakes(consumer: Any) -> Callable[[], None]:
+    """Makes the consumer's `poll` look around; keeps nobody's consumer alive."""
+    reference = weakref.ref(consumer)
+
+    def wake() -> None:
+        found = reference()
+        if found is not None:
+            found._look_around()
+
+    return wake

@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, TypedDict
 
-from ._checks import check_flag, check_group, check_seconds
+from ._checks import check_flag, check_group, check_seconds, check_text
 from ._offset_calls import Begin, check_begin
 from ._pull_logic import OffsetReset, PullOptions
+from .allocation import Allocation, Average
+from .errors import ConfigurationError, WrongTypeError
 
+AVERAGE: Final = Average()
 AUTO_COMMIT_INTERVAL_S: Final = 5.0
 """RocketMQ's persistConsumerOffsetInterval."""
+NAME_MAX_BYTES: Final = 128
 REQUEST_TIMEOUT_S: Final = 3.0
 PULL_TIMEOUT_EXTRA_S: Final = 5.0
 """What a pull may take beyond its hold: a cold disk, a slow network."""
@@ -21,6 +25,10 @@ class ConsumerOptions:
     """Settings of a pull consumer.
 
     - `group`: whose offsets are committed; without one, nothing is.
+    - `broadcasting`: each member of the group gets all messages; no broker keeps its offsets. False (RocketMQ: CLUSTERING): they share.
+    - `allocation`: how the members of a group share queues out (protomq.allocation); all have to do it alike.
+    - `machine_room`: where it runs, for allocations that look at it.
+    - `instance_name`: names the member, "host@instance_name", over restarts; else "host@pid@random", or `client_id`.
     - `begin`: where a queue without a committed offset begins: "earliest", "latest" or a datetime.
     - `resume`: False: begin there even if there is a committed offset.
     - `auto_commit`: positions are committed inside `poll`, every `auto_commit_interval_s` seconds, and on `close`.
@@ -34,6 +42,10 @@ class ConsumerOptions:
     """
 
     group: str = ""
+    broadcasting: bool = False
+    allocation: Allocation = AVERAGE
+    machine_room: str = ""
+    instance_name: str = ""
     begin: Begin = "earliest"
     resume: bool = True
     auto_commit: bool = True
@@ -53,6 +65,12 @@ class ConsumerOptions:
         check_flag("auto_commit", self.auto_commit)
         check_flag("trace", self.trace)
         check_group(self.group)
+        check_flag("broadcasting", self.broadcasting)
+        if not isinstance(getattr(self.allocation, "name", None), str) or not callable(getattr(self.allocation, "share", None)):
+            raise WrongTypeError(f"allocation is one of protomq.allocation, such as Circle(), not {self.allocation!r}")
+        for name in ("machine_room", "instance_name"):
+            if len(check_text(name, getattr(self, name)).encode()) > NAME_MAX_BYTES:
+                raise ConfigurationError(f"{name} has at most {NAME_MAX_BYTES} octets")
         self.pull_options()
 
     def pull_options(self) -> PullOptions:
@@ -63,12 +81,18 @@ class ConsumerOptions:
             self.pull_record_count_max,
             self.pull_size_max_bytes,
             self.offset_reset,
+            self.broadcasting,
         )
 
     @property
     def auto_commits(self) -> bool:
         """Whether it commits by itself."""
-        return self.auto_commit and bool(self.group)
+        return self.auto_commit and self.shares
+
+    @property
+    def shares(self) -> bool:
+        """Whether what it subscribes to is shared with the other members of its group."""
+        return bool(self.group) and not self.broadcasting
 
     @property
     def pull_timeout_s(self) -> float:
@@ -79,6 +103,10 @@ class ConsumerOptions:
 class ConsumerSettings(TypedDict, total=False):
     """Keyword arguments of the consumers: the fields of ConsumerOptions but its group (a test compares them)."""
 
+    broadcasting: bool
+    allocation: Allocation
+    machine_room: str
+    instance_name: str
     begin: Begin
     resume: bool
     auto_commit: bool

@@ -12,6 +12,7 @@ One thread at a time, or coroutines of one loop.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -22,7 +23,9 @@ from ._call_steps import broker_of
 from ._commit_steps import CommitSteps
 from ._consumer_calls import ConsumerCalls, Limits
 from ._consumer_options import ConsumerOptions
-from ._filters import MessageFilter
+from ._filters import MessageFilter, filter_text
+from ._group_share import GroupShare
+from ._member_driver import MemberDriver
 from ._offset_calls import (
     Begin,
     by_broker,
@@ -47,6 +50,8 @@ from .errors import (
     TopicNotFoundError,
 )
 
+logger = logging.getLogger("protomq")
+
 POLL_CALL_TIMEOUT_S: Final = 0.5
 """For the calls that `poll` makes besides pulling: a broker that is gone must not hold up the queues of the others."""
 RETRY_RESOLVE_S: Final = 2.0
@@ -62,6 +67,7 @@ class ConsumerSteps:
         clock: Callable[[], float] = time.monotonic,
         listener: QueueListener | None = None,
         state: PullState | None = None,
+        member: MemberDriver | None = None,
     ) -> None:
         """`state`: of a consumer that has another idea of what was dealt with."""
         self.options = options
@@ -72,13 +78,14 @@ class ConsumerSteps:
         self.trouble: ProtomqError | None = None
         """What the next `poll` is to raise."""
         self._limits = Limits(options.request_timeout_s)
-        self._resume = options.resume and bool(options.group)
+        self._resume = options.resume and options.shares
         self._tags: dict[str, tuple[str, ...]] = {}
         self._filters: dict[str, MessageFilter] = {}
         self._calls = ConsumerCalls(clock)
         self._outages = Outages()
         self._commits = CommitSteps(options.group, self._calls, self.state, self._outages, clock)
         self._listener = listener
+        self._share = GroupShare(member, clock) if member is not None else None
         self._is_changing = False
         self._changes_again = False
         self._is_committing = False
@@ -94,11 +101,14 @@ class ConsumerSteps:
     def subscribe(
         self, topic: str, tags: tuple[str, ...], wanted_filter: MessageFilter
     ) -> Steps[list[Route]]:
-        """All queues of a topic. The routes that may be doubted."""
+        """All queues of a topic, or the share of a member of a group. The routes that may be doubted."""
         route: Route = yield GetRoute(topic, self.options.request_timeout_s)
         self._tags[topic], self._filters[topic] = tags, wanted_filter
         self.subscriptions[topic] = route
         yield from self._forget_gone([topic])
+        if self._share is not None:
+            self._share.want(self.subscriptions, self._filter_texts())
+            yield Tell(partial(self._share.member.wait_known, self.options.request_timeout_s))
         yield from self._reassign()
         return [route]
 
@@ -177,6 +187,8 @@ class ConsumerSteps:
                 added += self.state.assign(
                     self._wanted_queues(), self._tags, self._filters, park=park
                 )
+                if self._share is not None:
+                    self._share.claim(set(self.state.queues).difference(self.assigned))
                 came = [queue for queue in self.state.queues if queue not in before]
                 if self._listener is not None:
                     yield from self._tell(self._listener.on_assigned, came)
@@ -187,7 +199,17 @@ class ConsumerSteps:
         return [queue for queue in dict.fromkeys(added) if self.state.lacks_position(queue)]
 
     def _wanted_queues(self) -> list[MessageQueue]:
-        return subscribed_queues(self.assigned, self.subscriptions)
+        share = self._share
+        if share is None:
+            return subscribed_queues(self.assigned, self.subscriptions)
+        share.want(self.subscriptions, self._filter_texts())
+        return [*self.assigned, *share.queues(self.subscriptions)]
+
+    def _filter_texts(self) -> dict[str, str]:
+        return {
+            topic: filter_text(self._tags[topic], self._filters[topic])
+            for topic in self.subscriptions
+        }
 
     def _give_away(self, queues: Sequence[MessageQueue], limits: Limits) -> Steps[None]:
         """What comes before queues go: the listener is told, and what was dealt with is committed."""
@@ -209,6 +231,8 @@ class ConsumerSteps:
     def is_settled(self, cached: Callable[[str], Route | None]) -> bool:
         """Whether `before_poll` has nothing to do: nearly always. `cached`: a route that needs no look-up."""
         now_s = self.clock()
+        if self._share is not None and self._share.may_change(now_s):
+            return False
         if now_s >= self._retry_resolve_s or (self.options.auto_commits and now_s >= self._next_commit_s):
             return False
         for topic, route in self.subscriptions.items():  # noqa: SIM110  # As `all` of a generator it is twice as slow.
@@ -226,7 +250,36 @@ class ConsumerSteps:
                 yield from self._commits.commit_dealt_with("in poll", IN_POLL)
             finally:
                 self._is_committing = False
+        if self._share is not None:
+            for topic in self._share.doubtful_routes(self.subscriptions):
+                yield ForgetRoute(topic)
         yield from self._follow_routes(now_s)
+        if self._share is not None and self._share.may_change(self.clock()):
+            yield from self._follow_group(self._share)
+
+    def _follow_group(self, share: GroupShare) -> Steps[None]:
+        """Takes and gives away queues, as the group shares them out now."""
+        lost_at = share.lost_brokers()
+        if lost_at:
+            lost = [
+                queue
+                for queue in self.state.queues
+                if queue.broker_name in lost_at and queue not in self.assigned
+            ]
+            self.state.drop(lost)
+            logger.warning("group %s has given this member up: it begins again with %d queues", self.options.group, len(lost))
+            if self._listener is not None:
+                yield from self._tell(self._listener.on_lost, lost)
+        added = yield from self._change_queues(IN_POLL)
+        early = [queue for queue in added if share.is_late(queue)]
+        yield from self._resolve_or_later(early, "earliest", IN_POLL)
+        yield from self._resolve_or_later(
+            (queue for queue in added if not share.is_late(queue)), self.options.begin, IN_POLL
+        )
+
+    def group_due_in_s(self, now_s: float) -> float:
+        """Until `before_poll` may have queues to take or to give away: 0 if it has now."""
+        return float("inf") if self._share is None else self._share.due_in_s(now_s)
 
     def address_for(self, ticket: Ticket) -> Steps[BrokerAddress | None]:
         """Where a pull goes; None: that cannot be known now, and the pull has failed."""
@@ -282,7 +335,8 @@ class ConsumerSteps:
             if route is not last and self.subscriptions.get(topic) is last:
                 self.subscriptions[topic] = route
                 self._outages.queues_changed(topic, len(route.read_queues))
-                added = yield from self._change_queues(IN_POLL, park=True)
+                # Of a group, others may consume meanwhile what goes here.
+                added = yield from self._change_queues(IN_POLL, park=self._share is None)
                 begin: Begin = "earliest" if last.read_queues else self.options.begin
                 yield from self._resolve_or_later(added, begin, IN_POLL)
                 return  # The others: next time.

@@ -20,6 +20,14 @@ class MessageFilter(NamedTuple):
     expression: str = ""
 
 
+def filter_text(tags: tuple[str, ...], wanted: MessageFilter) -> str:
+    """The filter of a subscription for people, the same for the same messages; empty: all messages."""
+    if tags:
+        return f"tags {', '.join(sorted(tags))}"
+    kind = {_SQL92: "sql", _CEL: "cel", _MODULE: "module"}.get(wanted.type_number)
+    return f"{kind} {wanted.expression}" if kind else ""
+
+
 NO_FILTER: Final = MessageFilter()
 
 

@@ -67,6 +67,12 @@ CREATE_RETRY_TOPIC: Final = MethodInfo(
     _V1 + "GroupService/CreateRetryTopic", 0x0605, LANE_CONSUMER
 )
 
+HOLD_MEMBERSHIP: Final = MethodInfo(
+    _V1 + "MembershipService/HoldMembership", 0x0B01, LANE_CONSUMER
+)
+LEAVE_GROUP: Final = MethodInfo(_V1 + "MembershipService/LeaveGroup", 0x0B02, LANE_CONSUMER)
+LIST_MEMBERS: Final = MethodInfo(_V1 + "MembershipService/ListMembers", 0x0B03, LANE_CONSUMER)
+
 LIST_DEAD_LETTERS: Final = MethodInfo(
     _V1 + "DeadLetterService/ListDeadLetters", 0x0701, LANE_ADMIN
 )

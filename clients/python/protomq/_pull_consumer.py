@@ -19,14 +19,15 @@ from typing import Literal, Unpack
 
 from ._checks import check_count, check_message_queue, check_seconds, check_time, check_topic
 from ._connection_options import ConnectionOptions, connection_of
-from ._consumer_base import ConsumerBase
+from ._consumer_base import ConsumerBase, wakes
 from ._consumer_options import ConsumerOptions, ConsumerSettings
 from ._filters import checked_filter
+from ._member_thread import MemberThread
 from ._message import Message
 from ._offset_calls import checked_offsets, checked_queues, checked_tags
 from ._open_consumers import closed, not_taken_text, opened
 from ._producer import trace_producer
-from ._pull_logic import POLL_MESSAGES, logger
+from ._pull_logic import GROUP_LOOK_MIN_S, POLL_MESSAGES, logger
 from ._pull_multiplexer import PullMultiplexer
 from ._queue_listener import QueueListener, refuse_coroutines
 from ._routes import Routes
@@ -72,11 +73,16 @@ class PullConsumer(ConsumerBase):
         **settings: Unpack[ConsumerSettings],
     ) -> None:
         refuse_coroutines(listener)
-        super().__init__(ConsumerOptions(group=group, **settings), listener)
+        options = ConsumerOptions(group=group, **settings)
         connection = connection_of(
             connection, namesrv=namesrv, transport=transport, client_id=client_id, peer_timeout_s=peer_timeout_s, spin=spin,
         )  # fmt: skip
         self._transport = SyncTransport(connection)
+        self._member: MemberThread | None = None
+        if options.shares:
+            state = self._membership_state(options, connection)
+            self._member = MemberThread(state, self._transport, wakes(self))
+        super().__init__(options, listener, self._member)
         self._routes: Routes = Routes(self._transport, connection.namesrv)
         self._run = Driver(self._transport, self._routes).run
         self._pulls: PullMultiplexer | None = None
@@ -85,7 +91,8 @@ class PullConsumer(ConsumerBase):
             self._trace = ConsumerTrace(
                 Tracer(group, partial(trace_producer, connection, connection.namesrv))
             )
-        opened(self, self._routes.name_servers)
+        if not options.broadcasting:  # It commits nothing, and is to get what others get, too.
+            opened(self, self._routes.name_servers)
 
     # -- what to consume -------------------------------------------------------------------------------------------------
 
@@ -186,13 +193,20 @@ class PullConsumer(ConsumerBase):
         wait_s = 0.0
         while True:
             self._exchange(wait_s)
+            if not self._steps.group_due_in_s(time.monotonic()):
+                self._run(self._steps.before_poll())
+                self._send_due_now()
             messages = self._state.take(max_messages)
             if messages:
                 return messages
             now_s = time.monotonic()
             if self._closed or now_s >= deadline_s:
                 return []
-            wait_s = min(deadline_s - now_s, self._state.next_due_in_s(now_s))
+            wait_s = min(
+                deadline_s - now_s,
+                self._state.next_due_in_s(now_s),
+                max(self._steps.group_due_in_s(now_s), GROUP_LOOK_MIN_S),
+            )
 
     def __iter__(self) -> Iterator[Message]:
         """Messages without end, one by one; ends when the consumer is closed. Those of a batch that are left when the loop
@@ -376,6 +390,8 @@ class PullConsumer(ConsumerBase):
                 if error is not None and (count := self._state.uncommitted_count()):
                     text = not_taken_text(self.group, count, error)
             self._auto_commits = False
+            if self._member is not None and not was_closed:
+                self._member.leave()
             self._close_pulls()
             self._transport.close()
             if self._trace is not None:
@@ -406,6 +422,9 @@ class PullConsumer(ConsumerBase):
 
     # -- inside ----------------------------------------------------------------------------------------------------------
 
+    def _look_around(self) -> None:
+        self.wakeup()
+
     def _own_lock(self) -> threading.RLock:
         """The lock; a forked child starts with one of its own, without its parent's connections."""
         if self._pid != os.getpid():
@@ -414,6 +433,9 @@ class PullConsumer(ConsumerBase):
                 self._pulls.abandon()
                 self._pulls = None
             self._state.restart()
+            if self._member is not None:
+                self._member.after_fork()
+                self._member.state.restart()
         return self._lock
 
     def _close_pulls(self) -> None:
@@ -440,6 +462,10 @@ class PullConsumer(ConsumerBase):
             if steps.trouble is not None:
                 steps.raise_trouble()
             self._send_due(pulls)
+
+    def _send_due_now(self) -> None:
+        if self._pulls is not None:
+            self._send_due(self._pulls)
 
     def _send_due(self, pulls: PullMultiplexer) -> None:
         state = self._state

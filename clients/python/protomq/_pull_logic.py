@@ -67,6 +67,8 @@ BACKOFF_MIN_S: Final = 0.1
 BACKOFF_MAX_S: Final = 3.0
 SHORT_POLL_INTERVAL_S: Final = 0.02
 """Pause between two pulls of an empty queue when the user wants no hold."""
+GROUP_LOOK_MIN_S: Final = 0.01
+"""Between two looks at the group, where one is under way in another task."""
 ANSWERS_WAITING_MAX: Final = 2
 READ_AHEAD_MAX_BYTES: Final = 8 << 20
 """While this many bytes wait to be handed out, no more are read: two of the largest answers, so that queues take turns."""
@@ -85,6 +87,7 @@ class PullOptions:
     record_count_max: int = 32_768
     size_max_bytes: int = 4 << 20
     offset_reset: OffsetReset = "nearest"
+    broadcasting: bool = False
 
     def __post_init__(self) -> None:
         if self.offset_reset not in ("nearest", "earliest", "latest", "error"):
@@ -225,6 +228,13 @@ class PullState:
         """Its queues of a topic that was deleted, and made again or not."""
         return [queue for queue, state in self._queues.items() if state.is_gone and queue.topic == topic]
 
+    def drop(self, queues: Iterable[MessageQueue]) -> None:
+        """These queues go, and nothing of them is committed."""
+        for queue in queues:
+            state = self._queues.pop(queue, None)
+            if state is not None:
+                self._drop_answers(queue, state)
+
     def unresolved(self) -> list[MessageQueue]:
         """Queues of which it is not known where to begin."""
         return [queue for queue, state in self._queues.items() if state.position is None]
@@ -355,7 +365,7 @@ class PullState:
             filter=state.filter.expression,
             consumer_group=options.consumer_group,
             topic_incarnation=state.incarnation,
-            member=self._member_name() if options.consumer_group else "",
+            member=self._member_name() if options.consumer_group and not options.broadcasting else "",
             reset_epoch=state.reset_epoch,
         ).SerializeToString()
 
@@ -379,8 +389,8 @@ class PullState:
         if answer.other_member and not self._warned_of_other:
             self._warned_of_other = True
             logger.warning(
-                "group %s has another member, %s, that consumes %s too: both get every message, until groups share queues out; "
-                "assign() each its own queues, or stop one",
+                "group %s has another member, %s, that consumes %s too: both get every message of it; "
+                "subscribe(), so that the group shares its queues out, or assign() each its own",
                 self.options.consumer_group,
                 answer.other_member,
                 ticket.queue,

@@ -1,4 +1,4 @@
-"""Many pulls in flight at several brokers, waited for by one thread, without a reader thread.
+"""Many pulls (or other held calls) in flight at several brokers, waited for by one thread, without a reader thread.
 
 Over the remoting port there is one connection per broker; what brokers send ahead waits in the kernel's buffers until the
 thread comes. Over gRPC the calls run in gRPC's own threads, which put the outcome on a queue and wake the selector. Connecting
@@ -19,11 +19,10 @@ from typing import Any, Final, NamedTuple
 
 from . import _methods
 from ._late_imports import fork_waits
-from ._pull_logic import Ticket
 from ._remoting_hello import error_of_answer
 from ._remoting_sync import PipelinedConnection
 from ._transport import SyncTransport
-from ._types import BrokerAddress
+from ._types import BrokerAddress, MethodInfo
 from .errors import ConnectFailedError, ConnectionLostError, ProtomqError, RequestTimeoutError
 
 logger = logging.getLogger("protomq")
@@ -32,20 +31,20 @@ CONNECT_TIMEOUT_S: Final = 3.0
 
 
 class Outcome(NamedTuple):
-    """How a pull ended."""
+    """How a call ended."""
 
-    ticket: Ticket
+    ticket: Any
     result: bytes | ProtomqError
 
 
 class _InFlight(NamedTuple):
-    ticket: Ticket
+    ticket: Any
     connection: PipelinedConnection
     deadline_s: float
 
 
 class _Request(NamedTuple):
-    ticket: Ticket
+    ticket: Any
     payload: bytes
     timeout_s: float
 
@@ -58,10 +57,11 @@ class _Connected(NamedTuple):
 
 
 class PullMultiplexer:
-    """The pulls of one consumer."""
+    """The pulls of one consumer, or its calls of another method. `ticket`: whatever tells the owner which call ended."""
 
-    def __init__(self, transport: SyncTransport) -> None:
+    def __init__(self, transport: SyncTransport, method: MethodInfo = _methods.PULL) -> None:
         self._transport = transport
+        self._method = method
         self._closed = False
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = socket.socketpair()
@@ -77,7 +77,7 @@ class PullMultiplexer:
         self._reports: thread_queue.SimpleQueue[Outcome | _Connected] = thread_queue.SimpleQueue()
 
     def send(
-        self, address: BrokerAddress, ticket: Ticket, payload: bytes, timeout_s: float
+        self, address: BrokerAddress, ticket: Any, payload: bytes, timeout_s: float
     ) -> None:
         """Sends a pull, once there is a connection; `timeout_s` is the hold and some room. `wait` tells how it ended."""
         request = _Request(ticket, payload, timeout_s)
@@ -152,7 +152,7 @@ class PullMultiplexer:
     def _connect(self, address: BrokerAddress) -> None:
         link: Any
         try:
-            link = self._transport.open_pipelined(address, _methods.LANE_PULL, CONNECT_TIMEOUT_S)
+            link = self._transport.open_pipelined(address, self._method.lane, CONNECT_TIMEOUT_S)
         except ProtomqError as error:
             link = error
         except Exception as error:  # A defect must not leave the queue waiting for ever.
@@ -184,7 +184,7 @@ class PullMultiplexer:
                 self._send(address, link, request)
         else:
             for request in requests:
-                self._send_grpc(link.method(_methods.PULL), request)
+                self._send_grpc(link.method(self._method), request)
 
     # -- the remoting port -----------------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class PullMultiplexer:
         deadline_s = time.monotonic() + request.timeout_s
         self._in_flight[request_id] = _InFlight(request.ticket, connection, deadline_s)
         try:
-            connection.send(request_id, _methods.PULL, request.payload, request.timeout_s)
+            connection.send(request_id, self._method, request.payload, request.timeout_s)
         except ProtomqError as error:
             lost: list[Outcome] = []
             self._lose(address, connection, error, lost)
@@ -260,13 +260,13 @@ class PullMultiplexer:
         self._grpc_calls.add(call)
         call.add_done_callback(lambda done: self._grpc_ended(request.ticket, done))
 
-    def _grpc_ended(self, ticket: Ticket, call: Any) -> None:
+    def _grpc_ended(self, ticket: Any, call: Any) -> None:
         """Runs in a thread of gRPC's."""
         with fork_waits:
             from ._grpc_transport import outcome_of_future
 
         self._grpc_calls.discard(call)
-        self._reports.put(Outcome(ticket, outcome_of_future(call, _methods.PULL)))
+        self._reports.put(Outcome(ticket, outcome_of_future(call, self._method)))
         self.wake()
 
     def _drain_wakes(self) -> None:

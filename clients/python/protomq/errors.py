@@ -36,6 +36,7 @@
         ├── TopicRecreatedError         TOPIC_RECREATED: the topic was deleted and created again; `metadata` holds both incarnations
         ├── TopicTypeMismatchError      TOPIC_TYPE_MISMATCH: the topic does not take messages of this type; `metadata` holds both
         ├── GroupInUseError             GROUP_IN_USE: a group with members was to be deleted; `metadata` names the last one that pulled
+        ├── MemberUnknownError          MEMBER_UNKNOWN: a member of a group was not heard of in time, and is none any more
         ├── GroupDisabledError          GROUP_DISABLED: the settings of the group forbid it to consume
         ├── TransactionEndedError       TRANSACTION_ENDED: it has ended otherwise; `metadata` says how
         ├── StaleReceiptError           STALE_RECEIPT: popped messages are done, dead, or somebody else has them
@@ -120,6 +121,7 @@ __all__ = [
     "TransactionNotFoundError",
     "StaleReceiptError",
     "GroupInUseError",
+    "MemberUnknownError",
     "GroupDisabledError",
     "TopicTypeMismatchError",
     "NotPermittedError",
@@ -471,6 +473,13 @@ class GroupInUseError(ServerError):
     code = _FAILED_PRECONDITION
 
 
+class MemberUnknownError(ServerError):
+    """A member of a group was not heard of in time, and is none any more; it joins again. `metadata`: consumer_group, client_id."""
+
+    reason = "MEMBER_UNKNOWN"
+    code = _FAILED_PRECONDITION
+
+
 class TopicTypeMismatchError(ServerError):
     """The topic takes messages of one type (`Admin.create_topic`), and these are of another. Nothing was stored."""
 
@@ -662,7 +671,7 @@ _BY_REASON: Final[dict[str, type[ServerError]]] = {
         InvalidArgumentError, MessageTooLargeError, IllegalFilterError, IllegalDelayError, IllegalReceiptError,
         StaleReceiptError, TopicNotFoundError, QueueNotFoundError, OffsetNotFoundError,
         GroupNotFoundError, BrokerNotFoundError, TopicExistsError, OffsetOutOfRangeError,
-        TopicRecreatedError, GroupInUseError, TopicTypeMismatchError, GroupDisabledError, NotPermittedError,
+        TopicRecreatedError, GroupInUseError, MemberUnknownError, TopicTypeMismatchError, GroupDisabledError, NotPermittedError,
         SystemBusyError, DiskFullError, TooManyError,
         ShuttingDownError, QueueHealingError, StoreFailedError, SequenceExpiredError, SendOutOfOrderError, ProducerFencedError,
         ProducerIdTakenError,

@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from protomq.v1 import (
     filter_service_pb2,
     group_service_pb2,
     ha_service_pb2,
+    membership_service_pb2,
     pop_service_pb2,
     pull_service_pb2,
     reply_service_pb2,
@@ -55,6 +57,8 @@ from .follower_writer import FollowerWriter
 from .group_service import GroupService
 from .half_sends import HalfSends
 from .log_time import LogTime
+from .membership_service import MembershipService
+from .memberships import Memberships
 from .metrics import BrokerMetrics
 from .name_server_connections import NameServer, remote_name_server
 from .offset_commits import OffsetCommits
@@ -224,6 +228,19 @@ class Broker:
             members=self._pull.members,
             permit=self._permit,
         )
+        self._memberships = MembershipService(
+            Memberships(
+                clock.monotonic_ms(),
+                settle_ms=config.member_settle_ms,
+                expiry_ms=config.member_expiry_ms,
+                gap_ms=config.member_gap_ms,
+                queue_count=self._read_queues,
+                known_groups=self.store.offsets.groups(),
+            ),
+            clock,
+            broker_start=secrets.randbits(63) or 1,
+            hold_max_ms=config.hold_max_ms,
+        )
         self._server: Server | None = None
         self._start_time_ms = clock.now_ms()
         self._registering = threading.Lock()  # of the next two: a start that is given up may go on for a while
@@ -240,6 +257,7 @@ class Broker:
             (pop_service_pb2, "PopService", self._pop),
             (consumer_service_pb2, "ConsumerService", self._consumer),
             (group_service_pb2, "GroupService", self._groups),
+            (membership_service_pb2, "MembershipService", self._memberships),
             (dead_letter_service_pb2, "DeadLetterService", self._dead_letters),
             (reply_service_pb2, "ReplyService", self._replies),
             (admin_service_pb2, "AdminService", self._admin),
@@ -309,7 +327,7 @@ class Broker:
             if self._is_unregistered:
                 return
             self._registration = registration
-            self.store.topics.on_change = registration.notify_changed
+            self.store.topics.on_change = partial(self._topics_changed, registration)
             registration.start()
         registration.wait_tried(deadline - time.monotonic())
         self._is_starting = False
@@ -398,10 +416,20 @@ class Broker:
             lane_statuses=lambda: self._server.lane_statuses() if self._server else (),
             name_servers=self._name_server_counts,
             replies=self._replies.numbers,
+            memberships=self._memberships.counts,
             full_pops=lambda: self._pop.pipeline.planner.full_count,
             write_refusal=self._write_refusal,
             replication=self._replication.counts,
         )
+
+    def _topics_changed(self, registration: BrokerRegistration) -> None:
+        registration.notify_changed()
+        self._memberships.topics_changed()
+
+    def _read_queues(self, topic: str) -> int:
+        """How many queues members can read."""
+        found = self.store.topics.find(topic)
+        return found.read_queues if found is not None and found.readable else 0
 
     def _signal_deleted(self, topic: str) -> None:
         self._pull.signal_deleted(topic)

@@ -113,6 +113,10 @@ class BrokerConfig:
         transaction_check_max: how often it is asked (RocketMQ: transactionCheckMax, 15); an interval later the transaction expires.
         transaction_count_max: transactions that may be open. Each takes 1 KiB of memory.
         transaction_size_max_bytes: what their half messages may have together: those that outlive retention are written again.
+        member_settle_ms: how long after a start the lists of members count as incomplete: members that a restart has cut off come back.
+        member_gap_ms: a member that held a call, was answered, and does not call again within this time is gone: more than 15 s, as members
+            hold their calls for up to 15 s.
+        member_expiry_ms: a member that only beats, and holds no call, is gone after this time (RocketMQ: 120 s).
         register_interval_ms: between two heartbeats to a name server (RocketMQ: 30 s).
         ha: replication.
         metrics: the metrics page.
@@ -142,6 +146,9 @@ class BrokerConfig:
     transaction_check_max: int = 15
     transaction_count_max: int = 200_000
     transaction_size_max_bytes: int = 4 << 30
+    member_settle_ms: int = 3_000
+    member_gap_ms: int = 25_000
+    member_expiry_ms: int = 120_000
     register_interval_ms: int = 30_000
     ha: HaConfig = field(default_factory=HaConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
@@ -163,6 +170,8 @@ class BrokerConfig:
             "sync_flush_timeout_ms",
             "hold_max_ms",
             "register_interval_ms",
+            "member_gap_ms",
+            "member_expiry_ms",
             "pop_invisible_min_ms",
             "delayed_count_max",
             "delayed_size_max_bytes",
@@ -175,6 +184,8 @@ class BrokerConfig:
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
 
+        if self.member_settle_ms < 0:
+            raise ValueError(f"member_settle_ms must be 0 or more, not {self.member_settle_ms}")
         least, most = self.pop_invisible_min_ms, self.pop_invisible_max_ms
         if not least <= most <= INVISIBLE_MAX_MS:
             raise ValueError(

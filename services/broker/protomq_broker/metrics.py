@@ -208,13 +208,31 @@ REPLIES: Final = Table(
         Metric("protomq.replies.refused", "{reply}", "refused", "Replies whose callers were gone, since the start", Kind.COUNTER),
     ),
 )  # fmt: skip
+MEMBERS: Final = Table(
+    "Members of consumer groups",
+    (),
+    (
+        Metric("protomq.member.groups", "{group}", "groups", "Groups with members at this broker"),
+        Metric("protomq.member.members", "{member}", "members", "Members at this broker, of all groups"),
+        Metric("protomq.member.changes", "{change}", "changes", "Members that came or went, each a rebalance of its group", Kind.COUNTER),
+        Metric(
+            "protomq.member.ownerless_queues", "{queue}", "ownerless queues",
+            "Queues here of the members' topics that no member has, over all groups",
+        ),
+        Metric(
+            "protomq.member.ownerless_time", "s", "ownerless (queue seconds)",
+            "Queues without an owner times seconds, since the start and over all groups", Kind.COUNTER,
+        ),
+    ),
+)  # fmt: skip
 LEFT_OUT: Final = Table(
     "Left out",
     (),
     (Metric("protomq.series_left_out", "{series}", "series left out", "Series beyond `metrics.series_max`"),),
 )  # fmt: skip
 TABLES: Final = (
-    BROKER, POSITIONS, DURATIONS, REPLICATION, DELAYS, RETRIES, REPLIES, LANES, TRANSACTIONS, POPS, TOPICS, GROUPS, QUEUES, LEFT_OUT,
+    BROKER, POSITIONS, DURATIONS, REPLICATION, DELAYS, RETRIES, REPLIES, LANES, TRANSACTIONS, POPS, MEMBERS, TOPICS, GROUPS, QUEUES,
+    LEFT_OUT,
 )  # fmt: skip
 """Everything that a broker shows, in this order."""
 
@@ -223,9 +241,9 @@ class BrokerMetrics:
     """Reads a broker's numbers. `numbers` may be called by any thread, one at a time.
 
     `hold_durations`: of pulls; `mover`, `log_time`: of delayed messages; `retries`, `replies`: the numbers of RETRIES and REPLIES.
-    `lane_statuses` gives the lanes; `name_servers` how many there are and how many of them know the broker; `full_pops` how many pops
-    met a queue that is full; `write_refusal` why no writes are taken, "" if they are; `replication` the numbers of
-    REPLICATION.
+    `lane_statuses` gives the lanes; `name_servers` how many there are and how many of them know the broker; `memberships` the numbers
+    of MEMBERS; `full_pops` how many pops met a queue that is full; `write_refusal` why no writes are taken, "" if they are;
+    `replication` the numbers of REPLICATION.
     """
 
     def __init__(
@@ -242,6 +260,7 @@ class BrokerMetrics:
         log_time: LogTime,
         lane_statuses: Callable[[], Sequence[PoolStatus]],
         name_servers: Callable[[], tuple[int, int]],
+        memberships: Callable[[], tuple[int, int, int, int, float]],
         full_pops: Callable[[], int],
         write_refusal: Callable[[], str],
         replication: Callable[[], tuple[int, int, int, int]],
@@ -257,6 +276,7 @@ class BrokerMetrics:
         self._log_time = log_time
         self._lane_statuses = lane_statuses
         self._name_servers = name_servers
+        self._memberships = memberships
         self._full_pops = full_pops
         self._write_refusal = write_refusal
         self._replication = replication
@@ -286,6 +306,7 @@ class BrokerMetrics:
         ended = (transactions.counts[ending] for ending in Ending)
         yield Numbers(TRANSACTIONS, [((), (transactions.open_count, *ended))])
         yield Numbers(POPS, [((), self._pops())])
+        yield Numbers(MEMBERS, [((), self._memberships())])
         yield Numbers(TOPICS, list(self._topics()))
         yield Numbers(GROUPS, list(self._lags()))
         yield Numbers(QUEUES, list(self._queues()))

@@ -114,6 +114,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_ILLEGAL_RECEIPT: _ErrorReason.ValueType  # 37
     """INVALID_ARGUMENT: a receipt that no broker has given, or that is of another broker, group or topic. Nothing was changed."""
+    ERROR_REASON_MEMBER_UNKNOWN: _ErrorReason.ValueType  # 39
+    """FAILED_PRECONDITION: the member of the consumer group was not heard of in time, and is none any more; others have its queues. The
+    metadata hold consumer_group and client_id. Give the queues up without a commit, and join again.
+    """
     ERROR_REASON_NOT_MASTER: _ErrorReason.ValueType  # 40
     """FAILED_PRECONDITION: this broker is a slave: it changes nothing. Ask the master of that name; the route has it. Nothing was changed."""
     ERROR_REASON_REPLICA_BEHIND: _ErrorReason.ValueType  # 41
@@ -220,6 +224,10 @@ dead letters. The metadata name the first. Nothing was changed.
 """
 ERROR_REASON_ILLEGAL_RECEIPT: ErrorReason.ValueType  # 37
 """INVALID_ARGUMENT: a receipt that no broker has given, or that is of another broker, group or topic. Nothing was changed."""
+ERROR_REASON_MEMBER_UNKNOWN: ErrorReason.ValueType  # 39
+"""FAILED_PRECONDITION: the member of the consumer group was not heard of in time, and is none any more; others have its queues. The
+metadata hold consumer_group and client_id. Give the queues up without a commit, and join again.
+"""
 ERROR_REASON_NOT_MASTER: ErrorReason.ValueType  # 40
 """FAILED_PRECONDITION: this broker is a slave: it changes nothing. Ask the master of that name; the route has it. Nothing was changed."""
 ERROR_REASON_REPLICA_BEHIND: ErrorReason.ValueType  # 41

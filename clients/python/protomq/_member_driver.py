@@ -1,0 +1,40 @@
+"""What steps need of the driver of a membership, and what both drivers share."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Awaitable
+from typing import Any, Final, Protocol
+
+from ._membership_logic import MembershipState, MemberTicket
+from .errors import ProtomqError
+
+LOOK_MAX_S: Final = 5.0
+"""A driver looks around that often, for calls that take too long."""
+LEAVE_TIMEOUT_S: Final = 0.5
+
+
+class MemberDriver(Protocol):
+    """What steps need of a driver."""
+
+    state: MembershipState
+
+    @property
+    def lock(self) -> contextlib.AbstractContextManager[Any]:
+        """To be had for everything that is asked of `state`."""
+
+    def poke(self) -> None:
+        """There may be calls to make."""
+
+    def wait_known(self, timeout_s: float) -> Awaitable[None] | None:
+        """Waits until each broker was asked once; a coroutine awaits the result."""
+
+
+def take_outcome(state: MembershipState, ticket: MemberTicket, result: bytes | ProtomqError) -> None:
+    """How a call ended."""
+    now_s = time.monotonic()
+    if isinstance(result, ProtomqError):
+        state.failed(ticket, result, now_s)
+    else:
+        state.answered(ticket, result, now_s)

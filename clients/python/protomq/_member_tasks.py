@@ -1,0 +1,91 @@
+"""The calls by which a consumer is a member of its group, from tasks of the event loop on which it was first used.
+
+The change of queues itself is the consumer's, inside `poll`: `on_news` says that there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+
+from . import _methods
+from ._async_transport import AsyncTransport
+from ._member_driver import LEAVE_TIMEOUT_S, LOOK_MAX_S, take_outcome
+from ._membership_logic import MembershipState, MemberTicket
+from ._types import BrokerAddress
+from .errors import ProtomqError
+
+
+class MemberTasks:
+    """From tasks of the event loop on which it was first used."""
+
+    def __init__(
+        self, state: MembershipState, transport: AsyncTransport, on_news: Callable[[], None]
+    ) -> None:
+        self.state = state
+        self.lock = contextlib.nullcontext()
+        self._transport = transport
+        self._on_news = on_news
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
+        self._closed = False
+
+    def poke(self) -> None:
+        """See MemberDriver."""
+        if self._closed:
+            return
+        loop, now_s = asyncio.get_running_loop(), time.monotonic()
+        for name in self.state.due(now_s):
+            task = loop.create_task(self._call(*self.state.begin(name, now_s)))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        if self._timer is not None:
+            self._timer.cancel()
+        wait_s = self.state.next_due_in_s(now_s)
+        self._timer = loop.call_later(wait_s, self.poke) if wait_s < LOOK_MAX_S else None
+
+    async def wait_known(self, timeout_s: float) -> None:
+        """See MemberDriver."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self.state.is_known_everywhere():
+                    self._changed.clear()
+                    await self._changed.wait()
+
+    async def leave(self) -> None:
+        """Says to all brokers that the member goes; who does not hear it finds out. Then there are no tasks any more."""
+        self.abandon()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for address, request in self.state.leave_requests():
+            with contextlib.suppress(ProtomqError):
+                await self._transport.call(
+                    address, _methods.LEAVE_GROUP, (request,), LEAVE_TIMEOUT_S
+                )
+
+    def abandon(self) -> None:
+        """Nobody wants it any more; does not wait."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    async def _call(
+        self, ticket: MemberTicket, address: BrokerAddress, request: bytes, timeout_s: float
+    ) -> None:
+        result: bytes | ProtomqError
+        try:
+            result = await self._transport.call(
+                address, _methods.HOLD_MEMBERSHIP, (request,), timeout_s
+            )
+        except ProtomqError as error:
+            result = error
+        before = self.state.news
+        take_outcome(self.state, ticket, result)
+        self._changed.set()
+        if self.state.news != before:
+            self._on_news()
+        self.poke()

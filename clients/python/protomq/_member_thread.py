@@ -1,0 +1,107 @@
+"""The calls by which a consumer is a member of its group, from a thread of their own.
+
+Of their own, since the program may work on a message for longer than the brokers would wait for a sign of life. The change of queues itself
+is the consumer's, inside `poll`: `on_news` says that there is one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+from . import _methods
+from ._member_driver import LEAVE_TIMEOUT_S, LOOK_MAX_S, take_outcome
+from ._membership_logic import MembershipState, MemberTicket
+from ._pull_multiplexer import PullMultiplexer
+from ._transport import SyncTransport
+from .errors import ProtomqError
+
+logger = logging.getLogger("protomq")
+
+ANSWER_MAX_BYTES: Final = 16 << 20
+
+
+class MemberThread:
+    """From a thread, which begins with the first call and ends with `close`, or `abandon`. Any thread."""
+
+    def __init__(
+        self, state: MembershipState, transport: SyncTransport, on_news: Callable[[], None]
+    ) -> None:
+        self.state = state
+        self._transport = transport
+        self._on_news = on_news
+        self.after_fork()
+
+    def after_fork(self) -> None:
+        """In a child, or at the beginning: there is no thread, and no connection."""
+        self.lock = threading.Lock()
+        self._changed = threading.Condition(self.lock)
+        self._calls: PullMultiplexer | None = None
+        self._closed = False
+
+    def poke(self) -> None:
+        """See MemberDriver."""
+        with self.lock:
+            calls = self._calls
+            if calls is None and not self._closed:
+                calls = self._calls = PullMultiplexer(self._transport, _methods.HOLD_MEMBERSHIP)
+                threading.Thread(
+                    target=self._run, args=(calls,), name="protomq-member", daemon=True
+                ).start()
+        if calls is not None:
+            calls.wake()
+
+    def wait_known(self, timeout_s: float) -> None:
+        """See MemberDriver."""
+        with self.lock:
+            self._changed.wait_for(lambda: self._closed or self.state.is_known_everywhere(), timeout_s)
+
+    def leave(self) -> None:
+        """Says to all brokers that the member goes; who does not hear it finds out. Then there is no thread any more."""
+        with self.lock:
+            requests = self.state.leave_requests()
+        self.abandon()
+        for address, request in requests:
+            with contextlib.suppress(ProtomqError):
+                self._transport.call(address, _methods.LEAVE_GROUP, (request,), LEAVE_TIMEOUT_S)
+
+    def abandon(self) -> None:
+        """Nobody wants it any more; does not wait."""
+        self._closed = True
+        calls = self._calls
+        if calls is not None:
+            calls.wake()
+
+    def _run(self, calls: PullMultiplexer) -> None:
+        try:
+            while not self._closed:
+                wait_s = self._send(calls)
+                for ticket, result in calls.wait(min(wait_s, LOOK_MAX_S), ANSWER_MAX_BYTES):
+                    self._take(ticket, result)
+        except Exception:
+            logger.exception("a member of group %s cannot go on", self.state.group)
+        finally:
+            calls.close()
+
+    def _send(self, calls: PullMultiplexer) -> float:
+        """Sends the calls that are due; in how many seconds the next one is."""
+        with self.lock:
+            now_s = time.monotonic()
+            due = [self.state.begin(name, now_s) for name in self.state.due(now_s)]
+            wait_s = self.state.next_due_in_s(now_s)
+        for ticket, address, request, timeout_s in due:
+            calls.send(address, ticket, request, timeout_s)
+        return wait_s
+
+    def _take(self, ticket: MemberTicket, result: bytes | ProtomqError) -> None:
+        with self.lock:
+            before = self.state.news
+            take_outcome(self.state, ticket, result)
+            has_news = self.state.news != before
+            self._changed.notify_all()
+        if has_news:
+            self._on_news()

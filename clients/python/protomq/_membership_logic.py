@@ -1,0 +1,382 @@
+"""What a member of a group decides: whom to tell what, and which queues are its own. No I/O, time handed in.
+
+    due(now)              brokers that want a call          begin(broker)    the call
+    answered(ticket)      takes an answer                   failed(ticket)   takes an error
+    share(...)            the queues to consume now         claim(queues)    those that it has
+    take_lost()           brokers at which its membership may have ended
+
+Rules:
+- It holds a call at every broker of its topics. The members are the union of what all brokers say that can be reached: who cannot reach
+  one of them is seen at another.
+- A queue that another member still has is not taken before that one has given it up, or after CLAIM_WAIT_S: until then its offset may
+  still be committed.
+- What the brokers that can be reached say while all of them have just begun is incomplete: the share stays as it is.
+- Where a broker has not been told anything within the time after which it gives a member up, others may have the queues by now. The
+  member's own clock says that first, since the broker's answer comes late to one that was stopped.
+- A broker that knows no groups (UNKNOWN_METHOD) is one of an older version: there everybody gets everything.
+
+Two threads: everything is called with the lock of its driver.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from . import _forks
+from ._late_imports import fork_waits
+from ._remoting_hello import VERSION
+from ._types import BrokerAddress, MessageQueue
+from .allocation import Allocation, GroupMember
+from .errors import MemberUnknownError, ProtomqError, UnknownMethodError
+
+if TYPE_CHECKING:
+    from .v1 import membership_service_pb2 as pb
+
+logger = logging.getLogger("protomq")
+
+HOLD_S: Final = 15.0
+"""A broker hears of a member that often at least."""
+HOLD_PART: Final = 0.6
+"""Of the time after which a broker gives a member up: for how long a call is held at most."""
+EXPIRY_PART: Final = 0.9
+"""Of that time: when the member itself counts as given up."""
+CALL_MARGIN_S: Final = 5.0
+CLAIM_WAIT_S: Final = 60.0
+"""RocketMQ's rebalanceLockMaxLiveTime: who has not given a queue up by then does not come to it."""
+BACKOFF_MIN_S: Final = 0.1
+BACKOFF_MAX_S: Final = 2.0
+OLD_BROKER_RETRY_S: Final = 30.0
+
+MemberKey = tuple[str, int]
+"""Name and random number."""
+
+
+class MemberTicket(NamedTuple):
+    """A call under way."""
+
+    broker_name: str
+    number: int
+
+
+@dataclass(slots=True)
+class _Broker:
+    """What is known of one broker, and by it."""
+
+    address: BrokerAddress
+    number: int = 0
+    """Of the last call; only its outcome counts."""
+    in_flight: bool = False
+    is_told: bool = False
+    """Whether it was told what this member has now."""
+    was_tried: bool = False
+    retry_s: float = 0.0
+    failures: int = 0
+    version: int = 0
+    start: int = 0
+    members: list[pb.GroupMember] | None = None
+    """None: not known, or not to be reached."""
+    knows_groups: bool = True
+    settled_s: float = 0.0
+    expiry_s: float = float("inf")
+    sent_s: float = 0.0
+    """When the last call was sent."""
+    queue_counts: dict[str, int] = field(default_factory=dict)
+
+    def told_until_s(self) -> float:
+        """Until when the broker has not given the member up, as far as the member can know."""
+        return self.sent_s + self.expiry_s * EXPIRY_PART
+
+
+class MembershipState:
+    """One member of one group."""
+
+    def __init__(self, group: str, client_id: str, allocation: Allocation, machine_room: str = "") -> None:
+        self.group = group
+        self.allocation = allocation
+        self.machine_room = machine_room
+        self._wanted_id = client_id
+        self._fork_count = -1
+        self._client_id = ""
+        self._nonce = 0
+        self.news = 0
+        """Grows with each answer that may change the share."""
+        self._filters: dict[str, str] = {}
+        self._brokers: dict[str, _Broker] = {}
+        self._queues: frozenset[MessageQueue] = frozenset()
+        self._waits_since: dict[MessageQueue, float] = {}
+        self._number = 0
+        self._lost: set[str] = set()
+        self._told_of: set[str] = set()
+
+    # -- who it is ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def key(self) -> MemberKey:
+        """Name and random number; others in a forked child."""
+        if self._fork_count != _forks.fork_count:
+            self._fork_count = _forks.fork_count
+            drawn = f"{socket.gethostname()}@{os.getpid()}@{secrets.token_hex(4)}"
+            self._client_id, self._nonce = self._wanted_id or drawn, secrets.randbits(63) | 1
+        return self._client_id, self._nonce
+
+    # -- what it wants -------------------------------------------------------------------------------------------------------
+
+    def want(self, filters: Mapping[str, str], addresses: Mapping[str, BrokerAddress]) -> None:
+        """Topics with their filters for people, and the brokers that have queues of theirs. Brokers that are new are called."""
+        if dict(filters) != self._filters:
+            self._filters = dict(filters)
+            for broker in self._brokers.values():
+                broker.is_told = False
+            self.news += 1
+        for name in self._brokers.keys() - addresses.keys():
+            del self._brokers[name]
+            self.news += 1
+        for name, address in addresses.items():
+            known = self._brokers.setdefault(name, _Broker(address))
+            if known.address != address:
+                known.address, known.retry_s = address, 0.0
+
+    def claim(self, queues: Iterable[MessageQueue]) -> None:
+        """The queues that it has now, of topics that are shared. Brokers for whom that is news are told."""
+        now = frozenset(queues)
+        for name in {queue.broker_name for queue in now ^ self._queues}:
+            if name in self._brokers:
+                self._brokers[name].is_told = False
+        self._queues = now
+
+    # -- calls -----------------------------------------------------------------------------------------------------------------
+
+    def due(self, now_s: float) -> list[str]:
+        """Brokers that want a call now."""
+        return [
+            name
+            for name, broker in self._brokers.items()
+            if broker.retry_s <= now_s and not (broker.in_flight and broker.is_told)
+        ]
+
+    def next_due_in_s(self, now_s: float) -> float:
+        """Until `due` has more to say by the passing of time alone."""
+        pauses = [
+            broker.retry_s - now_s for broker in self._brokers.values() if not broker.in_flight or not broker.is_told
+        ]
+        return max(min(pauses, default=float("inf")), 0.0)
+
+    def begin(self, broker_name: str, now_s: float) -> tuple[MemberTicket, BrokerAddress, bytes, float]:
+        """A call to the broker: whose outcome it will be, where it goes, the request, and how long it may take."""
+        with fork_waits:
+            from .v1 import membership_service_pb2 as pb
+
+        broker = self._brokers[broker_name]
+        self._number += 1
+        broker.number, broker.in_flight, broker.is_told = self._number, True, True
+        broker.sent_s = now_s
+        hold_s = min(HOLD_S, broker.expiry_s * HOLD_PART)
+        request = pb.HoldMembershipRequest(
+            consumer_group=self.group,
+            member=self._said(broker_name),
+            hold_ms=int(hold_s * 1000),
+            known_version=broker.version,
+            broker_start=broker.start,
+        )
+        ticket = MemberTicket(broker_name, self._number)
+        return ticket, broker.address, request.SerializeToString(), hold_s + CALL_MARGIN_S
+
+    def leave_requests(self) -> list[tuple[BrokerAddress, bytes]]:
+        """What says to each broker that the member goes."""
+        with fork_waits:
+            from .v1 import membership_service_pb2 as pb
+
+        client_id, nonce = self.key
+        request = pb.LeaveGroupRequest(consumer_group=self.group, client_id=client_id, nonce=nonce)
+        return [
+            (broker.address, request.SerializeToString())
+            for broker in self._brokers.values()
+            if broker.members is not None
+        ]
+
+    def _said(self, broker_name: str) -> pb.GroupMember:
+        with fork_waits:
+            from .v1 import membership_service_pb2 as pb
+
+        client_id, nonce = self.key
+        ids: dict[str, list[int]] = {topic: [] for topic in self._filters}
+        for queue in sorted(self._queues):
+            if queue.broker_name == broker_name and queue.topic in ids:
+                ids[queue.topic].append(queue.queue_id)
+        return pb.GroupMember(
+            client_id=client_id,
+            nonce=nonce,
+            topics=[
+                pb.MemberTopic(topic=topic, filter=self._filters[topic], queue_ids=queue_ids)
+                for topic, queue_ids in sorted(ids.items())
+            ],
+            allocation=self.allocation.name,
+            machine_room=self.machine_room,
+            client_version=f"protomq-python {VERSION}",
+        )
+
+    def answered(self, ticket: MemberTicket, payload: bytes, now_s: float) -> None:
+        """Takes an answer."""
+        broker = self._current(ticket)
+        if broker is None:
+            return
+        with fork_waits:
+            from .v1 import membership_service_pb2 as pb
+
+        answer = pb.HoldMembershipResponse.FromString(payload)
+        broker.in_flight, broker.was_tried = False, True
+        broker.failures, broker.retry_s, broker.knows_groups = 0, 0.0, True
+        broker.version, broker.start = answer.version, answer.broker_start
+        broker.settled_s = now_s + answer.settling_ms / 1000
+        broker.expiry_s = answer.expiry_ms / 1000
+        if answer.is_unchanged and broker.members is not None:
+            return
+        broker.members = list(answer.members)
+        broker.queue_counts = {count.topic: count.read_queues for count in answer.queue_counts}
+        self.news += 1
+        self._tell_difference(ticket.broker_name, answer.difference)
+
+    def failed(self, ticket: MemberTicket, error: ProtomqError, now_s: float) -> None:
+        """Takes an error; the call is made again after a pause."""
+        broker = self._current(ticket)
+        if broker is None:
+            return
+        broker.in_flight, broker.was_tried = False, True
+        self.news += 1
+        if isinstance(error, MemberUnknownError):
+            self._forget(ticket.broker_name, broker)
+            return
+        broker.members = None  # Nobody knows whether it is still there; which answer it gave last, it may still know.
+        broker.failures += 1
+        pause_s = min(BACKOFF_MIN_S * 2 ** min(broker.failures - 1, 10), BACKOFF_MAX_S)
+        if isinstance(error, UnknownMethodError):
+            broker.knows_groups, pause_s = False, OLD_BROKER_RETRY_S
+            self._tell(f"broker {ticket.broker_name} knows no groups: each member gets all of its messages")
+        elif not error.retriable:
+            self._tell(f"broker {ticket.broker_name} does not take {self.key[0]} as a member of {self.group}: {error}")
+        broker.retry_s = now_s + max(pause_s, (error.retry_delay_ms or 0) / 1000)
+
+    def check_expiry(self, now_s: float) -> None:
+        """Finds out whether a broker may have given this member up."""
+        for name, broker in self._brokers.items():
+            if broker.version and now_s > broker.told_until_s():
+                self.news += 1
+                self._forget(name, broker)
+
+    def restart(self) -> None:
+        """All connections are gone, as in a forked child: it is another member now."""
+        for name, broker in self._brokers.items():
+            self._forget(name, broker)
+            broker.in_flight, broker.number, broker.was_tried = False, 0, False
+        self.news += 1
+
+    def take_lost(self) -> set[str]:
+        """Brokers at which others may have the queues of this member by now; once."""
+        lost, self._lost = self._lost, set()
+        return lost
+
+    def is_known_everywhere(self) -> bool:
+        """Whether each broker was asked once."""
+        return all(broker.was_tried for broker in self._brokers.values())
+
+    # -- the share ---------------------------------------------------------------------------------------------------------------
+
+    def share(self, queues: Mapping[str, Sequence[MessageQueue]], now_s: float) -> list[MessageQueue] | None:
+        """Of these queues, by topic, the ones to consume now; None: as until now, for it is not known who else is there."""
+        views = [broker for broker in self._brokers.values() if broker.members is not None]
+        if not views:
+            if self._brokers and all(not broker.knows_groups for broker in self._brokers.values()):
+                return [queue for several in queues.values() for queue in several]
+            return None
+        if all(broker.settled_s > now_s for broker in views):
+            return None
+        members = self._members(views)
+        found: list[MessageQueue] = []
+        waiting: dict[MessageQueue, float] = {}
+        for topic, several in queues.items():
+            here = [member for member, topics in members.values() if topic in topics]
+            for queue in self.allocation.share(members[self.key][0], sorted(several), here):
+                if queue in self._queues or not self._is_taken(queue):
+                    found.append(queue)
+                    continue
+                since_s = waiting[queue] = self._waits_since.get(queue, now_s)
+                if now_s - since_s >= CLAIM_WAIT_S:
+                    found.append(queue)
+        self._waits_since = waiting
+        return found
+
+    def changes_in_s(self, now_s: float) -> float:
+        """Until the share may change by the passing of time alone."""
+        times = [broker.settled_s for broker in self._brokers.values() if broker.settled_s > now_s]
+        times += [since_s + CLAIM_WAIT_S for since_s in self._waits_since.values() if since_s + CLAIM_WAIT_S > now_s]
+        times += [broker.told_until_s() for broker in self._brokers.values() if broker.version]
+        return max(min(times, default=float("inf")) - now_s, 0.0)
+
+    def topics_with_other_counts(self, queues: Mapping[str, Sequence[MessageQueue]]) -> list[str]:
+        """Topics of which a broker says that it has more or fewer queues than these."""
+        found = []
+        for topic, several in queues.items():
+            for name, broker in self._brokers.items():
+                count = broker.queue_counts.get(topic)
+                if count is not None and count != sum(queue.broker_name == name for queue in several):
+                    found.append(topic)
+                    break
+        return found
+
+    def _members(self, views: Iterable[_Broker]) -> dict[MemberKey, tuple[GroupMember, set[str]]]:
+        """All members, by name, with their topics. Where two have one name, the random number stands behind it."""
+        topics: dict[MemberKey, set[str]] = {self.key: set(self._filters)}
+        rooms = {self.key: self.machine_room}
+        for broker in views:
+            for said in broker.members or ():
+                key = (said.client_id, said.nonce)
+                topics.setdefault(key, set()).update(topic.topic for topic in said.topics)
+                rooms.setdefault(key, said.machine_room)
+        names = [client_id for client_id, _ in topics]
+        return {
+            key: (GroupMember(key[0] if names.count(key[0]) == 1 else f"{key[0]}#{key[1]:016x}", rooms[key]), topics[key])
+            for key in sorted(topics)
+        }
+
+    def _is_taken(self, queue: MessageQueue) -> bool:
+        """Whether another member has the queue, as far as its broker says."""
+        broker = self._brokers.get(queue.broker_name)
+        if broker is None or not broker.knows_groups:
+            return False
+        if broker.members is None:
+            return True  # It cannot be consumed now either.
+        return any(
+            topic.topic == queue.topic and queue.queue_id in topic.queue_ids
+            for said in broker.members
+            if (said.client_id, said.nonce) != self.key
+            for topic in said.topics
+        )
+
+    def _current(self, ticket: MemberTicket) -> _Broker | None:
+        broker = self._brokers.get(ticket.broker_name)
+        return broker if broker is not None and broker.number == ticket.number else None
+
+    def _forget(self, name: str, broker: _Broker) -> None:
+        """The broker does not know the member any more, or may not: it joins again."""
+        self._lost.add(name)
+        broker.version = broker.start = 0
+        broker.members, broker.is_told, broker.retry_s = None, False, 0.0
+        self._queues = frozenset(queue for queue in self._queues if queue.broker_name != name)
+
+    def _tell_difference(self, broker_name: str, difference: str) -> None:
+        if difference:
+            self._tell(
+                f"the members of group {self.group} are not alike, says broker {broker_name}: {difference}; a topic is shared by those who "
+                "consume it, and what their filters leave out is delivered to nobody"
+            )
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told_of and len(self._told_of) < 1_000:
+            self._told_of.add(text)
+            logger.warning("%s", text)

@@ -1,0 +1,370 @@
+"""MembershipService: holds the calls of members of consumer groups, and answers them when who is there or what they have is news.
+
+What is known stands in `memberships.py`. Here are the calls: each member has one that is held, the latest. News are gathered for a
+moment, so that a hundred members who come together are answered once, not a hundred times each.
+
+On the consumer lane, which may have several threads: a lock covers what is known; a call is answered on its own lane.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from protomq.v1.membership_service_pb2 import (
+    HoldMembershipRequest,
+    HoldMembershipResponse,
+    LeaveGroupRequest,
+    LeaveGroupResponse,
+    ListedMember,
+    ListMembersRequest,
+    ListMembersResponse,
+    TopicQueueCount,
+)
+from protomq_runtime.dispatch import raw
+from protomq_runtime.errors import SHUTTING_DOWN, invalid_argument, unparsable
+
+from .memberships import Group, MemberKey, Memberships, check_member, difference, interests
+from .said_once import SaidOnce
+from .store_errors import tells_store_errors, to_service_error
+from .topic_access import check_group_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from protomq.v1.membership_service_pb2 import GroupMember
+    from protomq_runtime.call import Call, CallContext, CallLane
+    from protomq_runtime.clock import Clock
+    from protomq_runtime.server import Server
+    from protomq_runtime.timers import Timer
+
+log = logging.getLogger("protomq.broker")
+
+GATHER_MS: Final = 30.0
+"""News are told that long after the first: a member that joins waits so much longer for the others."""
+TICK_MS: Final = 500.0
+"""How often it is looked who was not heard of in time."""
+
+MemberId = tuple[str, MemberKey]
+"""Group and member."""
+
+
+class _Waiter:
+    """The held call of a member."""
+
+    __slots__ = ("call", "request", "timer")
+
+    def __init__(self, call: Call, request: HoldMembershipRequest) -> None:
+        self.call = call
+        self.request = request
+        self.timer: Timer | None = None
+
+
+class _Encoded(NamedTuple):
+    """The list of a group's members, as an answer has it."""
+
+    version: int
+    members: bytes
+    are_alike: bool
+
+
+class MembershipCounts(NamedTuple):
+    """For metrics."""
+
+    groups: int
+    members: int
+    rebalances: int
+    ownerless_queues: int
+    ownerless_s: float
+
+
+class MembershipService:
+    """Implements protomq.v1.MembershipService."""
+
+    def __init__(
+        self, memberships: Memberships, clock: Clock, *, broker_start: int, hold_max_ms: int
+    ) -> None:
+        self._memberships = memberships
+        self._clock = clock
+        self._broker_start = broker_start
+        self._hold_max_ms = hold_max_ms
+        self._lock = threading.Lock()
+        self._waiters: dict[MemberId, _Waiter] = {}
+        self._encoded: dict[str, _Encoded] = {}
+        self._news: set[str] = set()
+        self._is_gathering = False
+        self._is_stopping = False
+        self._lane: CallLane | None = None
+        self._said = SaidOnce()
+
+    def start(self, server: Server) -> None:
+        """The server's hook, before anybody gets in: its first consumer lane does what is not the answer to a call."""
+        self.use_lane(server.pools["consumer"].lanes[0])
+
+    def use_lane(self, lane: CallLane) -> None:
+        """What is not the answer to a call is done there."""
+        self._lane = lane
+        lane.post(self._tick)
+
+    def stop(self) -> None:
+        """New calls are refused: who waits is answered. Any thread."""
+        with self._lock:
+            self._is_stopping = True
+            waiters = list(self._waiters.values())
+        for waiter in waiters:
+            waiter.call.lane.post(partial(self._refuse, waiter))
+
+    def topics_changed(self) -> None:
+        """Topics were made, changed or deleted. Any thread."""
+        if self._lane is not None:
+            self._lane.post(self._look_at_topics)
+
+    def counts(self) -> MembershipCounts:
+        """What metrics show. Any thread."""
+        with self._lock:
+            known = self._memberships
+            groups = [group for _, group in known.groups()]
+            return MembershipCounts(
+                len(groups),
+                sum(len(group.members) for group in groups),
+                known.rebalance_count,
+                sum(group.ownerless_queues for group in groups),
+                known.ownerless_ms_upto(self._clock.monotonic_ms()) / 1000,
+            )
+
+    def member_of(self, group: str) -> str:
+        """A member of the group; empty: it has none here. Any thread."""
+        with self._lock:
+            found = self._memberships.find(group)
+            return next(iter(found.members))[0] if found is not None else ""
+
+    @raw
+    def hold_membership(self, call: Call) -> None:
+        """Takes what the member says, and answers when there is something to say."""
+        try:
+            request = HoldMembershipRequest.FromString(bytes(call.payload))
+            check_group_name(request.consumer_group)
+            check_member(request.member)
+            if request.hold_ms < 0:
+                raise invalid_argument("hold_ms", "is below 0")
+            with self._lock:
+                self._take(call, request)
+        except DecodeError:
+            call.fail(unparsable("protomq.v1.HoldMembershipRequest"))
+        except Exception as error:
+            call.fail(to_service_error(error))
+
+    @tells_store_errors
+    def leave_group(self, request: LeaveGroupRequest, context: CallContext) -> LeaveGroupResponse:
+        """See the service."""
+        check_group_name(request.consumer_group)
+        name, key = request.consumer_group, (request.client_id, request.nonce)
+        with self._lock:
+            self._end_waiter((name, key))
+            if self._memberships.left(name, key, self._clock.monotonic_ms()):
+                self._tell(name)
+        return LeaveGroupResponse()
+
+    @tells_store_errors
+    def list_members(
+        self, request: ListMembersRequest, context: CallContext
+    ) -> ListMembersResponse:
+        """See the service."""
+        check_group_name(request.consumer_group)
+        name, now_ms = request.consumer_group, self._clock.monotonic_ms()
+        with self._lock:
+            response = ListMembersResponse(settling_ms=self._memberships.settling_ms(name, now_ms))
+            group = self._memberships.find(name)
+            if group is None:
+                return response
+            response.ownerless_queues = group.ownerless_queues
+            for key in sorted(group.members):
+                member = group.members[key]
+                response.members.append(
+                    ListedMember(
+                        member=member.said,
+                        peer=member.peer,
+                        member_ms=now_ms - member.since_ms,
+                        silent_ms=0 if member.held_count > 0 else now_ms - member.seen_ms,
+                    )
+                )
+        return response
+
+    # With the lock.
+
+    def _take(self, call: Call, request: HoldMembershipRequest) -> None:
+        if self._is_stopping:
+            raise SHUTTING_DOWN
+        name, said, now_ms = request.consumer_group, request.member, self._clock.monotonic_ms()
+        knows_this_start = request.broker_start == self._broker_start
+        has_news = self._memberships.seen(
+            name, said, call.peer, now_ms, rejoins=knows_this_start and request.known_version > 0
+        )
+        group = self._memberships.find(name)
+        assert group is not None
+        if has_news:
+            self._tell(name)
+            self._warn_of_difference(name, said, group)
+        member = (name, (said.client_id, said.nonce))
+        self._end_waiter(member)
+        hold_ms = call.hold_time_ms(min(request.hold_ms, self._hold_max_ms))
+        is_up_to_date = knows_this_start and request.known_version == group.version
+        # Of news that are being gathered, who asks has part already: it waits for the rest.
+        if hold_ms > 0 and (is_up_to_date or (name in self._news and knows_this_start)):
+            waiter = _Waiter(call, request)
+            self._waiters[member] = waiter
+            self._memberships.held(*member)
+            waiter.timer = call.lane.call_later(hold_ms, partial(self._give_up, member, waiter))
+            call.hold(partial(self._broke, member, waiter))
+        else:
+            if request.hold_ms > 0:
+                self._memberships.held(*member)
+                self._memberships.answered(*member, now_ms)
+            call.answer(self._answer(request))
+
+    def _end_waiter(self, member: MemberId) -> None:
+        """The member has called again, or leaves: the call before is over."""
+        waiter = self._waiters.pop(member, None)
+        if waiter is not None:
+            self._memberships.answered(*member, self._clock.monotonic_ms())
+            waiter.call.lane.post(partial(self._end, waiter))
+
+    def _tell(self, name: str) -> None:
+        """The members of the group are answered in a moment."""
+        self._news.add(name)
+        if not self._is_gathering and self._lane is not None:
+            self._is_gathering = True
+            lane = self._lane
+            lane.post(lambda: void(lane.call_later(GATHER_MS, self._tell_news)))
+
+    def _answer(self, request: HoldMembershipRequest) -> bytes:
+        name, now_ms = request.consumer_group, self._clock.monotonic_ms()
+        known = self._memberships
+        group = known.find(name)
+        response = HoldMembershipResponse(
+            version=group.version if group is not None else request.known_version,
+            broker_start=self._broker_start,
+            settling_ms=known.settling_ms(name, now_ms),
+            expiry_ms=known.gap_ms if request.hold_ms > 0 else known.expiry_ms,
+        )
+        knows_this_start = request.broker_start == self._broker_start
+        if group is None or (knows_this_start and request.known_version == group.version):
+            response.is_unchanged = True
+            return response.SerializeToString()
+        for topic in request.member.topics:
+            if count := known.queue_count(topic.topic):
+                response.queue_counts.append(
+                    TopicQueueCount(topic=topic.topic, read_queues=count)
+                )
+        encoded = self._encode(name, group)
+        if not encoded.are_alike:
+            response.difference = difference(request.member, group.said())
+        return response.SerializeToString() + encoded.members
+
+    def _encode(self, name: str, group: Group) -> _Encoded:
+        encoded = self._encoded.get(name)
+        if encoded is None or encoded.version != group.version:
+            said = group.said()
+            members = HoldMembershipResponse(members=said).SerializeToString()
+            are_alike = len({repr(interests(one)[:2]) for one in said}) < 2
+            encoded = self._encoded[name] = _Encoded(group.version, members, are_alike)
+        return encoded
+
+    def _warn_of_difference(self, name: str, said: GroupMember, group: Group) -> None:
+        text = difference(said, group.said())
+        if text and self._said.is_due((name, text)):
+            log.warning(
+                "the members of group %s are not alike: %s; a topic is shared by those who consume it, and what their filters "
+                "leave out is delivered to nobody",
+                name, text,
+            )  # fmt: skip
+
+    # On lanes.
+
+    def _look_at_topics(self) -> None:
+        with self._lock:
+            for name in self._memberships.topics_changed(self._clock.monotonic_ms()):
+                self._tell(name)
+
+    def _tick(self) -> None:
+        assert self._lane is not None
+        with self._lock:
+            expired = self._memberships.expire(self._clock.monotonic_ms())
+            for name in expired:
+                self._tell(name)
+            for name in [name for name in self._encoded if self._memberships.find(name) is None]:
+                del self._encoded[name]
+        if expired:
+            log.warning("members of %s were not heard of in time: the others take their queues", ", ".join(expired))
+        if not self._is_stopping:
+            self._lane.call_later(TICK_MS, self._tick)
+
+    def _tell_news(self) -> None:
+        """Answers the members of the groups that have news."""
+        with self._lock:
+            names, self._news, self._is_gathering = self._news, set(), False
+            due = [
+                (member, waiter)
+                for member, waiter in self._waiters.items()
+                if member[0] in names
+            ]
+            now_ms = self._clock.monotonic_ms()
+            by_lane: dict[CallLane, list[tuple[_Waiter, bytes]]] = {}
+            for member, waiter in due:
+                group = self._memberships.find(member[0])
+                if group is None or group.version == waiter.request.known_version:
+                    continue
+                del self._waiters[member]
+                self._memberships.answered(*member, now_ms)
+                by_lane.setdefault(waiter.call.lane, []).append((waiter, self._answer(waiter.request)))
+        for lane, answers in by_lane.items():
+            lane.post(partial(_answer_all, answers))
+
+    def _give_up(self, member: MemberId, waiter: _Waiter) -> None:
+        """Its hold is over."""
+        with self._lock:
+            if self._waiters.get(member) is not waiter:
+                return
+            del self._waiters[member]
+            self._memberships.answered(*member, self._clock.monotonic_ms())
+            payload = self._answer(waiter.request)
+        _answer_all([(waiter, payload)])
+
+    def _broke(self, member: MemberId, waiter: _Waiter) -> None:
+        """Its caller is gone."""
+        if waiter.timer is not None:
+            waiter.timer.cancel()
+        with self._lock:
+            if self._waiters.get(member) is not waiter:
+                return
+            del self._waiters[member]
+            if self._memberships.broke(*member, self._clock.monotonic_ms()):
+                self._tell(member[0])
+
+    def _end(self, waiter: _Waiter) -> None:
+        """Another call of the member has taken its place."""
+        with self._lock:
+            payload = self._answer(waiter.request)
+        _answer_all([(waiter, payload)])
+
+    def _refuse(self, waiter: _Waiter) -> None:
+        if waiter.timer is not None:
+            waiter.timer.cancel()
+        if not waiter.call.answered:
+            waiter.call.fail(SHUTTING_DOWN)
+
+
+def void(value: object) -> None:
+    """Nothing: for a function of which nobody wants the result."""
+
+
+def _answer_all(answers: Iterable[tuple[_Waiter, bytes]]) -> None:
+    for waiter, payload in answers:
+        if waiter.timer is not None:
+            waiter.timer.cancel()
+        if not waiter.call.answered:
+            waiter.call.answer(payload)

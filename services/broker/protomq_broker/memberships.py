@@ -1,0 +1,309 @@
+"""Who is a member of which group, and which queues each has. No I/O, time handed in.
+
+A member says what it is and has with each call (`seen`), holds a call (`held`), and is answered (`answered`). Rules:
+
+- A member whose held call breaks is gone at once. One that was answered, and does not call again, is gone after `gap_ms`. One that never
+  holds a call is gone after `expiry_ms`, RocketMQ's 120 s.
+- Names need not differ: a member is a name and a random number.
+- A group has a version, which grows when what its members need to know has changed: who is there, what they consume, and a queue that two
+  of them have or that none has any more. That a free queue is taken is no news: only one of them wants it.
+- After a start lists are incomplete for `settle_ms`, for groups that the store knows: their members are still coming back.
+- Ownerless seconds of a group count its queues that none of its members has, times seconds. They begin when the group has settled.
+- Bounded: members of a group, groups, topics of a member, queues that a member has.
+
+Not thread-safe: the service has a lock.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from protomq_runtime.errors import Code, ServiceError, invalid_argument, too_many
+
+if TYPE_CHECKING:
+    from protomq.v1.membership_service_pb2 import GroupMember
+
+MEMBERS_MAX: Final = 2_000
+"""Of a group."""
+GROUPS_MAX: Final = 10_000
+TOPICS_MAX: Final = 256
+"""Of a member."""
+QUEUES_MAX: Final = 16_384
+"""That a member has at one broker."""
+TEXT_MAX_BYTES: Final = 255
+FILTER_MAX_BYTES: Final = 8_192
+
+MemberKey = tuple[str, int]
+"""Name and random number."""
+Queue = tuple[str, int]
+"""Topic and queue id."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One member."""
+
+    said: GroupMember
+    peer: str
+    since_ms: int
+    seen_ms: int
+    held_count: int = 0
+    expires_ms: int = 0
+    """When it is gone, if it holds no call."""
+    queues: frozenset[Queue] = frozenset()
+
+
+@dataclass(slots=True)
+class Group:
+    """One group."""
+
+    version: int
+    members: dict[MemberKey, Member] = field(default_factory=dict)
+    owners: dict[Queue, int] = field(default_factory=dict)
+    """How many members have a queue; a queue that none has is not in it."""
+    counted_ms: int = 0
+    ownerless_queues: int = 0
+
+    def said(self) -> list[GroupMember]:
+        """The members, in order of their names."""
+        return [self.members[key].said for key in sorted(self.members)]
+
+
+class Memberships:
+    """The groups of a broker.
+
+    `queue_count` says how many queues of a topic can be read here; `known_groups` had offsets
+    when the broker started.
+    """
+
+    def __init__(
+        self,
+        started_ms: int,
+        *,
+        settle_ms: int,
+        expiry_ms: int,
+        gap_ms: int,
+        queue_count: Callable[[str], int],
+        known_groups: Collection[str],
+    ) -> None:
+        self._settled_ms = started_ms + settle_ms
+        self.expiry_ms = expiry_ms
+        self.gap_ms = min(gap_ms, expiry_ms)
+        self.queue_count = queue_count
+        self._known_groups = frozenset(known_groups)
+        self._groups: dict[str, Group] = {}
+        self._versions = itertools.count(1)
+        self.rebalance_count = 0
+        """Changes of who is a member."""
+        self.ownerless_ms = 0
+        """Queues without an owner, times milliseconds, of all groups."""
+
+    def seen(self, name: str, said: GroupMember, peer: str, now_ms: int, *, rejoins: bool) -> bool:
+        """A call of a member; whether there is news for the group.
+
+        `rejoins`: it has been a member since this broker started. Raises ServiceError MEMBER_UNKNOWN if it is none any more and others have
+        queues of its by now, TOO_MANY.
+        """
+        group, key = self._groups.get(name), (said.client_id, said.nonce)
+        member = group.members.get(key) if group is not None else None
+        queues = frozenset((topic.topic, i) for topic in said.topics for i in topic.queue_ids)
+        if member is None and rejoins and group is not None and not queues.isdisjoint(group.owners):
+            raise ServiceError(
+                Code.FAILED_PRECONDITION,
+                "MEMBER_UNKNOWN",
+                f"{said.client_id} is no member of {name} any more: it was not heard of in time, and others have its queues; "
+                "give them up, and join again",
+                metadata={"consumer_group": name, "client_id": said.client_id},
+            )
+        if group is None:
+            if len(self._groups) >= GROUPS_MAX:
+                raise too_many("groups", GROUPS_MAX, f"this broker has members of {GROUPS_MAX} groups already")
+            group = self._groups[name] = Group(next(self._versions), counted_ms=now_ms)
+        if member is None:
+            if len(group.members) >= MEMBERS_MAX:
+                raise too_many("members", MEMBERS_MAX, f"the group {name} has {MEMBERS_MAX} members already")
+            member = group.members[key] = Member(said, peer, now_ms, now_ms)
+            has_news = True
+            self.rebalance_count += 1
+        else:
+            has_news = interests(said) != interests(member.said)
+        self._count_ownerless(name, group, now_ms)
+        member.said, member.peer, member.seen_ms = said, peer, now_ms
+        member.expires_ms = now_ms + self.expiry_ms
+        has_changed = has_news or queues != member.queues
+        has_news |= self._change_queues(group, member, queues)
+        if has_changed:
+            self._recount(group)
+        if has_news:
+            group.version = next(self._versions)
+        return has_news
+
+    def held(self, name: str, key: MemberKey) -> None:
+        """A call of the member is held."""
+        if (member := self._find(name, key)) is not None:
+            member.held_count += 1
+
+    def answered(self, name: str, key: MemberKey, now_ms: int) -> None:
+        """A held call of the member was answered: it will call again."""
+        if (member := self._find(name, key)) is not None:
+            member.held_count -= 1
+            member.seen_ms = now_ms
+            member.expires_ms = now_ms + self.gap_ms
+
+    def broke(self, name: str, key: MemberKey, now_ms: int) -> bool:
+        """A held call of the member broke; whether there is news: it is gone, unless it holds another."""
+        member = self._find(name, key)
+        if member is None:
+            return False
+        member.held_count -= 1
+        if member.held_count > 0:
+            return False
+        return self.left(name, key, now_ms)
+
+    def left(self, name: str, key: MemberKey, now_ms: int) -> bool:
+        """The member is gone; whether there is news."""
+        group = self._groups.get(name)
+        if group is None or key not in group.members:
+            return False
+        self._count_ownerless(name, group, now_ms)
+        self._change_queues(group, group.members.pop(key), frozenset())
+        self._recount(group)
+        group.version = next(self._versions)
+        self.rebalance_count += 1
+        if not group.members:
+            del self._groups[name]
+        return True
+
+    def expire(self, now_ms: int) -> list[str]:
+        """Takes out who was not heard of in time. The groups for which that is news."""
+        late = [
+            (name, key)
+            for name, group in self._groups.items()
+            for key, member in group.members.items()
+            if member.held_count <= 0 and member.expires_ms <= now_ms
+        ]
+        for name, key in late:
+            self.left(name, key, now_ms)
+        return list(dict.fromkeys(name for name, _ in late))
+
+    def topics_changed(self, now_ms: int) -> list[str]:
+        """Topics were made, changed or deleted. The groups for which the number of queues may be news."""
+        changed = []
+        for name, group in self._groups.items():
+            before = group.ownerless_queues
+            self._count_ownerless(name, group, now_ms)
+            self._recount(group)
+            if group.ownerless_queues != before:
+                group.version = next(self._versions)
+                changed.append(name)
+        return changed
+
+    def find(self, name: str) -> Group | None:
+        """The group, if it has members."""
+        return self._groups.get(name)
+
+    def groups(self) -> Iterator[tuple[str, Group]]:
+        """All groups with members."""
+        return iter(list(self._groups.items()))
+
+    def settling_ms(self, name: str, now_ms: int) -> int:
+        """For how long the list of a group may still be incomplete."""
+        return max(self._settled_ms - now_ms, 0) if name in self._known_groups else 0
+
+    def ownerless_ms_upto(self, now_ms: int) -> int:
+        """Queues without an owner, times milliseconds, of all groups until now."""
+        for name, group in self._groups.items():
+            self._count_ownerless(name, group, now_ms)
+        return self.ownerless_ms
+
+    def _find(self, name: str, key: MemberKey) -> Member | None:
+        group = self._groups.get(name)
+        return group.members.get(key) if group is not None else None
+
+    def _change_queues(self, group: Group, member: Member, queues: frozenset[Queue]) -> bool:
+        """What the member has now; whether a queue is free now, or has two owners."""
+        has_news = False
+        owners = group.owners
+        for queue in member.queues - queues:
+            owners[queue] -= 1
+            if not owners[queue]:
+                del owners[queue]
+                has_news = True
+        for queue in queues - member.queues:
+            owners[queue] = owners.get(queue, 0) + 1
+            has_news |= owners[queue] > 1
+        member.queues = queues
+        return has_news
+
+    def _count_ownerless(self, name: str, group: Group, now_ms: int) -> None:
+        begin_ms = max(group.counted_ms, self._settled_ms if name in self._known_groups else 0)
+        if now_ms > begin_ms:
+            self.ownerless_ms += group.ownerless_queues * (now_ms - begin_ms)
+        group.counted_ms = now_ms
+
+    def _recount(self, group: Group) -> None:
+        topics = {topic.topic for member in group.members.values() for topic in member.said.topics}
+        group.ownerless_queues = sum(
+            (topic, queue_id) not in group.owners
+            for topic in topics
+            for queue_id in range(self.queue_count(topic))
+        )
+
+
+def check_member(said: GroupMember) -> None:
+    """Raises ServiceError INVALID_ARGUMENT."""
+    if not said.client_id:
+        raise invalid_argument("member.client_id", "is missing")
+    for name in ("client_id", "allocation", "machine_room", "client_version"):
+        if len(getattr(said, name).encode()) > TEXT_MAX_BYTES:
+            raise invalid_argument(f"member.{name}", f"has more than {TEXT_MAX_BYTES} octets")
+    if not said.nonce:
+        raise invalid_argument("member.nonce", "is a random number, not 0")
+    if len(said.topics) > TOPICS_MAX:
+        raise invalid_argument("member.topics", f"has {len(said.topics)} topics, {TOPICS_MAX} at most are allowed")
+    names = [topic.topic for topic in said.topics]
+    if len(set(names)) < len(names):
+        raise invalid_argument("member.topics", "has a topic twice")
+    for topic in said.topics:
+        if not topic.topic or len(topic.topic.encode()) > TEXT_MAX_BYTES:
+            raise invalid_argument("member.topics", f"has a topic without a name, or of more than {TEXT_MAX_BYTES} octets")
+        if len(topic.filter.encode()) > FILTER_MAX_BYTES:
+            raise invalid_argument("member.topics", f"has a filter of more than {FILTER_MAX_BYTES} octets")
+        if any(queue_id < 0 for queue_id in topic.queue_ids):
+            raise invalid_argument("member.topics", "has a queue id below 0")
+    if sum(len(topic.queue_ids) for topic in said.topics) > QUEUES_MAX:
+        raise invalid_argument("member.topics", f"has more than {QUEUES_MAX} queues")
+
+
+def difference(own: GroupMember, members: Iterable[GroupMember]) -> str:
+    """How the first member that differs from `own` does so, for people; empty: all are alike."""
+    for other in members:
+        if (other.client_id, other.nonce) == (own.client_id, own.nonce):
+            continue
+        if other.allocation != own.allocation:
+            return f"{other.client_id} shares queues out by {other.allocation!r}, {own.client_id} by {own.allocation!r}"
+        mine = {topic.topic: topic.filter for topic in own.topics}
+        theirs = {topic.topic: topic.filter for topic in other.topics}
+        for topic in sorted(mine.keys() | theirs.keys()):
+            if topic not in theirs:
+                return f"{other.client_id} does not consume {topic}, {own.client_id} does"
+            if topic not in mine:
+                return f"{other.client_id} consumes {topic}, {own.client_id} does not"
+            if mine[topic] != theirs[topic]:
+                return (
+                    f"{other.client_id} wants {theirs[topic] or 'all messages'} of {topic}, "
+                    f"{own.client_id} {mine[topic] or 'all messages'}"
+                )
+    return ""
+
+
+def interests(said: GroupMember) -> tuple[object, ...]:
+    """What other members need to know of a member, but for its queues."""
+    return (
+        said.allocation,
+        sorted((topic.topic, topic.filter) for topic in said.topics),
+        said.machine_room,
+    )

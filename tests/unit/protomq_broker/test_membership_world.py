@@ -1,0 +1,426 @@
+"""Members and brokers together, in memory: whatever comes and goes, in the end each queue has one owner, and none ever has two by intent.
+
+The brokers are the real service on fake lanes; the members are the SDK's `MembershipState`, driven here.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protomq import MessageQueue
+from protomq._membership_logic import CLAIM_WAIT_S, HOLD_S, MembershipState
+from protomq._types import BrokerAddress
+from protomq.allocation import Allocation, Average, Circle, ConsistentHash
+from protomq.errors import ConnectionLostError, ProtomqError, UnknownMethodError, error_from_status
+from protomq.v1 import membership_service_pb2
+from protomq.v1.membership_service_pb2 import (
+    GroupMember,
+    HoldMembershipRequest,
+    LeaveGroupRequest,
+    ListMembersRequest,
+    ListMembersResponse,
+    MemberTopic,
+)
+from protomq_broker.membership_service import MembershipService
+from protomq_broker.memberships import Memberships
+from protomq_runtime.dispatch import DispatchTable
+from protomq_runtime.testing import FakeCall, FakeServer
+
+from .store.log_helpers import ManualClock
+
+HOLD = "/protomq.v1.MembershipService/HoldMembership"
+LEAVE = "/protomq.v1.MembershipService/LeaveGroup"
+LIST = "/protomq.v1.MembershipService/ListMembers"
+SERVICE = membership_service_pb2.DESCRIPTOR.services_by_name["MembershipService"]
+
+
+class BrokerNode:
+    """One broker."""
+
+    def __init__(self, name: str, queues: int, known: tuple[str, ...] = (), start: int = 1) -> None:
+        self.name = name
+        self.clock = ManualClock()
+        self.queue_count = queues
+        known_members = Memberships(
+            self.clock.monotonic_ms(),
+            settle_ms=3_000,
+            expiry_ms=120_000,
+            gap_ms=25_000,
+            queue_count=lambda topic: self.queue_count,
+            known_groups=known,
+        )
+        self.service = MembershipService(
+            known_members, self.clock, broker_start=start, hold_max_ms=60_000
+        )
+        table = DispatchTable()
+        table.add_service(SERVICE, self.service)
+        self.server = FakeServer(table)
+        (self.lane,) = self.server.lanes.values()
+        self.service.use_lane(self.lane)
+
+    def advance(self, time_ms: int) -> None:
+        self.clock.time_ms += time_ms
+        self.server.advance(time_ms)
+
+    def queues(self) -> list[MessageQueue]:
+        return [MessageQueue("T", self.name, i) for i in range(self.queue_count)]
+
+
+class MemberNode:
+    """One member: it has what it is given, and gives away what is not its own."""
+
+    def __init__(self, world: World, name: str, allocation: Allocation, wanted: str = "") -> None:
+        self.world = world
+        self.state = MembershipState("g", name, allocation)
+        self.queues: set[MessageQueue] = set()
+        self.calls: list[tuple[object, BrokerNode, FakeCall]] = []
+        self.wanted = wanted
+        self.lost_count = 0
+
+    def turn(self) -> None:
+        """What its driver and its `poll` do."""
+        world, now_s = self.world, self.world.now_s
+        addresses = {name: BrokerAddress(name, name, name) for name in world.brokers}
+        self.state.want({"T": self.wanted}, addresses)
+        self._take_outcomes(now_s)
+        self.state.check_expiry(now_s)
+        lost = self.state.take_lost()
+        self.lost_count += bool(lost)
+        self.queues = {queue for queue in self.queues if queue.broker_name not in lost}
+        share = self.state.share({"T": world.queues()}, now_s)
+        if share is not None:
+            self.queues = set(share)
+        self.state.claim(self.queues)
+        for name in self.state.due(now_s):
+            ticket, _, request, _ = self.state.begin(name, now_s)
+            broker = world.brokers[name]
+            self.calls.append((ticket, broker, broker.server.call(HOLD, request)))
+
+    def _take_outcomes(self, now_s: float) -> None:
+        for item in list(self.calls):
+            ticket, broker, call = item
+            if call.error is not None:
+                self.state.failed(ticket, error_from_status(call.error.to_status()), now_s)  # type: ignore[arg-type]
+            elif call.answer_payload is not None:
+                self.state.answered(ticket, call.answer_payload, now_s)  # type: ignore[arg-type]
+            elif self.world.brokers.get(broker.name) is not broker:
+                self.state.failed(ticket, ConnectionLostError("it is gone"), now_s)  # type: ignore[arg-type]
+            else:
+                continue
+            self.calls.remove(item)
+
+    def crash(self) -> None:
+        for _, _, call in self.calls:
+            if not call.answered:
+                call.hang_up()
+
+
+class World:
+    """Brokers and members of one group."""
+
+    def __init__(self, *brokers: BrokerNode) -> None:
+        self.brokers = {broker.name: broker for broker in brokers}
+        self.members: list[MemberNode] = []
+        self.now_s = 100.0
+
+    def queues(self) -> list[MessageQueue]:
+        return [queue for broker in self.brokers.values() for queue in broker.queues()]
+
+    def join(self, name: str, allocation: Allocation | None = None, wanted: str = "") -> MemberNode:
+        self.members.append(MemberNode(self, name, allocation or Average(), wanted))
+        return self.members[-1]
+
+    def leave(self, member: MemberNode) -> None:
+        self.members.remove(member)
+        client_id, nonce = member.state.key
+        request = LeaveGroupRequest(consumer_group="g", client_id=client_id, nonce=nonce)
+        for broker in self.brokers.values():
+            broker.server.call(LEAVE, request)
+
+    def crash(self, member: MemberNode) -> None:
+        self.members.remove(member)
+        member.crash()
+
+    def run(self, time_ms: int, rng: random.Random | None = None) -> None:
+        """Time passes, in steps of 20 ms; members have their turns in any order."""
+        for _ in range(max(time_ms // 20, 1)):
+            self.now_s += 0.02
+            for broker in self.brokers.values():
+                broker.advance(20)
+            members = list(self.members)
+            if rng is not None:
+                rng.shuffle(members)
+            for member in members:
+                member.turn()
+
+    def owners(self) -> dict[MessageQueue, int]:
+        return {
+            queue: sum(queue in member.queues for member in self.members) for queue in self.queues()
+        }
+
+
+def test_a_join_a_leave_and_a_crash_are_balanced_within_a_second() -> None:
+    world = World(BrokerNode("a", 5), BrokerNode("b", 4))
+    first = world.join("m1")
+    world.run(1_000)
+    assert len(first.queues) == 9
+    second, third = world.join("m2"), world.join("m3")
+    world.run(1_000)
+    assert [len(member.queues) for member in (first, second, third)] == [3, 3, 3]
+    world.leave(second)
+    world.run(1_000)
+    assert set(world.owners().values()) == {1}
+    world.crash(first)
+    world.run(1_000)
+    assert len(third.queues) == 9
+
+
+def test_a_queue_is_not_taken_before_its_owner_has_given_it_up_or_a_minute_has_passed() -> None:
+    world = World(BrokerNode("a", 4))
+    busy = world.join("m1")
+    world.run(1_000)
+    world.members.remove(busy)  # Its thread beats, but the program does not come to `poll`.
+    late = world.join("m2")
+
+    def beat() -> None:
+        busy._take_outcomes(world.now_s)
+        for name in busy.state.due(world.now_s):
+            ticket, _, request, _ = busy.state.begin(name, world.now_s)
+            busy.calls.append((ticket, world.brokers[name], world.brokers[name].server.call(HOLD, request)))
+
+    for _ in range(int((CLAIM_WAIT_S - 5) / 0.1)):
+        world.run(100)
+        beat()
+    assert late.queues == set()
+    for _ in range(100):
+        world.run(100)
+        beat()
+    assert len(late.queues) == 2
+
+
+def test_a_broker_that_starts_again_takes_no_queue_from_anybody() -> None:
+    world = World(BrokerNode("a", 4))
+    members = [world.join("m1"), world.join("m2")]
+    world.run(1_000)
+    before = [set(member.queues) for member in members]
+    world.brokers["a"] = BrokerNode("a", 4, known=("g",), start=2)
+    for _ in range(50):
+        world.run(100)
+        assert [member.queues for member in members] == before
+    assert [member.lost_count for member in members] == [0, 0]
+
+
+def test_while_a_broker_settles_who_joins_waits() -> None:
+    world = World(BrokerNode("a", 4, known=("g",)))
+    newcomer = world.join("m1")
+    world.run(2_000)
+    assert newcomer.queues == set()
+    world.run(2_000)
+    assert len(newcomer.queues) == 4
+
+
+def test_new_queues_get_owners() -> None:
+    world = World(BrokerNode("a", 2))
+    world.join("m1"), world.join("m2")
+    world.run(1_000)
+    broker = world.brokers["a"]
+    broker.queue_count = 6
+    broker.service.topics_changed()
+    world.run(1_000)
+    assert list(world.owners().values()) == [1] * 6
+
+
+def test_one_that_was_stopped_past_its_expiry_gives_its_queues_up_before_anything_else() -> None:
+    world = World(BrokerNode("a", 4))
+    stopped, other = world.join("m1"), world.join("m2")
+    world.run(1_000)
+    world.members.remove(stopped)
+    world.run(60_000)
+    assert len(other.queues) == 4
+    world.members.append(stopped)
+    stopped.turn()
+    assert stopped.queues == set()
+    assert stopped.lost_count == 1
+    world.run(2_000)
+    assert list(world.owners().values()) == [1] * 4
+
+
+def test_members_of_one_name_share(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(BrokerNode("a", 4))
+    twins = [world.join("twin"), world.join("twin")]
+    world.run(1_000)
+    assert [len(member.queues) for member in twins] == [2, 2]
+    assert list(world.owners().values()) == [1] * 4
+
+
+def test_other_subscriptions_and_strategies_are_told_on_both_sides(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World(BrokerNode("a", 4))
+    world.join("m1", wanted="tags X")
+    world.join("m2")
+    world.run(1_000)
+    told = [record.getMessage() for record in caplog.records]
+    both = "m2 wants all messages of T, m1 tags X", "m1 wants tags X of T, m2 all messages"
+    assert any(both[0] in text and "says broker a" in text for text in told)
+    assert any(both[1] in text and "says broker a" in text for text in told)
+    assert any("of group g are not alike" in text and "says broker" not in text for text in told)
+
+
+def test_a_broker_that_knows_no_groups_gives_everybody_everything() -> None:
+    state = MembershipState("g", "m", Average())
+    state.want({"T": ""}, {"a": BrokerAddress("a", "a", "a")})
+    ticket, *_ = state.begin("a", 0.0)
+    state.failed(ticket, UnknownMethodError("none"), 0.0)
+    queues = BrokerNode("a", 3).queues()
+    assert state.share({"T": queues}, 0.0) == queues
+
+
+def test_errors_back_off_and_the_share_stays() -> None:
+    state = MembershipState("g", "m", Average())
+    state.want({"T": ""}, {"a": BrokerAddress("a", "a", "a")})
+    now_s, pauses = 0.0, []
+    for _ in range(8):
+        (name,) = state.due(now_s)
+        ticket, *_ = state.begin(name, now_s)
+        error: ProtomqError = ConnectionLostError("gone")
+        state.failed(ticket, error, now_s)
+        pauses.append(state.next_due_in_s(now_s))
+        now_s += pauses[-1]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 2.0
+    assert state.share({"T": BrokerNode("a", 3).queues()}, now_s) is None
+
+
+def test_a_hold_is_shorter_than_the_time_after_which_a_broker_gives_a_member_up() -> None:
+    world = World(BrokerNode("a", 1))
+    member = world.join("m1")
+    for _ in range(20):
+        world.run(int(HOLD_S * 100))
+        assert member.lost_count == 0
+    assert len(member.queues) == 1
+
+
+@given(
+    st.lists(st.sampled_from(["join", "leave", "crash", "restart", "queues"]), max_size=8),
+    st.sampled_from([Average(), Circle(), ConsistentHash()]),
+    st.integers(1, 3),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=40, deadline=None)
+def test_in_the_end_each_queue_has_one_owner(
+    events: list[str], allocation: Allocation, brokers: int, rng: random.Random
+) -> None:
+    world = World(*(BrokerNode(f"b{i}", rng.randint(1, 4)) for i in range(brokers)))
+    world.join("m0", allocation)
+    for number, event in enumerate(events):
+        world.run(rng.choice([0, 40, 200, 1_000]), rng)
+        match event:
+            case "join":
+                world.join(f"m{number + 1}", allocation)
+            case "leave" if len(world.members) > 1:
+                world.leave(rng.choice(world.members))
+            case "crash" if len(world.members) > 1:
+                world.crash(rng.choice(world.members))
+            case "restart":
+                name = rng.choice(sorted(world.brokers))
+                count = world.brokers[name].queue_count
+                world.brokers[name] = BrokerNode(name, count, ("g",), start=number + 2)
+            case "queues":
+                broker = rng.choice(list(world.brokers.values()))
+                broker.queue_count += 1
+                broker.service.topics_changed()
+    world.run(6_000, rng)
+    assert set(world.owners().values()) == {1}
+
+
+# -- calls of the service ------------------------------------------------------------------------------------------------------
+
+
+def hold(broker: BrokerNode, **fields: object) -> FakeCall:
+    said = GroupMember(client_id="m", nonce=5, topics=[MemberTopic(topic="T")])
+    request = HoldMembershipRequest(consumer_group="g", member=said, hold_ms=10_000, **fields)  # type: ignore[arg-type]
+    return broker.server.call(HOLD, request)
+
+
+def listed(broker: BrokerNode) -> ListMembersResponse:
+    answer = broker.server.call(LIST, ListMembersRequest(consumer_group="g")).response()
+    assert isinstance(answer, ListMembersResponse)
+    return answer
+
+
+def test_a_call_is_held_until_there_is_news_or_its_time_is_up() -> None:
+    broker = BrokerNode("a", 2)
+    first = hold(broker).response()
+    assert [count.read_queues for count in first.queue_counts] == [2]
+    held = hold(broker, known_version=first.version, broker_start=1)
+    broker.advance(9_000)
+    assert held.is_held
+    broker.advance(1_000)
+    assert held.response().is_unchanged
+    held = hold(broker, known_version=first.version, broker_start=1)
+    broker.server.call(
+        HOLD, HoldMembershipRequest(consumer_group="g", member=GroupMember(client_id="n", nonce=6))
+    )
+    broker.advance(30)
+    assert [said.client_id for said in held.response().members] == ["m", "n"]
+
+
+def test_a_later_call_of_a_member_ends_the_one_before() -> None:
+    broker = BrokerNode("a", 2)
+    version = hold(broker).response().version
+    held = hold(broker, known_version=version, broker_start=1)
+    hold(broker, known_version=version, broker_start=1)
+    broker.server.run()
+    assert held.response().is_unchanged
+    held.hang_up()
+    assert len(listed(broker).members) == 1
+
+
+def test_members_are_listed_with_what_is_known_of_them() -> None:
+    broker = BrokerNode("a", 2)
+    hold(broker)
+    broker.advance(2_000)
+    (member,) = listed(broker).members
+    assert (member.member.client_id, member.member_ms, member.silent_ms) == ("m", 2_000, 2_000)
+    assert listed(broker).ownerless_queues == 2
+
+
+def test_a_stop_ends_what_is_held_and_refuses_what_comes() -> None:
+    broker = BrokerNode("a", 2)
+    version = hold(broker).response().version
+    held = hold(broker, known_version=version, broker_start=1)
+    broker.service.stop()
+    broker.server.run()
+    for call in (held, hold(broker)):
+        assert call.error is not None
+        assert call.error.reason == "SHUTTING_DOWN"
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (b"\xff", "INVALID_ARGUMENT"),
+        (HoldMembershipRequest(consumer_group="g").SerializeToString(), "INVALID_ARGUMENT"),
+        (
+            HoldMembershipRequest(
+                consumer_group="g", member=GroupMember(client_id="m", nonce=1), hold_ms=-1
+            ).SerializeToString(),
+            "INVALID_ARGUMENT",
+        ),
+        (
+            HoldMembershipRequest(
+                consumer_group="no group", member=GroupMember(client_id="m", nonce=1)
+            ).SerializeToString(),
+            "INVALID_ARGUMENT",
+        ),
+    ],
+)
+def test_nonsense_is_refused(payload: bytes, reason: str) -> None:
+    call = BrokerNode("a", 1).server.call(HOLD, payload)
+    assert call.error is not None
+    assert call.error.reason == reason

@@ -1,0 +1,232 @@
+"""Members of groups at one broker: who is there, which queues have owners, and when members hear of it. No clock, no socket."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from protomq.v1.membership_service_pb2 import GroupMember, MemberTopic
+from protomq_broker import memberships as module
+from protomq_broker.memberships import MemberKey, Memberships, check_member, difference
+from protomq_runtime.errors import ServiceError
+
+QUEUES = 4
+
+
+def made(known: tuple[str, ...] = ()) -> Memberships:
+    return Memberships(
+        0,
+        settle_ms=3_000,
+        expiry_ms=120_000,
+        gap_ms=25_000,
+        queue_count=lambda topic: QUEUES if topic == "T" else 0,
+        known_groups=known,
+    )
+
+
+def member(name: str, *queue_ids: int, nonce: int = 1, topic: str = "T", wanted: str = "") -> GroupMember:
+    return GroupMember(
+        client_id=name,
+        nonce=nonce,
+        topics=[MemberTopic(topic=topic, filter=wanted, queue_ids=queue_ids)],
+        allocation="average",
+    )
+
+
+def seen(known: Memberships, said: GroupMember, now_ms: int = 0, *, rejoins: bool = False) -> bool:
+    return known.seen("g", said, "peer", now_ms, rejoins=rejoins)
+
+
+def names(known: Memberships) -> list[str]:
+    group = known.find("g")
+    return [] if group is None else [said.client_id for said in group.said()]
+
+
+def test_news_are_who_is_there_and_queues_that_are_free_or_have_two_owners() -> None:
+    known = made()
+    assert seen(known, member("a"))
+    assert not seen(known, member("a")), "a beat"
+    assert not seen(known, member("a", 0, 1, 2, 3)), "queues that were free are taken"
+    assert seen(known, member("b"))
+    assert seen(known, member("a", 0, 1)), "two queues are free"
+    assert not seen(known, member("b", 2, 3))
+    assert seen(known, member("b", 1, 2, 3)), "queue 1 has two owners"
+    assert seen(known, member("b", 1, 2, 3, wanted="tags X"))
+
+
+def test_a_member_whose_held_call_breaks_is_gone_at_once() -> None:
+    known = made()
+    seen(known, member("a", 0))
+    known.held("g", ("a", 1))
+    assert known.broke("g", ("a", 1), 5)
+    assert names(known) == []
+    assert not known.broke("g", ("a", 1), 5)
+
+
+def test_a_member_that_calls_again_before_the_call_before_breaks_stays() -> None:
+    known = made()
+    seen(known, member("a"))
+    known.held("g", ("a", 1))
+    known.held("g", ("a", 1))
+    assert not known.broke("g", ("a", 1), 5)
+    assert names(known) == ["a"]
+
+
+@pytest.mark.parametrize(("holds", "gone_after_ms"), [(True, 25_000), (False, 120_000)])
+def test_who_does_not_call_again_is_gone_after_its_time(holds: bool, gone_after_ms: int) -> None:
+    known = made()
+    seen(known, member("a"), 1_000)
+    if holds:
+        known.held("g", ("a", 1))
+        assert known.expire(1_000_000) == [], "as long as the call is held, it is there"
+        known.answered("g", ("a", 1), 1_000)
+    assert known.expire(1_000 + gone_after_ms - 1) == []
+    assert known.expire(1_000 + gone_after_ms) == ["g"]
+    assert names(known) == []
+
+
+def test_one_that_expired_is_refused_if_another_has_its_queues_and_else_comes_back() -> None:
+    known = made()
+    seen(known, member("a", 0))
+    seen(known, member("b"))
+    known.expire(120_000)
+    seen(known, member("b", 0), 120_000)
+    with pytest.raises(ServiceError, match="give them up") as raised:
+        seen(known, member("a", 0), 120_001, rejoins=True)
+    assert raised.value.reason == "MEMBER_UNKNOWN"
+    assert seen(known, member("a"), 120_002, rejoins=True), "it has given them up"
+    assert seen(known, member("c", 3), 120_003, rejoins=True), "nobody else has queue 3"
+
+
+def test_members_of_one_name_are_two() -> None:
+    known = made()
+    seen(known, member("a", nonce=1))
+    assert seen(known, member("a", nonce=2))
+    assert names(known) == ["a", "a"]
+
+
+def test_lists_settle_after_a_start_for_groups_that_were_there_before() -> None:
+    known = made(("g",))
+    assert known.settling_ms("g", 1_000) == 2_000
+    assert known.settling_ms("g", 4_000) == 0
+    assert known.settling_ms("new", 1_000) == 0
+
+
+def test_ownerless_time_counts_free_queues_from_the_end_of_the_settling_on() -> None:
+    known = made(("g",))
+    seen(known, member("a"), 1_000)
+    seen(known, member("a", 0, 1), 5_000)
+    assert known.ownerless_ms == QUEUES * 2_000
+    assert known.ownerless_ms_upto(6_000) == QUEUES * 2_000 + 2 * 1_000
+
+
+def test_members_and_groups_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MEMBERS_MAX", 2)
+    monkeypatch.setattr(module, "GROUPS_MAX", 1)
+    known = made()
+    seen(known, member("a"))
+    seen(known, member("b"))
+    with pytest.raises(ServiceError, match="2 members") as raised:
+        seen(known, member("c"))
+    assert raised.value.reason == "TOO_MANY"
+    with pytest.raises(ServiceError, match="1 groups"):
+        known.seen("other", member("a"), "peer", 0, rejoins=False)
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (GroupMember(nonce=1), "client_id: is missing"),
+        (GroupMember(client_id="x" * 256, nonce=1), "client_id: has more than 255"),
+        (GroupMember(client_id="x"), "nonce"),
+        (GroupMember(client_id="x", nonce=1, topics=[MemberTopic()]), "a topic without a name"),
+        (GroupMember(client_id="x", nonce=1, topics=[MemberTopic(topic="T")] * 2), "a topic twice"),
+        (GroupMember(client_id="x", nonce=1, topics=[MemberTopic(topic="T", queue_ids=[-1])]), "below 0"),
+        (GroupMember(client_id="x", nonce=1, topics=[MemberTopic(topic="T", queue_ids=range(16_385))]), "16384"),
+        (GroupMember(client_id="x", nonce=1, topics=[MemberTopic(topic="T", filter="f" * 8_193)]), "filter"),
+        (GroupMember(client_id="x", nonce=1, topics=[MemberTopic(topic=f"T{i}") for i in range(257)]), "256"),
+    ],
+)
+def test_a_member_that_says_nonsense_is_refused(said: GroupMember, text: str) -> None:
+    with pytest.raises(ServiceError, match=text) as raised:
+        check_member(said)
+    assert raised.value.reason == "INVALID_ARGUMENT"
+
+
+def test_a_difference_is_named() -> None:
+    one = member("a", wanted="tags X")
+    assert difference(one, [one, member("b", wanted="tags X")]) == ""
+    assert difference(one, [member("b")]) == "b wants all messages of T, a tags X"
+    assert difference(one, [member("b", topic="U")]) == "b does not consume T, a does"
+    assert difference(member("a", topic="U"), [member("b")]) == "b consumes T, a does not"
+    circle = member("b", wanted="tags X")
+    circle.allocation = "circle"
+    assert difference(one, [circle]) == "b shares queues out by 'circle', a by 'average'"
+
+
+class Members(RuleBasedStateMachine):
+    """Whatever members do: owners are those of the members that are there, and no news are kept from anybody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known = made()
+        self.now_ms = 0
+        self.queues: dict[MemberKey, frozenset[int]] = {}
+        self.version = 0
+
+    def _free_or_double(self) -> set[tuple[int, bool]]:
+        counts = [sum(i in queues for queues in self.queues.values()) for i in range(QUEUES)]
+        return {(i, count > 1) for i, count in enumerate(counts) if count != 1}
+
+    def _after(self, before: tuple[set[MemberKey], set[tuple[int, bool]]]) -> None:
+        group = self.known.find("g")
+        if group is None:
+            return
+        version = group.version
+        gone = before[0] != set(self.queues)
+        worse = self._free_or_double() - before[1]
+        assert version >= self.version
+        if gone or worse:
+            assert version > self.version, "news that nobody is told of"
+        self.version = version
+
+    @rule(name=st.sampled_from("abc"), queues=st.frozensets(st.integers(0, QUEUES - 1)))
+    def calls(self, name: str, queues: frozenset[int]) -> None:
+        before = set(self.queues), self._free_or_double()
+        seen(self.known, member(name, *sorted(queues)), self.now_ms)
+        self.queues[name, 1] = queues
+        self._after(before)
+
+    @rule(name=st.sampled_from("abc"))
+    def leaves(self, name: str) -> None:
+        before = set(self.queues), self._free_or_double()
+        was_there = (name, 1) in self.queues
+        assert self.known.left("g", (name, 1), self.now_ms) is was_there
+        self.queues.pop((name, 1), None)
+        self._after(before)
+
+    @rule()
+    def time_passes(self) -> None:
+        before = set(self.queues), self._free_or_double()
+        self.now_ms += 60_000
+        self.known.expire(self.now_ms)
+        group = self.known.find("g")
+        there = set(group.members) if group is not None else set()
+        self.queues = {key: queues for key, queues in self.queues.items() if key in there}
+        self._after(before)
+
+    @invariant()
+    def owners_are_those_of_members(self) -> None:
+        group = self.known.find("g")
+        assert (group is None) is (not self.queues)
+        if group is None:
+            return
+        counts = {i: sum(i in queues for queues in self.queues.values()) for i in range(QUEUES)}
+        assert group.owners == {("T", i): count for i, count in counts.items() if count}
+        assert group.ownerless_queues == sum(not count for count in counts.values())
+
+
+Members.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestMembers = Members.TestCase
