@@ -28,6 +28,7 @@ CAMPAIGNS: dict[str, Callable[..., Any]] = {
     "store-delays": store_campaigns.store_delays,
     "store-retries": store_campaigns.store_retries,
     "store-machine": store_campaigns.store_machine,
+    "leadership": store_campaigns.leadership,
     "planted": store_campaigns.planted_bugs,
     "kill": process_campaigns.kill,
     "power": process_campaigns.power,

@@ -52,7 +52,7 @@ from protomq_broker.store.state.topics import TopicTable
 from protomq_broker.store.store import Store
 from protomq_broker.testing.simdisk import Fault, SimDisk
 
-from . import planted_follow, planted_ha, planted_pops
+from . import planted_follow, planted_ha, planted_leadership, planted_pops
 from .checker import Violation, parse_log
 from .planted_delays import BUGS as DELAY_BUGS
 from .planted_retries import RETRY_BUGS
@@ -990,6 +990,7 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted("leaves a torn tail", _does_not_zero_the_tail, torn_tail_twice),
     Planted("zeroes a torn tail without a sync", _zeroes_without_a_sync, torn_tail_twice),
     Planted("trusts the consume queue", _trusts_the_consume_queue_files, life),
+    *(Planted(*bug) for bug in planted_leadership.BUGS),
     *(Planted(name, plant, planted_follow.drill) for name, plant in planted_follow.BUGS),
     *(Planted(name, plant, planted_ha.drill) for name, plant in planted_ha.BUGS),
     Planted("never syncs a folder", _no_folder_sync, life),

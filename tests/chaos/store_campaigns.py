@@ -16,6 +16,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from .checker import Violation, explain
 from .ha_world import check_ha
+from .leadership_world import check_leadership
 from .planted import PLANTED, caught_by
 from .store_clock import check_clock
 from .store_damage import DamageReport, run_damage
@@ -202,6 +203,11 @@ def store_follow(seeds: Iterable[int]) -> Tally:
 def ha(seeds: Iterable[int]) -> Tally:
     """A SYNC_MASTER and its slaves: crashes, cut connections, strangers, truncations."""
     return _run("ha", "slaves follow a master", seeds, check_ha)
+
+
+def leadership(seeds: Iterable[int]) -> Tally:
+    """Brokers that decide in etcd who leads, through crashes, partitions, pauses and clocks that jump."""
+    return _run("leadership", "brokers decide who leads", seeds, check_leadership)
 
 
 def store_machine(seeds: Iterable[int], *, shrinks: bool = True) -> Tally:

@@ -91,6 +91,13 @@ def test_store_retries() -> None:
     assert tally.fired["killed while messages were sent back"]
 
 
+def test_leadership() -> None:
+    tally = store_campaigns.leadership(range(first_seed(), first_seed() + 2_000))
+    print(tally)
+    for sign in ("elected of several", "elected unclean", "returned", "acknowledged without a lease"):
+        assert tally.fired[sign], f"never happened: {sign}; {tally}"
+
+
 def test_store_machine() -> None:
     tally = store_campaigns.store_machine(range(first_seed(), first_seed() + 15))
     print(tally)

@@ -121,3 +121,17 @@ def test_messages_that_fail_are_retried_and_die_as_configured_whatever_ends_the_
         "killed while messages were sent back",
     ):
         assert tally.fired[sign], f"never happened: {sign}; {tally}"
+
+
+def test_one_broker_leads_at_a_time_and_has_all_that_was_acknowledged() -> None:
+    tally = store_campaigns.leadership(range(100))
+    for sign in (
+        "acknowledged",
+        "acknowledged without a lease",
+        "elected of several",
+        "elected unclean",
+        "returned",
+        "etcd away",
+        "suspend",
+    ):
+        assert tally.fired[sign], f"never happened: {sign}; {tally}"

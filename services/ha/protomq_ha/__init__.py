@@ -3,4 +3,10 @@
     roles      what a broker is, and the numbers of replication
     replicas   a master's table of its slaves
     intake     what a slave was sent, in any order, as one run of bytes
+
+Who leads, decided in etcd. No broker asks it yet: fail-over is issue 15, point 4.
+
+    cluster_state        keys and values in etcd
+    in_sync_set          who has all that was acknowledged, as the master has to take it
+    leadership           one broker's part: follow, run, lead, hand over (leadership_values: what it is told and says)
 """

@@ -1,0 +1,167 @@
+"""What etcd knows of one broker name, and how it is written there. Values only.
+
+    <prefix>/master     who leads: member, epoch, address; bound to a lease, so it goes away with its holder
+    <prefix>/in_sync    epoch, members that have all that was acknowledged, who is to lead next; bound to nothing
+    <prefix>/order      what an operator wants: a switch, or an unclean promotion
+
+A member is a store, not an address: an empty store that replaces one is another member. Values are JSON. A revision is etcd's mod_revision
+of a key; 0 means that there is no such key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+MASTER: Final = "master"
+IN_SYNC: Final = "in_sync"
+ORDER: Final = "order"
+KEYS: Final = (MASTER, IN_SYNC, ORDER)
+
+SWITCH: Final = "switch"
+PROMOTE_UNCLEAN: Final = "promote_unclean"
+
+
+class Row(NamedTuple):
+    """A key's value; the revision that wrote it; the lease it is bound to, 0 if none."""
+
+    value: bytes
+    revision: int
+    lease: int = 0
+
+
+class Master(NamedTuple):
+    """Who leads. `lease` tells one process of a member from the next."""
+
+    member: str
+    epoch: int
+    address: str
+    revision: int
+    lease: int
+
+
+class InSync(NamedTuple):
+    """Attributes: epoch: of the last election; successor: the member to which the master has handed over, "" if none."""
+
+    epoch: int
+    members: frozenset[str]
+    successor: str
+    revision: int
+
+
+class Order(NamedTuple):
+    """Attributes: kind: SWITCH or PROMOTE_UNCLEAN; target: a member; "" leaves the choice of a switch to the master."""
+
+    kind: str
+    target: str
+    revision: int
+
+
+class Compare(NamedTuple):
+    """The key was last written by this revision; 0: it is not there."""
+
+    key: str
+    revision: int
+
+
+class Put(NamedTuple):
+    """Writes a key."""
+
+    key: str
+    value: bytes
+    lease: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Transaction:
+    """All of the changes, if all comparisons hold; else nothing."""
+
+    compares: tuple[Compare, ...]
+    puts: tuple[Put, ...] = ()
+    deletes: tuple[str, ...] = ()
+
+
+class ClusterView:
+    """All keys of the name as of one revision of etcd. Raises ValueError for a value that is none of ours."""
+
+    def __init__(self, revision: int, rows: Mapping[str, Row]) -> None:
+        self.revision = revision
+        self.rows = dict(rows)
+        self.master = _master(self.rows.get(MASTER))
+        self.in_sync = _in_sync(self.rows.get(IN_SYNC))
+        self.order = _order(self.rows.get(ORDER))
+
+    def key_revision(self, key: str) -> int:
+        """The revision that wrote a key; 0 if it is not there."""
+        row = self.rows.get(key)
+        return row.revision if row is not None else 0
+
+    def after(self, transaction: Transaction, revision: int) -> ClusterView:
+        """The view when a transaction was made on it, as this revision."""
+        rows = {key: row for key, row in self.rows.items() if key not in transaction.deletes}
+        rows.update(
+            (put.key, Row(put.value, revision, put.lease)) for put in transaction.puts
+        )
+        return ClusterView(revision, rows)
+
+
+def encode_master(member: str, epoch: int, address: str) -> bytes:
+    """The value of the key."""
+    return _encode(member=member, epoch=epoch, address=address)
+
+
+def encode_in_sync(epoch: int, members: frozenset[str], successor: str = "") -> bytes:
+    """The value of the key."""
+    return _encode(epoch=epoch, members=sorted(members), successor=successor)
+
+
+def encode_order(kind: str, target: str) -> bytes:
+    """The value of the key. Raises ValueError for what is no order."""
+    if kind not in (SWITCH, PROMOTE_UNCLEAN):
+        raise ValueError(f"an order is {SWITCH} or {PROMOTE_UNCLEAN}, not {kind!r}")
+    if kind == PROMOTE_UNCLEAN and not target:
+        raise ValueError("an unclean promotion names its member")
+    return _encode(kind=kind, target=target)
+
+
+def _encode(**fields: object) -> bytes:
+    return json.dumps(fields, sort_keys=True).encode()
+
+
+def _decode(row: Row, key: str, **types: type) -> dict[str, Any]:
+    try:
+        fields = json.loads(row.value)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict) or any(
+        type(fields.get(name)) is not wanted for name, wanted in types.items()
+    ):
+        raise ValueError(f"key {key!r} in etcd has {row.value[:200]!r}, which no broker has written")
+    return fields
+
+
+def _master(row: Row | None) -> Master | None:
+    if row is None:
+        return None
+    fields = _decode(row, MASTER, member=str, epoch=int, address=str)
+    return Master(fields["member"], fields["epoch"], fields["address"], row.revision, row.lease)
+
+
+def _in_sync(row: Row | None) -> InSync | None:
+    if row is None:
+        return None
+    fields = _decode(row, IN_SYNC, epoch=int, members=list, successor=str)
+    if not all(isinstance(member, str) for member in fields["members"]):
+        raise ValueError(f"key {IN_SYNC!r} in etcd has members that are no names")
+    return InSync(
+        fields["epoch"], frozenset(fields["members"]), fields["successor"], row.revision
+    )
+
+
+def _order(row: Row | None) -> Order | None:
+    if row is None:
+        return None
+    fields = _decode(row, ORDER, kind=str, target=str)
+    return Order(fields["kind"], fields["target"], row.revision)

@@ -1,0 +1,101 @@
+"""The in-sync set as its master has to take it: what etcd has, together with all that etcd may have by now.
+
+Rules
+- The set in etcd changes by compare-and-swap. While the outcome of one is not known, etcd may have the old set or the new one: whoever is
+  in either counts. So nothing is acknowledged that a member of the set in etcd lacks, whichever it turns out to be.
+- All proposals compare with the same revision: at most one of them was made. A later revision settles all of them.
+- What every member has is confirmed. It never goes back.
+- A member joins with all that is confirmed, and with all that was in the log when this master began: what an earlier master has
+  acknowledged is in there. What it said last must be an answer to something said since the set has been what it is. A member that leaves
+  because it may have lost the end of its log writes the set: so what it had said before does not bring it back.
+- A member that does not keep up for the time-out leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class MemberReport(NamedTuple):
+    """A slave as its master sees it.
+
+    Attributes:
+        position: it has the log up to there, as far as it counts (written or flushed), by what it has said to this master in this epoch.
+        is_live: it keeps up.
+        asked_ms: what it has said last, it said after it had heard what this master said then.
+    """
+
+    position: int
+    is_live: bool
+    asked_ms: int
+
+
+class InSyncSet:
+    """Attributes:
+    members: the set in etcd as of `revision`.
+    start_position: the end of the log when this master began.
+    confirmed_position: every member has the log up to there.
+    """
+
+    def __init__(self, own: str, members: frozenset[str], revision: int, now_ms: int) -> None:
+        """`own`: the master."""
+        self.own = own
+        self.members = members
+        self.revision = revision
+        self.start_position = 0
+        self.confirmed_position = 0
+        self._proposals: list[frozenset[str]] = []
+        self._live_ms = dict.fromkeys(members, now_ms)
+        self._settled_ms = now_ms
+
+    @property
+    def others(self) -> frozenset[str]:
+        """Whoever may be in the set, but the master."""
+        return self.members.union(*self._proposals) - {self.own}
+
+    def begin(self, start_position: int, now_ms: int) -> None:
+        """The master takes sends from now on; all members have time to come."""
+        self.start_position = start_position
+        self._live_ms = dict.fromkeys(self.members, now_ms)
+
+    def propose(self, members: frozenset[str]) -> None:
+        """A compare-and-swap to these members is about to be sent."""
+        assert self.own in members
+        if members not in self._proposals:
+            self._proposals.append(members)
+
+    def settle(self, members: frozenset[str], revision: int, now_ms: int) -> None:
+        """Etcd has these members as of a revision; nothing, if that is not newer than what is known."""
+        if revision > self.revision:
+            self.members, self.revision, self._settled_ms = members, revision, now_ms
+            self._proposals.clear()
+
+    def confirm(self, own_position: int, reports: Mapping[str, MemberReport]) -> int:
+        """What is confirmed, now that the master's log ends at `own_position` and the slaves have what they say."""
+        positions = [reports[each].position if each in reports else 0 for each in self.others]
+        self.confirmed_position = max(self.confirmed_position, min([own_position, *positions]))
+        return self.confirmed_position
+
+    def wanted(
+        self, reports: Mapping[str, MemberReport], timeout_ms: int, now_ms: int
+    ) -> frozenset[str]:
+        """The members as they should be: those that keep up, and those that have caught up."""
+        floor = max(self.confirmed_position, self.start_position)
+        live = {member for member, report in reports.items() if report.is_live}
+        self._live_ms.update(dict.fromkeys(live, now_ms))
+        kept = {each for each in self.members if now_ms - self._live_ms.get(each, 0) < timeout_ms}
+        joins = {
+            each
+            for each in live
+            if reports[each].position >= floor and reports[each].asked_ms >= self._settled_ms
+        }
+        return frozenset({self.own, *kept, *joins})
+
+    def vouched_until(self, promise_ms: int, reports: Mapping[str, MemberReport]) -> int | None:
+        """Until when no other member leads, by their promises; None: there is no other member, so nobody can.
+
+        A member does not run for `promise_ms` after it has heard what it answers. That was not before it was said.
+        """
+        asked = [reports[each].asked_ms if each in reports else 0 for each in self.others]
+        return min(asked) + promise_ms if asked else None

@@ -1,0 +1,477 @@
+"""One broker's part in the question who leads, decided in etcd. Values in, effects out: no clock, no socket, no thread.
+
+Rules
+- Only a member of the in-sync set runs, unless an operator has ordered it. The election writes the master key, which must not be there,
+  and the epoch in the in-sync set, compared with the revision that was read. So two elections of one set cannot both win, and each has
+  its own epoch.
+- What every member of the set has is acknowledged, and nothing else (in_sync_set.py). A member that runs follows nobody any more. So it
+  has all that was acknowledged, whatever the old master believes: the lease is for liveness.
+- The lease counts on CLOCK_BOOTTIME, which neither jumps nor stands still in a suspend, from *sending* the renewal.
+- A member that answers something its master has said does not run for the promise (the lease's time) after it has heard that. A master
+  acknowledges while its lease lasts, or while all other members of its set are bound by their promises, counted from when it said what
+  they have answered. Else it waits: another one may lead by now.
+- Etcd away: nothing is elected, the set stays, the master goes on as long as its members follow it. `problems` says so.
+- The outcome of a transaction is unknown until etcd has a later revision of the key that it compared with. Each election, and each return
+  of a master whose lease ran out, writes the in-sync set again: so what was under way before can no longer be made.
+- A store that may have lost the end of its log in the crash of its machine, or by a repair, leaves the set before it runs. It writes the
+  set even if it is not in it: an older master's transaction that adds it can then no longer be made.
+
+Times are milliseconds of CLOCK_BOOTTIME, handed in. Positions are bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from .cluster_state import (
+    IN_SYNC,
+    MASTER,
+    ORDER,
+    PROMOTE_UNCLEAN,
+    SWITCH,
+    ClusterView,
+    Compare,
+    Order,
+    Put,
+    Transaction,
+    encode_in_sync,
+    encode_master,
+)
+from .in_sync_set import InSyncSet, MemberReport
+from .leadership_values import (
+    Ask,
+    Committed,
+    Effect,
+    Follow,
+    GrantLease,
+    Lead,
+    Lease,
+    ReadCluster,
+    RenewLease,
+    Request,
+    Result,
+    Role,
+    Settings,
+    StopFollowing,
+    StopLeading,
+    TailSettled,
+)
+
+NEVER_MS: Final = -(1 << 62)
+
+
+class Pending(NamedTuple):
+    """A request under way: at most one transaction, one reading and one about the lease."""
+
+    kind: type
+    request: Request
+    sent_ms: int
+
+
+class Leadership:
+    """See the module's docstring. Methods give the effects, in order.
+
+    Attributes: role; view: the newest that is known of etcd; epoch, in_sync: while it leads; own_epoch: of the end of its log.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        own_epoch: int,
+        now_ms: int,
+        *,
+        log_is_empty: bool,
+        tail_may_be_lost: bool,
+    ) -> None:
+        self.settings = settings
+        self.role = Role.FOLLOWING
+        self.own_epoch = own_epoch
+        self.epoch = 0
+        self.view: ClusterView | None = None
+        self.in_sync: InSyncSet | None = None
+        self._log_is_empty = log_is_empty
+        self._tail_may_be_lost = tail_may_be_lost
+        self._has_left = False
+        # Whatever an earlier process of this store has promised binds this one.
+        self._heard_ms = now_ms
+        self._pending: dict[int, Pending] = {}
+        self._next_number = 1
+        self._lease = 0
+        self._lease_until_ms = NEVER_MS
+        # What the master key is bound to, if it is ours.
+        self._master_lease = 0
+        self._next_renewal_ms = self._next_read_ms = now_ms
+        # Behind a transaction that was not made, or may not have been, only what was asked for later says what to do.
+        self._is_fresh = False
+        self._fresh_from = 0
+        self._absent_since_ms = now_ms
+        self._answered_ms = now_ms
+        self._followed: Follow | None = None
+        self._end_position = 0
+        self._reports: Mapping[str, MemberReport] = {}
+        self._successor = ""
+        self._order_revision = 0
+        self._hand_over_until_ms = 0
+        self._gave_away = False
+
+    # What others ask.
+
+    @property
+    def takes_sends(self) -> bool:
+        """Sends may be appended."""
+        return self.role is Role.LEADING
+
+    def may_acknowledge(self, now_ms: int) -> bool:
+        """Nobody else leads: what is confirmed may be answered."""
+        if self.role not in (Role.LEADING, Role.HANDING_OVER) or self._gave_away:
+            return False
+        assert self.in_sync is not None
+        if self._lease_lasts(now_ms):
+            return True
+        until_ms = self.in_sync.vouched_until(self.settings.trusted_ms, self._reports)
+        return until_ms is None or now_ms < until_ms
+
+    def problems(self, now_ms: int) -> list[str]:
+        """What an operator should know."""
+        found = []
+        silent_ms = now_ms - self._answered_ms
+        if silent_ms > self.settings.lease_ttl_ms:
+            found.append(
+                f"etcd has not answered for {silent_ms // 1000} s: all goes on as it is, and nobody can take over"
+            )
+        view = self.view
+        if view is None or self.role is not Role.FOLLOWING:
+            return found
+        if view.in_sync is None:
+            if not self._log_is_empty:
+                found.append(
+                    "etcd has no in-sync set of this name, and there are messages here: if this store has the latest ones, "
+                    "order its unclean promotion"
+                )
+        elif self._is_ahead(view):
+            found.append(
+                f"the log here has epoch {self.own_epoch}, and etcd knows {view.in_sync.epoch} only: etcd's data is older than this log; "
+                "nobody is followed. If this store has the latest messages, order its unclean promotion"
+            )
+        elif view.master is None and self.settings.member not in view.in_sync.members:
+            members = ", ".join(sorted(view.in_sync.members)) or "none is left"
+            found.append(
+                "nobody leads, and this store may lack what was acknowledged: start a member of the in-sync set "
+                f"({members}), or order an unclean promotion"
+            )
+        return found
+
+    # What happens.
+
+    def tick(self, now_ms: int) -> list[Effect]:
+        """Some time has gone by."""
+        return self._advance(now_ms)
+
+    @property
+    def may_speak(self) -> bool:
+        """This slave may say to its master what it has."""
+        return self.role is Role.FOLLOWING and self._followed is not None
+
+    def heard(self, now_ms: int) -> None:
+        """The master has said something, and this slave is going to answer: the promise binds it from now on."""
+        self._heard_ms = now_ms
+
+    def followed(self, own_epoch: int, log_is_empty: bool) -> None:
+        """What the log is, with what was stored from the master."""
+        self.own_epoch, self._log_is_empty = own_epoch, log_is_empty
+
+    def following_stopped(self, own_epoch: int, now_ms: int) -> list[Effect]:
+        """Nothing more is said to a master."""
+        if self.role is Role.STOPPING:
+            self.role, self.own_epoch = Role.RUNNING, own_epoch
+        return self._advance(now_ms)
+
+    def opened(self, epoch: int, end_position: int, now_ms: int) -> list[Effect]:
+        """The log is open to lead, ends there, and its epoch is durable."""
+        if self.role is Role.OPENING and epoch == self.epoch:
+            assert self.in_sync is not None
+            self.role, self.own_epoch, self._log_is_empty = Role.LEADING, epoch, False
+            self._end_position, self._reports = end_position, {}
+            self.in_sync.begin(end_position, now_ms)
+        return self._advance(now_ms)
+
+    def report(
+        self, end_position: int, reports: Mapping[str, MemberReport], now_ms: int
+    ) -> list[Effect]:
+        """The log of this master ends at `end_position`, as far as it counts, and its slaves stand so."""
+        if self.role in (Role.LEADING, Role.HANDING_OVER):
+            assert self.in_sync is not None
+            self._end_position, self._reports = end_position, reports
+            self.in_sync.confirm(end_position, reports)
+        return self._advance(now_ms)
+
+    def answered(self, number: int, result: Result, now_ms: int) -> list[Effect]:
+        """Etcd has answered, or has not (None)."""
+        pending = self._pending.pop(number)
+        if result is not None:
+            self._answered_ms = now_ms
+        if isinstance(result, ClusterView):
+            self._note_view(result, now_ms, is_fresh=number >= self._fresh_from)
+        elif isinstance(result, Lease):
+            self._note_lease(result, pending.sent_ms, now_ms)
+        elif isinstance(pending.request, Transaction):
+            self._note_committed(pending.request, result, now_ms)
+        return self._advance(now_ms)
+
+    # What is known.
+
+    def _note_lease(self, lease: Lease, sent_ms: int, now_ms: int) -> None:
+        if lease.ttl_ms > 0:
+            self._lease = lease.lease
+            trusted_ms = min(lease.ttl_ms * 9 // 10, self.settings.trusted_ms)
+            self._lease_until_ms = sent_ms + trusted_ms
+        elif lease.lease == self._lease:
+            self._lease, self._lease_until_ms = 0, NEVER_MS
+            self._next_renewal_ms = now_ms
+
+    def _lease_lasts(self, now_ms: int) -> bool:
+        """The lease that the master key is bound to has not run out."""
+        return 0 != self._lease == self._master_lease and now_ms < self._lease_until_ms
+
+    def _note_view(self, view: ClusterView, now_ms: int, *, is_fresh: bool) -> None:
+        if self.view is not None and view.revision < self.view.revision:
+            return
+        was_absent = self.view is not None and self.view.master is None
+        if view.master is None and not was_absent:
+            self._absent_since_ms = now_ms
+        self.view = view
+        self._is_fresh = self._is_fresh or is_fresh
+        master = view.master
+        is_own = master is not None and master.member == self.settings.member
+        self._master_lease = master.lease if master is not None and is_own else 0
+        if self.in_sync is not None and not self._is_deposed(view):
+            assert view.in_sync is not None
+            self.in_sync.settle(view.in_sync.members, view.in_sync.revision, now_ms)
+
+    def _note_committed(self, transaction: Transaction, result: Result, now_ms: int) -> None:
+        if not isinstance(result, Committed) or not result.is_made:
+            self._is_fresh, self._fresh_from = False, self._next_number
+            self._next_read_ms = now_ms
+        elif self.view is None or result.revision > self.view.revision:
+            assert self.view is not None
+            # The only transaction of a member that follows.
+            self._has_left = self.role is Role.FOLLOWING
+            self._note_view(self.view.after(transaction, result.revision), now_ms, is_fresh=True)
+
+    def _is_own(self, view: ClusterView) -> bool:
+        """The master key is that of this member."""
+        return view.master is not None and view.master.member == self.settings.member
+
+    def _is_ahead(self, view: ClusterView) -> bool:
+        """The log has an epoch that etcd does not know: etcd's data was lost, or is older."""
+        return view.in_sync is not None and self.own_epoch > view.in_sync.epoch
+
+    def _is_deposed(self, view: ClusterView) -> bool:
+        """Etcd says that the lead of this epoch is over."""
+        if view.in_sync is None or view.in_sync.epoch != self.epoch:
+            return True
+        if view.master is None:
+            return view.in_sync.successor != ""
+        return view.master.member != self.settings.member
+
+    # What follows.
+
+    def _advance(self, now_ms: int) -> list[Effect]:
+        effects: list[Effect] = []
+        if now_ms >= self._next_renewal_ms and not self._is_pending(GrantLease, RenewLease):
+            self._next_renewal_ms = now_ms + self.settings.renew_interval_ms
+            renewal = RenewLease(self._lease) if self._lease else None
+            self._ask(effects, renewal or GrantLease(self.settings.lease_ttl_ms), now_ms)
+        if now_ms >= self._next_read_ms and not self._is_pending(ReadCluster):
+            self._next_read_ms = now_ms + self.settings.read_interval_ms
+            self._ask(effects, ReadCluster(), now_ms)
+        view = self.view
+        if view is None:
+            return effects
+        if self.role in (Role.OPENING, Role.LEADING, Role.HANDING_OVER) and self._is_deposed(view):
+            self.role, self.in_sync, self.epoch, self._gave_away = Role.FOLLOWING, None, 0, False
+            self._followed = None
+            effects.append(StopLeading())
+        if self.role is Role.FOLLOWING:
+            self._while_following(effects, view, now_ms)
+        elif self.role is Role.RUNNING:
+            self._while_running(effects, view, now_ms)
+        elif self.role is not Role.STOPPING:
+            self._while_leading(effects, view, now_ms)
+        return effects
+
+    def _is_pending(self, *kinds: type) -> bool:
+        return any(pending.kind in kinds for pending in self._pending.values())
+
+    def _ask(self, effects: list[Effect], request: Request, now_ms: int) -> None:
+        self._pending[self._next_number] = Pending(type(request), request, now_ms)
+        effects.append(Ask(self._next_number, request))
+        self._next_number += 1
+
+    def _while_following(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
+        if self._tail_may_be_lost:
+            self._leave(effects, view, now_ms)
+        if view.master is not None and not self._is_own(view):
+            follow = Follow(view.master.member, view.master.address, view.master.epoch)
+            if follow != self._followed and not self._is_ahead(view):
+                self._followed = follow
+                effects.append(follow)
+        elif self._may_run(view, now_ms):
+            self.role, self._followed = Role.STOPPING, None
+            effects.append(StopFollowing())
+
+    def _leave(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
+        """Out of the set: this store may lack what it has once acknowledged."""
+        in_sync = view.in_sync
+        if in_sync is None or self._has_left:
+            self._settle_tail(effects)
+        elif self._is_fresh and not self._is_pending(Transaction):
+            left = in_sync.members - {self.settings.member}
+            successor = in_sync.successor if in_sync.successor in left else ""
+            value = encode_in_sync(in_sync.epoch, left, successor)
+            compares = (Compare(IN_SYNC, in_sync.revision),)
+            self._ask(effects, Transaction(compares, (Put(IN_SYNC, value),)), now_ms)
+
+    def _settle_tail(self, effects: list[Effect]) -> None:
+        self._tail_may_be_lost = False
+        effects.append(TailSettled())
+
+    def _is_ordered(self, view: ClusterView) -> bool:
+        """An operator wants this member to lead, whatever is lost."""
+        order = view.order
+        return order is not None and (order.kind, order.target) == (
+            PROMOTE_UNCLEAN,
+            self.settings.member,
+        )
+
+    def _may_run(self, view: ClusterView, now_ms: int) -> bool:
+        """Nobody else leads, and this member may."""
+        own, in_sync = self.settings.member, view.in_sync
+        if now_ms >= self._lease_until_ms or (view.master is not None and not self._is_own(view)):
+            return False
+        if self._is_ordered(view):
+            return True
+        if self._tail_may_be_lost or self._is_ahead(view):
+            return False
+        if in_sync is None:
+            return self._log_is_empty
+        if own not in in_sync.members:
+            return False
+        if self._is_own(view) or in_sync.members == {own} or in_sync.successor == own:
+            return True
+        ttl_ms = self.settings.lease_ttl_ms
+        if in_sync.successor and now_ms < self._absent_since_ms + ttl_ms:
+            return False
+        return now_ms >= self._heard_ms + ttl_ms
+
+    def _while_running(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
+        if not self._is_fresh or self._is_pending(Transaction):
+            return
+        own = self.settings.member
+        if self._is_own(view) and view.master is not None and view.master.lease == self._lease:
+            assert view.in_sync is not None
+            self.role, self.epoch = Role.OPENING, view.master.epoch
+            members, revision = view.in_sync.members, view.in_sync.revision
+            self.in_sync = InSyncSet(own, members, revision, now_ms)
+            if self._tail_may_be_lost:
+                self._settle_tail(effects)
+            effects.append(Lead(self.epoch))
+        elif self._may_run(view, now_ms):
+            self._ask(effects, self._election(view), now_ms)
+        else:
+            self.role = Role.FOLLOWING
+
+    def _election(self, view: ClusterView) -> Transaction:
+        own, in_sync, is_ordered = self.settings.member, view.in_sync, self._is_ordered(view)
+        known = in_sync.epoch if in_sync is not None else 0
+        epoch = max(known, self.own_epoch) + 1
+        alone = in_sync is None or is_ordered
+        members = frozenset({own}) if alone or in_sync is None else in_sync.members
+        compares = [Compare(key, view.key_revision(key)) for key in (MASTER, IN_SYNC)]
+        if is_ordered:
+            compares.append(Compare(ORDER, view.key_revision(ORDER)))
+        return Transaction(
+            tuple(compares),
+            (
+                Put(MASTER, encode_master(own, epoch, self.settings.address), self._lease),
+                Put(IN_SYNC, encode_in_sync(epoch, members)),
+            ),
+            (ORDER,) if is_ordered else (),
+        )
+
+    def _while_leading(self, effects: list[Effect], view: ClusterView, now_ms: int) -> None:
+        in_sync = self.in_sync
+        assert in_sync is not None
+        # Whatever was under way for an order compares with it, so it is over when the order is another one.
+        if (
+            self.role is Role.HANDING_OVER
+            and self._is_fresh
+            and view.key_revision(ORDER) != self._order_revision
+        ):
+            self.role, self._gave_away = Role.LEADING, False
+        if not self._is_fresh or self._is_pending(Transaction):
+            return
+        if view.master is None:
+            if now_ms < self._lease_until_ms:
+                self._ask(effects, self._return(in_sync), now_ms)
+        elif self.role is Role.HANDING_OVER:
+            self._hand_over(effects, view, in_sync, now_ms)
+        elif self.role is Role.LEADING and view.order is not None:
+            self._begin_order(effects, view.order, in_sync, now_ms)
+        elif self.role is Role.LEADING:
+            wanted = in_sync.wanted(self._reports, self.settings.member_timeout_ms, now_ms)
+            if wanted != in_sync.members:
+                in_sync.propose(wanted)
+                compares = (Compare(MASTER, view.master.revision), Compare(IN_SYNC, in_sync.revision))
+                put = Put(IN_SYNC, encode_in_sync(self.epoch, wanted))
+                self._ask(effects, Transaction(compares, (put,)), now_ms)
+
+    def _return(self, in_sync: InSyncSet) -> Transaction:
+        """The lease ran out, and nobody has been elected: the key is written again. So is the set: what another has under way fails."""
+        own = self.settings
+        master = encode_master(own.member, self.epoch, own.address)
+        return Transaction(
+            (Compare(MASTER, 0), Compare(IN_SYNC, in_sync.revision)),
+            (
+                Put(MASTER, master, self._lease),
+                Put(IN_SYNC, encode_in_sync(self.epoch, in_sync.members)),
+            ),
+        )
+
+    def _begin_order(
+        self, effects: list[Effect], order: Order, in_sync: InSyncSet, now_ms: int
+    ) -> None:
+        """A switch begins, if there is somebody to switch to; else the order is taken back."""
+        live = {
+            each: self._reports[each].position
+            for each in in_sync.members
+            if each in self._reports and self._reports[each].is_live
+        }
+        target = order.target or max(live, key=lambda each: (live[each], each), default="")
+        if order.kind == SWITCH and target in live:
+            self.role, self._successor = Role.HANDING_OVER, target
+            self._order_revision = order.revision
+            self._hand_over_until_ms = now_ms + self.settings.hand_over_timeout_ms
+        else:
+            self._drop_order(effects, order.revision, now_ms)
+
+    def _drop_order(self, effects: list[Effect], revision: int, now_ms: int) -> None:
+        self._ask(effects, Transaction((Compare(ORDER, revision),), (), (ORDER,)), now_ms)
+
+    def _hand_over(
+        self, effects: list[Effect], view: ClusterView, in_sync: InSyncSet, now_ms: int
+    ) -> None:
+        """Gives the lead away when the successor has everything; takes the order back when that takes too long."""
+        report = self._reports.get(self._successor)
+        has_all = report is not None and report.position >= self._end_position
+        if now_ms >= self._hand_over_until_ms:
+            self._drop_order(effects, self._order_revision, now_ms)
+        elif has_all and self._successor in in_sync.members:
+            self._gave_away = True
+            value = encode_in_sync(self.epoch, in_sync.members, self._successor)
+            revisions = (view.key_revision(MASTER), in_sync.revision, self._order_revision)
+            compares = tuple(map(Compare, (MASTER, IN_SYNC, ORDER), revisions))
+            self._ask(
+                effects, Transaction(compares, (Put(IN_SYNC, value),), (MASTER, ORDER)), now_ms
+            )

@@ -1,0 +1,123 @@
+"""What leadership.py is told and says: settings, requests to etcd with their answers, and effects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+from .cluster_state import ClusterView, Transaction
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Attributes:
+    member: this store; address: where others reach it.
+    lease_ttl_ms: of the master key; also the time for which a member's promise binds it. Etcd grants no less than 2 s by default.
+    renew_interval_ms: between two renewals; read_interval_ms: between two looks at etcd.
+    member_timeout_ms: a member that does not keep up for this time leaves the set.
+    hand_over_timeout_ms: how long a switch may keep sends waiting before it is called off.
+    """
+
+    member: str
+    address: str
+    lease_ttl_ms: int = 3_000
+    renew_interval_ms: int = 800
+    read_interval_ms: int = 300
+    member_timeout_ms: int = 3_000
+    hand_over_timeout_ms: int = 3_000
+
+    @property
+    def trusted_ms(self) -> int:
+        """How long a lease or a promise is relied on: two clocks may differ in speed by a tenth."""
+        return self.lease_ttl_ms * 9 // 10
+
+
+class ReadCluster(NamedTuple):
+    """All keys of the name, as of now (linearizable); answered with a ClusterView."""
+
+
+class GrantLease(NamedTuple):
+    """A new lease; answered with a Lease."""
+
+    ttl_ms: int
+
+
+class RenewLease(NamedTuple):
+    """Answered with a Lease; ttl_ms 0: it has run out."""
+
+    lease: int
+
+
+class Lease(NamedTuple):
+    """A lease, and for how long from now on, in etcd's words."""
+
+    lease: int
+    ttl_ms: int
+
+
+class Committed(NamedTuple):
+    """What became of a transaction: made, as `revision`, or not, since a comparison did not hold."""
+
+    is_made: bool
+    revision: int
+
+
+Request = ReadCluster | GrantLease | RenewLease | Transaction
+Result = ClusterView | Lease | Committed | None
+"""None: no answer came, or one that says nothing; the request may have been done, or may still be."""
+
+
+class Ask(NamedTuple):
+    """Etcd is asked; `answered` must be called with the same number, whatever happens."""
+
+    number: int
+    request: Request
+
+
+class Follow(NamedTuple):
+    """Follow this master."""
+
+    member: str
+    address: str
+    epoch: int
+
+
+class StopFollowing(NamedTuple):
+    """Say nothing to any master any more, then call `following_stopped`."""
+
+
+class Lead(NamedTuple):
+    """Open the log to lead with this epoch; call `opened` when the epoch is durable."""
+
+    epoch: int
+
+
+class StopLeading(NamedTuple):
+    """Another one leads, or may: answer no send, and follow when told whom."""
+
+
+class TailSettled(NamedTuple):
+    """The store is out of the set: that it may have lost the end of its log need not be remembered any longer."""
+
+
+Effect = Ask | Follow | StopFollowing | Lead | StopLeading | TailSettled
+
+
+class Role(Enum):
+    """What a broker does about the lead.
+
+    FOLLOWING     another one leads, or nobody does
+    STOPPING      wants to lead: stops following first, so that it says to no master any more that it has something
+    RUNNING       the compare-and-swap of the master key is under way
+    OPENING       has won: the log is opened to lead, and the epoch made durable
+    LEADING       takes sends
+    HANDING_OVER  takes no sends; gives the lead away when the successor has everything
+    """
+
+    FOLLOWING = "FOLLOWING"
+    STOPPING = "STOPPING"
+    RUNNING = "RUNNING"
+    OPENING = "OPENING"
+    LEADING = "LEADING"
+    HANDING_OVER = "HANDING_OVER"

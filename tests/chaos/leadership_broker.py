@@ -1,0 +1,295 @@
+"""A broker of the simulation: a log of entries, what it says to its master or slaves, and a real Leadership."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from protomq_ha.in_sync_set import MemberReport
+from protomq_ha.leadership import Leadership
+from protomq_ha.leadership_values import (
+    Ask,
+    Effect,
+    Follow,
+    Lead,
+    Result,
+    Role,
+    Settings,
+    StopFollowing,
+    StopLeading,
+)
+
+if TYPE_CHECKING:
+    from .leadership_world import LeadershipWorld
+
+TICK_MS: Final = 100
+HOLD_MS: Final = 150
+SILENCE_MS: Final = 800
+BLOCK: Final = 20
+
+
+class Entry(NamedTuple):
+    """Of a log."""
+
+    epoch: int
+    number: int
+
+
+@dataclass(slots=True)
+class Disk:
+    """What outlives a process. `flushed` entries outlive a power cut; `may_lack_tail` until the machine says that it is settled."""
+
+    member: str
+    log: list[Entry] = field(default_factory=list)
+    flushed: int = 0
+    epoch: int = 0
+    may_lack_tail: bool = False
+
+    @property
+    def own_epoch(self) -> int:
+        return max(self.epoch, self.log[-1].epoch if self.log else 0)
+
+
+class Fetch(NamedTuple):
+    """A slave says what it has.
+
+    Attributes: position: as far as it counts; written: where the answer is to begin; log: all of it, to begin a session; heard_ms: the
+        master's clock in the answer before; is_answered: False for an acknowledgement alone.
+    """
+
+    slave: SimBroker
+    life: int
+    session: int
+    epoch: int
+    position: int
+    written: int
+    log: list[Entry] | None
+    heard_ms: int
+    is_answered: bool
+
+
+class SimBroker:
+    """One process at a time."""
+
+    def __init__(self, world: LeadershipWorld, name: str, disk: Disk) -> None:
+        rng = world.rng
+        self.world, self.name, self.disk = world, name, disk
+        self.rate, self.boot_offset_ms = rng.uniform(0.97, 1.03), rng.uniform(0, 1e6)
+        self.wall_offset_ms = self.asleep_ms = 0.0
+        self.life = 0
+        self.is_up = False
+        self.paused_until_ms = 0.0
+        self.waiting: list[tuple[Callable[..., None], tuple[Any, ...], Any]] = []
+        self.start()
+
+    # Clocks and life.
+
+    def clock_ms(self) -> int:
+        """CLOCK_BOOTTIME; planted bugs read another one."""
+        return self.boot_ms()
+
+    def boot_ms(self) -> int:
+        return int(self.boot_offset_ms + self.world.now_ms * self.rate)
+
+    def start(self) -> None:
+        """A process begins."""
+        self.life += 1
+        self.is_up = True
+        self.machine = Leadership(
+            Settings(self.disk.member, self.name),
+            self.disk.own_epoch,
+            self.clock_ms(),
+            log_is_empty=not self.disk.log,
+            tail_may_be_lost=self.disk.may_lack_tail,
+        )
+        self.asked: set[int] = set()
+        self.follows: Follow | None = None
+        self.session, self.has_agreed = 0, False
+        self.heard_master_ms = 0
+        self.last_heard_ms = 0.0
+        self.reports: dict[str, tuple[int, int, float]] = {}
+        self.sessions: dict[str, int] = {}
+        self.unanswered: list[int] = []
+        self.world.at(self.world.rng.uniform(0, TICK_MS), self.tick, life=(self, self.life))
+
+    def kill(self) -> None:
+        """What was written stays."""
+        self.is_up = False
+        self.life += 1
+
+    def cut_power(self) -> None:
+        """What was not flushed may be gone."""
+        self.kill()
+        disk = self.disk
+        if not self.world.counts_flushed:
+            disk.may_lack_tail = True
+        del disk.log[self.world.rng.randint(disk.flushed, len(disk.log)) :]
+        disk.flushed = len(disk.log)
+
+    @property
+    def end(self) -> int:
+        """The end of the log as far as it counts."""
+        return self.disk.flushed if self.world.counts_flushed else len(self.disk.log)
+
+    def tick(self) -> None:
+        world, disk, now_ms = self.world, self.disk, self.clock_ms()
+        world.at(TICK_MS, self.tick, life=(self, self.life))
+        if self.machine.may_acknowledge(now_ms):
+            world.check_alone(self)
+        if world.counts_flushed or world.rng.random() < 0.2:
+            disk.flushed = len(disk.log)
+        role = self.machine.role
+        if role in (Role.LEADING, Role.HANDING_OVER):
+            self.report(now_ms)
+        else:
+            self.run(self.machine.tick(now_ms))
+        if self.follows is not None and world.now_ms - self.last_heard_ms > SILENCE_MS:
+            self.begin_session()
+        elif self.has_agreed and self.follows is not None and world.counts_flushed:
+            self.fetch(None, is_answered=False)
+
+    # Effects.
+
+    def run(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Ask):
+                self.asked.add(effect.number)
+                self.world.ask_etcd(self, effect)
+                life = (self, self.life)
+                timeout_ms = self.world.etcd_timeout_ms
+                self.world.at(timeout_ms, self.answered, effect.number, None, life=life)
+            elif isinstance(effect, Follow):
+                self.follows = effect
+                self.begin_session()
+            elif isinstance(effect, StopFollowing):
+                self.stop_following()
+                delay_ms = self.world.rng.uniform(1, 50)
+                self.world.at(delay_ms, self.following_stopped, life=(self, self.life))
+            elif isinstance(effect, Lead):
+                delay_ms = self.world.rng.uniform(5, 300)
+                self.world.at(delay_ms, self.open, effect.epoch, life=(self, self.life))
+            elif isinstance(effect, StopLeading):
+                self.unanswered.clear()
+                self.reports.clear()
+            else:
+                self.disk.may_lack_tail = False
+
+    def answered(self, number: int, result: Result) -> None:
+        """Etcd's answer, or the time-out."""
+        if number in self.asked:
+            self.asked.discard(number)
+            self.run(self.machine.answered(number, result, self.clock_ms()))
+            self.answer_sends()
+
+    # Leading.
+
+    def open(self, epoch: int) -> None:
+        self.disk.epoch = epoch
+        self.disk.flushed = len(self.disk.log)
+        self.reports.clear()
+        self.sessions.clear()
+        self.world.check_lead(self, epoch)
+        self.run(self.machine.opened(epoch, len(self.disk.log), self.clock_ms()))
+
+    def send(self) -> None:
+        """A client's message, if this broker takes it."""
+        if self.machine.takes_sends:
+            self.world.numbers += 1
+            self.unanswered.append(len(self.disk.log))
+            self.disk.log.append(Entry(self.machine.epoch, self.world.numbers))
+            self.world.check_writer(self)
+
+    def report(self, now_ms: int) -> None:
+        """What the slaves have said goes to the machine; what is confirmed then is answered."""
+        live_ms = 2 * SILENCE_MS
+        reports = {
+            member: MemberReport(position, self.world.now_ms - at_ms < live_ms, asked_ms)
+            for member, (position, asked_ms, at_ms) in self.reports.items()
+        }
+        self.run(self.machine.report(self.end, reports, now_ms))
+        self.answer_sends()
+
+    def answer_sends(self) -> None:
+        """Acknowledges what may be acknowledged."""
+        in_sync = self.machine.in_sync
+        if in_sync is None or not self.unanswered or not self.machine.may_acknowledge(self.clock_ms()):
+            return
+        confirmed = in_sync.confirmed_position
+        self.world.check_acknowledged(self, [at for at in self.unanswered if at < confirmed])
+        self.unanswered = [at for at in self.unanswered if at >= confirmed]
+
+    def take_fetch(self, fetch: Fetch) -> None:
+        """As a master: what a slave has, and what it gets."""
+        role, log = self.machine.role, self.disk.log
+        if role not in (Role.LEADING, Role.HANDING_OVER) or fetch.epoch != self.machine.epoch:
+            return
+        member = fetch.slave.disk.member
+        if fetch.log is not None:
+            agreed = next(
+                (at for at, pair in enumerate(zip(log, fetch.log, strict=False)) if pair[0] != pair[1]),
+                min(len(log), len(fetch.log)),
+            )
+            self.sessions[member] = fetch.session
+            self.reports.pop(member, None)
+            self.reply(fetch, agreed)
+            return
+        if self.sessions.get(member) != fetch.session or fetch.life != fetch.slave.life:
+            return
+        self.reports[member] = (fetch.position, fetch.heard_ms, self.world.now_ms)
+        self.report(self.clock_ms())
+        if not fetch.is_answered:
+            return
+        delay_ms = 0 if fetch.written < len(log) else HOLD_MS
+        self.world.at(delay_ms, self.reply, fetch, fetch.written, life=(self, self.life))
+
+    def reply(self, fetch: Fetch, position: int) -> None:
+        entries = self.disk.log[position : position + BLOCK]
+        arguments = (fetch.session, position, entries, self.clock_ms())
+        self.world.send(self, fetch.slave, fetch.slave.take_entries, *arguments)
+
+    # Following.
+
+    def stop_following(self) -> None:
+        self.follows = None
+        self.session = 0
+
+    def following_stopped(self) -> None:
+        self.run(self.machine.following_stopped(self.disk.own_epoch, self.clock_ms()))
+
+    def begin_session(self) -> None:
+        self.world.sessions += 1
+        self.last_heard_ms = self.world.now_ms
+        self.session, self.has_agreed = self.world.sessions, False
+        self.fetch(list(self.disk.log))
+
+    def fetch(self, log: list[Entry] | None, *, is_answered: bool = True) -> None:
+        """The word that says what this slave has."""
+        follow = self.follows
+        if follow is None or not self.machine.may_speak:
+            return
+        master = self.world.find(follow.member)
+        if master is not None:
+            heard_ms = self.heard_master_ms if log is None else 0
+            has = (self.end, len(self.disk.log))
+            fetch = Fetch(
+                self, self.life, self.session, follow.epoch, *has, log, heard_ms, is_answered
+            )
+            self.world.send(self, master, master.take_fetch, fetch)
+
+    def take_entries(self, session: int, position: int, entries: list[Entry], said_ms: int) -> None:
+        """The log from a position on: at the start of a session that is where both agree."""
+        log = self.disk.log
+        if session != self.session or self.follows is None:
+            return
+        if not self.has_agreed:
+            self.has_agreed = True
+            del log[position:]
+            self.disk.flushed = min(self.disk.flushed, position)
+        elif position != len(log):
+            return
+        self.heard_master_ms, self.last_heard_ms = said_ms, self.world.now_ms
+        log.extend(entries)
+        self.machine.heard(self.clock_ms())
+        self.machine.followed(self.disk.own_epoch, not log)
+        self.fetch(None)

@@ -1,0 +1,341 @@
+"""Brokers that decide who leads, etcd, the network between them and all their clocks, on one seed and in one thread.
+
+Faults: kills, power cuts, pauses, suspends, links cut one way or both, etcd away, answers lost or late by seconds, requests done long after
+their time-out, wall clocks that jump, replaced stores, operators who order switches and unclean promotions.
+
+Rules (the letters are those of docs/reliability.md)
+    L1  each epoch has one writer, and a later election has a higher epoch
+    L2  a new master has all that was acknowledged, unless its election was ordered unclean
+    L3  an old master acknowledges nothing once another one has been elected, and knows it; but for orders
+    L4  nobody from outside the in-sync set is elected without an order
+    L5  when all faults are over, somebody leads within 12 s, takes sends, and all logs become equal
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import Any, Final, NamedTuple
+
+from protomq_ha.cluster_state import (
+    ORDER,
+    PROMOTE_UNCLEAN,
+    SWITCH,
+    Put,
+    Transaction,
+    encode_order,
+)
+from protomq_ha.leadership_values import Ask, Role
+
+from .checker import Violation
+from .leadership_broker import Disk, Entry, SimBroker
+from .leadership_etcd import SimEtcd
+
+FAULTY_MS: Final = 25_000
+ELECTED_MS: Final = 12_000
+EQUAL_MS: Final = 6_000
+SEND_EVERY_MS: Final = 80
+
+
+KINDS: Final = (
+    "kill", "power", "pause", "pause", "suspend", "cut", "cut", "cut etcd", "cut etcd", "etcd away", "clock", "replace", "switch", "switch",
+    "unclean", "all down",
+)  # fmt: skip
+"""Faults, as often as they come."""
+
+
+class Mood(NamedTuple):
+    """What a life is like. Attributes: kinds: of faults; loss, slow: shares of messages that are lost, and that come late by seconds."""
+
+    kinds: tuple[str, ...]
+    loss: float
+    slow: float
+
+    @classmethod
+    def drawn(cls, rng: Random) -> Mood:
+        """Half of all lives have a few kinds of faults only, which then come often."""
+        kinds = KINDS if rng.random() < 0.5 else tuple(rng.sample(KINDS, rng.randint(2, 5)))
+        return cls(kinds, rng.choice((0.0, 0.0, 0.02, 0.1)), rng.choice((0.0, 0.02, 0.1, 0.3)))
+
+
+class LeadershipWorld:
+    """A life of three brokers, or two."""
+
+    def __init__(self, seed: int, fired: Counter[str], mood: Mood | None = None) -> None:
+        self.rng = Random(seed)
+        self.kinds, self.loss, self.slow = mood or Mood.drawn(self.rng)
+        self.etcd_timeout_ms = self.rng.choice((500, 1_000, 2_500))
+        self.fired = fired
+        self.now_ms = 0.0
+        self.events: list[tuple[float, int, Callable[..., None], tuple[Any, ...], Any]] = []
+        self.event_count = 0
+        self.found: list[Violation] = []
+        self.numbers = self.sessions = self.members = 0
+        self.counts_flushed = self.rng.random() < 0.4
+        self.cut: set[tuple[str, str]] = set()
+        self.etcd = SimEtcd(self.rng)
+        self.epochs: dict[int, tuple[str, int]] = {}
+        self.is_clean: dict[int, bool] = {}
+        self.last_epoch = 0
+        self.owes_loss = False
+        self.acknowledged: dict[int, Entry] = {}
+        self.set_before: frozenset[str] | None = None
+        self.order_before = ""
+        self.brokers = [SimBroker(self, f"b{n}", self.new_disk()) for n in range(self.rng.choice((2, 3, 3)))]
+
+    def new_disk(self) -> Disk:
+        self.members += 1
+        return Disk(f"m{self.members}")
+
+    def say(self, rule: str, message: str) -> None:
+        self.found.append(Violation(rule, f"{self.now_ms / 1000:.3f} s: {message}"))
+
+    def find(self, member: str) -> SimBroker | None:
+        return next((each for each in self.brokers if each.disk.member == member), None)
+
+    # Time and network.
+
+    def at(self, delay_ms: float, function: Callable[..., None], *arguments: Any, life: Any = None) -> None:
+        """Calls it then, if the process lives that long; `life`: (broker, its life)."""
+        self.event_count += 1
+        heapq.heappush(self.events, (self.now_ms + delay_ms, self.event_count, function, arguments, life))
+
+    def run_until(self, end_ms: float) -> None:
+        while self.events and self.events[0][0] <= end_ms and not self.found:
+            self.now_ms, _, function, arguments, life = heapq.heappop(self.events)
+            if life is not None:
+                broker, number = life
+                if broker.life != number:
+                    continue
+                if broker.paused_until_ms > self.now_ms:
+                    broker.waiting.append((function, arguments, life))
+                    continue
+            function(*arguments)
+        self.now_ms = end_ms
+
+    def delay_ms(self) -> float:
+        return self.rng.uniform(300, 5_000) if self.rng.random() < self.slow else self.rng.uniform(1, 15)
+
+    def is_lost(self, source: str, target: str) -> bool:
+        return (source, target) in self.cut or self.rng.random() < self.loss
+
+    def send(
+        self, source: SimBroker, target: SimBroker, function: Callable[..., None], *arguments: Any
+    ) -> None:
+        """A message; what comes for a process that has ended is lost."""
+        if not self.is_lost(source.name, target.name) and target.is_up:
+            self.at(self.delay_ms(), function, *arguments, life=(target, target.life))
+
+    def ask_etcd(self, broker: SimBroker, ask: Ask) -> None:
+        """A request on its way: it may be done after the broker has given it up, or has ended."""
+        if not self.is_lost(broker.name, "etcd"):
+            self.at(self.delay_ms(), self.do, broker, broker.life, ask)
+
+    def do(self, broker: SimBroker, life: int, ask: Ask) -> None:
+        if not self.etcd.is_up:
+            return
+        self.etcd.expire(self.now_ms)
+        self.note_before()
+        revision = self.etcd.revision
+        result = self.etcd.do(ask.request, self.now_ms)
+        if isinstance(ask.request, Transaction) and self.etcd.revision != revision:
+            self.check_transaction(broker, life)
+        if not self.is_lost("etcd", broker.name):
+            self.at(self.delay_ms(), broker.answered, ask.number, result, life=(broker, life))
+
+    # Rules.
+
+    def check_transaction(self, broker: SimBroker, life: int) -> None:
+        view = self.etcd.view
+        if view.master is None or view.master.revision != view.revision:
+            return
+        epoch, member = view.master.epoch, view.master.member
+        if epoch == self.last_epoch and self.epochs.get(epoch, (member,))[0] == member:
+            self.fired["returned"] += 1
+            return
+        if epoch <= self.last_epoch:
+            self.say("L1", f"{member} is elected for epoch {epoch}, {self.last_epoch} was before")
+        before = self.set_before
+        is_ordered = self.order_before == member
+        if before is not None and member not in before and not is_ordered:
+            self.say("L4", f"{member} is elected, {sorted(before)} is the in-sync set")
+        self.epochs[epoch] = (member, life)
+        self.last_epoch = epoch
+        # A loss by order is known when its master opens; one that died before that leaves it to the next of the same set.
+        self.owes_loss = self.owes_loss or is_ordered
+        self.is_clean[epoch] = not self.owes_loss
+        self.fired["elected" if not is_ordered else "elected unclean"] += 1
+        if before is not None and member in before and len(before) > 1:
+            self.fired["elected of several"] += 1
+
+    def note_before(self) -> None:
+        """What an election in this step is judged by."""
+        view = self.etcd.view
+        self.set_before = view.in_sync.members if view.in_sync is not None else None
+        order = view.order
+        self.order_before = order.target if order is not None and order.kind == PROMOTE_UNCLEAN else ""
+
+    def check_lead(self, broker: SimBroker, epoch: int) -> None:
+        """A new master opens its log; one that slept since its election, and opens it behind another's, acknowledges nothing."""
+        if epoch < self.last_epoch:
+            self.fired["opened too late"] += 1
+            return
+        self.owes_loss = False
+        log = broker.disk.log
+        lacks = [at for at, entry in self.acknowledged.items() if at >= len(log) or log[at] != entry]
+        if lacks and self.is_clean.get(epoch, True):
+            what = f"{len(lacks)} of what was acknowledged, from {min(lacks)} on"
+            self.say("L2", f"{broker.disk.member} leads epoch {epoch} and lacks {what}")
+        for at in lacks:
+            del self.acknowledged[at]
+        self.fired["lost by order"] += len(lacks)
+
+    def check_writer(self, broker: SimBroker) -> None:
+        writer = self.epochs.get(broker.machine.epoch)
+        if writer != (broker.disk.member, broker.life):
+            self.say("L1", f"{broker.disk.member} writes epoch {broker.machine.epoch}, which is that of {writer}")
+
+    def check_alone(self, broker: SimBroker) -> None:
+        """A broker believes that it may acknowledge."""
+        later = [epoch for epoch in self.epochs if epoch > broker.machine.epoch]
+        if later and all(self.is_clean[epoch] for epoch in later):
+            begun = f"epoch {broker.machine.epoch}, and {max(later)} has begun"
+            self.say("L3", f"{broker.disk.member} may acknowledge in {begun}")
+
+    def check_acknowledged(self, broker: SimBroker, positions: list[int]) -> None:
+        """A broker answers its senders."""
+        self.check_alone(broker)
+        if any(epoch > broker.machine.epoch for epoch in self.epochs):
+            return
+        for at in positions:
+            entry = broker.disk.log[at]
+            if self.acknowledged.setdefault(at, entry) != entry:
+                self.say("L2", f"{entry} is acknowledged at {at}, as {self.acknowledged[at]} was")
+            self.fired["acknowledged"] += 1
+        if positions and self.etcd.view.master is None:
+            self.fired["acknowledged without a lease"] += 1
+
+    # Faults.
+
+    def fault(self) -> None:
+        """One of them, and when it is over."""
+        rng = self.rng
+        broker = rng.choice(self.brokers)
+        if rng.random() < 0.5:
+            broker = next((each for each in self.brokers if each.machine.role is Role.LEADING), broker)
+        kind = rng.choice(self.kinds)
+        length_ms = rng.choice((400, 2_000, 4_000, 8_000)) * rng.uniform(0.5, 1.5)
+        if kind in ("kill", "power", "replace", "all down"):
+            victims = self.brokers if kind == "all down" else [broker]
+            for victim in victims:
+                if victim.is_up:
+                    victim.cut_power() if kind == "power" or rng.random() < 0.2 else victim.kill()
+                    if kind == "replace" and rng.random() < 0.3:
+                        victim.disk = self.new_disk()
+                    self.at(rng.choice((50.0, length_ms)), self.revive, victim)
+        elif kind in ("pause", "suspend"):
+            broker.paused_until_ms = max(broker.paused_until_ms, self.now_ms + length_ms)
+            self.at(length_ms, self.wake, broker)
+            if kind == "suspend":
+                broker.asleep_ms += length_ms
+        elif kind in ("cut", "cut etcd"):
+            other = "etcd" if kind == "cut etcd" else rng.choice([each.name for each in self.brokers])
+            links = rng.choice(([(broker.name, other)], [(other, broker.name)], [(broker.name, other), (other, broker.name)]))
+            self.cut.update(links)
+            self.at(length_ms, self.cut.difference_update, links)
+        elif kind == "etcd away":
+            self.etcd.is_up = False
+            self.at(length_ms, lambda: self.etcd.come_back(self.now_ms))
+        elif kind == "clock":
+            broker.wall_offset_ms += rng.choice((-1, 1)) * rng.uniform(1_000, 60_000)
+        else:
+            self.order(kind, broker)
+        self.fired[kind] += 1
+
+    def wake(self, broker: SimBroker) -> None:
+        """All that came in the pause is seen now, in its order."""
+        if self.now_ms >= broker.paused_until_ms:
+            waiting, broker.waiting = broker.waiting, []
+            for function, arguments, life in waiting:
+                self.at(0, function, *arguments, life=life)
+
+    def revive(self, broker: SimBroker) -> None:
+        if not broker.is_up:
+            broker.start()
+
+    def order(self, kind: str, broker: SimBroker) -> None:
+        """An operator's; an unclean one where nobody leads."""
+        view = self.etcd.view
+        if kind == "switch":
+            value = encode_order(SWITCH, self.rng.choice(("", broker.disk.member)))
+        elif view.master is None and view.in_sync is not None:
+            value = encode_order(PROMOTE_UNCLEAN, broker.disk.member)
+        else:
+            return
+        self.etcd.commit(Transaction((), (Put(ORDER, value),)))
+
+    # A life.
+
+    def run(self) -> None:
+        rng = self.rng
+        self.at(0, self.clients)
+        when_ms = 1_000.0
+        while when_ms < FAULTY_MS:
+            when_ms += rng.choice((100, 800, 1_500, 3_000)) * rng.uniform(0.5, 1.5)
+            if when_ms < FAULTY_MS:
+                self.at(when_ms, self.fault)
+        self.run_until(FAULTY_MS)
+        if not self.found:
+            self.heal()
+
+    def clients(self) -> None:
+        for broker in self.brokers:
+            if broker.is_up and broker.paused_until_ms <= self.now_ms:
+                broker.send()
+        self.at(SEND_EVERY_MS, self.clients)
+
+    def heal(self) -> None:
+        """All faults end; then somebody must lead."""
+        self.loss = self.slow = 0.0
+        self.cut.clear()
+        if not self.etcd.is_up:
+            self.etcd.come_back(self.now_ms)
+        for broker in self.brokers:
+            broker.paused_until_ms = self.now_ms
+            self.wake(broker)
+            self.revive(broker)
+        self.run_until(self.now_ms + ELECTED_MS)
+        self.etcd.expire(self.now_ms)
+        view = self.etcd.view
+        if not self.found and view.master is None:
+            members = view.in_sync.members if view.in_sync is not None else frozenset()
+            here = {broker.disk.member for broker in self.brokers}
+            if members & here:
+                self.say("L5", f"nobody leads, though {sorted(members & here)} could")
+                return
+            self.fired["needed an order"] += 1
+            self.etcd.commit(
+                Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, self.brokers[0].disk.member)),))
+            )
+        before = self.numbers
+        acknowledged = self.fired["acknowledged"]
+        self.run_until(self.now_ms + EQUAL_MS)
+        if self.found:
+            return
+        if self.numbers == before or self.fired["acknowledged"] == acknowledged:
+            roles = {broker.name: broker.machine.role.value for broker in self.brokers}
+            self.say("L5", f"no send is taken and acknowledged at the end: {roles}")
+            return
+        lengths = [len(broker.disk.log) for broker in self.brokers]
+        shared = min(lengths)
+        if max(lengths) - shared > 60 or any(b.disk.log[:shared] != self.brokers[0].disk.log[:shared] for b in self.brokers):
+            self.say("L5", f"logs differ at the end: {lengths}")
+
+
+def check_leadership(seed: int, fired: Counter[str], mood: Mood | None = None) -> list[Violation]:
+    """A random life."""
+    world = LeadershipWorld(seed, fired, mood)
+    world.run()
+    return world.found

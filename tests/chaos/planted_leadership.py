@@ -1,0 +1,229 @@
+"""Bugs of leadership that are put in on purpose: `planted.py` has them in its list; the drill is a random life."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, Final
+from unittest import mock
+
+from protomq_ha.cluster_state import IN_SYNC, ClusterView, Transaction
+from protomq_ha.in_sync_set import InSyncSet, MemberReport
+from protomq_ha.leadership import Leadership
+from protomq_ha.leadership_values import Lease, Role
+
+from .checker import Violation
+from .leadership_broker import Disk, SimBroker
+from .leadership_world import LeadershipWorld, Mood, check_leadership
+
+
+def lease_by_the_wall_clock() -> Any:
+    """A clock that is set back makes a lease last."""
+    return mock.patch.object(
+        SimBroker, "clock_ms", lambda self: self.boot_ms() + int(self.wall_offset_ms)
+    )
+
+
+def lease_stands_still_in_a_suspend() -> Any:
+    """CLOCK_MONOTONIC."""
+    return mock.patch.object(
+        SimBroker, "clock_ms", lambda self: self.boot_ms() - int(self.asleep_ms * self.rate)
+    )
+
+
+def lease_counts_from_the_answer() -> Any:
+    """Not from when the renewal was sent."""
+    real = Leadership._note_lease
+
+    def note_lease(self: Leadership, lease: Lease, sent_ms: int, now_ms: int) -> None:
+        real(self, lease, now_ms, now_ms)
+
+    return mock.patch.object(Leadership, "_note_lease", note_lease)
+
+
+def acknowledges_whatever_the_lease() -> Any:
+    """Whoever believes to lead acknowledges."""
+    return mock.patch.object(
+        Leadership, "may_acknowledge", lambda self, now_ms: self.in_sync is not None and self.role is Role.LEADING
+    )
+
+
+def acknowledges_what_it_gave_away() -> Any:
+    """A master that has handed over trusts its lease still."""
+
+    def may_acknowledge(self: Leadership, now_ms: int) -> bool:
+        gave_away, self._gave_away = self._gave_away, False
+        try:
+            return _MAY_ACKNOWLEDGE(self, now_ms)
+        finally:
+            self._gave_away = gave_away
+
+    return mock.patch.object(Leadership, "may_acknowledge", may_acknowledge)
+
+
+_MAY_ACKNOWLEDGE: Final = Leadership.may_acknowledge
+
+
+def breaks_its_promise() -> Any:
+    """A member runs as soon as the master key is gone, though its master counts on it."""
+    return mock.patch.object(Leadership, "heard")
+
+
+def promises_count_from_their_arrival() -> Any:
+    """A master trusts a promise from when it has heard it."""
+
+    def vouched_until(
+        self: InSyncSet, promise_ms: int, reports: Mapping[str, MemberReport]
+    ) -> int | None:
+        return (1 << 60) if self.others <= reports.keys() else None
+
+    return mock.patch.object(InSyncSet, "vouched_until", vouched_until)
+
+
+def acknowledges_alone() -> Any:
+    """What the master has is confirmed."""
+
+    def confirm(self: InSyncSet, own_position: int, reports: Mapping[str, MemberReport]) -> int:
+        self.confirmed_position = own_position
+        return own_position
+
+    return mock.patch.object(InSyncSet, "confirm", confirm)
+
+
+def proposals_do_not_count() -> Any:
+    """A set whose change is not known to be made counts as it was."""
+    return mock.patch.object(InSyncSet, "propose")
+
+
+def proposals_count_alone() -> Any:
+    """A change whose outcome is not known is taken for made."""
+
+    def propose(self: InSyncSet, members: frozenset[str]) -> None:
+        self.members = members
+
+    return mock.patch.object(InSyncSet, "propose", propose)
+
+
+def joins_without_the_past() -> Any:
+    """A slave joins with what this master has confirmed, whatever an earlier one has acknowledged."""
+    real = InSyncSet.begin
+
+    def begin(self: InSyncSet, start_position: int, now_ms: int) -> None:
+        real(self, 0, now_ms)
+
+    return mock.patch.object(InSyncSet, "begin", begin)
+
+
+
+def _without_compares(*keys: str) -> Any:
+    real = Leadership._ask
+
+    def ask(self: Leadership, effects: Any, request: Any, now_ms: int) -> None:
+        if isinstance(request, Transaction):
+            compares = tuple(compare for compare in request.compares if compare.key not in keys)
+            request = Transaction(compares, request.puts, request.deletes)
+        real(self, effects, request, now_ms)
+
+    return mock.patch.object(Leadership, "_ask", ask)
+
+
+
+def compares_no_set() -> Any:
+    """Elections and sets are written whatever has become of the set."""
+    return _without_compares(IN_SYNC)
+
+
+def anybody_runs() -> Any:
+    """A store from outside the set runs for election."""
+    real = Leadership._may_run
+
+    def may_run(self: Leadership, view: ClusterView, now_ms: int) -> bool:
+        is_free = view.master is None and now_ms >= self._heard_ms + self.settings.lease_ttl_ms
+        return real(self, view, now_ms) or (is_free and now_ms < self._lease_until_ms)
+
+    return mock.patch.object(Leadership, "_may_run", may_run)
+
+
+def runs_without_its_tail() -> Any:
+    """A store whose machine has crashed stays in the set."""
+    real = Leadership.__init__
+
+    def begin(self: Leadership, *arguments: Any, tail_may_be_lost: bool, **others: Any) -> None:
+        real(self, *arguments, tail_may_be_lost=False, **others)
+
+    return mock.patch.object(Leadership, "__init__", begin)
+
+
+
+def keeps_its_epoch() -> Any:
+    """An election takes the epoch that is there."""
+    real = Leadership._election
+
+    def election(self: Leadership, view: ClusterView) -> Transaction:
+        made = real(self, view)
+        epoch = view.in_sync.epoch if view.in_sync is not None else 1
+        puts = tuple(
+            put._replace(value=put.value.replace(f'"epoch": {epoch + 1}'.encode(), f'"epoch": {epoch}'.encode()))
+            for put in made.puts
+        )
+        return Transaction(made.compares, puts, made.deletes)
+
+    return mock.patch.object(Leadership, "_election", election)
+
+
+def replaced_stores_keep_their_name() -> Any:
+    """A member is an address: an empty store that replaces one is the same member."""
+
+    def new_disk(self: LeadershipWorld) -> Disk:
+        if self.members < 3:
+            self.members += 1
+            return Disk(f"m{self.members}")
+        return Disk(self.rng.choice(self.brokers).disk.member)
+
+    def fault(self: LeadershipWorld) -> None:
+        before = {broker.name: broker.disk.member for broker in self.brokers}
+        _FAULT(self)
+        for broker in self.brokers:
+            broker.disk.member = before[broker.name]
+
+    return mock.patch.multiple(LeadershipWorld, new_disk=new_disk, fault=fault)
+
+
+_FAULT: Final = LeadershipWorld.fault
+
+
+
+def drill(seed: int) -> list[Violation]:
+    """Ten random lives, up to the first that is red."""
+    return _lives(seed, None)
+
+
+def stores_that_come_back_poorer(seed: int) -> list[Violation]:
+    """Lives in which little else happens."""
+    return _lives(seed, Mood(("power", "power", "kill", "replace", "cut", "all down"), 0.0, 0.1))
+
+
+def _lives(seed: int, mood: Mood | None) -> list[Violation]:
+    lives = (check_leadership(life, Counter(), mood) for life in range(10 * seed, 10 * seed + 10))
+    return next((found for found in lives if found), [])
+
+
+BUGS: Final = (
+    ("counts its lease by the wall clock", lease_by_the_wall_clock, drill),
+    ("counts its lease by a clock that stands still in a suspend", lease_stands_still_in_a_suspend, drill),
+    ("counts its lease from the answer", lease_counts_from_the_answer, drill),
+    ("acknowledges behind its lease", acknowledges_whatever_the_lease, drill),
+    ("acknowledges what it has given away", acknowledges_what_it_gave_away, drill),
+    ("breaks its promise", breaks_its_promise, drill),
+    ("trusts promises for ever", promises_count_from_their_arrival, drill),
+    ("acknowledges what it has alone", acknowledges_alone, drill),
+    ("does not count proposals", proposals_do_not_count, drill),
+    ("takes proposals for made", proposals_count_alone, drill),
+    ("lets slaves join without the past", joins_without_the_past, stores_that_come_back_poorer),
+    ("compares no in-sync set", compares_no_set, drill),
+    ("runs from outside the set", anybody_runs, drill),
+    ("runs without the end of its log", runs_without_its_tail, drill),
+    ("keeps the epoch at an election", keeps_its_epoch, drill),
+    ("takes a replaced store for the old one", replaced_stores_keep_their_name, drill),
+)
+"""(name, what plants it, where it shows)."""

@@ -1,0 +1,394 @@
+"""Leadership against etcd as a model, without a network: each request is answered at once, late or never, as a test says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from protomq_ha.cluster_state import (
+    IN_SYNC,
+    MASTER,
+    ORDER,
+    PROMOTE_UNCLEAN,
+    SWITCH,
+    Put,
+    Transaction,
+    encode_in_sync,
+    encode_master,
+    encode_order,
+)
+from protomq_ha.in_sync_set import MemberReport
+from protomq_ha.leadership import Leadership
+from protomq_ha.leadership_values import (
+    Ask,
+    Effect,
+    Follow,
+    Lead,
+    Role,
+    Settings,
+    StopFollowing,
+    StopLeading,
+    TailSettled,
+)
+from tests.chaos.leadership_etcd import SimEtcd
+
+TTL_MS = 3_000
+
+
+class Member:
+    """A machine, and what it wanted. Attribute: answers: etcd answers it."""
+
+    def __init__(self, etcd: SimEtcd, name: str, now_ms: int = 0, *, epoch: int = 0, empty: bool = True, lost: bool = False) -> None:
+        self.etcd, self.answers = etcd, True
+        self.asks: list[Ask] = []
+        self.wants: list[Effect] = []
+        self.machine = Leadership(
+            Settings(name, f"{name}:1"), epoch, now_ms, log_is_empty=empty, tail_may_be_lost=lost
+        )
+
+    def run(self, effects: list[Effect], now_ms: int) -> None:
+        for effect in effects:
+            if not isinstance(effect, Ask):
+                self.wants.append(effect)
+            elif self.answers:
+                result = self.etcd.do(effect.request, now_ms)
+                self.run(self.machine.answered(effect.number, result, now_ms), now_ms)
+            else:
+                self.asks.append(effect)
+
+    def tick(self, now_ms: int) -> list[Effect]:
+        """What it wants now."""
+        self.etcd.expire(now_ms)
+        self.run(self.machine.tick(now_ms), now_ms)
+        wants, self.wants = self.wants, []
+        return wants
+
+    def report(self, end: int, reports: dict[str, MemberReport], now_ms: int) -> None:
+        self.run(self.machine.report(end, reports, now_ms), now_ms)
+
+    def lead(self, now_ms: int, end: int = 0) -> int:
+        """From following to leading; the epoch."""
+        assert self.tick(now_ms) == [StopFollowing()]
+        self.run(self.machine.following_stopped(self.machine.own_epoch, now_ms), now_ms)
+        (lead,) = self.tick(now_ms)
+        assert isinstance(lead, Lead)
+        self.run(self.machine.opened(lead.epoch, end, now_ms), now_ms)
+        assert self.machine.role is Role.LEADING
+        return lead.epoch
+
+    def members(self) -> set[str]:
+        in_sync = self.etcd.view.in_sync
+        return set(in_sync.members) if in_sync is not None else set()
+
+
+class PromptEtcd(SimEtcd):
+    """Its leases end when they are due."""
+
+    def __init__(self) -> None:
+        super().__init__(Random(0))
+        self.rng.uniform = lambda a, b: 0.0  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def etcd() -> SimEtcd:
+    return PromptEtcd()
+
+
+def master_with(etcd: SimEtcd, *slaves: str, now_ms: int = 0) -> Member:
+    """A master whose set has these slaves too."""
+    master = Member(etcd, "m", now_ms)
+    master.lead(now_ms)
+    reports = {slave: MemberReport(0, True, now_ms) for slave in slaves}
+    master.report(0, reports, now_ms)
+    assert master.members() == {"m", *slaves}
+    return master
+
+
+def test_the_first_one_to_come_leads_and_the_second_one_follows_it(etcd: SimEtcd) -> None:
+    first, second = Member(etcd, "a"), Member(etcd, "b")
+    assert first.lead(0) == 1
+    assert second.tick(0) == [Follow("a", "a:1", 1)]
+    assert second.tick(300) == [], "it is told once"
+    assert first.members() == {"a"}
+
+
+def test_a_log_with_messages_and_an_etcd_without_a_set_need_an_order(etcd: SimEtcd) -> None:
+    member = Member(etcd, "a", epoch=4, empty=False)
+    assert member.tick(0) == []
+    assert "order its unclean promotion" in member.machine.problems(0)[0]
+    etcd.commit(Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, "a")),)))
+    assert member.lead(300) == 5
+    assert etcd.view.order is None
+    assert member.machine.problems(300) == []
+
+
+def test_a_member_takes_over_when_lease_and_promise_are_over(etcd: SimEtcd) -> None:
+    master_with(etcd, "s")
+    slave = Member(etcd, "s")
+    assert slave.tick(0) == [Follow("m", "m:1", 1)]
+    assert slave.machine.may_speak
+    slave.machine.heard(1_000)
+    for now_ms in range(0, 4_000, 100):
+        assert slave.tick(now_ms) == [], now_ms
+    assert slave.lead(4_000) == 2
+    assert not slave.machine.may_speak
+    assert slave.members() == {"m", "s"}
+
+
+def test_who_runs_says_nothing_to_its_master_any_more(etcd: SimEtcd) -> None:
+    master_with(etcd, "s")
+    slave = Member(etcd, "s")
+    slave.tick(0)
+    slave.tick(2_900)
+    assert slave.tick(3_300) == [StopFollowing()]
+    assert not slave.machine.may_speak
+    assert slave.tick(3_400) == [], "no election before the word that it has stopped"
+    assert etcd.view.master is None
+
+
+def test_a_store_from_outside_the_set_does_not_run_and_says_who_could(etcd: SimEtcd) -> None:
+    master_with(etcd, "s")
+    stranger = Member(etcd, "x")
+    stranger.tick(0)
+    for now_ms in range(0, 20_000, 500):
+        stranger.tick(now_ms)
+    assert stranger.machine.role is Role.FOLLOWING
+    (problem,) = stranger.machine.problems(20_000)
+    assert "start a member of the in-sync set (m, s), or order an unclean promotion" in problem
+
+
+def test_an_operator_can_promote_it_all_the_same(etcd: SimEtcd) -> None:
+    master_with(etcd, "s")
+    stranger = Member(etcd, "x", epoch=1, lost=True)
+    stranger.tick(0)
+    stranger.tick(3_100)
+    etcd.commit(Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, "x")),)))
+    assert stranger.lead(3_400) == 2
+    assert (stranger.members(), etcd.view.order) == ({"x"}, None)
+
+
+def test_an_unclean_promotion_waits_until_nobody_leads(etcd: SimEtcd) -> None:
+    master = master_with(etcd)
+    etcd.commit(Transaction((), (Put(ORDER, encode_order(PROMOTE_UNCLEAN, "x")),)))
+    stranger = Member(etcd, "x")
+    assert stranger.tick(100) == [Follow("m", "m:1", 1)]
+    master.tick(400)
+    assert etcd.view.order is None, "the master takes it back"
+    assert master.machine.role is Role.LEADING
+
+
+def test_a_master_whose_lease_may_have_run_out_counts_on_promises_alone(etcd: SimEtcd) -> None:
+    master = master_with(etcd, "s")
+    master.answers = False
+    master.report(10, {"s": MemberReport(10, True, 2_000)}, 2_600)
+    assert master.machine.may_acknowledge(2_699), "its lease lasts for nine tenths of 3 s"
+    assert master.machine.may_acknowledge(4_699), "the slave's promise, from 2 s on"
+    assert not master.machine.may_acknowledge(4_700)
+    assert master.machine.takes_sends
+    assert "etcd has not answered for 4 s" in master.machine.problems(4_700)[0]
+
+
+def test_a_lease_counts_from_when_its_renewal_was_sent(etcd: SimEtcd) -> None:
+    master = master_with(etcd, "s")
+    master.answers = False
+    master.tick(800)
+    (renewal,) = (ask for ask in master.asks if type(ask.request).__name__ == "RenewLease")
+    result = etcd.do(renewal.request, 2_000)
+    master.run(master.machine.answered(renewal.number, result, 2_600), 2_600)
+    assert master.machine.may_acknowledge(3_499)
+    assert not master.machine.may_acknowledge(3_500)
+
+
+def test_a_master_alone_in_its_set_goes_on_without_etcd(etcd: SimEtcd) -> None:
+    master = master_with(etcd)
+    master.answers = False
+    master.tick(60_000)
+    assert master.machine.may_acknowledge(60_000)
+
+
+def test_a_master_that_was_away_comes_back_in_its_epoch_if_nobody_else_leads(etcd: SimEtcd) -> None:
+    master = master_with(etcd, "s")
+    revision = etcd.view.key_revision(IN_SYNC)
+    master.answers = False
+    master.tick(800)
+    etcd.expire(3_100)
+    assert etcd.view.master is None
+    master.answers = True
+    for ask in master.asks:
+        master.run(master.machine.answered(ask.number, None, 3_200), 3_200)
+    for now_ms in (3_200, 4_000, 4_100, 4_400):
+        assert master.tick(now_ms) == []
+    assert etcd.view.master is not None
+    assert (etcd.view.master.member, etcd.view.master.epoch) == ("m", 1)
+    assert etcd.view.key_revision(IN_SYNC) > revision, "an election under way fails"
+    assert master.machine.may_acknowledge(4_400)
+
+
+def test_a_master_that_finds_another_one_stops_leading_and_follows_it(etcd: SimEtcd) -> None:
+    master = master_with(etcd, "s")
+    etcd.expire(3_100)
+    Member(etcd, "s", now_ms=0).lead(3_100)
+    assert master.tick(3_200) == [StopLeading(), Follow("s", "s:1", 2)]
+    assert not master.machine.may_acknowledge(3_200)
+
+
+def test_a_master_that_is_started_again_leads_at_once_in_a_new_epoch(etcd: SimEtcd) -> None:
+    master_with(etcd, "s")
+    again = Member(etcd, "m", 500, epoch=1, empty=False)
+    assert again.lead(500) == 2
+    assert again.members() == {"m", "s"}
+
+
+def test_an_election_without_an_answer_is_found_to_be_won(etcd: SimEtcd) -> None:
+    member = Member(etcd, "a")
+    assert member.tick(0) == [StopFollowing()]
+    member.answers = False
+    member.run(member.machine.following_stopped(0, 10), 10)
+    (ask,) = member.asks
+    etcd.do(ask.request, 20)
+    member.answers = True
+    member.run(member.machine.answered(ask.number, None, 1_010), 1_010)
+    assert member.wants == [Lead(1)]
+
+
+def test_an_election_that_comes_too_late_fails(etcd: SimEtcd) -> None:
+    first, second = Member(etcd, "a"), Member(etcd, "b")
+    first.tick(0)
+    first.answers = False
+    first.run(first.machine.following_stopped(0, 10), 10)
+    assert second.lead(20) == 1
+    first.answers = True
+    (ask,) = first.asks
+    first.run(first.machine.answered(ask.number, etcd.do(ask.request, 30), 30), 30)
+    assert first.wants == []
+    assert first.tick(400) == [Follow("b", "b:1", 1)]
+
+
+def test_a_switch_gives_the_lead_to_who_has_everything(etcd: SimEtcd) -> None:
+    master = master_with(etcd, "s", "t")
+    etcd.commit(Transaction((), (Put(ORDER, encode_order(SWITCH, "s")),)))
+    both = {each: MemberReport(50, True, 300) for each in "st"}
+    master.report(60, both, 300)
+    assert master.machine.role is Role.HANDING_OVER
+    assert not master.machine.takes_sends
+    assert master.machine.may_acknowledge(310)
+    both["s"] = replace_position(both["s"], 60)
+    master.report(60, both, 310)
+    assert etcd.view.master is None
+    assert not master.machine.may_acknowledge(310)
+    others = [Member(etcd, each, 0) for each in ("t", "s")]
+    assert others[0].tick(320) == [], "the lead is promised to another one"
+    assert others[1].lead(320) == 2
+    assert master.tick(700) == [StopLeading(), Follow("s", "s:1", 2)]
+
+
+def replace_position(report: MemberReport, position: int) -> MemberReport:
+    return report._replace(position=position)
+
+
+def test_a_switch_to_nobody_in_particular_takes_who_has_most(etcd: SimEtcd) -> None:
+    master = master_with(etcd, "s", "t")
+    etcd.commit(Transaction((), (Put(ORDER, encode_order(SWITCH, "")),)))
+    master.report(60, {"s": MemberReport(60, True, 300), "t": MemberReport(50, True, 300)}, 300)
+    master.report(60, {"s": MemberReport(60, True, 300), "t": MemberReport(50, True, 300)}, 310)
+    assert etcd.view.in_sync is not None
+    assert etcd.view.in_sync.successor == "s"
+
+
+def test_a_switch_to_who_is_not_in_sync_is_taken_back(etcd: SimEtcd) -> None:
+    master = master_with(etcd, "s")
+    for number, target in enumerate(("x", "m", "s"), 1):
+        etcd.commit(Transaction((), (Put(ORDER, encode_order(SWITCH, target)),)))
+        master.report(60, {"s": MemberReport(60, False, 300)}, 400 * number)
+        master.tick(400 * number + 1)
+        assert etcd.view.order is None
+        assert master.machine.role is Role.LEADING
+
+
+def test_a_switch_that_takes_too_long_is_called_off(etcd: SimEtcd) -> None:
+    master = master_with(etcd, "s")
+    etcd.commit(Transaction((), (Put(ORDER, encode_order(SWITCH, "s")),)))
+    late = {"s": MemberReport(50, True, 300)}
+    master.report(60, late, 300)
+    for now_ms in range(400, 3_300, 100):
+        master.report(60, late, now_ms)
+        assert master.machine.role is Role.HANDING_OVER
+    master.report(60, late, 3_300)
+    assert master.machine.role is Role.LEADING
+    assert etcd.view.order is None
+
+
+def test_what_was_given_away_without_an_answer_is_not_used_any_more(etcd: SimEtcd) -> None:
+    master = master_with(etcd, "s")
+    etcd.commit(Transaction((), (Put(ORDER, encode_order(SWITCH, "s")),)))
+    all_of_it = {"s": MemberReport(60, True, 300)}
+    master.report(60, all_of_it, 300)
+    master.answers = False
+    master.report(60, all_of_it, 310)
+    assert not master.machine.may_acknowledge(320)
+    ask = master.asks[-1]
+    assert isinstance(ask.request, Transaction)
+    etcd.do(ask.request, 330)
+    master.run(master.machine.answered(ask.number, None, 1_310), 1_310)
+    assert not master.machine.may_acknowledge(1_320)
+
+
+def test_a_store_that_may_lack_its_end_leaves_the_set_before_anything_else(etcd: SimEtcd) -> None:
+    master_with(etcd, "s")
+    slave = Member(etcd, "s", epoch=1, empty=False, lost=True)
+    assert slave.tick(0) == [Follow("m", "m:1", 1), TailSettled()] or slave.members() == {"m"}
+    assert slave.members() == {"m"}
+    for now_ms in range(300, 20_000, 300):
+        slave.tick(now_ms)
+    assert slave.machine.role is Role.FOLLOWING
+
+
+def test_it_writes_the_set_even_if_it_is_not_in_it(etcd: SimEtcd) -> None:
+    master_with(etcd)
+    revision = etcd.view.key_revision(IN_SYNC)
+    slave = Member(etcd, "s", epoch=1, empty=False, lost=True)
+    slave.tick(0)
+    assert etcd.view.key_revision(IN_SYNC) == revision + 1, "a set with it that is under way can no longer be made"
+
+
+def test_a_log_that_is_ahead_of_etcd_follows_nobody_and_says_so(etcd: SimEtcd) -> None:
+    master_with(etcd)
+    member = Member(etcd, "old", epoch=9, empty=False)
+    for now_ms in range(0, 10_000, 500):
+        assert member.tick(now_ms) == []
+    assert "etcd's data is older than this log" in member.machine.problems(10_000)[0]
+
+
+def test_keys_that_are_gone_end_the_lead(etcd: SimEtcd) -> None:
+    master = master_with(etcd)
+    etcd.commit(Transaction((), (), (MASTER, IN_SYNC)))
+    assert master.tick(300) == [StopLeading()]
+    assert "etcd has no in-sync set" in master.machine.problems(300)[0]
+
+
+def test_an_older_reading_that_comes_late_changes_nothing(etcd: SimEtcd) -> None:
+    member = Member(etcd, "a")
+    member.tick(0)
+    member.answers = False
+    member.run(member.machine.tick(400), 400)
+    (reading,) = member.asks
+    old = etcd.do(reading.request, 400)
+    etcd.commit(
+        Transaction(
+            (),
+            (Put(MASTER, encode_master("b", 1, "b:1")), Put(IN_SYNC, encode_in_sync(1, frozenset("b")))),
+        )
+    )
+    member.run(member.machine.answered(reading.number, None, 500), 500)
+    member.answers = True
+    member.tick(1_000)
+    known = member.machine.view
+    assert known is not None
+    member.machine._note_view(old, 1_001, is_fresh=True)  # type: ignore[arg-type]
+    assert member.machine.view is known
+
+
+def test_settings_trust_nine_tenths() -> None:
+    assert replace(Settings("m", "a"), lease_ttl_ms=5_000).trusted_ms == 4_500
