@@ -11,8 +11,9 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
-# Two workers suit a small machine; a file's tests stay on one, so that its fixtures are made once.
-XDIST := -n 2 --dist loadfile
+# Three workers suit two cores: tests with real processes wait more than they compute. A file's tests stay on one worker, so that its fixtures
+# are made once.
+XDIST := -n 3 --dist loadfile
 SUITES := tests/unit tests/integration tests/examples
 
 # Where it is set, each of the hundreds of processes that the tests start would compile its modules again, for a third of its start.
@@ -125,7 +126,7 @@ spark-package: $(ENV) ## what must be on the driver and executors of a cluster: 
 .PHONY: chaos
 chaos: $(ENV) $(CODEGEN) ## faults made on purpose, the long form (minutes)
 	@$(call need_tests,tests/chaos)
-	$(PYTEST) $(XDIST) tests/chaos --ignore tests/chaos/test_spark_long.py -m "not soak" --timeout 3600 -rP
+	$(PYTEST) -n 2 --dist loadfile tests/chaos --ignore tests/chaos/test_spark_long.py -m "not soak" --timeout 3600 -rP
 
 .PHONY: spark-chaos
 spark-chaos: $(SPARK) ## the same for Spark copying a topic: half an hour, or PROTOMQ_CHAOS_SEEDS=3 (a JDK 17+)

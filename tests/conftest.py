@@ -21,6 +21,15 @@ SPARK_PROGRAMS = (
 )
 """They start Spark as a process of its own and need no session here."""
 SLOW_FILES = (
+    "test_ha.py",
+    "test_push.py",
+    "test_worker.py",
+    "test_ha_sync.py",
+    "test_ha_clients.py",
+    "test_deploy.py",
+    "test_request_reply.py",
+    "test_groups.py",
+    "test_push_faults.py",
     "test_chaos_processes.py",
     "test_chaos_store.py",
     "test_cli.py",

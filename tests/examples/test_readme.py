@@ -6,7 +6,10 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 from protomq.testing import Broker
 
@@ -27,16 +30,23 @@ def run(arguments: list[str], address: str) -> str:
     return result.stdout
 
 
-def test_the_first_program_of_the_readme_works(protomq_server: Broker) -> None:
+@pytest.fixture(scope="module")
+def server() -> Iterator[Broker]:
+    """Of its own: elsewhere the topic of the README may have messages already."""
+    with Broker() as broker:
+        yield broker
+
+
+def test_the_first_program_of_the_readme_works(server: Broker) -> None:
     program, _spark = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert ADDRESS in program
-    address = protomq_server.remoting_address
+    address = server.remoting_address
     printed = run([sys.executable, "-c", program.replace(ADDRESS, address)], address)
     assert "SEND_OK" in printed
     assert "b'hello'" in printed
 
 
-def test_the_commands_of_the_readme_work(protomq_server: Broker) -> None:
+def test_the_commands_of_the_readme_work(server: Broker) -> None:
     section = README.read_text().partition("From the shell:\n\n")[2].partition("\n\n")[0]
     commands = [shlex.split(line) for line in section.splitlines()]
     assert len(commands) == 3
@@ -45,4 +55,4 @@ def test_the_commands_of_the_readme_work(protomq_server: Broker) -> None:
         words = [sys.executable, "-m", "protomq", *words[1:]]
         if "consume" in words:
             words.append("--exit")  # it goes on until Ctrl-C otherwise
-        assert run(words, protomq_server.remoting_address)
+        assert run(words, server.remoting_address)

@@ -35,11 +35,15 @@ SERVED: Final = frozenset(
         "GroupService/ListGroupSettings",
         "DeadLetterService/ListDeadLetters",
         "FilterService/ListFilters",
+        # Members are in memory, not in the log: while the master is away they find each other here.
+        "MembershipService/HoldMembership",
+        "MembershipService/LeaveGroup",
+        "MembershipService/ListMembers",
         "TrackService/TrackMessage",
         "HaService/GetHaStatus",
     )
 )
-"""Paths of the methods that only read."""
+"""Paths of the methods that change nothing in the log."""
 
 
 def not_master(broker_name: str, broker_id: int) -> ServiceError:
