@@ -56,6 +56,7 @@ def finished(flights: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     run_demo(flights, folder, "--count", str(COUNT))
     done = run_demo(flights, folder, "--count", str(COUNT))
     assert done.returncode == 0, done.stderr
+    assert "another member" not in done.stderr
     return folder, done.stdout
 
 

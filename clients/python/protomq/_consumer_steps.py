@@ -107,6 +107,8 @@ class ConsumerSteps:
         self.subscriptions[topic] = route
         yield from self._forget_gone([topic])
         if self._share is not None:
+            # While a queue moves both members may have pulled it: neither gets everything.
+            self.state.warned_of_other()
             self._share.want(self.subscriptions, self._filter_texts())
             yield Tell(partial(self._share.member.wait_known, self.options.request_timeout_s))
         yield from self._reassign()
