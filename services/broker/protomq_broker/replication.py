@@ -67,6 +67,8 @@ class Replication:
             self._note_verdict,
             (lambda: follower.view) if follower is not None else None,
         )
+        self._confirmed_position = 0
+        """By all verdicts so far. The ha lane."""
         self._send: SendService | None = None
         self._waiting: WaitingAnswers | None = None
         self._writer: SystemWriter | None = None
@@ -107,8 +109,9 @@ class Replication:
         if not self._is_sync:
             return
         positions = self._store.positions
-        confirmed_before = positions.replicated
-        if verdict.confirmed_position > confirmed_before:
+        confirmed_before = max(self._confirmed_position, positions.replicated)
+        self._confirmed_position = max(confirmed_before, verdict.confirmed_position)
+        if not verdict.is_short:
             positions.note_replicated(verdict.confirmed_position)
         assert self._writer is not None
         self._writer.post(lambda: self._apply(verdict, confirmed_before))
@@ -120,11 +123,15 @@ class Replication:
         if not self._is_sync:
             return
         positions = self._store.positions
-        if positions.waits_for_replicas is not verdict.waits:
-            positions.wait_for_replicas(verdict.waits)
         send = self._send
         was_short = send.confirmation.is_short
         send.confirmation.change(verdict, confirmed_before)
+        if positions.waits_for_replicas is not verdict.waits:
+            positions.wait_for_replicas(verdict.waits)
+        if verdict.is_short:
+            # Not before the lane knows that fewer copies have it: else it answers SEND_OK in between.
+            positions.note_replicated(verdict.confirmed_position)
+            self.service.signal(verdict.confirmed_position)
         if verdict.is_short is not was_short:
             log.warning(
                 "%d of %d copies are in sync: sends are answered %s",

@@ -1,0 +1,88 @@
+"""What follows for sends from who is in sync, and which thread may know what first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+from protomq_broker.config import BrokerConfig
+from protomq_broker.follower_writer import FollowerWriter
+from protomq_broker.replication import Replication
+from protomq_broker.testing.simdisk import SimDisk
+from protomq_ha.replicas import Confirmation, Verdict
+from protomq_runtime.testing import FakeLane
+
+from .store.log_helpers import ManualClock, make_request
+from .store.store_helpers import open_store
+
+ALL = Verdict(in_sync_count=3, waits=True, confirmed_position=0, is_short=False, refuses=False)
+FEWER = ALL._replace(in_sync_count=2, is_short=True)
+
+
+class Master:
+    """A store that leads, and what its send lane has not come to yet. A send answers what is readable, by `confirmation`."""
+
+    def __init__(self) -> None:
+        clock = ManualClock()
+        self.store = open_store(SimDisk(), clock=clock)
+        self.send = SimpleNamespace(confirmation=Confirmation(), shortage=None)
+        self.posted: list[Callable[[], None]] = []
+        config = BrokerConfig(broker_name="b", broker_role="SYNC_MASTER")
+        self.replication = Replication(
+            self.store, config, "b", clock, lambda: 1, FollowerWriter(), lambda: None
+        )
+        waiting = SimpleNamespace(resolve=lambda: None)
+        writer = SimpleNamespace(post=self.posted.append)
+        self.replication.begin(FakeLane(), self.send, waiting, writer)  # type: ignore[arg-type]
+        self.note(ALL)
+        self.run_send_lane()
+
+    def note(self, verdict: Verdict) -> None:
+        """On the ha lane."""
+        self.replication._note_verdict(verdict)
+
+    def run_send_lane(self) -> None:
+        posted = self.posted[:]
+        self.posted.clear()
+        for function in posted:
+            function()
+
+    def append(self) -> int:
+        self.store.append([make_request([b"x"])])
+        return self.store.appended_position
+
+    def says_all_copies(self, position: int) -> bool | None:
+        """None: not answered yet."""
+        if self.store.readable_position < position:
+            return None
+        return self.send.confirmation.has_all_copies(position)
+
+
+def test_what_fewer_copies_confirm_is_not_readable_before_the_send_lane_knows_that_they_are_fewer() -> None:
+    master = Master()
+    position = master.append()
+    assert master.says_all_copies(position) is None
+    master.note(FEWER._replace(confirmed_position=position))
+    assert master.says_all_copies(position) is None
+    master.run_send_lane()
+    assert master.says_all_copies(position) is False
+
+
+def test_what_all_copies_confirm_is_readable_at_once() -> None:
+    master = Master()
+    position = master.append()
+    master.note(ALL._replace(confirmed_position=position))
+    assert master.says_all_copies(position) is True
+
+
+def test_what_fewer_had_confirmed_is_not_on_all_once_they_are_all_again_however_late_the_send_lane_hears_of_both() -> None:
+    master = Master()
+    by_fewer = master.append()
+    later = master.append()
+    master.note(FEWER._replace(confirmed_position=by_fewer))
+    master.note(ALL)
+    master.run_send_lane()
+    assert master.says_all_copies(by_fewer) is False
+    master.note(ALL._replace(confirmed_position=later))
+    master.run_send_lane()
+    assert master.says_all_copies(later) is True
