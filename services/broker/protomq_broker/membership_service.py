@@ -136,12 +136,6 @@ class MembershipService:
                 known.ownerless_ms_upto(self._clock.monotonic_ms()) / 1000,
             )
 
-    def member_of(self, group: str) -> str:
-        """A member of the group; empty: it has none here. Any thread."""
-        with self._lock:
-            found = self._memberships.find(group)
-            return next(iter(found.members))[0] if found is not None else ""
-
     @raw
     def hold_membership(self, call: Call) -> None:
         """Takes what the member says, and answers when there is something to say."""
