@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from protomq.wire.topics import TopicClass, class_of
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, too_many
 
 if TYPE_CHECKING:
@@ -279,14 +280,16 @@ def check_member(said: GroupMember) -> None:
 
 
 def difference(own: GroupMember, members: Iterable[GroupMember]) -> str:
-    """How the first member that differs from `own` does so, for people; empty: all are alike."""
+    """How the first member that differs from `own` does so, for people; empty: all are alike.
+
+    The topic of the group's retries is no difference: each member subscribes to it when it can, or leaves it to others.
+    """
     for other in members:
         if (other.client_id, other.nonce) == (own.client_id, own.nonce):
             continue
         if other.allocation != own.allocation:
             return f"{other.client_id} shares queues out by {other.allocation!r}, {own.client_id} by {own.allocation!r}"
-        mine = {topic.topic: topic.filter for topic in own.topics}
-        theirs = {topic.topic: topic.filter for topic in other.topics}
+        mine, theirs = _filters(own), _filters(other)
         for topic in sorted(mine.keys() | theirs.keys()):
             if topic not in theirs:
                 return f"{other.client_id} does not consume {topic}, {own.client_id} does"
@@ -298,6 +301,14 @@ def difference(own: GroupMember, members: Iterable[GroupMember]) -> str:
                     f"{own.client_id} {mine[topic] or 'all messages'}"
                 )
     return ""
+
+
+def _filters(said: GroupMember) -> dict[str, str]:
+    return {
+        topic.topic: topic.filter
+        for topic in said.topics
+        if class_of(topic.topic) is not TopicClass.RETRY
+    }
 
 
 def interests(said: GroupMember) -> tuple[object, ...]:

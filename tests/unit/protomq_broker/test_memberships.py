@@ -155,6 +155,12 @@ def test_a_member_that_says_nonsense_is_refused(said: GroupMember, text: str) ->
     assert raised.value.reason == "INVALID_ARGUMENT"
 
 
+def test_who_consumes_the_retries_already_is_no_other_member_for_it() -> None:
+    early, late = member("a"), member("b")
+    early.topics.add(topic="%RETRY%g")
+    assert difference(early, [late]) == difference(late, [early]) == ""
+
+
 def test_a_difference_is_named() -> None:
     one = member("a", wanted="tags X")
     assert difference(one, [one, member("b", wanted="tags X")]) == ""
