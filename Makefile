@@ -41,10 +41,14 @@ env: $(ENV) ## make or update .venv (by uv when present, else venv + pip)
 $(ENV): $(PYPROJECTS) tools/make_env.py
 	@$(make_env) dev
 
-# Found, or installed where this runs as root on Debian; else one line that says what to do.
+# Both are found, or installed where this runs as root on Debian; else one line says what to do.
 .PHONY: jdk
 jdk:
 	@$(need_python); $(PYTHON) tools/ensure_jdk.py "make $(or $(MAKECMDGOALS),jdk)"
+
+.PHONY: etcd
+etcd:
+	@$(need_python); $(PYTHON) tools/ensure_etcd.py "make $(or $(MAKECMDGOALS),etcd)"
 
 $(SPARK): $(ENV) | jdk
 	@$(make_env) spark
@@ -78,7 +82,7 @@ demo-spark: $(SPARK) ## Spark sums up the flights that `make demo` has sent (nee
 
 # The fast checks come first, and one pytest run comes last: its closing line counts everything.
 .PHONY: test
-test: jdk $(SPARK) ## all that must pass: lint, types, proto, unit, integration, examples (Spark too: a JDK 17+)
+test: jdk etcd $(SPARK) ## all that must pass: lint, types, proto, unit, integration, examples (Spark too: a JDK 17+; etcd)
 	@$(MAKE) --no-print-directory lint
 	@$(MAKE) --no-print-directory proto
 	@$(MAKE) --no-print-directory generate-check
@@ -111,7 +115,7 @@ unit examples: $(SPARK) ## a test suite
 	$(PYTEST) $(XDIST) tests/$@
 
 .PHONY: integration
-integration: $(SPARK) ## the tests with real processes, Spark among them (a JDK 17+)
+integration: etcd $(SPARK) ## the tests with real processes, Spark and etcd among them (a JDK 17+)
 	@$(call need_tests,tests/$@)
 	$(PYTEST) $(XDIST) tests/$@ -m "not long"
 
@@ -124,7 +128,7 @@ spark-package: $(ENV) ## what must be on the driver and executors of a cluster: 
 	@$(BIN)/python tools/spark_package.py
 
 .PHONY: chaos
-chaos: $(ENV) $(CODEGEN) ## faults made on purpose, the long form (minutes)
+chaos: etcd $(ENV) $(CODEGEN) ## faults made on purpose, the long form (minutes)
 	@$(call need_tests,tests/chaos)
 	$(PYTEST) -n 2 --dist loadfile tests/chaos --ignore tests/chaos/test_spark_long.py -m "not soak" --timeout 3600 -rP
 

@@ -8,5 +8,6 @@ Who leads, decided in etcd. No broker asks it yet: fail-over is issue 15, point 
 
     cluster_state        keys and values in etcd
     in_sync_set          who has all that was acknowledged, as the master has to take it
+    etcd_json            requests and answers as etcd's JSON gateway has them
     leadership           one broker's part: follow, run, lead, hand over (leadership_values: what it is told and says)
 """

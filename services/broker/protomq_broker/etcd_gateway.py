@@ -1,0 +1,97 @@
+"""etcd, asked over its JSON gateway: one request, one answer, or none within the time-out.
+
+Endpoints are tried in turn, the one that answered last goes first. A transaction is handed to another endpoint only where this one cannot
+have seen it: else what became of it is unknown, and leadership.py reads it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import httpx
+
+from protomq_ha.cluster_state import Transaction
+from protomq_ha.etcd_json import path_and_body, result_of
+from protomq_ha.leadership_values import Request, Result
+
+log = logging.getLogger("protomq.broker")
+
+CONNECT_TIMEOUT_S: Final = 0.3
+ANSWER_TIMEOUT_S: Final = 1.0
+"""Of one endpoint. An etcd that elects its own leader answers nothing for as long."""
+_NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+
+
+class EtcdGateway(Protocol):
+    """What leadership needs of etcd."""
+
+    def ask(self, request: Request) -> Result:
+        """The answer; None: there is none, or it says nothing. Any thread; may take a second for each endpoint."""
+        ...
+
+    def close(self) -> None:
+        """No more is asked."""
+        ...
+
+
+class HttpEtcd:
+    """See the module's docstring. Any thread. Attribute: problem: why the last request was not answered, "" if it was."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        prefix: str,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        """`endpoints`: URLs; `prefix`: of the keys; `transport`: of tests, in place of the network."""
+        self._endpoints = tuple(endpoint.rstrip("/") for endpoint in endpoints)
+        self._prefix = prefix
+        self._first = 0
+        self.problem = ""
+        timeout = httpx.Timeout(ANSWER_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        # No proxy of the environment: etcd stands beside the broker.
+        self._client = httpx.Client(timeout=timeout, transport=transport, trust_env=False)
+
+    def ask(self, request: Request) -> Result:
+        """See EtcdGateway."""
+        path, body = path_and_body(request, self._prefix)
+        first, problems = self._first, []
+        for turn in range(len(self._endpoints)):
+            index = (first + turn) % len(self._endpoints)
+            endpoint = self._endpoints[index]
+            try:
+                result = result_of(request, self._prefix, self._post(f"{endpoint}{path}", body))
+            except (httpx.HTTPError, ValueError) as error:
+                problems.append(f"{endpoint}: {str(error) or type(error).__name__}")
+                if isinstance(request, Transaction) and not isinstance(error, _NOT_SENT):
+                    self._first = (index + 1) % len(self._endpoints)
+                    break
+                continue
+            self._first = index
+            self._complain("")
+            return result
+        self._complain("; ".join(problems))
+        return None
+
+    def close(self) -> None:
+        """See EtcdGateway."""
+        self._client.close()
+
+    def _post(self, url: str, body: dict[str, Any]) -> dict[str, Any]:
+        response = self._client.post(url, json=body)
+        if response.is_error:
+            raise ValueError(f"HTTP {response.status_code} {response.text[:200]}")
+        answer = response.json()
+        if not isinstance(answer, dict):
+            raise ValueError(f"etcd answered {response.text[:200]}")
+        return answer
+
+    def _complain(self, problem: str) -> None:
+        """Said when it begins and when it ends."""
+        before, self.problem = self.problem, problem
+        if problem and not before:
+            log.warning("etcd does not answer: %s", problem)
+        elif before and not problem:
+            log.warning("etcd answers again")

@@ -1,0 +1,63 @@
+"""What leadership needs of etcd: a real one and the model keep the same contract."""
+
+from __future__ import annotations
+
+from protomq_broker.etcd_gateway import EtcdGateway
+from protomq_ha.cluster_state import (
+    IN_SYNC,
+    MASTER,
+    ClusterView,
+    Compare,
+    Put,
+    Transaction,
+    encode_in_sync,
+    encode_master,
+)
+from protomq_ha.leadership_values import Committed, GrantLease, Lease, ReadCluster, RenewLease
+
+
+def check_contract(etcd: EtcdGateway) -> Lease:
+    """On an etcd without keys; the lease to which the master key is bound then."""
+    view = etcd.ask(ReadCluster())
+    assert isinstance(view, ClusterView)
+    assert (view.master, view.in_sync, view.order) == (None, None, None)
+
+    lease = etcd.ask(GrantLease(3_000))
+    assert isinstance(lease, Lease)
+    assert (lease.lease > 0, lease.ttl_ms) == (True, 3_000)
+    assert etcd.ask(RenewLease(lease.lease)) == lease
+    assert etcd.ask(RenewLease(12_345)) == Lease(12_345, 0)
+
+    members = frozenset({"7", "8"})
+    election = Transaction(
+        (Compare(MASTER, 0), Compare(IN_SYNC, 0)),
+        (
+            Put(MASTER, encode_master("7", 3, "host:10911"), lease.lease),
+            Put(IN_SYNC, encode_in_sync(3, members)),
+        ),
+    )
+    made = etcd.ask(election)
+    assert isinstance(made, Committed)
+    assert made.is_made
+    again = etcd.ask(election)
+    assert isinstance(again, Committed)
+    assert not again.is_made
+    assert again.revision == made.revision
+
+    after = etcd.ask(ReadCluster())
+    assert isinstance(after, ClusterView)
+    assert after.revision == made.revision
+    assert after.rows == view.after(election, made.revision).rows
+    assert after.master is not None
+    assert after.master.lease == lease.lease
+
+    unknown = Transaction((Compare(IN_SYNC, made.revision),), (Put(MASTER, b"{}", 12_345),))
+    assert etcd.ask(unknown) is None, "a lease that is not there: nothing was done"
+    both = Transaction((), (Put(IN_SYNC, encode_in_sync(4, members)),), (MASTER,))
+    assert isinstance(etcd.ask(both), Committed)
+    end = etcd.ask(ReadCluster())
+    assert isinstance(end, ClusterView)
+    assert end.master is None
+    assert end.in_sync is not None
+    assert (end.in_sync.epoch, end.in_sync.revision) == (4, end.revision)
+    return lease
