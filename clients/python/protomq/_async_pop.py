@@ -20,7 +20,7 @@ from ._pop_steps import (
     PopSteps,
     Start,
 )
-from ._types import PEER_TIMEOUT_S, MessageQueue
+from ._types import PEER_TIMEOUT_S, Body, MessageQueue
 from .errors import ClosedError
 
 
@@ -108,7 +108,7 @@ class AsyncSimpleConsumer:
     async def reply(
         self,
         message: Message,
-        body: bytes = b"",
+        body: Body = b"",
         *,
         properties: Mapping[str, str] | None = None,
         timeout_s: float | None = None,

@@ -33,7 +33,7 @@ from ._send_request import address_of, fits
 from ._send_steps import recall, route_for, send_again, send_groups
 from ._show_settings import show_settings
 from ._trace import TraceHook, Tracer, close_steps
-from ._types import PEER_TIMEOUT_S, Delay, MessageQueue, Route, Target
+from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue, Route, Target
 from .errors import (
     ClosedError,
     ProtomqError,
@@ -108,7 +108,7 @@ class AsyncProducer:
     async def send(
         self,
         topic: str | OutgoingMessage,
-        body: bytes = b"",
+        body: Body = b"",
         *,
         key: str | None = None,
         keys: Sequence[str] = (),
@@ -149,7 +149,7 @@ class AsyncProducer:
     async def send_one_way(
         self,
         topic: str | OutgoingMessage,
-        body: bytes = b"",
+        body: Body = b"",
         *,
         key: str | None = None,
         keys: Sequence[str] = (),
@@ -185,7 +185,7 @@ class AsyncProducer:
     async def send_batch(
         self,
         topic: str,
-        messages: Sequence[bytes | OutgoingMessage],
+        messages: Sequence[Body | OutgoingMessage],
         *,
         keys: Sequence[str | None] | None = None,
         tags: str | Sequence[str] = "",
@@ -225,7 +225,7 @@ class AsyncProducer:
     async def request(
         self,
         topic: str,
-        body: bytes = b"",
+        body: Body = b"",
         *,
         key: str | None = None,
         keys: Sequence[str] = (),
@@ -254,7 +254,7 @@ class AsyncProducer:
     async def reply(
         self,
         message: Message,
-        body: bytes = b"",
+        body: Body = b"",
         *,
         properties: Mapping[str, str] | None = None,
         timeout_s: float | None = None,

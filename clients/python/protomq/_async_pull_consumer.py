@@ -33,7 +33,7 @@ from ._queue_listener import QueueListener
 from ._send_back import SentBack
 from ._show_settings import show_settings
 from ._trace import ConsumerTrace, Tracer, close_steps
-from ._types import PEER_TIMEOUT_S, Delay, MessageQueue, QueueRange
+from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue, QueueRange
 from ._warnings import warn
 from .errors import ClosedError, ProtomqError
 
@@ -190,7 +190,7 @@ class AsyncPullConsumer(ConsumerBase):
     async def reply(
         self,
         message: Message,
-        body: bytes = b"",
+        body: Body = b"",
         *,
         properties: Mapping[str, str] | None = None,
         timeout_s: float | None = None,

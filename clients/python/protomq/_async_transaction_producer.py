@@ -29,7 +29,7 @@ from ._transactions import (
     say_listener_failed,
     wait_steps,
 )
-from ._types import PEER_TIMEOUT_S, MessageQueue
+from ._types import PEER_TIMEOUT_S, Body, MessageQueue
 from .errors import ClosedError, ConfigurationError, ProtomqError
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class AsyncTransactionProducer:
     async def send(
         self,
         topic: str | OutgoingMessage,
-        body: bytes = b"",
+        body: Body = b"",
         *,
         execute: Callable[[SendResult], Decided | Awaitable[Decided]],
         key: str | None = None,
@@ -185,7 +185,7 @@ class AsyncTransactionProducer:
     async def begin(
         self,
         topic: str | OutgoingMessage,
-        body: bytes = b"",
+        body: Body = b"",
         *,
         key: str | None = None,
         keys: Sequence[str] = (),

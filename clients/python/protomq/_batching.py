@@ -17,7 +17,7 @@ from typing import Final
 from zlib import crc32 as zip_crc32
 
 from ._compression import DECOMPRESSED_SIZE_MAX_BYTES
-from .errors import ConfigurationError, MessageTooLargeError, WrongTypeError
+from .errors import ConfigurationError, MessageTooLargeError
 from .wire.hashing import crc32c, extend_crc32c, tag_code_of
 from .wire.record import (
     BODY_SIZE_MAX_BYTES,
@@ -244,17 +244,6 @@ def _tag_field(tag: str) -> bytes:
         )
     encoded = tag.encode()
     return b"\x1a" + encode_varint(len(encoded)) + encoded
-
-
-def check_body(body: object) -> bytes:
-    """The body as bytes. Raises WrongTypeError for what is not bytes-like."""
-    if isinstance(body, str):
-        raise WrongTypeError("a body is bytes, not str: call .encode() first")
-    if isinstance(body, bytearray | memoryview):
-        return bytes(body)
-    if not isinstance(body, bytes):
-        raise WrongTypeError(f"a body is bytes, not {type(body).__name__}")
-    return body
 
 
 def refuse_large_body(size_bytes: int) -> MessageTooLargeError:

@@ -33,7 +33,7 @@ from ._send_back import (
 )
 from ._steps import Steps
 from ._trace import ConsumerTrace
-from ._types import BrokerAddress, Delay, MessageQueue, Route
+from ._types import Body, BrokerAddress, Delay, MessageQueue, Route
 from ._warnings import warn
 from .errors import ClosedError, ConfigurationError, WrongTypeError
 
@@ -134,7 +134,7 @@ class ConsumerBase:
     def _reply_steps(
         self,
         message: Message,
-        body: bytes,
+        body: Body,
         properties: Mapping[str, str] | None,
         timeout_s: float | None,
     ) -> Steps[None]:

@@ -52,7 +52,7 @@ class LoopWatch:
 
     def _tell(self) -> None:
         frame = sys._current_frames().get(self._thread_id)
-        codes = {code: listener for listener in self._listeners() if (code := _code_of(listener.call))}
+        codes = {code: listener for listener in self._listeners() if (code := _code_of(listener.function or listener.call))}
         found = _listener_in(frame, codes)
         if frame is None or found is None:
             return  # Somebody else's: it has been a listener's loop for no longer than others'.

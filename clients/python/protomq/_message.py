@@ -21,10 +21,11 @@ import struct
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeVar
 
 from ._transit import MessageOrigin, MessageTransit, read_transit
 from ._types import MessageQueue
+from .body_codecs import decode_body
 from .errors import CorruptMessageError, ProtocolError
 from .wire import varints
 from .wire.record import (
@@ -79,6 +80,9 @@ _COMPRESSION_NAMES: Final = {
 _NO_PROPERTIES: Final[Mapping[str, str]] = MappingProxyType({})
 
 
+_T = TypeVar("_T")
+
+
 class Message:
     """A message as it was received."""
 
@@ -123,6 +127,13 @@ class Message:
         from ._pull_answer import decode_records  # It makes Messages, and needs this module.
 
         return decode_records(field, 0, (0,), (len(field),), (queue_offset,), queue)[0]
+
+    def value(self, type_: type[_T]) -> _T:
+        """The body as a value of this type: a pydantic or protobuf class, str, dict, list, or what a body codec decodes (`body_codecs`).
+
+        Raises SchemaError if it is none, WrongTypeError for a type without codec, and what `body` raises.
+        """
+        return decode_body(self.body, lambda: self.properties, type_)
 
     @property
     def stored_body(self) -> bytes:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, overload
 
-from ._types import Delay, MessageQueue
+from ._types import Body, Delay, MessageQueue
 from .wire.recall_handle import RecallHandle, decode_handle, encode_handle
 from .wire.record import encode_message_id
 
@@ -34,13 +34,14 @@ class SendStatus(IntEnum):
 class OutgoingMessage:
     """A message to send, where the keyword form of `send` is not handy; hooks and selectors are given this form too.
 
+    `body`: bytes, or what a body codec encodes (`protomq.body_codecs`); hooks and selectors are given bytes.
     `key` is the first key (None or "": there is none), `keys` are further ones (64 together, none empty; look-ups find the message by
     each); `queue` is where it must go, `sharding_key` keeps its order ("" is none, as it is on the wire). A property has a name; its
     value may be empty, and arrives so. `delay`, `deliver_at`: see `Producer.send`.
     """
 
     topic: str
-    body: bytes
+    body: Body
     key: str | None = None
     keys: Sequence[str] = ()
     tag: str = ""

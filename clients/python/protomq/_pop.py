@@ -20,7 +20,7 @@ from ._pop_steps import (
 from ._routes import Routes
 from ._steps import Driver
 from ._transport import SyncTransport
-from ._types import PEER_TIMEOUT_S, MessageQueue
+from ._types import PEER_TIMEOUT_S, Body, MessageQueue
 from .errors import ClosedError
 
 REQUEST_TIMEOUT_S: Final = 5.0
@@ -136,7 +136,7 @@ class SimpleConsumer:
     def reply(
         self,
         message: Message,
-        body: bytes = b"",
+        body: Body = b"",
         *,
         properties: Mapping[str, str] | None = None,
         timeout_s: float | None = None,

@@ -32,7 +32,7 @@ from ._pull_answer import AnswerMessages, PullAnswer, read_u32s
 from ._requests import reply_steps
 from ._retry import CALL, ONCE
 from ._steps import Each, GetRoute, Steps
-from ._types import MessageQueue, PullStatus, Route
+from ._types import Body, MessageQueue, PullStatus, Route
 from .errors import (
     ConfigurationError,
     NoRouteError,
@@ -247,7 +247,7 @@ class PopSteps:
     def reply(
         self,
         message: Message,
-        body: bytes,
+        body: Body,
         properties: Mapping[str, str] | None,
         timeout_s: float | None,
     ) -> Steps[None]:

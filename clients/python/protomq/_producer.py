@@ -34,7 +34,7 @@ from ._show_settings import show_settings
 from ._steps import Driver
 from ._trace import CLOSE_TIMEOUT_S, TraceHook, Tracer
 from ._transport import SyncTransport
-from ._types import PEER_TIMEOUT_S, Delay, MessageQueue, Route, Target
+from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue, Route, Target
 from ._warnings import warn
 from .errors import (
     ClosedError,
@@ -133,7 +133,7 @@ class Producer:
     def send(
         self,
         topic: str | OutgoingMessage,
-        body: bytes = b"",
+        body: Body = b"",
         *,
         key: str | None = None,
         keys: Sequence[str] = (),
@@ -178,7 +178,7 @@ class Producer:
     def send_async(
         self,
         topic: str | OutgoingMessage,
-        body: bytes = b"",
+        body: Body = b"",
         *,
         key: str | None = None,
         keys: Sequence[str] = (),
@@ -220,7 +220,7 @@ class Producer:
     def send_one_way(
         self,
         topic: str | OutgoingMessage,
-        body: bytes = b"",
+        body: Body = b"",
         *,
         key: str | None = None,
         keys: Sequence[str] = (),
@@ -256,7 +256,7 @@ class Producer:
     def send_batch(
         self,
         topic: str,
-        messages: Sequence[bytes | OutgoingMessage],
+        messages: Sequence[Body | OutgoingMessage],
         *,
         keys: Sequence[str | None] | None = None,
         tags: str | Sequence[str] = "",
@@ -306,7 +306,7 @@ class Producer:
     def request(
         self,
         topic: str,
-        body: bytes = b"",
+        body: Body = b"",
         *,
         key: str | None = None,
         keys: Sequence[str] = (),
@@ -337,7 +337,7 @@ class Producer:
     def reply(
         self,
         message: Message,
-        body: bytes = b"",
+        body: Body = b"",
         *,
         properties: Mapping[str, str] | None = None,
         timeout_s: float | None = None,

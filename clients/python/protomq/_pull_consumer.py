@@ -36,7 +36,7 @@ from ._show_settings import show_settings
 from ._steps import Driver
 from ._trace import ConsumerTrace, Tracer
 from ._transport import SyncTransport
-from ._types import PEER_TIMEOUT_S, Delay, MessageQueue, QueueRange
+from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue, QueueRange
 from ._warnings import warn
 from .errors import ClosedError, ProtomqError
 
@@ -233,7 +233,7 @@ class PullConsumer(ConsumerBase):
     def reply(
         self,
         message: Message,
-        body: bytes = b"",
+        body: Body = b"",
         *,
         properties: Mapping[str, str] | None = None,
         timeout_s: float | None = None,

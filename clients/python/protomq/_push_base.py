@@ -26,7 +26,7 @@ IDLE_TICK_S = 1.0
 REVOKE_TIMEOUT_S = 1.0
 """How long a queue that goes to another member waits for listeners: that member has nothing of it meanwhile."""
 
-Function = TypeVar("Function", bound=Callable[[Any], Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class PushCounts(NamedTuple):
@@ -110,7 +110,7 @@ class PushBase:
     def subscribe(
         self,
         topic: str,
-        listener: Callable[[Any], Any],
+        listener: Callable[..., Any],
         *,
         tags: Iterable[str] = (),
         sql: str | None = None,
@@ -119,6 +119,9 @@ class PushBase:
         batch_size: int | None = None,
     ) -> None:
         """Gives messages of a topic to `listener`, a function or a coroutine function, one a call; `batch_size`: in lists up to that long.
+
+        A type hint says what it takes: the message, or the value in its body, `order: Order` (see `protomq.body_codecs`); with a second
+        argument `message: Message` both.
 
         `tags`, `sql`, `cel`, `module`: which messages, as in PullConsumer.subscribe. Once the consumer has started, it is subscribed soon
         after, and what goes wrong is logged. A topic has one listener, the last one. The group's retries go to the listener of the topic

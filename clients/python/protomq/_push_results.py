@@ -3,6 +3,7 @@
     returns nothing                    done
     returns anything that is no result done, with one warning for each listener: "return" says that it is done
     raises                             comes again after the group's delay, with the error's text
+    raises SchemaError                 is a dead letter at once: its body is not what the listener takes
     returns Retry(delay=...)           comes again after that delay
     returns Reject()                   is a dead letter at once
     returns Suspend(ms)                orderly: its queue waits, and goes on with the same message; else like Retry(delay=ms / 1000)
@@ -19,8 +20,9 @@ from typing import Any, Final, NamedTuple
 
 from ._checks import check_count
 from ._send_back import delay_fields, error_text
+from ._typed_listeners import typed_call
 from ._types import Delay
-from .errors import ConfigurationError, WrongTypeError
+from .errors import ConfigurationError, SchemaError, WrongTypeError
 
 BATCH_SIZE_MAX: Final = 1024
 """RocketMQ's largest consumeMessageBatchMaxSize."""
@@ -70,13 +72,15 @@ Result = Retry | Reject | Suspend | None
 class Listener:
     """A function that is given messages.
 
-    `batch_size`: None: one message a call; else a list of at most that many. `name`: for the log.
+    `batch_size`: None: one message a call; else a list of at most that many. `name`: for the log. `function`: what the user wrote, of which
+    `call` may be the decoding front (`_typed_listeners`).
     """
 
     call: Callable[[Any], Any]
     name: str
     is_coroutine: bool
     batch_size: int | None = None
+    function: Callable[..., Any] | None = None
 
     @classmethod
     def of(cls, call: object, batch_size: int | None = None) -> Listener:
@@ -89,7 +93,8 @@ class Listener:
         is_coroutine = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
             getattr(call, "__call__", None)  # noqa: B004 - an object whose method it is.
         )
-        return cls(call, name, is_coroutine, batch_size)
+        typed = typed_call(call, name, is_coroutine=is_coroutine, is_batch=batch_size is not None)
+        return cls(typed, name, is_coroutine, batch_size, call)
 
 
 class Failure(NamedTuple):
@@ -114,7 +119,9 @@ class Failure(NamedTuple):
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Of a message whose listener raised."""
+    """Of a message whose listener raised: a body that does not decode now never will."""
+    if isinstance(error, SchemaError):
+        return Failure({"error": error_text(error), "dead_letter": True})
     return Failure({"error": error_text(error)})
 
 
@@ -160,6 +167,8 @@ def _judge_one(result: object) -> tuple[Failure | None, str]:
             return Failure({"error": error_text(error), "dead_letter": True}), ""
         case Suspend(delay_ms, error):
             return Failure({"error": error_text(error), "delay_ms": delay_ms}, delay_ms), ""
+        case SchemaError():
+            return failure_of(result), f"is not given what does not decode, it is a dead letter: {result}"
         case BaseException():
             return failure_of(result), f"returned {result!r}: taken as raised"
     return None, (

@@ -11,6 +11,7 @@ from ._message import Message
 from ._push_results import Failure, Judgement, Listener, failure_of, judge
 from ._push_state import Run
 from ._push_steps import SaidSeldom
+from .errors import SchemaError
 
 logger = logging.getLogger("protomq")
 
@@ -96,9 +97,14 @@ class Worker:
         if self._seldom.is_due((listener.name, type(error))):
             logger.warning(
                 "%s raised %s: its message %s (a further one of this kind is not logged for a minute)",
-                listener.name, type(error).__name__, "comes again" if self._comes_again else "is dropped", exc_info=error,
+                listener.name, type(error).__name__, self._goes(error), exc_info=error,
             )  # fmt: skip
         return Judgement([failure_of(error)] * count)
+
+    def _goes(self, error: BaseException) -> str:
+        if not self._comes_again:
+            return "is dropped"
+        return "is a dead letter" if isinstance(error, SchemaError) else "comes again"
 
     def _judged(self, listener: Listener, result: object, count: int) -> Judgement:
         judgement = judge(result, count)

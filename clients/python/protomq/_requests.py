@@ -18,7 +18,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from . import _methods
 from ._call_steps import broker_of, call_broker, decoded
@@ -28,6 +28,7 @@ from ._outgoing import SendResult
 from ._retry import UNTIL_THE_END
 from ._steps import CallServer, ForgetRoute, GetRoute, Pause, Steps
 from ._types import MessageQueue, Route
+from .body_codecs import decode_body, encode_body
 from .errors import (
     CallerGoneError,
     ConfigurationError,
@@ -35,6 +36,8 @@ from .errors import (
     RequestTimeoutError,
     WrongTypeError,
 )
+
+_T = TypeVar("_T")
 
 CORRELATION_ID: Final = "CORRELATION_ID"
 REPLY_TO_CLIENT: Final = "REPLY_TO_CLIENT"
@@ -59,6 +62,10 @@ class Reply:
     body: bytes
     properties: Mapping[str, str]
     request: SendResult
+
+    def value(self, type_: type[_T]) -> _T:
+        """See Message.value."""
+        return decode_body(self.body, lambda: self.properties, type_)
 
 
 class ReplyTo(NamedTuple):
@@ -109,12 +116,11 @@ def reply_steps(
         from .v1 import reply_service_pb2 as pb
 
     to = reply_to_of(message)
-    if not isinstance(body, bytes | bytearray | memoryview):
-        raise WrongTypeError(f"the body of a reply is bytes, not {body!r}")
+    encoded, properties = encode_body(body, properties)
     request = pb.ReplyRequest(
         caller_id=to.caller_id,
         call_id=to.call_id,
-        body=bytes(body),
+        body=encoded,
         properties=dict(properties or {}),
     )
     payload = (request.SerializeToString(),)

@@ -10,7 +10,7 @@ from ._checks import check_topic
 from ._connection_options import ConnectionOptions
 from ._delays import When, when_of
 from ._outgoing import OutgoingMessage
-from ._types import PEER_TIMEOUT_S, Delay, MessageQueue, Target
+from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue, Target
 from .errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def as_message(
     topic: str | OutgoingMessage,
-    body: bytes,
+    body: Body,
     key: str | None,
     keys: Sequence[str],
     tag: str,

@@ -15,12 +15,12 @@ import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from ._batching import (
     PreparedRecord,
     RecordEncoder,
-    check_body,
     make_front,
     refuse_large_body,
     refuse_unreadable_body,
@@ -43,6 +43,7 @@ from ._send_arguments import (
 from ._send_request import Request, places_of
 from ._sequence import SequenceSource
 from ._types import MessageQueue, Route, Target
+from .body_codecs import encode_body
 from .errors import (
     ConfigurationError,
     NoRouteError,
@@ -106,7 +107,7 @@ class SendCore:
     ) -> PreparedRecord:
         """Checks and compresses a message. Raises WrongTypeError, MessageTooLargeError or, compressing, RequestTimeoutError."""
         if type(body) is not bytes:
-            body = check_body(body)
+            body, properties = encode_body(body, properties)
         flags = 0
         if len(body) > self._plain_size_max:
             if self.compressor.compress is not None:
@@ -397,7 +398,10 @@ class SendCore:
         )
 
     def before_send(self, message: OutgoingMessage) -> OutgoingMessage:
-        """Runs the hooks; each sees what the one before it made."""
+        """Encodes the body, and runs the hooks; each sees what the one before it made."""
+        if type(message.body) is not bytes:
+            body, properties = encode_body(message.body, message.properties)
+            message = replace(message, body=body, properties=properties)
         for hook in self.options.hooks:
             changed = hook.before_send(message)
             if changed is not None and not isinstance(changed, OutgoingMessage):

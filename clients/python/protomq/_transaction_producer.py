@@ -29,7 +29,7 @@ from ._transactions import (
     end_steps,
     wait_steps,
 )
-from ._types import PEER_TIMEOUT_S, MessageQueue
+from ._types import PEER_TIMEOUT_S, Body, MessageQueue
 from .errors import ClosedError, ConfigurationError, ProtomqError
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class TransactionProducer:
     def send(
         self,
         topic: str | OutgoingMessage,
-        body: bytes = b"",
+        body: Body = b"",
         *,
         execute: Callable[[SendResult], TransactionDecision | None],
         key: str | None = None,
@@ -213,7 +213,7 @@ class TransactionProducer:
     def begin(
         self,
         topic: str | OutgoingMessage,
-        body: bytes = b"",
+        body: Body = b"",
         *,
         key: str | None = None,
         keys: Sequence[str] = (),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import IntEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 PEER_TIMEOUT_S: Final = 60.0
 """A server that answers nothing for this time, not even probes, is gone."""
@@ -21,6 +21,10 @@ class MessageQueue(NamedTuple):
     topic: str
     broker_name: str
     queue_id: int
+
+
+Body = Any
+"""bytes, or what a body codec encodes (`body_codecs`)."""
 
 
 class DelayLevel(NamedTuple):

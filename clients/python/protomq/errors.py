@@ -17,6 +17,7 @@
     │   ├── RequestTimeoutError         no answer in time: what was asked may have happened (also a TimeoutError)
     │   └── ProtocolError               the peer speaks something else, or its answer does not parse
     ├── CorruptMessageError             a received message is not what its producer wrote: the CRC-32C does not hold
+    ├── SchemaError                     a received body is not what its consumer asks for (also a ValueError)
     └── ServerError                     a server answered with google.rpc.Status; one class per ErrorReason
         ├── InvalidArgumentError        INVALID_ARGUMENT; `field_violations` name the fields
         │   ├── MessageTooLargeError    MESSAGE_TOO_LARGE
@@ -101,6 +102,7 @@ __all__ = [
     "RequestTimeoutError",
     "ProtocolError",
     "CorruptMessageError",
+    "SchemaError",
     "ServerError",
     "InvalidArgumentError",
     "MessageTooLargeError",
@@ -332,6 +334,17 @@ class CorruptMessageError(ProtomqError):
 
     reason = "CORRUPT_MESSAGE"
     code = _DATA_LOSS
+
+
+class SchemaError(ProtomqError, ValueError):
+    """A received body is not what its consumer asks for: another content type or schema, or what the type's codec refuses.
+
+    Raised in a listener it makes the message a dead letter at once, with this text: another try would end so, too.
+    """
+
+    reason = "SCHEMA"
+    code = _INVALID_ARGUMENT
+    definite = True
 
 
 class ServerError(ProtomqError):

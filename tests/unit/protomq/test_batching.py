@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from protomq._batching import (
     PreparedRecord,
     RecordEncoder,
-    check_body,
     make_front,
     split_records,
 )
@@ -176,14 +175,6 @@ def test_more_than_32_kib_beside_the_body_is_refused() -> None:
 def test_a_topic_that_cannot_be_is_refused(topic: str) -> None:
     with pytest.raises(ConfigurationError):
         RecordEncoder(topic, 1, 0)
-
-
-def test_a_body_is_bytes_like() -> None:
-    assert check_body(bytearray(b"a")) == b"a"
-    assert check_body(memoryview(b"a")) == b"a"
-    for wrong in ("text", 5, None):
-        with pytest.raises(ConfigurationError):
-            check_body(wrong)
 
 
 @given(st.lists(st.integers(0, 400), max_size=40), st.integers(1, 2000), st.integers(1, 10))

@@ -136,7 +136,7 @@ def test_limits_and_types_are_checked_before_anything_is_sent(cluster: FakeClust
         with pytest.raises(MessageTooLargeError):
             producer.send("T", bytes((4 << 20) + 1))
         with pytest.raises(ConfigurationError):
-            producer.send("T", "text")  # type: ignore[arg-type]
+            producer.send("T", None)
         producer.send("T", bytes(4 << 20))
     assert len(cluster.calls) == 1
 
@@ -679,7 +679,7 @@ def test_a_batch_is_checked_as_a_whole_before_it_is_sent(
     cluster: FakeCluster, producer: Producer
 ) -> None:
     with pytest.raises(ConfigurationError):
-        producer.send_batch("T", [b"a", "b"])  # type: ignore[list-item]
+        producer.send_batch("T", [b"a", 5])
     with pytest.raises(ConfigurationError):
         producer.send_batch("T", [b"a", b"b"], keys=["k"])
     with pytest.raises(ConfigurationError):
@@ -791,3 +791,29 @@ def test_a_forked_child_is_another_producer(cluster: FakeCluster, producer: Prod
     os.close(writer)
     assert int(child_id) != producer.producer_id
     assert int(sequence) == 0
+
+
+def test_values_are_encoded_on_every_way_of_sending_and_hooks_see_bytes(cluster: FakeCluster) -> None:
+    seen: list[tuple[object, object]] = []
+
+    class Hook:
+        def before_send(self, message: OutgoingMessage) -> None:
+            seen.append((message.body, message.properties))
+
+        def after_send(self, *_: object) -> None: ...
+
+    ways = {"content-type": "application/json"}
+    queue = MessageQueue("T", "a", 0)
+    for hooks in ((), [Hook()]):
+        with Producer(transport=FakeSyncTransport(cluster), hooks=hooks) as producer:
+            producer.send("T", {"n": 1}, queue=queue)
+            producer.send("T", {"n": 2}, queue=queue, delay=None, selector=None, properties={"a": "b"})
+            producer.send(OutgoingMessage("T", {"n": 3}, queue=queue))
+            producer.send_async("T", {"n": 4}, queue=queue).result()
+            producer.send_one_way("T", {"n": 5}, queue=queue)
+            producer.send_batch("T", [{"n": 6}, b"raw", "text"], queue=queue)
+    bodies = [*(b'{"n":%d}' % number for number in range(1, 7)), b"raw", b"text"]
+    assert cluster.stored() == {("a", 0): bodies * 2}
+    assert [body for body, _ in seen] == bodies
+    assert [said for _, said in seen[:3]] == [ways, {**ways, "a": "b"}, ways]
+    assert seen[6][1] is None

@@ -149,7 +149,7 @@ def test_what_is_no_request_gets_no_reply() -> None:
         reply_to_of(b"body")
     asked = message(**ReplyInbox("t", "b").properties("call", 1))
     with pytest.raises(WrongTypeError, match="bytes"):
-        next(reply_steps(asked, "text", None, 1.0))
+        next(reply_steps(asked, 5, None, 1.0))
     with pytest.raises(ConfigurationError, match="REPLY_TO_CLIENT"):
         check_request({"REPLY_TO_CLIENT": "me"})
 

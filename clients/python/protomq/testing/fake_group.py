@@ -32,7 +32,8 @@ from protomq._push_state import Run, Work
 from protomq._push_steps import SaidSeldom
 from protomq._push_work import Worker
 from protomq._send_back import error_text
-from protomq._types import MessageQueue
+from protomq._types import Body, MessageQueue
+from protomq.body_codecs import encode_body
 from protomq.errors import ConfigurationError
 from protomq.wire.record import (
     FLAG_KIND_COPY,
@@ -102,7 +103,7 @@ class FakeGroup:
     def send(
         self,
         topic: str,
-        body: bytes,
+        body: Body,
         *,
         key: str = "",
         tag: str = "",
@@ -112,6 +113,7 @@ class FakeGroup:
     ) -> Message:
         """A message that is to be delivered, at once or after a delay; as its listener gets it."""
         number = next(self._sequence)
+        body, properties = encode_body(body, properties)
         front = encode_front((key,) if key else (), tag, properties)
         record = RecordTemplate(topic, 1, 0).encode(
             body, number, self.clock.now_ms(), key=key, tag=tag, front=front
