@@ -7,25 +7,25 @@ from collections import defaultdict
 from protomq import Producer, ProtomqError, PullConsumer
 
 NAMESRV = os.environ.get("PROTOMQ_NAMESRV_ADDR", "127.0.0.1:8081")
-TOPIC = "parcels"
-PARCELS = ["parcel-a", "parcel-b", "parcel-c"]
-STEPS = ["packed", "collected", "sorted", "delivered"]
+TOPIC = "legs"
+PLANES = ["N14228", "N24211", "N619AA"]  # Tail numbers.
+STEPS = ["boarding", "taxi", "take-off", "landing"]
 
 
 def main() -> None:
     with Producer(namesrv=NAMESRV) as producer:
         for step in STEPS:
-            for parcel in PARCELS:
-                producer.send(TOPIC, step.encode(), key=parcel, sharding_key=parcel)
+            for plane in PLANES:
+                producer.send(TOPIC, step, key=plane, sharding_key=plane)
 
     steps: dict[str, list[str]] = defaultdict(list)
     with PullConsumer(namesrv=NAMESRV) as consumer:
         consumer.subscribe(TOPIC)
-        while sum(len(seen) for seen in steps.values()) < len(PARCELS) * len(STEPS):
+        while sum(len(seen) for seen in steps.values()) < len(PLANES) * len(STEPS):
             for message in consumer.poll(timeout_s=5.0):
-                steps[message.key].append(message.body.decode())
-    for parcel in PARCELS:
-        print(parcel, "->", ", ".join(steps[parcel]))
+                steps[message.key].append(message.value(str))
+    for plane in PLANES:
+        print(plane, "->", ", ".join(steps[plane]))
 
 
 if __name__ == "__main__":

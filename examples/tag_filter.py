@@ -6,21 +6,22 @@ import sys
 from protomq import Message, Producer, ProtomqError, PullConsumer
 
 NAMESRV = os.environ.get("PROTOMQ_NAMESRV_ADDR", "127.0.0.1:8081")
-TOPIC = "payments"
+TOPIC = "carriers"
+FLIGHTS = [("UA", 1545), ("AA", 1141), ("B6", 725), ("DL", 461), ("UA", 1696)]
 
 
 def main() -> None:
     with Producer(namesrv=NAMESRV) as producer:
-        for number, tag in enumerate(["paid", "refused", "paid", "refunded"]):
-            producer.send(TOPIC, f"payment {number}".encode(), tag=tag)
+        for carrier, number in FLIGHTS:
+            producer.send(TOPIC, f"flight {number}", tag=carrier)
 
     with PullConsumer(namesrv=NAMESRV) as consumer:
-        consumer.subscribe(TOPIC, tags=["refused", "refunded"])
+        consumer.subscribe(TOPIC, tags=["AA", "DL"])
         received: list[Message] = []
         while len(received) < 2:
             received += consumer.poll(timeout_s=5.0)
     for message in sorted(received, key=lambda message: message.body):
-        print(message.tag, message.body.decode())
+        print(message.tag, message.value(str))
 
 
 if __name__ == "__main__":

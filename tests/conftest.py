@@ -41,6 +41,7 @@ SLOW_FILES = (
     "test_examples.py",
     "test_chaos_planted.py",
     "test_demo.py",
+    "test_quick_start.py",
     "test_namesrv.py",
     "test_sdk_consumer_and_broker.py",
     "test_producer.py",

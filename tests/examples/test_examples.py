@@ -71,9 +71,10 @@ def test_push_consumer(protomq_server: Broker) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "async_producer", "batch", "delayed", "group_members", "naive_client", "ordered_by_key", "push_consumer",
+        "async_producer", "batch", "bodies", "broadcast", "delayed", "fastapi_app", "group_members",
+        "naive_client", "ordered_by_key", "push_consumer",
         "request_reply", "retry", "seek_by_time",
-        "simple_consumer", "sql_filter", "tag_filter", "transaction",
+        "simple_consumer", "sql_filter", "tag_filter", "transaction", "worker",
     ],
 )  # fmt: skip
 def test_without_a_server_an_example_says_what_to_start(name: str) -> None:
@@ -126,7 +127,7 @@ def test_simple_consumer(protomq_server: Broker) -> None:
 
 def test_tag_filter(protomq_server: Broker) -> None:
     output = run_example(protomq_server, "tag_filter.py")
-    assert output == "refused payment 1\nrefunded payment 3\n"
+    assert output == "AA flight 1141\nDL flight 461\n"
 
 
 def test_delayed(protomq_server: Broker) -> None:
@@ -151,6 +152,41 @@ def test_transaction(protomq_server: Broker) -> None:
 
 
 
+def test_bodies(protomq_server: Broker) -> None:
+    assert run_example(protomq_server, "bodies.py").splitlines() == [
+        "B6 to BQN, -1 minutes (Departure)",
+        "UA to IAH, 2 minutes (Departure)",
+        "dead letter: CLT - SchemaError: Departure: dep_delay: Input should be a valid integer, unable to parse string as an integer",
+    ]
+
+
+def test_broadcast(protomq_server: Broker) -> None:
+    assert run_example(protomq_server, "broadcast.py").splitlines() == [
+        f"{gate}: {change}"
+        for gate in ("gate C70", "gate D41")
+        for change in ("AA1141 leaves from D40", "UA1545 leaves from C71")
+    ]
+
+
+def test_worker(protomq_server: Broker) -> None:
+    assert run_example(protomq_server, "worker.py").splitlines() == [
+        "AA1141 rolled for 12 minutes",
+        "MQ4576 rolled for 30 minutes",
+        "UA1545 rolled for 17 minutes",
+        "UA1714 rolled for 21 minutes",
+        "the worker ended with 0",
+    ]
+
+
+def test_fastapi_app(protomq_server: Broker) -> None:
+    assert run_example(protomq_server, "fastapi_app.py").splitlines() == [
+        "ready: True",
+        "booked: SEND_OK",
+        "ticket: 12A",
+        "ticket: 1A",
+    ]
+
+
 def test_request_reply(protomq_server: Broker) -> None:
     assert run_example(protomq_server, "request_reply.py").splitlines() == [
         "EWR-LAX costs 269.94 USD",
@@ -162,7 +198,7 @@ def test_request_reply(protomq_server: Broker) -> None:
 
 def test_ordered_by_key(protomq_server: Broker) -> None:
     lines = run_example(protomq_server, "ordered_by_key.py").splitlines()
-    assert lines == [f"parcel-{c} -> packed, collected, sorted, delivered" for c in "abc"]
+    assert lines == [f"{plane} -> boarding, taxi, take-off, landing" for plane in ("N14228", "N24211", "N619AA")]
 
 
 def test_seek_by_time(protomq_server: Broker) -> None:

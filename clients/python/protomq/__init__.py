@@ -10,9 +10,9 @@
         for message in consumer:
             print(message.key, message.body)
 
-Everything public is named here, in `protomq.errors`, `protomq.body_codecs`, `protomq.allocation`, `protomq.testing`, and, for those who
-build connectors and tools, in `protomq.calls` and `protomq.records`; modules with an underscore may change at any time. Names are loaded
-when they are first used, so that `import protomq` is cheap and grpc is not loaded before it is needed.
+Everything public is named here, in `protomq.errors`, `protomq.body_codecs`, `protomq.asgi`, `protomq.allocation`, `protomq.testing`, and,
+for those who build connectors and tools, in `protomq.calls` and `protomq.records`; modules with an underscore may change at any time. Names
+are loaded when they are first used, so that `import protomq` is cheap and grpc is not loaded before it is needed.
 """
 
 from __future__ import annotations

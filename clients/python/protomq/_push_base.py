@@ -136,6 +136,11 @@ class PushBase:
         self._wanted[topic] = Wanted(topic, made, checked, filter_)
         self._look()
 
+    def _listen_as(self, other: PushBase) -> None:
+        """Subscribes to what another one is subscribed to, with its listeners."""
+        self._listeners.update(other._listeners)
+        self._wanted.update(other._wanted)
+
     def unsubscribe(self, topic: str) -> None:
         """Ends a subscription: no message of it is begun any more."""
         if self._wanted.pop(topic, None) is None:

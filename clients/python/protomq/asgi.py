@@ -1,0 +1,135 @@
+"""protomq in an application that speaks ASGI: FastAPI, Starlette, and others that have a lifespan. None of them is imported here.
+
+    messaging = Messaging("shop")
+    billing = messaging.consumer("billing")
+
+    @billing.on("orders")
+    async def bill(order: Order): ...
+
+    app = FastAPI(lifespan=messaging.lifespan)
+
+    @app.post("/orders")
+    async def create(order: Order, producer: Annotated[AsyncProducer, Depends(messaging.producer)]) -> str:
+        return (await producer.send("orders", order)).message_id
+
+The application starts when all consumers have subscribed, and its shutdown waits for their listeners; the producer is closed last, since
+listeners send. A lifespan may be entered again after it has ended, as test clients do: it has clients of its own each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Unpack
+
+from ._async_producer import AsyncProducer
+from ._async_push_consumer import AsyncPushConsumer
+from ._connection_options import ConnectionOptions
+from ._producer_options import ProducerSettings
+from ._push_base import PushBase
+from ._push_options import PushOptions, PushSettings
+from .errors import ConfigurationError
+
+__all__ = ["AppConsumer", "Messaging"]
+
+
+class AppConsumer(PushBase):
+    """A push consumer of an application: its listeners, given by `on` or `subscribe` before the application starts."""
+
+    def __init__(self, connection: ConnectionOptions, group: str, settings: PushSettings) -> None:
+        """Not for users: see Messaging.consumer."""
+        super().__init__(PushOptions(group=group, **settings))
+        self._connection = connection
+        self._settings = settings
+        self._running: AsyncPushConsumer | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the application has started it, and not stopped it yet."""
+        return self._running is not None and self._running.is_running
+
+    async def running(self) -> AsyncPushConsumer:
+        """The consumer of the running application: a dependency, `Depends(billing.running)`. Raises ConfigurationError without one."""
+        if self._running is None:
+            raise ConfigurationError(f"the consumer of group {self.group!r} does not run: {_NOT_STARTED}")
+        return self._running
+
+    def make(self) -> AsyncPushConsumer:
+        """A consumer with these listeners that is not started: for `protomq.testing.FakeGroup`."""
+        made = AsyncPushConsumer(self.group, connection=self._connection, **self._settings)
+        made._listen_as(self)
+        return made
+
+    @asynccontextmanager
+    async def _run(self) -> AsyncIterator[None]:
+        consumer = self.make()
+        try:
+            async with consumer:
+                self._running = consumer
+                yield
+        finally:
+            self._running = None
+
+    def _look(self) -> None:
+        if self._running is not None:
+            raise ConfigurationError(
+                f"group {self.group!r}: the application has started; subscribe before, or with the consumer that `running` gives"
+            )
+
+
+class Messaging:
+    """The producer and the consumers of one application."""
+
+    def __init__(
+        self,
+        group: str = "",
+        *,
+        connection: ConnectionOptions | None = None,
+        **settings: Unpack[ProducerSettings],
+    ) -> None:
+        """`group` and the settings: of the producer. `connection`: of all clients; None: PROTOMQ_NAMESRV_ADDR, or this machine."""
+        self._connection = connection or ConnectionOptions()
+        self._group = group
+        self._settings = settings
+        self._consumers: list[AppConsumer] = []
+        self._producer: AsyncProducer | None = None
+
+    def consumer(self, group: str, **settings: Unpack[PushSettings]) -> AppConsumer:
+        """A push consumer that runs while the application does. The settings are those of AsyncPushConsumer."""
+        made = AppConsumer(self._connection, group, settings)
+        self._consumers.append(made)
+        return made
+
+    async def producer(self) -> AsyncProducer:
+        """The application's producer: a dependency, `Depends(messaging.producer)`. Raises ConfigurationError outside of its lifespan."""
+        if self._producer is None:
+            raise ConfigurationError(f"there is no producer: {_NOT_STARTED}")
+        return self._producer
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the application has started, and all its consumers run: what a readiness probe asks."""
+        return self._producer is not None and all(consumer.is_running for consumer in self._consumers)
+
+    @asynccontextmanager
+    async def lifespan(self, app: Any = None) -> AsyncIterator[None]:
+        """What the application takes as its `lifespan`; within a lifespan of your own: `async with messaging.lifespan(app): yield`.
+
+        Raises what the start of a consumer raises: the application does not start then.
+        """
+        if self._producer is not None:
+            raise ConfigurationError("this lifespan runs: each application has a Messaging of its own")
+        async with AsyncExitStack() as stack:
+            self._producer = await stack.enter_async_context(
+                AsyncProducer(self._group, connection=self._connection, **self._settings)
+            )
+            stack.callback(self._forget_producer)
+            for consumer in self._consumers:
+                await stack.enter_async_context(consumer._run())
+            yield
+
+    def _forget_producer(self) -> None:
+        self._producer = None
+
+
+_NOT_STARTED = "the application has not started, or it lacks lifespan=messaging.lifespan"
