@@ -162,13 +162,20 @@ def epochs(store: StoreArgument, output: Output = OutputFormat.TABLE) -> None:
 
 
 @contextmanager
-def _offline(store: Path) -> Iterator[None]:
-    """The tools are part of the broker; and what they say about a folder that is no store is no failure of theirs."""
+def import_tools() -> Iterator[None]:
+    """Around imports: the tools are part of the broker, which may not be installed."""
     try:
-        from protomq_broker.store.errors import StoreSettingsError
+        yield
     except ModuleNotFoundError as error:
         message = "the tools of the store are not installed; run `pip install .` in a checkout of protomq"
         raise CliError(ExitCode.USAGE, "NOT_INSTALLED", message) from error
+
+
+@contextmanager
+def _offline(store: Path) -> Iterator[None]:
+    """What the tools say about a folder that is no store is no failure of theirs."""
+    with import_tools():
+        from protomq_broker.store.errors import StoreSettingsError
     if not store.is_dir():
         raise CliError(
             ExitCode.NOT_FOUND,

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from protomq_cli import (
+    backups,
     bench,
     clusters,
     completion,
@@ -156,6 +157,8 @@ def build_app() -> typer.Typer:
         "bench", "Measure, as RocketMQ's benchmarks do.", TOOLS,
         producer=bench.producer, batch=bench.batch, consumer=bench.consumer, latency=bench.latency,
     )  # fmt: skip
+    app.command("backup", rich_help_panel=TOOLS)(backups.backup)
+    app.command("restore", rich_help_panel=TOOLS)(backups.restore)
     app.command("completion", rich_help_panel=TOOLS)(completion.print_completion)
     app.command("version", rich_help_panel=TOOLS)(servers.print_version)
     return app

@@ -24,6 +24,7 @@ from protomq.v1 import (
     filter_service_pb2,
     group_service_pb2,
     ha_service_pb2,
+    log_service_pb2,
     membership_service_pb2,
     pop_service_pb2,
     pull_service_pb2,
@@ -56,6 +57,7 @@ from .filter_service import FilterService
 from .follower_writer import FollowerWriter
 from .group_service import GroupService
 from .half_sends import HalfSends
+from .log_service import LogService
 from .log_time import LogTime
 from .membership_service import MembershipService
 from .memberships import Memberships
@@ -265,6 +267,7 @@ class Broker:
             (track_service_pb2, "TrackService", TrackService(self.store)),
             (transaction_service_pb2, "TransactionService", self._transactions),
             (ha_service_pb2, "HaService", self._replication.service),
+            (log_service_pb2, "LogService", LogService(self.store, self.name, self.config.ha.transfer_size_bytes)),
         ):
             table.add_service(module.DESCRIPTOR.services_by_name[name], service)
         if self._is_slave:

@@ -41,6 +41,7 @@ SERVED: Final = frozenset(
         "MembershipService/ListMembers",
         "TrackService/TrackMessage",
         "HaService/GetHaStatus",
+        "LogService/ReadLog",
     )
 )
 """Paths of the methods that change nothing in the log."""

@@ -17,7 +17,7 @@ COMMANDS = [
     "standalone", "namesrv", "broker", "send", "recall", "pull", "consume", "pop", "worker", "completion", "version", "topic list",
     "topic create", "topic describe", "topic delete", "group offsets", "group commit", "group delete",
     "group lag", "group reset", "group clone", "message query", "cluster list",
-    "request", "message track", "trace show",
+    "request", "message track", "trace show", "backup", "restore",
     "cluster status", "cluster forget", "ha status", "log dump", "log verify", "log repair", "log epochs",
     "bench producer", "bench batch", "bench consumer",
     "bench latency", "filter deploy", "filter list", "filter delete", "group set", "group show", "dlq list", "dlq show", "dlq replay",

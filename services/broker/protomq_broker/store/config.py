@@ -12,6 +12,8 @@ from .log.recovery import CorruptionMode
 FORMAT_VERSION: Final = 2
 """Of what stands on disk. 2: the fields of a record have new numbers, and its CRC covers all that is the producer's."""
 SEGMENT_SIZE_MIN_BYTES: Final = 4096
+BACKUP_NAME: Final = "backup.json"
+"""In a folder that is a backup (tools/backup.py), or becomes a store by a restore that is not done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ StoreError
   NoWriterError             nothing is appended, since the writer thread does not run
   TooManyCandidatesError    a look-up would open more records than it may
   CorruptLogError           bytes of the log that were stored safely do not hold any more
+  BackupError               a backup or a restore cannot go on
 """
 
 from __future__ import annotations
@@ -40,6 +41,10 @@ class StoreLockedError(StoreError):
         )
         self.root = root
         self.pid = pid
+
+
+class BackupError(StoreError):
+    """A backup or a restore cannot go on. What is copied stays, and holds."""
 
 
 class StoreSettingsError(StoreError):

@@ -22,7 +22,7 @@ from protomq.v1.state_pb2 import TopicsRecord
 from protomq.wire.log_walk import WalkedBlock
 from protomq.wire.topics import LOG_TOPIC, TOPICS_TOPIC
 
-from .config import FORMAT_VERSION, StoreConfig, check_format
+from .config import BACKUP_NAME, FORMAT_VERSION, StoreConfig, check_format
 from .derived import Derived
 from .errors import CorruptLogError, StoreSettingsError
 from .files.disk import Disk, read_json, sync_names_above
@@ -72,6 +72,10 @@ def make_folders(disk: Disk, root: str) -> None:
 
 def check_settings(disk: Disk, root: str, config: StoreConfig) -> None:
     """Compares what shapes the data on disk with what the store was made with; a new store remembers it. Raises StoreSettingsError."""
+    if disk.exists(f"{root}/{BACKUP_NAME}"):
+        raise StoreSettingsError(
+            f"{root}: this is a backup, or a restore that is not done ({BACKUP_NAME}): `protomq restore` makes a store of a backup"
+        )
     path = f"{root}/config/store.json"
     ours = {"format_version": FORMAT_VERSION, "segment_size_bytes": config.segment_size_bytes}
     try:

@@ -409,6 +409,15 @@ class SimDisk(Disk):
             if path == source:
                 self._descriptors[fd] = (file, target)
 
+    def link(self, source: str, target: str) -> None:
+        self._begin("link", target)
+        if source not in self._names:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
+        if target in self._names:
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target)
+        file = self._names[target] = self._names[source]
+        self._change_name(target, _NameChange(posixpath.basename(target), None, file))
+
     def unlink(self, path: str) -> None:
         self._begin("unlink", path)
         file = self._names.get(path)

@@ -145,6 +145,10 @@ class Disk:
         """Gives a file another name, in one step; a file that has the name already is replaced."""
         os.rename(source, target)
 
+    def link(self, source: str, target: str) -> None:
+        """Gives a file one more name, that of no file yet."""
+        os.link(source, target)
+
     def unlink(self, path: str) -> None:
         """Removes a file's name; descriptors that are open go on working."""
         os.unlink(path)

@@ -1,0 +1,72 @@
+"""Reads the log of another broker, over its remoting port: what a backup copies from, and what damage is healed from."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Final
+
+from protomq.v1 import log_service_pb2 as pb
+from protomq.v1 import options_pb2
+from protomq_runtime.addresses import Address
+from protomq_runtime.remoting_client import RemotingClient
+
+from .store.tools.backup import SourceLook
+
+CALL_TIMEOUT_S: Final = 10.0
+PART_SIZE_BYTES: Final = 1 << 20
+
+_SERVICE: Final = pb.DESCRIPTOR.services_by_name["LogService"]
+_READ_LOG: Final = int(
+    _SERVICE.methods_by_name["ReadLog"].GetOptions().Extensions[options_pb2.remoting].method_id
+)
+
+
+class LogClient:
+    """One connection, one thread. A source of backups (`LogSource`)."""
+
+    def __init__(self, address: Address, client_id: str, broker_name: str = "") -> None:
+        """Connects. Raises OSError, ServiceError. `broker_name`: the broker that is meant; "": whoever answers."""
+        self._broker_name = broker_name
+        self._client = RemotingClient(
+            address, options_pb2.LANE_ADMIN, client_id, timeout_s=CALL_TIMEOUT_S
+        )
+
+    def __enter__(self) -> LogClient:
+        return self
+
+    def __exit__(
+        self,
+        error_type: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._client.close()
+
+    def look(self) -> SourceLook:
+        """How far the log goes. Raises OSError, ServiceError."""
+        answer = self._ask(0, 0)
+        return SourceLook(
+            answer.broker_name,
+            answer.segment_size_bytes,
+            answer.first_position,
+            answer.end_position,
+        )
+
+    def read(self, position: int, size_max_bytes: int) -> bytes:
+        """See LogSource. Raises OSError, ServiceError."""
+        return self._ask(position, min(size_max_bytes, PART_SIZE_BYTES)).log
+
+    def sealed_path(self, base_position: int) -> str:
+        """See LogSource: the files are elsewhere."""
+        return ""
+
+    def _ask(self, position: int, size_max_bytes: int) -> pb.ReadLogResponse:
+        request = pb.ReadLogRequest(
+            broker_name=self._broker_name, position=position, size_max_bytes=size_max_bytes
+        )
+        payload = self._client.call(_READ_LOG, request.SerializeToString(), CALL_TIMEOUT_S)
+        return pb.ReadLogResponse.FromString(payload)

@@ -1,0 +1,538 @@
+"""Backups: a copy of the log, which is all that a broker has to know; what `protomq backup` and `protomq restore` do.
+
+    <backup>/backup.json               what is copied; written last, durably, and so true after a crash at any moment
+    <backup>/config/store.json         as in a store, so that `protomq log verify` and `dump` read a backup
+    <backup>/commitlog/<20 digits>     segments: copies, or hard links to those of the store
+
+    backup     LogSource (a broker, a folder)  -> proved append by append -> segments, synced -> backup.json
+    restore    LogSource (the backup)          -> the same, up to the cut  -> segments, synced -> epochs.json -> backup.json goes
+
+Rules:
+- Every seal is proved before its append is written. What does not hold, or does not continue what is copied, ends the run; what is copied
+  stays.
+- A run goes on where `backup.json` says that the last one ended. So what the backup has is not copied again.
+- Only what is confirmed and on stable storage is copied, so no fail-over takes it back from the broker.
+- A log that begins behind 0 is complete from its first segment on (FORMAT.md): but only together with what was carried forward to its end.
+  So a backup is complete from the end that the log had when its first run began (`complete_from`), and is cut nowhere in front of it.
+- A restored store is another store: it draws a number of its own, and begins with an epoch far above those that the broker may have begun
+  since, so that what either of them writes is never taken for the other's.
+- A folder with `backup.json` is no store: a broker refuses it. So does a restore that was interrupted.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final, NamedTuple, Protocol
+
+from protomq_broker.store.config import BACKUP_NAME, FORMAT_VERSION
+from protomq_broker.store.errors import BackupError, ForeignBytesError
+from protomq_broker.store.files.disk import (
+    Disk,
+    read_fully,
+    remove_file,
+    sync_names_above,
+    write_fully,
+)
+from protomq_broker.store.files.lock import StoreLock, is_locked
+from protomq_broker.store.files.side_files import (
+    SideFileDamagedError,
+    read_json_file,
+    write_json_file,
+)
+from protomq_broker.store.log.agreement import START, LogPoint
+from protomq_broker.store.log.epochs import EPOCHS_NAME, find_epochs, write_epochs
+from protomq_broker.store.log.positions import LogTail
+from protomq_broker.store.log.segment import TEMPORARY_SUFFIX, SegmentFolder
+from protomq_broker.store.log.verbatim import ForeignBlock, LogEnd, prove
+
+from .offline import open_offline
+
+PART_SIZE_BYTES: Final = 4 << 20
+RESTORED_EPOCHS: Final = 1_000
+"""By how much the epoch of a restored store is above those of its log: each start of the broker since then has begun one."""
+_NO_LINKS: Final = frozenset(
+    {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOENT}
+)
+"""Of a hard link that cannot be made: another file system, one without links, or the segment is deleted by now."""
+
+
+class SourceLook(NamedTuple):
+    """How far a log goes. Attributes: first_position: where it begins; end_position: where it ends, as far as it may be copied."""
+
+    broker_name: str
+    segment_size_bytes: int
+    first_position: int
+    end_position: int
+
+
+class LogSource(Protocol):
+    """A log that is copied."""
+
+    def look(self) -> SourceLook:
+        """How far it goes now; where it begins is looked at first."""
+
+    def read(self, position: int, size_max_bytes: int) -> bytes:
+        """The log from a position on, as much as it likes to give; b"": it has that no more."""
+
+    def sealed_path(self, base_position: int) -> str:
+        """The file of a segment that nobody writes any more, to be linked; "" if its files are elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a backup has.
+
+    Attributes:
+        broker_name: whose log it is.
+        segment_size_bytes: of the log.
+        first_position: where the copy begins.
+        end: where it ends.
+        end_time_ms: store time of its last append.
+        complete_from: it tells everything if it is cut at this position or behind it.
+        complete_time_ms: store time of the append that ends there; 0 while the copy has not come that far.
+        is_restore: the folder is to become a store.
+    """
+
+    broker_name: str
+    segment_size_bytes: int
+    first_position: int
+    complete_from: int
+    end: LogPoint = START
+    end_time_ms: int = 0
+    complete_time_ms: int = 0
+    is_restore: bool = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it can be restored."""
+        return self.end.position >= self.complete_from
+
+
+class Cut(NamedTuple):
+    """Where a restored log ends: with the last append that ends at or in front of a position, and was stored at or before a time."""
+
+    position: int = 1 << 62
+    time_ms: int = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class CopyReport:
+    """What a run did. Attributes: manifest: as it is now; copied_bytes: of the log; linked_bytes: in segments that are hard links."""
+
+    manifest: Manifest
+    copied_bytes: int
+    linked_bytes: int
+
+
+def back_up(source: LogSource, root: Path | str, *, disk: Disk | None = None) -> CopyReport:
+    """Copies what a log has and the backup has not, up to where the log ends now. May be interrupted, and run again.
+
+    Raises BackupError, StoreLockedError, OSError, and what the source raises.
+    """
+    disk, root = disk or Disk(), str(root).rstrip("/")
+    known = read_manifest(root, disk=disk)
+    if known is not None and known.is_restore:
+        raise BackupError(f"{root} is a store that is being restored: back up into another folder")
+    if known is None and not _is_free(disk, root):
+        raise BackupError(f"{root} is not empty, and no backup: back up into a folder of its own")
+    _make_folders(disk, root)
+    lock = StoreLock(disk, root)
+    try:
+        while True:
+            look = source.look()
+            manifest = known or _begun(look)
+            if manifest.broker_name != look.broker_name:
+                raise BackupError(
+                    f"{root} is a backup of broker {manifest.broker_name}, this one is {look.broker_name}: give each a folder"
+                )
+            if manifest.segment_size_bytes != look.segment_size_bytes:
+                raise BackupError(
+                    f"{root} has segments of {manifest.segment_size_bytes} bytes, the broker has {look.segment_size_bytes}: begin another "
+                    "backup in another folder"
+                )
+            if look.end_position < manifest.end.position:
+                raise BackupError(
+                    f"{root} has the log up to {manifest.end.position}, and the broker's ends at {look.end_position}: it has lost a "
+                    "part of it. Begin another backup in another folder, and keep this one"
+                )
+            copy = _Copy(disk, root, manifest, look.end_position)
+            try:
+                copy.run(source, Cut())
+                return copy.report()
+            except _GoneError:
+                if manifest.is_complete and manifest.end != START:
+                    raise BackupError(
+                        f"{root} has the log up to {copy.manifest.end.position}, and the broker's begins at {source.look().first_position} "
+                        "now: what is between is deleted. Begin another backup in another folder, and keep this one for earlier times"
+                    ) from None
+                known = (
+                    None  # what is copied is of no use: it begins again where the log begins now
+                )
+    finally:
+        lock.release()
+
+
+def restore(
+    backup: Path | str, root: Path | str, cut: Cut | None = None, *, disk: Disk | None = None
+) -> CopyReport:
+    """Makes a store of a backup, which stays as it is. May be interrupted, and run again. Every byte is proved on its way.
+
+    Raises BackupError, StoreLockedError, OSError.
+    """
+    disk, root = disk or Disk(), str(root).rstrip("/")
+    cut = cut or Cut()
+    kept = read_manifest(backup, disk=disk)
+    if kept is None:
+        raise BackupError(f"{backup} is no backup: {BACKUP_NAME} is missing")
+    if not kept.is_complete or kept.is_restore:
+        raise BackupError(
+            f"{backup} is not complete: it ends at {kept.end.position}, and has to come to {kept.complete_from}: run the backup again"
+        )
+    if cut.position < kept.complete_from or cut.time_ms < kept.complete_time_ms:
+        raise BackupError(
+            f"{backup} tells everything from position {kept.complete_from} on, stored at {kept.complete_time_ms} ms since 1970: "
+            "cut it there or later, or restore an older backup"
+        )
+    begun = read_manifest(root, disk=disk)
+    if begun is None and not _is_free(disk, root):
+        raise BackupError(f"{root} is not empty: restore into a folder that is")
+    if begun is not None and (
+        not begun.is_restore or begun.end.position > min(cut.position, kept.end.position)
+    ):
+        raise BackupError(
+            f"{root} is another backup, or a restore with another end: restore into an empty folder"
+        )
+    _make_folders(disk, root)
+    lock = StoreLock(disk, root)
+    try:
+        fresh = replace(kept, end=START, end_time_ms=0, complete_time_ms=0, is_restore=True)
+        copy = _Copy(disk, root, begun or fresh, kept.end.position)
+        source = FolderSource(backup, disk=disk)
+        try:
+            copy.run(source, cut)
+        except _GoneError:
+            raise BackupError(
+                f"{backup}: a segment is missing behind {copy.manifest.end.position}"
+            ) from None
+        manifest = copy.manifest
+        if manifest.end == START != kept.end:
+            raise BackupError(f"{backup} has nothing that old: cut it later")
+        folder = SegmentFolder(disk, f"{root}/commitlog", manifest.segment_size_bytes)
+        folder.open()
+        epochs = find_epochs(disk, folder, manifest.end.position)
+        highest = max(epochs.highest_epoch, kept.end.epoch) + RESTORED_EPOCHS
+        write_epochs(disk, f"{root}/{EPOCHS_NAME}", replace(epochs, highest_epoch=highest))
+        remove_file(disk, f"{root}/{BACKUP_NAME}")
+        return copy.report()
+    finally:
+        lock.release()
+
+
+def read_manifest(root: Path | str, *, disk: Disk | None = None) -> Manifest | None:
+    """What a backup has; None if the folder is none. Raises BackupError if the file is damaged."""
+    disk = disk or Disk()
+    path = f"{str(root).rstrip('/')}/{BACKUP_NAME}"
+    try:
+        content = read_json_file(disk, path)
+        if content is None:
+            return None
+        return Manifest(**{**content, "end": LogPoint(*content["end"])})
+    except (SideFileDamagedError, KeyError, TypeError, ValueError) as error:
+        raise BackupError(
+            f"{path} does not hold: {error}: begin another backup in another folder"
+        ) from error
+
+
+class FolderSource:
+    """A backup, or a store whose broker is stopped. A LogSource."""
+
+    def __init__(
+        self, root: Path | str, broker_name: str = "", *, disk: Disk | None = None
+    ) -> None:
+        """`broker_name`: of a store, which does not have it. Raises StoreSettingsError, BackupError if a broker is running."""
+        disk, self._root = disk or Disk(), str(root).rstrip("/")
+        self._manifest = read_manifest(self._root, disk=disk)
+        self._broker_name = broker_name
+        if self._manifest is None and is_locked(disk, self._root):
+            raise BackupError(f"a broker is running on {self._root}: name it with --broker")
+        self._store = open_offline(self._root, disk)
+        self._end: int | None = self._manifest.end.position if self._manifest is not None else None
+
+    def look(self) -> SourceLook:
+        """See LogSource."""
+        store, folder = self._store, self._store.folder
+        if self._end is None:
+            checkpoint = store.checkpoint
+            walker = store.walk(store.start(checkpoint.replay_position if checkpoint else 0))
+            for _ in walker:
+                pass
+            self._end = walker.position
+        return SourceLook(
+            self._broker_name, folder.segment_size_bytes, folder.first_position, self._end
+        )
+
+    def read(self, position: int, size_max_bytes: int) -> bytes:
+        """See LogSource."""
+        segment = self._store.folder.at(position)
+        if segment is None:
+            return b""
+        size_bytes = min(size_max_bytes, segment.end_position - position)
+        return segment.read(position - segment.base_position, size_bytes)
+
+    def sealed_path(self, base_position: int) -> str:
+        """See LogSource. What is restored is never a link: its store may write there."""
+        return self._store.folder.path_at(base_position) if self._manifest is None else ""
+
+
+class LinkingSource:
+    """A running broker, and the folder of its store on this machine: sealed segments are linked, the rest is asked of the broker."""
+
+    def __init__(self, source: LogSource, store_root: Path | str) -> None:
+        self._source = source
+        self._folder = f"{str(store_root).rstrip('/')}/commitlog"
+
+    def look(self) -> SourceLook:
+        """See LogSource."""
+        return self._source.look()
+
+    def read(self, position: int, size_max_bytes: int) -> bytes:
+        """See LogSource."""
+        return self._source.read(position, size_max_bytes)
+
+    def sealed_path(self, base_position: int) -> str:
+        """See LogSource."""
+        return f"{self._folder}/{base_position:020d}"
+
+
+class _GoneError(Exception):
+    """The source has no more what comes next: retention has deleted it."""
+
+
+def _begun(look: SourceLook) -> Manifest:
+    # A log from its very beginning needs nothing that was carried forward.
+    complete_from = look.end_position if look.first_position else 0
+    return Manifest(look.broker_name, look.segment_size_bytes, look.first_position, complete_from)
+
+
+def _is_free(disk: Disk, root: str) -> bool:
+    """Whether nothing is in a folder but what a run leaves that was killed at its very beginning."""
+    left = {"config", "commitlog", "lock", f"{BACKUP_NAME}.tmp"}
+    return (
+        set(disk.list(root)) <= left
+        and not disk.list(f"{root}/commitlog")
+        and not disk.list(f"{root}/config")
+    )
+
+
+def _make_folders(disk: Disk, root: str) -> None:
+    for folder in ("config", "commitlog"):
+        disk.make_folder(f"{root}/{folder}")
+    disk.fsync_dir(root)
+    sync_names_above(disk, root)
+
+
+class _Copy:
+    """A run. Attribute: manifest: what the folder has."""
+
+    def __init__(self, disk: Disk, root: str, manifest: Manifest, end_position: int) -> None:
+        """Goes on with what the folder has, and takes what is not in the manifest off."""
+        self.manifest = manifest
+        self._disk = disk
+        self._root = root
+        self._folder = f"{root}/commitlog"
+        self._end_position = end_position
+        self._tail = LogTail(manifest.end.position, manifest.end.crc32c, manifest.end_time_ms)
+        self._epoch = manifest.end.epoch
+        self._fd = -1
+        self._base = -1
+        self._links = not manifest.is_restore
+        self._copied_bytes = self._linked_bytes = 0
+        self._keep()
+        size = manifest.segment_size_bytes
+        settings = {"format_version": FORMAT_VERSION, "segment_size_bytes": size}
+        write_json_file(disk, f"{root}/config/store.json", settings)
+        self._clear_behind(manifest.end.position)
+
+    def report(self) -> CopyReport:
+        """What was done."""
+        return CopyReport(self.manifest, self._copied_bytes, self._linked_bytes)
+
+    def run(self, source: LogSource, cut: Cut) -> None:
+        """Copies up to the end that was looked at, or the cut. Raises _GoneError, BackupError, OSError."""
+        try:
+            self._run(source, cut)
+            self._finish_segment()
+        except ForeignBytesError as error:
+            raise BackupError(
+                f"the log does not hold, or does not continue the copy, which ends at {self._tail.position}: {error}. It is damaged there "
+                "(`protomq log verify` where its files are), or has another past than the copy: then copy it into another folder"
+            ) from error
+        finally:
+            if self._fd >= 0:
+                self._disk.close(self._fd)
+                self._fd = -1
+
+    def _run(self, source: LogSource, cut: Cut) -> None:
+        run, size = b"", self.manifest.segment_size_bytes
+        position = self._tail.position or self.manifest.first_position
+        while position < self._end_position:
+            is_whole = position % size == 0 and position + size <= self._end_position
+            if (
+                is_whole
+                and self._links
+                and not run
+                and self._link(source.sealed_path(position), position)
+            ):
+                position = self._tail.position
+                continue
+            read_at = position + len(run)
+            data = source.read(read_at, min(PART_SIZE_BYTES, self._end_position - read_at))
+            if not data:
+                raise _GoneError
+            run += data
+            for block in self._prove(run, position):
+                if not self._write(block, cut):
+                    return
+            if self._tail.position:
+                run = run[self._tail.position - position :]
+                position = self._tail.position
+
+    def _prove(self, data: bytes, position: int) -> list[ForeignBlock]:
+        end = LogEnd(self._tail, self._epoch, self._tail == LogTail(0, 0, 0))
+        size = self.manifest.segment_size_bytes
+        return prove(data, position, end, size, may_end_within=True)
+
+    def _write(self, block: ForeignBlock, cut: Cut) -> bool:
+        """Writes a block, as far as the cut allows; whether that is all of it."""
+        appends = block.appends
+        seals = [
+            seal
+            for seal in appends.seals
+            if seal.end_position <= cut.position and seal.store_time_ms <= cut.time_ms
+        ]
+        if not seals:
+            return not appends.seals
+        base, last = appends.base_position, seals[-1]
+        self._open_segment(base)
+        data = memoryview(appends.data)[: last.end_position - base]
+        write_fully(self._disk, self._fd, data, base - self._base)
+        self._tail = LogTail(last.end_position, last.crc32c, last.store_time_ms)
+        self._epoch = last.epoch
+        self._copied_bytes += len(data)
+        if self._tail.position % self.manifest.segment_size_bytes == 0:
+            self._finish_segment()
+        return len(seals) == len(appends.seals)
+
+    def _link(self, path: str, base: int) -> bool:
+        """Proves a whole segment and links it; False if that cannot be, and it is to be copied. Raises ForeignBytesError, OSError."""
+        if not path:
+            self._links = False
+            return False
+        disk, size = self._disk, self.manifest.segment_size_bytes
+        try:
+            fd = disk.open_read_only(path)
+        except FileNotFoundError:
+            return False
+        tail, epoch, run, at = self._tail, self._epoch, b"", base
+        is_linked = False
+        try:
+            while at < base + size:
+                data = read_fully(
+                    disk,
+                    fd,
+                    min(PART_SIZE_BYTES, base + size - at - len(run)),
+                    at + len(run) - base,
+                )
+                run += data
+                for block in self._prove(run, at):
+                    last = block.appends.seals[-1]
+                    self._tail = LogTail(last.end_position, last.crc32c, last.store_time_ms)
+                    self._epoch = last.epoch
+                if not data:
+                    raise ForeignBytesError(at, f"{path} ends there, or within an append")
+                if self._tail.position:
+                    run = run[self._tail.position - at :]
+                    at = self._tail.position
+            disk.link(path, f"{self._folder}/{base:020d}")
+            disk.fsync_dir(self._folder)
+            is_linked = True
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            self._links = error.errno == errno.ENOENT
+            return False
+        finally:
+            disk.close(fd)
+            if not is_linked:
+                self._tail, self._epoch = tail, epoch
+        self._linked_bytes += size
+        self._keep()
+        return True
+
+    def _open_segment(self, position: int) -> None:
+        size = self.manifest.segment_size_bytes
+        base = position - position % size
+        if self._fd >= 0 and self._base == base:
+            return
+        self._finish_segment()
+        path = f"{self._folder}/{base:020d}"
+        if not self._disk.exists(path):
+            temporary = path + TEMPORARY_SUFFIX
+            fd = self._disk.create(temporary)
+            try:
+                # A store writes behind the end: it must have the space. A backup is as small as what it has.
+                if self.manifest.is_restore:
+                    self._disk.allocate(fd, size)
+                else:
+                    self._disk.truncate(fd, size)
+                self._disk.fsync(fd)
+            finally:
+                self._disk.close(fd)
+            self._disk.rename(temporary, path)
+            self._disk.fsync_dir(self._folder)
+        self._fd, self._base = self._disk.open(path), base
+
+    def _finish_segment(self) -> None:
+        """Makes durable what was written, and then what the manifest tells of it."""
+        if self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            try:
+                self._disk.fsync(fd)
+            finally:
+                self._disk.close(fd)
+        self._keep()
+
+    def _keep(self) -> None:
+        tail, known = self._tail, self.manifest
+        complete_time_ms = known.complete_time_ms
+        if not complete_time_ms and tail.position >= known.complete_from > 0:
+            complete_time_ms = tail.store_time_ms
+        self.manifest = replace(
+            known,
+            end=LogPoint(tail.position, self._epoch, tail.crc32c),
+            end_time_ms=tail.store_time_ms,
+            complete_time_ms=complete_time_ms,
+        )
+        write_json_file(self._disk, f"{self._root}/{BACKUP_NAME}", asdict(self.manifest))
+
+    def _clear_behind(self, position: int) -> None:
+        """Takes off what an interrupted run has left; a link loses its name only, the store's file stays as it is."""
+        disk, size = self._disk, self.manifest.segment_size_bytes
+        for name in disk.list(self._folder):
+            path = f"{self._folder}/{name}"
+            if name.endswith(TEMPORARY_SUFFIX) or int(name) >= position:
+                disk.unlink(path)
+            elif int(name) + size > position:
+                fd = disk.open(path)
+                try:
+                    disk.truncate(fd, position - int(name))
+                    if self.manifest.is_restore:
+                        disk.allocate(fd, size)
+                    else:
+                        disk.truncate(fd, size)
+                    disk.fsync(fd)
+                finally:
+                    disk.close(fd)
+        disk.fsync_dir(self._folder)

@@ -1,0 +1,192 @@
+"""`protomq backup` and `restore` with real processes: a broker that is loaded, killed runs, another place, another time."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, GetOffsetsRequest
+from protomq.v1.consumer_service_pb2_grpc import ConsumerServiceStub
+from protomq.v1.pull_service_pb2 import PullRequest
+from protomq.v1.pull_service_pb2_grpc import PullServiceStub
+from tests.support.ha_brokers import TOPIC, HaBroker, follow, pair, running
+from tests.support.waiting import PATIENCE_S, wait_for
+
+GROUP = "archive"
+
+
+def protomq(*arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "protomq_cli.main", *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def done(*arguments: object) -> dict[str, Any]:
+    """Runs a command that prints one row, which succeeds."""
+    process = protomq(*arguments, "-o", "jsonl")
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, err
+    return json.loads(out) if out.strip() else {}
+
+
+def bodies(broker: HaBroker) -> list[bytes]:
+    found: list[bytes] = []
+    with grpc.insecure_channel(broker.address.grpc_address) as channel:
+        while True:
+            request = PullRequest(topic=TOPIC, queue_offset=len(found), record_count_max=1_000)
+            answer = PullServiceStub(channel).Pull(request, timeout=PATIENCE_S)
+            if not answer.records:
+                return found
+            found += [record.body for record in answer.records]
+
+
+def commit(broker: HaBroker, offset: int) -> None:
+    with grpc.insecure_channel(broker.address.grpc_address) as channel:
+        request = CommitOffsetsRequest(consumer_group=GROUP)
+        request.offsets.add(topic=TOPIC, queue_id=0, queue_offset=offset)
+        ConsumerServiceStub(channel).CommitOffsets(request, timeout=PATIENCE_S)
+
+
+def committed(broker: HaBroker) -> int:
+    with grpc.insecure_channel(broker.address.grpc_address) as channel:
+        request = GetOffsetsRequest(consumer_group=GROUP, topic=TOPIC)
+        answer = ConsumerServiceStub(channel).GetOffsets(request, timeout=PATIENCE_S)
+        return answer.offsets[0].queue_offset
+
+
+class Load:
+    """Sends one batch after another; what was answered SEND_OK is in `acknowledged`. Large ones first, so that there are segments."""
+
+    def __init__(self, broker: HaBroker) -> None:
+        self.acknowledged: list[bytes] = []
+        self._broker = broker
+        self._stopping = threading.Event()
+        for _ in range(3):
+            self._send(bytes(20_000), 100)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(0.02):
+            self._send(bytes(100), 10)
+
+    def _send(self, tail: bytes, count: int) -> None:
+        first = len(self.acknowledged)
+        batch = [b"%06d" % (first + number) + tail for number in range(count)]
+        self._broker.send_ok(*batch)
+        self.acknowledged += batch
+
+    def stop(self) -> list[bytes]:
+        self._stopping.set()
+        self._thread.join(PATIENCE_S)
+        return self.acknowledged
+
+
+@pytest.mark.long
+def test_a_broker_under_load_is_backed_up_and_restored_elsewhere(tmp_path: Path) -> None:
+    broker = HaBroker(tmp_path / "store", "ASYNC_MASTER", 0)
+    with running(broker):
+        load = Load(broker)
+        try:
+            # Runs that are killed with -9 in the middle, and one that is not.
+            for pause_s in (0.5, 1.0):
+                process = protomq(
+                    "backup", tmp_path / "kept", "--broker", broker.address.remoting_address
+                )
+                try:
+                    process.communicate(timeout=pause_s)
+                except subprocess.TimeoutExpired:
+                    process.send_signal(signal.SIGKILL)
+                    process.communicate()
+            before = len(load.acknowledged)
+            commit(broker, 7)
+            committed_at = broker.status().end_position
+            wait_for(lambda: broker.status().flushed_position >= committed_at)
+            first = done("backup", tmp_path / "kept", "--broker", broker.address.remoting_address)
+            assert first["linked_bytes"] == 0
+        finally:
+            acknowledged = load.stop()
+        commit(broker, 11)
+        wait_for(lambda: broker.status().flushed_position == broker.status().end_position)
+        second = done("backup", tmp_path / "kept", "--broker", broker.address.remoting_address)
+        assert second["copied_bytes"] == second["end_position"] - first["end_position"]
+        linked = done(
+            "backup",
+            tmp_path / "linked",
+            "--broker",
+            broker.address.remoting_address,
+            "--store",
+            broker.folder,
+        )
+        assert linked["linked_bytes"] > 0
+        assert linked["end_position"] == second["end_position"]
+        assert bodies(broker) == acknowledged
+    done("log", "verify", tmp_path / "kept")
+    done("restore", tmp_path / "kept", tmp_path / "whole")
+    done("restore", tmp_path / "linked", tmp_path / "cut", "--position", first["end_position"])
+    whole = HaBroker(tmp_path / "whole", "ASYNC_MASTER", 0)
+    cut = HaBroker(tmp_path / "cut", "ASYNC_MASTER", 0)
+    with running(whole, cut):
+        assert bodies(whole) == acknowledged
+        assert committed(whole) == 11
+        earlier = bodies(cut)
+        assert before <= len(earlier) < len(acknowledged) + 1
+        assert earlier == acknowledged[: len(earlier)]
+        assert committed(cut) == 7
+        whole.send_ok(b"goes on")
+        assert bodies(whole)[-1] == b"goes on"
+    done("log", "verify", tmp_path / "whole")
+
+
+def test_a_slave_is_backed_up_and_a_new_slave_begins_with_the_backup(tmp_path: Path) -> None:
+    master, slave = pair(tmp_path)
+    with running(master):
+        try:
+            master.send_ok(*[b"%d" % number * 2_000 for number in range(300)])
+            follow(slave, master)
+            slave.wait_for_all_of(master)
+            wait_for(lambda: slave.status().flushed_position == master.status().end_position)
+            row = done("backup", tmp_path / "kept", "--broker", slave.address.remoting_address)
+            assert row["end_position"] == master.status().end_position
+        finally:
+            slave.kill()
+        done("restore", tmp_path / "kept", tmp_path / "again")
+        again = HaBroker(tmp_path / "again", "SLAVE", 1, ha=slave._config["ha"])
+        master.send_ok(b"later")
+        try:
+            follow(again, master)
+            again.wait_for_all_of(master)
+            end = master.status().end_position
+            assert again.log_bytes(end) == master.log_bytes(end)
+            assert bodies(again) == bodies(master)
+        finally:
+            again.kill()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "word"),
+    [
+        (["backup", "DIR", "--broker", "127.0.0.1:1"], 3, "give the remoting port"),
+        (["backup", "DIR"], 2, "--broker"),
+        (["backup", "DIR", "--broker", "127.0.0.1:x"], 2, "--broker"),
+        (["restore", "DIR", "DIR2"], 1, "is no backup"),
+        (["restore", "DIR", "DIR2", "--time", "+3"], 2, "--time"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    arguments: list[str], code: int, word: str, tmp_path: Path
+) -> None:
+    process = protomq(
+        *(str(tmp_path / each) if each.startswith("DIR") else each for each in arguments)
+    )
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == code, err
+    assert word in err
+    assert "Traceback" not in err

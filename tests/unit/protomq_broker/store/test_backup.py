@@ -1,0 +1,391 @@
+"""Backups of a log and what is restored from them, whatever interrupts either."""
+
+from __future__ import annotations
+
+import random
+from itertools import count
+
+import pytest
+
+from protomq_broker.store.config import StoreConfig
+from protomq_broker.store.errors import BackupError, StoreLockedError, StoreSettingsError
+from protomq_broker.store.files.disk import read_file, write_fully
+from protomq_broker.store.files.lock import StoreLock
+from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.store.store import Store
+from protomq_broker.store.tools.backup import (
+    RESTORED_EPOCHS,
+    Cut,
+    FolderSource,
+    LinkingSource,
+    SourceLook,
+    back_up,
+    read_manifest,
+    restore,
+)
+from protomq_broker.store.tools.verify import verify
+from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
+
+from .log_helpers import ManualClock, make_request
+from .store_helpers import SEGMENT, commit, committed, open_store, read_all
+from .test_following import disk_of, fill
+
+MANY = 40
+"""Messages that make more than two segments."""
+
+
+class OpenStore:
+    """A store that is open, as its broker gives it away. A LogSource."""
+
+    def __init__(self, store: Store, part_size_bytes: int = 700) -> None:
+        self.store = store
+        self.part_size_bytes = part_size_bytes
+        self.read_bytes = 0
+
+    def look(self) -> SourceLook:
+        store = self.store
+        end = min(store.readable_position, store.flushed_position)
+        return SourceLook("broker-a", store.config.segment_size_bytes, store.min_position, end)
+
+    def read(self, position: int, size_max_bytes: int) -> bytes:
+        size = min(size_max_bytes, self.part_size_bytes)
+        regions = self.store.log_regions(position, position + size)
+        data = b"".join(region.file.read(region.offset, region.size_bytes) for region in regions)
+        self.read_bytes += len(data)
+        return data
+
+    def sealed_path(self, base_position: int) -> str:
+        return ""
+
+
+def forget_first_segments(store: Store, below: int = SEGMENT) -> None:
+    """What retention does."""
+    store.checkpoint()
+    store.checkpoint()
+    store.delete_segments_below(below)
+    assert store.min_position == below
+    store.flush()
+
+
+def open_at(disk: SimDisk, root: str) -> Store:
+    config = StoreConfig(segment_size_bytes=SEGMENT)
+    return Store.open(root, config, clock=ManualClock(), disk=disk, background=False)
+
+
+def leader(messages: int = MANY) -> Store:
+    store = open_store(SimDisk())
+    store.topics.create(TopicConfig("topic"))
+    fill(store, messages)
+    commit(store, "group", "topic", 0, 3)
+    store.flush()
+    return store
+
+
+def contents(store: Store) -> tuple[object, ...]:
+    return (
+        read_all(store, queue_id=0),
+        read_all(store, queue_id=1),
+        committed(store, "group", "topic", 0),
+        store.topics.find("topic"),
+    )
+
+
+def log_in(disk: SimDisk, root: str) -> dict[str, bytes | None]:
+    return {
+        name: read_file(disk, f"{root}/commitlog/{name}") for name in disk.list(f"{root}/commitlog")
+    }
+
+
+def test_what_is_restored_has_and_answers_all_that_the_store_had() -> None:
+    store = leader()
+    disk = disk_of(store)
+    report = back_up(OpenStore(store), "/b", disk=disk)
+    assert report.manifest.end.position == store.flushed_position == report.copied_bytes
+    assert verify("/b", disk=disk) == []
+    restored_report = restore("/b", "/r", disk=disk)
+    assert restored_report.manifest.end == report.manifest.end
+    expected = contents(store)
+    repeat = make_request([b"3" * 40], queue_id=1, producer_id=5, sequence=3, key="k3")
+    repeated = store.find_repeated(repeat)
+    restored = open_at(disk, "/r")
+    assert contents(restored) == expected
+    assert repeated is not None
+    assert restored.find_repeated(repeat) == repeated
+    assert restored.epoch >= store.epoch + RESTORED_EPOCHS
+    restored.close()
+    store.close()
+    assert verify("/r", disk=disk) == []
+
+
+def test_a_second_run_copies_only_what_is_new() -> None:
+    store = leader()
+    disk = disk_of(store)
+    back_up(OpenStore(store), "/b", disk=disk)
+    end = store.flushed_position
+    assert back_up(OpenStore(store), "/b", disk=disk).copied_bytes == 0
+    fill(store, MANY, MANY)
+    store.flush()
+    source = OpenStore(store)
+    report = back_up(source, "/b", disk=disk)
+    assert report.copied_bytes == source.read_bytes == store.flushed_position - end
+    restore("/b", "/r", disk=disk)
+    assert contents(open_at(disk, "/r")) == contents(store)
+
+
+def test_nothing_behind_what_is_synced_and_readable_is_copied() -> None:
+    store = leader()
+    end = store.flushed_position
+    fill(store, 3, MANY)
+    assert store.appended_position > end
+    assert back_up(OpenStore(store), "/b", disk=disk_of(store)).manifest.end.position == end
+
+
+def test_sealed_segments_become_links_which_outlive_retention() -> None:
+    store = leader()
+    disk = disk_of(store)
+    source = OpenStore(store)
+    report = back_up(LinkingSource(source, "/s"), "/b", disk=disk)
+    assert report.linked_bytes >= SEGMENT
+    assert source.read_bytes == report.copied_bytes < SEGMENT
+    assert disk._names["/b/commitlog/" + "0" * 20] is disk._names["/s/commitlog/" + "0" * 20]
+    expected = contents(store)
+    forget_first_segments(store)
+    assert not disk.exists("/s/commitlog/" + "0" * 20)
+    restore("/b", "/r", disk=disk)
+    assert contents(open_at(disk, "/r")) == expected
+    assert disk._names["/b/commitlog/" + "0" * 20] is not disk._names["/r/commitlog/" + "0" * 20]
+
+
+def test_a_segment_of_another_store_is_not_linked() -> None:
+    store, other = leader(), leader()
+    fill(other, MANY, MANY)
+    disk = disk_of(store)
+    path = "/x/commitlog/" + "0" * 20
+    disk.make_folder("/x/commitlog")
+    fd = disk.create(path)
+    write_fully(disk, fd, bytes(SEGMENT), 0)
+    with pytest.raises(BackupError, match="does not hold"):
+        back_up(LinkingSource(OpenStore(store), "/x"), "/b", disk=disk)
+    assert not disk.exists("/b/commitlog/" + "0" * 20)
+
+
+def test_a_store_whose_broker_is_stopped_is_copied_from_its_folder() -> None:
+    store = leader()
+    disk = disk_of(store)
+    expected = contents(store)
+    with pytest.raises(BackupError, match="a broker is running"):
+        FolderSource("/s", disk=disk)
+    store.close()
+    report = back_up(FolderSource("/s", disk=disk), "/b", disk=disk)
+    assert report.linked_bytes >= SEGMENT
+    restore("/b", "/r", disk=disk)
+    assert contents(open_at(disk, "/r")) == expected
+
+
+@pytest.mark.parametrize("by", ["position", "time"])
+def test_a_cut_gives_the_store_as_it_was_at_any_append(by: str) -> None:
+    clock = ManualClock()
+    store = open_store(SimDisk(), clock=clock)
+    disk = disk_of(store)
+    store.topics.create(TopicConfig("topic"))
+    moments: list[tuple[Cut, tuple[object, ...]]] = []
+    for number in range(12):
+        clock.time_ms += 1_000
+        fill(store, 4, number * 4)
+        commit(store, "group", "topic", 0, number)
+        # Between two appends, and between two moments.
+        cut = (
+            Cut(position=store.appended_position + 20)
+            if by == "position"
+            else Cut(time_ms=clock.time_ms + 999)
+        )
+        moments.append((cut, contents(store)))
+    store.flush()
+    back_up(OpenStore(store), "/b", disk=disk)
+    for number, (cut, expected) in enumerate(moments):
+        restore("/b", f"/r{number}", cut, disk=disk)
+        restored = open_at(disk, f"/r{number}")
+        assert contents(restored) == expected
+        restored.append([make_request([b"goes on"])])
+        restored.close()
+        assert verify(f"/r{number}", disk=disk) == []
+
+
+def test_a_backup_of_a_log_whose_front_is_deleted_is_cut_only_where_it_tells_everything() -> None:
+    clock = ManualClock()
+    store = open_store(SimDisk(), clock=clock)
+    disk = disk_of(store)
+    store.topics.create(TopicConfig("topic"))
+    commit(store, "group", "topic", 0, 2)
+    fill(store, MANY)
+    before = store.appended_position
+    forget_first_segments(store)
+    clock.time_ms += 1_000
+    report = back_up(OpenStore(store), "/b", disk=disk)
+    assert report.manifest.first_position == SEGMENT
+    assert report.manifest.complete_from == report.manifest.end.position > before
+    for cut in (Cut(position=before), Cut(time_ms=report.manifest.complete_time_ms - 1)):
+        with pytest.raises(BackupError, match="tells everything from"):
+            restore("/b", "/r", cut, disk=disk)
+    restore("/b", "/r", Cut(position=report.manifest.end.position), disk=disk)
+    restored = open_at(disk, "/r")
+    assert contents(restored) == contents(store)
+    assert committed(restored, "group", "topic", 0) == 2
+
+
+def test_a_first_run_begins_again_if_retention_takes_what_comes_next() -> None:
+    store = leader()
+    disk = disk_of(store)
+    forget_first_segments(store)
+    fill(store, 2 * MANY, MANY)
+    store.flush()
+
+    class Forgetful(OpenStore):
+        def read(self, position: int, size_max_bytes: int) -> bytes:
+            if self.read_bytes > 2_000 and store.min_position == SEGMENT:
+                forget_first_segments(store, 3 * SEGMENT)
+            return super().read(position, size_max_bytes)
+
+    report = back_up(Forgetful(store), "/b", disk=disk)
+    assert report.manifest.first_position == 3 * SEGMENT
+    restore("/b", "/r", disk=disk)
+    assert contents(open_at(disk, "/r")) == contents(store)
+
+
+def test_a_later_run_says_what_is_deleted_and_keeps_what_it_has() -> None:
+    store = leader()
+    disk = disk_of(store)
+    manifest = back_up(OpenStore(store), "/b", disk=disk).manifest
+    before = log_in(disk, "/b")
+    fill(store, 2 * MANY, MANY)
+    forget_first_segments(store, 3 * SEGMENT)
+    with pytest.raises(BackupError, match="what is between is deleted"):
+        back_up(OpenStore(store), "/b", disk=disk)
+    assert read_manifest("/b", disk=disk) == manifest
+    assert log_in(disk, "/b") == before
+
+
+def test_a_log_with_another_past_is_refused() -> None:
+    disk = SimDisk()
+    first = open_store(SimDisk())
+    fill(first, 8)
+    first.flush()
+    back_up(OpenStore(first), "/b", disk=disk)
+    before = log_in(disk, "/b")
+    other = open_store(SimDisk())
+    fill(other, 5, 100)
+    other.flush()
+    with pytest.raises(BackupError, match="has lost a part of it"):
+        back_up(OpenStore(other), "/b", disk=disk)
+    fill(other, 9, 105)
+    other.flush()
+    with pytest.raises(BackupError, match="another past"):
+        back_up(OpenStore(other), "/b", disk=disk)
+    assert log_in(disk, "/b") == before
+
+
+def test_damage_of_the_broker_ends_a_run_and_damage_of_a_backup_ends_a_restore() -> None:
+    store = leader()
+    disk = disk_of(store)
+    back_up(OpenStore(store), "/b", disk=disk)
+    disk.flip_bit("/s/commitlog/" + "0" * 20, 24_001)
+    with pytest.raises(BackupError, match="does not hold"):
+        back_up(OpenStore(store), "/c", disk=disk)
+    restore("/b", "/r", disk=disk)
+    disk.flip_bit("/b/commitlog/" + "0" * 20, 24_001)
+    assert verify("/b", disk=disk)
+    with pytest.raises(BackupError, match="does not hold"):
+        restore("/b", "/r2", disk=disk)
+    with pytest.raises(StoreSettingsError, match="not done"):
+        open_at(disk, "/r2")
+    with pytest.raises(StoreSettingsError, match="protomq restore"):
+        open_at(disk, "/b")
+
+
+def test_a_full_disk_ends_a_run_which_goes_on_when_there_is_space() -> None:
+    store = leader()
+    disk = SimDisk(capacity_bytes=SEGMENT + SEGMENT // 2)
+    with pytest.raises(OSError, match="space"):
+        back_up(OpenStore(store), "/b", disk=disk)
+    disk.capacity_bytes = 1 << 30
+    back_up(OpenStore(store), "/b", disk=disk)
+    assert verify("/b", disk=disk) == []
+    restore("/b", "/r", disk=disk)
+    assert contents(open_at(disk, "/r")) == contents(store)
+
+
+def test_folders_with_something_else_are_left_alone() -> None:
+    store = leader()
+    disk = disk_of(store)
+    with pytest.raises(BackupError, match="not empty"):
+        back_up(OpenStore(store), "/s", disk=disk)
+    with pytest.raises(BackupError, match="no backup"):
+        restore("/s", "/r", disk=disk)
+    back_up(OpenStore(store), "/b", disk=disk)
+    with pytest.raises(BackupError, match="not empty"):
+        restore("/b", "/s", disk=disk)
+    lock = StoreLock(disk, "/b")
+    with pytest.raises(StoreLockedError):
+        back_up(OpenStore(store), "/b", disk=disk)
+    lock.release()
+    other = OpenStore(store)
+    look = other.look()
+    other.look = lambda: look._replace(broker_name="broker-b")  # type: ignore[method-assign]
+    with pytest.raises(BackupError, match="a backup of broker broker-a"):
+        back_up(other, "/b", disk=disk)
+
+
+@pytest.mark.parametrize("powerless", [False, True])
+@pytest.mark.parametrize("linking", [False, True])
+def test_a_backup_that_is_killed_anywhere_is_run_again(linking: bool, powerless: bool) -> None:
+    rng = random.Random(linking * 2 + powerless)
+    store = leader()
+    opened = OpenStore(store, 4_000)
+    source = LinkingSource(opened, "/s") if linking else opened
+    expected = contents(store)
+    disk = disk_of(store)
+    for number in count(1):
+        disk = disk_of(store).crash(rng, keep=1.0)
+        disk.fail_at(number, Fault.CRASH)
+        try:
+            back_up(source, "/b", disk=disk)
+        except SimulatedCrash:
+            pass
+        else:
+            break
+        after = disk.crash(rng) if powerless else disk.killed()
+        back_up(source, "/b", disk=after)
+        assert verify("/b", disk=after) == []
+        assert log_in(after, "/b").items() <= log_in(disk_of(store), "/s").items()
+    disk.plan = None
+    restore("/b", "/r", disk=disk)
+    assert contents(open_at(disk, "/r")) == expected
+
+
+@pytest.mark.parametrize("powerless", [False, True])
+def test_a_restore_that_is_killed_anywhere_is_run_again(powerless: bool) -> None:
+    rng = random.Random(powerless)
+    store = leader()
+    kept = SimDisk()
+    back_up(OpenStore(store), "/b", disk=kept)
+    disk = kept
+    for number in count(1):
+        disk = kept.crash(rng, keep=1.0)
+        disk.fail_at(number, Fault.CRASH)
+        try:
+            restore("/b", "/r", disk=disk)
+        except SimulatedCrash:
+            pass
+        else:
+            break
+        after = disk.crash(rng) if powerless else disk.killed()
+        if read_manifest("/r", disk=after) is not None:
+            with pytest.raises(StoreSettingsError, match="not done"):
+                open_at(after, "/r")
+            restore("/b", "/r", disk=after)
+        elif not after.list("/r/commitlog"):
+            restore("/b", "/r", disk=after)
+        assert log_in(after, "/r") == log_in(after, "/b")
+        assert verify("/r", disk=after) == []
+    disk.plan = None
+    assert contents(open_at(disk, "/r")) == contents(store)
