@@ -17,11 +17,11 @@ def serve(stop: threading.Event) -> None:
         consumer.subscribe(TOPIC)
         while not stop.is_set():
             for message in consumer.poll(0.1):
-                flight = message.body.decode()
+                flight = message.value(str)
                 if flight not in MILES:
                     continue  # No reply: the caller's time will be up.
                 try:
-                    consumer.reply(message, b"%.2f USD" % (MILES[flight] * 0.11))
+                    consumer.reply(message, {"usd": round(MILES[flight] * 0.11, 2)})
                 except CallerGoneError:
                     print("nobody waits any more for the price of", flight)
 
@@ -34,10 +34,10 @@ def main() -> None:
         service.start()
         try:
             for flight in MILES:
-                reply = producer.request(TOPIC, flight.encode(), timeout_s=30)
-                print(flight, "costs", reply.body.decode())
+                reply = producer.request(TOPIC, flight, timeout_s=30)
+                print(flight, "costs", reply.value(dict)["usd"], "USD")
             try:
-                producer.request(TOPIC, b"EWR-MOON", timeout_s=0.5)
+                producer.request(TOPIC, "EWR-MOON", timeout_s=0.5)
             except RequestTimeoutError:
                 print("EWR-MOON: no reply")
         finally:

@@ -122,7 +122,7 @@ def test_sql_filter(protomq_server: Broker) -> None:
 
 def test_simple_consumer(protomq_server: Broker) -> None:
     lines = run_example(protomq_server, "simple_consumer.py").splitlines()
-    assert lines == ["gave back parcel 2", *(f"delivered parcel {number}" for number in range(4))]
+    assert lines == ["gave back bag 2", *(f"loaded bag {number}" for number in range(4))]
 
 
 def test_tag_filter(protomq_server: Broker) -> None:

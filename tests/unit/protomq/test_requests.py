@@ -13,6 +13,7 @@ from protomq._message import Message
 from protomq._requests import (
     HOLD_S,
     PAUSE_MIN_S,
+    Reply,
     ReplyInbox,
     brokers_for,
     check_request,
@@ -23,10 +24,12 @@ from protomq._requests import (
 )
 from protomq._steps import CallServer, ForgetRoute, GetRoute, Pause
 from protomq._types import BrokerAddress, MessageQueue, Route
+from protomq.body_codecs import CONTENT_TYPE
 from protomq.errors import (
     CallerGoneError,
     ConfigurationError,
     ConnectionLostError,
+    SchemaError,
     WrongTypeError,
 )
 from protomq.v1 import reply_service_pb2 as pb
@@ -140,6 +143,17 @@ def test_a_reply_goes_to_the_broker_and_the_call_of_the_request() -> None:
     assert dict(sent.properties) == {"a": "b"}
     with pytest.raises(StopIteration):
         steps.send(b"")
+
+
+def test_values_are_encoded_in_replies_and_decoded_from_them() -> None:
+    asked = message(**ReplyInbox("t", "b").properties("call", 1.5))
+    call = next_call(reply_steps(asked, {"usd": 80}, {"a": "b"}, 3.0))
+    sent = pb.ReplyRequest.FromString(b"".join(call.payload))
+    reply = Reply(sent.body, dict(sent.properties), request=None)  # type: ignore[arg-type]
+    assert (reply.body, reply.properties) == (b'{"usd":80}', {"a": "b", CONTENT_TYPE: "application/json"})
+    assert reply.value(dict) == {"usd": 80}
+    with pytest.raises(SchemaError, match="list: the JSON is a dict"):
+        reply.value(list)
 
 
 def test_what_is_no_request_gets_no_reply() -> None:
