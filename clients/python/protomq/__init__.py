@@ -61,6 +61,8 @@ if TYPE_CHECKING:
     from ._outgoing import SendResult as SendResult
     from ._outgoing import SendStatus as SendStatus
     from ._pop import SimpleConsumer as SimpleConsumer
+    from ._pop_handling import HandledCounts as HandledCounts
+    from ._pop_handling import Hold as Hold
     from ._pop_steps import PoppedQueue as PoppedQueue
     from ._producer import Producer as Producer
     from ._pull_consumer import PullConsumer as PullConsumer
@@ -119,6 +121,8 @@ _LAZY = {
     "SimpleConsumer": "_pop",
     "AsyncSimpleConsumer": "_async_pop",
     "PoppedQueue": "_pop_steps",
+    "HandledCounts": "_pop_handling",
+    "Hold": "_pop_handling",
     "Message": "_message",
     "ConnectionOptions": "_connection_options",
     "MessageQueue": "_types",
@@ -186,6 +190,8 @@ __all__ = [
     "SimpleConsumer",
     "AsyncSimpleConsumer",
     "PoppedQueue",
+    "HandledCounts",
+    "Hold",
     "Message",
     "ConnectionOptions",
     "MessageQueue",

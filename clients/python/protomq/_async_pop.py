@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from ._async_routes import AsyncRoutes
@@ -13,6 +13,17 @@ from ._connection_options import ConnectionOptions, connection_of
 from ._late_imports import load_needed_modules
 from ._message import Message
 from ._pop import REQUEST_TIMEOUT_S
+from ._pop_handling import (
+    CONCURRENCY_DEFAULT,
+    DRAIN_TIMEOUT_DEFAULT_S,
+    RECEIVE_HOLD_S,
+    RENEW_LIMIT_DEFAULT_S,
+    HandledCounts,
+    Handling,
+    HandlingOptions,
+    Hold,
+    hold_of,
+)
 from ._pop_steps import (
     COUNT_DEFAULT,
     HOLD_DEFAULT_S,
@@ -20,6 +31,8 @@ from ._pop_steps import (
     PopSteps,
     Start,
 )
+from ._pop_tasks import HandlerTasks
+from ._push_results import Listener
 from ._types import PEER_TIMEOUT_S, Body, MessageQueue
 from .errors import ClosedError
 
@@ -49,6 +62,7 @@ class AsyncSimpleConsumer:
         self._routes = AsyncRoutes(self._transport, connection.namesrv)
         self._driver = AsyncDriver(self._transport, self._routes)
         self._closed = False
+        self._handlers: set[HandlerTasks] = set()
 
     @property
     def group(self) -> str:
@@ -100,10 +114,56 @@ class AsyncSimpleConsumer:
         return await self._driver.run(self._steps.change_invisible(messages, invisible_s))
 
     async def nack(
-        self, messages: Message | Iterable[Message], after_s: float = 0.0
+        self, messages: Message | Iterable[Message], after_s: float = 0.0, *, error: str | BaseException = ""
     ) -> list[Message]:
         """See SimpleConsumer.nack."""
-        return await self.change_invisible(messages, after_s)
+        self._check_open()
+        return await self._driver.run(self._steps.change_invisible(messages, after_s, error))
+
+    async def handle(
+        self,
+        topic: str,
+        handler: Callable[[Message], object],
+        *,
+        concurrency: int = CONCURRENCY_DEFAULT,
+        invisible_s: float = INVISIBLE_DEFAULT_S,
+        renew_limit_s: float = RENEW_LIMIT_DEFAULT_S,
+        drain_timeout_s: float = DRAIN_TIMEOUT_DEFAULT_S,
+        queue: MessageQueue | None = None,
+        tags: Iterable[str] = (),
+        sql: str | None = None,
+        cel: str | None = None,
+        module: str | None = None,
+        fifo: bool = False,
+        start: Start = "earliest",
+    ) -> HandledCounts:
+        """See SimpleConsumer.handle. `handler` is a coroutine function, with a task for each message, or a function, with a thread.
+
+        Coroutines that still run `drain_timeout_s` after a stop are cancelled, and all of them when the call is, which then takes up
+        to 2 s. Their messages are given back.
+        """
+        self._check_open()
+        function = Listener.of(handler)
+        options = HandlingOptions(concurrency, invisible_s, renew_limit_s, drain_timeout_s)
+        wish = self._steps.wish(
+            topic, concurrency, invisible_s=invisible_s, hold_s=RECEIVE_HOLD_S, queue=queue, tags=tags, sql=sql, cel=cel, module=module,
+            fifo=fifo, start=start,
+        )  # fmt: skip
+        tasks = HandlerTasks(self._steps, Handling(self._steps, wish, options, function.name), function, self._driver.run)
+        self._handlers.add(tasks)
+        try:
+            return await tasks.work()
+        finally:
+            self._handlers.discard(tasks)
+
+    def hold(self, message: Message) -> Hold:
+        """See SimpleConsumer.hold."""
+        return hold_of(message, [tasks.handling for tasks in self._handlers])
+
+    def request_stop(self) -> None:
+        """Every `handle` returns soon: within 2 s, and when its handlers have."""
+        for tasks in self._handlers:
+            tasks.stop()
 
     async def reply(
         self,
@@ -120,6 +180,7 @@ class AsyncSimpleConsumer:
     async def close(self) -> None:
         """See SimpleConsumer.close."""
         self._closed = True
+        self.request_stop()
         await self._routes.close()
         await self._transport.close()
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 from ._checks import explain_unknown_settings
 from ._connection_options import ConnectionOptions, connection_of
 from ._late_imports import load_needed_modules
 from ._message import Message
+from ._pop_handling import (
+    CONCURRENCY_DEFAULT,
+    DRAIN_TIMEOUT_DEFAULT_S,
+    RECEIVE_HOLD_S,
+    RENEW_LIMIT_DEFAULT_S,
+    HandledCounts,
+    Handling,
+    HandlingOptions,
+    Hold,
+    hold_of,
+)
 from ._pop_steps import (
     COUNT_DEFAULT,
     HOLD_DEFAULT_S,
@@ -17,11 +28,13 @@ from ._pop_steps import (
     PopSteps,
     Start,
 )
+from ._pop_threads import HandlerThreads
+from ._push_results import Listener
 from ._routes import Routes
 from ._steps import Driver
 from ._transport import SyncTransport
 from ._types import PEER_TIMEOUT_S, Body, MessageQueue
-from .errors import ClosedError
+from .errors import ClosedError, WrongTypeError
 
 REQUEST_TIMEOUT_S: Final = 5.0
 
@@ -36,6 +49,10 @@ class SimpleConsumer:
                 for message in consumer.receive("flights", invisible_s=30):
                     handle(message)
                     consumer.ack(message)
+
+    Or, with a function that is given each message, which is held for as long as it runs:
+
+        consumer.handle("flights", handle, concurrency=8)
 
     What is not acknowledged within `invisible_s` is given to somebody again. Any thread may call everything; nothing is opened before the
     first use.
@@ -67,6 +84,7 @@ class SimpleConsumer:
         self._routes = Routes(self._transport, connection.namesrv)
         self._driver = Driver(self._transport, self._routes)
         self._closed = False
+        self._handlers: set[HandlerThreads] = set()
 
     @property
     def group(self) -> str:
@@ -129,9 +147,70 @@ class SimpleConsumer:
         self._check_open()
         return self._driver.run(self._steps.change_invisible(messages, invisible_s))
 
-    def nack(self, messages: Message | Iterable[Message], after_s: float = 0.0) -> list[Message]:
-        """Gives these back: somebody gets them after `after_s`. As `ack` else."""
-        return self.change_invisible(messages, after_s)
+    def nack(
+        self, messages: Message | Iterable[Message], after_s: float = 0.0, *, error: str | BaseException = ""
+    ) -> list[Message]:
+        """Gives these back: somebody gets them after `after_s` (0 to 12 h). As `ack` else.
+
+        `error`: what they failed of, of which 512 octets are kept. The `last_error` of a dead letter is what was said last.
+        """
+        self._check_open()
+        return self._driver.run(self._steps.change_invisible(messages, after_s, error))
+
+    def handle(
+        self,
+        topic: str,
+        handler: Callable[[Message], object],
+        *,
+        concurrency: int = CONCURRENCY_DEFAULT,
+        invisible_s: float = INVISIBLE_DEFAULT_S,
+        renew_limit_s: float = RENEW_LIMIT_DEFAULT_S,
+        drain_timeout_s: float = DRAIN_TIMEOUT_DEFAULT_S,
+        queue: MessageQueue | None = None,
+        tags: Iterable[str] = (),
+        sql: str | None = None,
+        cel: str | None = None,
+        module: str | None = None,
+        fifo: bool = False,
+        start: Start = "earliest",
+    ) -> HandledCounts:
+        """Receives messages and has a function handle each, on up to `concurrency` threads (1 to 1,024), until `request_stop` or `close`.
+
+        `handler` returns: its message is acknowledged. It raises: the message is given back with the error's text, and comes again after
+        10 s, 30 s, 1 min and so on, as its attempts grow. It may return Retry(delay=...) or Reject() as a listener of a push consumer.
+
+        While a handler runs, its message is renewed for another `invisible_s` when half of that is over, until `renew_limit_s` (15
+        minutes) have passed. Where the broker refuses to renew, somebody else has the message: `hold(message).is_lost` says so, and what
+        the handler says in the end counts no more (`HandledCounts.refused`). At a stop, handlers that run are waited for, for
+        `drain_timeout_s`.
+
+        A broker that is away is asked again. Raises what needs somebody, as `receive` does: TopicNotFoundError and the like. The other
+        arguments: as in `receive`. With `fifo`, the next message of a sharding key comes when the one before is acknowledged or dead.
+        """
+        self._check_open()
+        function = Listener.of(handler)
+        if function.is_coroutine:
+            raise WrongTypeError(f"{function.name} is a coroutine function, which only AsyncSimpleConsumer can run")
+        options = HandlingOptions(concurrency, invisible_s, renew_limit_s, drain_timeout_s)
+        wish = self._steps.wish(
+            topic, concurrency, invisible_s=invisible_s, hold_s=RECEIVE_HOLD_S, queue=queue, tags=tags, sql=sql, cel=cel, module=module,
+            fifo=fifo, start=start,
+        )  # fmt: skip
+        threads = HandlerThreads(self._steps, Handling(self._steps, wish, options, function.name), function, self._driver.run)
+        self._handlers.add(threads)
+        try:
+            return threads.work()
+        finally:
+            self._handlers.discard(threads)
+
+    def hold(self, message: Message) -> Hold:
+        """Of a message that a handler of `handle` has: whether it is still nobody else's. Raises ConfigurationError for any other."""
+        return hold_of(message, [threads.handling for threads in list(self._handlers)])
+
+    def request_stop(self) -> None:
+        """Every `handle` returns soon: within 2 s, and when its handlers have. Also from a handler, or a signal's."""
+        for threads in list(self._handlers):
+            threads.stop()
 
     def reply(
         self,
@@ -148,6 +227,7 @@ class SimpleConsumer:
     def close(self) -> None:
         """Closes all connections. What was not acknowledged comes to others when its time is up."""
         self._closed = True
+        self.request_stop()
         self._transport.close()
 
     def __enter__(self) -> SimpleConsumer:

@@ -31,6 +31,7 @@ from ._offset_calls import checked_tags
 from ._pull_answer import AnswerMessages, PullAnswer, read_u32s
 from ._requests import reply_steps
 from ._retry import CALL, ONCE
+from ._send_back import error_text, send_back_steps
 from ._steps import Each, GetRoute, Steps
 from ._types import Body, MessageQueue, PullStatus, Route
 from .errors import (
@@ -257,23 +258,35 @@ class PopSteps:
         return reply_steps(message, body, properties, check_seconds("timeout_s", timeout_s))
 
     def change_invisible(
-        self, messages: Message | Iterable[Message], invisible_s: float
+        self, messages: Message | Iterable[Message], invisible_s: float, error: str | BaseException = ""
     ) -> Steps[list[Message]]:
-        """Holds for another time; those that were not held any more."""
+        """Holds for another time; those that were not held any more. `error`: what they failed of, if they are given back for that."""
         with fork_waits:
             from .v1 import pop_service_pb2 as pb
 
         if check_seconds("invisible_s", invisible_s, zero=True) > INVISIBLE_MAX_S:
             raise ConfigurationError(f"invisible_s is {INVISIBLE_MAX_S:.0f} (12 h) at most, not {invisible_s}")
-        invisible_ms = round(invisible_s * 1000)
+        invisible_ms, text = round(invisible_s * 1000), error_text(error)
         return (
             yield from self._settle(
                 messages,
                 _methods.CHANGE_INVISIBLE,
-                lambda: pb.ChangeInvisibleRequest(invisible_ms=invisible_ms),
+                lambda: pb.ChangeInvisibleRequest(invisible_ms=invisible_ms, error=text),
                 pb.ChangeInvisibleResponse,
             )
         )
+
+    def reject(self, message: Message, error: str) -> Steps[list[Message]]:
+        """Makes a dead letter of it, and acknowledges it then; the message, where it was not held any more.
+
+        It is held for that long at least. A crash in between leaves both: the dead letter, and the message, which comes again.
+        """
+        stale = yield from self.change_invisible(message, INVISIBLE_DEFAULT_S)
+        if stale:
+            return stale
+        fields = {"error": error_text(error), "dead_letter": True}
+        yield from send_back_steps(self.group, [message], fields, lambda _: 0, self._request_timeout_s)
+        return (yield from self.ack(message))
 
     def _settle(
         self,

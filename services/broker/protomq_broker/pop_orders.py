@@ -59,6 +59,7 @@ class SettleOrder:
         group, topic: whose they are.
         messages: receipts, and of each the runs of offsets.
         invisible_ms: None: they are done; else how long nobody else gets them.
+        error: what they failed of, as far as it is kept; "": nothing is said.
     """
 
     call: Call
@@ -66,6 +67,7 @@ class SettleOrder:
     topic: str
     messages: Sequence[tuple[Receipt, Sequence[int]]]
     invisible_ms: int | None
+    error: str = ""
 
 
 @dataclass(slots=True)

@@ -129,6 +129,8 @@ class PopPlanner:
                     told.acked_runs.extend(runs_of(held))
                 else:
                     told.changes.append(change_of(plan.time_ms + order.invisible_ms, held))
+                    if order.error:
+                        told.errors.add(error=order.error, runs=runs_of(held))
                 settled.update(held)
                 answer.done_count += len(held)
             if stale:
@@ -179,7 +181,7 @@ class PopPlanner:
             settled = plan.settled.get(key, _NOTHING)
             due = known.due(plan.time_ms, DEAD_COUNT_MAX, settled)
             moved = dict(known.moved)
-        self._bury(plan, key, incarnation, due, moved)
+        self._bury(plan, key, incarnation, known, due, moved)
 
     def deliveries_max(self, group: str) -> int:
         """How often a message of the group is handed out before it is dead: the first time, and the retries that its settings allow."""
@@ -227,7 +229,8 @@ class PopPlanner:
         if known is None:  # where it begins is remembered, though there is nothing
             plan.told(key, incarnation).next_offset = next_offset
         if due:
-            due = self._bury(plan, key, incarnation, due, moved)
+            assert known is not None
+            due = self._bury(plan, key, incarnation, known, due, moved)
         by_attempt: dict[int, list[int]] = {}
         for offset, attempt in due:
             by_attempt.setdefault(attempt + 1, []).append(offset)
@@ -321,6 +324,7 @@ class PopPlanner:
         plan: Plan,
         key: QueueOfGroup,
         incarnation: int,
+        known: OpenMessages,
         due: Sequence[tuple[int, int]],
         moved: dict[int, int],
     ) -> list[tuple[int, int]]:
@@ -332,6 +336,8 @@ class PopPlanner:
                 dead.setdefault(attempt, []).append(offset)
         if not dead:
             return list(due)
+        with self._state.lock:
+            errors = {offset: known.errors.get(offset) for offsets in dead.values() for offset in offsets}
         size_max_bytes = min(DEAD_SIZE_MAX_BYTES, self._store.append_size_max_bytes // 4)
         for attempt, offsets in dead.items():
             if plan.copied_size_bytes >= size_max_bytes:
@@ -345,7 +351,10 @@ class PopPlanner:
             for given, result in found.results:
                 starts, sizes = result.starts.astype(np.int64), result.sizes.astype(np.int64)
                 topic = dead_letter_topic(key.group)
-                region = move_records(octets_of(result), starts, sizes, topic, attempts=attempt)
+                region = move_records(
+                    octets_of(result), starts, sizes, topic,
+                    attempts=attempt, last_errors=[errors[offset] for offset in given],
+                )  # fmt: skip
                 plan.copies.append(AppendRequest(region, 0))
                 plan.copied_size_bytes += len(region.data)
                 told.dead_runs.extend(runs_of(given))

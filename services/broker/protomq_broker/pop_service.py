@@ -40,6 +40,7 @@ from .pop_orders import PopAnswer, PopOrder, SettleAnswer, SettleOrder
 from .pop_pipeline import PopPipeline
 from .pop_receipts import encode_receipt, stale_receipt
 from .pop_requests import PopRequests
+from .store.log.move import cut_error
 from .store.state.popped_queue import QueueOfGroup
 from .store_errors import to_service_error
 
@@ -145,7 +146,8 @@ class PopService:
             return
         self._lane = call.lane
         group, topic = request.consumer_group, request.topic
-        self.pipeline.add(SettleOrder(call, group, topic, messages, invisible_ms))
+        failure = cut_error(request.error) if invisible_ms is not None else ""
+        self.pipeline.add(SettleOrder(call, group, topic, messages, invisible_ms, failure))
 
     # Other threads.
 

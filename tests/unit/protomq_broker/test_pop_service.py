@@ -86,8 +86,8 @@ class Group:
         request = AckRequest(consumer_group=self.name, topic=topic)
         return self.settle("Ack", request, messages).response()
 
-    def change(self, messages: Sequence[Popped], invisible_ms: int) -> Any:
-        request = ChangeInvisibleRequest(consumer_group=self.name, topic="topic", invisible_ms=invisible_ms)
+    def change(self, messages: Sequence[Popped], invisible_ms: int, error: str = "") -> Any:
+        request = ChangeInvisibleRequest(consumer_group=self.name, topic="topic", invisible_ms=invisible_ms, error=error)
         return self.settle("ChangeInvisible", request, messages).response()
 
 
@@ -241,6 +241,31 @@ def test_a_message_that_failed_too_often_goes_to_the_dead_letters() -> None:
     assert (record.transit.origin_topic, record.transit.origin_queue_offset, record.transit.attempt) == ("topic", 0, 3)
     assert broker.store.topics.find("%DLQ%group") is not None
     assert broker.store.popped.dead_count == 1
+
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_dead_letter_says_what_its_last_holder_said_that_it_failed_of(restarts: bool) -> None:
+    broker = filled(4)
+    broker.store.groups.put(GroupSettings("group", retry_count_max=1))
+    group = Group(broker)
+    first = group.pop()
+    group.change(first[:1], 0, "ValueError: first")
+    group.change(first[1:2], 0, "said once, then out of time")
+    group.change(first[2:3], 0)
+    group.change(first[3:], 0, "acknowledged in the end")
+    second = group.pop()
+    group.ack(second[3:])
+    group.change(second[:1], 0, "\N{SNOWMAN}" * 400)
+    if restarts:
+        broker = FakeBroker(disk=broker.disk.killed(), clock_ms=broker.clock.time_ms)
+        group = Group(broker)
+    broker.advance(2 * MINUTE_MS)
+    assert group.pop() == []
+    result = broker.store.read("%DLQ%group", 0, 0, 10, 1 << 20)
+    data = b"".join(region.file.read(region.offset, region.size_bytes) for region in result.regions)
+    found = {record.body: record.transit.last_error for record in RecordBatch.FromString(data).records}
+    assert found == {b"0": "\N{SNOWMAN}" * 170, b"1": "said once, then out of time", b"2": ""}
 
 
 def test_a_group_has_16_retries_and_an_orderly_one_no_limit() -> None:

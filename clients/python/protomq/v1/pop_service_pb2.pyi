@@ -343,12 +343,17 @@ class ChangeInvisibleRequest(_message.Message):
     TOPIC_FIELD_NUMBER: _builtins.int
     MESSAGES_FIELD_NUMBER: _builtins.int
     INVISIBLE_MS_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
     consumer_group: _builtins.str
     """The consumer group."""
     topic: _builtins.str
     """The topic."""
     invisible_ms: _builtins.int
     """From now on, in milliseconds: 0 (anybody may have them at once) to 43,200,000."""
+    error: _builtins.str
+    """What their processing failed of; their dead letters tell the last one that was given. The first 512 octets are kept. Empty: nothing is said, and what
+    was said before stays.
+    """
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___PoppedMessages]:
         """The messages: 10,000 at most. Their receipts stay good until somebody else gets them."""
@@ -360,10 +365,11 @@ class ChangeInvisibleRequest(_message.Message):
         topic: _builtins.str = ...,
         messages: _abc.Iterable[Global___PoppedMessages] | None = ...,
         invisible_ms: _builtins.int = ...,
+        error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_group", b"consumer_group", "invisible_ms", b"invisible_ms", "messages", b"messages", "topic", b"topic"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumer_group", b"consumer_group", "error", b"error", "invisible_ms", b"invisible_ms", "messages", b"messages", "topic", b"topic"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -537,6 +537,7 @@ class PoppedQueue(_message.Message):
     MOVED_OFFSETS_FIELD_NUMBER: _builtins.int
     RETRY_OFFSETS_FIELD_NUMBER: _builtins.int
     HAND_OUT_COUNT_FIELD_NUMBER: _builtins.int
+    ERRORS_FIELD_NUMBER: _builtins.int
     consumer_group: _builtins.str
     """The group."""
     topic: _builtins.str
@@ -593,6 +594,10 @@ class PoppedQueue(_message.Message):
     def retry_offsets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Offsets there."""
 
+    @_builtins.property
+    def errors(self) -> _containers.RepeatedCompositeFieldContainer[Global___PopError]:
+        """What open messages failed of, as their last holder said."""
+
     def __init__(
         self,
         *,
@@ -613,14 +618,43 @@ class PoppedQueue(_message.Message):
         moved_offsets: _abc.Iterable[_builtins.int] | None = ...,
         retry_offsets: _abc.Iterable[_builtins.int] | None = ...,
         hand_out_count: _builtins.int = ...,
+        errors: _abc.Iterable[Global___PopError] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked_runs", b"acked_runs", "changes", b"changes", "consumer_group", b"consumer_group", "dead_runs", b"dead_runs", "grouped_offsets", b"grouped_offsets", "hand_out_count", b"hand_out_count", "hand_outs", b"hand_outs", "lost_runs", b"lost_runs", "moved_offsets", b"moved_offsets", "next_offset", b"next_offset", "queue_id", b"queue_id", "retry_offsets", b"retry_offsets", "sharding_hashes", b"sharding_hashes", "topic", b"topic", "topic_incarnation", b"topic_incarnation", "waiting_runs", b"waiting_runs", "whole", b"whole"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acked_runs", b"acked_runs", "changes", b"changes", "consumer_group", b"consumer_group", "dead_runs", b"dead_runs", "errors", b"errors", "grouped_offsets", b"grouped_offsets", "hand_out_count", b"hand_out_count", "hand_outs", b"hand_outs", "lost_runs", b"lost_runs", "moved_offsets", b"moved_offsets", "next_offset", b"next_offset", "queue_id", b"queue_id", "retry_offsets", b"retry_offsets", "sharding_hashes", b"sharding_hashes", "topic", b"topic", "topic_incarnation", b"topic_incarnation", "waiting_runs", b"waiting_runs", "whole", b"whole"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PoppedQueue: _TypeAlias = PoppedQueue  # noqa: Y015
+
+@_typing.final
+class PopError(_message.Message):
+    """PopError is what messages failed of."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    error: _builtins.str
+    """The text."""
+    @_builtins.property
+    def runs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The messages."""
+
+    def __init__(
+        self,
+        *,
+        error: _builtins.str = ...,
+        runs: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "runs", b"runs"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PopError: _TypeAlias = PopError  # noqa: Y015
 
 @_typing.final
 class PopChange(_message.Message):

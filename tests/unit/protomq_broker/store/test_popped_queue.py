@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protomq.v1.state_pb2 import HandOut, PoppedQueue
+from protomq_broker.store.state import popped_queue
 from protomq_broker.store.state.popped_queue import (
     OpenMessages,
     QueueOfGroup,
@@ -28,6 +30,7 @@ class ModelMessage:
     attempt: int = 0
     sharding_hash: int = 0
     retry_offset: int | None = None
+    error: str | None = None
 
 
 @dataclass
@@ -63,7 +66,7 @@ def seen(known: OpenMessages) -> dict[int, ModelMessage]:
     return {
         offset: ModelMessage(
             each.number, each.time_ms, each.deadline_ms, each.attempt,
-            known._hashes.get(offset, 0), known.moved.get(offset),
+            known._hashes.get(offset, 0), known.moved.get(offset), known.errors.get(offset),
         )
         for offset, each in known.open.items()
     }  # fmt: skip
@@ -122,6 +125,11 @@ def test_it_says_of_each_message_what_a_model_says(data: st.DataObject) -> None:
             told.changes.append(change_of(now_ms + 5, changed))
             for offset in changed:
                 model.open[offset].deadline_ms = now_ms + 5
+            if data.draw(st.booleans(), "failed"):
+                error = data.draw(st.sampled_from(("E: a", "E: b")), "error")
+                told.errors.add(error=error, runs=runs_of([*changed, 10_000]))  # one of them is not open
+                for offset in changed:
+                    model.open[offset].error = error
         again = [(offset, attempt) for offset, attempt in due if offset in model.open and offset not in changed]
         again += [(offset, 0) for offset in ready if offset in model.open]
         by_attempt: dict[int, list[int]] = {}
@@ -191,3 +199,21 @@ def test_a_message_that_waits_for_one_that_is_settled_in_its_own_record_is_ready
     )  # fmt: skip
     assert known.ready(10) == [1]
     assert known.low_offset == 1
+
+
+def test_what_was_said_first_is_forgotten_where_too_many_have_failed_and_a_statement_keeps_the_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(popped_queue, "ERRORS_MAX", 3)
+    known = OpenMessages(KEY, 7, 0)
+    told = PoppedQueue(next_offset=6)
+    told.hand_outs.append(HandOut(number=1, time_ms=0, deadline_ms=10, attempt=1, runs=[0, 6]))
+    for error, runs in (("a", [5, 1]), ("b", [0, 3]), ("c", [0, 1]), ("d", [9, 1])):
+        told.errors.add(error=error, runs=runs)
+    known.take(told, 0)
+    assert list(known.errors.items()) == [(1, "b"), (2, "b"), (0, "c")]
+    whole = OpenMessages(KEY, 7, 0)
+    whole.take(known.statement(), 1)
+    assert list(whole.errors.items()) == list(known.errors.items())
+    whole.take(PoppedQueue(acked_runs=[0, 2]), 2)
+    assert list(whole.errors.items()) == [(2, "b")]

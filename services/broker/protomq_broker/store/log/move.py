@@ -68,15 +68,16 @@ def move_records(
     *,
     due_times_ms: NDArray[np.uint64] | None = None,
     attempts: int | Sequence[int] = 0,
-    last_errors: Sequence[str] | None = None,
+    last_errors: Sequence[str | None] | None = None,
     replayed_group: str = "",
     is_half: bool = False,
 ) -> RecordRegion:
     """Copies for one queue of `topic` of the record fields that stand at `starts` of `data` with `sizes`: at least one; not stamped.
 
     `due_times_ms`: when each copy may be delivered; None: at once. `attempts`: deliveries since the records were written, of all or of
-    each; `last_errors`: what the last one of each failed of, as the consumer said it. `replayed_group`: the records are dead letters of
-    this group, and their attempts begin again. `is_half`: half messages that are carried forward, and stay so.
+    each; `last_errors`: what the last one of each failed of, as the consumer said it; None: as the record says.
+    `replayed_group`: the records are dead letters of this group, and their attempts begin again. `is_half`: half messages that are
+    carried forward, and stay so.
 
     Raises ValueError for what is no record of a log.
     """
@@ -318,9 +319,15 @@ def _opened_transit(
         transit.replayed_group, transit.attempt = replayed_group, 0
     transit.attempt = min(transit.attempt + attempts, 0xFFFFFFFF)
     if last_error is not None:
-        transit.last_error = last_error.encode()[:LAST_ERROR_SIZE_MAX_BYTES].decode(errors="ignore")
+        transit.last_error = cut_error(last_error)
     octets = transit.SerializeToString()
     return bytes((layout.TRANSIT_TAG,)) + layout.encode_varint(len(octets)) + octets
+
+
+
+def cut_error(text: str) -> str:
+    """As much of it as is kept."""
+    return text.encode()[:LAST_ERROR_SIZE_MAX_BYTES].decode(errors="ignore")
 
 
 @lru_cache(maxsize=256)

@@ -198,6 +198,7 @@ def _check(record: PopRecord) -> None:
         runs = [told.acked_runs, told.dead_runs, told.lost_runs, told.waiting_runs]
         runs += [change.runs for change in told.changes]
         runs += [hand_out.runs for hand_out in told.hand_outs]
+        runs += [failed.runs for failed in told.errors]
         if (
             any(len(each) % 2 for each in runs)
             or len(told.grouped_offsets) != len(told.sharding_hashes)

@@ -17,12 +17,17 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Container, Iterable, Iterator, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Final, NamedTuple
 
-from protomq.v1.state_pb2 import HandOut, PopChange, PoppedQueue
+from protomq.v1.state_pb2 import HandOut, PopChange, PopError, PoppedQueue
 
 OPEN_MAX: Final = 10_000
 """Open messages of one queue and group: then nothing new is handed out before some are done. RocketMQ's popInflightMessageThreshold."""
+ERRORS_MAX: Final = 1_000
+"""Open messages of one queue and group of which it is known what they failed of: of more, what was said first is forgotten. So a statement
+of the queue stays well below what a record takes."""
 
 
 class QueueOfGroup(NamedTuple):
@@ -68,12 +73,13 @@ class OpenMessages:
         hand_out_count: numbers that hand-outs have had.
         open: the open messages, and who holds them.
         moved: of open messages whose segment is gone: where the copy stands in the group's retry topic.
+        errors: of open messages that failed: what a holder said of it last.
         since: position of the first record that is needed for knowing all this.
         until: what records in front of this position say is in it.
     """
 
     __slots__ = (
-        "_due", "_entry_count", "_groups", "_hashes", "_ready", "hand_out_count", "incarnation", "key", "moved",
+        "_due", "_entry_count", "_groups", "_hashes", "_ready", "errors", "hand_out_count", "incarnation", "key", "moved",
         "next_offset", "open", "since", "until",
     )  # fmt: skip
 
@@ -89,6 +95,7 @@ class OpenMessages:
         self.hand_out_count = 0
         self.open: dict[int, Holding] = {}
         self.moved: dict[int, int] = {}
+        self.errors: dict[int, str] = {}
         self._hashes: dict[int, int] = {}
         self._groups: dict[int, deque[int]] = {}  # in the order of the queue; ends with open ones
         self._due: list[tuple[int, int, Holding]] = []  # a heap; one that holds nothing is left out when it comes up
@@ -126,9 +133,11 @@ class OpenMessages:
         for offset, retry_offset in zip(told.moved_offsets, told.retry_offsets, strict=True):
             if offset in self.open:
                 self.moved[offset] = retry_offset
+        for failed in told.errors:
+            self._fail(failed.error, failed.runs)
 
     def _settle(self, runs: Sequence[int]) -> None:
-        known, hashes, moved = self.open, self._hashes, self.moved
+        known, hashes, moved, errors = self.open, self._hashes, self.moved, self.errors
         for first, end in _bounds(runs):
             for offset in range(first, end):
                 holding = known.pop(offset, None)
@@ -137,6 +146,8 @@ class OpenMessages:
                 holding.left -= 1
                 if moved:
                     moved.pop(offset, None)
+                if errors:
+                    errors.pop(offset, None)
                 if hashes and offset in hashes:
                     self._leave_group(offset)
 
@@ -168,6 +179,15 @@ class OpenMessages:
         for known, offsets in by_holding.items():
             changed = runs_of(offsets)
             self._hold(Holding(known.number, known.time_ms, deadline_ms, known.attempt, changed))
+
+    def _fail(self, error: str, runs: Sequence[int]) -> None:
+        errors = self.errors
+        for offset in offsets_in(runs):
+            if offset in self.open:
+                errors.pop(offset, None)
+                errors[offset] = error
+        while len(errors) > ERRORS_MAX:
+            del errors[next(iter(errors))]
 
     def _hold(self, holding: Holding) -> None:
         known = self.open
@@ -291,6 +311,8 @@ class OpenMessages:
             )
         told.moved_offsets.extend(self.moved)
         told.retry_offsets.extend(self.moved.values())
+        for error, same in groupby(self.errors.items(), key=itemgetter(1)):  # in the order in which they were said
+            told.errors.append(PopError(error=error, runs=runs_of(offset for offset, _ in same)))
         return told
 
 
@@ -300,7 +322,7 @@ def change_of(deadline_ms: int, offsets: Iterable[int]) -> PopChange:
 
 
 def runs_of(offsets: Iterable[int]) -> list[int]:
-    """Rising offsets as runs."""
+    """Offsets as runs, in their order."""
     if isinstance(offsets, range) and offsets.step == 1:
         return [offsets.start, len(offsets)] if offsets else []
     runs: list[int] = []

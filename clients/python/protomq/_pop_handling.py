@@ -1,0 +1,340 @@
+"""Handlers of popped messages: for how long each is held, and what is said of it in the end. Values and steps, no thread and no clock.
+
+    receive ──▶ handler runs ──▶ returns                 ack
+                    │            raises, Retry(delay)    nack, with the error's text
+                    │            Reject()                sent to the dead letters, then ack
+                    └ half of the invisible time is over, again and again: renewed, up to a limit
+
+Rules:
+- A renewal that fails, for a broker is away, is tried again; one that is refused never is: somebody else has the message. Its handler is
+  told (`Hold.is_lost`), and what it says in the end counts no more.
+- A receipt is good until somebody else has the message, also behind its time. So an end is always told to the broker, which knows, except
+  where a renewal was refused before.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from ._checks import check_count, check_seconds
+from ._message import Message
+from ._pop_steps import HOLD_SLICE_S, INVISIBLE_DEFAULT_S, PoppedQueue, PopSteps, PopWish
+from ._pull_logic import DELETED_AFTER_S
+from ._push_results import Failure, failure_of, judge
+from ._push_steps import SaidSeldom
+from ._steps import Each, Steps
+from .errors import ConfigurationError, NotFoundError, ProtomqError, StaleReceiptError
+
+logger = logging.getLogger("protomq")
+
+CONCURRENCY_DEFAULT: Final = 20
+"""RocketMQ's consumeThreadMax."""
+CONCURRENCY_MAX: Final = 1_024
+RENEW_LIMIT_DEFAULT_S: Final = 900.0
+"""RocketMQ's consumeTimeout, 15 minutes."""
+DRAIN_TIMEOUT_DEFAULT_S: Final = 10.0
+RECEIVE_HOLD_S: Final = HOLD_SLICE_S
+"""For which a `receive` of `handle` is held: a stop waits for it."""
+RECEIVE_AGAIN_S: Final = 1.0
+"""After a `receive` that failed."""
+RENEW_AT: Final = 0.5
+"""Of the invisible time: three more tries fit in before it is over, at 65, 80 and 95 percent."""
+RENEW_AGAIN_AT: Final = 0.15
+LEVELS_S: Final = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
+"""RocketMQ's messageDelayLevel. The first failure waits for level 3, as a group's settings say where nobody changed them."""
+FIRST_RETRY_LEVEL: Final = 3
+
+
+class HandledCounts(NamedTuple):
+    """What came of `handle`.
+
+    Attributes:
+        done: messages that were acknowledged.
+        failed: that were given back, or became dead letters.
+        refused: what was said of them came too late, or the broker did not take it: they come again, or somebody else has them.
+    """
+
+    done: int
+    failed: int
+    refused: int
+
+
+@dataclass(frozen=True, slots=True)
+class HandlingOptions:
+    """How messages are handled: see SimpleConsumer.handle."""
+
+    concurrency: int = CONCURRENCY_DEFAULT
+    invisible_s: float = INVISIBLE_DEFAULT_S
+    renew_limit_s: float = RENEW_LIMIT_DEFAULT_S
+    drain_timeout_s: float = DRAIN_TIMEOUT_DEFAULT_S
+
+    def __post_init__(self) -> None:
+        check_count("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
+        check_seconds("renew_limit_s", self.renew_limit_s, zero=True)
+        check_seconds("drain_timeout_s", self.drain_timeout_s, zero=True)
+
+
+class Hold:
+    """For how long a message that is being handled is nobody else's. Any thread.
+
+    Attributes:
+        is_lost: the broker refused to renew: somebody else has the message, or it is a dead letter. What the handler says counts no more.
+        renewed_count: how often its time was renewed.
+    """
+
+    __slots__ = ("_began_s", "_next_s", "is_lost", "message", "renewed_count")
+
+    def __init__(self, message: Message, began_s: float, next_s: float) -> None:
+        self.message = message
+        self.is_lost = False
+        self.renewed_count = 0
+        self._began_s = began_s
+        self._next_s = next_s
+
+    def check(self) -> None:
+        """Raises StaleReceiptError where it is lost: call it before what must not be done twice."""
+        if self.is_lost:
+            raise StaleReceiptError(
+                f"message {self.message.message_id} of {self.message.topic!r} is not held any more: somebody else has it"
+            )
+
+
+class Holds:
+    """The messages that are being handled. Any thread."""
+
+    def __init__(self, options: HandlingOptions) -> None:
+        self._options = options
+        self._lock = threading.Lock()
+        self._holds: dict[int, Hold] = {}
+
+    def __len__(self) -> int:
+        return len(self._holds)
+
+    def begin(self, message: Message, now_s: float) -> Hold:
+        """The message has just been received, and goes to a handler."""
+        hold = Hold(message, now_s, now_s + self._options.invisible_s * RENEW_AT)
+        with self._lock:
+            self._holds[id(message)] = hold
+        return hold
+
+    def find(self, message: Message) -> Hold | None:
+        """None: no handler has it."""
+        return self._holds.get(id(message))
+
+    def end(self, hold: Hold) -> None:
+        """Its handler is done with it."""
+        with self._lock:
+            self._holds.pop(id(hold.message), None)
+
+    def all(self) -> list[Hold]:
+        """Those that are being handled."""
+        with self._lock:
+            return list(self._holds.values())
+
+    def due(self, now_s: float) -> list[Hold]:
+        """Those that are to be renewed now, together. One that has reached the limit is not any more, which is logged."""
+        found: list[Hold] = []
+        for hold in self.all():
+            if hold._next_s > now_s:
+                continue
+            if now_s - hold._began_s >= self._options.renew_limit_s:
+                hold._next_s = float("inf")
+                logger.warning(
+                    "message %s of %s is handled for %.0f s: it is renewed no more, and somebody else gets it soon",
+                    hold.message.message_id, hold.message.topic, now_s - hold._began_s,
+                )  # fmt: skip
+            else:
+                found.append(hold)
+        return found
+
+    def next_due_in_s(self, now_s: float) -> float:
+        """Until `due` has something; infinity if it never has."""
+        return max(min((hold._next_s for hold in self.all()), default=float("inf")) - now_s, 0.0)
+
+    def renewed(self, holds: Iterable[Hold], stale: Sequence[Message], asked_s: float) -> None:
+        """The broker has renewed them, but for those that are `stale`. `asked_s`: when it was asked to."""
+        lost = {id(message) for message in stale}
+        for hold in holds:
+            if id(hold.message) not in lost:
+                hold.renewed_count += 1
+                hold._next_s = asked_s + self._options.invisible_s * RENEW_AT
+                continue
+            hold._next_s = float("inf")
+            if id(hold.message) in self._holds:  # Else it was acknowledged meanwhile.
+                hold.is_lost = True
+                logger.warning(
+                    "message %s of %s is handled, and held no more: somebody else has it", hold.message.message_id, hold.message.topic
+                )
+
+    def not_renewed(self, holds: Iterable[Hold], now_s: float) -> None:
+        """The broker could not be asked: it is tried again soon."""
+        for hold in holds:
+            hold._next_s = now_s + self._options.invisible_s * RENEW_AGAIN_AT
+
+
+class Handling:
+    """Any thread. What the drivers of both flavours share: the wish, the holds, and what came of messages."""
+
+    def __init__(
+        self, steps: PopSteps, wish: PopWish, options: HandlingOptions, name: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`name`: of the handler, for the log."""
+        self.wish = wish
+        self.options = options
+        self.holds = Holds(options)
+        self.name = name
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._counts = HandledCounts(0, 0, 0)
+        self._steps = steps
+        self._seldom = SaidSeldom(clock)
+        self._is_failing = self._was_there = False
+        self._missing_since_s: float | None = None
+
+    @property
+    def counts(self) -> HandledCounts:
+        """What came of the messages so far."""
+        return self._counts
+
+    def judged(self, result: object) -> Failure | None:
+        """What a handler's result means; None: done."""
+        if result is None:
+            return None
+        judgement = judge(result, 1)
+        if judgement.nonsense and self._seldom.is_due("nonsense"):
+            logger.warning("%s %s", self.name, judgement.nonsense)
+        return judgement.failures[0]
+
+    def raised(self, error: BaseException) -> Failure:
+        """A handler's message comes again."""
+        if self._seldom.is_due(type(error).__name__):
+            logger.warning(
+                "%s raised %s: its message comes again (a further one of this kind is not logged for a minute)",
+                self.name, type(error).__name__, exc_info=error,
+            )  # fmt: skip
+        return failure_of(error)
+
+    def received(self, error: ProtomqError | None) -> None:
+        """Of a `receive`. Raises the error where another try is of no use; others are logged, once while they go on."""
+        if error is None:
+            if self._is_failing:
+                logger.info("messages of %s are received again", self.wish.topic)
+            self._is_failing, self._was_there, self._missing_since_s = False, True, None
+            return
+        if not error.retriable:
+            raise error
+        if isinstance(error, NotFoundError):  # It may be that of a name server that has just started.
+            now_s = self._clock()
+            if self._missing_since_s is None:
+                self._missing_since_s = now_s
+            if not self._was_there or now_s - self._missing_since_s >= DELETED_AFTER_S:
+                raise error
+        if not self._is_failing:
+            logger.warning("no messages of %s could be received: %r; it is tried again", self.wish.topic, error)
+        self._is_failing = True
+
+    def renew(self, holds: Sequence[Hold]) -> Steps[None]:
+        """Holds them for longer."""
+        yield Each([self._renew_at(same) for same in _by_broker(holds)])
+
+    def _renew_at(self, holds: Sequence[Hold]) -> Steps[None]:
+        asked_s = self._clock()
+        messages = [hold.message for hold in holds]
+        try:
+            stale = yield from self._steps.change_invisible(messages, self.options.invisible_s)
+        except StaleReceiptError:
+            stale = messages
+        except ProtomqError as error:
+            logger.warning("%d messages could not be held for longer: %r; it is tried again", len(holds), error)
+            self.holds.not_renewed(holds, self._clock())
+            return
+        self.holds.renewed(holds, stale, asked_s)
+
+    def acknowledge(self, holds: Sequence[Hold]) -> Steps[None]:
+        """Their handlers have returned."""
+        yield Each([self._acknowledge_at(same) for same in _by_broker(holds)])
+
+    def _acknowledge_at(self, holds: Sequence[Hold]) -> Steps[None]:
+        messages = [hold.message for hold in holds]
+        try:
+            stale = yield from self._steps.ack(messages)
+        except StaleReceiptError:
+            stale = messages
+        except ProtomqError as error:
+            self._count(refused=len(holds))
+            logger.warning("%d messages that %s has handled are not acknowledged, and come again: %r", len(holds), self.name, error)
+            return
+        self._count(done=len(holds) - len(stale))
+        for message in stale:
+            self._say_refused(message)
+
+    def fail(self, hold: Hold, failure: Failure) -> Steps[None]:
+        """Its handler has not done it."""
+        message = hold.message
+        try:
+            if failure.is_dead_letter:
+                stale = yield from self._steps.reject(message, failure.error)
+            else:
+                stale = yield from self._steps.change_invisible(message, delay_s_of(message, failure), failure.error)
+        except StaleReceiptError:
+            stale = [message]
+        except ProtomqError as error:
+            self._count(refused=1)
+            logger.warning("%s has failed, and the broker was not told: %r; its message comes again in time", self.name, error)
+            return
+        if stale:
+            self._say_refused(message)
+        else:
+            self._count(failed=1)
+
+    def give_back(self, holds: Sequence[Hold]) -> Steps[None]:
+        """What was received, and is not handled: the consumer stops. Somebody else may have it at once."""
+        text = "the consumer has stopped"
+        try:
+            yield from self._steps.change_invisible([hold.message for hold in holds], 0.0, text)
+        except ProtomqError as error:
+            logger.info("%d messages that nobody has handled come again when their time is up: %r", len(holds), error)
+
+    def lost(self, hold: Hold) -> None:
+        """Its handler has ended, and it was lost before."""
+        self._say_refused(hold.message)
+
+    def _count(self, done: int = 0, failed: int = 0, refused: int = 0) -> None:
+        with self._lock:
+            self._counts = HandledCounts(self._counts.done + done, self._counts.failed + failed, self._counts.refused + refused)
+
+    def _say_refused(self, message: Message) -> None:
+        self._count(refused=1)
+        logger.warning(
+            "what %s said of message %s of %s is refused: somebody else has it by now", self.name, message.message_id, message.topic
+        )
+
+
+def hold_of(message: Message, handlings: Iterable[Handling]) -> Hold:
+    """Raises ConfigurationError for a message that no handler has."""
+    for handling in handlings:
+        hold = handling.holds.find(message)
+        if hold is not None:
+            return hold
+    raise ConfigurationError(f"{message!r} is not being handled")
+
+
+def _by_broker(holds: Iterable[Hold]) -> list[list[Hold]]:
+    found: dict[str, list[Hold]] = {}
+    for hold in holds:
+        found.setdefault(hold.message.queue.broker_name, []).append(hold)
+    return list(found.values())
+
+
+def delay_s_of(message: Message, failure: Failure) -> float:
+    """When a message that failed comes again: what the handler said, else later with each delivery."""
+    if "delay_ms" in failure.fields:
+        return float(failure.fields["delay_ms"]) / 1000
+    assert isinstance(message.queue, PoppedQueue)
+    level = failure.fields.get("delay_level", FIRST_RETRY_LEVEL - 1 + max(message.queue.attempt, 1))
+    return float(LEVELS_S[min(int(level), len(LEVELS_S)) - 1])

@@ -1,0 +1,199 @@
+"""Handling popped messages in tasks of one event loop: see `_pop_threads.py`, which has the same parts as threads."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any, Protocol
+
+from ._daemon_threads import DaemonThreads
+from ._message import Message
+from ._pop_handling import RECEIVE_AGAIN_S, HandledCounts, Handling, Hold, logger
+from ._pop_steps import COUNT_MAX, PopSteps
+from ._push_results import Listener
+from ._steps import Steps, T
+from .errors import ClosedError, ProtomqError
+
+LONG_S = 3600.0
+"""A wait that something else ends."""
+
+
+class Runs(Protocol):
+    """Drives steps in the calling task."""
+
+    def __call__(self, steps: Steps[T]) -> Coroutine[Any, Any, T]:
+        """What they return."""
+
+
+class HandlerTasks:
+    """One call of `handle`. The loop's."""
+
+    def __init__(self, steps: PopSteps, handling: Handling, handler: Listener, run: Runs) -> None:
+        self.handling = handling
+        self._steps = steps
+        self._handler = handler
+        self._run = run
+        self._threads = DaemonThreads("protomq-handler")
+        self._tasks: dict[asyncio.Task[None], Hold] = {}
+        self._changed = asyncio.Event()
+        self._began = asyncio.Event()
+        self._stops = False
+        self._told = asyncio.Lock()
+        """As in HandlerThreads."""
+        self._receiving: asyncio.Task[list[Message]] | None = None
+        self._returned: list[Hold] = []
+        self._is_acknowledging = False
+
+    def stop(self) -> None:
+        """No handler begins any more."""
+        self._stops = True
+        self._changed.set()
+
+    async def work(self) -> HandledCounts:
+        """Handles messages until it is stopped. Raises what a `receive` raises that another try does not change."""
+        loop = asyncio.get_running_loop()
+        renewing = loop.create_task(self._renew_until_end())
+        timeout_s = self.handling.options.drain_timeout_s
+        try:
+            while (free_count := await self._wait_for_room()) > 0:
+                for message in await self._receive(free_count):
+                    self._begin(message)
+        except ClosedError:
+            pass
+        except asyncio.CancelledError:
+            timeout_s = 0.0
+            raise
+        finally:
+            await self._drain(timeout_s)
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
+            self._threads.close()
+        return self.handling.counts
+
+    async def _wait_for_room(self) -> int:
+        """How many handlers are free; 0: it is stopped."""
+        concurrency = self.handling.options.concurrency
+        while not self._stops and len(self._tasks) >= concurrency:
+            await self._wait_for_change(LONG_S)
+        return 0 if self._stops else min(concurrency - len(self._tasks), COUNT_MAX)
+
+    async def _wait_for_change(self, timeout_s: float) -> None:
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    async def _receive(self, count: int) -> list[Message]:
+        try:
+            steps = self._steps.receive(replace(self.handling.wish, count=count))
+            self._receiving = asyncio.get_running_loop().create_task(self._run(steps))
+            messages = await asyncio.shield(self._receiving)
+            self._receiving = None
+        except ClosedError:
+            raise
+        except ProtomqError as error:
+            self.handling.received(error)
+            if not self._stops:
+                await self._wait_for_change(RECEIVE_AGAIN_S)
+            return []
+        self.handling.received(None)
+        return messages
+
+    def _begin(self, message: Message) -> None:
+        hold = self.handling.holds.begin(message, time.monotonic())
+        task = asyncio.get_running_loop().create_task(self._handle(hold))
+        self._tasks[task] = hold
+        task.add_done_callback(self._ended)
+        self._began.set()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        self._changed.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("the end of a message that %s has handled could not be told", self.handling.name, exc_info=error)
+
+    async def _handle(self, hold: Hold) -> None:
+        handling = self.handling
+        try:
+            failure = handling.judged(await self._call(hold.message))
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise  # The consumer stops: nobody knows what became of it.
+            failure = handling.raised(error)
+        except BaseException as error:
+            failure = handling.raised(error)
+        handling.holds.end(hold)
+        if hold.is_lost:
+            handling.lost(hold)
+        elif failure is None:
+            await self._acknowledge(hold)
+        else:
+            async with self._told:
+                await self._run(handling.fail(hold, failure))
+
+    async def _call(self, message: Message) -> Any:
+        if self._handler.is_coroutine:
+            return await self._handler.call(message)
+        results: list[Any] = []
+        await asyncio.wrap_future(self._threads.submit(lambda: results.append(self._handler.call(message))))
+        return results[0]
+
+    async def _acknowledge(self, hold: Hold) -> None:
+        """With all others that have returned meanwhile: who comes first tells of those that come while it does."""
+        self._returned.append(hold)
+        if self._is_acknowledging:
+            return
+        self._is_acknowledging = True
+        try:
+            while self._returned:
+                holds, self._returned = self._returned, []
+                await self._run(self.handling.acknowledge(holds))
+        finally:
+            self._is_acknowledging = False
+
+    async def _renew_until_end(self) -> None:
+        holds = self.handling.holds
+        while True:
+            self._began.clear()
+            wait_s = holds.next_due_in_s(time.monotonic())
+            if wait_s:
+                try:
+                    async with asyncio.timeout(min(wait_s, LONG_S)):
+                        await self._began.wait()
+                except TimeoutError:
+                    pass
+                continue
+            if due := holds.due(time.monotonic()):
+                async with self._told:
+                    await self._run(self.handling.renew([hold for hold in due if holds.find(hold.message)]))
+
+    async def _drain(self, timeout_s: float) -> None:
+        """Waits for handlers that run; coroutines are cancelled then, and their messages given back."""
+        self._stops = True
+        if self._tasks and timeout_s:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+        holds = self.handling.holds
+        for task, hold in self._tasks.items():
+            if holds.find(hold.message):  # Else its handler has returned, and the broker is being told.
+                task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        left: list[Hold] = []
+        if self._handler.is_coroutine:  # A function goes on.
+            left = [hold for hold in holds.all() if not hold.is_lost]
+        left += await self._received_last()
+        if left:
+            await self._run(self.handling.give_back(left))
+
+    async def _received_last(self) -> list[Hold]:
+        """Of the `receive` that was under way when the call was cancelled: at the broker it goes on, and would get what is given back."""
+        if self._receiving is None:
+            return []
+        (messages,) = await asyncio.gather(self._receiving, return_exceptions=True)
+        if isinstance(messages, BaseException):
+            return []
+        return [self.handling.holds.begin(message, time.monotonic()) for message in messages]

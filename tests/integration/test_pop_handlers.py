@@ -1,0 +1,276 @@
+"""Handlers of popped messages through a whole broker: renewed while they run, told when somebody else has their message, and in order."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from protomq import (
+    Admin,
+    AsyncSimpleConsumer,
+    HandledCounts,
+    Message,
+    OutgoingMessage,
+    PoppedQueue,
+    Producer,
+    PullConsumer,
+    Reject,
+    Retry,
+    SimpleConsumer,
+)
+from protomq.errors import ConfigurationError, StaleReceiptError, TopicNotFoundError, WrongTypeError
+from protomq.testing import Broker
+
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    """With short invisible times."""
+    with Broker(environment={"PROTOMQ_POP_INVISIBLE_MIN_MS": "100"}) as broker:
+        yield broker
+
+
+def fill(broker: Broker, topic: str, bodies: list[bytes], keys: list[str] | None = None) -> None:
+    with Admin(namesrv=broker.namesrv) as admin:
+        admin.create_topic(topic, write_queues=1, read_queues=1, update=True)
+    outgoing = [
+        OutgoingMessage(topic, body, sharding_key=keys[number] if keys else "") for number, body in enumerate(bodies)
+    ]
+    with Producer(namesrv=broker.namesrv) as producer:
+        producer.send_batch(topic, outgoing)
+
+
+def dead_letters(broker: Broker, group: str) -> dict[bytes, str]:
+    with PullConsumer(namesrv=broker.namesrv) as reader:
+        reader.assign(reader.queues(f"%DLQ%{group}"))
+        found: dict[bytes, str] = {}
+        while messages := reader.poll(0.5):
+            found |= {message.body: message.last_error for message in messages}
+        return found
+
+
+def attempt_of(message: Message) -> int:
+    assert isinstance(message.queue, PoppedQueue)
+    return message.queue.attempt
+
+
+@pytest.fixture(params=["threads", "coroutines"])
+def handle(request: pytest.FixtureRequest, broker: Broker) -> Callable[..., HandledCounts]:
+    """handle(group, topic, handler, **options): handler(message, consumer) is a function that may block, and calls `request_stop`."""
+
+    def by_threads(group: str, topic: str, handler: Any, **options: Any) -> HandledCounts:
+        with SimpleConsumer(group, namesrv=broker.namesrv) as consumer:
+            return consumer.handle(topic, lambda message: handler(message, consumer), **options)
+
+    async def in_tasks(group: str, topic: str, handler: Any, **options: Any) -> HandledCounts:
+        async with AsyncSimpleConsumer(group, namesrv=broker.namesrv) as consumer:
+            loop = asyncio.get_running_loop()
+
+            class Stopped:
+                hold = consumer.hold
+
+                @staticmethod
+                def request_stop() -> None:
+                    loop.call_soon_threadsafe(consumer.request_stop)
+
+            def call(message: Message) -> object:
+                result: object = handler(message, Stopped)
+                return result
+
+            async def wait(message: Message) -> object:
+                return await asyncio.to_thread(call, message)
+
+            return await consumer.handle(topic, wait if request.param == "coroutines" else call, **options)
+
+    if request.param == "threads":
+        return by_threads
+    return lambda *given, **options: asyncio.run(in_tasks(*given, **options))
+
+
+@pytest.mark.parametrize("handle", ["threads", "coroutines", "functions of an event loop"], indirect=True)
+def test_a_message_stays_with_a_handler_that_takes_three_times_as_long_as_it_is_invisible(
+    broker: Broker, handle: Any, request: pytest.FixtureRequest
+) -> None:
+    topic = f"renewed-{abs(hash(request.node.name))}"
+    fill(broker, topic, [b"slow", b"a", b"b"])
+    seen: list[tuple[bytes, int]] = []
+    renewed_counts: list[int] = []
+
+    def handler(message: Message, consumer: Any) -> None:
+        seen.append((message.body, attempt_of(message)))
+        if message.body == b"slow":
+            hold = consumer.hold(message)
+            give_up = threading.Event()
+            while hold.renewed_count < 5:  # 2.5 times the invisible time
+                give_up.wait(0.02)
+            renewed_counts.append(hold.renewed_count)
+            consumer.request_stop()
+
+    counts = handle("group", topic, handler, invisible_s=0.6, concurrency=3)
+    assert sorted(seen) == [(b"a", 1), (b"b", 1), (b"slow", 1)]
+    assert renewed_counts == [5]
+    assert counts == (3, 0, 0)
+    with SimpleConsumer("group", namesrv=broker.namesrv) as consumer:
+        assert consumer.receive(topic, hold_s=0) == []
+
+
+def test_a_handler_whose_message_somebody_else_has_is_told_and_what_it_says_is_refused(
+    broker: Broker, handle: Any, request: pytest.FixtureRequest
+) -> None:
+    topic = f"lost-{abs(hash(request.node.name))}"
+    fill(broker, topic, [b"x"])
+    stolen: list[Message] = []
+    told: list[str] = []
+
+    def handler(message: Message, consumer: Any) -> None:
+        with SimpleConsumer("group", namesrv=broker.namesrv) as other:  # As if it had been stopped beyond its time.
+            other.nack(message)
+            stolen.extend(other.receive(topic, invisible_s=600))
+        hold = consumer.hold(message)
+        give_up = threading.Event()
+        while not hold.is_lost:
+            give_up.wait(0.02)
+        with pytest.raises(StaleReceiptError):
+            hold.check()
+        told.append("lost")
+        consumer.request_stop()
+
+    counts = handle("group", topic, handler, invisible_s=0.6, concurrency=1)
+    assert (told, counts) == (["lost"], HandledCounts(0, 0, 1))
+    (message,) = stolen
+    assert attempt_of(message) == 2
+    with SimpleConsumer("group", namesrv=broker.namesrv) as other:
+        assert other.ack(message) == []  # The late handler took nothing from its new holder.
+
+
+def test_what_handlers_raise_is_the_error_of_the_dead_letter_and_a_rejected_one_is_dead_at_once(
+    broker: Broker, handle: Any, request: pytest.FixtureRequest
+) -> None:
+    topic, group = f"failed-{abs(hash(request.node.name))}", f"failing-{abs(hash(request.node.name))}"
+    fill(broker, topic, [b"poison", b"never", b"later", b"good"])
+    with Admin(namesrv=broker.namesrv) as admin:
+        admin.set_group(group, retry_count_max=1)
+    ends: list[bytes] = []
+
+    def handler(message: Message, consumer: Any) -> object:
+        attempt = attempt_of(message)
+        if message.body == b"never":
+            return Reject("of no use")
+        if message.body == b"later" and attempt == 1:
+            return Retry(delay=0.1, error="not yet")
+        if message.body == b"poison" and attempt == 1:
+            return Retry(delay=0.0, error="first")
+        ends.append(message.body)
+        if len(ends) == 3:
+            consumer.request_stop()
+        if message.body == b"poison":
+            return Retry(delay=0.0, error="ValueError: broken")
+        return None
+
+    counts = handle(group, topic, handler, concurrency=2)
+    assert sorted(ends) == [b"good", b"later", b"poison"]
+    assert counts == (2, 4, 0)
+    with SimpleConsumer(group, namesrv=broker.namesrv) as consumer:
+        assert consumer.receive(topic, hold_s=1.5) == []
+    assert dead_letters(broker, group) == {b"poison": "ValueError: broken", b"never": "of no use"}
+
+
+def test_in_order_messages_of_a_key_never_run_side_by_side(broker: Broker, handle: Any, request: pytest.FixtureRequest) -> None:
+    topic = f"ordered-{abs(hash(request.node.name))}"
+    fill(broker, topic, [b"%d" % number for number in range(30)], [f"k{number % 3}" for number in range(30)])
+    lock = threading.Lock()
+    running: set[str] = set()
+    seen: dict[str, list[int]] = {}
+    overlaps: list[str] = []
+
+    def handler(message: Message, consumer: Any) -> None:
+        key = message.sharding_key
+        with lock:
+            if key in running:
+                overlaps.append(key)
+            running.add(key)
+        threading.Event().wait(0.002)
+        with lock:
+            running.discard(key)
+            seen.setdefault(key, []).append(int(message.body))
+            if sum(map(len, seen.values())) == 30:
+                consumer.request_stop()
+
+    counts = handle("fifo", topic, handler, fifo=True, concurrency=8)
+    assert overlaps == []
+    assert seen == {f"k{key}": list(range(key, 30, 3)) for key in range(3)}
+    assert counts == (30, 0, 0)
+
+
+def test_a_call_that_is_cancelled_gives_its_messages_back_at_once(broker: Broker) -> None:
+    fill(broker, "cancelled", [b"x"])
+
+    async def work() -> list[Message]:
+        began = asyncio.Event()
+
+        async def handler(message: Message) -> None:
+            began.set()
+            await asyncio.Event().wait()
+
+        async with AsyncSimpleConsumer("group", namesrv=broker.namesrv) as consumer:
+            task = asyncio.create_task(consumer.handle("cancelled", handler, invisible_s=600))
+            await asyncio.wait_for(began.wait(), WAIT_S)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            return await consumer.receive("cancelled")
+
+    (message,) = asyncio.run(work())
+    assert attempt_of(message) == 2
+
+
+def test_handlers_outlive_a_broker_that_restarts(tmp_path: Any) -> None:
+    with Broker(data_dir=tmp_path) as broker:
+        fill(broker, "T", [b"%d" % number for number in range(20)])
+        seen: list[bytes] = []
+        is_half_done, goes_on = threading.Event(), threading.Event()
+
+        def handler(message: Message) -> None:
+            seen.append(message.body)
+            if len(seen) == 10:
+                is_half_done.set()
+                assert goes_on.wait(WAIT_S)
+            if len(set(seen)) == 20:
+                consumer.request_stop()
+
+        with SimpleConsumer("group", namesrv=broker.namesrv) as consumer:
+            counts: list[HandledCounts] = []
+            thread = threading.Thread(target=lambda: counts.append(consumer.handle("T", handler, concurrency=1)))
+            thread.start()
+            assert is_half_done.wait(WAIT_S)
+            broker.kill()
+            broker.restart()
+            goes_on.set()
+            thread.join(WAIT_S)
+            assert not thread.is_alive()
+            assert sorted(seen, key=int) == [b"%d" % number for number in range(20)]
+            assert counts == [HandledCounts(20, 0, 0)]
+            assert consumer.receive("T", hold_s=0) == []
+
+
+def test_what_is_wrong_is_said(broker: Broker) -> None:
+    fill(broker, "wrong", [b"x"])
+
+    async def coroutine(message: Message) -> None:
+        raise AssertionError(message)
+
+    with SimpleConsumer("group", namesrv=broker.namesrv) as consumer:
+        with pytest.raises(WrongTypeError, match="only AsyncSimpleConsumer"):
+            consumer.handle("wrong", coroutine)
+        with pytest.raises(ConfigurationError, match="concurrency"):
+            consumer.handle("wrong", print, concurrency=0)
+        with pytest.raises(TopicNotFoundError):
+            consumer.handle("absent", print)
+        (message,) = consumer.receive("wrong")
+        with pytest.raises(ConfigurationError, match="is not being handled"):
+            consumer.hold(message)
