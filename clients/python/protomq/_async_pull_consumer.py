@@ -7,6 +7,7 @@ event loop on which it was first used, and to its process.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import os
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -29,6 +30,8 @@ from ._offset_calls import checked_offsets, checked_queues, checked_tags
 from ._open_consumers import closed, not_taken_text, opened
 from ._producer import trace_producer
 from ._pull_logic import GROUP_LOOK_MIN_S, POLL_MESSAGES, Ticket, logger
+from ._pull_schedule import COUNT_DEFAULT as PULL_COUNT_DEFAULT
+from ._pull_schedule import NEXT_DELAY_DEFAULT_MS, AsyncScheduledPull, PullSchedule
 from ._queue_listener import QueueListener
 from ._send_back import SentBack
 from ._show_settings import show_settings
@@ -135,9 +138,14 @@ class AsyncPullConsumer(ConsumerBase):
         self, timeout_s: float = 1.0, max_messages: int = POLL_MESSAGES
     ) -> list[Message]:
         """See PullConsumer.poll."""
-        self._check_open()
         check_count("max_messages", max_messages, 1)
         check_seconds("timeout_s", timeout_s, zero=True)
+        return await self._poll_for(timeout_s, max_messages)
+
+    async def _poll_for(
+        self, timeout_s: float, max_messages: int, *, one_queue: bool = False
+    ) -> list[Message]:
+        self._check_open()
         self._check_something_to_poll()
         deadline_s = time.monotonic() + timeout_s
         steps, state = self._steps, self._state
@@ -155,7 +163,7 @@ class AsyncPullConsumer(ConsumerBase):
                 await self._run(steps.before_poll())
             self._start_pulls()
             steps.raise_trouble()
-            messages = state.take(max_messages)
+            messages = state.take(max_messages, one_queue=one_queue)
             if messages:
                 self._start_pulls()
                 if self._trace is not None:
@@ -187,6 +195,41 @@ class AsyncPullConsumer(ConsumerBase):
                     self._state.give_back(messages[i + 1 :])
                     raise
 
+    async def run_scheduled(
+        self,
+        pull: AsyncScheduledPull,
+        *,
+        next_delay_ms: int = NEXT_DELAY_DEFAULT_MS,
+        max_messages: int = PULL_COUNT_DEFAULT,
+    ) -> None:
+        """See PullConsumer.run_scheduled. `pull`: a coroutine function, or a function; a call that is cancelled gets its messages again."""
+        check_count("max_messages", max_messages, 1)
+        schedule = PullSchedule(pull, next_delay_ms, may_wait=True)
+        try:
+            while not self._closed:
+                now_s = time.monotonic()
+                self._state.hold_back(schedule.not_due(self._state.queues, now_s))
+                messages = await self._poll_for(
+                    schedule.next_due_in_s(now_s), max_messages, one_queue=True
+                )
+                if not messages:
+                    continue
+                queue = messages[0].queue
+                try:
+                    said = pull(queue, messages)
+                    schedule.pulled(queue, await said if inspect.isawaitable(said) else said, time.monotonic())
+                except Exception as error:
+                    schedule.failed(queue, error, time.monotonic())
+                    self._state.give_back(messages)
+                except BaseException:
+                    self._state.give_back(messages)
+                    raise
+        except ClosedError:
+            if not self._closed:
+                raise
+        finally:
+            self._state.hold_back(())
+
     async def reply(
         self,
         message: Message,
@@ -217,6 +260,21 @@ class AsyncPullConsumer(ConsumerBase):
         """See PullConsumer.subscribe_retries."""
         self._check_open()
         await self.subscribe(await self._run(self._retry_topic_steps()))
+
+    # -- pauses ----------------------------------------------------------------------------------------------------------
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """See PullConsumer.pause."""
+        wanted = checked_queues(queues)
+        self._check_open()
+        self._state.pause(wanted)
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """See PullConsumer.resume."""
+        wanted = checked_queues(queues)
+        self._check_open()
+        self._state.pause(wanted, is_paused=False)
+        self._wake()
 
     # -- positions and offsets -------------------------------------------------------------------------------------------
 

@@ -76,6 +76,10 @@ class ConsumerBase:
         """The queues being consumed."""
         return self._state.queues
 
+    def paused(self) -> tuple[MessageQueue, ...]:
+        """Of those, the ones that are paused."""
+        return self._state.paused
+
     @staticmethod
     def _membership_state(options: ConsumerOptions, connection: ConnectionOptions) -> MembershipState:
         name = connection.client_id

@@ -29,6 +29,8 @@ from ._open_consumers import closed, not_taken_text, opened
 from ._producer import trace_producer
 from ._pull_logic import GROUP_LOOK_MIN_S, POLL_MESSAGES, logger
 from ._pull_multiplexer import PullMultiplexer
+from ._pull_schedule import COUNT_DEFAULT as PULL_COUNT_DEFAULT
+from ._pull_schedule import NEXT_DELAY_DEFAULT_MS, PullSchedule, ScheduledPull
 from ._queue_listener import QueueListener, refuse_coroutines
 from ._routes import Routes
 from ._send_back import SentBack
@@ -168,6 +170,9 @@ class PullConsumer(ConsumerBase):
         """
         check_count("max_messages", max_messages, 1)
         check_seconds("timeout_s", timeout_s, zero=True)
+        return self._poll_for(timeout_s, max_messages)
+
+    def _poll_for(self, timeout_s: float, max_messages: int, *, one_queue: bool = False) -> list[Message]:
         deadline_s = time.monotonic() + timeout_s
         with self._own_lock():
             self._check_open()
@@ -177,7 +182,7 @@ class PullConsumer(ConsumerBase):
             if not steps.is_settled(self._routes.cached):
                 self._run(steps.before_poll())
             try:
-                messages = self._poll(deadline_s, max_messages)
+                messages = self._poll(deadline_s, max_messages, one_queue)
                 if self._trace is not None:
                     self._trace.gave(messages)
                 return messages
@@ -189,14 +194,14 @@ class PullConsumer(ConsumerBase):
                 steps.state.rewind()
                 raise
 
-    def _poll(self, deadline_s: float, max_messages: int) -> list[Message]:
+    def _poll(self, deadline_s: float, max_messages: int, one_queue: bool) -> list[Message]:
         wait_s = 0.0
         while True:
             self._exchange(wait_s)
             if not self._steps.group_due_in_s(time.monotonic()):
                 self._run(self._steps.before_poll())
                 self._send_due_now()
-            messages = self._state.take(max_messages)
+            messages = self._state.take(max_messages, one_queue=one_queue)
             if messages:
                 return messages
             now_s = time.monotonic()
@@ -223,6 +228,49 @@ class PullConsumer(ConsumerBase):
                     with self._own_lock():
                         self._state.give_back(messages[i + 1 :])
                     raise
+
+    def run_scheduled(
+        self,
+        pull: ScheduledPull,
+        *,
+        next_delay_ms: int = NEXT_DELAY_DEFAULT_MS,
+        max_messages: int = PULL_COUNT_DEFAULT,
+    ) -> None:
+        """Calls `pull(queue, messages)` with up to `max_messages` of one queue at a time, until `close`, by which `pull` may end it.
+
+        It returns in how many milliseconds the queue is due again (0 to 40 days), or None for `next_delay_ms`; other queues go on. A queue
+        that comes from another member is due at once. One that raises is logged, and gets the same messages again after 1 s. What it has
+        returned of is dealt with, and committed as after a `poll`. Calls come one after another, on this thread. Raises what `poll` raises.
+        """
+        check_count("max_messages", max_messages, 1)
+        schedule = PullSchedule(pull, next_delay_ms, may_wait=False)
+        try:
+            while not self._closed:
+                now_s = time.monotonic()
+                with self._own_lock():
+                    self._state.hold_back(schedule.not_due(self._state.queues, now_s))
+                messages = self._poll_for(schedule.next_due_in_s(now_s), max_messages, one_queue=True)
+                if not messages:
+                    continue
+                queue = messages[0].queue
+                try:
+                    schedule.pulled(queue, pull(queue, messages), time.monotonic())
+                except Exception as error:
+                    schedule.failed(queue, error, time.monotonic())
+                    self._give_back(messages)
+                except BaseException:
+                    self._give_back(messages)
+                    raise
+        except ClosedError:
+            if not self._closed:
+                raise
+        finally:
+            with self._own_lock():
+                self._state.hold_back(())
+
+    def _give_back(self, messages: Sequence[Message]) -> None:
+        with self._own_lock():
+            self._state.give_back(messages)
 
     def wakeup(self) -> None:
         """Makes a `poll` that waits in another thread look around; it goes on waiting unless the consumer is closed."""
@@ -274,6 +322,27 @@ class PullConsumer(ConsumerBase):
         """
         self._check_open()
         self.subscribe(self._run(self._retry_topic_steps()))
+
+    # -- pauses ----------------------------------------------------------------------------------------------------------
+
+    def pause(self, queues: Iterable[MessageQueue]) -> None:
+        """`poll` returns nothing of these queues until `resume`; they stay this member's, and one answer of each waits here.
+
+        A queue that goes to another member and comes back is not paused. Raises ConfigurationError, and pauses none, where one is not
+        assigned.
+        """
+        wanted = checked_queues(queues)
+        with self._own_lock():
+            self._check_open()
+            self._state.pause(wanted)
+
+    def resume(self, queues: Iterable[MessageQueue]) -> None:
+        """Goes on with queues that were paused, where they stopped. Raises ConfigurationError where one is not assigned."""
+        wanted = checked_queues(queues)
+        with self._own_lock():
+            self._check_open()
+            self._state.pause(wanted, is_paused=False)
+        self.wakeup()
 
     # -- positions and offsets -------------------------------------------------------------------------------------------
 

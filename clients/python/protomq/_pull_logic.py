@@ -130,6 +130,7 @@ class _Queue:
     missing_since_s: float | None = None  # When the broker first said that it has the topic no more.
     is_gone: bool = False  # The topic was deleted, and made again or not.
     is_held: bool = False  # Nothing of it is handed out.
+    is_paused: bool = False  # By the program: then it is held, too.
     pull_offset: int = 0
     in_flight: bool = False
     failures: int = 0
@@ -187,7 +188,7 @@ class PullState:
                 if queue in self._parked
                 else _Queue(next(self._generations))
             )
-            state.is_held = queue in self._held
+            state.is_held = queue in self._held or state.is_paused
         for queue in wanted:
             wanted_tags = tags.get(queue.topic, ())
             wanted_filter = filters.get(queue.topic, NO_FILTER)
@@ -471,27 +472,36 @@ class PullState:
         changed, self._held = held ^ self._held, held
         for queue in changed:
             state = self._queues.get(queue)
-            if state is None:
-                continue
-            size_bytes = sum(len(waiting.answer.raw) for waiting in state.waiting)
-            state.is_held = queue in held
-            if state.is_held:
-                self._waiting_bytes -= size_bytes
-                if state.waiting:
-                    self._line.remove(queue)
-            else:
-                self._waiting_bytes += size_bytes
-                if state.waiting:
-                    self._line.append(queue)
+            if state is not None:
+                self._hold(queue, state, queue in held or state.is_paused)
 
-    def take(self, count_max: int) -> list[Message]:
-        """At most `count_max` messages, of the queues in turn; empty if nothing waits. Raises ProtocolError."""
+    def pause(self, queues: Iterable[MessageQueue], *, is_paused: bool = True) -> None:
+        """Of these queues nothing is handed out, or again. Raises ConfigurationError, and changes nothing, where one is not assigned."""
+        for queue, state in [(queue, self._state(queue)) for queue in queues]:
+            state.is_paused = is_paused
+            self._hold(queue, state, is_paused or queue in self._held)
+
+    @property
+    def paused(self) -> tuple[MessageQueue, ...]:
+        """The queues that are paused."""
+        return tuple(queue for queue, state in self._queues.items() if state.is_paused)
+
+    def take(self, count_max: int, *, one_queue: bool = False) -> list[Message]:
+        """At most `count_max` messages, of the queues in turn; empty if nothing waits. Raises ProtocolError.
+
+        `one_queue`: of the first that has any.
+        """
         messages: list[Message] = []
-        for _, part in self.take_parts(count_max):
-            messages = messages + part if messages else part
+        while self._line:
+            for _, part in self.take_parts(count_max, one_queue=one_queue):
+                messages = messages + part if messages else part
+            if messages or not one_queue:
+                break
         return messages
 
-    def take_parts(self, count_max: int) -> list[tuple[MessageQueue, list[Message]]]:
+    def take_parts(
+        self, count_max: int, *, one_queue: bool = False
+    ) -> list[tuple[MessageQueue, list[Message]]]:
         """The same, by queue."""
         parts: list[tuple[MessageQueue, list[Message]]] = []
         left_count = count_max
@@ -517,6 +527,8 @@ class PullState:
                 part = _with_tags(part, state.tags)
             left_count -= len(part)
             parts.append((queue, part))
+            if one_queue:
+                break
         return parts
 
     # -- commits ---------------------------------------------------------------------------------------------------------
@@ -552,6 +564,19 @@ class PullState:
         self._warned_of_other = True
 
     # --------------------------------------------------------------------------------------------------------------------
+
+    def _hold(self, queue: MessageQueue, state: _Queue, is_held: bool) -> None:
+        """What waits of a queue that is held is in no line, and counts for no bound: it is one answer at most."""
+        if is_held == state.is_held:
+            return
+        state.is_held = is_held
+        size_bytes = sum(len(waiting.answer.raw) for waiting in state.waiting)
+        self._waiting_bytes += -size_bytes if is_held else size_bytes
+        if state.waiting:
+            if is_held:
+                self._line.remove(queue)
+            else:
+                self._line.append(queue)
 
     def _state(self, queue: MessageQueue) -> _Queue:
         try:

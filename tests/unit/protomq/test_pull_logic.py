@@ -538,3 +538,36 @@ def test_a_pull_of_a_queue_that_was_held_back_meanwhile_waits_to_be_handed_out()
     assert pull(made).queue_offset == 1
     made.hold_back([])
     assert bodies(made) == []
+
+
+def test_a_queue_that_is_paused_keeps_its_place_and_is_not_paused_when_it_comes_back() -> None:
+    made = state(Q0, Q1)
+    made.answered(pull(made), found(0, 3), 0.0)
+    room = made.room_bytes(0.0)
+    made.pause([Q0])
+    made.pause([Q0])
+    made.hold_back([Q0])
+    made.hold_back([])  # Something else held it, and does so no more.
+    assert (made.paused, bodies(made), made.due(0.0)) == ((Q0,), [], [Q1])
+    made.pause([Q0], is_paused=False)
+    assert (made.paused, made.room_bytes(0.0)) == ((), room)
+    assert bodies(made) == [b"0", b"1", b"2"]
+    made.pause([Q0])
+    made.assign((Q1,), {})
+    made.assign((Q0, Q1), {})
+    assert made.paused == ()
+    with pytest.raises(ConfigurationError, match="not assigned"):
+        made.pause([Q1, MessageQueue("T", "b", 9)])
+    assert made.paused == ()
+
+
+def test_of_one_queue_at_a_time_only_that_is_dealt_with() -> None:
+    made = state(Q0, Q1)
+    for queue in (Q0, Q1):
+        made.answered(pull(made, queue), found(0, 3), 0.0)
+    assert [(m.queue, m.queue_offset) for m in made.take(2, one_queue=True)] == [(Q0, 0), (Q0, 1)]
+    made.user_came_back()
+    assert made.to_commit(safe_only=True) == {Q0: 2, Q1: 0}
+    assert {m.queue for m in made.take(9, one_queue=True)} == {Q1}
+    assert [m.queue_offset for m in made.take(9, one_queue=True)] == [2]
+    assert made.take(9, one_queue=True) == []
