@@ -123,7 +123,7 @@ class AsyncSimpleConsumer:
     async def handle(
         self,
         topic: str,
-        handler: Callable[[Message], object],
+        handler: Callable[..., object],
         *,
         concurrency: int = CONCURRENCY_DEFAULT,
         invisible_s: float = INVISIBLE_DEFAULT_S,

@@ -160,7 +160,7 @@ class SimpleConsumer:
     def handle(
         self,
         topic: str,
-        handler: Callable[[Message], object],
+        handler: Callable[..., object],
         *,
         concurrency: int = CONCURRENCY_DEFAULT,
         invisible_s: float = INVISIBLE_DEFAULT_S,
@@ -177,7 +177,8 @@ class SimpleConsumer:
         """Receives messages and has a function handle each, on up to `concurrency` threads (1 to 1,024), until `request_stop` or `close`.
 
         `handler` returns: its message is acknowledged. It raises: the message is given back with the error's text, and comes again after
-        10 s, 30 s, 1 min and so on, as its attempts grow. It may return Retry(delay=...) or Reject() as a listener of a push consumer.
+        10 s, 30 s, 1 min and so on, as its attempts grow. It may return Retry(delay=...) or Reject(), and may have a
+        type for the body, as a listener of a push consumer.
 
         While a handler runs, its message is renewed for another `invisible_s` when half of that is over, until `renew_limit_s` (15
         minutes) have passed. Where the broker refuses to renew, somebody else has the message: `hold(message).is_lost` says so, and what

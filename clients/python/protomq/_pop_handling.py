@@ -211,13 +211,14 @@ class Handling:
         return judgement.failures[0]
 
     def raised(self, error: BaseException) -> Failure:
-        """A handler's message comes again."""
+        """A handler's message comes again, or is a dead letter: a body that does not decode."""
+        failure = failure_of(error)
         if self._seldom.is_due(type(error).__name__):
             logger.warning(
-                "%s raised %s: its message comes again (a further one of this kind is not logged for a minute)",
-                self.name, type(error).__name__, exc_info=error,
+                "%s raised %s: its message %s (a further one of this kind is not logged for a minute)",
+                self.name, type(error).__name__, "is a dead letter" if failure.is_dead_letter else "comes again", exc_info=error,
             )  # fmt: skip
-        return failure_of(error)
+        return failure
 
     def received(self, error: ProtomqError | None) -> None:
         """Of a `receive`. Raises the error where another try is of no use; others are logged, once while they go on."""
