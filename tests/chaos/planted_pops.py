@@ -75,10 +75,10 @@ def buries_in_two_appends() -> Any:
     """Dead letters are appended by a plan, and the record that says so by a later one."""
     real = PopPlanner._bury
 
-    def bury(self: PopPlanner, plan: Plan, key: Any, incarnation: int, due: Sequence[Any], moved: Any) -> Any:
-        found = real(self, plan, key, incarnation, due, moved)
-        told = plan.queues.get(key)
-        if told is not None and key.queue_id:
+    def bury(self: PopPlanner, plan: Plan, known: OpenMessages, due: Sequence[Any], moved: Any) -> Any:
+        found = real(self, plan, known, due, moved)
+        told = plan.queues.get(known.key)
+        if told is not None and known.key.queue_id:
             del told.dead_runs[:]
         return found
 

@@ -181,7 +181,7 @@ class PopPlanner:
             settled = plan.settled.get(key, _NOTHING)
             due = known.due(plan.time_ms, DEAD_COUNT_MAX, settled)
             moved = dict(known.moved)
-        self._bury(plan, key, incarnation, known, due, moved)
+        self._bury(plan, known, due, moved)
 
     def deliveries_max(self, group: str) -> int:
         """How often a message of the group is handed out before it is dead: the first time, and the retries that its settings allow."""
@@ -230,7 +230,7 @@ class PopPlanner:
             plan.told(key, incarnation).next_offset = next_offset
         if due:
             assert known is not None
-            due = self._bury(plan, key, incarnation, known, due, moved)
+            due = self._bury(plan, known, due, moved)
         by_attempt: dict[int, list[int]] = {}
         for offset, attempt in due:
             by_attempt.setdefault(attempt + 1, []).append(offset)
@@ -322,13 +322,12 @@ class PopPlanner:
     def _bury(
         self,
         plan: Plan,
-        key: QueueOfGroup,
-        incarnation: int,
         known: OpenMessages,
         due: Sequence[tuple[int, int]],
         moved: dict[int, int],
     ) -> list[tuple[int, int]]:
         """Makes dead letters of those that were handed out too often; the others."""
+        key, incarnation = known.key, known.incarnation
         deliveries_max = self.deliveries_max(key.group)
         dead: dict[int, list[int]] = {}
         for offset, attempt in due:
