@@ -18,6 +18,7 @@ from protomq.wire.hashing import Octets
 from protomq.wire.record import FLAG_DUE_TIME
 from protomq_broker.store import opening
 from protomq_broker.store import store as store_module
+from protomq_broker.store.carry_forward import CarryForward
 from protomq_broker.store.errors import DiskFullError, StoreError
 from protomq_broker.store.files import disk as disk_module
 from protomq_broker.store.files import side_files
@@ -688,11 +689,7 @@ def _file_without_a_sync() -> Any:
 
 def _idle_groups_are_forgotten() -> Any:
     """Retention deletes a segment without saying again what is alive in it."""
-
-    def carry_forward(self: Store, cut: int) -> None:
-        pass
-
-    return _patch(Store, "_carry_forward", carry_forward)
+    return _patch(CarryForward, "forward", lambda self, cut: None)
 
 
 def _topics_are_not_carried() -> Any:
@@ -712,7 +709,7 @@ def _producers_are_not_carried() -> Any:
 
 def _deletes_before_the_sync() -> Any:
     """Segments go before what was carried forward of them is synced."""
-    return _patch(Store, "_sync_carried", lambda self: None)
+    return _patch(CarryForward, "_sync", lambda self: None)
 
 
 def _believes_a_cache_ahead_of_the_log() -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 from unittest import mock
 
+from protomq_broker.store.carry_forward import CarryForward
 from protomq_broker.store.log.append import AppendRequest
 from protomq_broker.store.store import Store
 from protomq_broker.store.timer import rebuild
@@ -82,7 +83,7 @@ def _forgets_what_falls_due_next_at_a_start() -> Patch:
 
 def _loses_pending_messages_with_their_segment() -> Patch:
     """Nothing is carried forward."""
-    return _patch(Store, "_carry_pending", lambda self, cut: None)
+    return _patch(CarryForward, "_carry_pending", lambda self, cut: None)
 
 
 def _rebuilds_without_what_ended() -> Patch:

@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 from unittest import mock
 
+from protomq_broker.store.carry_forward import CarryForward
 from protomq_broker.store.state import half_messages
 from protomq_broker.store.state.ended_transactions import EndedTransactions
 from protomq_broker.store.state.transactions import (
@@ -18,7 +19,6 @@ from protomq_broker.store.state.transactions import (
     Transactions,
     Verdict,
 )
-from protomq_broker.store.store import Store
 from protomq_broker.system_writer import SystemWriter
 from protomq_broker.waiting_answers import WaitingAnswers
 
@@ -41,7 +41,7 @@ def _commits_in_two_appends() -> Any:
 
 def _half_messages_go_with_their_segments() -> Any:
     """What is open is not carried forward."""
-    return mock.patch.object(Store, "_carry_halves", return_value=None)
+    return mock.patch.object(CarryForward, "_carry_halves", return_value=None)
 
 
 def _forgets_how_often_it_asked() -> Any:

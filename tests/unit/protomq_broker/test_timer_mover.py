@@ -200,7 +200,9 @@ def test_a_topic_that_is_deleted_while_its_messages_are_carried_gets_none_of_the
         world.send(bytes(5_000), topic="filler")
     world.store.checkpoint()
     monkeypatch.setattr(
-        world.store, "_on_writer", replaced_once_before(world, world.store._on_writer)
+        world.store._carried,
+        "_on_writer",
+        replaced_once_before(world, world.store._on_writer),
     )
     assert world.store.delete_segments_below(world.store.appended_position) > 0
     assert world.deliver(10_000_000) == []

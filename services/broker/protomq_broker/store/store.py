@@ -10,6 +10,7 @@
       Transactions          half messages that are open, derived            state/
       state machines        offsets, topics, groups, pops: records of the log     state/
       LogFlusher, checkpoints                                               log/
+      CarryForward          appends again what is alive before segments go      carry_forward.py
       Follower              another leader's bytes, while this one follows  following.py
       QueueHealer           heals damaged consume queue files               queues/
 
@@ -27,25 +28,23 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protomq.v1.state_pb2 import TimerEnd
 from protomq.wire.hashing import Octets
-from protomq.wire.topics import QUEUES_DEFAULT, TIMER_TOPIC, TRANSACTIONS_TOPIC
+from protomq.wire.topics import QUEUES_DEFAULT
 
+from .carry_forward import CarryForward
 from .config import StoreConfig
 from .errors import (
     DiskFullError,
     LogForkError,
     NotFollowingError,
     NotLeadingError,
-    StoreError,
     StoreFailedError,
 )
 from .files.disk import Disk
@@ -88,16 +87,12 @@ from .same_messages import SentAgain
 from .scrub import Scrubber
 from .state.groups import GroupTable
 from .state.half_copies import (
-    CARRIED_COUNT,
     HalfCopies,
-    copied_size_max_bytes,
-    first_halves,
     half_copies,
 )
 from .state.half_messages import TransactionState
 from .state.log_front import LogFront
 from .state.machine import (
-    Carrier,
     StateMachine,
     StateWriter,
     positions_of,
@@ -107,11 +102,10 @@ from .state.machine import (
 from .state.offsets import ConsumerOffsets
 from .state.pop import PopState
 from .state.send_errors import PartlyStoredError
-from .state.transactions import CheckPlan, Ending, HalfMessage, ended_record
+from .state.transactions import CheckPlan, HalfMessage
 from .store_files import Recovery, StoreFiles
-from .timer.carrying import Copies, copies_of, first_rows
 from .timer.rebuild import TimerRebuild
-from .timer.timer import TimerState, Watch, timer_record
+from .timer.timer import TimerState
 from .truncation import intend_truncation
 
 __all__ = ["QueueKey", "Store", "StoredPlace", "TopicCounters"]
@@ -124,9 +118,6 @@ _PARTS_MAX: Final = 512
 of their bytes do for CRC and write."""
 _COPIED_SIZE_MAX_BYTES: Final = 8 << 10
 """Below it a copy costs less than a view."""
-_CARRIED_COUNT_MAX: Final = 1_024
-_CARRIED_SIZE_MAX_BYTES: Final = 1 << 20
-"""Of delayed messages that are carried forward together."""
 _SPACE_MIN_BYTES: Final = 1 << 20
 """A disk that is not full: where segments are not truly preallocated, a write into one may find no space."""
 
@@ -224,7 +215,18 @@ class Store:
         self._checkpointed_position = recovery.replay_position
         self._start = recovery.start
         self._counters: dict[str, TopicCounters] = {}
+        self._wire_log(recovery, epoch, follows=follows)
+        self._wire_reading(recovery)
+        self._wire_states(recovery)
+        if follows:
+            self._follower = self._new_follower()
+        else:
+            self._restore_topics()
+        self._wire_upkeep()
 
+    def _wire_log(self, recovery: Recovery, epoch: int, *, follows: bool) -> None:
+        """The log, its positions, and who syncs it."""
+        disk, config = self._disk, self.config
         self.positions = Positions(
             recovery.log.tail,
             recovery.log.synced_position,
@@ -235,13 +237,17 @@ class Store:
         self._log = CommitLog(disk, self._folder, self.positions, epoch=epoch)
         self.append_durations = Durations(DISK_BOUNDS_S)
         """Of appends that were stored: from their stamping until what is derived from the log has them."""
-        self._flusher = LogFlusher(disk, self._log, self.positions, clock.monotonic)
+        self._flusher = LogFlusher(disk, self._log, self.positions, self._monotonic)
         self.sync_durations = self._flusher.durations
         if not follows:
             self._begin_segment()
+
+    def _wire_reading(self, recovery: Recovery) -> None:
+        """What of the log is sound, and all ways to read it."""
+        disk, clock = self._disk, self._clock
         self._quarantine = Quarantine(
             disk,
-            f"{root}/config/quarantine.json",
+            f"{self.root}/config/quarantine.json",
             self._folder,
             self._queues,
             recovery.log.damaged,
@@ -253,7 +259,7 @@ class Store:
             lambda: self._log.tail,
             self._start.point,
             self._quarantine,
-            files.boundaries,
+            self._files.boundaries,
             clock.monotonic_ms,
             lambda: self._log.written_ms,
         )
@@ -265,6 +271,10 @@ class Store:
         self._look_ups = MessageLookUps(
             self._folder, self._queues, self._index, self._reader, self.positions
         )
+
+    def _wire_states(self, recovery: Recovery) -> None:
+        """The machines, brought to the end of the log, and how what they know outlives the segments that tell of it."""
+        disk, root, files = self._disk, self.root, self._files
         self.offsets = ConsumerOffsets(
             disk,
             f"{root}/config/consumerOffsets.json",
@@ -311,19 +321,22 @@ class Store:
         self.timer.begin_counting()
         self.topics.writer = self._writer_of(self.topics)
         self.groups.writer = self._writer_of(self.groups)
-        self._pop_carrier = PopCarrier(
+        pop_carrier = PopCarrier(
             self.popped,
             self._queues,
             self.topics,
             self.read_records,
-            on_writer,
+            self._on_writer,
             self.append_moved,
             self.append_size_max_bytes,
         )
-        if follows:
-            self._follower = self._new_follower()
-        else:
-            self._restore_topics()
+        self._carried = CarryForward(
+            self, self._folder, self._machines, self._front, pop_carrier, self._on_writer
+        )
+
+    def _wire_upkeep(self) -> None:
+        """Who mends, deletes and saves in the background; no thread runs yet."""
+        disk, root, config = self._disk, self.root, self.config
         self._scrubber = Scrubber(
             disk,
             self._folder,
@@ -353,13 +366,13 @@ class Store:
             self._quarantine,
             start_point=self._start.point,
             end_position=lambda: self.positions.appended,
-            on_writer=on_writer,
+            on_writer=self._on_writer,
         )
         self._keeper = Housekeeper(
             disk,
             root,
             config,
-            clock,
+            self._clock,
             self._log,
             self._derived,
             StoreActions(
@@ -392,7 +405,7 @@ class Store:
             log.warning("the disk is full: %s", error)
         self._files.lock.publish(self._disk.cache_id(self.root))
         if self.is_leading:
-            self._tell_untold()
+            self._carried.tell_untold()
         if self.config.sync_flush:
             self._flusher.flush()
         if background:
@@ -452,7 +465,7 @@ class Store:
         self._begin_segment()
         self._restore_topics()
         self.positions.wait_for_replicas(waits_for_replicas)
-        self._tell_untold()
+        self._carried.tell_untold()
         return self._log.epoch
 
     def epoch_end(self, epoch: int) -> tuple[int, int] | None:
@@ -875,7 +888,7 @@ class Store:
         cut = self._log.start_without(min(position, self._checkpointed_position))
         if cut > self._folder.first_position and follower is None:
             if cut > self._told_start[0]:
-                self._carry_forward(cut)
+                self._carried.forward(cut)
                 self._told_start = cut, self.positions.appended
             if self.positions.waits_for_replicas and self.positions.confirmed < self._told_start[1]:
                 return self._folder.first_position  # a replica that leads must have what was carried
@@ -1045,15 +1058,6 @@ class Store:
             self._files.rebuild_queues(recovered)
             replay_states(self._machines, self._queues, self._reader)
 
-    def _tell_untold(self) -> None:
-        """Appends records of what is known without any: topics that only their messages or a file of an earlier version tell of."""
-        try:
-            for machine in self._machines:
-                for carry in machine.carry(0):
-                    self._carry(machine.topic, carry)
-        except StoreError as error:  # they are carried forward before anything that tells of them goes
-            log.warning("some states have no record yet: %s", error)
-
     def _writer_of(self, machine: StateMachine) -> StateWriter:
         """How the machine's changes get into the log."""
 
@@ -1091,78 +1095,6 @@ class Store:
         self.offsets.keep(incarnation_of)
         self.popped.keep(incarnation_of)
 
-    def _carry_forward(self, cut: int) -> None:
-        """Appends again what is alive in front of `cut`, which is about to go, and syncs it; then says, durably, that the log begins there.
-
-        Raises StoreError if that cannot be done: then nothing may be deleted.
-        """
-        self._carry_pending(cut)
-        self._carry_halves(cut)
-        self._pop_carrier.move_below(cut)
-        for machine in self._machines:
-            for carry in machine.carry(cut):
-                self._on_writer(partial(self._carry, machine.topic, carry))
-        self._sync_carried()
-        start = self._front.start_record(cut, chain_at_end(self._folder.at(cut - 1)))
-        self._on_writer(partial(self._carry, self._front.topic, lambda: start))
-        self._sync_carried()
-
-    def _carry_pending(self, cut: int) -> None:
-        """Appends copies of the delayed messages that stand in front of `cut`."""
-        with self.timer.watch() as watch:
-            for rows in self.pending.below(cut):
-                while len(rows := rows[~watch.has_ended(rows)]):
-                    size_max_bytes = min(_CARRIED_SIZE_MAX_BYTES, self.append_size_max_bytes // 4)
-                    part = first_rows(rows, _CARRIED_COUNT_MAX, size_max_bytes)
-                    deleted = self.topics.deleted
-                    copies = copies_of(
-                        part, self.read_records, self.has_topic_of, keeps_due_times=True
-                    )
-                    if len(copies.unreadable):
-                        log.error(
-                            "%d delayed messages are damaged, and are lost with their segment",
-                            len(copies.unreadable),
-                        )
-                    self._on_writer(partial(self._append_carried, copies, watch, deleted))
-                    rows = rows[np.isin(rows["position"], copies.unreadable["position"], invert=True)]
-
-    def _append_carried(self, copies: Copies, watch: Watch, deleted: Mapping[str, int]) -> None:
-        """On the writer thread; nothing happens if one has ended, or a topic was deleted, meanwhile: then they are prepared again."""
-        if self.topics.deleted is not deleted:
-            return
-        if watch.has_ended(copies.rows).any() or not len(copies.rows) + len(copies.dropped):
-            return
-        log_time_ms = self.pending.log_time_ms
-        ends = ((copies.rows, TimerEnd.TIMER_END_CARRIED), (copies.dropped, TimerEnd.TIMER_END_DROPPED))
-        bodies = [timer_record(rows, end, log_time_ms) for rows, end in ends if len(rows)]
-        self.append_moved(copies.requests, [(TIMER_TOPIC, bodies)])
-
-    def _carry_halves(self, cut: int) -> None:
-        """Appends again the half messages in front of `cut` that are open."""
-        while halves := self.transactions.below(cut)[:CARRIED_COUNT]:
-            first = first_halves(halves, copied_size_max_bytes(self.append_size_max_bytes))
-            self._on_writer(partial(self._append_carried_halves, first))
-
-    def _append_carried_halves(self, halves: Sequence[HalfMessage]) -> None:
-        """On the writer thread: those that are open still, where they stood."""
-        find = self.transactions.find
-        live = [half for half in halves if (known := find(half.key)) and known.half == half]
-        copies = self.half_copies(live, is_half=True)
-        bodies = []
-        if copies.halves:
-            bodies.append(
-                self.transactions.carried_record([half.key for half in copies.halves])
-            )
-        if copies.unreadable:
-            log.error(
-                "%d half messages are damaged, and are lost with their segment: their transactions expire",
-                len(copies.unreadable),
-            )
-            lost = [(half.key, Ending.EXPIRED) for half in copies.unreadable]
-            bodies.append(ended_record(lost))
-        if bodies:
-            self.append_moved(copies.requests, [(TRANSACTIONS_TOPIC, bodies)])
-
     def half_copies(
         self,
         halves: Sequence[HalfMessage],
@@ -1177,17 +1109,6 @@ class Store:
     def has_topic_of(self, topic: str, queue_id: int, position: int) -> bool:
         """Whether the topic of a message that stands at a position was not deleted since."""
         return position >= self.topics.deleted.get(topic, 0)
-
-    def _carry(self, topic: str, carry: Carrier) -> None:
-        """One slice of it, on the writer thread, with the values of this moment."""
-        body = carry()
-        if body:
-            self.append_state(topic, [body], Reserve.CARRIED)
-
-    def _sync_carried(self) -> None:
-        position = self.positions.appended
-        if self.flush() < position:
-            raise StoreError(f"what was appended up to position {position} could not be synced")
 
     def _times(self, position: int) -> tuple[int, int]:
         """Store time of the last record in front of `position`, where a segment ends, and of the last one of all."""

@@ -437,7 +437,7 @@ def test_nothing_is_deleted_if_what_is_alive_in_it_cannot_be_carried_forward() -
     def refuse(function: object) -> None:
         raise StoreFailedError("there is no writer")
 
-    store._on_writer = refuse
+    store._carried._on_writer = refuse
     with pytest.raises(StoreFailedError):
         store.delete_segments_below(2 * SEGMENT)
     assert store.min_position == 0

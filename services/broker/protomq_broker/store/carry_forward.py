@@ -1,0 +1,202 @@
+"""Before retention deletes segments, what is alive in them is appended again at the end.
+
+The cleaner of a log-structured file system does the same. So the log is complete from its first segment on: a new replica needs nothing
+but the log, and a timer of 40 days keeps no 40 days of log.
+
+    delayed messages that are not due, half messages that are open    copies, with a record that says where they stand now
+    messages that were popped and not acknowledged                    move to the queues of retries (pop_carrying.py)
+    state machines                                                    records of what they know
+    log start                                                         a record: the log begins at the cut; then segments may go
+
+Everything is prepared on the caller's thread and appended on the writer's. What has ended meanwhile is left out there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protomq.v1.state_pb2 import TimerEnd
+from protomq.wire.topics import TIMER_TOPIC, TRANSACTIONS_TOPIC
+
+from .errors import StoreError
+from .log.append import AppendRequest
+from .log.commit_log import Reserve
+from .log.positions import Positions
+from .log.recovery import chain_at_end
+from .log.segment import SegmentFolder
+from .pop_carrying import PopCarrier
+from .state.half_copies import CARRIED_COUNT, HalfCopies, copied_size_max_bytes, first_halves
+from .state.log_front import LogFront
+from .state.machine import Carrier, StateMachine
+from .state.topics import TopicTable
+from .state.transactions import Ending, HalfMessage, Transactions, ended_record
+from .timer.carrying import Copies, copies_of, first_rows
+from .timer.pending import PendingTimers
+from .timer.timer import TimerState, Watch, timer_record
+
+log = logging.getLogger(__name__)
+
+_COUNT_MAX: Final = 1_024
+_SIZE_MAX_BYTES: Final = 1 << 20
+"""Of delayed messages that are carried forward together."""
+
+
+class CarriedStore(Protocol):
+    """What carrying forward needs of the store."""
+
+    topics: TopicTable
+    pending: PendingTimers
+    timer: TimerState
+    transactions: Transactions
+    positions: Positions
+
+    @property
+    def append_size_max_bytes(self) -> int: ...
+
+    def append_state(
+        self, topic: str, bodies: Sequence[bytes], reserve: Reserve = Reserve.STATE
+    ) -> int: ...
+
+    def append_moved(
+        self, copies: Sequence[AppendRequest], states: Sequence[tuple[str, Sequence[bytes]]]
+    ) -> int: ...
+
+    def read_records(
+        self, positions: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> tuple[bytes, NDArray[np.int64], NDArray[np.bool_]]: ...
+
+    def half_copies(
+        self, halves: Sequence[HalfMessage], *, is_half: bool = False
+    ) -> HalfCopies: ...
+
+    def has_topic_of(self, topic: str, queue_id: int, position: int) -> bool: ...
+
+    def flush(self) -> int: ...
+
+
+class CarryForward:
+    """See the module's docstring."""
+
+    def __init__(
+        self,
+        store: CarriedStore,
+        folder: SegmentFolder,
+        machines: Iterable[StateMachine],
+        front: LogFront,
+        pop_carrier: PopCarrier,
+        on_writer: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._store = store
+        self._folder = folder
+        self._machines = tuple(machines)
+        self._front = front
+        self._pop_carrier = pop_carrier
+        self._on_writer = on_writer
+
+    def forward(self, cut: int) -> None:
+        """Appends again what is alive in front of `cut`, which is about to go, and syncs it; then says, durably, that the log begins there.
+
+        Raises StoreError if that cannot be done: then nothing may be deleted.
+        """
+        self._carry_pending(cut)
+        self._carry_halves(cut)
+        self._pop_carrier.move_below(cut)
+        for machine in self._machines:
+            for carry in machine.carry(cut):
+                self._on_writer(partial(self._carry, machine.topic, carry))
+        self._sync()
+        start = self._front.start_record(cut, chain_at_end(self._folder.at(cut - 1)))
+        self._on_writer(partial(self._carry, self._front.topic, lambda: start))
+        self._sync()
+
+    def tell_untold(self) -> None:
+        """On the writer thread: appends records of what is known without any. These are topics of which only their messages or a file of an
+        earlier version tell."""
+        try:
+            for machine in self._machines:
+                for carry in machine.carry(0):
+                    self._carry(machine.topic, carry)
+        except StoreError as error:
+            # They are carried forward before anything that tells of them goes.
+            log.warning("some states have no record yet: %s", error)
+
+    def _carry(self, topic: str, carry: Carrier) -> None:
+        """One slice of it, on the writer thread, with the values of this moment."""
+        body = carry()
+        if body:
+            self._store.append_state(topic, [body], Reserve.CARRIED)
+
+    def _sync(self) -> None:
+        position = self._store.positions.appended
+        if self._store.flush() < position:
+            raise StoreError(f"what was appended up to position {position} could not be synced")
+
+    def _carry_pending(self, cut: int) -> None:
+        """Appends copies of the delayed messages that stand in front of `cut`."""
+        store = self._store
+        with store.timer.watch() as watch:
+            for rows in store.pending.below(cut):
+                while len(rows := rows[~watch.has_ended(rows)]):
+                    size_max_bytes = min(_SIZE_MAX_BYTES, store.append_size_max_bytes // 4)
+                    part = first_rows(rows, _COUNT_MAX, size_max_bytes)
+                    deleted = store.topics.deleted
+                    copies = copies_of(
+                        part, store.read_records, store.has_topic_of, keeps_due_times=True
+                    )
+                    if len(copies.unreadable):
+                        log.error(
+                            "%d delayed messages are damaged, and are lost with their segment",
+                            len(copies.unreadable),
+                        )
+                    self._on_writer(partial(self._append_pending, copies, watch, deleted))
+                    rows = rows[
+                        np.isin(rows["position"], copies.unreadable["position"], invert=True)
+                    ]
+
+    def _append_pending(self, copies: Copies, watch: Watch, deleted: Mapping[str, int]) -> None:
+        """On the writer thread; nothing happens if one has ended, or a topic was deleted, meanwhile: then they are prepared again."""
+        store = self._store
+        if store.topics.deleted is not deleted:
+            return
+        if watch.has_ended(copies.rows).any() or not len(copies.rows) + len(copies.dropped):
+            return
+        log_time_ms = store.pending.log_time_ms
+        ends = (
+            (copies.rows, TimerEnd.TIMER_END_CARRIED),
+            (copies.dropped, TimerEnd.TIMER_END_DROPPED),
+        )
+        bodies = [timer_record(rows, end, log_time_ms) for rows, end in ends if len(rows)]
+        store.append_moved(copies.requests, [(TIMER_TOPIC, bodies)])
+
+    def _carry_halves(self, cut: int) -> None:
+        """Appends again the half messages in front of `cut` that are open."""
+        store = self._store
+        while halves := store.transactions.below(cut)[:CARRIED_COUNT]:
+            first = first_halves(halves, copied_size_max_bytes(store.append_size_max_bytes))
+            self._on_writer(partial(self._append_halves, first))
+
+    def _append_halves(self, halves: Sequence[HalfMessage]) -> None:
+        """On the writer thread: those that are open still, where they stood."""
+        transactions = self._store.transactions
+        live = [
+            half for half in halves if (known := transactions.find(half.key)) and known.half == half
+        ]
+        copies = self._store.half_copies(live, is_half=True)
+        bodies = []
+        if copies.halves:
+            bodies.append(transactions.carried_record([half.key for half in copies.halves]))
+        if copies.unreadable:
+            log.error(
+                "%d half messages are damaged, and are lost with their segment: their transactions expire",
+                len(copies.unreadable),
+            )
+            lost = [(half.key, Ending.EXPIRED) for half in copies.unreadable]
+            bodies.append(ended_record(lost))
+        if bodies:
+            self._store.append_moved(copies.requests, [(TRANSACTIONS_TOPIC, bodies)])
