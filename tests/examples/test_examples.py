@@ -72,7 +72,7 @@ def test_push_consumer(protomq_server: Broker) -> None:
     "name",
     [
         "async_producer", "batch", "bodies", "broadcast", "delayed", "fastapi_app", "group_members",
-        "naive_client", "ordered_by_key", "push_consumer",
+        "hooks", "naive_client", "ordered_by_key", "push_consumer",
         "request_reply", "retry", "seek_by_time",
         "simple_consumer", "sql_filter", "tag_filter", "transaction", "worker",
     ],

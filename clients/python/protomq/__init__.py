@@ -10,7 +10,8 @@
         for message in consumer:
             print(message.key, message.body)
 
-Everything public is named here, in `protomq.errors`, `protomq.body_codecs`, `protomq.asgi`, `protomq.allocation`, `protomq.testing`, and,
+Everything public is named here, in `protomq.errors`, `protomq.body_codecs`, `protomq.asgi`, `protomq.allocation`, `protomq.hooks`,
+`protomq.otel`, `protomq.testing`, and,
 for those who build connectors and tools, in `protomq.calls` and `protomq.records`; modules with an underscore may change at any time. Names
 are loaded when they are first used, so that `import protomq` is cheap and grpc is not loaded before it is needed.
 """
@@ -57,13 +58,11 @@ if TYPE_CHECKING:
     from ._message_track import TrackState as TrackState
     from ._outgoing import BatchResult as BatchResult
     from ._outgoing import OutgoingMessage as OutgoingMessage
-    from ._outgoing import SendHook as SendHook
     from ._outgoing import SendResult as SendResult
     from ._outgoing import SendStatus as SendStatus
     from ._pop import SimpleConsumer as SimpleConsumer
     from ._pop_handling import HandledCounts as HandledCounts
     from ._pop_handling import Hold as Hold
-    from ._pop_steps import PoppedQueue as PoppedQueue
     from ._producer import Producer as Producer
     from ._pull_consumer import PullConsumer as PullConsumer
     from ._push_base import PushCounts as PushCounts
@@ -85,6 +84,7 @@ if TYPE_CHECKING:
     from ._types import DelayLevel as DelayLevel
     from ._types import MessageQueue as MessageQueue
     from ._types import Permission as Permission
+    from ._types import PoppedQueue as PoppedQueue
     from ._types import QueueRange as QueueRange
     from ._types import TopicType as TopicType
     from .errors import ProtomqError as ProtomqError
@@ -101,7 +101,6 @@ _LAZY = {
     "DelayLevel": "_types",
     "BatchResult": "_outgoing",
     "Reply": "_requests",
-    "SendHook": "_outgoing",
     "TransactionProducer": "_transaction_producer",
     "AsyncTransactionProducer": "_async_transaction_producer",
     "Transaction": "_transaction_producer",
@@ -120,7 +119,7 @@ _LAZY = {
     "Suspend": "_push_results",
     "SimpleConsumer": "_pop",
     "AsyncSimpleConsumer": "_async_pop",
-    "PoppedQueue": "_pop_steps",
+    "PoppedQueue": "_types",
     "HandledCounts": "_pop_handling",
     "Hold": "_pop_handling",
     "Message": "_message",
@@ -170,7 +169,6 @@ __all__ = [
     "DelayLevel",
     "BatchResult",
     "Reply",
-    "SendHook",
     "TransactionProducer",
     "AsyncTransactionProducer",
     "Transaction",

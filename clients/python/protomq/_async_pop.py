@@ -7,9 +7,11 @@ from typing import Literal
 
 from ._async_routes import AsyncRoutes
 from ._async_steps import AsyncDriver
-from ._async_transport import AsyncTransport
-from ._checks import explain_unknown_settings
+from ._checks import check_flag, explain_unknown_settings
 from ._connection_options import ConnectionOptions, connection_of
+from ._hook_points import HookPoints, check_hooks
+from ._hooked_async_calls import async_transport_with
+from ._hooked_consuming import hooked_listener
 from ._late_imports import load_needed_modules
 from ._message import Message
 from ._pop import REQUEST_TIMEOUT_S
@@ -33,8 +35,10 @@ from ._pop_steps import (
 )
 from ._pop_tasks import HandlerTasks
 from ._push_results import Listener
+from ._trace import Tracer, close_steps, traced
 from ._types import PEER_TIMEOUT_S, Body, MessageQueue
 from .errors import ClosedError
+from .hooks import Hook
 
 
 class AsyncSimpleConsumer:
@@ -51,14 +55,22 @@ class AsyncSimpleConsumer:
         client_id: str = "",
         peer_timeout_s: float = PEER_TIMEOUT_S,
         connection: ConnectionOptions | None = None,
+        trace: bool = False,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         """See SimpleConsumer."""
-        self._steps = PopSteps(group, request_timeout_s)
+        check_hooks(hooks)
+        self._hooks = HookPoints(group, hooks)
+        self._tracer: Tracer | None = None
         load_needed_modules("protomq.v1.pop_service_pb2")
         connection = connection_of(
             connection, namesrv=namesrv, transport=transport, client_id=client_id, peer_timeout_s=peer_timeout_s,
         )  # fmt: skip
-        self._transport = AsyncTransport(connection)
+        self._transport = async_transport_with(connection, self._hooks)
+        self._hooks.client_id = connection.hello_client_id()
+        if check_flag("trace", trace):
+            self._tracer = traced(self._hooks, connection, connection.namesrv)
+        self._steps = PopSteps(group, request_timeout_s, hooks=self._hooks)
         self._routes = AsyncRoutes(self._transport, connection.namesrv)
         self._driver = AsyncDriver(self._transport, self._routes)
         self._closed = False
@@ -99,7 +111,9 @@ class AsyncSimpleConsumer:
             fifo=fifo,
             start=start,
         )
-        return await self._driver.run(self._steps.receive(wish))
+        messages = await self._driver.run(self._steps.receive(wish))
+        self._steps.tell_received(messages)
+        return messages
 
     async def ack(self, messages: Message | Iterable[Message]) -> list[Message]:
         """See SimpleConsumer.ack."""
@@ -118,7 +132,7 @@ class AsyncSimpleConsumer:
     ) -> list[Message]:
         """See SimpleConsumer.nack."""
         self._check_open()
-        return await self._driver.run(self._steps.change_invisible(messages, after_s, error))
+        return await self._driver.run(self._steps.nack(messages, after_s, error))
 
     async def handle(
         self,
@@ -143,7 +157,7 @@ class AsyncSimpleConsumer:
         to 2 s. Their messages are given back.
         """
         self._check_open()
-        function = Listener.of(handler)
+        function = hooked_listener(Listener.of(handler), self._hooks)
         options = HandlingOptions(concurrency, invisible_s, renew_limit_s, drain_timeout_s)
         wish = self._steps.wish(
             topic, concurrency, invisible_s=invisible_s, hold_s=RECEIVE_HOLD_S, queue=queue, tags=tags, sql=sql, cel=cel, module=module,
@@ -181,6 +195,8 @@ class AsyncSimpleConsumer:
         """See SimpleConsumer.close."""
         self._closed = True
         self.request_stop()
+        if self._tracer is not None:
+            await self._driver.run(close_steps(self._tracer))
         await self._routes.close()
         await self._transport.close()
 

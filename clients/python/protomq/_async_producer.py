@@ -6,8 +6,6 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, Unpack
 
 from ._async_request_calls import AsyncRequestCalls
@@ -20,19 +18,26 @@ from ._checks import check_batch, check_queue, check_seconds, check_selector, ch
 from ._connection_options import ConnectionOptions, connection_of
 from ._delays import When, when_of
 from ._forks import call_after_fork
+from ._hook_points import HookPoints
+from ._hooked_async_calls import async_transport_with
 from ._lines import LINES_MAX, take_batch
 from ._methods import SEND
 from ._outgoing import BatchResult, OutgoingMessage, SendResult, Stored
-from ._producer import trace_producer
 from ._producer_options import ProducerOptions, ProducerSettings
 from ._requests import Reply, queue_at, reply_steps
 from ._retry import attempt_timeout
-from ._send_arguments import as_message, field_of, refuse_settings_beside_transport, when_of_message
+from ._send_arguments import (
+    as_message,
+    field_of,
+    refuse_call_hooks,
+    refuse_settings_beside_transport,
+    when_of_message,
+)
 from ._send_core import SendCore
 from ._send_request import address_of, fits
 from ._send_steps import recall, route_for, send_again, send_groups
 from ._show_settings import show_settings
-from ._trace import TraceHook, Tracer, close_steps
+from ._trace import Tracer, close_steps, traced
 from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue, Route, Target
 from .errors import (
     ClosedError,
@@ -71,31 +76,32 @@ class AsyncProducer:
         **settings: Unpack[ProducerSettings],
     ) -> None:
         self.options = ProducerOptions(group=group, **settings)
+        self._hooks = HookPoints(group, self.options.hooks)
         self._owns_transport = not isinstance(transport, AsyncTransport)
         if isinstance(transport, AsyncTransport):
             refuse_settings_beside_transport(connection, client_id, peer_timeout_s)
+            refuse_call_hooks(self._hooks)
             self._transport = transport
         else:
             connection = connection_of(
                 connection, namesrv=namesrv, transport=transport, client_id=client_id,
                 peer_timeout_s=peer_timeout_s, group=group,
             )  # fmt: skip
-            self._transport, namesrv = AsyncTransport(connection), connection.namesrv
+            self._transport, namesrv = async_transport_with(connection, self._hooks), connection.namesrv
+        self._hooks.client_id = self._transport.options.hello_client_id()
         self._routes = AsyncRoutes(self._transport, namesrv)
         self._driver = AsyncDriver(self._transport, self._routes)
         self._closed = False
         self._tracer: Tracer | None = None
         if self.options.trace:
-            self._tracer = Tracer(group, partial(trace_producer, self._transport.options, namesrv))
-            hooks = (*self.options.hooks, TraceHook(self._tracer))
-            self.options = replace(self.options, hooks=hooks)
+            self._tracer = traced(self._hooks, self._transport.options, namesrv)
         self._core = self._make_core()
         self._start()
         call_after_fork(self)
         call_at_exit(self)
 
     def _make_core(self) -> SendCore:
-        return SendCore(self.options)
+        return SendCore(self.options, self._hooks)
 
     def _start(self) -> None:
         self._lines: dict[tuple[str, MessageQueue | None, bytes | None], _Line] = {}
@@ -130,7 +136,7 @@ class AsyncProducer:
             or selector is not None
             or delay is not None
             or deliver_at is not None
-            or self.options.hooks
+            or self._hooks.send
             or not isinstance(topic, str)
         ):
             message = as_message(
@@ -167,20 +173,29 @@ class AsyncProducer:
                 topic, body, key, keys, tag, properties, queue, sharding_key, delay, deliver_at
             )
         check_selector(selector, message.queue)
-        message = self._core.before_send(message)
         check_queue(message.topic, message.queue)
         deadline_s = self._deadline(timeout_s)
-        record = self._core.prepare_message(message, deadline_s)
-        route = await self._route(message.topic, deadline_s, message.queue)
-        request = self._core.make_request(
-            route,
-            (record,),
-            self._core.target_queue(route, message, selector),
-            field_of(when_of_message(message)),
-        )
-        await self._transport.call(
-            address_of(request), SEND, request.payload, deadline_s - time.monotonic(), one_way=True
-        )
+        core = self._core
+        message, context = core.before_send(message, is_one_way=True)
+        error: BaseException | None = None
+        try:
+            record = core.prepare_message(message, deadline_s)
+            route = await self._route(message.topic, deadline_s, message.queue)
+            request = core.make_request(
+                route,
+                (record,),
+                core.target_queue(route, message, selector),
+                field_of(when_of_message(message)),
+            )
+            within_s = deadline_s - time.monotonic()
+            await self._transport.call(
+                address_of(request), SEND, request.payload, within_s, one_way=True
+            )
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            core.after_send(context, None, error)
 
     async def send_batch(
         self,
@@ -200,18 +215,23 @@ class AsyncProducer:
         check_batch(topic, messages, keys, tags, queue, sharding_key)
         if not messages:
             return BatchResult(())
-        core = self._core
-        messages, keys, tags = core.before_batch(topic, messages, keys, tags)
+        core, context = self._core, None
         when = when_of(delay, deliver_at)
-        records = core.prepare_many(messages, topic, keys, tags, deadline_s, when)
-        route = await self._route(topic, deadline_s, queue)
-        groups, places = core.group(route, records, messages, queue, sharding_key, when)
+        if core.hooks.send:
+            given = core.as_messages(topic, messages, keys, tags)
+            context = core.hooks.before_send(topic, given, is_batch=True)
+            messages, keys, tags = context.messages, None, ""
         try:
+            records = core.prepare_many(messages, topic, keys, tags, deadline_s, when)
+            route = await self._route(topic, deadline_s, queue)
+            groups, places = core.group(route, records, messages, queue, sharding_key, when)
             result = await self._driver.run(send_groups(core, route, groups, places, deadline_s))
         except BaseException as error:
-            core.after_batch(messages, None, error)
+            if context is not None:
+                core.hooks.after_send(context, (), error)
             raise
-        core.after_batch(messages, result, None)
+        if context is not None:
+            core.hooks.after_send(context, result, None)
         return result
 
     async def recall(
@@ -367,8 +387,8 @@ class AsyncProducer:
         """The general way: hooks, selectors, sharding keys."""
         core = self._core
         check_selector(selector, message.queue)
-        message = core.before_send(message)
         deadline_s = self._deadline(timeout_s)
+        message, context = core.before_send(message)
         result, error = None, None
         try:
             record = core.prepare_message(message, deadline_s)
@@ -387,7 +407,7 @@ class AsyncProducer:
             error = caught
             raise
         finally:
-            core.after_send(message, result, error)
+            core.after_send(context, result, error)
 
     async def _target_queue(
         self, message: OutgoingMessage, selector: QueueSelector | None, deadline_s: float

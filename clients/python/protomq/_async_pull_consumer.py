@@ -12,30 +12,30 @@ import os
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from typing import Literal, Unpack
 
 from . import _methods
 from ._async_routes import AsyncRoutes
 from ._async_steps import AsyncDriver
-from ._async_transport import AsyncTransport
 from ._checks import check_count, check_message_queue, check_seconds, check_time, check_topic
 from ._connection_options import ConnectionOptions, connection_of
 from ._consumer_base import ConsumerBase, wakes
 from ._consumer_options import ConsumerOptions, ConsumerSettings
 from ._filters import checked_filter
+from ._hook_points import HookPoints
+from ._hooked_async_calls import async_transport_with
+from ._hooked_consuming import NOT_DEALT_WITH
 from ._member_tasks import MemberTasks
 from ._message import Message
 from ._offset_calls import checked_offsets, checked_queues, checked_tags
 from ._open_consumers import closed, not_taken_text, opened
-from ._producer import trace_producer
 from ._pull_logic import GROUP_LOOK_MIN_S, POLL_MESSAGES, Ticket, logger
 from ._pull_schedule import COUNT_DEFAULT as PULL_COUNT_DEFAULT
 from ._pull_schedule import NEXT_DELAY_DEFAULT_MS, AsyncScheduledPull, PullSchedule
 from ._queue_listener import QueueListener
 from ._send_back import SentBack
 from ._show_settings import show_settings
-from ._trace import ConsumerTrace, Tracer, close_steps
+from ._trace import close_steps
 from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue, QueueRange
 from ._warnings import warn
 from .errors import ClosedError, ProtomqError
@@ -69,7 +69,8 @@ class AsyncPullConsumer(ConsumerBase):
         connection = connection_of(
             connection, namesrv=namesrv, transport=transport, client_id=client_id, peer_timeout_s=peer_timeout_s,
         )  # fmt: skip
-        self._transport = AsyncTransport(connection)
+        self._hooks = HookPoints(group, options.hooks)
+        self._transport = async_transport_with(connection, self._hooks)
         self._member: MemberTasks | None = None
         if options.shares:
             state = self._membership_state(options, connection)
@@ -81,10 +82,7 @@ class AsyncPullConsumer(ConsumerBase):
         self._arrived: asyncio.Event | None = None
         self._reads = True
         """Whether what arrives is taken from the kernel: not while enough waits to be handed out."""
-        if self.options.trace:
-            self._trace = ConsumerTrace(
-                Tracer(group, partial(trace_producer, connection, connection.namesrv))
-            )
+        self._start_hooks(connection)
         if not options.broadcasting:  # It commits nothing, and is to get what others get, too.
             opened(self, self._routes.name_servers)
 
@@ -150,6 +148,8 @@ class AsyncPullConsumer(ConsumerBase):
         deadline_s = time.monotonic() + timeout_s
         steps, state = self._steps, self._state
         state.user_came_back()
+        if self._handed is not None:
+            self._handed.came_back()
         arrived = self._arrived
         if arrived is None:
             arrived = self._arrived = asyncio.Event()
@@ -164,10 +164,12 @@ class AsyncPullConsumer(ConsumerBase):
             self._start_pulls()
             steps.raise_trouble()
             messages = state.take(max_messages, one_queue=one_queue)
+            if messages and self._hooks.filter:
+                messages = self._hooks.kept(messages)
             if messages:
                 self._start_pulls()
-                if self._trace is not None:
-                    self._trace.gave(messages)
+                if self._handed is not None:
+                    self._handed.gave(messages)
                 return messages
             now_s = time.monotonic()
             if self._closed or now_s >= deadline_s:
@@ -386,10 +388,10 @@ class AsyncPullConsumer(ConsumerBase):
         await asyncio.gather(*self._pulls, return_exceptions=True)
         await self._routes.close()
         await self._transport.close()
-        if self._trace is not None:
-            if commit:
-                self._trace.came_back()
-            await self._run(close_steps(self._trace.tracer))
+        if self._handed is not None:
+            self._handed.came_back(None if commit else NOT_DEALT_WITH)
+        if self._tracer is not None:
+            await self._run(close_steps(self._tracer))
         return text
 
     async def __aenter__(self) -> AsyncPullConsumer:

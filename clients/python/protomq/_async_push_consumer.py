@@ -10,7 +10,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, Unpack, cast
 
 from ._async_pull_consumer import AsyncPullConsumer
@@ -27,7 +27,8 @@ from ._push_steps import ListenedPulls, PushSteps
 from ._push_work import Worker
 from ._queue_listener import QueueListener
 from ._show_settings import show_settings
-from ._types import PEER_TIMEOUT_S, MessageQueue
+from ._trace import close_steps
+from ._types import PEER_TIMEOUT_S, Body, MessageQueue
 from .errors import ConfigurationError, ProtomqError
 
 logger = logging.getLogger("protomq")
@@ -67,6 +68,8 @@ class AsyncListenedConsumer(AsyncPullConsumer):
             parts = state.take_parts(count_max)
         if parts:
             self._start_pulls()
+        if self._hooks.filter:
+            parts = [(queue, self._hooks.kept(messages)) for queue, messages in parts]
         return parts
 
     def wake(self) -> None:
@@ -121,6 +124,7 @@ class AsyncPushConsumer(PushBase):
         self._connection = connection_of(
             connection, namesrv=namesrv, transport=transport, client_id=client_id, peer_timeout_s=peer_timeout_s
         )
+        self._start_hooks(self._connection)
         self._consumer: AsyncListenedConsumer | None = None
         self._push: PushSteps | None = None
         self._failed = asyncio.Event()
@@ -192,6 +196,8 @@ class AsyncPushConsumer(PushBase):
         self._threads.close()
         if self._push is not None:
             await consumer._run(self._push.save())
+        if self._tracer is not None:
+            await consumer._run(close_steps(self._tracer))
         await consumer.close()
         if self._push is not None:
             self._push.close()
@@ -228,6 +234,19 @@ class AsyncPushConsumer(PushBase):
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop()
+
+    async def reply(
+        self,
+        message: Message,
+        body: Body = b"",
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """See PushConsumer.reply. For listeners that are coroutine functions."""
+        if self._consumer is None:
+            raise ConfigurationError("a push consumer replies while it runs; start it first")
+        await self._consumer.reply(message, body, properties=properties, timeout_s=timeout_s)
 
     # -- while it runs ---------------------------------------------------------------------------------------------------
 

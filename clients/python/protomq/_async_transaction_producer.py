@@ -50,7 +50,7 @@ class _AsyncHalfProducer(AsyncProducer):
     """A producer whose messages are half messages."""
 
     def _make_core(self) -> HalfCore:
-        return HalfCore(self.options)
+        return HalfCore(self.options, self._hooks)
 
 
 class AsyncTransaction:
@@ -231,7 +231,7 @@ class AsyncTransactionProducer:
         if check_decision(decision, "the caller") is TransactionDecision.UNKNOWN:
             raise ConfigurationError("a transaction ends with COMMIT or ROLL_BACK")
         queue = half.queue
-        end = End(queue.topic, queue.broker_name, half.transaction_handle, decision)
+        end = End(queue.topic, queue.broker_name, half.transaction_handle, decision, half.message_id)
         return await self._end(end, timeout_s)
 
     async def _end(self, end: End, timeout_s: float | None) -> bool:
@@ -240,7 +240,17 @@ class AsyncTransactionProducer:
         line = self._lines.get(end.broker_name)
         if line is None:
             line = self._lines[end.broker_name] = AsyncEndLine(self._call_end)
-        return await line.end(end, self._seconds(timeout_s))
+        within_s, hooks = self._seconds(timeout_s), self._producer._hooks
+        if not hooks.end:
+            return await line.end(end, within_s)
+        context = hooks.before_end(end)
+        try:
+            repeated = await line.end(end, within_s)
+        except BaseException as error:
+            hooks.after_end(context, error)
+            raise
+        hooks.after_end(context, None)
+        return repeated
 
     async def _try_to_end(
         self, half: HalfResult, decision: TransactionDecision, timeout_s: float | None
@@ -342,7 +352,10 @@ class AsyncTransactionProducer:
         if decision is TransactionDecision.UNKNOWN:
             return
         try:
-            await self._end(End(topic, broker_name, check.transaction_handle, decision), None)
+            message_id = check.message.message_id
+            await self._end(
+                End(topic, broker_name, check.transaction_handle, decision, message_id, True), None
+            )
         except ProtomqError as error:
             logger.info(
                 "the answer about message %s was not taken: %s", check.message.message_id, error

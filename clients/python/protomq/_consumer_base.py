@@ -12,6 +12,8 @@ from ._checks import check_seconds
 from ._connection_options import ConnectionOptions
 from ._consumer_options import ConsumerOptions
 from ._consumer_steps import ConsumerSteps
+from ._hook_points import HookPoints
+from ._hooked_consuming import HandedOut
 from ._member_driver import MemberDriver
 from ._membership_logic import MembershipState
 from ._message import Message
@@ -32,15 +34,16 @@ from ._send_back import (
     send_back_steps,
 )
 from ._steps import Steps
-from ._trace import ConsumerTrace
+from ._trace import Tracer, traced
 from ._types import Body, BrokerAddress, Delay, MessageQueue, Route
 from ._warnings import warn
 from .errors import ClosedError, ConfigurationError, WrongTypeError
 
 
 class ConsumerBase:
-    """One consumer. The flavour makes `_routes`."""
+    """One consumer. The flavour makes `_hooks` and `_routes`."""
 
+    _hooks: HookPoints
     _routes: RouteBook
 
     def __init__(
@@ -56,12 +59,21 @@ class ConsumerBase:
             options, listener=listener, state=self._new_state(options), member=member
         )
         self._state = self._steps.state
-        self._auto_commits = options.auto_commits
         self._warned_of_member = False
-        self._trace: ConsumerTrace | None = None
+        self._tracer: Tracer | None = None
+        self._handed: HandedOut | None = None
+        self._auto_commits = options.auto_commits
         self._pid = os.getpid()
         self._closed = False
         self._says_goodbye = False
+
+    def _start_hooks(self, connection: ConnectionOptions) -> None:
+        """Once there is a transport."""
+        self._hooks.client_id = connection.hello_client_id()
+        if self.options.trace:
+            self._tracer = traced(self._hooks, connection, connection.namesrv)
+        if self._hooks.consume:
+            self._handed = HandedOut(self._hooks)
 
     def _new_state(self, options: ConsumerOptions) -> PullState:
         """What decides about its pulls."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypedDict
 
 from ._checks import check_flag, check_group, check_seconds, check_text
+from ._hook_points import check_hooks
 from ._offset_calls import Begin, check_begin
 from ._pull_logic import OffsetReset, PullOptions
 from .allocation import Allocation, Average
 from .errors import ConfigurationError, WrongTypeError
+from .hooks import Hook
 
 AVERAGE: Final = Average()
 AUTO_COMMIT_INTERVAL_S: Final = 5.0
@@ -39,6 +42,7 @@ class ConsumerOptions:
       handed out; over gRPC up to two answers per queue are in memory.
     - `request_timeout_s`: of each call besides pulls, all its tries together.
     - `trace`: what `poll` gave is told in RMQ_SYS_TRACE_TOPIC, in the background (docs/track.md).
+    - `hooks`: code of yours that is called around what `poll` gave and around calls, and that filters (protomq.hooks).
     """
 
     group: str = ""
@@ -56,6 +60,7 @@ class ConsumerOptions:
     pull_size_max_bytes: int = 4 << 20
     request_timeout_s: float = REQUEST_TIMEOUT_S
     trace: bool = False
+    hooks: Sequence[Hook] = ()
 
     def __post_init__(self) -> None:
         check_begin(self.begin)
@@ -71,6 +76,7 @@ class ConsumerOptions:
         for name in ("machine_room", "instance_name"):
             if len(check_text(name, getattr(self, name)).encode()) > NAME_MAX_BYTES:
                 raise ConfigurationError(f"{name} has at most {NAME_MAX_BYTES} octets")
+        check_hooks(self.hooks)
         self.pull_options()
 
     def pull_options(self) -> PullOptions:
@@ -117,3 +123,4 @@ class ConsumerSettings(TypedDict, total=False):
     pull_size_max_bytes: int
     request_timeout_s: float
     trace: bool
+    hooks: Sequence[Hook]

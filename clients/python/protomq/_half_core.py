@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from ._batching import PreparedRecord, RecordEncoder
+from ._hook_points import HookPoints
 from ._outgoing import SendResult, Stored
 from ._producer_options import ProducerOptions
 from ._send_core import SendCore
@@ -76,8 +77,8 @@ class HalfCore(SendCore):
 
     encoder_class = HalfEncoder
 
-    def __init__(self, options: ProducerOptions) -> None:
-        super().__init__(options)
+    def __init__(self, options: ProducerOptions, hooks: HookPoints | None = None) -> None:
+        super().__init__(options, hooks)
         group = options.group.encode()
         field = b"\x1a" + encode_varint(len(group)) + group
         self._group_field = b"\x2a" + encode_varint(len(field)) + field

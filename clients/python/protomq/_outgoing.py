@@ -1,11 +1,11 @@
-"""What is sent and what comes back: OutgoingMessage, SendResult, SendStatus, BatchResult, and the hooks around a send."""
+"""What is sent and what comes back: OutgoingMessage, SendResult, SendStatus, BatchResult."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
 
 from ._types import Body, Delay, MessageQueue
 from .wire.recall_handle import RecallHandle, decode_handle, encode_handle
@@ -255,19 +255,3 @@ class BatchResult(Sequence[SendResult]):
 
     def __repr__(self) -> str:
         return f"<BatchResult of {len(self)} messages in {len(self._stored)} requests>"
-
-
-class SendHook(Protocol):
-    """Sees every message before it is encoded and every outcome (RocketMQ: SendMessageHook).
-
-    Called on the thread or in the task that sends. An exception of `before_send` stops the send and reaches the caller; one of
-    `after_send` is logged: the message is stored by then. One-way sends have a before only, since nobody knows their outcome.
-    """
-
-    def before_send(self, message: OutgoingMessage) -> OutgoingMessage | None:
-        """Look at the message, or return another one to send in its place."""
-
-    def after_send(
-        self, message: OutgoingMessage, result: SendResult | None, error: BaseException | None
-    ) -> None:
-        """The message was stored (`result`) or not (`error`)."""

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Literal
 
-from ._checks import explain_unknown_settings
+from ._checks import check_flag, explain_unknown_settings
 from ._connection_options import ConnectionOptions, connection_of
+from ._hook_points import HookPoints, check_hooks
+from ._hooked_calls import transport_with
+from ._hooked_consuming import hooked_listener
 from ._late_imports import load_needed_modules
 from ._message import Message
 from ._pop_handling import (
@@ -24,7 +27,6 @@ from ._pop_steps import (
     COUNT_DEFAULT,
     HOLD_DEFAULT_S,
     INVISIBLE_DEFAULT_S,
-    PoppedQueue,
     PopSteps,
     Start,
 )
@@ -32,13 +34,12 @@ from ._pop_threads import HandlerThreads
 from ._push_results import Listener
 from ._routes import Routes
 from ._steps import Driver
-from ._transport import SyncTransport
+from ._trace import Tracer, traced
 from ._types import PEER_TIMEOUT_S, Body, MessageQueue
 from .errors import ClosedError, WrongTypeError
+from .hooks import Hook
 
 REQUEST_TIMEOUT_S: Final = 5.0
-
-__all__ = ["PoppedQueue", "SimpleConsumer"]
 
 
 class SimpleConsumer:
@@ -70,17 +71,27 @@ class SimpleConsumer:
         peer_timeout_s: float = PEER_TIMEOUT_S,
         spin: bool = True,
         connection: ConnectionOptions | None = None,
+        trace: bool = False,
+        hooks: Sequence[Hook] = (),
     ) -> None:
         """Makes a consumer; raises ConfigurationError.
 
-        `request_timeout_s`: of an acknowledgement, all its tries together, and of looking up a route. All else: as in Producer.
+        `request_timeout_s`: of an acknowledgement, all its tries together, and of looking up a route. `trace`: what was received and
+        acknowledged is told in RMQ_SYS_TRACE_TOPIC, in the background (docs/track.md). `hooks`: code of yours that is called around what
+        is consumed and around calls, and that filters (protomq.hooks). All else: as in Producer.
         """
-        self._steps = PopSteps(group, request_timeout_s)
+        check_hooks(hooks)
+        self._hooks = HookPoints(group, hooks)
+        self._tracer: Tracer | None = None
         load_needed_modules("protomq.v1.pop_service_pb2")
         connection = connection_of(
             connection, namesrv=namesrv, transport=transport, client_id=client_id, peer_timeout_s=peer_timeout_s, spin=spin,
         )  # fmt: skip
-        self._transport = SyncTransport(connection)
+        self._transport = transport_with(connection, self._hooks)
+        self._hooks.client_id = connection.hello_client_id()
+        if check_flag("trace", trace):
+            self._tracer = traced(self._hooks, connection, connection.namesrv)
+        self._steps = PopSteps(group, request_timeout_s, hooks=self._hooks)
         self._routes = Routes(self._transport, connection.namesrv)
         self._driver = Driver(self._transport, self._routes)
         self._closed = False
@@ -130,7 +141,9 @@ class SimpleConsumer:
             fifo=fifo,
             start=start,
         )
-        return self._driver.run(self._steps.receive(wish))
+        messages = self._driver.run(self._steps.receive(wish))
+        self._steps.tell_received(messages)
+        return messages
 
     def ack(self, messages: Message | Iterable[Message]) -> list[Message]:
         """These are done: nobody gets them again. Those that were done before, or that somebody else has by now, are returned.
@@ -155,7 +168,7 @@ class SimpleConsumer:
         `error`: what they failed of, of which 512 octets are kept. The `last_error` of a dead letter is what was said last.
         """
         self._check_open()
-        return self._driver.run(self._steps.change_invisible(messages, after_s, error))
+        return self._driver.run(self._steps.nack(messages, after_s, error))
 
     def handle(
         self,
@@ -189,7 +202,7 @@ class SimpleConsumer:
         arguments: as in `receive`. With `fifo`, the next message of a sharding key comes when the one before is acknowledged or dead.
         """
         self._check_open()
-        function = Listener.of(handler)
+        function = hooked_listener(Listener.of(handler), self._hooks)
         if function.is_coroutine:
             raise WrongTypeError(f"{function.name} is a coroutine function, which only AsyncSimpleConsumer can run")
         options = HandlingOptions(concurrency, invisible_s, renew_limit_s, drain_timeout_s)
@@ -229,6 +242,8 @@ class SimpleConsumer:
         """Closes all connections. What was not acknowledged comes to others when its time is up."""
         self._closed = True
         self.request_stop()
+        if self._tracer is not None:
+            self._tracer.close()
         self._transport.close()
 
     def __enter__(self) -> SimpleConsumer:

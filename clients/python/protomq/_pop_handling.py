@@ -23,11 +23,12 @@ from typing import Final, NamedTuple
 
 from ._checks import check_count, check_seconds
 from ._message import Message
-from ._pop_steps import HOLD_SLICE_S, INVISIBLE_DEFAULT_S, PoppedQueue, PopSteps, PopWish
+from ._pop_steps import HOLD_SLICE_S, INVISIBLE_DEFAULT_S, PopSteps, PopWish
 from ._pull_logic import DELETED_AFTER_S
 from ._push_results import Failure, failure_of, judge
 from ._push_steps import SaidSeldom
 from ._steps import Each, Steps
+from ._types import PoppedQueue
 from .errors import ConfigurationError, NotFoundError, ProtomqError, StaleReceiptError
 
 logger = logging.getLogger("protomq")

@@ -25,6 +25,8 @@ from ._checks import (
     check_topic,
 )
 from ._filters import MessageFilter, checked_filter
+from ._hook_points import HookPoints
+from ._hooked_consuming import HeldMessages
 from ._late_imports import fork_waits
 from ._message import Message, read_varint, skip_value
 from ._offset_calls import checked_tags
@@ -33,7 +35,7 @@ from ._requests import reply_steps
 from ._retry import CALL, ONCE
 from ._send_back import error_text, send_back_steps
 from ._steps import Each, GetRoute, Steps
-from ._types import Body, MessageQueue, PullStatus, Route
+from ._types import Body, MessageQueue, PoppedQueue, PullStatus, Route
 from .errors import (
     ConfigurationError,
     NoRouteError,
@@ -60,18 +62,6 @@ CALL_EXTRA_S: Final = 5.0
 """What a pop may take beyond its hold: a cold disk, a slow network."""
 
 Start = Literal["earliest", "latest"]
-
-
-class PoppedQueue(MessageQueue):
-    """The queue of a popped message (`message.queue`), and by which hand-out of it the message came.
-
-    Attributes:
-        receipt: what acknowledges the message, together with its queue offset.
-        attempt: which delivery of the message this is, from 1.
-    """
-
-    receipt: bytes
-    attempt: int
 
 
 class _HandOut:
@@ -147,7 +137,11 @@ class PopSteps:
     """The steps of one consumer. Any thread."""
 
     def __init__(
-        self, group: str, request_timeout_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        group: str,
+        request_timeout_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        hooks: HookPoints | None = None,
     ) -> None:
         if not check_group(group):
             raise ConfigurationError("a simple consumer has a group: what it gets, no other member gets")
@@ -155,6 +149,8 @@ class PopSteps:
         self._request_timeout_s = check_seconds("request_timeout_s", request_timeout_s)
         self._clock = clock
         self._turns = count()
+        self._hooks = hooks or HookPoints(group)
+        self._held = HeldMessages(self._hooks) if self._hooks.consume else None
 
     def wish(
         self,
@@ -231,19 +227,45 @@ class PopSteps:
             wish.topic, broker_name, _methods.POP, payload, timeout_s, CALL
         )
         messages = decode_pop_answer(data, wish.topic, broker_name)
+        kept = messages
         if wish.tags:  # the broker compares hashes
-            others = [message for message in messages if message.tag not in wish.tags]
-            if others:
-                yield from self.ack(others)
-                messages = [message for message in messages if message.tag in wish.tags]
-        return messages
+            kept = [message for message in kept if message.tag in wish.tags]
+        if self._hooks.filter:
+            kept = self._hooks.kept(kept)
+        if len(kept) < len(messages):
+            wanted = set(map(id, kept))
+            yield from self.ack([message for message in messages if id(message) not in wanted])
+        return kept
 
     def ack(self, messages: Message | Iterable[Message]) -> Steps[list[Message]]:
         """Acknowledges; those that were not held any more."""
         with fork_waits:
             from .v1 import pop_service_pb2 as pb
 
-        return (yield from self._settle(messages, _methods.ACK, pb.AckRequest, pb.AckResponse))
+        found = checked_messages(messages)
+        stale = yield from self._settle(found, _methods.ACK, pb.AckRequest, pb.AckResponse)
+        self._tell_settled(found, stale, None)
+        return stale
+
+    def nack(
+        self, messages: Message | Iterable[Message], after_s: float, error: str | BaseException = ""
+    ) -> Steps[list[Message]]:
+        """Gives back; those that were not held any more."""
+        found = checked_messages(messages)
+        stale = yield from self.change_invisible(found, after_s, error)
+        self._tell_settled(found, stale, error_text(error) or "given back")
+        return stale
+
+    def tell_received(self, messages: Iterable[Message]) -> None:
+        """The program gets these from `receive`; those of a handler have hooks around the handler."""
+        if self._held is not None:
+            self._held.gave(messages)
+
+    def _tell_settled(self, messages: list[Message], stale: list[Message], failure: str | None) -> None:
+        if self._held is not None:
+            gone = set(map(id, stale))
+            self._held.settled([message for message in messages if id(message) not in gone], failure)
+            self._held.settled(stale, "not held any more")
 
     def reply(
         self,

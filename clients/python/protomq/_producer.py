@@ -6,9 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import replace
-from functools import partial
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final, Literal, Unpack
 
 from ._at_exit import call_at_exit
@@ -17,6 +15,8 @@ from ._checks import check_batch, check_queue, check_seconds, check_selector, ch
 from ._connection_options import ConnectionOptions, connection_of
 from ._delays import When, when_of
 from ._forks import call_after_fork
+from ._hook_points import HookPoints
+from ._hooked_calls import transport_with
 from ._lines import LINES_MAX, Entry, Line, Room, resolve_batch
 from ._methods import SEND
 from ._outgoing import BatchResult, OutgoingMessage, SendResult, Stored
@@ -25,14 +25,20 @@ from ._request_calls import RequestCalls
 from ._requests import Reply, queue_at, reply_steps
 from ._retry import attempt_timeout
 from ._routes import Routes
-from ._send_arguments import as_message, field_of, refuse_settings_beside_transport, when_of_message
+from ._send_arguments import (
+    as_message,
+    field_of,
+    refuse_call_hooks,
+    refuse_settings_beside_transport,
+    when_of_message,
+)
 from ._send_core import SendCore
 from ._send_future import SendFuture, UnseenFailures, unseen_text
 from ._send_request import address_of, fits
 from ._send_steps import recall, route_for, send_again, send_groups
 from ._show_settings import show_settings
 from ._steps import Driver
-from ._trace import CLOSE_TIMEOUT_S, TraceHook, Tracer
+from ._trace import Tracer, traced
 from ._transport import SyncTransport
 from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue, Route, Target
 from ._warnings import warn
@@ -49,7 +55,7 @@ if TYPE_CHECKING:
 
     from ._message import Message
     from ._selectors import QueueSelector
-    from ._transport_options import TransportOptions
+    from .hooks import SendContext
 
 logger = logging.getLogger("protomq.producer")
 
@@ -92,24 +98,25 @@ class Producer:
         **settings: Unpack[ProducerSettings],
     ) -> None:
         self.options = ProducerOptions(group=group, **settings)
+        self._hooks = HookPoints(group, self.options.hooks)
         self._owns_transport = not isinstance(transport, SyncTransport)
         if isinstance(transport, SyncTransport):
             refuse_settings_beside_transport(connection, client_id, peer_timeout_s, spin)
+            refuse_call_hooks(self._hooks)
             self._transport = transport
         else:
             connection = connection_of(
                 connection, namesrv=namesrv, transport=transport, client_id=client_id,
                 peer_timeout_s=peer_timeout_s, spin=spin, group=group,
             )  # fmt: skip
-            self._transport, namesrv = SyncTransport(connection), connection.namesrv
+            self._transport, namesrv = transport_with(connection, self._hooks), connection.namesrv
+        self._hooks.client_id = self._transport.options.hello_client_id()
         self._routes = Routes(self._transport, namesrv)
         self._driver = Driver(self._transport, self._routes)
         self._closed = False
         self._tracer: Tracer | None = None
         if self.options.trace:
-            self._tracer = Tracer(group, partial(trace_producer, self._transport.options, namesrv))
-            hooks = (*self.options.hooks, TraceHook(self._tracer))
-            self.options = replace(self.options, hooks=hooks)
+            self._tracer = traced(self._hooks, self._transport.options, namesrv)
         self._core = self._make_core()
         self._failures = UnseenFailures()
         self._start()
@@ -117,7 +124,7 @@ class Producer:
         call_at_exit(self)
 
     def _make_core(self) -> SendCore:
-        return SendCore(self.options)
+        return SendCore(self.options, self._hooks)
 
     def _start(self) -> None:
         self._lines: dict[tuple[str, MessageQueue | None, bytes | None], Line] = {}
@@ -162,7 +169,7 @@ class Producer:
             or selector is not None
             or delay is not None
             or deliver_at is not None
-            or self.options.hooks
+            or self._hooks.send
             or not isinstance(topic, str)
         ):
             message = as_message(
@@ -201,17 +208,21 @@ class Producer:
                 topic, body, key, keys, tag, properties, queue, sharding_key, delay, deliver_at
             )
         check_selector(selector, message.queue)
-        message = self._core.before_send(message)
         deadline_s = self._deadline(timeout_s)
-        line, record = self._line_and_record(message, selector, deadline_s)
+        message, context = self._core.before_send(message)
+        try:
+            line, record = self._line_and_record(message, selector, deadline_s)
+            size = len(record[0]) + len(record[3])
+            self._room.take(size, deadline_s)
+        except BaseException as error:
+            self._core.after_send(context, None, error)
+            raise
         future = SendFuture(self._failures)
-        size = len(record[0]) + len(record[3])
-        self._room.take(size, deadline_s)
         self._pending.add(future)
         # Past SendFuture, here and in the callbacks: what the producer itself asks does not count as seen.
         Future.add_done_callback(future, lambda _: self._forget(future, size))
-        if self.options.hooks:
-            Future.add_done_callback(future, lambda done: self._after_async_send(message, done))
+        if context is not None:
+            Future.add_done_callback(future, lambda done: self._after_async_send(context, done))
         entry = Entry(record, deadline_s, future)
         if line.enter(entry) and not self._submit(line, [entry]):
             self._lead(line, [entry])
@@ -238,20 +249,29 @@ class Producer:
                 topic, body, key, keys, tag, properties, queue, sharding_key, delay, deliver_at
             )
         check_selector(selector, message.queue)
-        message = self._core.before_send(message)
         check_queue(message.topic, message.queue)
         deadline_s = self._deadline(timeout_s)
-        record = self._core.prepare_message(message, deadline_s)
-        route = self._route(message.topic, deadline_s, message.queue)
-        request = self._core.make_request(
-            route,
-            (record,),
-            self._core.target_queue(route, message, selector),
-            field_of(when_of_message(message)),
-        )
-        self._transport.call(
-            address_of(request), SEND, request.payload, deadline_s - time.monotonic(), one_way=True
-        )
+        core = self._core
+        message, context = core.before_send(message, is_one_way=True)
+        error: BaseException | None = None
+        try:
+            record = core.prepare_message(message, deadline_s)
+            route = self._route(message.topic, deadline_s, message.queue)
+            request = core.make_request(
+                route,
+                (record,),
+                core.target_queue(route, message, selector),
+                field_of(when_of_message(message)),
+            )
+            within_s = deadline_s - time.monotonic()
+            self._transport.call(
+                address_of(request), SEND, request.payload, within_s, one_way=True
+            )
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            core.after_send(context, None, error)
 
     def send_batch(
         self,
@@ -279,18 +299,23 @@ class Producer:
         check_batch(topic, messages, keys, tags, queue, sharding_key)
         if not messages:
             return BatchResult(())
-        core = self._core
-        messages, keys, tags = core.before_batch(topic, messages, keys, tags)
+        core, context = self._core, None
         when = when_of(delay, deliver_at)
-        records = core.prepare_many(messages, topic, keys, tags, deadline_s, when)
-        route = self._route(topic, deadline_s, queue)
-        groups, places = core.group(route, records, messages, queue, sharding_key, when)
+        if core.hooks.send:
+            given = core.as_messages(topic, messages, keys, tags)
+            context = core.hooks.before_send(topic, given, is_batch=True)
+            messages, keys, tags = context.messages, None, ""
         try:
+            records = core.prepare_many(messages, topic, keys, tags, deadline_s, when)
+            route = self._route(topic, deadline_s, queue)
+            groups, places = core.group(route, records, messages, queue, sharding_key, when)
             result = self._driver.run(send_groups(core, route, groups, places, deadline_s))
         except BaseException as error:
-            core.after_batch(messages, None, error)
+            if context is not None:
+                core.hooks.after_send(context, (), error)
             raise
-        core.after_batch(messages, result, None)
+        if context is not None:
+            core.hooks.after_send(context, result, None)
         return result
 
     def recall(self, topic: str, recall_handle: str, *, timeout_s: float | None = None) -> bool:
@@ -480,8 +505,8 @@ class Producer:
         """The general way: hooks, selectors, sharding keys."""
         core = self._core
         check_selector(selector, message.queue)
-        message = core.before_send(message)
         deadline_s = self._deadline(timeout_s)
+        message, context = core.before_send(message)
         result, error = None, None
         try:
             line, record = self._line_and_record(message, selector, deadline_s)
@@ -498,7 +523,7 @@ class Producer:
             error = caught
             raise
         finally:
-            core.after_send(message, result, error)
+            core.after_send(context, result, error)
 
     def _line_and_record(
         self, message: OutgoingMessage, selector: QueueSelector | None, deadline_s: float
@@ -541,10 +566,9 @@ class Producer:
         self._pending.discard(done)
         self._room.give_back(size_bytes)
 
-    def _after_async_send(self, message: OutgoingMessage, done: Future[SendResult]) -> None:
-        if not done.cancelled():
-            error = Future.exception(done)
-            self._core.after_send(message, None if error else done.result(), error)
+    def _after_async_send(self, context: SendContext, done: Future[SendResult]) -> None:
+        error = CancelledError() if done.cancelled() else Future.exception(done)
+        self._core.after_send(context, None if error else Future.result(done), error)
 
     # -- leading and following -----------------------------------------------------------------------------------------
 
@@ -713,17 +737,3 @@ class Producer:
         else:
             check_seconds("timeout_s", timeout_s)
         return time.monotonic() + timeout_s
-
-
-def trace_producer(
-    options: TransportOptions, namesrv: str | Sequence[str] | None
-) -> Producer:
-    """The producer of a trace: it sends what `_trace.py` has noted."""
-    connection = ConnectionOptions(
-        namesrv=namesrv,
-        transport=options.transport,
-        client_id=options.client_id,
-        peer_timeout_s=options.peer_timeout_s,
-        spin=False,
-    )
-    return Producer(connection=connection, send_timeout_s=CLOSE_TIMEOUT_S, retries=1)

@@ -15,10 +15,10 @@ from ._checks import (
     check_text,
 )
 from ._compression import COMPRESS_OVER_BYTES, CompressionName
-from .errors import WrongTypeError
+from ._hook_points import check_hooks
 
 if TYPE_CHECKING:
-    from ._outgoing import SendHook
+    from .hooks import Hook
 
 SEND_TIMEOUT_S: Final = 3.0
 """RocketMQ's sendMsgTimeout; it covers all attempts."""
@@ -37,7 +37,7 @@ class ProducerOptions:
     - `compress_over_bytes`: larger bodies are compressed, up to 32 MiB: consumers unpack no more.
     - `fault_tolerance`: leave slow and failing brokers alone for a while.
     - `wait_store_ok`: wait for stable storage where the broker flushes synchronously.
-    - `hooks`: SendHooks, called around every send.
+    - `hooks`: code of yours that is called around sends, decisions on transactions and calls (protomq.hooks).
     - `trace`: each send is told in RMQ_SYS_TRACE_TOPIC, in the background (docs/track.md).
     - `born_host`: sent along with every message if given.
     - `producer_id`, `producer_epoch`: a stable identity; random and 0 by default. Whoever restarts with the same id must raise the epoch,
@@ -56,7 +56,7 @@ class ProducerOptions:
     compress_over_bytes: int = COMPRESS_OVER_BYTES
     fault_tolerance: bool = False
     wait_store_ok: bool = True
-    hooks: Sequence[SendHook] = ()
+    hooks: Sequence[Hook] = ()
     trace: bool = False
     born_host: str = ""
     producer_id: int | None = None
@@ -76,7 +76,7 @@ class ProducerOptions:
         check_text("compression", self.compression)
         for name in ("retry_another_broker", "fault_tolerance", "wait_store_ok", "trace"):
             check_flag(name, getattr(self, name))
-        _check_hooks(self.hooks)
+        check_hooks(self.hooks)
         for name in (
             "coalesce_size_max_bytes",
             "coalesce_count_max",
@@ -84,15 +84,6 @@ class ProducerOptions:
             "compress_over_bytes",
         ):
             check_count(name, getattr(self, name), 1)
-
-
-def _check_hooks(hooks: object) -> None:
-    if not isinstance(hooks, Sequence) or isinstance(hooks, str):
-        raise WrongTypeError(f"hooks is a list of SendHook, not {hooks!r}")
-    for hook in hooks:
-        for name in ("before_send", "after_send"):
-            if not callable(getattr(hook, name, None)):
-                raise WrongTypeError(f"a SendHook has a method {name}, {hook!r} has none")
 
 
 class ProducerSettings(TypedDict, total=False):
@@ -106,7 +97,7 @@ class ProducerSettings(TypedDict, total=False):
     compress_over_bytes: int
     fault_tolerance: bool
     wait_store_ok: bool
-    hooks: Sequence[SendHook]
+    hooks: Sequence[Hook]
     trace: bool
     born_host: str
     producer_id: int | None

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import partial
 from typing import Literal, Unpack
 
 from ._checks import check_count, check_message_queue, check_seconds, check_time, check_topic
@@ -22,11 +21,13 @@ from ._connection_options import ConnectionOptions, connection_of
 from ._consumer_base import ConsumerBase, wakes
 from ._consumer_options import ConsumerOptions, ConsumerSettings
 from ._filters import checked_filter
+from ._hook_points import HookPoints
+from ._hooked_calls import multiplexer_with, transport_with
+from ._hooked_consuming import NOT_DEALT_WITH
 from ._member_thread import MemberThread
 from ._message import Message
 from ._offset_calls import checked_offsets, checked_queues, checked_tags
 from ._open_consumers import closed, not_taken_text, opened
-from ._producer import trace_producer
 from ._pull_logic import GROUP_LOOK_MIN_S, POLL_MESSAGES, logger
 from ._pull_multiplexer import PullMultiplexer
 from ._pull_schedule import COUNT_DEFAULT as PULL_COUNT_DEFAULT
@@ -36,8 +37,6 @@ from ._routes import Routes
 from ._send_back import SentBack
 from ._show_settings import show_settings
 from ._steps import Driver
-from ._trace import ConsumerTrace, Tracer
-from ._transport import SyncTransport
 from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue, QueueRange
 from ._warnings import warn
 from .errors import ClosedError, ProtomqError
@@ -79,7 +78,8 @@ class PullConsumer(ConsumerBase):
         connection = connection_of(
             connection, namesrv=namesrv, transport=transport, client_id=client_id, peer_timeout_s=peer_timeout_s, spin=spin,
         )  # fmt: skip
-        self._transport = SyncTransport(connection)
+        self._hooks = HookPoints(group, options.hooks)
+        self._transport = transport_with(connection, self._hooks)
         self._member: MemberThread | None = None
         if options.shares:
             state = self._membership_state(options, connection)
@@ -89,10 +89,7 @@ class PullConsumer(ConsumerBase):
         self._run = Driver(self._transport, self._routes).run
         self._pulls: PullMultiplexer | None = None
         self._lock = threading.RLock()
-        if self.options.trace:
-            self._trace = ConsumerTrace(
-                Tracer(group, partial(trace_producer, connection, connection.namesrv))
-            )
+        self._start_hooks(connection)
         if not options.broadcasting:  # It commits nothing, and is to get what others get, too.
             opened(self, self._routes.name_servers)
 
@@ -179,12 +176,14 @@ class PullConsumer(ConsumerBase):
             self._check_something_to_poll()
             steps = self._steps
             steps.state.user_came_back()
+            if self._handed is not None:
+                self._handed.came_back()
             if not steps.is_settled(self._routes.cached):
                 self._run(steps.before_poll())
             try:
                 messages = self._poll(deadline_s, max_messages, one_queue)
-                if self._trace is not None:
-                    self._trace.gave(messages)
+                if self._handed is not None:
+                    self._handed.gave(messages)
                 return messages
             except ProtomqError:
                 raise
@@ -202,6 +201,8 @@ class PullConsumer(ConsumerBase):
                 self._run(self._steps.before_poll())
                 self._send_due_now()
             messages = self._state.take(max_messages, one_queue=one_queue)
+            if messages and self._hooks.filter:
+                messages = self._hooks.kept(messages)
             if messages:
                 return messages
             now_s = time.monotonic()
@@ -463,10 +464,10 @@ class PullConsumer(ConsumerBase):
                 self._member.leave()
             self._close_pulls()
             self._transport.close()
-            if self._trace is not None:
-                if commit:
-                    self._trace.came_back()
-                self._trace.tracer.close()
+            if self._handed is not None:
+                self._handed.came_back(None if commit else NOT_DEALT_WITH)
+            if self._tracer is not None:
+                self._tracer.close()
         return text
 
     def __enter__(self) -> PullConsumer:
@@ -516,7 +517,7 @@ class PullConsumer(ConsumerBase):
         """Sends the pulls that are due, and takes what has come or comes within the time."""
         pulls = self._pulls
         if pulls is None:
-            pulls = self._pulls = PullMultiplexer(self._transport)
+            pulls = self._pulls = multiplexer_with(self._transport)
         steps = self._steps
         self._send_due(pulls)
         if steps.trouble is not None:

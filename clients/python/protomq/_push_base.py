@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, TypeVar
 
 from ._checks import check_count, check_topic
+from ._connection_options import ConnectionOptions
 from ._filters import checked_filter
+from ._hook_points import HookPoints
+from ._hooked_consuming import hooked_listener
 from ._offset_calls import checked_tags
 from ._push_options import CONCURRENCY_MAX, PushOptions
 from ._push_results import Listener, check_listener
 from ._push_state import PushState
 from ._push_steps import SaidSeldom, Wanted
+from ._trace import Tracer, traced
 from .errors import ConfigurationError
 
 logger = logging.getLogger("protomq")
@@ -53,6 +57,13 @@ class PushBase:
         self._state = PushState(options, self._listeners)
         self._seldom = SaidSeldom(time.monotonic)
         self._concurrency = options.concurrency
+        self._hooks = HookPoints(options.group, options.hooks)
+        self._tracer: Tracer | None = None
+
+    def _start_hooks(self, connection: ConnectionOptions) -> None:
+        self._hooks.client_id = connection.hello_client_id()
+        if self.options.trace:
+            self._tracer = traced(self._hooks, connection, connection.namesrv)
 
     @property
     def group(self) -> str:
@@ -132,6 +143,7 @@ class PushBase:
         filter_ = checked_filter(checked, sql, cel, module)
         made = Listener.of(listener, batch_size)
         check_listener(made, self.options.orderly)
+        made = hooked_listener(made, self._hooks)
         self._listeners[topic] = made
         self._wanted[topic] = Wanted(topic, made, checked, filter_)
         self._look()

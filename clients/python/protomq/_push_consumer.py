@@ -15,7 +15,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Literal, Unpack, cast
 
 from ._connection_options import ConnectionOptions, connection_of
@@ -30,7 +30,7 @@ from ._push_steps import ListenedPulls, PushSteps
 from ._push_work import Worker
 from ._queue_listener import QueueListener
 from ._show_settings import show_settings
-from ._types import PEER_TIMEOUT_S, MessageQueue
+from ._types import PEER_TIMEOUT_S, Body, MessageQueue
 from .errors import ClosedError, ConfigurationError, ProtomqError
 
 logger = logging.getLogger("protomq")
@@ -63,7 +63,7 @@ class ListenedConsumer(PullConsumer):
             state.hold_back(state.queues if held is None else held)
             if not steps.is_settled(self._routes.cached):
                 self._run(steps.before_poll())
-            parts = state.take_parts(count_max)
+            parts = self._taken(count_max)
             if parts:
                 offer(parts)
                 # Answers that are there already need no look at the connections.
@@ -71,8 +71,14 @@ class ListenedConsumer(PullConsumer):
                     self._send_due(self._pulls)
                 return
             self._exchange(min(timeout_s, state.next_due_in_s(time.monotonic())))
-            if parts := state.take_parts(count_max):
+            if parts := self._taken(count_max):
                 offer(parts)
+
+    def _taken(self, count_max: int) -> list[tuple[MessageQueue, list[Message]]]:
+        parts = self._state.take_parts(count_max)
+        if self._hooks.filter:
+            parts = [(queue, self._hooks.kept(messages)) for queue, messages in parts]
+        return parts
 
 
 class _Queues(QueueListener):
@@ -125,6 +131,7 @@ class PushConsumer(PushBase):
         self._connection = connection_of(
             connection, namesrv=namesrv, transport=transport, client_id=client_id, peer_timeout_s=peer_timeout_s
         )
+        self._start_hooks(self._connection)
         self._consumer: ListenedConsumer | None = None
         self._push: PushSteps | None = None
         self._lock = threading.Lock()
@@ -204,6 +211,8 @@ class PushConsumer(PushBase):
         consumer.close()
         if self._push is not None:
             self._push.close()
+        if self._tracer is not None:
+            self._tracer.close()
         if left_count:
             logger.warning("%s", self._left_text(left_count))
         return left_count
@@ -235,6 +244,23 @@ class PushConsumer(PushBase):
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+    def reply(
+        self,
+        message: Message,
+        body: Body = b"",
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Replies to a message that was sent by `request`; for listeners. Returns when its caller has the reply.
+
+        Raises CallerGoneError if nobody waits for it any more: return, there is nothing to retry. ConfigurationError if the message asks
+        for no reply. `timeout_s`: None for the request time-out.
+        """
+        if self._consumer is None:
+            raise ConfigurationError("a push consumer replies while it runs; start it first")
+        self._consumer.reply(message, body, properties=properties, timeout_s=timeout_s)
 
     # -- while it runs ---------------------------------------------------------------------------------------------------
 

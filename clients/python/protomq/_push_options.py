@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypedDict
 
 from ._checks import check_count, check_flag, check_group, check_seconds, check_text
 from ._consumer_options import (
     AUTO_COMMIT_INTERVAL_S,
+    AVERAGE,
     REQUEST_TIMEOUT_S,
     ConsumerOptions,
     ConsumerSettings,
 )
 from ._offset_calls import Begin
+from .allocation import Allocation
 from .errors import ConfigurationError
+from .hooks import Hook
 
 CONCURRENCY_MAX: Final = 1024
 
@@ -28,7 +32,7 @@ class PushOptions:
     - `broadcast`: each member gets all messages. Nothing is given back: what fails is dropped, and logged. Offsets are in a file.
     - `offset_folder`, `instance`: where `broadcast` keeps its file ("": ~/.local/state/protomq/offsets), and what tells consumers of one
       group on one machine apart.
-    - `begin`, `resume`, `hold_ms`, `request_timeout_s`: as of a pull consumer.
+    - `begin`, `resume`, `hold_ms`, `request_timeout_s`, `allocation`, `machine_room`, `instance_name`: as of a pull consumer.
     - `queue_count_max`, `queue_size_max_bytes`, `queue_span_max`: while a queue has so many messages here that are not done, octets of
       them, or offsets between its lowest one that is not done and its last one, no more of it are taken. `count_max`,
       `size_max_bytes`: of all queues together. They are looked at before up to 256 messages are taken.
@@ -38,6 +42,8 @@ class PushOptions:
     - `attempts_max`: after this number of failures an orderly message becomes a dead letter; None: it is tried for ever.
     - `drain_timeout_s`: how long `stop` waits for listeners.
     - `pull_record_count_max`, `pull_size_max_bytes`: bounds of one answer.
+    - `trace`: what listeners did is told in RMQ_SYS_TRACE_TOPIC, in the background (docs/track.md).
+    - `hooks`: code of yours that is called around listeners and calls, and that filters (protomq.hooks).
     """
 
     group: str = ""
@@ -62,6 +68,11 @@ class PushOptions:
     pull_record_count_max: int = 1024
     pull_size_max_bytes: int = 1 << 20
     request_timeout_s: float = REQUEST_TIMEOUT_S
+    allocation: Allocation = AVERAGE
+    machine_room: str = ""
+    instance_name: str = ""
+    trace: bool = False
+    hooks: Sequence[Hook] = ()
 
     def __post_init__(self) -> None:
         if not self.group:
@@ -70,6 +81,7 @@ class PushOptions:
         check_count("concurrency", self.concurrency, 1, CONCURRENCY_MAX)
         check_flag("orderly", self.orderly)
         check_flag("broadcast", self.broadcast)
+        check_flag("trace", self.trace)
         check_text("offset_folder", self.offset_folder)
         check_text("instance", self.instance)
         for name in ("queue_count_max", "queue_span_max", "count_max"):
@@ -103,6 +115,10 @@ class PushOptions:
             "pull_record_count_max": self.pull_record_count_max,
             "pull_size_max_bytes": self.pull_size_max_bytes,
             "request_timeout_s": self.request_timeout_s,
+            "allocation": self.allocation,
+            "machine_room": self.machine_room,
+            "instance_name": self.instance_name,
+            "hooks": self.hooks,
         }
 
 
@@ -130,3 +146,8 @@ class PushSettings(TypedDict, total=False):
     pull_record_count_max: int
     pull_size_max_bytes: int
     request_timeout_s: float
+    allocation: Allocation
+    machine_room: str
+    instance_name: str
+    trace: bool
+    hooks: Sequence[Hook]

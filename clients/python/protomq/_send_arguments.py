@@ -9,6 +9,7 @@ from ._batching import PreparedRecord
 from ._checks import check_topic
 from ._connection_options import ConnectionOptions
 from ._delays import When, when_of
+from ._hook_points import HookPoints
 from ._outgoing import OutgoingMessage
 from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue, Target
 from .errors import ConfigurationError
@@ -62,6 +63,14 @@ def refuse_settings_beside_transport(
     if connection is not None or client_id or peer_timeout_s != PEER_TIMEOUT_S or not spin:
         raise ConfigurationError(
             "connection, client_id, peer_timeout_s and spin belong to the transport: give them to its ConnectionOptions"
+        )
+
+
+def refuse_call_hooks(hooks: HookPoints) -> None:
+    """Calls of a transport that is handed in are others', too."""
+    if hooks.call:
+        raise ConfigurationError(
+            "hooks of calls need connections of the client's own: give it a connection, not a transport"
         )
 
 

@@ -29,7 +29,8 @@ from ._checks import check_encodable, check_queue, check_texts, check_topic
 from ._compression import DECOMPRESSED_SIZE_MAX_BYTES, compress_body, make_compressor
 from ._delays import When, delay_flags, delayed
 from ._fault_tolerance import LatencyFaultTolerance
-from ._outgoing import BatchResult, OutgoingMessage, SendResult, SendStatus, Stored
+from ._hook_points import HookPoints
+from ._outgoing import OutgoingMessage, SendResult, SendStatus, Stored
 from ._producer_options import ProducerOptions
 from ._retry import RetryPolicy
 from ._selectors import RoundRobin, sharded_index
@@ -49,13 +50,13 @@ from .errors import (
     NoRouteError,
     ProtocolError,
     RequestTimeoutError,
-    WrongTypeError,
 )
 from .wire.hashing import sharding_hash_of
 from .wire.record import BODY_SIZE_MAX_BYTES
 
 if TYPE_CHECKING:
     from ._selectors import QueueSelector
+    from .hooks import SendContext
 
 logger = logging.getLogger("protomq.producer")
 
@@ -68,9 +69,13 @@ class SendCore:
     encoder_class: type[RecordEncoder] = RecordEncoder
 
     def __init__(
-        self, options: ProducerOptions, clock: Callable[[], float] = time.monotonic
+        self,
+        options: ProducerOptions,
+        hooks: HookPoints | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.options = options
+        self.hooks = hooks or HookPoints(options.group, options.hooks)
         self.clock = clock
         self.retry_policy = RetryPolicy(options.retries, options.retry_another_broker)
         self.compressor = make_compressor(options.compression, options.compression_level)
@@ -206,18 +211,16 @@ class SendCore:
         )
         return record if is_at_once(message) else delayed(record, when_of_message(message))
 
-    def before_batch(
+    def as_messages(
         self,
         topic: str,
         messages: Sequence[bytes | OutgoingMessage],
         keys: Sequence[str | None] | None,
         tags: str | Sequence[str],
-    ) -> tuple[Sequence[bytes | OutgoingMessage], Sequence[str | None] | None, str | Sequence[str]]:
-        """`before_send` for a batch: where there are hooks, every message gets the form OutgoingMessage."""
-        if not self.options.hooks:
-            return messages, keys, tags
+    ) -> list[OutgoingMessage]:
+        """A batch in the form that hooks are given."""
         self._check_counts(len(messages), keys, tags)
-        changed: list[bytes | OutgoingMessage] = []
+        found: list[OutgoingMessage] = []
         for index, message in enumerate(messages):
             if isinstance(message, OutgoingMessage):
                 refuse_beside_message(index, keys, tags)
@@ -226,8 +229,8 @@ class SendCore:
                 message = OutgoingMessage(
                     topic, message, key, tag=tags if isinstance(tags, str) else tags[index]
                 )
-            changed.append(self.before_send(message))
-        return changed, None, ""
+            found.append(_encoded(message))
+        return found
 
     def _check_counts(
         self, count: int, keys: Sequence[str | None] | None, tags: str | Sequence[str]
@@ -397,49 +400,36 @@ class SendCore:
             request.queue.broker_name, (now_s - started_s) * 1000, now_s * 1000, failed=failed
         )
 
-    def before_send(self, message: OutgoingMessage) -> OutgoingMessage:
-        """Encodes the body, and runs the hooks; each sees what the one before it made."""
-        if type(message.body) is not bytes:
-            body, properties = encode_body(message.body, message.properties)
-            message = replace(message, body=body, properties=properties)
-        for hook in self.options.hooks:
-            changed = hook.before_send(message)
-            if changed is not None and not isinstance(changed, OutgoingMessage):
-                raise WrongTypeError(
-                    f"before_send of a hook returns an OutgoingMessage or None, not {changed!r}: {hook!r}"
-                )
-            message = changed or message
-        return message
+    def before_send(
+        self, message: OutgoingMessage, *, is_one_way: bool = False
+    ) -> tuple[OutgoingMessage, SendContext | None]:
+        """The message, its body encoded, that the hooks make of one; the context is for `after_send`, None where there are no hooks."""
+        message = _encoded(message)
+        if not self.hooks.send:
+            return message, None
+        context = self.hooks.before_send(message.topic, (message,), is_one_way=is_one_way)
+        return context.messages[0], context
 
     def after_send(
-        self, message: OutgoingMessage, result: SendResult | None, error: BaseException | None
+        self, context: SendContext | None, result: SendResult | None, error: BaseException | None
     ) -> None:
-        """Runs the hooks in reverse order."""
-        for hook in reversed(self.options.hooks):
-            try:
-                hook.after_send(message, result, error)
-            except Exception:
-                logger.exception(
-                    "after_send of hook %r failed; the send itself is not touched by that", hook
-                )
-
-    def after_batch(
-        self,
-        messages: Sequence[bytes | OutgoingMessage],
-        result: BatchResult | None,
-        error: BaseException | None,
-    ) -> None:
-        """`after_send` for a batch; with hooks all messages have the form OutgoingMessage."""
-        if self.options.hooks:
-            for index, message in enumerate(messages):
-                if isinstance(message, OutgoingMessage):
-                    self.after_send(message, None if result is None else result[index], error)
+        """Tells the hooks of the outcome."""
+        if context is not None:
+            self.hooks.after_send(context, () if result is None else (result,), error)
 
     def after_fork(self) -> None:
         """In the child: another producer, with nothing of the parent's."""
         self.sequences.renew()
         self._encoders = {}
         self._acknowledged = {}
+
+
+def _encoded(message: OutgoingMessage) -> OutgoingMessage:
+    """Hooks and selectors are given bodies as they are sent."""
+    if type(message.body) is bytes:
+        return message
+    body, properties = encode_body(message.body, message.properties)
+    return replace(message, body=body, properties=properties)
 
 
 _response: Any = None

@@ -24,14 +24,17 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from ._call_steps import decoded
+from ._connection_options import ConnectionOptions
+from ._hook_points import HookPoints
 from ._late_imports import fork_waits
 from ._steps import Block, Steps
-from ._types import MessageQueue
+from ._types import MessageQueue, PoppedQueue
 from .errors import ProtocolError, ProtomqError
+from .hooks import ConsumeContext, Hook, SendContext
 
 if TYPE_CHECKING:
     from ._message import Message
-    from ._outgoing import OutgoingMessage, SendResult
+    from ._transport_options import TransportOptions
 
 logger = logging.getLogger("protomq")
 
@@ -41,6 +44,7 @@ EVENTS_PER_MESSAGE: Final = 60
 """A message has 64 keys at most, and each event's message id is one."""
 INTERVAL_S: Final = 1.0
 CLOSE_TIMEOUT_S: Final = 2.0
+ERROR_LENGTH_MAX: Final = 512
 SENT: Final = 1
 CONSUMED: Final = 2
 
@@ -220,71 +224,77 @@ def events_of(messages: Iterable[Message], message_id: str) -> list[TraceEvent]:
     return sorted(found, key=lambda event: event.time)
 
 
-class TraceHook:
-    """A SendHook that notes each send."""
+class TraceHook(Hook):
+    """Notes each send, and each message that the program got, once it is done with it."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
-        self._began: dict[int, tuple[float, int]] = {}
-        """By the identity of the message, which lives until `after_send`."""
 
-    def before_send(self, message: OutgoingMessage) -> None:
-        """See SendHook."""
-        if len(self._began) >= PENDING_MAX:
-            self._began.clear()  # Of one-way sends nobody tells the outcome.
-        self._began[id(message)] = time.perf_counter(), time.time_ns() // 1_000_000
+    def before_send(self, context: SendContext) -> None:
+        """See Hook."""
+        context.notes[self] = time.time_ns() // 1_000_000
 
-    def after_send(
-        self, message: OutgoingMessage, result: SendResult | None, error: BaseException | None
-    ) -> None:
-        """See SendHook."""
-        ended_s = time.perf_counter()
-        began_s, time_ms = self._began.pop(id(message), (ended_s, time.time_ns() // 1_000_000))
-        duration_us = int((ended_s - began_s) * 1e6)
-        text = "" if error is None else f"{type(error).__name__}: {error}"[:512]
-        if result is None:
-            self._tracer.note(Noted(SENT, "", message.topic, "", 0, -1, time_ms, duration_us, text))
+    def after_send(self, context: SendContext) -> None:
+        """See Hook."""
+        if context.is_one_way and context.error is None:
+            return  # Nobody knows the outcome.
+        time_ms, duration_us = context.notes[self], int(context.duration_s * 1e6)
+        error = context.error
+        if error is not None:
+            text = f"{type(error).__name__}: {error}"[:ERROR_LENGTH_MAX]
+            for message in context.messages:
+                self._tracer.note(Noted(SENT, "", message.topic, "", 0, -1, time_ms, duration_us, text))
             return
-        queue = result.queue
-        self._tracer.note(
-            Noted(
-                SENT, result.message_id, queue.topic, queue.broker_name, queue.queue_id, result.queue_offset, time_ms,
-                duration_us, text,
-            )
-        )  # fmt: skip
+        for result in context.results:
+            queue = result.queue
+            self._tracer.note(
+                Noted(
+                    SENT, result.message_id, queue.topic, queue.broker_name, queue.queue_id, result.queue_offset, time_ms,
+                    duration_us,
+                )
+            )  # fmt: skip
+
+    def before_consume(self, context: ConsumeContext) -> None:
+        """See Hook."""
+        context.notes[self] = time.time_ns() // 1_000_000
+
+    def after_consume(self, context: ConsumeContext) -> None:
+        """See Hook."""
+        time_ms, duration_us = context.notes[self], int(context.duration_s * 1e6)
+        for message, failure in zip(context.messages, context.failures, strict=True):
+            queue = message.queue
+            attempt = queue.attempt - 1 if isinstance(queue, PoppedQueue) else message.attempt
+            self._tracer.note(
+                Noted(
+                    CONSUMED, message.message_id, queue.topic, queue.broker_name, queue.queue_id, message.queue_offset,
+                    time_ms, duration_us, (failure or "")[:ERROR_LENGTH_MAX], attempt,
+                )
+            )  # fmt: skip
+
+
+def traced(
+    hooks: HookPoints, options: TransportOptions, namesrv: str | Sequence[str] | None
+) -> Tracer:
+    """Adds a trace to the hooks of a client, with connections like the client's."""
+
+    def make_producer() -> TraceSender:
+        with fork_waits:
+            from ._producer import Producer
+
+        connection = ConnectionOptions(
+            namesrv=namesrv,
+            transport=options.transport,
+            client_id=options.client_id,
+            peer_timeout_s=options.peer_timeout_s,
+            spin=False,
+        )
+        return Producer(connection=connection, send_timeout_s=CLOSE_TIMEOUT_S, retries=1)
+
+    tracer = Tracer(hooks.group, make_producer)
+    hooks.add(TraceHook(tracer))
+    return tracer
 
 
 def close_steps(tracer: Tracer) -> Steps[None]:
     """`Tracer.close`, which blocks."""
     yield Block(tracer.close)
-
-
-class ConsumerTrace:
-    """Notes what a consumer was given, once it comes back for more. One thread at a time."""
-
-    def __init__(self, tracer: Tracer) -> None:
-        self.tracer = tracer
-        self._given: Sequence[Message] = ()
-        self._given_s = 0.0
-        self._given_ms = 0
-
-    def gave(self, messages: Sequence[Message]) -> None:
-        """The messages go to the program now; those before them were dealt with."""
-        self.came_back()
-        self._given, self._given_s = messages, time.perf_counter()
-        self._given_ms = time.time_ns() // 1_000_000
-
-    def came_back(self) -> None:
-        """What was given has been dealt with."""
-        given, self._given = self._given, ()
-        if not given:
-            return
-        duration_us = int((time.perf_counter() - self._given_s) * 1e6)
-        for message in given:
-            queue = message.queue
-            self.tracer.note(
-                Noted(
-                    CONSUMED, message.message_id, queue.topic, queue.broker_name, queue.queue_id, message.queue_offset,
-                    self._given_ms, duration_us, "", message.attempt,
-                )
-            )  # fmt: skip

@@ -45,7 +45,7 @@ class _HalfProducer(Producer):
     """A producer whose messages are half messages."""
 
     def _make_core(self) -> HalfCore:
-        return HalfCore(self.options)
+        return HalfCore(self.options, self._hooks)
 
 
 class Transaction:
@@ -261,7 +261,7 @@ class TransactionProducer:
         if check_decision(decision, "the caller") is TransactionDecision.UNKNOWN:
             raise ConfigurationError("a transaction ends with COMMIT or ROLL_BACK")
         queue = half.queue
-        end = End(queue.topic, queue.broker_name, half.transaction_handle, decision)
+        end = End(queue.topic, queue.broker_name, half.transaction_handle, decision, half.message_id)
         return self._end(end, timeout_s)
 
     def _end(self, end: End, timeout_s: float | None) -> bool:
@@ -272,7 +272,17 @@ class TransactionProducer:
         line = self._lines.get(end.broker_name)
         if line is None:
             line = self._lines.setdefault(end.broker_name, EndLine(self._call_end))
-        return line.end(end, self._seconds(timeout_s))
+        within_s, hooks = self._seconds(timeout_s), self._producer._hooks
+        if not hooks.end:
+            return line.end(end, within_s)
+        context = hooks.before_end(end)
+        try:
+            repeated = line.end(end, within_s)
+        except BaseException as error:
+            hooks.after_end(context, error)
+            raise
+        hooks.after_end(context, None)
+        return repeated
 
     def _try_to_end(
         self, half: HalfResult, decision: TransactionDecision, timeout_s: float | None
@@ -365,7 +375,10 @@ class TransactionProducer:
         if decision is TransactionDecision.UNKNOWN:
             return
         try:
-            self._end(End(topic, broker_name, check.transaction_handle, decision), None)
+            message_id = check.message.message_id
+            self._end(
+                End(topic, broker_name, check.transaction_handle, decision, message_id, True), None
+            )
         except ProtomqError as error:
             logger.info(
                 "the answer about message %s was not taken: %s", check.message.message_id, error

@@ -82,12 +82,17 @@ class TransactionResult:
 
 
 class End(NamedTuple):
-    """A decision on its way. `topic`: one that the broker has, by which its address is known."""
+    """A decision on its way.
+
+    `topic`: one that the broker has, by which its address is known. `is_check`: the broker had asked.
+    """
 
     topic: str
     broker_name: str
     handle: str
     decision: TransactionDecision
+    message_id: str = ""
+    is_check: bool = False
 
 
 def decision_of(returned: object) -> TransactionDecision:

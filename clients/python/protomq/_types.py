@@ -27,6 +27,18 @@ Body = Any
 """bytes, or what a body codec encodes (`body_codecs`)."""
 
 
+class PoppedQueue(MessageQueue):
+    """The queue of a popped message (`message.queue`), and by which hand-out of it the message came.
+
+    Attributes:
+        receipt: what acknowledges the message, together with its queue offset.
+        attempt: which delivery of the message this is, from 1.
+    """
+
+    receipt: bytes
+    attempt: int
+
+
 class DelayLevel(NamedTuple):
     """One of the broker's delay levels, from 1; RocketMQ's by default: 1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h."""
 

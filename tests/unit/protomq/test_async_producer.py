@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from protomq import AsyncProducer, MessageQueue, OutgoingMessage, SendResult, SendStatus
+from protomq import AsyncProducer, MessageQueue, OutgoingMessage, SendStatus
 from protomq._routes import INVALIDATE_INTERVAL_S
 from protomq._selectors import sharded_index
 from protomq.errors import (
@@ -305,35 +305,6 @@ async def test_a_batch_that_fails_half_way_says_what_is_stored(
         with pytest.raises(ConfigurationError):
             await producer.send_batch("T", [b"a"], keys=["k", "l"])
     cluster.on_send = None
-
-
-async def test_hooks_see_every_message(cluster: FakeCluster, transport: FakeAsyncTransport) -> None:
-    events: list[tuple[str, bytes]] = []
-
-    class Hook:
-        def before_send(self, message: OutgoingMessage) -> OutgoingMessage | None:
-            events.append(("before", message.body))
-            return None
-
-        def after_send(
-            self, message: OutgoingMessage, result: SendResult | None, error: BaseException | None
-        ) -> None:
-            events.append(("stored" if result else "failed", message.body))
-
-    async with AsyncProducer(transport=transport, hooks=[Hook()]) as producer:
-        await producer.send("T", b"a")
-        await producer.send_batch("T", [b"b"])
-        cluster.script("a", InvalidArgumentError("no"))
-        with pytest.raises(InvalidArgumentError):
-            await producer.send("T", b"c")
-    assert events == [
-        ("before", b"a"),
-        ("stored", b"a"),
-        ("before", b"b"),
-        ("stored", b"b"),
-        ("before", b"c"),
-        ("failed", b"c"),
-    ]
 
 
 async def test_close_waits_for_what_is_on_its_way(transport: FakeAsyncTransport) -> None:

@@ -687,48 +687,6 @@ def test_a_batch_is_checked_as_a_whole_before_it_is_sent(
     assert cluster.calls == []
 
 
-# -- hooks -------------------------------------------------------------------------------------------------------------
-
-
-class Recorder:
-    def __init__(self) -> None:
-        self.events: list[object] = []
-
-    def before_send(self, message: OutgoingMessage) -> OutgoingMessage | None:
-        self.events.append(("before", message.body))
-        return OutgoingMessage(message.topic, message.body, properties={"trace": "1"})
-
-    def after_send(
-        self, message: OutgoingMessage, result: SendResult | None, error: BaseException | None
-    ) -> None:
-        self.events.append(
-            ("after", message.body, result and result.status.name, type(error).__name__)
-        )
-        raise RuntimeError("a broken hook does not break the send")
-
-
-def test_hooks_see_and_change_every_message(cluster: FakeCluster) -> None:
-    hook = Recorder()
-    with Producer(transport=FakeSyncTransport(cluster), hooks=[hook]) as producer:
-        producer.send("T", b"a")
-        producer.send_batch("T", [b"b", b"c"])
-        producer.send_async("T", b"d").result(10)
-        cluster.script("a", InvalidArgumentError("no"))
-        with pytest.raises(InvalidArgumentError):
-            producer.send("T", b"e")
-    assert hook.events == [
-        ("before", b"a"), ("after", b"a", "SEND_OK", "NoneType"),
-        ("before", b"b"), ("before", b"c"), ("after", b"b", "SEND_OK", "NoneType"), ("after", b"c", "SEND_OK", "NoneType"),
-        ("before", b"d"), ("after", b"d", "SEND_OK", "NoneType"),
-        ("before", b"e"), ("after", b"e", None, "InvalidArgumentError"),
-    ]  # fmt: skip
-    assert all(
-        record.properties["trace"] == "1"
-        for call in cluster.calls
-        for record in call.request.records
-    )
-
-
 # -- life --------------------------------------------------------------------------------------------------------------
 
 

@@ -116,7 +116,7 @@ def test_a_send_without_retries_is_tried_once(cluster: FakeCluster) -> None:
 
 @pytest.fixture
 def consumer(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[PullConsumer]:
-    monkeypatch.setattr(_pull_consumer, "SyncTransport", lambda _: FakeSyncTransport(cluster))
+    monkeypatch.setattr(_pull_consumer, "transport_with", lambda *_: FakeSyncTransport(cluster))
     with PullConsumer("g", namesrv="n:1", auto_commit=False) as consumer:
         yield consumer
 

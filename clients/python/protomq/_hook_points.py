@@ -1,0 +1,198 @@
+"""Calling hooks: which of them have something to say at which point, and what comes of what they raise. Any thread.
+
+    HookPoints(group, hooks)       .send  .consume  .filter  .end  .call: the hooks that have a method there; empty: nothing to do
+
+Callers look whether a point is empty before they make a context, so a client without hooks pays for that look alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from ._outgoing import OutgoingMessage
+from .errors import WrongTypeError
+from .hooks import CallContext, ConsumeContext, EndTransactionContext, Hook, SendContext
+
+if TYPE_CHECKING:
+    from ._message import Message
+    from ._outgoing import SendResult
+    from ._transactions import End
+    from ._types import BrokerAddress, MethodInfo
+
+logger = logging.getLogger("protomq")
+
+_POINTS: Final = {
+    "send": ("before_send", "after_send"),
+    "consume": ("before_consume", "after_consume"),
+    "filter": ("keeps",),
+    "end": ("before_end_transaction", "after_end_transaction"),
+    "call": ("before_call", "after_call"),
+}
+_BEGAN: Final = "began_s"
+"""The key of our own note."""
+
+
+def check_hooks(hooks: object) -> None:
+    """Raises WrongTypeError for what are no hooks."""
+    if not isinstance(hooks, Sequence) or isinstance(hooks, str):
+        raise WrongTypeError(f"hooks is a list of Hook, not {hooks!r}")
+    for hook in hooks:
+        if not isinstance(hook, Hook):
+            raise WrongTypeError(f"a hook is derived from protomq.hooks.Hook, {hook!r} is not")
+        for name in (name for names in _POINTS.values() for name in names):
+            if inspect.iscoroutinefunction(getattr(hook, name)):
+                raise WrongTypeError(f"the methods of a hook are functions, {name} of {hook!r} is a coroutine function")
+
+
+class HookPoints:
+    """The hooks of one client."""
+
+    __slots__ = ("_hooks", "_said", "call", "client_id", "consume", "end", "filter", "group", "send")
+
+    def __init__(self, group: str, hooks: Iterable[Hook] = (), client_id: str = "") -> None:
+        self.group = group
+        self.client_id = client_id
+        self._hooks: tuple[Hook, ...] = ()
+        self._said: set[tuple[int, str]] = set()
+        self.send: tuple[Hook, ...] = ()
+        self.consume: tuple[Hook, ...] = ()
+        self.filter: tuple[Hook, ...] = ()
+        self.end: tuple[Hook, ...] = ()
+        self.call: tuple[Hook, ...] = ()
+        for hook in hooks:
+            self.add(hook)
+
+    def add(self, hook: Hook) -> None:
+        """One more, behind the others. Before the client's first use."""
+        self._hooks += (hook,)
+        for point, names in _POINTS.items():
+            if any(getattr(type(hook), name) is not getattr(Hook, name) for name in names):
+                setattr(self, point, (*getattr(self, point), hook))
+
+    # Sends.
+
+    def before_send(
+        self, topic: str, messages: Iterable[OutgoingMessage], *, is_batch: bool = False, is_one_way: bool = False
+    ) -> SendContext:
+        """Begins a call; the messages to send are those of the context."""
+        context = SendContext(self.group, topic, list(messages), is_batch, is_one_way, self.client_id)
+        context.notes[_BEGAN] = time.perf_counter()
+        for hook in self.send:
+            before = list(context.messages)
+            self._tell(hook, "before_send", context)
+            if why := _wrong_messages(before, context.messages):
+                context.messages = before
+                self._say(hook, "before_send", TypeError(why))
+        return context
+
+    def after_send(
+        self, context: SendContext, results: Sequence[SendResult], error: BaseException | None
+    ) -> None:
+        """The call is over."""
+        context.results, context.error = results, error
+        self._after(self.send, "after_send", context)
+
+    # Messages that are consumed.
+
+    def before_consume(self, messages: Sequence[Message], listener: str = "") -> ConsumeContext:
+        """The program gets messages."""
+        context = ConsumeContext(self.group, messages, listener, self.client_id)
+        context.notes[_BEGAN] = time.perf_counter()
+        for hook in self.consume:
+            self._tell(hook, "before_consume", context)
+        return context
+
+    def after_consume(
+        self, context: ConsumeContext, failures: Sequence[str | None], error: BaseException | None = None
+    ) -> None:
+        """The program is done with them."""
+        context.failures, context.error = failures, error
+        self._after(self.consume, "after_consume", context)
+
+    def kept(self, messages: list[Message]) -> list[Message]:
+        """Those that the program is to get."""
+        for hook in self.filter:
+            messages = [message for message in messages if self._keeps(hook, message)]
+        return messages
+
+    def _keeps(self, hook: Hook, message: Message) -> bool:
+        try:
+            return bool(hook.keeps(message))
+        except Exception as error:
+            self._say(hook, "keeps", error)
+            return True
+
+    # Transactions.
+
+    def before_end(self, end: End) -> EndTransactionContext:
+        """A decision is to be told."""
+        context = EndTransactionContext(
+            self.group, end.topic, end.broker_name, end.message_id, end.handle, end.decision, end.is_check
+        )
+        context.notes[_BEGAN] = time.perf_counter()
+        for hook in self.end:
+            self._tell(hook, "before_end_transaction", context)
+        return context
+
+    def after_end(self, context: EndTransactionContext, error: BaseException | None) -> None:
+        """It was told, or not."""
+        context.error = error
+        self._after(self.end, "after_end_transaction", context)
+
+    # Calls.
+
+    def before_call(
+        self, address: BrokerAddress, method: MethodInfo, size_bytes: int, timeout_s: float, is_one_way: bool = False
+    ) -> CallContext:
+        """A request is to go out."""
+        server = address.broker_name or address.remoting_address or address.grpc_address
+        context = CallContext(server, method.path, size_bytes, timeout_s, is_one_way)
+        context.notes[_BEGAN] = time.perf_counter()
+        for hook in self.call:
+            self._tell(hook, "before_call", context)
+        return context
+
+    def after_call(self, context: CallContext, answer: bytes | BaseException) -> None:
+        """It is over."""
+        if isinstance(answer, BaseException):
+            context.error = answer
+        else:
+            context.answer_size_bytes = len(answer)
+        self._after(self.call, "after_call", context)
+
+    # --------------------------------------------------------------------------------------------------------------------
+
+    def _after(self, hooks: Sequence[Hook], name: str, context: Any) -> None:
+        context.duration_s = time.perf_counter() - context.notes[_BEGAN]
+        for hook in reversed(hooks):
+            self._tell(hook, name, context)
+
+    def _tell(self, hook: Hook, name: str, context: Any) -> None:
+        try:
+            getattr(hook, name)(context)
+        except Exception as error:
+            self._say(hook, name, error)
+
+    def _say(self, hook: Hook, name: str, error: Exception) -> None:
+        """Once for each method of a hook."""
+        if (id(hook), name) not in self._said:
+            self._said.add((id(hook), name))
+            logger.error(
+                "%s of the hook %r failed; what it looked at goes on (said once)", name, hook, exc_info=error
+            )
+
+
+def _wrong_messages(before: Sequence[OutgoingMessage], after: object) -> str:
+    """What is wrong with what a hook made of the messages; "": nothing."""
+    if not isinstance(after, list) or len(after) != len(before):
+        return f"a hook leaves as many messages as there were, {len(before)}, in a list, not {after!r}"
+    for message in after:
+        if not isinstance(message, OutgoingMessage):
+            return f"a hook puts an OutgoingMessage in the place of a message, not {message!r}"
+        if message.topic != before[0].topic:
+            return f"a hook leaves the topic {before[0].topic!r} as it is, {message.topic!r} is another"
+    return ""

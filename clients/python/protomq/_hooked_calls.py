@@ -1,0 +1,76 @@
+"""Calls that hooks look at: transports that tell them, for clients that have such hooks. Others have the transports as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from . import _methods
+from ._hook_points import HookPoints
+from ._pull_multiplexer import Outcome, PullMultiplexer
+from ._transport import SyncTransport
+from ._transport_options import TransportOptions
+from ._types import BrokerAddress, MethodInfo
+from .hooks import CallContext
+
+
+class HookedTransport(SyncTransport):
+    """See SyncTransport."""
+
+    def __init__(self, options: TransportOptions | None, hooks: HookPoints) -> None:
+        super().__init__(options)
+        self.hooks = hooks
+
+    def call(
+        self,
+        address: BrokerAddress,
+        method: MethodInfo,
+        payload: Sequence[bytes],
+        timeout_s: float,
+        *,
+        one_way: bool = False,
+    ) -> bytes:
+        """See SyncTransport.call."""
+        context = self.hooks.before_call(address, method, sum(map(len, payload)), timeout_s, one_way)
+        try:
+            answer = super().call(address, method, payload, timeout_s, one_way=one_way)
+        except BaseException as error:
+            self.hooks.after_call(context, error)
+            raise
+        self.hooks.after_call(context, answer)
+        return answer
+
+
+class HookedMultiplexer(PullMultiplexer):
+    """See PullMultiplexer."""
+
+    def __init__(self, transport: HookedTransport, method: MethodInfo = _methods.PULL) -> None:
+        super().__init__(transport, method)
+        self._hooks = transport.hooks
+        self._contexts: dict[Any, CallContext] = {}
+
+    def send(self, address: BrokerAddress, ticket: Any, payload: bytes, timeout_s: float) -> None:
+        """See PullMultiplexer.send."""
+        self._contexts[ticket] = self._hooks.before_call(address, self._method, len(payload), timeout_s)
+        super().send(address, ticket, payload, timeout_s)
+
+    def wait(self, timeout_s: float, size_max_bytes: int) -> list[Outcome]:
+        """See PullMultiplexer.wait."""
+        outcomes = super().wait(timeout_s, size_max_bytes)
+        for outcome in outcomes:
+            context = self._contexts.pop(outcome.ticket, None)
+            if context is not None:
+                self._hooks.after_call(context, outcome.result)
+        return outcomes
+
+
+def transport_with(options: TransportOptions | None, hooks: HookPoints) -> SyncTransport:
+    """The transport of a client that has these hooks."""
+    return HookedTransport(options, hooks) if hooks.call else SyncTransport(options)
+
+
+def multiplexer_with(transport: SyncTransport, method: MethodInfo = _methods.PULL) -> PullMultiplexer:
+    """Held calls over a transport."""
+    if isinstance(transport, HookedTransport):
+        return HookedMultiplexer(transport, method)
+    return PullMultiplexer(transport, method)

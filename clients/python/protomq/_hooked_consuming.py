@@ -1,0 +1,104 @@
+"""Hooks around messages that a program consumes: by a listener, by `poll`, by `receive`. See `hooks.ConsumeContext`."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from ._hook_points import HookPoints
+from ._message import Message
+from ._push_results import Listener, failure_of, judge
+from .hooks import ConsumeContext
+
+NOT_DEALT_WITH: Final = "the consumer was closed without a commit"
+HELD_MAX: Final = 10_000
+"""Messages of a simple consumer that are remembered until they are acknowledged."""
+
+
+def hooked_listener(listener: Listener, hooks: HookPoints) -> Listener:
+    """The listener, with the hooks around its calls; as it is where there are none."""
+    if not hooks.consume:
+        return listener
+    call, name, is_batch = listener.call, listener.name, listener.batch_size is not None
+
+    def begin(given: Any) -> ConsumeContext:
+        return hooks.before_consume(given if is_batch else (given,), name)
+
+    def returned(context: ConsumeContext, result: object) -> None:
+        failures = judge(result, len(context.messages)).failures
+        hooks.after_consume(context, [None if one is None else one.error or "to be retried" for one in failures])
+
+    def raised(context: ConsumeContext, error: BaseException) -> None:
+        hooks.after_consume(context, [failure_of(error).error] * len(context.messages), error)
+
+    def call_hooked(given: Any) -> Any:
+        context = begin(given)
+        try:
+            result = call(given)
+        except BaseException as error:
+            raised(context, error)
+            raise
+        returned(context, result)
+        return result
+
+    async def call_hooked_async(given: Any) -> Any:
+        context = begin(given)
+        try:
+            result = await call(given)
+        except BaseException as error:
+            raised(context, error)
+            raise
+        returned(context, result)
+        return result
+
+    return replace(
+        listener, call=call_hooked_async if listener.is_coroutine else call_hooked, function=listener.function or call
+    )
+
+
+class HandedOut:
+    """What `poll` gave, until the program comes back. One thread at a time."""
+
+    def __init__(self, hooks: HookPoints) -> None:
+        self._hooks = hooks
+        self._context: ConsumeContext | None = None
+
+    def gave(self, messages: Sequence[Message]) -> None:
+        """The messages go to the program now; those before them were dealt with."""
+        self.came_back()
+        if messages:
+            self._context = self._hooks.before_consume(messages)
+
+    def came_back(self, failure: str | None = None) -> None:
+        """What was given has been dealt with; `failure`: why it has not."""
+        context, self._context = self._context, None
+        if context is not None:
+            self._hooks.after_consume(context, [failure] * len(context.messages))
+
+
+class HeldMessages:
+    """What `receive` gave, until each message is acknowledged. Any thread."""
+
+    def __init__(self, hooks: HookPoints) -> None:
+        self._hooks = hooks
+        self._contexts: OrderedDict[tuple[bytes, int], ConsumeContext] = OrderedDict()
+
+    def gave(self, messages: Iterable[Message]) -> None:
+        """The messages go to the program now."""
+        for message in messages:
+            self._contexts[_key(message)] = self._hooks.before_consume((message,))
+            if len(self._contexts) > HELD_MAX:
+                self._contexts.popitem(last=False)
+
+    def settled(self, messages: Iterable[Message], failure: str | None) -> None:
+        """They are done, or were given back."""
+        for message in messages:
+            context = self._contexts.pop(_key(message), None)
+            if context is not None:
+                self._hooks.after_consume(context, (failure,))
+
+
+def _key(message: Message) -> tuple[bytes, int]:
+    return getattr(message.queue, "receipt", b""), message.queue_offset

@@ -1,0 +1,173 @@
+"""Hooks: code of the program's that a client calls around what it does.
+
+    class Audit(Hook):
+        def after_send(self, context):
+            count(context.topic, failed=context.error is not None)
+
+    Producer(hooks=[Audit()])         any client takes `hooks`, of threads and of coroutines alike
+
+A hook has the methods that it needs; the others cost nothing. RocketMQ's models: SendMessageHook, ConsumeMessageHook, FilterMessageHook,
+EndTransactionHook, RPCHook.
+
+Rules:
+- A hook never breaks what it looks at: what it raises is logged, once for each of its methods, and the client goes on.
+- The methods are called on the thread, or in the task, that does the thing. They are functions, and do not wait.
+- `before_...` methods are called in the order of the hooks, `after_...` methods in the opposite order, both with the same context.
+- A hook keeps what belongs to one thing in `context.notes`, under a key of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._message import Message
+    from ._outgoing import OutgoingMessage, SendResult
+    from ._transactions import TransactionDecision
+
+__all__ = ["CallContext", "ConsumeContext", "EndTransactionContext", "Hook", "SendContext"]
+
+
+@dataclass(slots=True, eq=False)
+class SendContext:
+    """One call of `send` and the like.
+
+    Attributes:
+        group: of the producer; "" if it has none.
+        topic: where the messages go.
+        messages: what is sent. `before_send` may put other messages in their places; their number and topic stay.
+        is_batch: whether the call was `send_batch`.
+        is_one_way: nobody will know whether the message was stored: after it there are neither results nor an error.
+        client_id: of the client, as the brokers see it.
+        results: where the messages are stored, in their order; empty before, and after an error.
+        error: why the call failed.
+        duration_s: of the call.
+        notes: of the hooks.
+    """
+
+    group: str
+    topic: str
+    messages: list[OutgoingMessage]
+    is_batch: bool = False
+    is_one_way: bool = False
+    client_id: str = ""
+    results: Sequence[SendResult] = ()
+    error: BaseException | None = None
+    duration_s: float = 0.0
+    notes: dict[object, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class ConsumeContext:
+    """Messages that the program has got.
+
+    A push consumer, and `handle` of a simple one: around the call of a listener. A pull consumer: from `poll` until the program comes back for more, or closes. A simple
+    consumer: one message, from `receive` until `ack` or `nack`; of a message with neither there is no after.
+
+    Attributes:
+        group: of the consumer; "" if it has none.
+        messages: one or more, of one topic where a listener gets them.
+        listener: the name of the push consumer's listener; "" of other consumers.
+        client_id: of the client, as the brokers see it.
+        failures: for each message why it is not done, or None where it is; empty before.
+        error: what the listener raised.
+        duration_s: until it was done.
+        notes: of the hooks.
+    """
+
+    group: str
+    messages: Sequence[Message]
+    listener: str = ""
+    client_id: str = ""
+    failures: Sequence[str | None] = ()
+    error: BaseException | None = None
+    duration_s: float = 0.0
+    notes: dict[object, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class EndTransactionContext:
+    """A decision on a transaction that is told to its broker.
+
+    Attributes:
+        group: of the producer.
+        topic, broker_name: where the half message is.
+        message_id: of the message; it keeps it.
+        transaction_handle: names the transaction.
+        decision: COMMIT or ROLL_BACK.
+        is_check: whether the broker had asked.
+        error: why it was not told; None before, and if it was.
+        duration_s: until the broker had answered.
+        notes: of the hooks.
+    """
+
+    group: str
+    topic: str
+    broker_name: str
+    message_id: str
+    transaction_handle: str
+    decision: TransactionDecision
+    is_check: bool
+    error: BaseException | None = None
+    duration_s: float = 0.0
+    notes: dict[object, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class CallContext:
+    """A call to a server: one try. Pulls and other calls that a server holds are among them.
+
+    Attributes:
+        server: the name of the broker; of a name server its address.
+        method: as gRPC has it: "/protomq.v1.SendService/Send".
+        request_size_bytes, answer_size_bytes: of the encoded messages, without frames.
+        timeout_s: within which the answer is to come.
+        is_one_way: there will be no answer.
+        error: what the call raised.
+        duration_s: until there was an answer or an error.
+        notes: of the hooks.
+    """
+
+    server: str
+    method: str
+    request_size_bytes: int
+    timeout_s: float
+    is_one_way: bool = False
+    answer_size_bytes: int = 0
+    error: BaseException | None = None
+    duration_s: float = 0.0
+    notes: dict[object, Any] = field(default_factory=dict)
+
+
+class Hook:
+    """Derive from it, and write the methods that are needed."""
+
+    def before_send(self, context: SendContext) -> None:
+        """Messages are to be sent; nothing of them is encoded yet."""
+
+    def after_send(self, context: SendContext) -> None:
+        """They are stored (`context.results`), or not (`context.error`), or nobody will know (`context.is_one_way`)."""
+
+    def before_consume(self, context: ConsumeContext) -> None:
+        """The program gets messages."""
+
+    def after_consume(self, context: ConsumeContext) -> None:
+        """It is done with them: `context.failures`."""
+
+    def keeps(self, message: Message) -> bool:
+        """Whether the program is to get a message; one that it does not get counts as done. If a hook raises, it gets the message."""
+        return True
+
+    def before_end_transaction(self, context: EndTransactionContext) -> None:
+        """A decision is to be told to its broker."""
+
+    def after_end_transaction(self, context: EndTransactionContext) -> None:
+        """The broker has taken it, or not (`context.error`)."""
+
+    def before_call(self, context: CallContext) -> None:
+        """A request is to go to a server."""
+
+    def after_call(self, context: CallContext) -> None:
+        """It is answered, or has failed (`context.error`)."""

@@ -1,0 +1,208 @@
+"""Hooks, traces and replies of consumers through a real broker: listeners, polls, pops and transactions."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable
+
+import pytest
+
+from protomq import (
+    Admin,
+    AsyncPushConsumer,
+    AsyncSimpleConsumer,
+    Message,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    Retry,
+    SimpleConsumer,
+    TraceEvent,
+    TransactionDecision,
+    TransactionProducer,
+)
+from protomq.allocation import Circle
+from protomq.errors import ConfigurationError
+from protomq.hooks import CallContext, ConsumeContext, EndTransactionContext, Hook
+from protomq.testing import Broker
+from tests.support.waiting import wait_for
+
+PATIENCE_S = 60.0
+
+
+class Seen(Hook):
+    """Writes down what was consumed, decided and called; keeps no message with the tag "no"."""
+
+    def __init__(self) -> None:
+        self.consumed: list[tuple[list[bytes], str, list[str | None]]] = []
+        self.ends: list[tuple[str, str, bool]] = []
+        self.methods: set[str] = set()
+
+    def after_consume(self, context: ConsumeContext) -> None:
+        self.consumed.append(
+            ([message.body for message in context.messages], context.listener, list(context.failures))
+        )
+
+    def keeps(self, message: Message) -> bool:
+        return message.tag != "no"
+
+    def after_end_transaction(self, context: EndTransactionContext) -> None:
+        self.ends.append((context.message_id, context.decision.name, context.is_check))
+
+    def after_call(self, context: CallContext) -> None:
+        self.methods.add(context.method.split("/")[-1])
+
+
+def send(broker: Broker, topic: str, bodies: Iterable[bytes]) -> list[str]:
+    with Producer(namesrv=broker.namesrv) as producer:
+        producer.send(topic, b"never seen", tag="no")
+        return [producer.send(topic, body).message_id for body in bodies]
+
+
+def events(broker: Broker, message_id: str) -> list[TraceEvent]:
+    found: list[TraceEvent] = []
+
+    def are_there() -> bool:
+        with Admin(namesrv=broker.namesrv) as admin:
+            found[:] = admin.trace_of(message_id)
+        return len(found) > 0
+
+    wait_for(are_there)
+    return found
+
+
+def test_listeners_have_hooks_and_a_trace(protomq_server: Broker) -> None:
+    hook, done = Seen(), threading.Event()
+    good, bad = send(protomq_server, "hooked-push", [b"good", b"bad"])
+    consumer = PushConsumer(
+        "hooked-push", namesrv=protomq_server.namesrv, hooks=[hook], trace=True, allocation=Circle(), instance_name="one"
+    )
+    gotten: list[bytes] = []
+
+    @consumer.on("hooked-push")
+    def listen(message: Message) -> Retry | None:
+        gotten.append(message.body)
+        if len(gotten) == 2:
+            done.set()
+        return Retry(delay=3600, error="not today") if message.body == b"bad" else None
+
+    with consumer:
+        assert done.wait(PATIENCE_S)
+        with Admin(namesrv=protomq_server.namesrv) as admin:
+            (member,) = admin.group_members("hooked-push")
+        assert (member.client_id.partition("@")[2], member.allocation) == ("one", Circle().name)
+    assert sorted(gotten) == [b"bad", b"good"], "what a hook does not keep, no listener gets"
+    name = listen.__qualname__
+    assert sorted(hook.consumed) == [([b"bad"], name, ["not today"]), ([b"good"], name, [None])]
+    assert hook.methods >= {"Pull", "GetRoute", "SendBack", "CommitOffsets"}
+    assert [(event.kind, event.error) for event in events(protomq_server, good)] == [("CONSUMED", "")]
+    assert [(event.group, event.error) for event in events(protomq_server, bad)] == [("hooked-push", "not today")]
+
+
+def test_coroutine_listeners_have_hooks_and_a_trace(protomq_server: Broker) -> None:
+    hook = Seen()
+    (message_id,) = send(protomq_server, "hooked-async", [b"x"])
+
+    async def consume() -> None:
+        done = asyncio.Event()
+        consumer = AsyncPushConsumer("hooked-async", namesrv=protomq_server.namesrv, hooks=[hook], trace=True)
+
+        @consumer.on("hooked-async")
+        async def listen(message: Message) -> None:
+            done.set()
+
+        async with consumer, asyncio.timeout(PATIENCE_S):
+            await done.wait()
+
+    asyncio.run(consume())
+    assert [(bodies, failures) for bodies, _, failures in hook.consumed] == [([b"x"], [None])]
+    assert [event.kind for event in events(protomq_server, message_id)] == ["CONSUMED"]
+
+
+def test_pops_have_hooks_and_a_trace(protomq_server: Broker) -> None:
+    hook = Seen()
+    acked, nacked, held = send(protomq_server, "hooked-pop", [b"acked", b"nacked", b"held"])
+    with SimpleConsumer("hooked-pop", namesrv=protomq_server.namesrv, hooks=[hook], trace=True) as consumer:
+        got: dict[bytes, Message] = {}
+        while len(got) < 3:
+            got |= {message.body: message for message in consumer.receive("hooked-pop", invisible_s=600)}
+        consumer.ack(got[b"acked"])
+        consumer.nack(got[b"nacked"], after_s=3600)
+        consumer.change_invisible(got[b"held"], 3600)
+    assert hook.consumed == [([b"acked"], "", [None]), ([b"nacked"], "", ["given back"])]
+    assert [(event.attempt, event.error) for event in events(protomq_server, acked)] == [(0, "")]
+    assert [event.error for event in events(protomq_server, nacked)] == ["given back"]
+    with Admin(namesrv=protomq_server.namesrv) as admin:
+        assert admin.trace_of(held) == []
+
+
+def test_pops_of_coroutines_have_hooks_and_a_trace(protomq_server: Broker) -> None:
+    hook = Seen()
+    (message_id,) = send(protomq_server, "hooked-async-pop", [b"x"])
+
+    async def consume() -> None:
+        async with AsyncSimpleConsumer(
+            "hooked-async-pop", namesrv=protomq_server.namesrv, hooks=[hook], trace=True
+        ) as consumer:
+            while not (got := await consumer.receive("hooked-async-pop")):
+                pass
+            await consumer.ack(got)
+
+    asyncio.run(asyncio.wait_for(consume(), PATIENCE_S))
+    assert [(bodies, failures) for bodies, _, failures in hook.consumed] == [([b"x"], [None])]
+    assert [event.kind for event in events(protomq_server, message_id)] == ["CONSUMED"]
+
+
+def test_polls_have_hooks(protomq_server: Broker) -> None:
+    hook = Seen()
+    send(protomq_server, "hooked-pull", [b"x"])
+    with PullConsumer("hooked-pull", namesrv=protomq_server.namesrv, hooks=[hook]) as consumer:
+        consumer.subscribe("hooked-pull")
+        while not consumer.poll():
+            pass
+        assert hook.consumed == []
+        consumer.poll(0)
+        assert hook.consumed == [([b"x"], "", [None])]
+
+
+def test_decisions_have_hooks(protomq_server: Broker) -> None:
+    hook = Seen()
+    with TransactionProducer(
+        "hooked-desk", lambda _: TransactionDecision.UNKNOWN, namesrv=protomq_server.namesrv, hooks=[hook]
+    ) as producer:
+        sent = producer.send("hooked-half", b"x", execute=lambda _: None)
+        with pytest.raises(KeyError):
+            producer.send("hooked-half", b"y", execute=lambda _: {2: None}[1])
+    assert hook.ends[0] == (sent.half.message_id, "COMMIT", False)
+    assert [decision for _, decision, _ in hook.ends] == ["COMMIT", "ROLL_BACK"]
+
+
+def test_a_listener_replies(protomq_server: Broker) -> None:
+    consumer = PushConsumer("repliers", namesrv=protomq_server.namesrv)
+
+    @consumer.on("asked")
+    def answer(message: Message) -> None:
+        consumer.reply(message, message.body.upper(), properties={"by": "listener"})
+
+    with consumer, Producer(namesrv=protomq_server.namesrv) as producer:
+        reply = producer.request("asked", b"hello", timeout_s=PATIENCE_S)
+    assert (reply.body, reply.properties["by"]) == (b"HELLO", "listener")
+
+
+def test_a_coroutine_listener_replies(protomq_server: Broker) -> None:
+    async def ask() -> bytes:
+        consumer = AsyncPushConsumer("async-repliers", namesrv=protomq_server.namesrv)
+
+        @consumer.on("asked-async")
+        async def answer(message: Message) -> None:
+            await consumer.reply(message, message.body.upper())
+
+        with pytest.raises(ConfigurationError, match="start it first"):
+            await consumer.reply(Message.__new__(Message))
+        async with consumer:
+            with Producer(namesrv=protomq_server.namesrv) as producer:
+                reply = await asyncio.to_thread(producer.request, "asked-async", b"hello", timeout_s=PATIENCE_S)
+        return reply.body
+
+    assert asyncio.run(asyncio.wait_for(ask(), 2 * PATIENCE_S)) == b"HELLO"

@@ -1,0 +1,375 @@
+"""Hooks: what they see, what they may change, and that they break nothing. The clients around them are real, brokers are not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+
+from protomq import AsyncProducer, OutgoingMessage, Producer, Reject, Retry
+from protomq._hook_points import HookPoints
+from protomq._hooked_calls import (
+    HookedMultiplexer,
+    HookedTransport,
+    multiplexer_with,
+    transport_with,
+)
+from protomq._hooked_consuming import HELD_MAX, HandedOut, HeldMessages, hooked_listener
+from protomq._message import Message
+from protomq._push_results import Listener
+from protomq._transactions import End, TransactionDecision
+from protomq._types import BrokerAddress, MethodInfo, PoppedQueue
+from protomq.errors import ConfigurationError, InvalidArgumentError, WrongTypeError
+from protomq.hooks import CallContext, ConsumeContext, EndTransactionContext, Hook, SendContext
+from tests.support.fake_cluster import FakeAsyncTransport, FakeCluster, FakeSyncTransport
+
+
+class Recorder(Hook):
+    """Writes down what it is told, and marks what is sent."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+
+    def before_send(self, context: SendContext) -> None:
+        self.events.append(("before", *[message.body for message in context.messages]))
+        context.notes[self] = len(self.events)
+        context.messages = [
+            OutgoingMessage(message.topic, message.body, properties={"marked": "1"}) for message in context.messages
+        ]
+
+    def after_send(self, context: SendContext) -> None:
+        outcome = type(context.error).__name__ if context.error else [result.status.name for result in context.results]
+        self.events.append(("after", *[message.body for message in context.messages], outcome))
+        assert context.notes[self]
+        assert context.duration_s > 0
+
+
+class Broken(Hook):
+    """Each of its methods raises."""
+
+    def fail(self, *_: object) -> Any:
+        raise RuntimeError("a defect of the hook")
+
+    before_send = after_send = before_consume = after_consume = keeps = fail  # type: ignore[assignment]
+    before_end_transaction = after_end_transaction = before_call = after_call = fail  # type: ignore[assignment]
+
+
+SEEN = [
+    ("before", b"a"), ("after", b"a", ["SEND_OK"]),
+    ("before", b"b", b"c"), ("after", b"b", b"c", ["SEND_OK", "SEND_OK"]),
+    ("before", b"d"), ("after", b"d", []),
+    ("before", b"e"), ("after", b"e", "InvalidArgumentError"),
+]  # fmt: skip
+
+
+def all_are_marked(cluster: FakeCluster) -> bool:
+    return all(record.properties["marked"] == "1" for call in cluster.calls for record in call.request.records)
+
+
+def test_hooks_see_and_change_what_threads_send() -> None:
+    cluster, hook = FakeCluster(), Recorder()
+    with Producer(transport=FakeSyncTransport(cluster), hooks=[hook]) as producer:
+        producer.send("T", b"a")
+        producer.send_batch("T", [b"b", b"c"])
+        producer.send_one_way("T", b"d")
+        cluster.script("a", InvalidArgumentError("no"))
+        with pytest.raises(InvalidArgumentError):
+            producer.send("T", b"e")
+        producer.send_async("T", b"f").result(10)
+    assert hook.events == [*SEEN, ("before", b"f"), ("after", b"f", ["SEND_OK"])]
+    assert all_are_marked(cluster)
+
+
+async def test_hooks_see_and_change_what_coroutines_send() -> None:
+    cluster, hook = FakeCluster(), Recorder()
+    async with AsyncProducer(transport=FakeAsyncTransport(cluster), hooks=[hook]) as producer:
+        await producer.send("T", b"a")
+        await producer.send_batch("T", [b"b", b"c"])
+        await producer.send_one_way("T", b"d")
+        cluster.script("a", InvalidArgumentError("no"))
+        with pytest.raises(InvalidArgumentError):
+            await producer.send("T", b"e")
+    assert hook.events == SEEN
+    assert all_are_marked(cluster)
+
+
+def test_a_send_that_is_refused_here_is_told_to_the_hooks() -> None:
+    class Ends(Hook):
+        def __init__(self) -> None:
+            self.errors: list[str] = []
+
+        def after_send(self, context: SendContext) -> None:
+            self.errors.append(type(context.error).__name__)
+
+    hook, wrong = Ends(), OutgoingMessage("T", b"x", tag=5)  # type: ignore[arg-type]
+    with Producer(transport=FakeSyncTransport(FakeCluster()), hooks=[hook]) as producer:
+        for send in (producer.send, producer.send_async, producer.send_one_way):
+            with pytest.raises(TypeError):
+                send(wrong)
+        with pytest.raises(TypeError):
+            producer.send_batch("T", [wrong])
+    assert hook.errors == ["WrongTypeError"] * 4
+
+
+def test_hooks_are_given_bodies_as_they_are_sent() -> None:
+    hook = Recorder()
+    with Producer(transport=FakeSyncTransport(FakeCluster()), hooks=[hook]) as producer:
+        producer.send("T", "text")
+        producer.send_batch("T", ["more", b"x"])
+    assert [event[1:] for event in hook.events if event[0] == "before"] == [(b"text",), (b"more", b"x")]
+
+
+def test_a_hook_that_raises_breaks_nothing_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    cluster, watching = FakeCluster(), Recorder()
+    with Producer(transport=FakeSyncTransport(cluster), hooks=[watching]) as producer:
+        producer._hooks.add(Broken())
+        producer._hooks.call = ()  # The transport is not its own.
+        for _ in range(3):
+            producer.send("T", b"x")
+    assert cluster.bodies() == [b"x"] * 3
+    assert len(watching.events) == 6
+    assert [record.getMessage().split(" of ")[0] for record in caplog.records] == ["before_send", "after_send"]
+
+
+@pytest.mark.parametrize("wrong", [[], [b"x"], [OutgoingMessage("other", b"x")], None])
+def test_what_a_hook_makes_of_the_messages_counts_only_if_it_can_be_sent(
+    wrong: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Wrong(Hook):
+        def before_send(self, context: SendContext) -> None:
+            context.messages = wrong
+
+    cluster = FakeCluster()
+    with Producer(transport=FakeSyncTransport(cluster), hooks=[Wrong()]) as producer:
+        producer.send("T", b"as it was")
+    assert cluster.bodies() == [b"as it was"]
+    assert len(caplog.records) == 1
+
+
+def test_hooks_are_called_in_turn_and_back_again() -> None:
+    turns: list[str] = []
+
+    class Named(Hook):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def before_send(self, context: SendContext) -> None:
+            turns.append(f"{self.name} before")
+
+        def after_send(self, context: SendContext) -> None:
+            turns.append(f"{self.name} after")
+
+    with Producer(transport=FakeSyncTransport(FakeCluster()), hooks=[Named("a"), Named("b")]) as producer:
+        producer.send("T", b"x")
+    assert turns == ["a before", "b before", "b after", "a after"]
+
+
+def test_a_hook_is_asked_only_where_it_has_something_to_say() -> None:
+    class Counts(Hook):
+        def after_call(self, context: CallContext) -> None:
+            raise AssertionError
+
+    points = HookPoints("g", [Hook(), Counts(), Broken()])
+    assert list(map(len, (points.send, points.consume, points.filter, points.end, points.call))) == [1, 1, 1, 1, 2]
+    assert not HookPoints("g", [Counts()]).send
+
+
+def test_coroutine_functions_are_no_hooks() -> None:
+    class Waits(Hook):
+        async def before_send(self, context: SendContext) -> None:  # type: ignore[override]
+            raise AssertionError
+
+    with pytest.raises(WrongTypeError, match=r"before_send of .* is a coroutine function"):
+        Producer(hooks=[Waits()])
+
+
+def test_hooks_of_calls_need_connections_of_the_clients_own() -> None:
+    with pytest.raises(ConfigurationError, match="give it a connection, not a transport"):
+        Producer(transport=FakeSyncTransport(FakeCluster()), hooks=[Broken()])
+
+
+# -- what is consumed --------------------------------------------------------------------------------------------------------
+
+
+class Consumed(Hook):
+    def __init__(self) -> None:
+        self.events: list[tuple[Any, ...]] = []
+
+    def before_consume(self, context: ConsumeContext) -> None:
+        self.events.append(("before", context.listener, len(context.messages)))
+
+    def after_consume(self, context: ConsumeContext) -> None:
+        self.events.append((*context.failures, type(context.error).__name__ if context.error else ""))
+
+
+def messages(count: int) -> list[Message]:
+    made = []
+    for offset in range(count):
+        message = Message.__new__(Message)
+        message.queue = PoppedQueue("T", "a", 0)
+        message.queue.receipt = b"r"
+        message.queue_offset = offset
+        made.append(message)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("result", "seen"),
+    [
+        (None, (None, "")),
+        (5, (None, "")),
+        (Retry(error="not yet"), ("not yet", "")),
+        (Reject, ("to be retried", "")),
+        (ValueError("no"), ("ValueError: no", "ValueError")),
+    ],
+)
+def test_the_outcome_of_a_listener_is_told(result: Any, seen: tuple[object, ...]) -> None:
+    hook = Consumed()
+
+    def listen(_: object) -> object:
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    async def listen_async(message: object) -> object:
+        return listen(message)
+
+    for call in (listen, listen_async):
+        hooked = hooked_listener(Listener.of(call), HookPoints("g", [hook]))
+        assert (hooked.name, hooked.function) == (Listener.of(call).name, call)
+        with pytest.raises(ValueError, match="no") if isinstance(result, Exception) else nullcontext():
+            got = hooked.call(messages(1)[0])
+            assert (asyncio.run(got) if hooked.is_coroutine else got) is result
+        assert hook.events[-2:] == [("before", hooked.name, 1), seen]
+
+
+def test_each_message_of_a_batch_has_its_outcome() -> None:
+    hook = Consumed()
+    listener = Listener.of(lambda _: [None, Retry(error="x")], batch_size=2)
+    hooked_listener(listener, HookPoints("g", [hook])).call(messages(2))
+    assert hook.events[1] == (None, "x", "")
+
+
+def test_a_listener_without_hooks_is_as_it_was() -> None:
+    listener = Listener.of(print)
+    assert hooked_listener(listener, HookPoints("g", [Recorder()])) is listener
+
+
+def test_what_poll_gave_is_done_when_the_program_comes_back() -> None:
+    hook = Consumed()
+    handed = HandedOut(HookPoints("g", [hook]))
+    handed.gave(messages(2))
+    handed.came_back()
+    handed.came_back()
+    handed.gave([])
+    handed.gave(messages(1))
+    handed.came_back("closed")
+    assert hook.events == [("before", "", 2), (None, None, ""), ("before", "", 1), ("closed", "")]
+
+
+def test_what_receive_gave_is_done_when_it_is_acknowledged() -> None:
+    hook = Consumed()
+    held = HeldMessages(HookPoints("g", [hook]))
+    first, second, third = messages(3)
+    held.gave([first, second, third])
+    held.settled([second], None)
+    held.settled([second], None)
+    held.settled([first], "given back")
+    assert hook.events[3:] == [(None, ""), ("given back", "")]
+
+
+def test_what_is_never_acknowledged_is_forgotten_at_last() -> None:
+    held = HeldMessages(HookPoints("g", [Consumed()]))
+    held.gave(messages(HELD_MAX + 5))
+    assert len(held._contexts) == HELD_MAX
+
+
+def test_a_filter_keeps_what_all_hooks_keep(caplog: pytest.LogCaptureFixture) -> None:
+    class Odd(Hook):
+        def keeps(self, message: Message) -> bool:
+            return message.queue_offset % 2 == 1
+
+    points = HookPoints("g", [Broken(), Odd()])
+    assert [message.queue_offset for message in points.kept(messages(4))] == [1, 3]
+    assert len(caplog.records) == 1, "said once; what a broken hook is asked for is kept"
+
+
+# -- decisions and calls -----------------------------------------------------------------------------------------------------
+
+
+def test_a_decision_is_told_with_its_outcome() -> None:
+    seen: list[EndTransactionContext] = []
+
+    class Ends(Hook):
+        def after_end_transaction(self, context: EndTransactionContext) -> None:
+            seen.append(context)
+
+    points = HookPoints("desk", [Ends()])
+    context = points.before_end(End("T", "a", "h", TransactionDecision.COMMIT, "id", True))
+    error = InvalidArgumentError("no")
+    points.after_end(context, error)
+    assert seen == [context]
+    assert (context.group, context.message_id, context.is_check, context.error) == ("desk", "id", True, error)
+
+
+class Calls(Hook):
+    def __init__(self) -> None:
+        self.seen: list[tuple[object, ...]] = []
+
+    def after_call(self, context: CallContext) -> None:
+        self.seen.append(
+            (context.server, context.method, context.request_size_bytes, context.answer_size_bytes, context.error)
+        )
+
+
+ADDRESS = BrokerAddress("a", "", "h:1")
+METHOD = MethodInfo("/s/M", 1, 1)
+
+
+def test_a_call_is_told_with_its_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    hook, error = Calls(), InvalidArgumentError("no")
+    answers: list[bytes | Exception] = [b"four", error]
+
+    def answer(*_: object, **__: object) -> bytes:
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr("protomq._transport.SyncTransport.call", answer)
+    transport = transport_with(None, HookPoints("", [hook]))
+    assert transport.call(ADDRESS, METHOD, [b"a", b"b"], 1.0) == b"four"
+    with pytest.raises(InvalidArgumentError):
+        transport.call(ADDRESS, METHOD, [b""], 1.0)
+    assert hook.seen == [("a", "/s/M", 2, 4, None), ("a", "/s/M", 0, 0, error)]
+    transport.close()
+
+
+def test_held_calls_are_told_when_they_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    hook = Calls()
+    transport = transport_with(None, HookPoints("", [hook]))
+    assert isinstance(transport, HookedTransport)
+    calls = multiplexer_with(transport, METHOD)
+    assert isinstance(calls, HookedMultiplexer)
+    error = InvalidArgumentError("refused")
+    monkeypatch.setattr("protomq._transport.SyncTransport.open_pipelined", lambda *_: error)
+    calls.send(ADDRESS, "ticket", b"abc", 1.0)
+    outcomes: Sequence[Any] = ()
+    while not outcomes:
+        outcomes = calls.wait(10.0, 1)
+    assert hook.seen == [("a", "/s/M", 3, 0, error)]
+    calls.close()
+    transport.close()
+
+
+def test_without_hooks_of_calls_transports_are_as_they_were() -> None:
+    transport = transport_with(None, HookPoints("", [Recorder()]))
+    calls = multiplexer_with(transport)
+    assert (type(transport).__name__, type(calls).__name__) == ("SyncTransport", "PullMultiplexer")
+    calls.close()
+    transport.close()
+
+
