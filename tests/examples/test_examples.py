@@ -187,6 +187,13 @@ def test_fastapi_app(protomq_server: Broker) -> None:
     ]
 
 
+def test_hooks(protomq_server: Broker) -> None:
+    assert run_example(protomq_server, "hooks.py").splitlines() == [
+        "DL 3: A1 (from desk-7)", "DL 7: A9 (from desk-7)", "UA 12: B4 (from desk-7)",
+        "sent 4, consumed 3, failed 0",
+    ]  # fmt: skip
+
+
 def test_request_reply(protomq_server: Broker) -> None:
     assert run_example(protomq_server, "request_reply.py").splitlines() == [
         "EWR-LAX costs 269.94 USD",

@@ -7,6 +7,9 @@ import threading
 from collections.abc import Iterable
 
 import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from protomq import (
     Admin,
@@ -25,6 +28,7 @@ from protomq import (
 from protomq.allocation import Circle
 from protomq.errors import ConfigurationError
 from protomq.hooks import CallContext, ConsumeContext, EndTransactionContext, Hook
+from protomq.otel import Spans
 from protomq.testing import Broker
 from tests.support.waiting import wait_for
 
@@ -206,3 +210,31 @@ def test_a_coroutine_listener_replies(protomq_server: Broker) -> None:
         return reply.body
 
     assert asyncio.run(asyncio.wait_for(ask(), 2 * PATIENCE_S)) == b"HELLO"
+
+
+def test_a_trace_leads_from_the_send_to_the_listener_and_on(protomq_server: Broker) -> None:
+    exporter, provider, done = InMemorySpanExporter(), TracerProvider(), threading.Event()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    spans = Spans(tracer_provider=provider)
+    consumer = PushConsumer("spans", namesrv=protomq_server.namesrv, hooks=[spans])
+    with Producer(namesrv=protomq_server.namesrv, hooks=[spans]) as producer:
+
+        @consumer.on("spans-first")
+        def forward(message: Message) -> None:
+            producer.send("spans-second", message.body)
+
+        @consumer.on("spans-second")
+        def end(_: Message) -> None:
+            done.set()
+
+        producer.send("spans-first", b"x")
+        with consumer:
+            assert done.wait(PATIENCE_S)
+    finished = exporter.get_finished_spans()
+    by_id = {span.context.span_id: span for span in finished if span.context is not None}
+    at: ReadableSpan | None = next(span for span in finished if span.name == "process spans-second")
+    names = []
+    while at is not None:
+        names.append(at.name)
+        at = by_id.get(at.parent.span_id) if at.parent is not None else None
+    assert names == ["process spans-second", "send spans-second", "process spans-first", "send spans-first"]

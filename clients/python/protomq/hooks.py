@@ -63,8 +63,8 @@ class SendContext:
 class ConsumeContext:
     """Messages that the program has got.
 
-    A push consumer, and `handle` of a simple one: around the call of a listener. A pull consumer: from `poll` until the program comes back for more, or closes. A simple
-    consumer: one message, from `receive` until `ack` or `nack`; of a message with neither there is no after.
+    A push consumer, and `handle` of a simple one: around the call of a listener. A pull consumer: from `poll` until the program comes back
+    for more, or closes. `receive` of a simple consumer: one message, until `ack` or `nack`; of a message with neither there is no after.
 
     Attributes:
         group: of the consumer; "" if it has none.

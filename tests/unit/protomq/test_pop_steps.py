@@ -8,9 +8,9 @@ import pytest
 
 from protomq import _methods
 from protomq._message import Message
-from protomq._pop_steps import PoppedQueue, PopSteps, decode_pop_answer
+from protomq._pop_steps import PopSteps, decode_pop_answer
 from protomq._steps import CallServer, Each, ForgetRoute, GetRoute, Pause
-from protomq._types import BrokerAddress, MessageQueue, Route
+from protomq._types import BrokerAddress, MessageQueue, PoppedQueue, Route
 from protomq.errors import (
     ConnectionLostError,
     NoRouteError,

@@ -29,6 +29,7 @@ from protomq.errors import (
     SystemBusyError,
     TopicNotFoundError,
 )
+from protomq.hooks import Hook, SendContext
 from protomq.wire.record import decode_message_id
 from tests.support.fake_cluster import FakeCluster, FakeSyncTransport, SendCall, after_storing
 
@@ -754,15 +755,13 @@ def test_a_forked_child_is_another_producer(cluster: FakeCluster, producer: Prod
 def test_values_are_encoded_on_every_way_of_sending_and_hooks_see_bytes(cluster: FakeCluster) -> None:
     seen: list[tuple[object, object]] = []
 
-    class Hook:
-        def before_send(self, message: OutgoingMessage) -> None:
-            seen.append((message.body, message.properties))
-
-        def after_send(self, *_: object) -> None: ...
+    class Looks(Hook):
+        def before_send(self, context: SendContext) -> None:
+            seen.extend((message.body, message.properties) for message in context.messages)
 
     ways = {"content-type": "application/json"}
     queue = MessageQueue("T", "a", 0)
-    for hooks in ((), [Hook()]):
+    for hooks in ((), [Looks()]):
         with Producer(transport=FakeSyncTransport(cluster), hooks=hooks) as producer:
             producer.send("T", {"n": 1}, queue=queue)
             producer.send("T", {"n": 2}, queue=queue, delay=None, selector=None, properties={"a": "b"})
