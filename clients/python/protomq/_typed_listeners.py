@@ -16,6 +16,7 @@ import inspect
 import re
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 
@@ -50,7 +51,16 @@ def typed_call(call: Callable[..., Any], name: str, *, is_coroutine: bool, is_ba
 
 def taken_by(call: Callable[..., Any], name: str, is_batch: bool) -> Taken:
     """What a listener takes, by its hints. Raises ConfigurationError for what nobody could give it."""
-    first, second = _hints(call, name)
+    first, second, required_count = _hints(call, name)
+    taken = _taken(first, second, name, is_batch)
+    given_count = 2 if taken.with_messages else 1
+    if required_count > given_count:
+        beside = "" if taken.with_messages else ", beside a value its message, hinted Message"
+        raise ConfigurationError(f"{name} takes {required_count} arguments, a listener is given {given_count}{beside}")
+    return taken
+
+
+def _taken(first: Any, second: Any, name: str, is_batch: bool) -> Taken:
     if first in (inspect.Parameter.empty, Any, object):
         return MESSAGES
     if is_batch:
@@ -75,15 +85,23 @@ def taken_by(call: Callable[..., Any], name: str, is_batch: bool) -> Taken:
     return Taken(first, isinstance(second, type) and issubclass(second, Message))
 
 
-def _hints(call: Callable[..., Any], name: str) -> tuple[Any, Any]:
-    """Of the first argument, and of the second (None: there is none without a default)."""
+def _hints(call: Callable[..., Any], name: str) -> tuple[Any, Any, int]:
+    """Of the first argument, of the second (None: there is none), and how many have to be given."""
     try:
-        signature = inspect.signature(call)
+        parameters = inspect.signature(call).parameters.values()
     except (TypeError, ValueError):  # A function in C that tells nothing.
-        return inspect.Parameter.empty, None
-    found = [one for one in signature.parameters.values() if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    hints = [_resolved(call, one.annotation, name) for one in found[:2]]
-    return hints[0] if hints else inspect.Parameter.empty, hints[1] if len(hints) > 1 else None
+        return inspect.Parameter.empty, None, 0
+    found = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    if not found and all(one.kind is not one.VAR_POSITIONAL for one in parameters):
+        raise ConfigurationError(f"{name} takes no argument, a listener is given its message")
+    required_count = sum(one.default is one.empty for one in found)
+    first = _resolved(call, found[0].annotation, name) if found else inspect.Parameter.empty
+    second = None
+    if len(found) > 1:
+        # One that is not known is nobody's Message.
+        with suppress(ConfigurationError):
+            second = _resolved(call, found[1].annotation, name)
+    return first, second, required_count
 
 
 def _resolved(call: Callable[..., Any], hint: Any, name: str) -> Any:

@@ -44,6 +44,7 @@ SCHEMA: Final = "schema"
 """The property that names the schema of a body. A name that SQL92 filters can use: sql="schema = 'Order'"."""
 
 _T = TypeVar("_T")
+_to_json: Final = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 class BodyCodec(ABC):
@@ -179,7 +180,7 @@ class JsonCodec(BodyCodec):
 
     def encode(self, value: Any) -> bytes:
         """See BodyCodec. Raises TypeError and ValueError for what JSON has no way to write, NaN among it."""
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+        return _to_json(value).encode()
 
     def decode(self, body: bytes, type_: Any) -> Any:
         """See BodyCodec."""
