@@ -25,6 +25,7 @@ from protomq_cli import (
     group_offsets,
     group_settings,
     groups,
+    leading,
     logs,
     messages,
     pops,
@@ -148,7 +149,10 @@ def build_app() -> typer.Typer:
         "cluster", "Brokers: list, status, forget.", ADMINISTRATION,
         list=clusters.list_brokers, status=clusters.status, forget=clusters.forget,
     )  # fmt: skip
-    group("ha", "Replication: masters and slaves.", ADMINISTRATION, status=replication.status)
+    group(
+        "ha", "Replication: masters and slaves; who leads.", ADMINISTRATION,
+        status=replication.status, switch=leading.switch, demote=leading.demote, promote=leading.promote,
+    )  # fmt: skip
     group(
         "log", "The commit log on disk: dump, verify, repair, epochs.", TOOLS,
         dump=logs.dump, verify=logs.verify, repair=logs.repair, epochs=logs.epochs,

@@ -33,7 +33,8 @@ def status(
 
     Of a master `in_sync` counts copies, its own among them, out of those
     that a send waits for; `lag_bytes` is that of its slowest slave. Of a
-    slave, `problem` says why it does not follow its master now.
+    slave, `problem` says why it does not follow its master now. Where
+    the master is elected, `problem` also says what is wrong with that.
     """
     missing = Missing()
     with open_admin(namesrv, timeout) as admin:
@@ -53,7 +54,7 @@ def _row(state: HaStatus, *, as_table: bool) -> dict[str, Any]:
         "confirmed_position": state.confirmed_position,
         "in_sync": _in_sync(state),
         "lag_bytes": state.lag_bytes,
-        "problem": state.problem,
+        "problem": _problem(state),
     }
     if as_table:
         return row
@@ -65,6 +66,14 @@ def _row(state: HaStatus, *, as_table: bool) -> dict[str, Any]:
         "flushed_position": state.flushed_position,
         "master_address": state.master_address,
         "master_silence_ms": state.master_silence_ms,
+        "leadership": state.leadership and {
+            "member": state.leadership.member,
+            "state": state.leadership.state,
+            "epoch": state.leadership.epoch,
+            "master": state.leadership.master,
+            "in_sync": list(state.leadership.in_sync),
+            "problems": list(state.leadership.problems),
+        },
         "replicas": [
             {
                 "broker_id": each.broker_id,
@@ -78,6 +87,11 @@ def _row(state: HaStatus, *, as_table: bool) -> dict[str, Any]:
             for each in state.replicas
         ],
     }
+
+
+def _problem(state: HaStatus) -> str:
+    said = state.leadership.problems if state.leadership is not None else ()
+    return "; ".join([*([state.problem] if state.problem else []), *said])
 
 
 def _in_sync(state: HaStatus) -> str:

@@ -98,6 +98,11 @@ class HaBroker:
         assert self._process is not None
         return self._process
 
+    @property
+    def is_up(self) -> bool:
+        """It was started, and not stopped or killed here."""
+        return self._process is not None
+
     def configure(self, **settings: Any) -> None:
         """Of the next start."""
         self._config |= settings

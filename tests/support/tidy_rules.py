@@ -90,6 +90,8 @@ THREADS: Final = {
     "protomq_runtime.server": "waits for threads without holding up the event loop",
     "protomq_runtime.telemetry_flush": "exporters that may hang at the end",
     "protomq_broker.filters.filter_book": "filters that are compiled",
+    "protomq_broker.elected_broker": "opens and closes stores without holding up the event loop",
+    "protomq_broker.leadership_driver": "asks etcd, and looks at the clock",
     "protomq_broker.ha_follower": "fetches the log of the master",
     "protomq_broker.main": "starts and stops without holding up the event loop",
     "protomq_broker.plain_body_workers": "bodies to unpack",

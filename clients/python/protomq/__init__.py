@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from ._group_offsets import GroupLag as GroupLag
     from ._ha_admin import BrokerRole as BrokerRole
     from ._ha_admin import HaStatus as HaStatus
+    from ._ha_admin import LeadershipStatus as LeadershipStatus
     from ._ha_admin import ReplicaStatus as ReplicaStatus
     from ._message import Message as Message
     from ._message_track import MessagePlace as MessagePlace
@@ -146,6 +147,7 @@ _LAZY = {
     "GroupSettings": "_group_admin",
     "BrokerRole": "_ha_admin",
     "HaStatus": "_ha_admin",
+    "LeadershipStatus": "_ha_admin",
     "ReplicaStatus": "_ha_admin",
     "DeadLetters": "_dead_letters",
     "ReplayProgress": "_dead_letters",
@@ -214,6 +216,7 @@ __all__ = [
     "GroupSettings",
     "BrokerRole",
     "HaStatus",
+    "LeadershipStatus",
     "ReplicaStatus",
     "DeadLetters",
     "ReplayProgress",

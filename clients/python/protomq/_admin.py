@@ -47,7 +47,7 @@ from ._dead_letters import DeadLetters, ReplayProgress, list_dead_letters, repla
 from ._group_admin import GroupSettings, get_group, list_group_settings, set_group
 from ._group_members import GroupMemberInfo, group_members
 from ._group_offsets import GroupLag, Place, clone_offsets, group_lag, reset_offsets
-from ._ha_admin import HaStatus, ha_status
+from ._ha_admin import HaStatus, ha_status, order_lead
 from ._late_imports import fork_waits, load_needed_modules
 from ._message import Message, field_values
 from ._message_track import MessageTrack, track_message
@@ -576,6 +576,22 @@ class Admin(AdminCalls):
                 else f"no broker of that name is registered: {broker_name}"
             )
         return whole(states, failures)
+
+    def switch_master(self, broker_name: str, broker_id: int | None = None) -> None:
+        """Orders the master of a name to give the lead to the slave with this id, or to the one that is furthest; nothing is lost.
+
+        Returns when the order stands in etcd: `ha_status` tells what became of it. It is dropped if no slave in sync has that id, or has
+        everything within some seconds. Raises BrokerNotFoundError, UnsupportedError where roles are fixed.
+        """
+        order_lead(self, broker_name, broker_id, is_unclean=False)
+
+    def promote_unclean(self, broker_name: str, broker_id: int) -> None:
+        """Orders the broker with this id to lead, whatever it lacks of what was acknowledged: that is lost.
+
+        It leads when no other master's lease lasts. The old master must have been stopped: cut off from etcd and alone, it would go on
+        acknowledging. Raises as `switch_master`.
+        """
+        order_lead(self, broker_name, broker_id, is_unclean=True)
 
     def stats(self, topics: Iterable[str] = ()) -> list[TopicStats]:
         """Counters of the topics named, or of all, by topic."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from . import _methods
 from ._late_imports import fork_waits
 from ._types import BrokerAddress, MethodInfo
-from .errors import ProtomqError, TransportError
+from .errors import BrokerNotFoundError, ProtomqError, TransportError
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message as PbMessage
@@ -43,12 +43,28 @@ class ReplicaStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class LeadershipStatus:
+    """What a broker knows of who leads, where that is decided in etcd.
+
+    `member`: its own store there. `state`: FOLLOWING, STOPPING, RUNNING, OPENING, LEADING or HANDING_OVER. `epoch`: of the last election.
+    `master`: the member that leads, "" if none does. `in_sync`: members of which one leads next. `problems`: what an operator should know.
+    """
+
+    member: str
+    state: str
+    epoch: int
+    master: str
+    in_sync: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class HaStatus:
     """How replication stands at one broker.
 
     Of a master: `replicas`, `in_sync_count` (copies, its own among them), and under SYNC_MASTER how many a send waits for and needs at
     least. Of a slave: `master_address`, where the master's log ended when it last said something, how long ago that was (None: it never
-    has), and `problem`: why it does not follow now, "" if it does.
+    has), and `problem`: why it does not follow now, "" if it does. `leadership`: None where roles are fixed.
     """
 
     broker_name: str
@@ -67,6 +83,7 @@ class HaStatus:
     master_end_position: int
     master_silence_ms: int | None
     problem: str
+    leadership: LeadershipStatus | None = None
 
     @property
     def lag_bytes(self) -> int:
@@ -111,6 +128,45 @@ def ha_status(
     return sorted(found, key=lambda each: (each.broker_name, each.broker_id)), failures
 
 
+def order_lead(
+    admin: KnowsBrokers, broker_name: str, broker_id: int | None, *, is_unclean: bool
+) -> None:
+    """Leaves the order at a broker of the name. `broker_id`: as `ha_status` has it of the one that is to lead; None: the master chooses."""
+    with fork_waits:
+        from .v1 import ha_service_pb2 as pb
+
+    brokers = [each for each in admin.cluster_info() if each.broker_name == broker_name]
+    states, failures = ha_status(admin, broker_name)
+    target = next((each for each in states if each.broker_id == broker_id), None)
+    if target is None and (broker_id is not None or not states):
+        for error in failures.values():
+            raise error
+        raise BrokerNotFoundError(f"no broker {broker_name} with id {broker_id} is registered")
+    # Each of them hands the order on to etcd; the one that is to lead does so itself.
+    asked_id = target.broker_id if target is not None else states[0].broker_id
+    address = next(each.address for each in brokers if each.broker_id == asked_id)
+    request = pb.OrderLeadRequest(
+        broker_name=broker_name,
+        kind=pb.ORDER_KIND_PROMOTE_UNCLEAN if is_unclean else pb.ORDER_KIND_SWITCH,
+        member=target.leadership.member if target is not None and target.leadership else "",
+    )
+    admin._call(address, _methods.ORDER_LEAD, request, pb.OrderLeadResponse)
+
+
+def _leadership(answer: Any) -> LeadershipStatus | None:
+    if not answer.HasField("leadership"):
+        return None
+    found = answer.leadership
+    return LeadershipStatus(
+        found.member,
+        found.state,
+        found.epoch,
+        found.master,
+        tuple(found.in_sync),
+        tuple(found.problems),
+    )
+
+
 def _status(answer: Any) -> HaStatus:
     silence_ms = answer.master_silence_ms if answer.HasField("master_silence_ms") else None
     return HaStatus(
@@ -141,4 +197,5 @@ def _status(answer: Any) -> HaStatus:
         answer.master_end_position,
         silence_ms,
         answer.problem,
+        _leadership(answer),
     )

@@ -31,7 +31,8 @@ A send is tried again within its total time-out (3 s), by these rules:
   exactly-once: the message may then be stored on both, with the same message id. `retry_another_broker=False` rules it out.
   So a send that may go to any queue is tried at most 2 * (1 + retries) times: 6.
 - A chosen queue, a sharding key, or a cluster of one broker leave no other broker: the same one is tried again. Attempts that no
-  server answered do not count then: a broker that restarts is waited for, in the route as well.
+  server answered do not count then: a broker that restarts is waited for, in the route as well. Nor do those that a slave answered: its
+  master comes back, or another one is elected.
 - An attempt gets half of the time that is left, so that a lost answer leaves time to ask again.
 
 An error that ends a send is `definite` only if every attempt was.
@@ -46,7 +47,13 @@ from enum import Enum
 from typing import Final
 
 from ._checks import check_count
-from .errors import ConnectFailedError, ConnectionLostError, NoRouteError, ProtomqError
+from .errors import (
+    ConnectFailedError,
+    ConnectionLostError,
+    NoRouteError,
+    NotMasterError,
+    ProtomqError,
+)
 
 ATTEMPT_TIMEOUT_MIN_S: Final = 0.5
 """An attempt is not cut shorter than this, except by the total time-out."""
@@ -183,7 +190,8 @@ class RetryPlan:
         return error
 
     def _same_broker(self, error: ProtomqError) -> NextStep:
-        if isinstance(error, ConnectFailedError | ConnectionLostError | NoRouteError):
+        waited_for = ConnectFailedError | ConnectionLostError | NoRouteError | NotMasterError
+        if isinstance(error, waited_for):
             return NextStep.SAME_BROKER
         if self._retries_left == 0:
             return NextStep.GIVE_UP

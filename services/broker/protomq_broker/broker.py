@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from protomq.v1 import (
     admin_service_pb2,
@@ -93,6 +93,7 @@ if TYPE_CHECKING:
     from protomq_runtime.errors import ServiceError
 
     from .config import BrokerConfig
+    from .leadership_driver import LeadershipDriver
     from .store.state.topics import TopicsSnapshot
 
 log = logging.getLogger("protomq.broker")
@@ -105,6 +106,13 @@ SEND_LANE = "send"
 HA_LANE = "ha"
 LATE_LANES = (SEND_LANE,)
 """No send is done before the name servers have been asked whether the name is free."""
+
+
+class Election(NamedTuple):
+    """Of a broker whose master is elected. `epoch`: in which it leads; None: it follows."""
+
+    leadership: LeadershipDriver
+    epoch: int | None
 
 
 class Broker:
@@ -121,8 +129,13 @@ class Broker:
         version: str,
         name_servers: Iterable[NameServer] = (),
         on_truncated: Callable[[], None] = lambda: None,
+        election: Election | None = None,
     ) -> None:
-        """`on_truncated`: told on a slave when the store has to be opened again, to become the beginning of its master's."""
+        """`on_truncated`: told on a slave when the store has to be opened again, to become the beginning of its master's. `election`: where
+        the master is elected.
+        """
+        self._election = election
+        leadership = election.leadership if election is not None else None
         self.config = config
         self.name = config.broker_name or socket.gethostname()
         self._clock = clock
@@ -142,6 +155,8 @@ class Broker:
             on_writer=follower_writer.run if self._is_slave else self._writer.run,
             check_plan=config.check_plan,
             follows=self._is_slave,
+            epoch=election.epoch if election is not None else None,
+            waits_for_replicas=election is not None,
         )
         self._replication = Replication(
             self.store,
@@ -151,6 +166,7 @@ class Broker:
             lambda: secrets.randbits(63) or 1,
             follower_writer,
             on_truncated,
+            leadership,
         )
         self._waiting = WaitingAnswers(self.store, clock)
         self._commits = OffsetCommits(self.store, self._writer, self._waiting, config)
@@ -335,6 +351,8 @@ class Broker:
         registration.wait_tried(deadline - time.monotonic())
         self._is_starting = False
         for refusal in registration.refusals():
+            if self._election is not None and not self._is_slave:
+                break  # the name is that of a later master: etcd says so soon, and sends are refused until then
             self._permit.refuse(refusal)
             raise refusal
         if self._is_slave:
@@ -367,6 +385,7 @@ class Broker:
                 remoting_address=str(advertised.remoting),
                 incarnation=self._clock.now_ms(),
                 store_id=self.store.id,
+                epoch=(self._election.epoch or 0) if self._election is not None else 0,
                 permission=Permission.PERMISSION_READ_WRITE,
                 auto_create_queues=self.config.default_queues
                 if self.config.auto_create_topics and not self._is_slave
@@ -387,6 +406,16 @@ class Broker:
             registration, self._registration = self._registration, None
         if registration is not None:
             registration.stop()
+
+    def go_on_following(self) -> None:
+        """Where the master is elected: a slave has another one to follow."""
+        if self._replication.follower is not None:
+            self._replication.follower.go_on()
+
+    def stop_following(self) -> None:
+        """The same: nothing is said to any master from now on."""
+        if self._replication.follower is not None:
+            self._replication.follower.close()
 
     def close(self) -> None:
         """Writes the last offsets and closes the store. The last step of a stop, when no lane runs any more."""

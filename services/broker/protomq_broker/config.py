@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from protomq.wire.topics import QUEUES_MAX
 from protomq_ha.roles import BrokerRole, HaConfig
@@ -85,6 +86,52 @@ class MetricsConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class EtcdConfig:
+    """Where brokers of one name elect their master. docs/ha.md, "Fail-over".
+
+    Attributes:
+        endpoints: URLs of etcd's members, http://host:2379; several in one text are separated by `;`. None: roles are fixed.
+        prefix: of all keys; behind it stand the cluster and the broker's name.
+        lease_ttl_ms: how long a master that is not heard of stays the master. Whole seconds, 2 s (the least that etcd grants) to 60 s.
+        renew_interval_ms: between two renewals of the lease; at most a third of it.
+        read_interval_ms: between two looks at etcd.
+        member_timeout_ms: a slave that does not keep up for this time leaves the in-sync set, and sends wait for it no more.
+        hand_over_timeout_ms: how long a switch may keep sends waiting before it is called off.
+    """
+
+    endpoints: tuple[str, ...] = ()
+    prefix: str = "/protomq"
+    lease_ttl_ms: int = 3_000
+    renew_interval_ms: int = 800
+    read_interval_ms: int = 300
+    member_timeout_ms: int = 3_000
+    hand_over_timeout_ms: int = 3_000
+
+    def __post_init__(self) -> None:
+        for url in self.urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
+                raise ValueError(f"endpoints has {url!r}; each must be http://host:port or https://host:port")
+        if not self.prefix.startswith("/") or self.prefix.endswith("/"):
+            raise ValueError(f"prefix is {self.prefix!r}; it must begin with a slash, and end without one")
+        if not 2_000 <= self.lease_ttl_ms <= 60_000 or self.lease_ttl_ms % 1_000:
+            raise ValueError(f"lease_ttl_ms is {self.lease_ttl_ms}; it must be 2000 to 60000, whole seconds")
+        if not 0 < self.renew_interval_ms <= self.lease_ttl_ms // 3:
+            raise ValueError(
+                f"renew_interval_ms is {self.renew_interval_ms}; it must be 1 to {self.lease_ttl_ms // 3}, a third of lease_ttl_ms"
+            )
+        for name in ("read_interval_ms", "member_timeout_ms", "hand_over_timeout_ms"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, not {getattr(self, name)}")
+
+    @property
+    def urls(self) -> Sequence[str]:
+        """Of `endpoints`, each once."""
+        parts = re.split(r"[;,\s]+", ";".join(self.endpoints))
+        return tuple(dict.fromkeys(part for part in parts if part))
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerConfig:
     """One broker process. Nothing here changes at run time.
 
@@ -93,7 +140,8 @@ class BrokerConfig:
         cluster: name of the cluster (RocketMQ: DefaultCluster).
         broker_name: name of the broker; "" takes the host's name, as RocketMQ does.
         broker_role: ASYNC_MASTER, SYNC_MASTER or SLAVE (RocketMQ: brokerRole); docs/ha.md says what each promises.
-        broker_id: 0 is the master, slaves are above; a slave has its master's broker_name.
+        broker_id: 0 is the master, slaves are above; a slave has its master's broker_name. Where the master is elected: its id while it
+            follows, above 0, another one for each broker of the name.
         namesrv: addresses of the name servers, host:port, of their gRPC or remoting ports; several in one text are separated by `;`.
         listen: where the broker listens, and under which addresses clients reach it. The host is 127.0.0.1, unlike RocketMQ's:
             nothing is open to the network unless it is asked for. Ports: gRPC 8081 (RocketMQ's proxy), remoting 10911.
@@ -119,6 +167,7 @@ class BrokerConfig:
         member_expiry_ms: a member that only beats, and holds no call, is gone after this time (RocketMQ: 120 s).
         register_interval_ms: between two heartbeats to a name server (RocketMQ: 30 s).
         ha: replication.
+        etcd: where the master is elected; broker_role is SYNC_MASTER then, on all brokers of the name.
         metrics: the metrics page.
         lanes: sizes of the lanes.
         store: configuration of the store.
@@ -151,6 +200,7 @@ class BrokerConfig:
     member_expiry_ms: int = 120_000
     register_interval_ms: int = 30_000
     ha: HaConfig = field(default_factory=HaConfig)
+    etcd: EtcdConfig = field(default_factory=EtcdConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     lanes: LaneSizes = field(default_factory=LaneSizes)
     store: StoreConfig = field(default_factory=StoreConfig)
@@ -198,7 +248,9 @@ class BrokerConfig:
 
     def _check_role(self) -> None:
         role = BrokerRole.named(self.broker_role)
-        if self.broker_id < 0 or (self.broker_id > 0) != (role is BrokerRole.SLAVE):
+        if self.etcd.endpoints:
+            self._check_elected(role)
+        elif self.broker_id < 0 or (self.broker_id > 0) != (role is BrokerRole.SLAVE):
             raise ValueError(
                 f"broker_id is {self.broker_id} and broker_role {role.value}: a master has the id 0, a SLAVE one above 0"
             )
@@ -209,6 +261,18 @@ class BrokerConfig:
                 parse_address_list(self.ha.master)
             except ValueError as error:
                 raise ValueError(f"ha.master: {error}") from None
+
+    def _check_elected(self, role: BrokerRole) -> None:
+        if role is not BrokerRole.SYNC_MASTER:
+            raise ValueError(
+                f"broker_role is {role.value}, and etcd.endpoints elects the master: it must be SYNC_MASTER, on each broker of the name"
+            )
+        if self.broker_id <= 0 or not self.broker_name:
+            raise ValueError(
+                "where etcd.endpoints elects the master, each broker has the same broker_name, and a broker_id above 0 of its own"
+            )
+        if self.ha.master:
+            raise ValueError("ha.master and etcd.endpoints exclude each other: etcd says who leads")
 
     @property
     def role(self) -> BrokerRole:

@@ -17,6 +17,8 @@ from protomq_ha.etcd_json import path_and_body, result_of
 from protomq_ha.leadership_values import Request, Result
 
 log = logging.getLogger("protomq.broker")
+# It tells of each request.
+logging.getLogger("httpx").setLevel(logging.WARNING)
 
 CONNECT_TIMEOUT_S: Final = 0.3
 ANSWER_TIMEOUT_S: Final = 1.0

@@ -1,6 +1,6 @@
 """A slave follows its master: one thread that fetches the log, has each seal checked, and stores the same bytes at the same positions.
 
-    find the master    by the configuration, else by the name servers: the broker of the same name with id 0
+    find the master    by the configuration, else by the name servers: the broker of the same name with id 0. Where it is elected: as told
     agree              the master has the point at which our log ends, or our log is truncated to the last point that both have
     fetch              two fetches are under way; each says what we have, and is answered with the log or, at a heartbeat, without
 
@@ -29,11 +29,13 @@ from .store.errors import StoreError
 from .store.log.agreement import START, LogPoint, last_agreed
 
 if TYPE_CHECKING:
+    from protomq_ha.leadership_values import Follow
     from protomq_runtime.clock import Clock
 
     from .config import BrokerConfig
     from .confirmed_file import ConfirmedFile
     from .follower_writer import FollowerWriter
+    from .leadership_driver import LeadershipDriver
     from .store.store import Store
 
 log = logging.getLogger("protomq.broker")
@@ -41,6 +43,9 @@ log = logging.getLogger("protomq.broker")
 CALL_TIMEOUT_S: Final = 10.0
 RETRY_PAUSE_S: Final = 0.25
 RETRY_PAUSE_MAX_S: Final = 3.0
+ELECTED_CALL_TIMEOUT_S: Final = 2.0
+ELECTED_PAUSE_S: Final = 0.1
+"""Where the master is elected, sends of the new one wait for its slaves."""
 FETCHES: Final = 2
 """Under way together: while one is stored, the next one travels."""
 
@@ -55,12 +60,16 @@ class NoMasterError(Exception):
     """No name server knows the master."""
 
 
+class SilencedError(Exception):
+    """Another master is to be followed, or none."""
+
+
 class TruncatedError(Exception):
     """The store is to be opened again: its log was longer than what it shares with the master's."""
 
 
 _EXPECTED: Final = (
-    OSError, ServiceError, NoMasterError, OtherSegmentsError, StoreError, DecodeError, ValueError,
+    OSError, ServiceError, NoMasterError, SilencedError, OtherSegmentsError, StoreError, DecodeError, ValueError,
 )  # fmt: skip
 """What ends a session without being a defect."""
 
@@ -115,8 +124,11 @@ class HaFollower:
         writer: FollowerWriter,
         confirmed_file: ConfirmedFile,
         on_truncated: Callable[[], None],
+        leadership: LeadershipDriver | None = None,
     ) -> None:
-        """`on_truncated` is called on the thread when the store has to be opened again."""
+        """`on_truncated` is called on the thread when the store has to be opened again. `leadership`: tells whom to follow, if given."""
+        self._leadership = leadership
+        self._target: Follow | None = None
         self._store = store
         self._config = config
         self._broker_name = broker_name
@@ -129,7 +141,7 @@ class HaFollower:
         self._client: RemotingClient | None = None
         self._stopping = threading.Event()
         self._complaint = ""
-        self._thread = threading.Thread(target=self._run, name="protomq-follower", daemon=True)
+        self._thread: threading.Thread | None = None
         self.view = MasterView()
         """What is known of the master. Replaced, never changed."""
 
@@ -139,16 +151,32 @@ class HaFollower:
         positions = self._store.positions
         # Where the log lost its end with the power, what is fetched in its place is for the master to confirm.
         positions.note_replicated(min(self._confirmed_file.read(), positions.appended))
+        self._begin()
+
+    def go_on(self) -> None:
+        """There is a master to follow, another one than before or the first: begins again where `close` has ended it."""
+        if self._thread is not None and not self._stopping.is_set():
+            self._wake()
+        elif self._own_address:
+            self._stopping.clear()
+            self._begin()
+
+    def _begin(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="protomq-follower", daemon=True)
         self._thread.start()
+
+    def _wake(self) -> None:
+        client = self._client
+        if client is not None:
+            client.wake()
 
     def close(self) -> None:
         """Ends the thread; what is being stored is stored."""
         self._stopping.set()
-        client = self._client
-        if client is not None:
-            client.wake()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
+        self._wake()
+        thread = self._thread
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
+            thread.join()
             self._confirmed_file.write(self._store.positions.confirmed)
 
     def _run(self) -> None:
@@ -167,7 +195,9 @@ class HaFollower:
             except Exception as error:
                 log.exception("following the master failed; it begins again")
                 self._complain(error)
-            if self.view.heard_ms != heard_ms:
+            if self._leadership is not None:
+                pause_s = ELECTED_PAUSE_S
+            elif self.view.heard_ms != heard_ms:
                 pause_s = RETRY_PAUSE_S
             self._stopping.wait(pause_s)
             pause_s = min(2 * pause_s, RETRY_PAUSE_MAX_S)
@@ -177,14 +207,19 @@ class HaFollower:
         address = self._find_master()
         self.view = self.view._replace(address=str(address))
         client_id = f"slave {self._config.broker_id} of {self._broker_name}"
-        with RemotingClient(address, options_pb2.LANE_HA, client_id, timeout_s=CALL_TIMEOUT_S) as client:
+        timeout_s = CALL_TIMEOUT_S if self._leadership is None else ELECTED_CALL_TIMEOUT_S
+        with RemotingClient(address, options_pb2.LANE_HA, client_id, timeout_s=timeout_s) as client:
             self._client = client
             try:
                 session = FollowSession(self._store, self._writer.run)
                 request = session.begin_request(
-                    self._broker_name, self._config.broker_id, self._own_address
+                    self._broker_name,
+                    self._config.broker_id,
+                    self._own_address,
+                    self._target.epoch if self._target is not None else 0,
                 )
-                payload = client.call(_FETCH, request.SerializeToString(), CALL_TIMEOUT_S)
+                self._check_may_speak()
+                payload = client.call(_FETCH, request.SerializeToString(), timeout_s)
                 response = ha.FetchResponse.FromString(payload)
                 if session.began(response):
                     self._fetch(client, session)
@@ -195,7 +230,18 @@ class HaFollower:
 
     # Finding the master, and where both logs agree.
 
+    def _check_may_speak(self) -> None:
+        """Raises SilencedError where nothing may be said to this master any more."""
+        target = self._target
+        if self._leadership is not None and not (target and self._leadership.may_speak(target)):
+            raise SilencedError("another master is to be followed, or none")
+
     def _find_master(self) -> Address:
+        if self._leadership is not None:
+            self._target = target = self._leadership.target
+            if target is None:
+                raise NoMasterError(f"nobody leads {self._broker_name}, as far as this broker knows")
+            return parse_address_list(target.address)[0]
         if self._config.ha.master:
             return parse_address_list(self._config.ha.master)[0]
         failure: Exception | None = None
@@ -227,22 +273,33 @@ class HaFollower:
         self._complaint = ""
         log.info("following the master at %s from position %d", client.address, session.position)
         self._note(session)
+        self._heard()
         hold_ms = self._config.ha.heartbeat_interval_ms
         timeout_s = self._config.ha.timeout_ms / 1_000
         under_way: set[int] = set()
         while not self._stopping.is_set():
             while len(under_way) < FETCHES:
+                self._check_may_speak()
                 request = session.fetch_request(hold_ms).SerializeToString()
                 under_way.add(client.start(_FETCH, request, timeout_s))
             answer = client.wait(under_way, timeout_s)
             if answer is None:
                 if self._stopping.is_set():
                     return
+                self._check_may_speak()
                 raise TimeoutError(f"the master at {client.address} is silent")
             under_way.remove(answer.request_id)
             if not session.took(ha.FetchResponse.FromString(answer.unwrap())):
                 return
+            self._heard()
             self._note(session)
+
+    def _heard(self) -> None:
+        """The next fetch follows what the master has said: before it the promise holds."""
+        if self._leadership is not None:
+            store = self._store
+            is_empty = store.appended_position == 0
+            self._leadership.heard(store.epochs.highest_epoch, log_is_empty=is_empty)
 
     def _note(self, session: FollowSession) -> None:
         """The master has said something."""

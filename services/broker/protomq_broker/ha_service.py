@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError
 
 from protomq.v1 import ha_service_pb2 as ha
 from protomq.wire.record import encode_varint
+from protomq_ha.cluster_state import PROMOTE_UNCLEAN, SWITCH
 from protomq_ha.replicas import (
     ImpossibleAckError,
     Limits,
@@ -29,6 +30,8 @@ from protomq_ha.roles import BrokerRole
 from protomq_runtime.dispatch import raw
 from protomq_runtime.errors import Code, ServiceError, invalid_argument, too_many, unparsable
 
+from .leadership_driver import NO_STANDING, OrderRefusedError
+from .slave_gate import not_master
 from .store.log.agreement import LogPoint
 from .store_errors import tells_store_errors, to_service_error
 
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 
     from .config import BrokerConfig
     from .ha_follower import MasterView
+    from .leadership_driver import LeadershipDriver, Standing
     from .store.store import Store
 
 log = logging.getLogger("protomq.broker")
@@ -50,6 +54,8 @@ FETCHES_MAX: Final = 4
 GRPC_SIZE_MAX_BYTES: Final = 3 << 20
 """Of the log in an answer over gRPC, whose clients take 4 MiB."""
 TICK_MS: Final = 1_000
+SILENT_HEARTBEATS: Final = 3
+"""Where the master is elected: a slave that says nothing for as many heartbeats does not keep up."""
 NEWS_DELAY_MS: Final = 20
 """How long a slave may wait to be told that more is confirmed, or that the log begins later: what is appended meanwhile takes it along."""
 _LOG_TAG: Final = bytes((ha.FetchResponse.LOG_FIELD_NUMBER << 3 | 2,))
@@ -94,10 +100,15 @@ class HaService:
         draw: Callable[[], int],
         on_verdict: Callable[[Verdict], None],
         master_view: Callable[[], MasterView] | None = None,
+        leadership: LeadershipDriver | None = None,
     ) -> None:
         """`draw` gives random numbers, never 0, for sessions. `on_verdict` is told on the ha lane when something follows for sends.
-        `master_view`: on a slave, what it knows of its master; then nothing but the status is served.
+        `master_view`: on a slave, what it knows of its master; then nothing but the status is served. `leadership`: where the master is
+        elected, says what is confirmed.
         """
+        self._leadership = leadership
+        self.standing = NO_STANDING
+        """What the leadership said last."""
         self._store = store
         self._positions = store.positions
         self._config = config.ha
@@ -123,7 +134,11 @@ class HaService:
         self._lane: CallLane | None = None
         self._is_posted = self._is_news_due = self._stopping = False
         self._held_count = 0
-        self.verdict = self._table.verdict(self._positions.appended, self._now_ms())
+        self.verdict = (
+            self._table.verdict(self._positions.appended, self._now_ms())
+            if leadership is None
+            else self.verdict_of(NO_STANDING)
+        )
         """What follows for sends, as it was judged last."""
         self.views: Sequence[ReplicaView] = ()
         """The slaves that follow, as they were last."""
@@ -133,6 +148,8 @@ class HaService:
     def begin(self, lane: CallLane) -> None:
         """The lanes run."""
         self._lane = lane
+        if self._leadership is not None:
+            self._leadership.on_standing = self._post_judge
         self._positions.on_appended.append(self.signal)
         self._positions.on_flushed.append(self.signal)
         lane.post(self._tick)
@@ -142,6 +159,11 @@ class HaService:
         self._stopping = True
         if self._lane is not None:
             self._lane.post(self._release)
+
+    def _post_judge(self) -> None:
+        """The leadership may say something else. Any thread."""
+        if self._lane is not None and not self._stopping:
+            self._lane.post(self._judge)
 
     def signal(self, _: int) -> None:
         """A position of the log has moved. Any thread; costs nothing where no fetch is held."""
@@ -170,7 +192,12 @@ class HaService:
         try:
             request = ha.AcknowledgeRequest.FromString(bytes(call.payload))
             if self._feed_of(request.session, call) is not None:
-                self._note(request.session, request.written_position, request.flushed_position)
+                self._note(
+                    request.session,
+                    request.written_position,
+                    request.flushed_position,
+                    request.heard_ms,
+                )
         except DecodeError:
             call.fail(unparsable("protomq.v1.AcknowledgeRequest"))
         except Exception as error:
@@ -215,6 +242,9 @@ class HaService:
             flushed_position=positions.flushed,
             confirmed_position=positions.confirmed,
         )
+        if self._leadership is not None:
+            leadership = self._leadership.view()
+            response.leadership.MergeFrom(ha.Leadership(**leadership._asdict()))
         if self._master_view is not None:
             view = self._master_view()
             response.master_address, response.problem = view.address, view.problem
@@ -240,6 +270,33 @@ class HaService:
         )
         return response
 
+    @tells_store_errors
+    def order_lead(
+        self, request: ha.OrderLeadRequest, context: CallContext
+    ) -> ha.OrderLeadResponse:
+        """Leaves an order in etcd."""
+        self._check_name(request.broker_name)
+        leadership = self._leadership
+        if leadership is None:
+            raise ServiceError(
+                Code.UNIMPLEMENTED,
+                "UNSUPPORTED",
+                f"{self._broker_name} elects nobody: its roles are in the configuration, and change with a restart (docs/ha.md)",
+                metadata={"field": "kind"},
+            )
+        is_switch = request.kind == ha.ORDER_KIND_SWITCH
+        if not is_switch and request.kind != ha.ORDER_KIND_PROMOTE_UNCLEAN:
+            raise invalid_argument("kind", "is needed: a switch or an unclean promotion")
+        if not is_switch and not request.member:
+            raise invalid_argument("member", "is needed for an unclean promotion")
+        try:
+            leadership.order(SWITCH if is_switch else PROMOTE_UNCLEAN, request.member)
+        except OrderRefusedError as error:
+            raise ServiceError(
+                Code.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED", str(error), definite=False
+            ) from None
+        return ha.OrderLeadResponse()
+
     # Sessions.
 
     def _check_sizes(self, request: ha.FetchRequest) -> None:
@@ -258,6 +315,8 @@ class HaService:
 
     def _begin_session(self, call: Call, request: ha.FetchRequest) -> None:
         self._check_name(request.broker_name)
+        if self._leadership is not None and request.epoch != self._store.epoch:
+            raise not_master(self._broker_name, self._broker_id)
         if request.broker_id <= 0:
             raise invalid_argument("broker_id", "of a slave is above 0")
         if not request.store_id:
@@ -290,7 +349,7 @@ class HaService:
         log.info(
             "slave %d follows from position %d (%s)", request.broker_id, position, request.address or call.peer
         )  # fmt: skip
-        self._note(session, position, min(request.flushed_position, position))
+        self._note(session, position, min(request.flushed_position, position), 0)
         self._answer(call, feed, request.size_max_bytes)
 
     def _go_on(self, call: Call, request: ha.FetchRequest) -> None:
@@ -298,7 +357,9 @@ class HaService:
         if feed is None:
             call.answer(self._header(ha.FETCH_STATUS_SESSION_ENDED, 0, 0).SerializeToString())
             return
-        self._note(request.session, request.written_position, request.flushed_position)
+        self._note(
+            request.session, request.written_position, request.flushed_position, request.heard_ms
+        )
         if len(feed.held) >= FETCHES_MAX:
             message = f"{FETCHES_MAX} fetches of this session are held already"
             raise too_many("held fetches of a session", FETCHES_MAX, message, retry_delay_ms=TICK_MS)
@@ -312,10 +373,13 @@ class HaService:
         feed = self._feeds.get(session)
         return feed if feed is not None and feed.principal == call.principal else None
 
-    def _note(self, session: int, written_position: int, flushed_position: int) -> None:
+    def _note(
+        self, session: int, written_position: int, flushed_position: int, heard_ms: int
+    ) -> None:
         """A slave says what it has. Raises ServiceError: nothing has moved."""
         log_end = self._positions.appended
         try:
+            self._table.note_heard(session, heard_ms)
             self._table.note_acknowledged(
                 session, written_position, flushed_position, log_end, self._now_ms()
             )
@@ -423,7 +487,11 @@ class HaService:
             self._end_session(feed.session)
             return
         feed.told = self._news()
-        header = self._header(ha.FETCH_STATUS_OK, feed.session, start).SerializeToString()
+        fields = self._header(ha.FETCH_STATUS_OK, feed.session, start)
+        if self._leadership is not None:
+            fields.said_ms = self._leadership.now_ms()
+            self._table.note_said(feed.session, fields.said_ms)
+        header = fields.SerializeToString()
         if end > start:
             self._table.note_sent(feed.session, end, log_end, self._now_ms())
             header += _LOG_TAG + encode_varint(end - start)
@@ -454,9 +522,28 @@ class HaService:
     def _judge(self) -> None:
         """Publishes what follows from the table."""
         now_ms, log_end = self._now_ms(), self._positions.appended
-        verdict = self._table.verdict(log_end, now_ms)
+        verdict = self._verdict(log_end, now_ms)
         self.views = self._table.views(log_end, now_ms)
         self.kept_position = self._table.kept_position()
         if verdict != self.verdict:
             self.verdict = verdict
             self._on_verdict(verdict)
+
+    def _verdict(self, log_end: int, now_ms: int) -> Verdict:
+        if self._leadership is None:
+            return self._table.verdict(log_end, now_ms)
+        silence_max_ms = SILENT_HEARTBEATS * self._config.heartbeat_interval_ms
+        reports = self._table.reports(log_end, now_ms, silence_max_ms)
+        self.standing = self._leadership.report(log_end, reports)
+        return self.verdict_of(self.standing)
+
+    def verdict_of(self, standing: Standing) -> Verdict:
+        """What the leadership's word means for sends. Any thread."""
+        limits = self._table.limits
+        return Verdict(
+            standing.copies,
+            True,
+            standing.confirmed_position,
+            standing.copies < limits.copies_wanted,
+            standing.copies < limits.copies_min or not standing.takes_sends,
+        )

@@ -33,14 +33,17 @@ class FollowSession:
         self._on_writer = on_writer
         self._session = 0
         self._intake = Intake(0)
+        self._heard_ms = 0
 
     @property
     def position(self) -> int:
         """See the class."""
         return self._intake.position
 
-    def begin_request(self, broker_name: str, broker_id: int, address: str) -> ha.FetchRequest:
-        """The first fetch."""
+    def begin_request(
+        self, broker_name: str, broker_id: int, address: str, epoch: int = 0
+    ) -> ha.FetchRequest:
+        """The first fetch. `epoch`: in which the master leads; 0: roles are fixed."""
         store = self._store
         tail = store.positions.tail
         end = LogPoint(tail.position, store.epoch, tail.crc32c) if tail.position else START
@@ -51,6 +54,7 @@ class FollowSession:
             address=address,
             written_position=tail.position,
             flushed_position=store.flushed_position,
+            epoch=epoch,
         )
         request.end.MergeFrom(ha.LogPoint(position=end.position, epoch=end.epoch, crc32c=end.crc32c))
         return request
@@ -76,6 +80,7 @@ class FollowSession:
             written_position=position,
             flushed_position=min(self._store.flushed_position, position),
             hold_ms=hold_ms,
+            heard_ms=self._heard_ms,
         )
 
     def took(self, response: ha.FetchResponse) -> bool:
@@ -93,4 +98,5 @@ class FollowSession:
                 store.flush()
         store.positions.note_replicated(response.confirmed_position)
         self.end_position = response.end_position
+        self._heard_ms = max(self._heard_ms, response.said_ms)
         return True

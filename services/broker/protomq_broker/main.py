@@ -18,7 +18,7 @@ from protomq_runtime.listening import check_can_listen
 from protomq_runtime.metrics_page import MetricsPage
 from protomq_runtime.server import LaneConfig, Server
 
-from .broker import LATE_LANES, Broker
+from .broker import LATE_LANES, Broker, Election
 from .config import BrokerConfig
 from .name_server_connections import NameServer
 
@@ -43,16 +43,17 @@ class BrokerProcess:
         lanes: Mapping[str, LaneConfig] | None = None,
         name_servers: Iterable[NameServer] = (),
         on_truncated: Callable[[], None] = lambda: None,
+        election: Election | None = None,
     ) -> None:
         """Opens the store, unless a port cannot be listened on (OSError): then none is made.
 
-        `table`, `lanes` and `name_servers` are those of other services in this process. `on_truncated`: see Broker.
+        `table`, `lanes` and `name_servers` are those of other services in this process. `on_truncated`, `election`: see Broker.
         """
         check_can_listen(_listen_addresses(config))
         self.metrics_address = ""
         self._metrics_page: MetricsPage | None = None
         self.broker = Broker(
-            config, clock or SystemClock(), package_version(), name_servers, on_truncated
+            config, clock or SystemClock(), package_version(), name_servers, on_truncated, election
         )
         table = table or DispatchTable()
         self.broker.add_services(table)
@@ -167,7 +168,7 @@ class ReopenedBroker:
             if self._is_stopped:
                 return
             old = self.process
-            config = with_ports_of(old)
+            config = with_ports_of(old, old.broker.config)
             try:
                 await old.stop(REFUSED_GRACE_S)
                 self.process = BrokerProcess(config, on_truncated=self._reopen_soon)
@@ -181,9 +182,9 @@ class ReopenedBroker:
             log.warning("the store is open again")
 
 
-def with_ports_of(process: BrokerProcess) -> BrokerConfig:
-    """The configuration of a process that runs, with the ports that it has got."""
-    config, server = process.broker.config, process.server
+def with_ports_of(process: BrokerProcess, config: BrokerConfig) -> BrokerConfig:
+    """A configuration of a process that runs, with the ports that it has got."""
+    server = process.server
     listen = replace(
         config.listen, grpc_port=server.grpc_port, remoting_port=server.remoting_port
     )
@@ -196,7 +197,13 @@ def with_ports_of(process: BrokerProcess) -> BrokerConfig:
 def run_broker(config_file: Path | None, flags: Mapping[str, object] | None = None) -> int:
     """Runs a broker until a signal comes; the exit code. Raises ConfigError and what the start raises."""
     config = load_config(BrokerConfig, config_file, flags=flags)
-    broker = ReopenedBroker(config)
+    if config.etcd.endpoints:
+        # httpx takes 0.1 s to import: not for those who elect nobody.
+        from .elected_broker import ElectedBroker
+
+        broker: ReopenedBroker | ElectedBroker = ElectedBroker(config)
+    else:
+        broker = ReopenedBroker(config)
     return run_until_signal(
         broker,
         lambda: ready_words(broker.process, config),

@@ -92,6 +92,8 @@ class PullService:
         self._groups = store.groups
         self._commits = commits
         self._config = config
+        self._start_position = store.positions.appended
+        """Up to there the log may have been given by an earlier master, whatever this one knows to be confirmed."""
         self.members = GroupMembers(clock)
         self.hold_durations = Durations(HOLD_BOUNDS_S)
         """From the hold of a pull until it is answered or its caller gone."""
@@ -282,9 +284,16 @@ class PullService:
                 tag_codes,
             ),
         )
-        if result.status is ReadStatus.OFFSET_ILLEGAL and self._config.role is BrokerRole.SLAVE:
+        if result.status is ReadStatus.OFFSET_ILLEGAL and self._lacks_news():
             check_not_behind(topic.name, request.queue_id, queue_offset, result.end_offset)
         return Found(result, topic.incarnation)
+
+    def _lacks_news(self) -> bool:
+        """Whether more may be readable at a master, or here in a moment: an offset that is too high is not illegal then (KIP-207)."""
+        return (
+            self._config.role is BrokerRole.SLAVE
+            or self._store.positions.readable < self._start_position
+        )
 
     def _commit(self, request: PullRequest, incarnation: int) -> None:
         """Has the offset appended that the pull commits, and does not wait for it."""

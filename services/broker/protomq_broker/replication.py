@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from .config import BrokerConfig
     from .follower_writer import FollowerWriter
+    from .leadership_driver import LeadershipDriver
     from .send_service import SendService
     from .store.store import Store
     from .system_writer import SystemWriter
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("protomq.broker")
 
 RETRY_DELAY_MS = 1_000
+CHANGING_DELAY_MS = 100
 
 
 class Replication:
@@ -46,16 +48,26 @@ class Replication:
         draw: Callable[[], int],
         follower_writer: FollowerWriter,
         on_truncated: Callable[[], None],
+        leadership: LeadershipDriver | None = None,
     ) -> None:
-        """`on_truncated`: on a slave, told when the store has to be opened again."""
+        """`on_truncated`: on a slave, told when the store has to be opened again. `leadership`: where the master is elected."""
+        self._leadership = leadership
+        self._confirmed_file = ConfirmedFile(Disk(), store.root)
         self._store = store
         self._config = config
+        self._broker_name = broker_name
         self._is_sync = config.role is BrokerRole.SYNC_MASTER
         self.follower: HaFollower | None = None
         if config.role is BrokerRole.SLAVE:
-            confirmed_file = ConfirmedFile(Disk(), store.root)
             self.follower = HaFollower(
-                store, config, broker_name, clock, follower_writer, confirmed_file, on_truncated
+                store,
+                config,
+                broker_name,
+                clock,
+                follower_writer,
+                self._confirmed_file,
+                on_truncated,
+                leadership,
             )
         follower = self.follower
         self.service = HaService(
@@ -66,6 +78,7 @@ class Replication:
             draw,
             self._note_verdict,
             (lambda: follower.view) if follower is not None else None,
+            leadership,
         )
         self._confirmed_position = 0
         """By all verdicts so far. The ha lane."""
@@ -80,6 +93,11 @@ class Replication:
         if self.follower is not None:
             return
         self._send, self._waiting, self._writer = send, waiting, writer
+        positions = self._store.positions
+        if self._leadership is not None:
+            # What was confirmed stays so, whoever leads; all else waits for the in-sync set.
+            positions.note_replicated(min(self._confirmed_file.read(), positions.appended))
+            positions.on_appended.append(self._confirm_alone)
         self._apply(self.service.verdict)
         self._store.keep_from_position = lambda: self.service.kept_position
         self.service.begin(lane)
@@ -103,6 +121,20 @@ class Replication:
         """Ends; no lane runs any more."""
         if self.follower is not None:
             self.follower.close()
+        elif self._leadership is not None:
+            self._confirmed_file.write(self._store.positions.confirmed)
+
+    def _confirm_alone(self, end_position: int) -> None:
+        """After an append, where no other copy is waited for. The send lane."""
+        assert self._leadership is not None
+        assert self._send is not None
+        if not self.service.standing.alone:
+            return
+        standing = self._leadership.confirm_alone(end_position)
+        if standing.alone:
+            verdict = self.service.verdict_of(standing)
+            self._send.confirmation.change(verdict, self._confirmed_position)
+            self._store.positions.note_replicated(standing.confirmed_position)
 
     def _note_verdict(self, verdict: Verdict) -> None:
         """On the ha lane."""
@@ -140,6 +172,8 @@ class Replication:
                 "SLAVE_NOT_AVAILABLE" if verdict.is_short else "SEND_OK again",
             )
         send.shortage = self._shortage(verdict) if verdict.refuses else None
+        if self._leadership is not None and not self.service.standing.takes_sends:
+            send.shortage = changing_hands(self._broker_name)
         self._waiting.resolve()
 
     def _shortage(self, verdict: Verdict) -> ServiceError:
@@ -155,3 +189,14 @@ class Replication:
             },
             retry_delay_ms=RETRY_DELAY_MS,
         )
+
+
+def changing_hands(broker_name: str) -> ServiceError:
+    """The lead goes to another broker, or may have."""
+    return ServiceError(
+        Code.FAILED_PRECONDITION,
+        "NOT_MASTER",
+        f"this broker does not lead {broker_name} now: nothing was stored; ask the route who does, and try again",
+        metadata={"broker_name": broker_name, "broker_id": "0"},
+        retry_delay_ms=CHANGING_DELAY_MS,
+    )

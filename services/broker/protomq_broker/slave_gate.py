@@ -42,6 +42,7 @@ SERVED: Final = frozenset(
         "TrackService/TrackMessage",
         "HaService/GetHaStatus",
         "LogService/ReadLog",
+        "HaService/OrderLead",
     )
 )
 """Paths of the methods that change nothing in the log."""
@@ -58,14 +59,14 @@ def not_master(broker_name: str, broker_id: int) -> ServiceError:
 
 
 def check_not_behind(topic: str, queue_id: int, queue_offset: int, end_offset: int) -> None:
-    """Raises ServiceError for an offset behind what a slave has of a queue: its master may have it, so it is not illegal."""
+    """Raises ServiceError for an offset behind what a slave, or a master that has just begun, may give of a queue: it is not illegal."""
     if queue_offset <= end_offset:
         return
     raise ServiceError(
         Code.UNAVAILABLE,
         "REPLICA_BEHIND",
-        f"this slave has queue {queue_id} of {topic!r} up to offset {end_offset}, and {queue_offset} was asked for: ask again later, or "
-        "the master",
+        f"this broker may give queue {queue_id} of {topic!r} up to offset {end_offset}, and {queue_offset} was asked for: ask again later, "
+        "or the master",
         metadata={
             "topic": topic,
             "queue_id": str(queue_id),

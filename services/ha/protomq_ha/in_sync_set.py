@@ -8,7 +8,8 @@ Rules
 - A member joins with all that is confirmed, and with all that was in the log when this master began: what an earlier master has
   acknowledged is in there. What it said last must be an answer to something said since the set has been what it is. A member that leaves
   because it may have lost the end of its log writes the set: so what it had said before does not bring it back.
-- A member that does not keep up for the time-out leaves.
+- A member that does not keep up for the time-out leaves. The master before this one, whose lease ran out, has had that time already: it
+  leaves at once, and joins when it is back.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ class InSyncSet:
         """Whoever may be in the set, but the master."""
         return self.members.union(*self._proposals) - {self.own}
 
-    def begin(self, start_position: int, now_ms: int) -> None:
-        """The master takes sends from now on; all members have time to come."""
+    def begin(self, start_position: int, now_ms: int, gone: str = "") -> None:
+        """The master takes sends from now on; all members have time to come, but for the one that is `gone`."""
         self.start_position = start_position
-        self._live_ms = dict.fromkeys(self.members, now_ms)
+        self._live_ms = dict.fromkeys(self.members - {gone}, now_ms)
 
     def propose(self, members: frozenset[str]) -> None:
         """A compare-and-swap to these members is about to be sent."""
@@ -84,7 +85,7 @@ class InSyncSet:
         floor = max(self.confirmed_position, self.start_position)
         live = {member for member, report in reports.items() if report.is_live}
         self._live_ms.update(dict.fromkeys(live, now_ms))
-        kept = {each for each in self.members if now_ms - self._live_ms.get(each, 0) < timeout_ms}
+        kept = {each for each in self.members if each in self._live_ms and now_ms - self._live_ms[each] < timeout_ms}
         joins = {
             each
             for each in live

@@ -114,6 +114,8 @@ class Leadership:
         self._order_revision = 0
         self._hand_over_until_ms = 0
         self._gave_away = False
+        self._gone = ""
+        """The master whose lease ran out last, as far as this member has seen it."""
 
     # What others ask.
 
@@ -193,7 +195,8 @@ class Leadership:
             assert self.in_sync is not None
             self.role, self.own_epoch, self._log_is_empty = Role.LEADING, epoch, False
             self._end_position, self._reports = end_position, {}
-            self.in_sync.begin(end_position, now_ms)
+            self.in_sync.begin(end_position, now_ms, self._gone)
+            self._gone = ""
         return self._advance(now_ms)
 
     def report(
@@ -245,6 +248,10 @@ class Leadership:
         master = view.master
         is_own = master is not None and master.member == self.settings.member
         self._master_lease = master.lease if master is not None and is_own else 0
+        if master is not None and not is_own:
+            self._gone = master.member
+        elif view.in_sync is not None and view.in_sync.successor:
+            self._gone = ""  # it has handed over, and is there
         if self.in_sync is not None and not self._is_deposed(view):
             assert view.in_sync is not None
             self.in_sync.settle(view.in_sync.members, view.in_sync.revision, now_ms)

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .in_sync_set import MemberReport
+
 
 class ImpossibleAckError(Exception):
     """A slave says that it has what this session has not sent, or less than before, or has synced what it has not written.
@@ -111,6 +113,7 @@ class Replica:
         sent_position: the session has sent the log up to there; written_position, flushed_position: it has said that it has that.
         heard_ms: when it said something; caught_up_ms: when the log had no more than it has now; None: never yet.
         goal: (where the log ended, when): caught up as of then, once it has that.
+        said_ms: what it was told last was said then; asked_ms: what it has said follows what was said then. 0: nothing yet.
     """
 
     replica_id: int
@@ -123,6 +126,8 @@ class Replica:
     heard_ms: int
     caught_up_ms: int | None = None
     goal: tuple[int, int] | None = None
+    said_ms: int = 0
+    asked_ms: int = 0
 
 
 class ReplicaTable:
@@ -197,6 +202,34 @@ class ReplicaTable:
             replica.caught_up_ms, replica.goal = now_ms, None
         elif replica.goal is not None and has >= replica.goal[0]:
             replica.caught_up_ms, replica.goal = replica.goal[1], None
+
+    def note_said(self, session: int, said_ms: int) -> None:
+        """The session is about to be told something."""
+        self._by_session[session].said_ms = said_ms
+
+    def note_heard(self, session: int, heard_ms: int) -> None:
+        """What a slave says follows what was said to it then. Raises ImpossibleAckError: nothing has changed."""
+        replica = self._by_session[session]
+        if not 0 <= heard_ms <= replica.said_ms:
+            raise ImpossibleAckError(
+                "heard_ms", f"is {heard_ms}; this session was told something at {replica.said_ms} last"
+            )
+        replica.asked_ms = max(replica.asked_ms, heard_ms)
+
+    def reports(self, log_end: int, now_ms: int, silence_max_ms: int) -> dict[str, MemberReport]:
+        """The slaves as members of the in-sync set, as far as they have answered something in their session.
+
+        `silence_max_ms`: who says nothing for this time does not keep up.
+        """
+        return {
+            str(each.store_id): MemberReport(
+                self._counted(each),
+                now_ms - each.heard_ms < silence_max_ms and self._is_in_sync(each, log_end, now_ms),
+                each.asked_ms,
+            )
+            for each in self._by_session.values()
+            if each.asked_ms
+        }
 
     def silent(self, now_ms: int) -> Sequence[int]:
         """Sessions of slaves that have been silent for too long."""

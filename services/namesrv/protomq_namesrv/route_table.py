@@ -10,6 +10,7 @@ Rules
 - A broker is removed when it says so, when `expiry_ms` pass without a register or heartbeat, or when its hold ended and it did
   not hold again within a grace: `broken_grace_ms` after a broken connection, `renewal_grace_ms` after an answer. One that never
   held (any generated client may register) is not asked to.
+- Masters that were elected have an epoch: the name goes to a higher one at once, and never back to a lower one.
 - What was removed leaves a tombstone for `expiry_ms`: a lower incarnation of the same store stays out, and after an unregister the same
   one too, since a late register of a process that has stopped must not bring it back. Not for ever: a clock that was set back between two
   starts would lock the broker out.
@@ -116,10 +117,9 @@ class RouteTable:
         with self._lock:
             liveness = self._liveness.get(key)
             takes_over = (
-                is_returning
-                and liveness is not None
+                liveness is not None
                 and liveness.store_id != store_id
-                and now_ms < liveness.newcomer_until_ms
+                and self._goes_before(registration, liveness, now_ms, is_returning=is_returning)
             )
             if takes_over and liveness is not None:
                 self._remove(key, liveness.incarnation, now_ms)
@@ -300,6 +300,16 @@ class RouteTable:
                     "incarnation_min": str(incarnation_min),
                 },
             )
+
+    def _goes_before(
+        self, registration: Registration, holder: _Liveness, now_ms: int, *, is_returning: bool
+    ) -> bool:
+        """Whether a broker gets the name that another store has."""
+        epoch = registration.broker.epoch
+        known_epoch = self._registrations[registration.key].broker.epoch
+        if epoch and known_epoch and epoch != known_epoch:
+            return epoch > known_epoch
+        return is_returning and now_ms < holder.newcomer_until_ms
 
     def _name_taken(self, key: BrokerKey, holder: _Liveness, now_ms: int) -> ServiceError:
         address = self._registrations[key].broker.grpc_address

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protomq_broker.config import BrokerConfig, LaneSizes
+from protomq_broker.config import BrokerConfig, EtcdConfig, LaneSizes
 from protomq_runtime.addresses import Address
 
 
@@ -35,3 +35,37 @@ def test_a_lane_has_threads_and_room(name: str) -> None:
 def test_several_name_servers_may_stand_in_one_text() -> None:
     config = BrokerConfig(namesrv=("a:1;b:2", "a:1"))
     assert config.name_server_addresses == (Address("a", 1), Address("b", 2))
+
+
+ETCD = EtcdConfig(endpoints=("http://a:2379;https://b:2379", "http://a:2379"))
+ELECTED = {"etcd": ETCD, "broker_name": "n", "broker_role": "SYNC_MASTER", "broker_id": 1}
+
+
+def test_brokers_that_elect_their_master_are_sync_masters_with_ids_of_their_own() -> None:
+    assert BrokerConfig(**ELECTED).etcd.urls == ("http://a:2379", "https://b:2379")  # type: ignore[arg-type]
+    for changes, message in (
+        ({"broker_role": "ASYNC_MASTER"}, "it must be SYNC_MASTER"),
+        ({"broker_role": "SLAVE"}, "it must be SYNC_MASTER"),
+        ({"broker_id": 0}, "a broker_id above 0 of its own"),
+        ({"broker_name": ""}, "the same broker_name"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            BrokerConfig(**(ELECTED | changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"endpoints": ("a:2379",)}, "each must be http://host:port"),
+        ({"endpoints": ("http://a:2379/v3",)}, "each must be http://host:port"),
+        ({"prefix": "protomq"}, "it must begin with a slash"),
+        ({"prefix": "/protomq/"}, "and end without one"),
+        ({"lease_ttl_ms": 1_000}, "it must be 2000 to 60000"),
+        ({"lease_ttl_ms": 2_500}, "whole seconds"),
+        ({"renew_interval_ms": 1_001}, "it must be 1 to 1000, a third"),
+        ({"read_interval_ms": 0}, "read_interval_ms must be above 0"),
+    ],
+)
+def test_what_etcd_or_a_lease_cannot_be_is_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        EtcdConfig(**values)

@@ -73,6 +73,16 @@ def test_a_member_leaves_when_it_has_not_kept_up_for_the_time_out() -> None:
     assert wanted(made, late, 2 * TIMEOUT_MS - 1) == {"m"}
 
 
+def test_the_master_that_lost_its_lease_leaves_at_once_and_comes_back_when_it_has_caught_up() -> None:
+    made = InSyncSet("m", frozenset({"m", "old", "a"}), 1, now_ms=0)
+    made.begin(50, now_ms=0, gone="old")
+    assert wanted(made, {}) == {"m", "a"}, "the other one has time to come"
+    assert wanted(made, {"old": live(49)}) == {"m", "old", "a"}, "it is there after all"
+    made.settle(frozenset({"m", "a"}), 2, now_ms=5)
+    assert wanted(made, {"old": live(49, 5)._replace(is_live=False)}, TIMEOUT_MS + 9) == {"m"}
+    assert wanted(made, {"old": live(50, 5), "a": live(0, 5)}, 9) == {"m", "old", "a"}
+
+
 def test_promises_hold_as_long_as_the_first_one_that_ends() -> None:
     made = a_set("m", "a", "b")
     assert made.vouched_until(30, {"a": live(0, 10), "b": live(0, 5)}) == 35

@@ -249,3 +249,28 @@ def test_confirmed_never_falls_while_the_same_slaves_are_in_sync(
         confirmed = table.verdict(200, 0).confirmed_position
         assert confirmed >= last
         last = confirmed
+
+
+def test_what_a_slave_says_follows_what_it_was_told() -> None:
+    table = joined(None, 1)
+    table.note_sent(1, 100, 100, 0)
+    table.note_said(1, 5_000)
+    with pytest.raises(ImpossibleAckError, match="told something at 5000 last"):
+        table.note_heard(1, 5_001)
+    assert table.reports(100, 0, TIMEOUT_MS) == {}, "it has answered nothing yet"
+    table.note_heard(1, 5_000)
+    table.note_acknowledged(1, 60, 0, 100, 10)
+    (member,) = table.reports(100, 10, TIMEOUT_MS)
+    assert member == "101", "a member is a store"
+    assert table.reports(100, 10, TIMEOUT_MS)[member] == (60, True, 5_000)
+    assert not table.reports(100, 10 + TIMEOUT_MS // 2, TIMEOUT_MS // 2)[member].is_live
+    table.note_heard(1, 4_000)
+    assert table.reports(100, 10, TIMEOUT_MS)[member].asked_ms == 5_000
+
+
+def test_a_new_session_has_answered_nothing() -> None:
+    table = joined(None, 1)
+    table.note_said(1, 5_000)
+    table.note_heard(1, 5_000)
+    table.join(1, 101, 7, "host1", 0, 20)
+    assert table.reports(0, 20, TIMEOUT_MS) == {}

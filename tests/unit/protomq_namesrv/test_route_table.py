@@ -37,6 +37,7 @@ def registration(
     permission: Permission.ValueType = READ_WRITE,
     topic_permission: Permission.ValueType = READ_WRITE,
     auto_create_queues: int = 0,
+    epoch: int = 0,
 ) -> Registration:
     broker = Broker(
         cluster="c",
@@ -47,6 +48,7 @@ def registration(
         store_id=store_id,
         permission=permission,
         auto_create_queues=auto_create_queues,
+        epoch=epoch,
     )
     shares = {
         topic: TopicShare(queues, queues, topic_permission)
@@ -703,3 +705,28 @@ RouteTableMachine.TestCase.settings = settings(
     max_examples=100, stateful_step_count=40, deadline=None
 )
 test_table_agrees_with_a_naive_model = pytest.mark.slow(RouteTableMachine.TestCase)
+
+
+def test_the_name_goes_to_the_master_of_the_later_election_however_alive_the_other_is() -> None:
+    table = RouteTable(LIVENESS)
+    table.register(registration(incarnation=200, store_id=1, epoch=4), 0)
+    table.open_hold(A, 200, 0, store_id=1)
+    assert table.register(registration(incarnation=100, store_id=2, epoch=5), 10)
+    assert not table.heartbeat(A, 100, Version(1, 0), 20, store_id=2), "it is known"
+    for call in (
+        lambda: table.register(registration(incarnation=300, store_id=1, epoch=4), 20),
+        lambda: table.register(
+            registration(incarnation=300, store_id=1, epoch=4), 20, is_returning=True
+        ),
+        lambda: table.heartbeat(A, 200, Version(1, 0), 20, store_id=1),
+    ):
+        with pytest.raises(ServiceError) as error:
+            call()
+        assert error.value.reason == "NAME_TAKEN"
+
+
+def test_a_master_without_an_epoch_loses_its_name_to_no_epoch() -> None:
+    table = RouteTable(LIVENESS)
+    table.register(registration(store_id=1), 0)
+    with pytest.raises(ServiceError):
+        table.register(registration(store_id=2, epoch=9), 10)

@@ -75,6 +75,30 @@ BROKER_ROLE_SLAVE: BrokerRole.ValueType  # 3
 """A slave."""
 Global___BrokerRole: _TypeAlias = BrokerRole  # noqa: Y015
 
+class _OrderKind:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OrderKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OrderKind.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    ORDER_KIND_UNSPECIFIED: _OrderKind.ValueType  # 0
+    """Not an order."""
+    ORDER_KIND_SWITCH: _OrderKind.ValueType  # 1
+    """The master gives the lead to a member of the in-sync set; nothing is lost."""
+    ORDER_KIND_PROMOTE_UNCLEAN: _OrderKind.ValueType  # 2
+    """The member leads, whatever it lacks. The old master must have been stopped."""
+
+class OrderKind(_OrderKind, metaclass=_OrderKindEnumTypeWrapper):
+    """OrderKind is what an operator wants."""
+
+ORDER_KIND_UNSPECIFIED: OrderKind.ValueType  # 0
+"""Not an order."""
+ORDER_KIND_SWITCH: OrderKind.ValueType  # 1
+"""The master gives the lead to a member of the in-sync set; nothing is lost."""
+ORDER_KIND_PROMOTE_UNCLEAN: OrderKind.ValueType  # 2
+"""The member leads, whatever it lacks. The old master must have been stopped."""
+Global___OrderKind: _TypeAlias = OrderKind  # noqa: Y015
+
 @_typing.final
 class LogPoint(_message.Message):
     """LogPoint is the end of an append: two logs that have the same point are the same in front of it."""
@@ -121,6 +145,8 @@ class FetchRequest(_message.Message):
     FLUSHED_POSITION_FIELD_NUMBER: _builtins.int
     SIZE_MAX_BYTES_FIELD_NUMBER: _builtins.int
     HOLD_MS_FIELD_NUMBER: _builtins.int
+    HEARD_MS_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     """The session, from the first answer; 0 begins one, and ends the one that this slave had before."""
     broker_name: _builtins.str
@@ -139,6 +165,10 @@ class FetchRequest(_message.Message):
     """Maximum size of the answer's part of the log; absent or 0: what the master is configured with, which is the most, too."""
     hold_ms: _builtins.int
     """How long the master may hold the call, in milliseconds; absent or 0: the master's heartbeat interval, which is the most, too."""
+    heard_ms: _builtins.int
+    """The latest `said_ms` of this session's answers that the slave has stored; 0: none."""
+    epoch: _builtins.int
+    """To begin a session: the epoch in which the master leads by etcd; another one is refused (NOT_MASTER). 0: roles are fixed."""
     @_builtins.property
     def end(self) -> Global___LogPoint:
         """To begin a session: the end of the slave's log. The answer begins there, or, if the position is 0, where the master's log begins."""
@@ -156,10 +186,12 @@ class FetchRequest(_message.Message):
         flushed_position: _builtins.int = ...,
         size_max_bytes: _builtins.int = ...,
         hold_ms: _builtins.int = ...,
+        heard_ms: _builtins.int = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["end", b"end"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "broker_id", b"broker_id", "broker_name", b"broker_name", "end", b"end", "flushed_position", b"flushed_position", "hold_ms", b"hold_ms", "session", b"session", "size_max_bytes", b"size_max_bytes", "store_id", b"store_id", "written_position", b"written_position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "broker_id", b"broker_id", "broker_name", b"broker_name", "end", b"end", "epoch", b"epoch", "flushed_position", b"flushed_position", "heard_ms", b"heard_ms", "hold_ms", b"hold_ms", "session", b"session", "size_max_bytes", b"size_max_bytes", "store_id", b"store_id", "written_position", b"written_position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -180,6 +212,7 @@ class FetchResponse(_message.Message):
     SEGMENT_SIZE_BYTES_FIELD_NUMBER: _builtins.int
     COUNTS_FLUSHED_FIELD_NUMBER: _builtins.int
     HEARTBEAT_INTERVAL_MS_FIELD_NUMBER: _builtins.int
+    SAID_MS_FIELD_NUMBER: _builtins.int
     LOG_FIELD_NUMBER: _builtins.int
     status: Global___FetchStatus.ValueType
     """The outcome."""
@@ -199,6 +232,8 @@ class FetchResponse(_message.Message):
     """Whether the master counts what is on stable storage (SYNC_FLUSH), so that the slave should sync at once."""
     heartbeat_interval_ms: _builtins.int
     """The master's heartbeat interval in milliseconds: it says something at least that often."""
+    said_ms: _builtins.int
+    """When the answer was given, by a clock of the master's that only the master reads; 0: roles are fixed."""
     log: _builtins.bytes
     """The log from `position` on, as it stands in the master's segments. It may end within an append. The last field of an answer."""
     def __init__(
@@ -213,11 +248,12 @@ class FetchResponse(_message.Message):
         segment_size_bytes: _builtins.int = ...,
         counts_flushed: _builtins.bool = ...,
         heartbeat_interval_ms: _builtins.int = ...,
+        said_ms: _builtins.int = ...,
         log: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed_position", b"confirmed_position", "counts_flushed", b"counts_flushed", "end_position", b"end_position", "first_position", b"first_position", "heartbeat_interval_ms", b"heartbeat_interval_ms", "log", b"log", "position", b"position", "segment_size_bytes", b"segment_size_bytes", "session", b"session", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["confirmed_position", b"confirmed_position", "counts_flushed", b"counts_flushed", "end_position", b"end_position", "first_position", b"first_position", "heartbeat_interval_ms", b"heartbeat_interval_ms", "log", b"log", "position", b"position", "said_ms", b"said_ms", "segment_size_bytes", b"segment_size_bytes", "session", b"session", "status", b"status"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -232,11 +268,14 @@ class AcknowledgeRequest(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     WRITTEN_POSITION_FIELD_NUMBER: _builtins.int
     FLUSHED_POSITION_FIELD_NUMBER: _builtins.int
+    HEARD_MS_FIELD_NUMBER: _builtins.int
     session: _builtins.int
     """The session."""
     written_position: _builtins.int
     """As in FetchRequest."""
     flushed_position: _builtins.int
+    """As in FetchRequest."""
+    heard_ms: _builtins.int
     """As in FetchRequest."""
     def __init__(
         self,
@@ -244,10 +283,11 @@ class AcknowledgeRequest(_message.Message):
         session: _builtins.int = ...,
         written_position: _builtins.int = ...,
         flushed_position: _builtins.int = ...,
+        heard_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["flushed_position", b"flushed_position", "session", b"session", "written_position", b"written_position"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["flushed_position", b"flushed_position", "heard_ms", b"heard_ms", "session", b"session", "written_position", b"written_position"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -379,6 +419,7 @@ class GetHaStatusResponse(_message.Message):
     MASTER_END_POSITION_FIELD_NUMBER: _builtins.int
     MASTER_SILENCE_MS_FIELD_NUMBER: _builtins.int
     PROBLEM_FIELD_NUMBER: _builtins.int
+    LEADERSHIP_FIELD_NUMBER: _builtins.int
     role: Global___BrokerRole.ValueType
     """The broker's role."""
     broker_name: _builtins.str
@@ -413,6 +454,10 @@ class GetHaStatusResponse(_message.Message):
     def replicas(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaStatus]:
         """On a master: its slaves."""
 
+    @_builtins.property
+    def leadership(self) -> Global___Leadership:
+        """Where the master is elected in etcd: what this broker knows of that."""
+
     def __init__(
         self,
         *,
@@ -432,16 +477,110 @@ class GetHaStatusResponse(_message.Message):
         master_end_position: _builtins.int = ...,
         master_silence_ms: _builtins.int | None = ...,
         problem: _builtins.str = ...,
+        leadership: Global___Leadership | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_master_silence_ms", b"_master_silence_ms", "master_silence_ms", b"master_silence_ms"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_master_silence_ms", b"_master_silence_ms", "leadership", b"leadership", "master_silence_ms", b"master_silence_ms"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_master_silence_ms", b"_master_silence_ms", "broker_id", b"broker_id", "broker_name", b"broker_name", "confirmed_position", b"confirmed_position", "end_position", b"end_position", "epoch", b"epoch", "first_position", b"first_position", "flushed_position", b"flushed_position", "in_sync_count", b"in_sync_count", "in_sync_replicas", b"in_sync_replicas", "master_address", b"master_address", "master_end_position", b"master_end_position", "master_silence_ms", b"master_silence_ms", "min_in_sync_replicas", b"min_in_sync_replicas", "problem", b"problem", "replicas", b"replicas", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_master_silence_ms", b"_master_silence_ms", "broker_id", b"broker_id", "broker_name", b"broker_name", "confirmed_position", b"confirmed_position", "end_position", b"end_position", "epoch", b"epoch", "first_position", b"first_position", "flushed_position", b"flushed_position", "in_sync_count", b"in_sync_count", "in_sync_replicas", b"in_sync_replicas", "leadership", b"leadership", "master_address", b"master_address", "master_end_position", b"master_end_position", "master_silence_ms", b"master_silence_ms", "min_in_sync_replicas", b"min_in_sync_replicas", "problem", b"problem", "replicas", b"replicas", "role", b"role"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__master_silence_ms: _TypeAlias = _typing.Literal["master_silence_ms"]  # noqa: Y015
     _WhichOneofArgType__master_silence_ms: _TypeAlias = _typing.Literal["_master_silence_ms", b"_master_silence_ms"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__master_silence_ms) -> _WhichOneofReturnType__master_silence_ms | None: ...
 
 Global___GetHaStatusResponse: _TypeAlias = GetHaStatusResponse  # noqa: Y015
+
+@_typing.final
+class Leadership(_message.Message):
+    """Leadership is what a broker knows of who leads."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMBER_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    MASTER_FIELD_NUMBER: _builtins.int
+    IN_SYNC_FIELD_NUMBER: _builtins.int
+    PROBLEMS_FIELD_NUMBER: _builtins.int
+    member: _builtins.str
+    """Name of this broker's store in etcd."""
+    state: _builtins.str
+    """What it does: FOLLOWING, STOPPING, RUNNING, OPENING, LEADING or HANDING_OVER."""
+    epoch: _builtins.int
+    """Epoch of the last election."""
+    master: _builtins.str
+    """The member that leads; "" if none does."""
+    @_builtins.property
+    def in_sync(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Members that have all that was acknowledged: one of them leads next."""
+
+    @_builtins.property
+    def problems(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """What an operator should know, such as that etcd does not answer."""
+
+    def __init__(
+        self,
+        *,
+        member: _builtins.str = ...,
+        state: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        master: _builtins.str = ...,
+        in_sync: _abc.Iterable[_builtins.str] | None = ...,
+        problems: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "in_sync", b"in_sync", "master", b"master", "member", b"member", "problems", b"problems", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Leadership: _TypeAlias = Leadership  # noqa: Y015
+
+@_typing.final
+class OrderLeadRequest(_message.Message):
+    """OrderLeadRequest is an order."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BROKER_NAME_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    broker_name: _builtins.str
+    """Name of the broker."""
+    kind: Global___OrderKind.ValueType
+    """What is wanted."""
+    member: _builtins.str
+    """The member that is to lead; "": the master chooses, for a switch."""
+    def __init__(
+        self,
+        *,
+        broker_name: _builtins.str = ...,
+        kind: Global___OrderKind.ValueType = ...,
+        member: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_name", b"broker_name", "kind", b"kind", "member", b"member"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OrderLeadRequest: _TypeAlias = OrderLeadRequest  # noqa: Y015
+
+@_typing.final
+class OrderLeadResponse(_message.Message):
+    """OrderLeadResponse is empty: the order stands in etcd; GetHaStatus tells what became of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OrderLeadResponse: _TypeAlias = OrderLeadResponse  # noqa: Y015
 
 @_typing.final
 class ReplicaStatus(_message.Message):

@@ -55,6 +55,11 @@ class HaServiceStub(object):
                 request_serializer=protomq_dot_v1_dot_ha__service__pb2.GetHaStatusRequest.SerializeToString,
                 response_deserializer=protomq_dot_v1_dot_ha__service__pb2.GetHaStatusResponse.FromString,
                 _registered_method=True)
+        self.OrderLead = channel.unary_unary(
+                '/protomq.v1.HaService/OrderLead',
+                request_serializer=protomq_dot_v1_dot_ha__service__pb2.OrderLeadRequest.SerializeToString,
+                response_deserializer=protomq_dot_v1_dot_ha__service__pb2.OrderLeadResponse.FromString,
+                _registered_method=True)
 
 
 class HaServiceServicer(object):
@@ -90,6 +95,14 @@ class HaServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OrderLead(self, request, context):
+        """OrderLead leaves an order for the brokers of this name in etcd: a switch, or an unclean promotion. Any of them takes it. UNSUPPORTED: they
+        elect nobody.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_HaServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -112,6 +125,11 @@ def add_HaServiceServicer_to_server(servicer, server):
                     servicer.GetHaStatus,
                     request_deserializer=protomq_dot_v1_dot_ha__service__pb2.GetHaStatusRequest.FromString,
                     response_serializer=protomq_dot_v1_dot_ha__service__pb2.GetHaStatusResponse.SerializeToString,
+            ),
+            'OrderLead': grpc.unary_unary_rpc_method_handler(
+                    servicer.OrderLead,
+                    request_deserializer=protomq_dot_v1_dot_ha__service__pb2.OrderLeadRequest.FromString,
+                    response_serializer=protomq_dot_v1_dot_ha__service__pb2.OrderLeadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -223,6 +241,33 @@ class HaService(object):
             '/protomq.v1.HaService/GetHaStatus',
             protomq_dot_v1_dot_ha__service__pb2.GetHaStatusRequest.SerializeToString,
             protomq_dot_v1_dot_ha__service__pb2.GetHaStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OrderLead(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protomq.v1.HaService/OrderLead',
+            protomq_dot_v1_dot_ha__service__pb2.OrderLeadRequest.SerializeToString,
+            protomq_dot_v1_dot_ha__service__pb2.OrderLeadResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -43,6 +43,10 @@ class HaServiceStub:
     """CompareLog tells of the master's log what a slave needs to find the last point at which both agree."""
     GetHaStatus: _grpc.UnaryUnaryMultiCallable[_ha_service_pb2.GetHaStatusRequest, _ha_service_pb2.GetHaStatusResponse]
     """GetHaStatus tells how replication stands, on a master and on a slave."""
+    OrderLead: _grpc.UnaryUnaryMultiCallable[_ha_service_pb2.OrderLeadRequest, _ha_service_pb2.OrderLeadResponse]
+    """OrderLead leaves an order for the brokers of this name in etcd: a switch, or an unclean promotion. Any of them takes it. UNSUPPORTED: they
+    elect nobody.
+    """
 
 @_typing.type_check_only
 class HaServiceAsyncStub(HaServiceStub):
@@ -59,6 +63,10 @@ class HaServiceAsyncStub(HaServiceStub):
     """CompareLog tells of the master's log what a slave needs to find the last point at which both agree."""
     GetHaStatus: _aio.UnaryUnaryMultiCallable[_ha_service_pb2.GetHaStatusRequest, _ha_service_pb2.GetHaStatusResponse]  # type: ignore[assignment]
     """GetHaStatus tells how replication stands, on a master and on a slave."""
+    OrderLead: _aio.UnaryUnaryMultiCallable[_ha_service_pb2.OrderLeadRequest, _ha_service_pb2.OrderLeadResponse]  # type: ignore[assignment]
+    """OrderLead leaves an order for the brokers of this name in etcd: a switch, or an unclean promotion. Any of them takes it. UNSUPPORTED: they
+    elect nobody.
+    """
 
 class HaServiceServicer(metaclass=_abc_1.ABCMeta):
     """HaService gives a master's log to its slaves, octet by octet (RocketMQ: HAService). docs/ha.md describes the exchange."""
@@ -96,5 +104,15 @@ class HaServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_ha_service_pb2.GetHaStatusResponse, _abc.Awaitable[_ha_service_pb2.GetHaStatusResponse]]:
         """GetHaStatus tells how replication stands, on a master and on a slave."""
+
+    @_abc_1.abstractmethod
+    def OrderLead(
+        self,
+        request: _ha_service_pb2.OrderLeadRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ha_service_pb2.OrderLeadResponse, _abc.Awaitable[_ha_service_pb2.OrderLeadResponse]]:
+        """OrderLead leaves an order for the brokers of this name in etcd: a switch, or an unclean promotion. Any of them takes it. UNSUPPORTED: they
+        elect nobody.
+        """
 
 def add_HaServiceServicer_to_server(servicer: HaServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

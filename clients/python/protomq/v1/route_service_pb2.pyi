@@ -36,6 +36,7 @@ class Broker(_message.Message):
     PERMISSION_FIELD_NUMBER: _builtins.int
     AUTO_CREATE_QUEUES_FIELD_NUMBER: _builtins.int
     STORE_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
     cluster: _builtins.str
     """Cluster to which it belongs."""
     broker_name: _builtins.str
@@ -56,6 +57,8 @@ class Broker(_message.Message):
     """Number of queues of a topic that this broker creates on the first send; 0: it creates no topics by itself."""
     store_id: _builtins.int
     """Random number of the broker's store, the same at each of its starts. A name belongs to one store at a time (NAME_TAKEN)."""
+    epoch: _builtins.int
+    """Of a master that was elected in etcd: its epoch. The name goes to the higher one, however alive the other is. 0: the role is fixed."""
     def __init__(
         self,
         *,
@@ -69,10 +72,11 @@ class Broker(_message.Message):
         permission: _topic_pb2.Permission.ValueType = ...,
         auto_create_queues: _builtins.int = ...,
         store_id: _builtins.int = ...,
+        epoch: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_create_queues", b"auto_create_queues", "broker_id", b"broker_id", "broker_name", b"broker_name", "cluster", b"cluster", "grpc_address", b"grpc_address", "ha_address", b"ha_address", "incarnation", b"incarnation", "permission", b"permission", "remoting_address", b"remoting_address", "store_id", b"store_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["auto_create_queues", b"auto_create_queues", "broker_id", b"broker_id", "broker_name", b"broker_name", "cluster", b"cluster", "epoch", b"epoch", "grpc_address", b"grpc_address", "ha_address", b"ha_address", "incarnation", b"incarnation", "permission", b"permission", "remoting_address", b"remoting_address", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

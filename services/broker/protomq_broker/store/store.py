@@ -143,6 +143,8 @@ class Store:
         on_writer: Callable[[Callable[[], None]], None] = _call,
         check_plan: CheckPlan | None = None,
         follows: bool = False,
+        epoch: int | None = None,
+        waits_for_replicas: bool = False,
     ) -> Store:
         """Takes the lock, recovers, and starts the background threads (`background`: without them the caller flushes).
 
@@ -150,9 +152,10 @@ class Store:
         store's own, and incarnations of topics; without it they are not random, which tests want. `on_writer` has a function called on
         the writer thread, and returns when it is done; it may raise StoreError. Without it, who deletes writes. `check_plan`: when
         producers are asked about their transactions; RocketMQ's where it is None. `follows`: another store leads; nothing is readable
-        before `positions.note_replicated` says up to where that one's log is confirmed.
+        before `positions.note_replicated` says up to where that one's log is confirmed. `epoch`: in which it leads, one that was given to
+        it; None: the next one. `waits_for_replicas`: it leads, and nothing is readable before `positions.note_replicated` says so.
 
-        Raises StoreLockedError, StoreSettingsError, CorruptLogError, OSError; then everything is closed again.
+        Raises StaleEpochError, StoreLockedError, StoreSettingsError, CorruptLogError, OSError; then everything is closed again.
         """
         disk = disk or Disk()
         root = os.path.abspath(root)
@@ -164,8 +167,17 @@ class Store:
             recovery = files.recover()
             files.settle_epochs(recovery.log)
             end = recovery.log.tail.position
-            epoch = files.end_epoch(end) if follows else files.begin_epoch(end)
-            store = cls(files, recovery, epoch, clock, on_writer, queues_default, follows=follows)
+            epoch = files.end_epoch(end) if follows else files.begin_epoch(end, epoch)
+            store = cls(
+                files,
+                recovery,
+                epoch,
+                clock,
+                on_writer,
+                queues_default,
+                follows=follows,
+                waits_for_replicas=follows or waits_for_replicas,
+            )
             store._run(background)
         except BaseException:
             lock.release()
@@ -182,6 +194,7 @@ class Store:
         queues_default: int,
         *,
         follows: bool,
+        waits_for_replicas: bool,
     ) -> None:
         """Wires what was recovered; nothing runs yet."""
         disk, root, config = files.disk, files.root, files.config
@@ -215,7 +228,9 @@ class Store:
         self._checkpointed_position = recovery.replay_position
         self._start = recovery.start
         self._counters: dict[str, TopicCounters] = {}
-        self._wire_log(recovery, epoch, follows=follows)
+        self._wire_log(
+            recovery, epoch, follows=follows, waits_for_replicas=waits_for_replicas
+        )
         self._wire_reading(recovery)
         self._wire_states(recovery)
         if follows:
@@ -224,14 +239,16 @@ class Store:
             self._restore_topics()
         self._wire_upkeep()
 
-    def _wire_log(self, recovery: Recovery, epoch: int, *, follows: bool) -> None:
+    def _wire_log(
+        self, recovery: Recovery, epoch: int, *, follows: bool, waits_for_replicas: bool
+    ) -> None:
         """The log, its positions, and who syncs it."""
         disk, config = self._disk, self.config
         self.positions = Positions(
             recovery.log.tail,
             recovery.log.synced_position,
             waits_for_flush=config.sync_flush,
-            waits_for_replicas=follows,
+            waits_for_replicas=waits_for_replicas,
         )
         """Where the log stands; listeners join here."""
         self._log = CommitLog(disk, self._folder, self.positions, epoch=epoch)

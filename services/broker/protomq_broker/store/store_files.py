@@ -161,9 +161,11 @@ class StoreFiles:
         """The store leads from the end of its log on: in a new epoch, which is durable when this returns.
 
         `epoch`: the one that it was given; None: the next one. Raises StaleEpochError, OSError. A disk that is full leaves it in the epoch
-        in which it led last, or in the new one if that stands in the file already, so that segments can be deleted.
+        in which it led last, or in the new one if that stands in the file already, so that segments can be deleted. Not if it was given
+        one: nobody else has that.
         """
         epochs = self.epochs
+        is_given = epoch is not None
         if epoch is None:
             epoch = epochs.highest_epoch + 1
         elif epoch <= epochs.highest_epoch:
@@ -172,7 +174,7 @@ class StoreFiles:
             self.keep_epochs(epochs.begin(end, epoch, is_led=True))
         except OSError as error:
             last = epochs.row_at(end)
-            if error.errno not in DISK_FULL_ERRNOS or last is None or not last.is_led:
+            if is_given or error.errno not in DISK_FULL_ERRNOS or last is None or not last.is_led:
                 raise
             epoch = self._epoch_that_stands(last.epoch)
             log.warning("the disk is full, epoch %d is not durable yet: %s", epoch, error)

@@ -1,0 +1,167 @@
+"""A broker whose master is elected in etcd: one process, which opens its store to follow or to lead as the election says.
+
+    FOLLOWING   the store is open as a slave's, and follows whoever leads; its id is the configured one
+    LEADING     the store is open as a SYNC_MASTER's with id 0, in the epoch of its election
+
+A change of role ends all that serves, closes the store, and opens both again at the same ports. So a broker is a slave or a master from
+its start to its end, and whatever was under way gets no answer from the other role. What to do is said by `leadership_driver`; one task
+does it, one thing after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Final
+
+from protomq_ha.leadership_values import (
+    Effect,
+    Follow,
+    Lead,
+    Settings,
+    StopFollowing,
+    StopLeading,
+    TailSettled,
+)
+from protomq_ha.roles import BrokerRole
+from protomq_runtime.clock import boottime_ms
+
+from .broker import Election
+from .config import BrokerConfig, EtcdConfig
+from .etcd_gateway import HttpEtcd
+from .leadership_driver import LeadershipDriver
+from .main import BrokerProcess, with_ports_of
+from .store.files.disk import Disk
+from .tail_file import TailFile, read_boot_id
+
+log = logging.getLogger("protomq.broker")
+
+CHANGE_GRACE_S: Final = 0.3
+"""For calls that are being answered when the role changes. What waits for other copies is told to try again."""
+HEARTBEATS_OF_A_LEASE: Final = 6
+"""A slave says at least so often in the time of a lease that it is there: its word keeps a master that has lost etcd."""
+
+
+class ElectedBroker:
+    """For protomq_runtime.lifecycle. Attribute: process, the one that runs now."""
+
+    def __init__(self, config: BrokerConfig) -> None:
+        """Raises what BrokerProcess raises."""
+        self._config = config
+        self._settings = config.etcd
+        self._on_fatal: Callable[[BaseException], None] = lambda error: None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._todo: asyncio.Queue[Effect | BrokerProcess | None] = asyncio.Queue()
+        self._worker: asyncio.Task[None] | None = None
+        etcd = config.etcd
+        prefix = f"{etcd.prefix}/{config.cluster}/{config.broker_name}"
+        self.leadership = LeadershipDriver(HttpEtcd(etcd.urls, prefix), boottime_ms, self._do_soon)
+        self.process = self._make(self._config, None)
+        self._tail = TailFile(Disk(), self.process.broker.store.root, read_boot_id())
+
+    def set_on_fatal(self, on_fatal: Callable[[BaseException], None]) -> None:
+        """As protomq_runtime.lifecycle wants it."""
+        self._on_fatal = on_fatal
+        self.process.set_on_fatal(on_fatal)
+
+    async def start(self) -> None:
+        """Serves as a slave, and takes part in the election."""
+        self._loop = asyncio.get_running_loop()
+        await self.process.start()
+        self._config = with_ports_of(self.process, self._config)
+        broker, etcd = self.process.broker, self._settings
+        store = broker.store
+        tail_may_be_lost = await asyncio.to_thread(self._tail.open, syncs=store.config.sync_flush)
+        self.leadership.begin(
+            Settings(
+                str(store.id),
+                str(broker.advertised_addresses(self.process.server).remoting),
+                lease_ttl_ms=etcd.lease_ttl_ms,
+                renew_interval_ms=etcd.renew_interval_ms,
+                read_interval_ms=etcd.read_interval_ms,
+                member_timeout_ms=etcd.member_timeout_ms,
+                hand_over_timeout_ms=etcd.hand_over_timeout_ms,
+            ),
+            store.epochs.highest_epoch,
+            log_is_empty=store.appended_position == 0,
+            tail_may_be_lost=tail_may_be_lost,
+        )
+        self._worker = asyncio.create_task(self._work())
+
+    async def stop(self, grace_s: float) -> None:
+        """Ends. The lease runs out by itself: whoever is in sync takes over then."""
+        if self._worker is not None:
+            self._todo.put_nowait(None)
+            await self._worker
+        await asyncio.to_thread(self.leadership.close)
+        await self.process.stop(grace_s)
+        if self._worker is not None:
+            await asyncio.to_thread(self._tail.close)
+
+    def _do_soon(self, effect: Effect) -> None:
+        """Any thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._todo.put_nowait, effect)
+
+    def _make(self, config: BrokerConfig, epoch: int | None) -> BrokerProcess:
+        """Opens the store: to lead in this epoch, or to follow."""
+        heartbeat_ms = self._settings.lease_ttl_ms // HEARTBEATS_OF_A_LEASE
+        role = BrokerRole.SLAVE if epoch is None else BrokerRole.SYNC_MASTER
+        config = replace(
+            config,
+            etcd=EtcdConfig(),
+            broker_role=role.value,
+            broker_id=config.broker_id if epoch is None else 0,
+            ha=replace(config.ha, heartbeat_interval_ms=min(heartbeat_ms, config.ha.heartbeat_interval_ms)),
+        )
+        process = BrokerProcess(
+            config, on_truncated=self._truncated, election=Election(self.leadership, epoch)
+        )
+        process.set_on_fatal(self._on_fatal)
+        return process
+
+    def _truncated(self) -> None:
+        """On the follower's thread: its store is to be opened again."""
+        process = self.process
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._todo.put_nowait, process)
+
+    async def _work(self) -> None:
+        try:
+            while (item := await self._todo.get()) is not None:
+                await self._do(item)
+        except Exception as error:
+            log.critical("the change of role failed: %s", error)
+            self._on_fatal(error)
+
+    async def _do(self, item: Effect | BrokerProcess) -> None:
+        process, leadership = self.process, self.leadership
+        if isinstance(item, BrokerProcess):
+            if item is process:
+                await self._open_again(None)
+                log.warning("the store is open again")
+        elif isinstance(item, Follow):
+            log.info("member %s leads in epoch %d: it is followed at %s", *item[:1], item.epoch, item.address)
+            process.broker.go_on_following()
+        elif isinstance(item, StopFollowing):
+            await asyncio.to_thread(process.broker.stop_following)
+            leadership.following_stopped(process.broker.store.epochs.highest_epoch)
+        elif isinstance(item, Lead):
+            await self._open_again(item.epoch)
+            log.warning("this broker leads %s in epoch %d", self._config.broker_name, item.epoch)
+        elif isinstance(item, StopLeading):
+            log.warning("this broker does not lead %s any more", self._config.broker_name)
+            await self._open_again(None)
+        elif isinstance(item, TailSettled):
+            await asyncio.to_thread(self._tail.settle)
+
+    async def _open_again(self, epoch: int | None) -> None:
+        """The store is closed, and opened to lead in this epoch, or to follow."""
+        await self.process.stop(CHANGE_GRACE_S)
+        self.process = await asyncio.to_thread(self._make, self._config, epoch)
+        if epoch is not None:
+            store = self.process.broker.store
+            self.leadership.opened(epoch, store.appended_position)
+        await self.process.start()

@@ -1,0 +1,269 @@
+"""Drives `protomq_ha.leadership` in a broker: asks etcd, ticks, and gives threads of the broker the machine's word. One lock.
+
+    ha lane            report: what the slaves have -> what is confirmed, and may be answered
+    send lane          confirm_alone: the same after an append, where no other member is waited for
+    follower's thread  target, may_speak, heard, followed
+    elected_broker     is told all effects but `Ask`, in order; answers with opened, following_stopped
+
+Nothing here knows a store or a socket.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from protomq_ha.cluster_state import ORDER, ClusterView, Compare, Put, Transaction, encode_order
+from protomq_ha.leadership import Leadership
+from protomq_ha.leadership_values import (
+    Ask,
+    Committed,
+    Effect,
+    Follow,
+    ReadCluster,
+    Result,
+    Role,
+    Settings,
+    StopFollowing,
+    StopLeading,
+)
+
+if TYPE_CHECKING:
+    from protomq_ha.in_sync_set import MemberReport
+
+    from .etcd_gateway import EtcdGateway
+
+log = logging.getLogger("protomq.broker")
+
+TICK_S: Final = 0.1
+ASKERS: Final = 4
+"""At most one transaction, one reading and one request about the lease are under way, and an operator's order."""
+
+
+class Standing(NamedTuple):
+    """What holds for a master's sends.
+
+    Attributes:
+        copies: members of the in-sync set, itself among them.
+        confirmed_position: all of them have the log up to there, and that may be answered.
+        takes_sends: sends may be appended.
+        alone: it waits for nobody.
+    """
+
+    copies: int
+    confirmed_position: int
+    takes_sends: bool
+    alone: bool
+
+
+NO_STANDING: Final = Standing(1, 0, False, False)
+
+
+class LeadershipView(NamedTuple):
+    """What the broker knows of who leads."""
+
+    member: str
+    state: str
+    epoch: int
+    master: str
+    in_sync: tuple[str, ...]
+    problems: tuple[str, ...]
+
+
+class OrderRefusedError(Exception):
+    """The order does not stand in etcd."""
+
+
+class LeadershipDriver:
+    """See the module's docstring. `begin` comes first; before it nobody leads and nobody is followed."""
+
+    def __init__(
+        self, etcd: EtcdGateway, now_ms: Callable[[], int], on_effect: Callable[[Effect], None]
+    ) -> None:
+        """`now_ms`: CLOCK_BOOTTIME. `on_effect` is called under the lock, on any thread: it only passes on."""
+        self._etcd = etcd
+        self.now_ms = now_ms
+        self._on_effect = on_effect
+        self._lock = threading.Lock()
+        self._machine: Leadership | None = None
+        self._target: Follow | None = None
+        self._confirmed_position = 0
+        self._closing = threading.Event()
+        self._askers = ThreadPoolExecutor(ASKERS, "protomq-etcd")
+        self._thread = threading.Thread(target=self._run, name="protomq-leadership", daemon=True)
+        self.on_standing: Callable[[], None] = lambda: None
+        """Told that `report` may give something else now; any thread. Set by the broker that leads."""
+
+    def begin(
+        self, settings: Settings, own_epoch: int, *, log_is_empty: bool, tail_may_be_lost: bool
+    ) -> None:
+        """The store is open and follows."""
+        with self._lock:
+            self._machine = Leadership(
+                settings,
+                own_epoch,
+                self.now_ms(),
+                log_is_empty=log_is_empty,
+                tail_may_be_lost=tail_may_be_lost,
+            )
+        self._thread.start()
+
+    def close(self) -> None:
+        """Asks no more, and gives no more effects."""
+        with self._lock:
+            self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._askers.shutdown(wait=True, cancel_futures=True)
+        self._etcd.close()
+
+    # A slave.
+
+    @property
+    def target(self) -> Follow | None:
+        """Whom to follow."""
+        return self._target
+
+    def may_speak(self, target: Follow) -> bool:
+        """Whether this master may be told now what the slave has."""
+        with self._lock:
+            machine = self._machine
+            return machine is not None and machine.may_speak and self._target == target
+
+    def heard(self, own_epoch: int, *, log_is_empty: bool) -> None:
+        """The master has said something, which is stored; what is said to it from now on binds this slave."""
+        with self._lock:
+            if self._machine is not None:
+                self._machine.heard(self.now_ms())
+                self._machine.followed(own_epoch, log_is_empty)
+
+    def following_stopped(self, own_epoch: int) -> None:
+        """Nothing more is said to a master."""
+        with self._lock:
+            machine = self._begun
+            self._pass_on(machine.following_stopped(own_epoch, self.now_ms()))
+
+    # A master.
+
+    def opened(self, epoch: int, end_position: int) -> None:
+        """The log is open to lead."""
+        with self._lock:
+            self._confirmed_position = 0
+            self._pass_on(self._begun.opened(epoch, end_position, self.now_ms()))
+
+    def report(self, end_position: int, reports: Mapping[str, MemberReport]) -> Standing:
+        """The log ends there, and the slaves stand so; what follows."""
+        with self._lock:
+            self._pass_on(self._begun.report(end_position, reports, self.now_ms()))
+            return self._standing()
+
+    def confirm_alone(self, end_position: int) -> Standing:
+        """The log ends there: the same, if this master waits for nobody; else nothing is confirmed by it."""
+        with self._lock:
+            machine = self._begun
+            in_sync = machine.in_sync
+            if machine.role is Role.LEADING and in_sync is not None and not in_sync.others:
+                in_sync.confirm(end_position, {})
+            return self._standing()
+
+    def _standing(self) -> Standing:
+        machine = self._begun
+        in_sync = machine.in_sync
+        if in_sync is None or machine.role not in (Role.LEADING, Role.HANDING_OVER):
+            return NO_STANDING._replace(confirmed_position=self._confirmed_position)
+        if machine.may_acknowledge(self.now_ms()):
+            self._confirmed_position = max(self._confirmed_position, in_sync.confirmed_position)
+        return Standing(
+            len(in_sync.members),
+            self._confirmed_position,
+            machine.takes_sends,
+            alone=not in_sync.others,
+        )
+
+    # An operator.
+
+    @property
+    def role(self) -> Role:
+        """What the broker does about the lead."""
+        machine = self._machine
+        return machine.role if machine is not None else Role.FOLLOWING
+
+    def view(self) -> LeadershipView:
+        """See LeadershipView."""
+        with self._lock:
+            machine = self._machine
+            if machine is None:
+                return LeadershipView("", Role.FOLLOWING.value, 0, "", (), ("it has not begun",))
+            known, now_ms = machine.view, self.now_ms()
+            in_sync = known.in_sync if known is not None else None
+            master = known.master if known is not None else None
+            problems = machine.problems(now_ms)
+            if machine.role is Role.LEADING and not machine.may_acknowledge(now_ms):
+                problems.append("the lease has run out, and not all members are heard of: nothing is acknowledged")
+            return LeadershipView(
+                machine.settings.member,
+                machine.role.value,
+                in_sync.epoch if in_sync is not None else 0,
+                master.member if master is not None else "",
+                tuple(sorted(in_sync.members)) if in_sync is not None else (),
+                tuple(problems),
+            )
+
+    def order(self, kind: str, target: str) -> None:
+        """Leaves an order in etcd, unless one is there that nobody has taken yet. Raises OrderRefusedError; may take some seconds."""
+        view = self._etcd.ask(ReadCluster())
+        if not isinstance(view, ClusterView):
+            raise OrderRefusedError("etcd does not answer: nobody can take over, and no order can be left")
+        revision = view.key_revision(ORDER)
+        transaction = Transaction((Compare(ORDER, revision),), (Put(ORDER, encode_order(kind, target)),))
+        done = self._etcd.ask(transaction)
+        if not isinstance(done, Committed):
+            raise OrderRefusedError("etcd has not said whether it has the order: look at the status")
+        if not done.is_made:
+            raise OrderRefusedError("another order was left at the same time: look at the status, and try again")
+
+    # The thread, and etcd.
+
+    @property
+    def _begun(self) -> Leadership:
+        assert self._machine is not None, "begin comes first"
+        return self._machine
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            with self._lock:
+                self._pass_on(self._begun.tick(self.now_ms()))
+            self._tell_standing()
+            self._closing.wait(TICK_S)
+
+    def _tell_standing(self) -> None:
+        if self.role in (Role.LEADING, Role.HANDING_OVER):
+            self.on_standing()
+
+    def _pass_on(self, effects: list[Effect]) -> None:
+        """Under the lock, so that all see the same order."""
+        for effect in effects:
+            if isinstance(effect, Ask):
+                if not self._closing.is_set():
+                    self._askers.submit(self._ask, effect)
+                continue
+            if isinstance(effect, Follow):
+                self._target = effect
+            elif isinstance(effect, StopFollowing | StopLeading):
+                self._target = None
+            self._on_effect(effect)
+
+    def _ask(self, ask: Ask) -> None:
+        result: Result = None
+        try:
+            result = self._etcd.ask(ask.request)
+        except Exception:
+            log.exception("a request to etcd failed")
+        if self._closing.is_set():
+            return
+        with self._lock:
+            self._pass_on(self._begun.answered(ask.number, result, self.now_ms()))
+        self._tell_standing()

@@ -1,0 +1,68 @@
+"""Whether the end of a store's log may be lost: what its machine had not written to the disk when the power went.
+
+    config/tail.json    {"boot_id": "...", "is_clean": false, "may_be_lost": true}
+
+A process that is killed loses nothing that it has written; a machine that crashes does, under ASYNC_FLUSH. So it may be lost when the
+machine was started again and the store was not closed. It stays so until the store is out of the in-sync set (`settle`). Where the file is
+missing, as after a repair of the log, nothing is known: it may be lost.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from .store.files.side_files import SideFileDamagedError, read_json_file, write_json_file
+
+if TYPE_CHECKING:
+    from .store.files.disk import Disk
+
+TAIL_NAME: Final = "config/tail.json"
+BOOT_ID_PATH: Final = "/proc/sys/kernel/random/boot_id"
+
+
+class TailFile:
+    """One thread."""
+
+    def __init__(self, disk: Disk, root: str, boot_id: str) -> None:
+        """`root`: folder of the store. `boot_id`: of this start of the machine; "": not known, each start may have lost the end."""
+        self._disk = disk
+        self._path = f"{root}/{TAIL_NAME}"
+        self._boot_id = boot_id
+        self.may_be_lost = False
+
+    def open(self, *, syncs: bool) -> bool:
+        """The store is open: whether the end of its log may be lost. `syncs`: all that is acknowledged was synced. Raises OSError."""
+        known = self._read()
+        is_same_boot = bool(self._boot_id) and known.get("boot_id") == self._boot_id
+        was_kept = known.get("is_clean") is True or is_same_boot or (syncs and bool(known))
+        self.may_be_lost = known.get("may_be_lost") is not False or not was_kept
+        self._write(is_clean=False)
+        return self.may_be_lost
+
+    def settle(self) -> None:
+        """The store is out of the in-sync set. Raises OSError."""
+        self.may_be_lost = False
+        self._write(is_clean=False)
+
+    def close(self) -> None:
+        """The store was closed: all of it is on stable storage. Raises OSError."""
+        self._write(is_clean=True)
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            return read_json_file(self._disk, self._path) or {}
+        except SideFileDamagedError:
+            return {}
+
+    def _write(self, *, is_clean: bool) -> None:
+        content = {"boot_id": self._boot_id, "is_clean": is_clean, "may_be_lost": self.may_be_lost}
+        write_json_file(self._disk, self._path, content)
+
+
+def read_boot_id() -> str:
+    """Of this start of the machine; "" where nothing tells."""
+    try:
+        with open(BOOT_ID_PATH, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,164 @@
+"""Three brokers of one name with a real etcd and a name server, and a producer that counts what was acknowledged, and when."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from protomq import MessageQueue, Producer, SendStatus
+from protomq.errors import ProtomqError
+from protomq.v1 import ha_service_pb2, ha_service_pb2_grpc
+from protomq.v1.pull_service_pb2 import PullRequest
+from protomq.v1.pull_service_pb2_grpc import PullServiceStub
+
+from .etcd_server import EtcdServer
+from .ha_brokers import NAME, TOPIC, HaBroker
+from .namesrv import running_namesrv
+from .waiting import PATIENCE_S, wait_for
+
+
+@dataclass
+class ElectedCluster:
+    """Processes; those that are killed are started again by whoever kills them."""
+
+    etcd: EtcdServer
+    brokers: Sequence[HaBroker]
+    namesrv: str
+
+    def leading(self, *, copies: int = 1) -> HaBroker | None:
+        """The broker that leads with so many copies in sync, if there is one that can be asked."""
+        for broker in self.brokers:
+            try:
+                with grpc.insecure_channel(broker.address.grpc_address) as channel:
+                    if broker.is_up and _leads(channel, copies):
+                        return broker
+            except grpc.RpcError:
+                continue
+        return None
+
+    def wait_leading(self, copies: int = 3) -> HaBroker:
+        """Until one leads with so many copies in sync."""
+        found: list[HaBroker] = []
+
+        def leads() -> bool:
+            broker = self.leading(copies=copies)
+            found[:] = [broker] if broker is not None else []
+            return bool(found)
+
+        wait_for(leads, 2 * PATIENCE_S)
+        return found[0]
+
+    def bodies(self) -> list[bytes]:
+        """All that a reader gets of queue 0 at the master."""
+        found: list[bytes] = []
+        with grpc.insecure_channel(self.wait_leading(1).address.grpc_address) as channel:
+            stub = PullServiceStub(channel)
+            while True:
+                request = PullRequest(topic=TOPIC, queue_offset=len(found), record_count_max=1_000)
+                answer = stub.Pull(request, timeout=PATIENCE_S)
+                if not answer.records:
+                    return found
+                found += [record.body for record in answer.records]
+
+
+def _leads(channel: grpc.Channel, copies: int) -> bool:
+    stub = ha_service_pb2_grpc.HaServiceStub(channel)
+    status = stub.GetHaStatus(ha_service_pb2.GetHaStatusRequest(), timeout=1)
+    return status.leadership.state == "LEADING" and status.in_sync_count >= copies
+
+
+@dataclass
+class CountingProducer:
+    """Sends 0, 1, 2 ... one after the other to queue 0, and waits for each: `with` begins and ends it.
+
+    Attributes: acknowledged: the numbers that were answered SEND_OK or SLAVE_NOT_AVAILABLE, so on all copies that count; times_s: when.
+    """
+
+    namesrv: str
+    acknowledged: list[int] = field(default_factory=list)
+    times_s: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> CountingProducer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        number = 0
+        good = (SendStatus.SEND_OK, SendStatus.SLAVE_NOT_AVAILABLE)
+        with Producer(namesrv=self.namesrv) as producer:
+            while not self._stopping.is_set():
+                try:
+                    queue = MessageQueue(TOPIC, NAME, 0)
+                    result = producer.send(TOPIC, b"%d" % number, queue=queue, timeout_s=10)
+                    if result.status in good:
+                        self.acknowledged.append(number)
+                        self.times_s.append(time.monotonic())
+                except ProtomqError as error:
+                    self.failures.append(f"{number}: {error}")
+                number += 1
+
+    def wait_for_more(self, count: int = 20) -> None:
+        """Until so many more are acknowledged."""
+        wanted = len(self.acknowledged) + count
+        wait_for(lambda: len(self.acknowledged) >= wanted, 2 * PATIENCE_S)
+
+    def longest_pause_s(self, since_s: float) -> float:
+        """The longest time without an acknowledged message."""
+        times = [each for each in self.times_s if each >= since_s - 1]
+        return max(b - a for a, b in pairwise(times))
+
+    def check(self, bodies: Sequence[bytes]) -> None:
+        """All that was acknowledged is there once, in order; what was not may be there, once."""
+        there = [int(body) for body in bodies]
+        assert there == sorted(set(there)), "each once, in order"
+        lost = set(self.acknowledged) - set(there)
+        assert not lost, f"{len(lost)} acknowledged messages are lost: {sorted(lost)[:20]}"
+
+
+@contextmanager
+def elected_cluster(folder: Path, **settings: Any) -> Iterator[ElectedCluster]:
+    """Three brokers, of which one leads with all in sync. `settings`: of the brokers."""
+    etcd = EtcdServer(folder / "etcd")
+    brokers: list[HaBroker] = []
+    try:
+        with running_namesrv() as namesrv:
+            etcd.start()
+            address = str(namesrv.remoting)
+            brokers += [
+                HaBroker(
+                    folder / f"broker-{number}",
+                    "SYNC_MASTER",
+                    number,
+                    namesrv=[address],
+                    etcd={"endpoints": [etcd.url]},
+                    **settings,
+                )
+                for number in (1, 2, 3)
+            ]
+            with ThreadPoolExecutor() as starters:
+                list(starters.map(HaBroker.start, brokers))
+            cluster = ElectedCluster(etcd, brokers, address)
+            cluster.wait_leading().send_ok(b"makes the topic")
+            yield cluster
+    finally:
+        for broker in brokers:
+            broker.kill()
+        etcd.kill()

@@ -1,0 +1,136 @@
+"""The driver with a model of etcd: effects come in order, what is confirmed follows the set, and orders are left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from protomq_broker.etcd_gateway import HttpEtcd
+from protomq_broker.leadership_driver import LeadershipDriver, OrderRefusedError
+from protomq_ha.cluster_state import SWITCH, ClusterView
+from protomq_ha.in_sync_set import MemberReport
+from protomq_ha.leadership_values import (
+    Effect,
+    Follow,
+    Lead,
+    ReadCluster,
+    Role,
+    Settings,
+    StopFollowing,
+)
+from tests.support.fake_etcd import FakeEtcd
+
+PREFIX = "/protomq/c/n"
+QUICK = {"renew_interval_ms": 20, "read_interval_ms": 20, "member_timeout_ms": 300}
+
+
+class Broker:
+    """A driver that does at once what it is told, and a clock that a test may move."""
+
+    def __init__(self, etcd: FakeEtcd, member: str) -> None:
+        self.effects: list[Effect] = []
+        self.ahead_ms = 0
+        gateway = HttpEtcd(["http://etcd:2379"], PREFIX, etcd.transport)
+        self.driver = LeadershipDriver(gateway, self.now_ms, self.effects.append)
+        self.driver.begin(
+            Settings(member, f"{member}:10911", **QUICK), 0, log_is_empty=True, tail_may_be_lost=False
+        )
+
+    def now_ms(self) -> int:
+        return time.monotonic_ns() // 1_000_000 + self.ahead_ms
+
+    def lead(self) -> Broker:
+        """Until it leads."""
+        until(lambda: StopFollowing() in self.effects)
+        self.driver.following_stopped(0)
+        until(lambda: any(isinstance(each, Lead) for each in self.effects))
+        lead = next(each for each in self.effects if isinstance(each, Lead))
+        self.driver.opened(lead.epoch, 100)
+        until(lambda: self.driver.role is Role.LEADING)
+        return self
+
+
+def until(condition: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def etcd() -> FakeEtcd:
+    return FakeEtcd(PREFIX)
+
+
+@pytest.fixture
+def make(etcd: FakeEtcd) -> Iterator[Callable[[str], Broker]]:
+    made: list[Broker] = []
+
+    def start(member: str) -> Broker:
+        made.append(Broker(etcd, member))
+        return made[-1]
+
+    yield start
+    for broker in made:
+        broker.driver.close()
+
+
+def test_the_first_one_leads_alone_and_confirms_what_it_appends(make: Callable[[str], Broker]) -> None:
+    driver = make("1").lead().driver
+    assert driver.report(100, {}) == (1, 100, True, True)
+    assert driver.confirm_alone(150) == (1, 150, True, True)
+    view = driver.view()
+    assert (view.member, view.state, view.epoch, view.master) == ("1", "LEADING", 1, "1")
+    assert (view.in_sync, view.problems) == (("1",), ())
+
+
+def test_a_slave_is_told_whom_to_follow_and_speaks_to_nobody_else(make: Callable[[str], Broker]) -> None:
+    make("1").lead()
+    slave = make("2")
+    follow = Follow("1", "1:10911", 1)
+    until(lambda: slave.effects == [follow])
+    assert slave.driver.target == follow
+    assert slave.driver.may_speak(follow)
+    assert not slave.driver.may_speak(follow._replace(epoch=2))
+
+
+def test_from_the_moment_a_slave_is_to_join_nothing_is_confirmed_without_it(
+    make: Callable[[str], Broker], etcd: FakeEtcd
+) -> None:
+    driver = make("1").lead().driver
+    driver.report(100, {})
+    asked_ms = driver.now_ms() + 1_000
+    driver.report(100, {"2": MemberReport(100, True, asked_ms)})
+    standing = driver.confirm_alone(200)
+    assert (standing.confirmed_position, standing.alone) == (100, False)
+    until(lambda: driver.report(200, {"2": MemberReport(150, True, asked_ms)}).copies == 2)
+    assert driver.report(200, {"2": MemberReport(150, True, asked_ms)}).confirmed_position == 150
+
+
+def test_without_lease_and_promises_nothing_more_is_confirmed(
+    make: Callable[[str], Broker], etcd: FakeEtcd
+) -> None:
+    broker = make("1").lead()
+    driver = broker.driver
+    member = MemberReport(100, True, driver.now_ms() + 1_000)
+    until(lambda: driver.report(100, {"2": member}).copies == 2)
+    etcd.is_up = False
+    broker.ahead_ms = 10_000
+    late = member._replace(position=180)
+    assert driver.report(200, {"2": late}).confirmed_position == 100
+    assert any("nothing is acknowledged" in each for each in driver.view().problems)
+    heard = late._replace(asked_ms=driver.now_ms())
+    assert driver.report(200, {"2": heard}).confirmed_position == 180, "its promise is enough"
+
+
+def test_an_order_stands_in_etcd_or_is_refused(make: Callable[[str], Broker], etcd: FakeEtcd) -> None:
+    driver = make("1").driver
+    driver.order(SWITCH, "2")
+    view = etcd.model.do(ReadCluster(), 0)
+    assert isinstance(view, ClusterView)
+    assert view.order is None or (view.order.kind, view.order.target) == (SWITCH, "2")
+    etcd.is_up = False
+    with pytest.raises(OrderRefusedError, match="etcd does not answer"):
+        driver.order(SWITCH, "2")

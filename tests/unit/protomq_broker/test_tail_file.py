@@ -1,0 +1,58 @@
+"""Whether the end of a log may be lost: known from start to start, and forgotten only when the store is out of the in-sync set."""
+
+from __future__ import annotations
+
+import pytest
+
+from protomq_broker.store.files.side_files import read_json_file
+from protomq_broker.store.opening import make_folders
+from protomq_broker.tail_file import TAIL_NAME, TailFile
+from protomq_broker.testing.simdisk import SimDisk
+
+ROOT = "/store"
+
+
+def opened(disk: SimDisk, boot_id: str, *, syncs: bool = False) -> TailFile:
+    file = TailFile(disk, ROOT, boot_id)
+    file.open(syncs=syncs)
+    return file
+
+
+def begun() -> SimDisk:
+    """A store that has settled once, on boot `one`."""
+    disk = SimDisk()
+    make_folders(disk, ROOT)
+    first = opened(disk, "one")
+    assert first.may_be_lost, "of a store without the file nothing is known"
+    first.settle()
+    return disk
+
+
+def test_a_process_that_was_killed_has_lost_nothing() -> None:
+    assert not opened(begun(), "one").may_be_lost
+
+
+@pytest.mark.parametrize("boot_id", ["two", ""])
+def test_a_machine_that_crashed_may_have(boot_id: str) -> None:
+    disk = begun()
+    assert opened(disk, boot_id).may_be_lost
+    assert opened(disk, "two").may_be_lost, "until it is settled"
+
+
+def test_not_behind_a_clean_stop() -> None:
+    disk = begun()
+    opened(disk, "one").close()
+    later = opened(disk, "two")
+    assert not later.may_be_lost
+    assert opened(disk, "three").may_be_lost, "that one did not stop cleanly"
+
+
+def test_not_where_all_that_is_acknowledged_was_synced() -> None:
+    assert not opened(begun(), "two", syncs=True).may_be_lost
+
+
+def test_a_clean_stop_of_a_store_that_had_not_settled_settles_nothing() -> None:
+    disk = begun()
+    opened(disk, "two").close()
+    assert read_json_file(disk, f"{ROOT}/{TAIL_NAME}")["may_be_lost"] is True  # type: ignore[index]
+    assert opened(disk, "two").may_be_lost
