@@ -70,8 +70,13 @@ demo: $(ENV) ## real messages through a real broker: 336,776 flights
 	@$(BIN)/python -m protomq_cli.demo
 
 .PHONY: cluster
-cluster: $(ENV) ## 2 masters, 2 slaves, 2 name servers on this machine, until Ctrl-C; LAYOUT=deploy/1m: another one
+cluster: $(ENV) ## 2 masters, 2 slaves, 2 name servers on this machine, until Ctrl-C; LAYOUT=deploy/3r-etcd: another one
 	@$(BIN)/python tools/cluster.py $(or $(LAYOUT),deploy/2m-2s-sync)
+
+.PHONY: demo-failover
+demo-failover: etcd $(ENV) ## the flights through three brokers, whose master is killed with -9 on the way: the count, the time without service
+	@$(BIN)/python tools/fetch_flights.py
+	@$(BIN)/python tools/demo_failover.py
 
 .PHONY: demo-spark
 demo-spark: $(SPARK) ## Spark sums up the flights that `make demo` has sent (needs a JDK 17+)

@@ -2,19 +2,24 @@
 
     cluster.py deploy/2m-2s-sync [--folder build/cluster] [--free-ports]
 
-Each file of the folder is a process: first the name servers (`namesrv-*.yaml`), then masters, then slaves. Stores are made in `--folder`,
-logs beside them. `--free-ports`: the files' ports are not used. The last line on stdout begins with `ready`. Only the standard library is
-used: the servers run in processes of their own.
+Each file of the folder is a process: first etcd (`etcd-*.yaml`), then the name servers (`namesrv-*.yaml`), masters, slaves. Stores are made
+in `--folder`, logs beside them. `--free-ports`: the files' ports are not used. The last line on stdout begins with `ready`. Only the
+standard library is used: the servers run in processes of their own.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 START_TIMEOUT_S = 60.0
@@ -69,15 +74,79 @@ class Member:
         self.process.stdout.close()
 
 
-def order_of(file: Path) -> tuple[bool, bool, str]:
-    """Name servers first, slaves last."""
-    return not file.stem.startswith("namesrv"), file.stem.endswith("-s"), file.stem
+class EtcdMember(Member):
+    """An etcd. Attribute: url, of its clients."""
+
+    def __init__(self, file: Path, folder: Path, *, free_ports: bool) -> None:
+        self.name = file.stem
+        self.log_path = folder / f"{file.stem}.log"
+        command = shutil.which("etcd")
+        if command is None:
+            raise RuntimeError("there is no etcd: make etcd installs it (Debian, Ubuntu: apt-get install etcd-server)")
+        lines = (line.partition(": ") for line in file.read_text().splitlines())
+        settings = {name: value.strip() for name, _, value in lines}
+        self.url = settings["advertise-client-urls"]
+        arguments = ["--config-file", str(file.resolve())]
+        if free_ports:
+            self.url, peer_url = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+            settings |= {
+                "listen-client-urls": self.url,
+                "advertise-client-urls": self.url,
+                "listen-peer-urls": peer_url,
+                "initial-advertise-peer-urls": peer_url,
+                "initial-cluster": f"{settings['name']}={peer_url}",
+            }
+            arguments = [f"--{name}={value}" for name, value in settings.items() if value and name[0] != "#"]
+        with self.log_path.open("a") as log:
+            self.process = subprocess.Popen(
+                [command, *arguments],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        self.words = {"etcd": self.url}
+
+    def wait_ready(self) -> None:
+        """Until it answers; RuntimeError if it does not."""
+        give_up = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < give_up and self.process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"{self.url}/health", timeout=1):
+                    return
+            except (urllib.error.URLError, TimeoutError, ConnectionError):
+                time.sleep(0.1)
+        raise RuntimeError(f"{self.name} does not start: see {self.log_path}")
+
+
+def free_port() -> int:
+    """One that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def order_of(file: Path) -> tuple[bool, bool, bool, str]:
+    """etcd and name servers first, slaves last."""
+    stem = file.stem
+    return not stem.startswith("etcd"), not stem.startswith("namesrv"), stem.endswith("-s"), stem
 
 
 def start_all(members: list[Member], files: list[Path], folder: Path, *, free_ports: bool) -> None:
     """Starts them in order, each when the one before is ready; those that run are in `members`."""
     environment = dict(FREE_PORTS) if free_ports else {}
     for file in files:
+        if file.stem.startswith("etcd"):
+            etcd = EtcdMember(file, folder, free_ports=free_ports)
+            members.append(etcd)
+            etcd.wait_ready()
+            if free_ports:
+                environment["PROTOMQ_ETCD_ENDPOINTS"] = etcd.url
+            print(f"{etcd.name:12} {etcd.url}", flush=True)
+            continue
         namesrv = [each.words["remoting"] for each in members if each.name.startswith("namesrv")]
         if free_ports and not file.stem.startswith("namesrv"):
             environment["PROTOMQ_NAMESRV"] = ";".join(namesrv)

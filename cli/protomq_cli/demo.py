@@ -158,9 +158,13 @@ def prepare_store(store: Path) -> None:
 
 
 def produce(
-    namesrv: str, flights: Iterator[Flight], check: RoundTripCheck, advance: Advance
+    namesrv: str,
+    flights: Iterator[Flight],
+    check: RoundTripCheck,
+    advance: Advance,
+    **options: Any,
 ) -> Measured:
-    """Sends the flights, those of one tail number to one queue and in their order."""
+    """Sends the flights, those of one tail number to one queue and in their order. `options`: of the producer."""
     from protomq import OutgoingMessage, Producer
     from protomq.wire.hashing import crc32c
 
@@ -169,7 +173,7 @@ def produce(
     # What goes to one queue is gathered, so that each call is one request. The SDK chooses the queue itself, by the same rule.
     gathered: dict[int, list[OutgoingMessage]] = {}
 
-    with Producer(namesrv=namesrv) as producer:
+    with Producer(namesrv=namesrv, **options) as producer:
 
         def send(messages: list[OutgoingMessage]) -> None:
             began_s = time.perf_counter()

@@ -22,7 +22,7 @@ from tests.support.waiting import PATIENCE_S, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
-LAYOUTS = ("1m", "2m", "2m-2s-async", "2m-2s-sync")
+LAYOUTS = ("1m", "2m", "2m-2s-async", "2m-2s-sync", "3r-etcd")
 SMALL = {
     "PROTOMQ_STORE_SEGMENT_SIZE_BYTES": "4MiB",
     "PROTOMQ_STORE_DISK_DELETE_RATIO": "0.97",
@@ -59,6 +59,8 @@ def test_files_are_read_and_no_two_want_one_port_or_folder(layout: str) -> None:
     folders: list[Path] = []
     for file in sorted((DEPLOY / layout).glob("*.yaml")):
         assert isinstance(yaml.safe_load(file.read_text()), dict)
+        if file.stem.startswith("etcd"):
+            continue
         if file.stem.startswith("namesrv"):
             listen = load_config(NamesrvConfig, file, environment={}).listen
         else:
@@ -94,6 +96,21 @@ def test_a_layout_starts_and_takes_messages(layout: str, tmp_path: Path) -> None
                 return {SendStatus.SEND_OK, SendStatus.SLAVE_NOT_AVAILABLE} <= statuses
 
             wait_for(said, PATIENCE_S)
+
+
+def test_three_replicas_elect_their_master_and_all_are_in_sync(tmp_path: Path) -> None:
+    with cluster("3r-etcd", tmp_path) as words, Admin(namesrv=words["namesrv"]) as admin:
+
+        def is_whole() -> bool:
+            try:
+                states = admin.ha_status()
+            except ProtomqError:
+                return False
+            return [each.in_sync_count for each in states] == [3, 0, 0]
+
+        wait_for(is_whole, PATIENCE_S)
+        with Producer(namesrv=words["namesrv"]) as producer:
+            assert producer.send("flights", b"x").status is SendStatus.SEND_OK
 
 
 def all_in_sync(admin: Admin) -> bool:
