@@ -1,6 +1,6 @@
 """A SYNC_MASTER, its slaves and their network in one process, by one seed: crashes of all, cut connections, slow answers, strangers.
 
-    R1   a send that was answered SEND_OK is on as many copies as it waited for: written, or on stable storage where the master syncs
+    R1   a send that was answered SEND_OK was written on as many copies as it waited for; or it is synced there, where the master syncs
     R2   nothing is readable, on the master or on a slave, before that many copies have it, as long as they are in sync
     R3   a slave's log is its master's, octet by octet, up to where its session has come
     R4   what nobody has sent or acknowledged by the rules moves nothing
@@ -97,6 +97,8 @@ class _Slave:
         self.store: Store | None = None
         self.session: FollowSession | None = None
         self.calls: deque[FakeCall] = deque()
+        self.cut_position = 0
+        """What it had written when a power cut took some of it, of the log of the master that is."""
 
     def start(self) -> None:
         """Opens it; a truncation that was intended is done."""
@@ -120,6 +122,8 @@ class _Slave:
     def go_down(self, kind: str) -> None:
         """A kill, or a power cut."""
         self.hang_up()
+        if self.store is not None and kind == "power":
+            self.cut_position = max(self.cut_position, self.store.appended_position)
         self.store = None
         self.disk.plan = None
         self.disk = self.disk.crash(self.world.rng) if kind == "power" else self.disk.killed()
@@ -214,6 +218,9 @@ class HaWorld:
 
     def _has(self, slave: _Slave, sent: _Sent) -> bool:
         store = slave.store
+        if not self.sync_flush and sent.end <= slave.cut_position:
+            # It was written there, as promised. A power cut may take that, before the last of the other slaves has it.
+            return True
         if store is None:  # it has what its disk has
             return sent.end <= slave_end(slave)
         has = store.flushed_position if self.sync_flush else store.appended_position
@@ -341,6 +348,7 @@ class HaWorld:
         disk = self.master.disk
         for slave in self.slaves:
             slave.hang_up()
+            slave.cut_position = 0
         self.master = _Master(self, disk.crash(self.rng) if kind == "power" else disk.killed())
 
     def stranger(self) -> None:
