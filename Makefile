@@ -135,7 +135,7 @@ spark-package: $(ENV) ## what must be on the driver and executors of a cluster: 
 .PHONY: chaos
 chaos: etcd $(ENV) $(CODEGEN) ## faults made on purpose, the long form (minutes)
 	@$(call need_tests,tests/chaos)
-	$(PYTEST) -n 2 --dist loadfile tests/chaos --ignore tests/chaos/test_spark_long.py -m "not soak" --timeout 3600 -rP
+	$(PYTEST) -n 2 --dist worksteal tests/chaos --ignore tests/chaos/test_spark_long.py -m "not soak" --timeout 3600 -rP
 
 .PHONY: spark-chaos
 spark-chaos: $(SPARK) ## the same for Spark copying a topic: half an hour, or PROTOMQ_CHAOS_SEEDS=3 (a JDK 17+)
