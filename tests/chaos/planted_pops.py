@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 from protomq.v1.state_pb2 import PoppedQueue
+from protomq_broker import pop_planner
 from protomq_broker.pop_planner import Plan, PopPlanner
 from protomq_broker.pop_time import PopTime
 from protomq_broker.store.pop_carrying import PopCarrier
@@ -41,13 +42,12 @@ def forgets_popped_queues() -> Any:
 
 
 def hands_out_what_is_settled() -> Any:
-    """A pop looks for what is due as if nothing were settled by its own plan."""
-    real = OpenMessages.due
+    """A plan holds, though what was due when it was made is settled by now."""
 
-    def due(self: OpenMessages, now_ms: int, count_max: int, besides: Any = (), *, in_order: bool = False) -> Any:
-        return real(self, now_ms, count_max, in_order=in_order)
+    def due(plan: Plan, known: OpenMessages, count_max: int, *, in_order: bool = False) -> Any:
+        return known.due(plan.time_ms, count_max, in_order=in_order)
 
-    return mock.patch.object(OpenMessages, "due", due)
+    return mock.patch.object(pop_planner, "_due", due)
 
 
 def ignores_changes() -> Any:

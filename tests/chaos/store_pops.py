@@ -130,6 +130,16 @@ class PopWorld:
             request.queue_id = self.rng.randrange(2)
         return self._call(POP + "Pop", request, waits=False), request.invisible_ms
 
+    def _begin_planned_pop(self) -> tuple[FakeCall | None, int]:
+        """What it gets is planned, and not appended."""
+        begun = self._begin_pop()
+        try:
+            self.broker.server.lanes["pop"].run()
+        except SimulatedCrash:
+            self.restart()
+            return None, 0
+        return begun
+
     def _take_all(self, begun: Sequence[tuple[FakeCall | None, int]]) -> None:
         for call, invisible_ms in begun:
             if call is not None and call.answered and call.error is None and call.answer_payload is not None:
@@ -168,7 +178,7 @@ class PopWorld:
                     self.say("E7", f"message {name} came before {other.body.split()[0].decode()}, of the same key")
 
     def ack(self) -> None:
-        """A member acknowledges some of what it was given, long ago maybe; at the same moment another one receives."""
+        """A member acknowledges some of what it was given, long ago maybe; at the same moment another one receives, or has begun to."""
         some = self._some_held()
         request = AckRequest(consumer_group=GROUP, topic="topic")
         for held in some:
@@ -176,8 +186,10 @@ class PopWorld:
             held.message.may_be_acked = True
         if not some:
             return
+        begun = [self._begin_planned_pop()] if self.rng.random() < 0.5 else []
         call = self._call(POP + "Ack", request, waits=False)
-        begun = [self._begin_pop()] if call is not None and self.rng.random() < 0.5 else []
+        if call is not None and self.rng.random() < 0.5:
+            begun.append(self._begin_pop())
         self._finish()
         if call is not None and call.answered:
             done = self._done(call, some)

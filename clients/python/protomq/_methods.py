@@ -30,8 +30,8 @@ RECALL_MESSAGE: Final = MethodInfo(_V1 + "SendService/RecallMessage", 0x0202, LA
 PULL: Final = MethodInfo(_V1 + "PullService/Pull", 0x0301, LANE_PULL)
 
 POP: Final = MethodInfo(_V1 + "PopService/Pop", 0x0A01, LANE_POP)
-ACK: Final = MethodInfo(_V1 + "PopService/Ack", 0x0A02, LANE_POP)
-CHANGE_INVISIBLE: Final = MethodInfo(_V1 + "PopService/ChangeInvisible", 0x0A03, LANE_POP)
+ACK: Final = MethodInfo(_V1 + "PopService/Ack", 0x0A02, LANE_SEND)
+CHANGE_INVISIBLE: Final = MethodInfo(_V1 + "PopService/ChangeInvisible", 0x0A03, LANE_SEND)
 
 COMMIT_OFFSETS: Final = MethodInfo(_V1 + "ConsumerService/CommitOffsets", 0x0401, LANE_CONSUMER)
 GET_OFFSETS: Final = MethodInfo(_V1 + "ConsumerService/GetOffsets", 0x0402, LANE_CONSUMER)

@@ -1,4 +1,4 @@
-"""What callers of the pop lane want, and what they get. Values of that lane's thread."""
+"""What pops want, and what they get. Values of the pop lane's thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from protomq_runtime.timers import Timer
 
     from .filters.filter_book import Filter
-    from .pop_receipts import Receipt
     from .store.queues.reading import ReadResult
     from .store.state.topics import TopicConfig
 
@@ -50,26 +49,6 @@ class PopOrder:
         return (*key, self.tag_codes, self.filter, request.topic_incarnation)
 
 
-@dataclass(eq=False, slots=True)
-class SettleOrder:
-    """An acknowledgement of messages, or another invisible time for them.
-
-    Attributes:
-        call: to be answered.
-        group, topic: whose they are.
-        messages: receipts, and of each the runs of offsets.
-        invisible_ms: None: they are done; else how long nobody else gets them.
-        error: what they failed of, as far as it is kept; "": nothing is said.
-    """
-
-    call: Call
-    group: str
-    topic: str
-    messages: Sequence[tuple[Receipt, Sequence[int]]]
-    invisible_ms: int | None
-    error: str = ""
-
-
 @dataclass(slots=True)
 class Part:
     """Messages of one queue that go to one pop, all for the same time.
@@ -95,12 +74,3 @@ class PopAnswer:
     topic: TopicConfig
     time_ms: int
     parts: list[Part] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class SettleAnswer:
-    """What became of an order: of each of its receipts the runs of offsets that are stale."""
-
-    order: SettleOrder
-    stale: list[tuple[int, list[int]]] = field(default_factory=list)
-    done_count: int = 0

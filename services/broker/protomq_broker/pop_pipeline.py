@@ -1,4 +1,4 @@
-"""The way of pops and acknowledgements into the log: what has come together is planned, appended as one record, answered when it is stored.
+"""The way of pops into the log: what has come together is planned, appended as one record, answered when it is stored.
 
     pop lane     orders of a turn > plan                             > held again, or planned again      > answers
     send lane                            append, applied as it is                         stored
@@ -6,7 +6,7 @@
 Rules:
 - One plan is under way at a time; what comes meanwhile is the next one. So nothing is planned twice, and the busier the broker, the more
   goes into one record.
-- A plan that does not hold any more when it comes to the send lane (a topic or a group was deleted) is rebuilt.
+- A plan that does not hold any more when it comes to the send lane is rebuilt: a topic or a group was deleted, or what was due is settled.
 - An answer waits for what SEND_OK waits for; the next plan does not.
 """
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from protomq.wire.topics import POP_TOPIC
 
-from .pop_orders import PopAnswer, PopOrder, SettleAnswer, SettleOrder
+from .pop_orders import PopAnswer, PopOrder
 from .pop_planner import Plan, PopPlanner
 from .store.state.topics import TopicConfig
 from .topic_access import check_incarnation, group_disabled, readable_topic
@@ -55,17 +55,11 @@ class PopAnswers(Protocol):
     def popped(self, answer: PopAnswer, failure: Exception | None) -> None:
         """The messages are handed out, and that is stored."""
 
-    def settled(self, answer: SettleAnswer, failure: Exception | None) -> None:
-        """The order is done, and that is stored."""
-
     def found_nothing(self, order: PopOrder) -> None:
         """There is nothing for a pop now."""
 
-    def refused(self, order: PopOrder | SettleOrder, failure: Exception) -> None:
+    def refused(self, order: PopOrder, failure: Exception) -> None:
         """It cannot be done."""
-
-    def changed(self, group: str, topic: str) -> None:
-        """Something may be there now for a pop that found nothing before."""
 
 
 class PopPipeline:
@@ -89,24 +83,19 @@ class PopPipeline:
         self._answers = answers
         self.planner = PopPlanner(store, monotonic)
         self._pops: deque[PopOrder] = deque()
-        self._settles: deque[SettleOrder] = deque()
         self._lane: CallLane | None = None
         self._is_busy = False
         self._is_posted = False
         self._is_sweep_due = False
-        self._told_ms = store.popped.time_ms
         self._swept = store.popped.queues()
         self._is_any_open = False
 
-    def add(self, order: PopOrder | SettleOrder) -> None:
-        """Takes an order: it is part of the next plan, if that has room."""
+    def add(self, order: PopOrder) -> None:
+        """Takes a pop: it is part of the next plan, if that has room."""
         if self._lane is None:
             self._lane = order.call.lane
             self._lane.call_later(SWEEP_INTERVAL_MS, self._sweep)
-        if isinstance(order, PopOrder):
-            self._pops.append(order)
-        else:
-            self._settles.append(order)
+        self._pops.append(order)
         self._post()
 
     def _post(self) -> None:
@@ -124,18 +113,14 @@ class PopPipeline:
         for order in plan.nothing:
             self._answers.found_nothing(order)
         self._pops.extendleft(reversed(plan.again))
-        if plan.queues or plan.settle_answers or plan.is_time_told:
+        if plan.queues or plan.is_time_told:
             self._is_busy = True
             self._writer.post(partial(self._append, plan))
-        elif plan.again or self._pops or self._settles:
+        elif plan.again or self._pops:
             self._post()
 
     def _make_plan(self) -> Plan:
         plan = Plan(self._time.now_ms())
-        planner = self.planner
-        for _ in range(min(len(self._settles), ORDERS_MAX)):
-            order = self._settles.popleft()
-            self._try(order, partial(planner.settle, plan, order))
         if self._is_sweep_due:
             self._is_sweep_due = False
             self._plan_sweep(plan)
@@ -149,7 +134,10 @@ class PopPipeline:
             if pop.wanted in nothing:
                 plan.nothing.append(pop)
                 continue
-            self._try(pop, partial(self._plan_pop, plan, pop))
+            try:
+                self._plan_pop(plan, pop)
+            except Exception as error:
+                self._answers.refused(pop, error)
             if plan.nothing and plan.nothing[-1] is pop:
                 nothing.add(pop.wanted)
         return plan
@@ -162,12 +150,6 @@ class PopPipeline:
         check_incarnation(topic, request.topic_incarnation)
         self.planner.pop(plan, order, topic)
 
-    def _try(self, order: PopOrder | SettleOrder, step: Callable[[], None]) -> None:
-        try:
-            step()
-        except Exception as error:
-            self._answers.refused(order, error)
-
     def _plan_sweep(self, plan: Plan) -> None:
         """Buries what has failed too often, and tells the log the time if it has not heard it for long."""
         swept = list(islice(self._swept, SWEPT_COUNT_MAX))
@@ -179,7 +161,7 @@ class PopPipeline:
                 attempt = known.due_attempt(plan.time_ms)
             if attempt and attempt >= self.planner.deliveries_max(known.key.group):
                 self.planner.bury(plan, known.key, known.incarnation)
-        if self._is_any_open and plan.time_ms - self._told_ms > TELL_INTERVAL_MS:
+        if self._is_any_open and plan.time_ms - self._store.popped.time_ms > TELL_INTERVAL_MS:
             plan.is_time_told, self._is_any_open = True, False
 
     def _sweep(self) -> None:
@@ -197,11 +179,7 @@ class PopPipeline:
             if not self._holds(plan):
                 pop_lane.post(partial(self._make_anew, plan))
                 return
-            end_position = self._store.appended_position
-            if plan.queues or plan.is_time_told:
-                end_position = self._writer.append_moved(
-                    plan.copies, [(POP_TOPIC, [plan.body()])]
-                )
+            end_position = self._writer.append_moved(plan.copies, [(POP_TOPIC, [plan.body()])])
             if plan.copies:
                 end_position = max(end_position, self._add_topics(plan))
         except Exception as error:
@@ -225,6 +203,12 @@ class PopPipeline:
         with state.lock:
             if any(state.find(key, life) is not known for key, (life, known) in plan.known.items()):
                 return False
+            for key, holders in plan.due.items():
+                known = state.find(key, plan.known[key][0])
+                if known is None or any(
+                    known.open.get(offset) is not holder for offset, holder in holders.items()
+                ):
+                    return False
         for key in plan.queues:
             topic = topics.find(key.topic)
             if topic is None or topic.incarnation != plan.known[key][0]:
@@ -233,14 +217,15 @@ class PopPipeline:
 
     def _add_topics(self, plan: Plan) -> int:
         names = dict.fromkeys(copy.region.topic for copy in plan.copies)
-        missing = [TopicConfig(name, 1, 1) for name in names if self._store.topics.find(name) is None]
+        missing = [
+            TopicConfig(name, 1, 1) for name in names if self._store.topics.find(name) is None
+        ]
         return self._store.topics.add(missing) if missing else 0
 
     # The pop lane again.
 
     def _make_anew(self, plan: Plan) -> None:
         self._is_busy = False
-        self._settles.extendleft(reversed([answer.order for answer in plan.settle_answers]))
         self._pops.extendleft(reversed([answer.order for answer in plan.pop_answers]))
         self._post()
 
@@ -254,15 +239,9 @@ class PopPipeline:
 
     def _applied(self, plan: Plan) -> None:
         self._is_busy = False
-        if plan.queues or plan.is_time_told:
-            self._told_ms = plan.time_ms
-        for key in plan.settled:
-            self._answers.changed(key.group, key.topic)
-        if self._pops or self._settles or self._is_sweep_due:
+        if self._pops or self._is_sweep_due:
             self._post()
 
     def _answer(self, plan: Plan, failure: Exception | None) -> None:
-        for settle in plan.settle_answers:
-            self._answers.settled(settle, failure)
         for pop in plan.pop_answers:
             self._answers.popped(pop, failure)

@@ -1,11 +1,11 @@
 """Plans what is done with popped messages next: one record of %SYS%POP for all that has come together. The pop lane's thread.
 
-    settled    acknowledgements and other invisible times; what they name is given to nobody by the same plan
     popped     one pop for each queue of a group: the next one looks at what this one leaves, in the next plan
     dead       messages that were handed out as often as their group lets them, and whose time is up: copies for its dead letters
 
 Rules:
-- A plan changes nothing. One at a time is under way: what it looks at stays so until its record is applied.
+- A plan changes nothing. One at a time is under way. Only what was due may be another's before its record is appended: whoever had it
+  settles it meanwhile (`pop_settling.py`). Then the plan is void.
 - What is due comes first, then what no other message of its group holds back any more, then what nobody has looked at.
 - A message that does not match a pop's filter is skipped once and for all if nobody had it before; else it waits for another pop.
 """
@@ -24,17 +24,16 @@ from protomq.v1.state_pb2 import HandOut, PoppedQueue, PopRecord
 from protomq.wire.topics import dead_letter_topic
 from protomq_runtime.errors import too_many
 
-from .pop_orders import Part, PopAnswer, PopOrder, SettleAnswer, SettleOrder
+from .pop_orders import Part, PopAnswer, PopOrder
 from .pop_reading import Limits, PopReader, octets_of
 from .store.log.append import AppendRequest
 from .store.log.move import move_records
 from .store.state.pop import QUEUES_MAX
 from .store.state.popped_queue import (
     OPEN_MAX,
+    Holding,
     OpenMessages,
     QueueOfGroup,
-    change_of,
-    offsets_in,
     runs_of,
 )
 
@@ -47,7 +46,6 @@ DEAD_COUNT_MAX: Final = 64
 DEAD_SIZE_MAX_BYTES: Final = 1 << 20
 """Dead letters of one plan: sends get on in between."""
 _UNLIMITED: Final = 1 << 32
-_NOTHING: Final[frozenset[int]] = frozenset()
 
 
 @dataclass(slots=True)
@@ -59,6 +57,7 @@ class Plan:
         queues: what the record says, by queue.
         copies: dead letters.
         known: each queue as it was found; None: it is new. The plan is void if that is no more so.
+        due: of each queue the messages that were due, and who had them. The plan is void if one of them is settled meanwhile.
         again: pops of queues that another one has taken from; they come in the next plan.
         nothing: pops that found nothing.
         copied_size_bytes: of the copies.
@@ -70,10 +69,9 @@ class Plan:
     queues: dict[QueueOfGroup, PoppedQueue] = field(default_factory=dict)
     copies: list[AppendRequest] = field(default_factory=list)
     known: dict[QueueOfGroup, tuple[int, OpenMessages | None]] = field(default_factory=dict)
-    settled: dict[QueueOfGroup, set[int]] = field(default_factory=dict)
+    due: dict[QueueOfGroup, dict[int, Holding]] = field(default_factory=dict)
     popped: set[QueueOfGroup] = field(default_factory=set)
     pop_answers: list[PopAnswer] = field(default_factory=list)
-    settle_answers: list[SettleAnswer] = field(default_factory=list)
     again: list[PopOrder] = field(default_factory=list)
     nothing: list[PopOrder] = field(default_factory=list)
     copied_size_bytes: int = 0
@@ -98,7 +96,7 @@ class Plan:
 
 
 class PopPlanner:
-    """`settle`, `pop`, `bury`: on a plan that was just made.
+    """`pop`, `bury`: on a plan that was just made.
 
     Attributes: full_count: how often a queue had to wait, since OPEN_MAX of its messages were open.
     """
@@ -109,33 +107,6 @@ class PopPlanner:
         self._reader = PopReader(store, monotonic)
         self._turns: dict[tuple[str, str], counted[int]] = {}
         self.full_count = 0
-
-    def settle(self, plan: Plan, order: SettleOrder) -> None:
-        """Takes what an order names out of the hands of who holds it, or lets them have it for another time."""
-        answer = SettleAnswer(order)
-        for index, (receipt, runs) in enumerate(order.messages):
-            key = QueueOfGroup(order.group, order.topic, receipt.queue_id)
-            with self._state.lock:
-                known = self._find(plan, key, receipt.incarnation)
-                held: list[int] = []
-                stale: list[int] = []
-                settled = plan.settled.setdefault(key, set())
-                for offset in offsets_in(runs):
-                    is_held = known is not None and known.is_held(offset, receipt.number, receipt.time_ms)
-                    (held if is_held else stale).append(offset)
-            if held:
-                told = plan.told(key, receipt.incarnation)
-                if order.invisible_ms is None:
-                    told.acked_runs.extend(runs_of(held))
-                else:
-                    told.changes.append(change_of(plan.time_ms + order.invisible_ms, held))
-                    if order.error:
-                        told.errors.add(error=order.error, runs=runs_of(held))
-                settled.update(held)
-                answer.done_count += len(held)
-            if stale:
-                answer.stale.append((index, runs_of(stale)))
-        plan.settle_answers.append(answer)
 
     def pop(self, plan: Plan, order: PopOrder, topic: TopicConfig) -> None:
         """Finds messages for a pop. Raises ServiceError, what a filter raises, and StoreError if nothing could be read but damage."""
@@ -178,8 +149,7 @@ class PopPlanner:
             known = self._find(plan, key, incarnation)
             if known is None:
                 return
-            settled = plan.settled.get(key, _NOTHING)
-            due = known.due(plan.time_ms, DEAD_COUNT_MAX, settled)
+            due = _due(plan, known, DEAD_COUNT_MAX)
             moved = dict(known.moved)
         self._bury(plan, known, due, moved)
 
@@ -211,7 +181,6 @@ class PopPlanner:
         """Adds what one queue has to the answer; whether there may be more that this pop was too short to look at."""
         order, incarnation = answer.order, answer.topic.incarnation
         request = order.request
-        settled = plan.settled.get(key, _NOTHING)
         with self._state.lock:
             known = self._find(plan, key, incarnation)
             if known is None:
@@ -221,8 +190,8 @@ class PopPlanner:
                 room, number = OPEN_MAX, 0
                 next_offset = self._first_offset(order, key, incarnation)
             else:
-                due = known.due(plan.time_ms, limits.record_count, settled, in_order=request.fifo)
-                ready = known.ready(limits.record_count - len(due), settled)
+                due = _due(plan, known, limits.record_count, in_order=request.fifo)
+                ready = known.ready(limits.record_count - len(due))
                 moved = dict(known.moved)
                 room, number = known.room, known.hand_out_count
                 next_offset = known.next_offset
@@ -245,7 +214,9 @@ class PopPlanner:
                 plan.told(key, incarnation).lost_runs.extend(runs_of(found.lost))
             for given, result in found.results:
                 answer.parts.append(Part(key.queue_id, 0, attempt, given, result))
-                limits = Limits(limits.record_count - len(given), limits.size_bytes - result.regions_size_bytes)
+                limits = Limits(
+                    limits.record_count - len(given), limits.size_bytes - result.regions_size_bytes
+                )
             if limits.record_count <= 0 or limits.size_bytes <= 0:
                 break
         has_more = False
@@ -366,6 +337,17 @@ class PopPlanner:
         if committed is not None:
             return min(max(committed, min_offset), end_offset)
         return end_offset if order.request.start == PopStart.POP_START_END else min_offset
+
+
+def _due(
+    plan: Plan, known: OpenMessages, count_max: int, *, in_order: bool = False
+) -> list[tuple[int, int]]:
+    """What is due in a queue, with attempts; the plan remembers who had it. Under the lock."""
+    found = known.due(plan.time_ms, count_max, in_order=in_order)
+    if found:
+        holders = plan.due.setdefault(known.key, {})
+        holders.update((offset, known.open[offset]) for offset, _ in found)
+    return found
 
 
 def _is_never_open(_: int) -> bool:

@@ -1,34 +1,31 @@
 """PopService: messages for members of a group that have no queues of their own.
 
-It runs on one lane of one thread, which alone plans what is handed out (`pop_planner.py`) and waits for the send lane to append it
-(`pop_pipeline.py`). An answer to a pop is a header and regions of the log as they stand on disk, as that of a pull.
+Pops run on one lane of one thread, which alone plans what is handed out (`pop_planner.py`) and waits for the send lane to append it
+(`pop_pipeline.py`). What settles messages runs on the send lane itself (`pop_settling.py`). An answer to a pop is a header and regions of
+the log as they stand on disk, as that of a pull.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
-
-from google.protobuf.message import DecodeError
 
 from protomq.v1.pop_service_pb2 import (
     AckRequest,
     AckResponse,
     ChangeInvisibleRequest,
     ChangeInvisibleResponse,
-    PoppedMessages,
     PopResponse,
     PopStatus,
 )
 from protomq.wire.hashing import tag_code_of
-from protomq_runtime.dispatch import raw
+from protomq_runtime.dispatch import drained, raw
 from protomq_runtime.errors import (
     ServiceError,
     corrupt_log,
     too_many,
-    unparsable,
 )
 
 from .filter_searches import FilterSearches, filter_failure, key_of, language_of
@@ -36,11 +33,10 @@ from .filters.errors import FilterError, FilterUnavailableError
 from .filters.filter_book import Filter, FilterKey
 from .filters.languages import MODULE, compile_filter
 from .pop_answer import encode_pop_answer
-from .pop_orders import PopAnswer, PopOrder, SettleAnswer, SettleOrder
+from .pop_orders import PopAnswer, PopOrder
 from .pop_pipeline import PopPipeline
-from .pop_receipts import encode_receipt, stale_receipt
 from .pop_requests import PopRequests
-from .store.log.move import cut_error
+from .pop_settling import PopSettler
 from .store.state.popped_queue import QueueOfGroup
 from .store_errors import to_service_error
 
@@ -62,7 +58,8 @@ WAKE_COUNT_MAX: Final = 500
 
 
 class PopService:
-    """Implements protomq.v1.PopService. `signal`, `signal_deleted`, `forget_module`, `stop`: any thread; the rest: the pop lane."""
+    """Implements protomq.v1.PopService. `signal`, `signal_deleted`, `forget_module`, `stop`: any thread; `ack` and `change_invisible`:
+    the send lane; the rest: the pop lane."""
 
     def __init__(
         self,
@@ -84,10 +81,14 @@ class PopService:
         self._broker_name = broker_name
         self._requests = PopRequests(store, config, broker_name)
         self.pipeline = PopPipeline(store, writer, waiting, pop_time, config, self, clock.monotonic)
+        self._settler = PopSettler(
+            store, config, writer, waiting, pop_time, self._requests, self._signal_freed
+        )
         self._searches = FilterSearches(partial(compile_filter, module=modules.read))
         self._held: dict[str, dict[PopOrder, None]] = {}  # by topic
         self._arrivals: dict[str, int] = {}  # of topics for which pops were held
-        self._woken: deque[str] = deque()
+        # Topics, with the group where it is about one only.
+        self._woken: deque[tuple[str, str | None]] = deque()
         self._is_posted = False
         self._lane: CallLane | None = None
         self._stopping = False
@@ -118,36 +119,15 @@ class PopService:
 
         self._searches.find(call, filter_key, use)
 
-    @raw
-    def ack(self, call: Call) -> None:
+    @drained
+    def ack(self, calls: list[Call]) -> None:
         """Settles messages; answered when that is stored."""
-        self._settle(call, AckRequest, None)
+        self._settler.settle(calls, AckRequest, AckResponse)
 
-    @raw
-    def change_invisible(self, call: Call) -> None:
+    @drained
+    def change_invisible(self, calls: list[Call]) -> None:
         """Holds messages for another time; answered when that is stored."""
-        self._settle(call, ChangeInvisibleRequest, self._requests.invisible_ms_of)
-
-    def _settle(
-        self,
-        call: Call,
-        request_class: type[Any],
-        invisible_ms_of: Callable[[Any], int] | None,
-    ) -> None:
-        try:
-            request = request_class.FromString(bytes(call.payload))
-            messages = self._requests.receipts(request)
-            invisible_ms = invisible_ms_of(request) if invisible_ms_of is not None else None
-        except DecodeError:
-            call.fail(unparsable(f"protomq.v1.{request_class.__name__}"))
-            return
-        except Exception as error:
-            call.fail(to_service_error(error))
-            return
-        self._lane = call.lane
-        group, topic = request.consumer_group, request.topic
-        failure = cut_error(request.error) if invisible_ms is not None else ""
-        self.pipeline.add(SettleOrder(call, group, topic, messages, invisible_ms, failure))
+        self._settler.settle(calls, ChangeInvisibleRequest, ChangeInvisibleResponse)
 
     # Other threads.
 
@@ -160,7 +140,14 @@ class PopService:
             count = arrivals.get(topic)
             if count is not None:
                 arrivals[topic] = count + 1
-                self._wake(topic)
+                self._wake(topic, None)
+
+    def _signal_freed(self, group: str, topic: str) -> None:
+        """Messages were settled: others of the group may be free. The send lane."""
+        count = self._arrivals.get(topic)
+        if count is not None:
+            self._arrivals[topic] = count + 1
+            self._wake(topic, group)
 
     def signal_deleted(self, topic: str) -> None:
         """The topic was deleted: who waits for its messages is answered."""
@@ -207,25 +194,6 @@ class PopService:
         regions = cast("list[Region]", [region for result in results for region in result.regions])
         order.call.answer(header, regions, size_bytes)
 
-    def settled(self, answer: SettleAnswer, failure: Exception | None) -> None:
-        """Answers who has settled messages."""
-        order = answer.order
-        call = order.call
-        if call.answered:
-            return
-        if failure is not None:
-            call.fail(to_service_error(failure))
-            return
-        if answer.stale and not answer.done_count:
-            index, runs = answer.stale[0]
-            call.fail(stale_receipt(order.topic, order.messages[index][0].queue_id, runs[0]))
-            return
-        response = AckResponse() if order.invisible_ms is None else ChangeInvisibleResponse()
-        for index, runs in answer.stale:
-            receipt = encode_receipt(order.messages[index][0])
-            response.stale_messages.append(PoppedMessages(receipt=receipt, offset_runs=runs))
-        call.answer(response.SerializeToString())
-
     def found_nothing(self, order: PopOrder) -> None:
         """Holds the pop, if it may be held for longer."""
         left_ms = order.ends_ms - self._clock.monotonic_ms()
@@ -252,20 +220,13 @@ class PopService:
             left_ms = min(left_ms, max(due_ms - self._time.now_ms(), 1))
         order.timer = call.lane.call_later(left_ms, partial(self._look_again, order))
 
-    def refused(self, order: PopOrder | SettleOrder, failure: Exception) -> None:
+    def refused(self, order: PopOrder, failure: Exception) -> None:
         """Answers with an error."""
-        if isinstance(order, PopOrder):
-            self._drop(order)
-            if isinstance(failure, FilterError | FilterUnavailableError):
-                failure = filter_failure(failure, language_of(cast("Any", order.request)))
+        self._drop(order)
+        if isinstance(failure, FilterError | FilterUnavailableError):
+            failure = filter_failure(failure, language_of(cast("Any", order.request)))
         if not order.call.answered:
             order.call.fail(to_service_error(failure))
-
-    def changed(self, group: str, topic: str) -> None:
-        """Messages were settled: others may be free."""
-        for order in list(self._held.get(topic, ())):
-            if order.request.consumer_group == group:
-                self._look_again(order)
 
     # Parts.
 
@@ -284,24 +245,30 @@ class PopService:
         order.arrival_count = self._arrivals.get(order.request.topic, 0)
         self.pipeline.add(order)
 
-    def _wake(self, topic: str) -> None:
-        """Any thread: the lane looks at who waits for the topic, once however much arrives."""
+    def _wake(self, topic: str, group: str | None) -> None:
+        """Any thread: the lane looks at who waits for the topic, of one group or of all, once however much arrives."""
         lane = self._lane
-        self._woken.append(topic)
+        self._woken.append((topic, group))
         if not self._is_posted and lane is not None:
             self._is_posted = True
             lane.post(self._run_woken)
 
     def _run_woken(self) -> None:
-        self._is_posted = False  # before the queue is drained: what is signalled from here on posts again
+        self._is_posted = (
+            False  # before the queue is drained: what is signalled from here on posts again
+        )
         woken = self._woken
-        for topic in dict.fromkeys(woken.popleft() for _ in range(len(woken))):
-            for order in list(self._held.get(topic, ())):
+        for topic, group in dict.fromkeys(woken.popleft() for _ in range(len(woken))):
+            self._look_at(topic, group)
+
+    def _look_at(self, topic: str, group: str | None) -> None:
+        for order in list(self._held.get(topic, ())):
+            if group is None or order.request.consumer_group == group:
                 self._look_again(order)
 
     def _look_for_group(self, group: str) -> None:
         for topic in list(self._held):
-            self.changed(group, topic)
+            self._look_at(topic, group)
 
     def _release(self) -> None:
         for held in list(self._held.values()):
@@ -342,7 +309,9 @@ class PopService:
         topic = self._store.topics.find(request.topic)
         if topic is None:
             return None
-        queue_ids = (request.queue_id,) if request.HasField("queue_id") else range(topic.read_queues)
+        queue_ids = (
+            (request.queue_id,) if request.HasField("queue_id") else range(topic.read_queues)
+        )
         due_ms: int | None = None
         state = self._store.popped
         with state.lock:
@@ -356,4 +325,6 @@ class PopService:
 
 
 def _damaged_meanwhile() -> ServiceError:
-    return corrupt_log("the messages were found damaged while they were handed out; they come again", {})
+    return corrupt_log(
+        "the messages were found damaged while they were handed out; they come again", {}
+    )

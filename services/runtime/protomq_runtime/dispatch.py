@@ -158,7 +158,8 @@ def methods_of(service_descriptor: ServiceDescriptor) -> Iterable[Method]:
     if lane == options_pb2.LANE_UNSPECIFIED:
         raise ValueError(f"{service_descriptor.full_name} has no option (lane)")
     for descriptor in service_descriptor.methods:
-        yield _method_of(service_descriptor, descriptor, lane_name(lane))
+        own = descriptor.GetOptions().Extensions[options_pb2.method_lane]
+        yield _method_of(service_descriptor, descriptor, lane_name(own or lane))
 
 
 def lane_name(lane: int) -> str:

@@ -47,9 +47,10 @@ def described_methods() -> dict[str, MethodInfo]:
         for service in file.DESCRIPTOR.services_by_name.values():
             lane = service.GetOptions().Extensions[options_pb2.lane]
             for method in service.methods:
-                method_id = method.GetOptions().Extensions[options_pb2.remoting].method_id
+                options = method.GetOptions().Extensions
+                method_id = options[options_pb2.remoting].method_id
                 path = f"/{service.full_name}/{method.name}"
-                found[path] = MethodInfo(path, method_id, lane)
+                found[path] = MethodInfo(path, method_id, options[options_pb2.method_lane] or lane)
     return found
 
 

@@ -122,7 +122,7 @@ def test_groups_know_nothing_of_each_other() -> None:
     assert Group(broker).bodies() == Group(broker, "other").bodies()
 
 
-def test_a_batch_of_acks_and_pops_that_come_together_is_one_record() -> None:
+def test_acks_that_come_together_are_one_record_and_so_are_pops() -> None:
     broker = filled(32)
     group = Group(broker)
     group.pop(record_count_max=1)
@@ -141,7 +141,57 @@ def test_a_batch_of_acks_and_pops_that_come_together_is_one_record() -> None:
     broker.server.run()
     assert [call.response() for call in calls] == [AckResponse()] * 16
     assert len(messages_of(pop)) == 15
-    assert broker.store.appended_end_offset("%SYS%POP", 0) == records + 2
+    assert broker.store.appended_end_offset("%SYS%POP", 0) == records + 3
+
+
+@pytest.mark.parametrize("invisible_ms", [None, MINUTE_MS])
+def test_what_is_settled_while_a_pop_of_it_is_under_way_is_not_handed_out(invisible_ms: int | None) -> None:
+    broker = filled(3)
+    group = Group(broker)
+    messages = group.pop()
+    broker.advance(MINUTE_MS)
+    pop = broker.server.call(POP + "Pop", PopRequest(consumer_group="group", topic="topic", queue_id=0))
+    broker.server.lanes["pop"].run()  # planned with all three, which are due, and on its way to the send lane
+    request: Any = AckRequest(consumer_group="group", topic="topic")
+    if invisible_ms is not None:
+        request = ChangeInvisibleRequest(consumer_group="group", topic="topic", invisible_ms=invisible_ms)
+    request.messages.add(receipt=messages[1].receipt, offset_runs=[1, 1])
+    path = POP + ("Ack" if invisible_ms is None else "ChangeInvisible")
+    settled = broker.server.call(path, request)
+    assert settled.response() == type(settled.response())(), "it was not answered without the pop lane"
+    broker.server.run()
+    assert [(message.body, message.attempt) for message in messages_of(pop)] == [(b"0", 2), (b"2", 2)]
+
+
+def test_a_dead_letter_is_not_made_of_what_is_acknowledged_meanwhile() -> None:
+    broker = filled(2)
+    broker.store.groups.put(GroupSettings("group", retry_count_max=0))
+    group = Group(broker)
+    first, second = group.pop()
+    broker.advance(MINUTE_MS - 1)
+    broker.clock.time_ms += 1
+    broker.server.call(POP + "Pop", PopRequest(consumer_group="group", topic="topic", queue_id=0))
+    broker.server.lanes["pop"].run()  # planned: both are to be buried
+    request = AckRequest(consumer_group="group", topic="topic")
+    request.messages.add(receipt=first.receipt, offset_runs=[first.offset, 1])
+    broker.server.call(POP + "Ack", request).response()
+    broker.advance(1_000)
+    assert broker.store.queue_range("%DLQ%group", 0) == (0, 1)
+    with pytest.raises(ServiceError, match="not held"):
+        group.ack([second])
+
+
+def test_a_held_pop_gets_what_an_ack_makes_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (popped_queue, pop_planner):
+        monkeypatch.setattr(module, "OPEN_MAX", 4)
+    broker = filled(5)
+    group = Group(broker)
+    first = group.pop()
+    call = group.begin(hold_ms=20_000)
+    other = Group(broker, "other").begin(hold_ms=0)
+    assert (len(first), len(messages_of(other)), call.answered) == (4, 4, False)
+    group.ack(first[:1])
+    assert [message.body for message in messages_of(call)] == [b"4"]
 
 
 def test_a_stale_receipt_is_told_so_and_changes_nothing() -> None:

@@ -38,7 +38,7 @@ class _LaneEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Lane.ValueType],
     LANE_ADMIN: _Lane.ValueType  # 5
     """Administration."""
     LANE_POP: _Lane.ValueType  # 6
-    """Pops and acknowledgements."""
+    """Pops. What settles popped messages only appends: it runs on the send lane."""
     LANE_HA: _Lane.ValueType  # 8
     """Replication, from a master to its slaves."""
 
@@ -58,7 +58,7 @@ LANE_CONSUMER: Lane.ValueType  # 4
 LANE_ADMIN: Lane.ValueType  # 5
 """Administration."""
 LANE_POP: Lane.ValueType  # 6
-"""Pops and acknowledgements."""
+"""Pops. What settles popped messages only appends: it runs on the send lane."""
 LANE_HA: Lane.ValueType  # 8
 """Replication, from a master to its slaves."""
 Global___Lane: _TypeAlias = Lane  # noqa: Y015
@@ -90,8 +90,11 @@ class Remoting(_message.Message):
 Global___Remoting: _TypeAlias = Remoting  # noqa: Y015
 
 REMOTING_FIELD_NUMBER: _builtins.int
+METHOD_LANE_FIELD_NUMBER: _builtins.int
 LANE_FIELD_NUMBER: _builtins.int
 remoting: _extension_dict._ExtensionFieldDescriptor[_descriptor_pb2.MethodOptions, Global___Remoting]
 """How the method is called over the remoting port; absent for streams, which only gRPC carries."""
+method_lane: _extension_dict._ExtensionFieldDescriptor[_descriptor_pb2.MethodOptions, Global___Lane.ValueType]
+"""The lane on which the method runs; absent: that of its service."""
 lane: _extension_dict._ExtensionFieldDescriptor[_descriptor_pb2.ServiceOptions, Global___Lane.ValueType]
 """The lane on which the methods of the service run."""

@@ -174,13 +174,13 @@ def test_runs_name_what_they_are_made_of(offsets: set[int]) -> None:
     assert count_in(runs) == len(offsets)
 
 
-def test_what_is_settled_in_the_same_record_is_not_given_again() -> None:
+def test_what_is_due_is_given_again_and_only_its_hand_out_holds_it() -> None:
     known = OpenMessages(KEY, 7, 0)
     told = PoppedQueue(next_offset=3)
     told.hand_outs.append(HandOut(number=1, time_ms=0, deadline_ms=10, attempt=1, runs=[0, 3]))
     known.take(told, 0)
     assert known.due(9, 10) == []
-    assert known.due(10, 10, {1}) == [(0, 1), (2, 1)]
+    assert known.due(10, 10) == [(0, 1), (1, 1), (2, 1)]
     assert known.due(10, 1) == [(0, 1)]
     assert [known.is_held(0, *number_and_time) for number_and_time in ((1, 0), (2, 0), (1, 5))] == [True, False, False]
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Final, NamedTuple
@@ -213,6 +213,11 @@ class OpenMessages:
         """How many more messages may be open."""
         return max(OPEN_MAX - len(self.open), 0)
 
+    @property
+    def holds_back(self) -> bool:
+        """Whether messages may wait for open ones to be done: for the first of their group, or since there is no room."""
+        return bool(self._hashes) or len(self.open) >= OPEN_MAX
+
     def is_held(self, offset: int, number: int, time_ms: int) -> bool:
         """Whether the hand-out of this number and time has the message."""
         holding = self.open.get(offset)
@@ -222,10 +227,8 @@ class OpenMessages:
         """Whether a message of this group is open: then others wait."""
         return sharding_hash in self._groups
 
-    def due(
-        self, now_ms: int, count_max: int, besides: Container[int] = (), *, in_order: bool = False
-    ) -> list[tuple[int, int]]:
-        """Offsets and attempts so far of messages whose time is up, the longest due first; none of those of `besides`.
+    def due(self, now_ms: int, count_max: int, *, in_order: bool = False) -> list[tuple[int, int]]:
+        """Offsets and attempts so far of messages whose time is up, the longest due first.
 
         `in_order`: only those that are the first of their group.
         """
@@ -236,7 +239,7 @@ class OpenMessages:
             looked_at.append(entry)
             holding = entry[2]
             for offset in offsets_in(holding.runs):
-                if self.open.get(offset) is not holding or offset in besides:
+                if self.open.get(offset) is not holding:
                     continue
                 if in_order and not self._is_first(offset):
                     continue
@@ -247,7 +250,7 @@ class OpenMessages:
             heapq.heappush(self._due, entry)
         return found
 
-    def ready(self, count_max: int, besides: Container[int] = ()) -> list[int]:
+    def ready(self, count_max: int) -> list[int]:
         """Messages that were never handed out and wait for nobody any more, in the order of the queue."""
         found: list[int] = []
         while self._ready and len(found) < count_max:
@@ -257,7 +260,7 @@ class OpenMessages:
                 found.append(offset)
         for offset in found:
             heapq.heappush(self._ready, offset)
-        return [offset for offset in found if offset not in besides]
+        return found
 
     def next_due_ms(self, until_ms: int | None = None) -> int | None:
         """Pop time at which the next message is due; None if none is held, or not `until_ms`."""

@@ -1,0 +1,189 @@
+"""Settles popped messages: acknowledgements and other invisible times, of all that has come in one turn of the send lane.
+
+Rules:
+- What comes together is one record, and one append: an acknowledgement costs no record.
+- It is looked at and appended on the one thread that applies records, so nothing comes in between. The pop lane is not asked; a plan of
+  its own that holds no more is void (`pop_pipeline.py`).
+- An answer waits for what SEND_OK waits for: a stale receipt is known by a record, too, that may not be stored yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from protomq.v1.pop_service_pb2 import ChangeInvisibleRequest
+from protomq.v1.state_pb2 import PoppedQueue, PopRecord
+from protomq.wire.topics import POP_TOPIC
+from protomq_runtime.errors import unparsable
+
+from .pop_receipts import stale_receipt
+from .store.log.move import cut_error
+from .store.state.popped_queue import QueueOfGroup, change_of, offsets_in, runs_of
+from .store_errors import to_service_error
+
+if TYPE_CHECKING:
+    from protomq_runtime.call import Call
+
+    from .config import BrokerConfig
+    from .pop_requests import PopRequests
+    from .pop_time import PopTime
+    from .store.store import Store
+    from .system_writer import SystemWriter
+    from .waiting_answers import WaitingAnswers
+
+
+class _Settled(NamedTuple):
+    """A call, and what becomes of it: an error, or an encoded answer."""
+
+    call: Call
+    outcome: Exception | bytes
+
+
+class PopSettler:
+    """All on the send lane. `on_freed` is told (group, topic) where others may get messages now."""
+
+    def __init__(
+        self,
+        store: Store,
+        config: BrokerConfig,
+        writer: SystemWriter,
+        waiting: WaitingAnswers,
+        pop_time: PopTime,
+        requests: PopRequests,
+        on_freed: Callable[[str, str], None],
+    ) -> None:
+        self._store = store
+        self._state = store.popped
+        self._config = config
+        self._writer = writer
+        self._waiting = waiting
+        self._time = pop_time
+        self._requests = requests
+        self._on_freed = on_freed
+
+    def settle(
+        self, calls: Sequence[Call], request_class: type[Any], response_class: type[Any]
+    ) -> None:
+        """Does what the calls ask for, and answers them when that is stored."""
+        turn = _Turn(self._time.now_ms())
+        settled: list[_Settled] = []
+        for call in calls:
+            try:
+                try:
+                    request = request_class.FromString(bytes(call.payload))
+                except DecodeError:
+                    raise unparsable(request_class.DESCRIPTOR.full_name) from None
+                outcome = self._look_at(turn, request, response_class)
+            except Exception as error:
+                call.fail(to_service_error(error))
+                continue
+            settled.append(_Settled(call, outcome))
+        if not settled:
+            return
+        position = self._store.appended_position
+        if turn.told:
+            try:
+                body = turn.record.SerializeToString()
+                position = self._writer.append_moved((), [(POP_TOPIC, [body])])
+            except Exception as error:
+                failure = to_service_error(error)
+                for call, _ in settled:
+                    call.fail(failure)
+                return
+            for group, topic in turn.freed:
+                self._on_freed(group, topic)
+        if self._waiting.is_stored(position):
+            _answer(settled, None)
+            return
+        wait_ms = self._config.sync_flush_timeout_ms
+        self._waiting.wait(self._writer.lane, position, wait_ms, partial(_answer, settled))
+        self._waiting.request_flush()
+
+    def _look_at(self, turn: _Turn, request: Any, response_class: type[Any]) -> Exception | bytes:
+        """Notes in the turn's record what a request names and what is held as it says. Raises ServiceError."""
+        invisible_ms: int | None = None
+        error = ""
+        messages = self._requests.receipts(request)
+        if isinstance(request, ChangeInvisibleRequest):
+            invisible_ms = self._requests.invisible_ms_of(request)
+            error = cut_error(request.error)
+        group, topic = request.consumer_group, request.topic
+        done_count = 0
+        stale: list[tuple[int, list[int]]] = []
+        for index, (receipt, runs) in enumerate(messages):
+            key = QueueOfGroup(group, topic, receipt.queue_id)
+            held: list[int] = []
+            lost: list[int] = []
+            with self._state.lock:
+                known = self._state.find(key, receipt.incarnation)
+                holds_back = known is not None and known.holds_back
+                for offset in offsets_in(runs):
+                    is_held = known is not None and known.is_held(
+                        offset, receipt.number, receipt.time_ms
+                    )
+                    (held if is_held else lost).append(offset)
+            if held:
+                told = turn.queue(key, receipt.incarnation)
+                if invisible_ms is None:
+                    told.acked_runs.extend(runs_of(held))
+                else:
+                    told.changes.append(change_of(turn.record.time_ms + invisible_ms, held))
+                    if error:
+                        told.errors.add(error=error, runs=runs_of(held))
+                done_count += len(held)
+                if holds_back or invisible_ms is not None:
+                    turn.freed[group, topic] = None
+            if lost:
+                stale.append((index, runs_of(lost)))
+        if stale and not done_count:
+            index, runs = stale[0]
+            return stale_receipt(topic, messages[index][0].queue_id, runs[0])
+        response = response_class()
+        for index, runs in stale:
+            response.stale_messages.add(receipt=request.messages[index].receipt, offset_runs=runs)
+        return bytes(response.SerializeToString())
+
+
+class _Turn:
+    """What the calls of one turn settle.
+
+    Attributes:
+        record: is appended.
+        told: its queues.
+        freed: groups and topics of which others may get messages then.
+    """
+
+    __slots__ = ("freed", "record", "told")
+
+    def __init__(self, time_ms: int) -> None:
+        self.record = PopRecord(time_ms=time_ms)
+        self.told: dict[QueueOfGroup, PoppedQueue] = {}
+        self.freed: dict[tuple[str, str], None] = {}
+
+    def queue(self, key: QueueOfGroup, incarnation: int) -> PoppedQueue:
+        """What the record says of a queue; nothing at first."""
+        told = self.told.get(key)
+        if told is None:
+            told = self.told[key] = self.record.queues.add(
+                consumer_group=key.group,
+                topic=key.topic,
+                topic_incarnation=incarnation,
+                queue_id=key.queue_id,
+            )
+        return told
+
+
+def _answer(settled: Sequence[_Settled], failure: Exception | None) -> None:
+    for call, outcome in settled:
+        if call.answered:
+            continue
+        if failure is not None:
+            call.fail(to_service_error(failure))
+        elif isinstance(outcome, bytes):
+            call.answer(outcome)
+        else:
+            call.fail(to_service_error(outcome))
