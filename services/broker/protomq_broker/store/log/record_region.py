@@ -151,8 +151,9 @@ def set_kind(region: RecordRegion, kind: int) -> None:
     """Makes the records what the broker says: `kind` is one of the bits FLAG_KIND_... of the record format."""
     data = region.data
     if region.starts is None:
-        words = np.ndarray((1,), U32, data, len(data) + layout.FLAGS_AT)
-        words |= np.uint32(kind)
+        at = len(data) + layout.FLAGS_AT
+        flags = int.from_bytes(data[at : at + 4], "little") | kind
+        data[at : at + 4] = flags.to_bytes(4, "little")
     else:
         assert region.sizes is not None
         places = region.starts + region.sizes + layout.FLAGS_AT
