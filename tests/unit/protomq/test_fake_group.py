@@ -120,3 +120,50 @@ def test_a_consumer_that_runs_is_refused() -> None:
         FakeGroup(Runs("g"))
     with pytest.raises(ConfigurationError, match="one delay of a retry"):
         FakeGroup(PushConsumer("g"), retry_delays_s=[])
+
+
+def test_a_crash_repeats_what_was_not_committed_and_nothing_else() -> None:
+    consumer = PushConsumer("g")
+    seen: list[bytes] = []
+
+    @consumer.on("t")
+    def listen(message: Message) -> None:
+        seen.append(message.body)
+        if message.body == b"fails" and not message.attempt:
+            raise ValueError("once")
+
+    group = FakeGroup(consumer)
+    group.send("t", b"committed")
+    group.deliver()
+    group.advance(5)
+    group.send("t", b"good")
+    group.send("t", b"fails")
+    group.deliver()
+    group.send("t", b"behind")
+    assert [message.body for message in group.crash()] == [b"good", b"fails"]
+    assert group.crash() == []
+    group.deliver()
+    assert seen == [b"committed", b"good", b"fails", b"good", b"fails", b"behind"]
+    assert len(group.waiting) == 2  # The broker has made a retry of it twice.
+    group.commit()
+    assert group.crash() == []
+    group.advance(10)
+    assert group.deliver() == 2
+    group.advance(4.999)
+    assert len(group.crash()) == 2
+
+
+def test_an_orderly_message_that_holds_up_its_queue_is_not_delivered_twice_by_a_crash() -> None:
+    consumer = PushConsumer("g", orderly=True, attempts_max=2)
+    consumer.subscribe("t", lambda message: Suspend(50) if message.body == b"x" else None)
+    group = FakeGroup(consumer)
+    group.send("t", b"x")
+    group.deliver()
+    assert group.crash() == []
+    assert [message.body for message in group.waiting] == [b"x"]
+    group.deliver()  # By the member that took over: it waits for nothing, and counts from the beginning.
+    assert group.dead_letters == []
+    group.advance(0.05)
+    group.deliver()
+    assert len(group.dead_letters) == 1
+    assert [message.body for message in group.crash()] == [b"x"]  # That it is dead was not committed.

@@ -8,6 +8,7 @@ that jumps.
     group.advance(10)                          # the first retry is due
     group.deliver()
     assert group.dead_letters[0].error == "ValueError: ..."
+    group.crash()                              # what was not committed comes again
 
 What listeners say is judged by the code that a real consumer runs. Tags are compared; SQL92, CEL and WebAssembly are the broker's, and let
 everything through here.
@@ -99,6 +100,9 @@ class FakeGroup:
         self._offsets: dict[MessageQueue, itertools.count[int]] = {}
         self._waiting: list[_Waiting] = []
         self._suspended_until_ms: dict[MessageQueue, int] = {}
+        self._uncommitted: list[_Waiting] = []
+        self._commit_interval_ms = round(consumer.options.commit_interval_s * 1000)
+        self._next_commit_ms = self.clock.monotonic_ms() + self._commit_interval_ms
 
     def send(
         self,
@@ -123,8 +127,28 @@ class FakeGroup:
         return message
 
     def advance(self, seconds: float) -> None:
-        """Time passes: what falls due in it is delivered by the next `deliver`."""
+        """Time passes: what falls due in it is delivered by the next `deliver`. Every 5 s (`commit_interval_s`) the member commits."""
         self.clock.advance(round(seconds * 1000))
+        now_ms = self.clock.monotonic_ms()
+        if now_ms >= self._next_commit_ms:
+            self.commit()
+            self._next_commit_ms = now_ms - now_ms % self._commit_interval_ms + self._commit_interval_ms
+
+    def commit(self) -> None:
+        """The member commits what it has dealt with, as it does when it stops: a crash repeats nothing of it."""
+        self._uncommitted.clear()
+
+    def crash(self) -> list[Message]:
+        """The member dies, and another one takes over at the last commit: these messages are delivered again, beside those that wait.
+
+        Among them are messages that failed: the retry that the broker has made of one comes, too. That is what "at least once" means.
+        """
+        again, self._uncommitted = self._uncommitted, []
+        self._waiting += again
+        self._suspended_until_ms.clear()
+        for one in self._waiting:
+            one.failures = 0  # An orderly member counts them itself.
+        return [one.message for one in again]
 
     @property
     def waiting(self) -> list[Message]:
@@ -193,23 +217,27 @@ class FakeGroup:
         else:
             worker.work(run)
         self.done += run.done
+        held_up: list[_Waiting] = []
         for message, failure in failed:
             one = next(one for one in batch if one.message is message)
             if self._consumer.options.orderly and not failure.is_dead_letter:
-                self._hold_up(one, failure)
+                if self._hold_up(one, failure):
+                    held_up.append(one)
             elif comes_again:
                 self._give_back(message, failure)
+        self._uncommitted += [one for one in batch if one not in held_up]
 
-    def _hold_up(self, one: _Waiting, failure: Failure) -> None:
-        """Orderly: its queue waits, and goes on with it, unless its attempts are spent."""
+    def _hold_up(self, one: _Waiting, failure: Failure) -> bool:
+        """Orderly: its queue waits, and goes on with it, unless its attempts are spent: whether they are not."""
         options = self._consumer.options
         one.failures += 1
         if options.attempts_max is not None and one.failures >= options.attempts_max:
             self.dead_letters.append(DeadLetter(one.message, failure.error))
-            return
+            return False
         delay_ms = options.suspend_ms if failure.delay_ms is None else failure.delay_ms
         self._suspended_until_ms[one.message.queue] = self.clock.monotonic_ms() + delay_ms
         self._waiting.append(one)
+        return True
 
     def _give_back(self, message: Message, failure: Failure) -> None:
         attempt = message.attempt + 1

@@ -3,20 +3,21 @@
 - `protomq_server` (session): a running Broker; with pytest-xdist one for each worker.
 - `protomq_topic` (function): the name of a new topic with 8 queues that no other test uses.
 - `protomq_producer` (function): a Producer for that server, closed after the test.
+- `protomq_group` (function): makes a FakeGroup of a consumer, which needs no server.
 """
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from protomq import Producer
-    from protomq.testing import Broker
+    from protomq.testing import Broker, FakeGroup
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +49,11 @@ def protomq_producer(protomq_server: Broker) -> Iterator[Producer]:
 
     with Producer(namesrv=protomq_server.namesrv) as producer:
         yield producer
+
+
+@pytest.fixture
+def protomq_group() -> Callable[..., FakeGroup]:
+    """`protomq_group(consumer, retry_count_max=2)`: the group of a consumer that is not started."""
+    from protomq.testing import FakeGroup
+
+    return FakeGroup

@@ -1,0 +1,143 @@
+"""Push members that should not be as they are: two of one name, two that want different things; and a topic or a broker that goes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from protomq import Admin, Message, Producer
+from protomq.testing import Broker
+from tests.support.push import Push, committed, group_of, send
+from tests.support.waiting import PATIENCE_S, wait_for
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[Broker]:
+    """One that may be killed."""
+    with Broker() as made:
+        yield made
+
+
+@pytest.fixture(params=["threads", "coroutines"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def share(admin: Admin, group: str, topic: str) -> list[int]:
+    return sorted(sum(queue.topic == topic for queue in member.queues) for member in admin.group_members(group))
+
+
+def test_two_of_one_client_id_share_and_nothing_comes_twice(kind: str, broker: Broker) -> None:
+    topic = f"twins-{kind}"
+    group = group_of(broker, topic, 20)
+    seen: tuple[Counter[bytes], Counter[bytes]] = Counter(), Counter()
+    one, two = Push(kind, broker), Push(kind, broker)
+    with Producer(namesrv=broker.namesrv) as producer, Admin(namesrv=broker.namesrv) as admin:
+        admin.create_topic(topic, write_queues=4, read_queues=4)
+        with (
+            one(group, topic, lambda message: seen[0].update([message.body]), client_id="twin"),
+            two(group, topic, lambda message: seen[1].update([message.body]), client_id="twin"),
+        ):
+            wait_for(lambda: share(admin, group, topic) == [2, 2], PATIENCE_S)
+            bodies = [b"%d" % number for number in range(80)]
+            for body in bodies:  # One by one they go to the queues in turn.
+                producer.send(topic, body)
+            wait_for(lambda: sum(seen[0].values()) + sum(seen[1].values()) >= 80, PATIENCE_S)
+            assert {member.client_id for member in admin.group_members(group)} == {"twin"}
+    assert seen[0] + seen[1] == Counter(bodies)
+    assert all(seen)
+
+
+def test_members_that_want_other_tags_are_told_and_one_that_wants_another_topic_has_it_alone(
+    kind: str, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, extra = f"unlike-{kind}", f"extra-{kind}"
+    group = group_of(broker, topic, 20)
+    seen: Counter[bytes] = Counter()
+    one, two = Push(kind, broker), Push(kind, broker)
+    with Producer(namesrv=broker.namesrv) as producer, Admin(namesrv=broker.namesrv) as admin:
+        for name in (topic, extra):
+            admin.create_topic(name, write_queues=4, read_queues=4)
+
+        def listen(message: Message) -> None:
+            seen[message.body] += 1
+
+        with (
+            caplog.at_level(logging.WARNING, "protomq"),
+            one(group, topic, listen) as first,
+            two(group, topic, listen),
+        ):
+            one.call(lambda: first.subscribe(extra, listen, tags=["A"]))
+            wait_for(lambda: share(admin, group, extra) == [0, 4], PATIENCE_S)
+            wait_for(lambda: share(admin, group, topic) == [2, 2], PATIENCE_S)
+            wait_for(lambda: any("are not alike" in text and extra in text for text in caplog.messages), PATIENCE_S)
+            bodies = send(producer, topic, 40)
+            for number in range(8):
+                producer.send(extra, b"extra %d" % number, tag="A")
+            wait_for(lambda: len(seen) == 48, PATIENCE_S)
+    assert set(seen) == {*bodies, *(b"extra %d" % number for number in range(8))}
+    assert set(seen.values()) == {1}
+
+
+def test_a_topic_that_is_deleted_for_good_is_told_and_the_others_go_on(
+    kind: str, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic, other = f"gone-{kind}", f"stays-{kind}"
+    group = group_of(broker, topic, 20)
+    seen: list[bytes] = []
+    push = Push(kind, broker)
+    with Producer(namesrv=broker.namesrv) as producer, Admin(namesrv=broker.namesrv) as admin:
+        for name in (topic, other):
+            admin.create_topic(name, write_queues=1, read_queues=1)
+        send(producer, topic, 3)
+
+        def listen(message: Message) -> None:
+            seen.append(message.body)
+
+        with caplog.at_level(logging.WARNING, "protomq"), push(group, topic, listen) as consumer:
+            push.call(lambda: consumer.subscribe(other, listen))
+            wait_for(lambda: len(seen) == 3, PATIENCE_S)
+            admin.delete_topic(topic)
+            wait_for(lambda: any(topic in text and "delete" in text for text in caplog.messages), PATIENCE_S)
+            send(producer, other, 3, first=10)
+            wait_for(lambda: seen[3:] == [b"10", b"11", b"12"], PATIENCE_S)
+    assert push.left == 0
+    assert committed(broker, group, other) == 3
+
+
+def test_a_stop_while_the_broker_is_gone_ends_in_time_and_what_it_could_not_commit_comes_again(
+    kind: str, broker: Broker
+) -> None:
+    topic = f"dead-{kind}"
+    group = group_of(broker, topic, 20)
+    seen: Counter[bytes] = Counter()
+    push = Push(kind, broker)
+    with Producer(namesrv=broker.namesrv) as producer:
+        bodies = send(producer, topic, 20)
+    began_s = 0.0
+    with pytest.warns(RuntimeWarning, match="will come again"):  # noqa: PT031 - of the stop, at the end of the block.
+        with push(
+            group, topic, lambda message: seen.update([message.body]),
+            commit_interval_s=3600.0, request_timeout_s=0.5, drain_timeout_s=1.0,
+        ):  # fmt: skip
+            wait_for(lambda: len(seen) == 20, PATIENCE_S)
+            broker.kill()
+            began_s = time.monotonic()
+    assert time.monotonic() - began_s < PATIENCE_S / 4
+    broker.restart()
+    again = threading.Event()
+
+    def listen(message: Message) -> None:
+        seen[message.body] += 1
+        if all(seen[body] == 2 for body in bodies):
+            again.set()
+
+    with push(group, topic, listen):
+        assert again.wait(PATIENCE_S)
+    assert set(seen.values()) == {2}
+    assert committed(broker, group, topic) == 20
