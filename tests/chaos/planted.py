@@ -1050,6 +1050,7 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted("takes any receipt", planted_pops.takes_any_receipt, check_pops),
     Planted("gives messages of a key together", planted_pops.gives_keys_together, check_pops),
     Planted("buries too late", planted_pops.buries_too_late, check_pops),
+    Planted("forgets what popped messages failed of", planted_pops.forgets_what_failed, check_pops),
     Planted("buries twice", planted_pops.buries_in_two_appends, check_pops),
     Planted("takes what is saved for done", planted_pops.begins_anew_at_a_start, check_pops),
     *(Planted(*bug) for bug in TRANSACTION_BUGS),

@@ -95,3 +95,15 @@ def begins_anew_at_a_start() -> Any:
         return told
 
     return mock.patch.object(OpenMessages, "statement", statement)
+
+
+def forgets_what_failed() -> Any:
+    """What messages failed of is known until it is said again: in a cache, or before a segment goes."""
+    real = OpenMessages.statement
+
+    def statement(self: OpenMessages) -> PoppedQueue:
+        told = real(self)
+        del told.errors[:]
+        return told
+
+    return mock.patch.object(OpenMessages, "statement", statement)

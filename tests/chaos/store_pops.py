@@ -7,6 +7,7 @@
     E5   at least once: in the end each message was delivered or is dead; none is left over
     E6   a receipt settles nothing once somebody else got the message
     E7   in order: a message of a key comes when those before it are acknowledged or dead
+    E8   a dead letter says what a holder said last of why it failed
 
 The broker is the real one but for its threads: services on fake lanes over a store on a simulated disk. Answers wait for the disk, so
 nothing that was answered may be taken back, not by a power cut either. Time is the checker's own: it passes for everybody, whatever the
@@ -18,7 +19,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from protomq.v1.pop_service_pb2 import AckRequest, ChangeInvisibleRequest, PopRequest, PopResponse
@@ -54,6 +55,8 @@ class _Message:
     receipt: bytes = b""
     is_acked: bool = False
     may_be_acked: bool = False
+    errors: set[str] = field(default_factory=lambda: {""})
+    """What may be known of why it failed: more than one where the outcome of a call is not known."""
 
 
 @dataclass(slots=True)
@@ -81,6 +84,7 @@ class PopWorld:
         self.did: Counter[str] = Counter()
         self.dead: dict[bytes, int] = {}
         """How often each message was delivered that was seen among the dead letters."""
+        self.dead_errors: dict[bytes, str] = {}
         self.broker = self._open(1_700_000_000_000)
         self.broker.store.groups.put(GroupSettings(GROUP, retry_count_max=RETRIES))
         self._settle_disk()
@@ -203,7 +207,9 @@ class PopWorld:
         """A member holds for another time, or gives back."""
         some = self._some_held()
         invisible_ms = self.rng.choice((0, 5_000, 60_000, 300_000))
-        request = ChangeInvisibleRequest(consumer_group=GROUP, topic="topic", invisible_ms=invisible_ms)
+        self.did["changes"] += 1
+        error = "" if invisible_ms == 60_000 else f"error {self.did['changes']}"
+        request = ChangeInvisibleRequest(consumer_group=GROUP, topic="topic", invisible_ms=invisible_ms, error=error)
         for held in some:
             request.messages.add(receipt=held.receipt, offset_runs=[held.offset, 1])
         if not some:
@@ -211,6 +217,9 @@ class PopWorld:
         before = {id(held.message): held.message.held_until_ms for held in some}
         for held in some:  # as long as it is not known what has become of it, anybody may have it earlier
             held.message.held_until_ms = min(held.message.held_until_ms, self.passed_ms + invisible_ms)
+        errors_before = {id(held.message): held.message.errors for held in some}
+        for held in some:
+            held.message.errors = held.message.errors | ({error} if error else set())
         call = self._call(POP + "ChangeInvisible", request, waits=False)
         self._finish()
         if call is not None and call.answered:
@@ -218,6 +227,7 @@ class PopWorld:
             for held in some:
                 is_done = held in done
                 held.message.held_until_ms = self.passed_ms + invisible_ms if is_done else before[id(held.message)]
+                held.message.errors = {error} if is_done and error else errors_before[id(held.message)]
             self.did["changed"] += len(done)
         self._come_back()
 
@@ -332,6 +342,7 @@ class PopWorld:
                 if record.body in found:
                     self.say("E4", f"message {record.body.split()[0].decode()} is dead twice")
                 found[record.body] = record.transit.attempt
+                self.dead_errors[record.body] = record.transit.last_error
             offset = result.next_offset
         return found
 
@@ -344,6 +355,12 @@ class PopWorld:
             and known[queue_id].next_offset == store.queue_range("topic", queue_id)[1]
             for queue_id in range(2)
         )
+
+    def _check_error(self, body: bytes, error: str) -> None:
+        message = self.messages.get(body)
+        if message is not None and error not in message.errors:
+            self.say("E8", f"message {body.split()[0].decode()} is dead of {error!r}, and failed of {sorted(message.errors)}")
+        self.did["dead with an error"] += bool(error)
 
     def drain(self) -> None:
         """All that is left is received and acknowledged; then nothing is left."""
@@ -371,6 +388,7 @@ class PopWorld:
         for body, attempt in self.dead.items():
             if attempt != RETRIES + 1:
                 self.say("E4", f"message {body.split()[0].decode()} is dead after {attempt} deliveries")
+            self._check_error(body, self.dead_errors[body])
         for message in self.messages.values():
             name = message.body.split()[0].decode()
             if not message.attempt and message.body not in self.dead:
