@@ -1,13 +1,15 @@
-"""`group members`: who consumes for a group now, and what each has."""
+"""`group members`, `group info`: who consumes for a group now, what each has, and how one of them stands."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
+
+import typer
 
 from protomq_cli.connection import open_admin
 from protomq_cli.groups import GroupArgument
 from protomq_cli.options import DEFAULT_TIMEOUT_S, Namesrv, OnBroker, Output, Timeout
-from protomq_cli.output import OutputFormat, print_rows
+from protomq_cli.output import OutputFormat, print_object, print_rows
 from protomq_cli.partial import Missing
 
 _COLUMNS: Final = (
@@ -51,3 +53,55 @@ def members(
     ]
     print_rows(rows, _COLUMNS, output, expendable=("version", "peer", "queue_ids"))
     missing.check()
+
+
+def info(
+    group: GroupArgument,
+    member: Annotated[
+        str, typer.Argument(metavar="MEMBER", show_default=False, help="As `group members` names it.")
+    ],
+    stacks: Annotated[
+        bool, typer.Option("--stacks", help="Also what its threads and tasks are doing.")
+    ] = False,
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Ask a member of a group how it stands: settings, counts, queues.
+
+    The question goes down the call that the member holds at its brokers, so
+    nothing has to be opened where it runs. One that is stopped, or whose
+    event loop is blocked, does not answer. Of two members of one name, one
+    answers.
+    """
+    with open_admin(namesrv, timeout) as admin:
+        report = admin.describe_member(group, member, stacks=stacks)
+    queues = [
+        {
+            "topic": one.queue.topic,
+            "queue": f"{one.queue.broker_name}/{one.queue.queue_id}",
+            "position": one.position,
+            "committed": one.committed_offset,
+            "open": one.open_count,
+            "paused": one.is_paused,
+        }
+        for one in report.queues
+    ]
+    row = {
+        "kind": report.kind,
+        "version": report.version,
+        "running_s": round(report.running_s, 1),
+        **report.counts,
+        **{f"{name}_per_s": round(rate, 2) for name, rate in report.rates.items()},
+        "is_cut": report.is_cut,
+        "settings": report.settings,
+    }
+    if not output.is_table:
+        said = {"stacks": dict(report.stacks)} if stacks else {}
+        print_object(row | {"queues": queues} | said, output)
+        return
+    settings = "  ".join(f"{name}={value}" for name, value in report.settings.items())
+    print_object(row | {"settings": settings}, output)
+    print_rows(queues, ("topic", "queue", "position", "committed", "open", "paused"), output)
+    for name, text in report.stacks:
+        typer.echo(f"\n{name}\n{text}", nl=False)

@@ -127,7 +127,7 @@ def build_app() -> typer.Typer:
         "group", "Consumer groups: list, offsets, settings, delete.", ADMINISTRATION,
         list=groups.list_groups, offsets=groups.offsets, commit=groups.commit, delete=groups.delete,
         lag=group_offsets.lag, reset=group_offsets.reset, clone=group_offsets.clone,
-        members=group_members.members, set=group_settings.set_group, show=group_settings.show,
+        info=group_members.info, members=group_members.members, set=group_settings.set_group, show=group_settings.show,
     )  # fmt: skip
     group(
         "filter", "Filters that users write, as WebAssembly modules.", ADMINISTRATION,

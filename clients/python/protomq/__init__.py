@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from ._dead_letters import ReplayProgress as ReplayProgress
     from ._group_admin import GroupSettings as GroupSettings
     from ._group_members import GroupMemberInfo as GroupMemberInfo
+    from ._group_members import MemberQueue as MemberQueue
+    from ._group_members import MemberReport as MemberReport
     from ._group_offsets import GroupLag as GroupLag
     from ._ha_admin import BrokerRole as BrokerRole
     from ._ha_admin import HaStatus as HaStatus
@@ -131,6 +133,8 @@ _LAZY = {
     "TopicType": "_types",
     "GroupLag": "_group_offsets",
     "GroupMemberInfo": "_group_members",
+    "MemberQueue": "_group_members",
+    "MemberReport": "_group_members",
     "Admin": "_admin",
     "TopicConfig": "_admin_values",
     "TopicDescription": "_admin_values",
@@ -200,6 +204,8 @@ __all__ = [
     "TopicType",
     "GroupLag",
     "GroupMemberInfo",
+    "MemberQueue",
+    "MemberReport",
     "Admin",
     "TopicConfig",
     "TopicDescription",

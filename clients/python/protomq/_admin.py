@@ -45,7 +45,7 @@ from ._checks import (
 from ._connection_options import ConnectionOptions, connection_of
 from ._dead_letters import DeadLetters, ReplayProgress, list_dead_letters, replay_dead_letters
 from ._group_admin import GroupSettings, get_group, list_group_settings, set_group
-from ._group_members import GroupMemberInfo, group_members
+from ._group_members import GroupMemberInfo, MemberReport, describe_member, group_members
 from ._group_offsets import GroupLag, Place, clone_offsets, group_lag, reset_offsets
 from ._ha_admin import HaStatus, ha_status, order_lead
 from ._late_imports import fork_waits, load_needed_modules
@@ -300,6 +300,16 @@ class Admin(AdminCalls):
     ) -> list[GroupMemberInfo]:
         """Who is in a consumer group now, and which queues each has. Consumers that `assign` are no members."""
         return whole(*group_members(self, group, brokers))
+
+    def describe_member(
+        self, group: str, client_id: str, *, nonce: int = 0, stacks: bool = False
+    ) -> MemberReport:
+        """How a member of a group stands, as it says itself; with what its threads and tasks are doing, if `stacks`.
+
+        `client_id`, `nonce`: as `group_members` tells; 0 for the only member of that name, or one of them. Raises MemberUnknownError,
+        RequestTimeoutError if it says nothing in time.
+        """
+        return describe_member(self, group, client_id, nonce, stacks, self._request_timeout_s)
 
     def reset_offsets(
         self,

@@ -146,6 +146,7 @@ class AsyncPushConsumer(PushBase):
         consumer = AsyncListenedConsumer(
             self.options.consumer_group, connection=self._connection, listener=_Queues(self), **self.options.consumer_settings()
         )
+        consumer.about = self._about
         self._push = push = PushSteps(
             self.options, consumer._steps, self._state, self._wanted, time.monotonic
         )
@@ -293,6 +294,7 @@ class AsyncPushConsumer(PushBase):
         """One turn."""
         if push.wants_look():
             await consumer._run(push.look())
+            self._note_rates()
         now_s = time.monotonic()
         state = self._state
         overdue = state.tick(now_s)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from ._checks import check_seconds
 from ._connection_options import ConnectionOptions
 from ._consumer_options import ConsumerOptions
 from ._consumer_steps import ConsumerSteps
+from ._describing import About, description, read_unlocked, settings_of
 from ._hook_points import HookPoints
 from ._hooked_consuming import HandedOut
 from ._member_driver import MemberDriver
@@ -33,11 +36,15 @@ from ._send_back import (
     retry_topic_steps,
     send_back_steps,
 )
+from ._stacks import task_stacks, thread_stacks
 from ._steps import Steps
 from ._trace import Tracer, traced
 from ._types import Body, BrokerAddress, Delay, MessageQueue, Route
 from ._warnings import warn
 from .errors import ClosedError, ConfigurationError, WrongTypeError
+
+if TYPE_CHECKING:
+    from .v1 import membership_service_pb2 as pb
 
 
 class ConsumerBase:
@@ -65,6 +72,11 @@ class ConsumerBase:
         self._auto_commits = options.auto_commits
         self._pid = os.getpid()
         self._closed = False
+        self._began_s = time.monotonic()
+        self.about: Callable[[], About] = partial(About, type(self).__name__, settings_of(options))
+        """What it says of itself; a push consumer above it says more."""
+        if member is not None:
+            member.state.describe = _describes(self)
         self._says_goodbye = False
 
     def _start_hooks(self, connection: ConnectionOptions) -> None:
@@ -74,6 +86,13 @@ class ConsumerBase:
             self._tracer = traced(self._hooks, connection, connection.namesrv)
         if self._hooks.consume:
             self._handed = HandedOut(self._hooks)
+
+    def _describe(self, wants_stacks: bool) -> pb.MemberDescription:
+        """For an operator. The thread, or a task, of its membership."""
+        about = read_unlocked(self.about)
+        queues = read_unlocked(lambda: self._state.described(about.open_counts))
+        stacks = [*task_stacks(), *thread_stacks()] if wants_stacks else []
+        return description(about, self._began_s, queues, stacks)
 
     def _new_state(self, options: ConsumerOptions) -> PullState:
         """What decides about its pulls."""
@@ -197,3 +216,16 @@ def wakes(consumer: Any) -> Callable[[], None]:
             found._look_around()
 
     return wake
+
+
+def _describes(consumer: ConsumerBase) -> Callable[[bool], pb.MemberDescription]:
+    """As `wakes`."""
+    reference = weakref.ref(consumer)
+
+    def describe(wants_stacks: bool) -> pb.MemberDescription:
+        found = reference()
+        if found is None:
+            raise ClosedError("nobody uses the consumer any more")
+        return found._describe(wants_stacks)
+
+    return describe

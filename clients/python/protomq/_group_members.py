@@ -1,4 +1,4 @@
-"""The members of consumer groups, as brokers list them for operators. Used by Admin."""
+"""The members of consumer groups, as brokers list them for operators, and as they say themselves. Used by Admin."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from . import _methods
-from ._checks import check_group
+from ._checks import check_flag, check_group, check_text
 from ._late_imports import fork_waits
 from ._types import MessageQueue
-from .errors import ProtomqError
+from .errors import MemberUnknownError, ProtomqError, RequestTimeoutError
 
 if TYPE_CHECKING:
     from ._group_admin import AsksBrokers
+    from .v1 import membership_service_pb2 as pb
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,111 @@ class GroupMemberInfo:
     member_s: float
     silent_s: float
     brokers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberQueue:
+    """A queue of a member, as it says itself.
+
+    `position`: offset of the message that the program gets next, `committed_offset`: the last one that was committed; None: not known, or
+    none. `open_count`: messages that are with the member and not done. `is_paused`: nothing of it is handed out now.
+    """
+
+    queue: MessageQueue
+    position: int | None
+    committed_offset: int | None
+    open_count: int
+    is_paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MemberReport:
+    """How a member of a group stands, as it says itself (RocketMQ: consumerRunningInfo, jstack).
+
+    `kind`: of client, "PushConsumer" and so on; `version`: of the library, the language and the system. `settings`: for people.
+    `counts`: of a push consumer those of PushCounts and the number of runs; `rates`: what a count grows by in a second, as a mean of its
+    last minute. `stacks`: name and calls of each thread and task, if they were asked for. `is_cut`: something was left out, for there was
+    too much.
+    """
+
+    kind: str
+    version: str
+    running_s: float
+    settings: dict[str, str]
+    counts: dict[str, int]
+    rates: dict[str, float]
+    queues: tuple[MemberQueue, ...]
+    stacks: tuple[tuple[str, str], ...]
+    is_cut: bool
+
+
+def describe_member(
+    admin: AsksBrokers, group: str, client_id: str, nonce: int, stacks: bool, timeout_s: float
+) -> MemberReport:
+    """Asks the brokers in turn, until the member has answered one."""
+    with fork_waits:
+        from .v1 import membership_service_pb2 as pb
+
+    check_group(group)
+    check_text("client_id", client_id)
+    check_flag("stacks", stacks)
+    found: list[pb.MemberDescription] = []
+    silent: list[str] = []
+    unknown: list[MemberUnknownError] = []
+    # The answer of a broker whose member is silent is to come in time.
+    wait_ms = min(max(int(timeout_s * 800), 1), 30_000)
+
+    def ask(broker: Any) -> None:
+        if found:
+            return
+        request = pb.DescribeMemberRequest(
+            consumer_group=group, client_id=client_id, nonce=nonce, wants_stacks=stacks, wait_ms=wait_ms
+        )
+        try:
+            answer = admin._call(
+                broker.address, _methods.DESCRIBE_MEMBER, request, pb.DescribeMemberResponse
+            )
+        except MemberUnknownError as error:
+            unknown.append(error)
+            return
+        if answer.HasField("description"):
+            found.append(answer.description)
+        else:
+            silent.append(broker.broker_name)
+
+    failures = admin._ask_each(None, ask)
+    if found:
+        return _report(found[0])
+    if silent:
+        raise RequestTimeoutError(
+            f"{client_id} has not said how it stands within {wait_ms / 1000:g} s: it is stopped, its event loop is blocked, or its version "
+            "does not know the question",
+            metadata={"consumer_group": group, "client_id": client_id},
+        )
+    raise next(iter((*failures.values(), *unknown)))
+
+
+def _report(said: pb.MemberDescription) -> MemberReport:
+    return MemberReport(
+        kind=said.kind,
+        version=said.version,
+        running_s=said.running_ms / 1000,
+        settings=dict(sorted(said.settings.items())),
+        counts=dict(said.counts),
+        rates=dict(said.rates),
+        queues=tuple(
+            MemberQueue(
+                MessageQueue(one.topic, one.broker_name, one.queue_id),
+                None if one.position < 0 else one.position,
+                None if one.committed_offset < 0 else one.committed_offset,
+                one.open_messages,
+                one.is_paused,
+            )
+            for one in said.queues
+        ),
+        stacks=tuple((one.name, one.text) for one in said.stacks),
+        is_cut=said.is_cut,
+    )
 
 
 def group_members(

@@ -24,7 +24,7 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -87,6 +87,8 @@ class _Broker:
     sent_s: float = 0.0
     """When the last call was sent."""
     queue_counts: dict[str, int] = field(default_factory=dict)
+    question: tuple[int, bool] | None = None
+    """Somebody asks there how this member stands: the number, and whether stacks are wanted."""
 
     def told_until_s(self) -> float:
         """Until when the broker has not given the member up, as far as the member can know."""
@@ -113,6 +115,8 @@ class MembershipState:
         self._number = 0
         self._lost: set[str] = set()
         self._told_of: set[str] = set()
+        self.describe: Callable[[bool], pb.MemberDescription] | None = None
+        """Says how the member stands; with its stacks, or without. Whoever makes calls calls it."""
 
     # -- who it is ---------------------------------------------------------------------------------------------------------
 
@@ -184,8 +188,24 @@ class MembershipState:
             known_version=broker.version,
             broker_start=broker.start,
         )
+        if broker.question is not None:
+            self._describe_in(request, broker)
         ticket = MemberTicket(broker_name, self._number)
         return ticket, broker.address, request.SerializeToString(), hold_s + CALL_MARGIN_S
+
+    def _describe_in(self, request: pb.HoldMembershipRequest, broker: _Broker) -> None:
+        """Puts the answer to a question into the request."""
+        assert broker.question is not None
+        (number, wants_stacks), broker.question = broker.question, None
+        if self.describe is None:
+            return
+        try:
+            request.description.CopyFrom(self.describe(wants_stacks))
+        except Exception:
+            logger.exception("a member of group %s cannot say how it stands", self.group)
+            request.ClearField("description")
+        else:
+            request.description.description_id = number
 
     def leave_requests(self) -> list[tuple[BrokerAddress, bytes]]:
         """What says to each broker that the member goes."""
@@ -235,6 +255,7 @@ class MembershipState:
         broker.version, broker.start = answer.version, answer.broker_start
         broker.settled_s = now_s + answer.settling_ms / 1000
         broker.expiry_s = answer.expiry_ms / 1000
+        broker.question = (answer.description_id, answer.wants_stacks) if answer.description_id else None
         if answer.is_unchanged and broker.members is not None:
             return
         broker.members = list(answer.members)

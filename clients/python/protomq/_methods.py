@@ -72,6 +72,9 @@ HOLD_MEMBERSHIP: Final = MethodInfo(
 )
 LEAVE_GROUP: Final = MethodInfo(_V1 + "MembershipService/LeaveGroup", 0x0B02, LANE_CONSUMER)
 LIST_MEMBERS: Final = MethodInfo(_V1 + "MembershipService/ListMembers", 0x0B03, LANE_CONSUMER)
+DESCRIBE_MEMBER: Final = MethodInfo(
+    _V1 + "MembershipService/DescribeMember", 0x0B04, LANE_CONSUMER
+)
 
 LIST_DEAD_LETTERS: Final = MethodInfo(
     _V1 + "DeadLetterService/ListDeadLetters", 0x0701, LANE_ADMIN

@@ -138,6 +138,16 @@ class _Queue:
     waiting: deque[_Waiting] = field(default_factory=deque)
 
 
+class QueueState(NamedTuple):
+    """How a queue stands, for people. `position`, `committed`: None: not known, none; `open_count`: messages here that are not done."""
+
+    queue: MessageQueue
+    position: int | None
+    committed: int | None
+    open_count: int
+    is_paused: bool
+
+
 class PullState:
     """The queues of one consumer."""
 
@@ -209,6 +219,19 @@ class PullState:
     def queues(self) -> tuple[MessageQueue, ...]:
         """The assignment."""
         return tuple(self._queues)
+
+    def described(self, open_counts: Mapping[MessageQueue, int]) -> list[QueueState]:
+        """How each queue stands. `open_counts`: messages that were handed out and are not done, where somebody counts them."""
+        return [
+            QueueState(
+                queue,
+                state.position,
+                state.committed,
+                sum(len(one.answer.sizes) - one.taken for one in state.waiting) + open_counts.get(queue, 0),
+                state.is_held,
+            )
+            for queue, state in self._queues.items()
+        ]
 
     def incarnation(self, queue: MessageQueue) -> int:
         """Incarnation of the topic to which the position of the queue belongs; 0: not known, or not assigned."""

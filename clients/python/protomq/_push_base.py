@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from ._checks import check_count, check_topic
 from ._connection_options import ConnectionOptions
+from ._describing import About, Rates, settings_of
 from ._filters import checked_filter
 from ._hook_points import HookPoints
 from ._hooked_consuming import hooked_listener
@@ -59,6 +60,7 @@ class PushBase:
         self._concurrency = options.concurrency
         self._hooks = HookPoints(options.group, options.hooks)
         self._tracer: Tracer | None = None
+        self._rates = Rates()
 
     def _start_hooks(self, connection: ConnectionOptions) -> None:
         self._hooks.client_id = connection.hello_client_id()
@@ -93,6 +95,20 @@ class PushBase:
         return PushCounts(
             state.count, state.waiting_count, state.size_bytes, state.done_count, refused
         )
+
+    def _about(self) -> About:
+        """What it says of itself to an operator who asks; without a lock."""
+        counts = self.counts._asdict()
+        return About(
+            type(self).__name__,
+            settings_of(self.options) | {"listeners": ", ".join(f"{topic}: {one.name}" for topic, one in self._listeners.items())},
+            {**counts, "running": self._state.running_count, "concurrency": self._concurrency, "suspended": int(self.is_suspended)},
+            self._rates.per_s({"done": counts["done"]}),
+            self._state.open_counts(),
+        )
+
+    def _note_rates(self) -> None:
+        self._rates.note({"done": self._state.done_count})
 
     def on(
         self,

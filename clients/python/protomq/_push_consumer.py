@@ -159,6 +159,7 @@ class PushConsumer(PushBase):
         consumer = ListenedConsumer(
             self.options.consumer_group, connection=self._connection, listener=_Queues(self), **self.options.consumer_settings()
         )
+        consumer.about = self._about
         self._push = push = PushSteps(
             self.options, consumer._steps, self._state, self._wanted, time.monotonic
         )
@@ -326,6 +327,7 @@ class PushConsumer(PushBase):
         """One turn."""
         if push.wants_look():
             consumer._run(push.look())
+            self._note_rates()
         now_s = time.monotonic()
         state = self._state
         with self._lock:

@@ -161,6 +161,10 @@ class PushState:
         had, self._has_room_again = self._has_room_again, False
         return had
 
+    def open_counts(self) -> dict[MessageQueue, int]:
+        """Messages that are here and not done, by queue."""
+        return {queue: work.count for queue, work in self._works.items()}
+
     @property
     def waiting_count(self) -> int:
         """Messages that no listener has yet."""

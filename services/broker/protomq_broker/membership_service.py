@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from google.protobuf.message import DecodeError
 
 from protomq.v1.membership_service_pb2 import (
+    DescribeMemberRequest,
+    DescribeMemberResponse,
     HoldMembershipRequest,
     HoldMembershipResponse,
     LeaveGroupRequest,
@@ -23,10 +25,18 @@ from protomq.v1.membership_service_pb2 import (
     ListedMember,
     ListMembersRequest,
     ListMembersResponse,
+    MemberDescription,
     TopicQueueCount,
 )
 from protomq_runtime.dispatch import raw
-from protomq_runtime.errors import SHUTTING_DOWN, invalid_argument, unparsable
+from protomq_runtime.errors import (
+    SHUTTING_DOWN,
+    Code,
+    ServiceError,
+    invalid_argument,
+    too_many,
+    unparsable,
+)
 
 from .memberships import Group, MemberKey, Memberships, check_member, difference, interests
 from .said_once import SaidOnce
@@ -49,8 +59,27 @@ GATHER_MS: Final = 30.0
 TICK_MS: Final = 500.0
 """How often it is looked who was not heard of in time."""
 
+QUESTIONS_MAX: Final = 64
+"""That wait for what members say of themselves."""
+DESCRIPTION_MAX_BYTES: Final = 1 << 20
+DESCRIPTION_WAIT_MS: Final = 5_000
+DESCRIPTION_WAIT_MAX_MS: Final = 30_000
+
 MemberId = tuple[str, MemberKey]
 """Group and member."""
+
+
+class _Question:
+    """Somebody wants to know how a member stands."""
+
+    __slots__ = ("call", "is_asked", "member", "timer", "wants_stacks")
+
+    def __init__(self, call: Call, member: MemberId, wants_stacks: bool) -> None:
+        self.call = call
+        self.member = member
+        self.wants_stacks = wants_stacks
+        self.is_asked = False
+        self.timer: Timer | None = None
 
 
 class _Waiter:
@@ -95,6 +124,8 @@ class MembershipService:
         self._lock = threading.Lock()
         self._waiters: dict[MemberId, _Waiter] = {}
         self._encoded: dict[str, _Encoded] = {}
+        self._questions: dict[int, _Question] = {}
+        self._question_id = 0
         self._news: set[str] = set()
         self._is_gathering = False
         self._is_stopping = False
@@ -114,7 +145,8 @@ class MembershipService:
         """New calls are refused: who waits is answered. Any thread."""
         with self._lock:
             self._is_stopping = True
-            waiters = list(self._waiters.values())
+            waiters: list[_Waiter | _Question] = [*self._waiters.values(), *self._questions.values()]
+            self._questions.clear()
         for waiter in waiters:
             waiter.call.lane.post(partial(self._refuse, waiter))
 
@@ -149,6 +181,22 @@ class MembershipService:
                 self._take(call, request)
         except DecodeError:
             call.fail(unparsable("protomq.v1.HoldMembershipRequest"))
+        except Exception as error:
+            call.fail(to_service_error(error))
+
+    @raw
+    def describe_member(self, call: Call) -> None:
+        """Asks a member, and answers when it has said something, or the time is over."""
+        try:
+            request = DescribeMemberRequest.FromString(bytes(call.payload))
+            check_group_name(request.consumer_group)
+            wait_ms = request.wait_ms or DESCRIPTION_WAIT_MS
+            if not 0 < wait_ms <= DESCRIPTION_WAIT_MAX_MS:
+                raise invalid_argument("wait_ms", f"is 1 to {DESCRIPTION_WAIT_MAX_MS}")
+            with self._lock:
+                self._ask(call, request, wait_ms)
+        except DecodeError:
+            call.fail(unparsable("protomq.v1.DescribeMemberRequest"))
         except Exception as error:
             call.fail(to_service_error(error))
 
@@ -205,10 +253,14 @@ class MembershipService:
             self._warn_of_difference(name, said, group)
         member = (name, (said.client_id, said.nonce))
         self._end_waiter(member)
+        if request.HasField("description"):
+            self._take_description(member, request.description)
+            request.ClearField("description")  # It is not to stay for as long as the call is held.
+        question_id = self._question_for(member) if request.hold_ms > 0 else 0
         hold_ms = call.hold_time_ms(min(request.hold_ms, self._hold_max_ms))
         is_up_to_date = knows_this_start and request.known_version == group.version
         # Of news that are being gathered, who asks has part already: it waits for the rest.
-        if hold_ms > 0 and (is_up_to_date or (name in self._news and knows_this_start)):
+        if hold_ms > 0 and not question_id and (is_up_to_date or (name in self._news and knows_this_start)):
             waiter = _Waiter(call, request)
             self._waiters[member] = waiter
             self._memberships.held(*member)
@@ -218,7 +270,59 @@ class MembershipService:
             if request.hold_ms > 0:
                 self._memberships.held(*member)
                 self._memberships.answered(*member, now_ms)
-            call.answer(self._answer(request))
+            call.answer(self._answer(request, question_id))
+
+    def _ask(self, call: Call, request: DescribeMemberRequest, wait_ms: float) -> None:
+        if self._is_stopping:
+            raise SHUTTING_DOWN
+        name = request.consumer_group
+        group = self._memberships.find(name)
+        keys = sorted(
+            key
+            for key in (group.members if group is not None else ())
+            if key[0] == request.client_id and request.nonce in (0, key[1])
+        )
+        if not keys:
+            raise ServiceError(
+                Code.FAILED_PRECONDITION,
+                "MEMBER_UNKNOWN",
+                f"this broker knows no member {request.client_id!r} of the group {name!r}",
+                metadata={"consumer_group": name, "client_id": request.client_id},
+            )
+        if len(self._questions) >= QUESTIONS_MAX:
+            raise too_many("questions", QUESTIONS_MAX, f"{QUESTIONS_MAX} members are being asked already")
+        member = (name, keys[0])
+        self._question_id += 1
+        number = self._question_id
+        question = self._questions[number] = _Question(call, member, request.wants_stacks)
+        question.timer = call.lane.call_later(call.hold_time_ms(wait_ms), partial(self._end_question, number))
+        call.hold(partial(self._end_question, number, is_gone=True))
+        # A member that holds no call at the moment is asked by the answer to its next one.
+        waiter = self._waiters.pop(member, None)
+        if waiter is not None:
+            self._memberships.answered(*member, self._clock.monotonic_ms())
+            payload = self._answer(waiter.request, self._question_for(member))
+            waiter.call.lane.post(partial(_answer_all, [(waiter, payload)]))
+
+    def _question_for(self, member: MemberId) -> int:
+        """The next question to a member; 0: there is none."""
+        for number, question in self._questions.items():
+            if question.member == member and not question.is_asked:
+                question.is_asked = True
+                return number
+        return 0
+
+    def _take_description(self, member: MemberId, description: MemberDescription) -> None:
+        question = self._questions.get(description.description_id)
+        if question is None or question.member != member:
+            return  # Who asked has gone.
+        del self._questions[description.description_id]
+        response = DescribeMemberResponse(description=description)
+        if description.ByteSize() > DESCRIPTION_MAX_BYTES:
+            response = DescribeMemberResponse(
+                description=MemberDescription(kind=description.kind, version=description.version, is_cut=True)
+            )
+        question.call.lane.post(partial(_answer_question, question, response.SerializeToString()))
 
     def _end_waiter(self, member: MemberId) -> None:
         """The member has called again, or leaves: the call before is over."""
@@ -235,7 +339,7 @@ class MembershipService:
             lane = self._lane
             lane.post(lambda: void(lane.call_later(GATHER_MS, self._tell_news)))
 
-    def _answer(self, request: HoldMembershipRequest) -> bytes:
+    def _answer(self, request: HoldMembershipRequest, question_id: int = 0) -> bytes:
         name, now_ms = request.consumer_group, self._clock.monotonic_ms()
         known = self._memberships
         group = known.find(name)
@@ -245,6 +349,9 @@ class MembershipService:
             settling_ms=known.settling_ms(name, now_ms),
             expiry_ms=known.gap_ms if request.hold_ms > 0 else known.expiry_ms,
         )
+        if question_id:
+            response.description_id = question_id
+            response.wants_stacks = self._questions[question_id].wants_stacks
         knows_this_start = request.broker_start == self._broker_start
         if group is None or (knows_this_start and request.known_version == group.version):
             response.is_unchanged = True
@@ -345,11 +452,29 @@ class MembershipService:
             payload = self._answer(waiter.request)
         _answer_all([(waiter, payload)])
 
-    def _refuse(self, waiter: _Waiter) -> None:
+    def _refuse(self, waiter: _Waiter | _Question) -> None:
         if waiter.timer is not None:
             waiter.timer.cancel()
         if not waiter.call.answered:
             waiter.call.fail(SHUTTING_DOWN)
+
+
+    def _end_question(self, number: int, is_gone: bool = False) -> None:
+        """The time is over, or nobody wants to know any more."""
+        with self._lock:
+            question = self._questions.pop(number, None)
+        if question is not None:
+            if is_gone and question.timer is not None:
+                question.timer.cancel()
+            elif not is_gone:
+                _answer_question(question, b"")
+
+
+def _answer_question(question: _Question, payload: bytes) -> None:
+    if question.timer is not None:
+        question.timer.cancel()
+    if not question.call.answered:
+        question.call.answer(payload)
 
 
 def void(value: object) -> None:

@@ -39,6 +39,7 @@ SERVED: Final = frozenset(
         "MembershipService/HoldMembership",
         "MembershipService/LeaveGroup",
         "MembershipService/ListMembers",
+        "MembershipService/DescribeMember",
         "TrackService/TrackMessage",
         "HaService/GetHaStatus",
         "LogService/ReadLog",

@@ -18,14 +18,21 @@ from protomq.allocation import Allocation, Average, Circle, ConsistentHash
 from protomq.errors import ConnectionLostError, ProtomqError, UnknownMethodError, error_from_status
 from protomq.v1 import membership_service_pb2
 from protomq.v1.membership_service_pb2 import (
+    DescribeMemberRequest,
+    DescribeMemberResponse,
     GroupMember,
     HoldMembershipRequest,
     LeaveGroupRequest,
     ListMembersRequest,
     ListMembersResponse,
+    MemberDescription,
     MemberTopic,
 )
-from protomq_broker.membership_service import MembershipService
+from protomq_broker.membership_service import (
+    DESCRIPTION_MAX_BYTES,
+    QUESTIONS_MAX,
+    MembershipService,
+)
 from protomq_broker.memberships import Memberships
 from protomq_runtime.dispatch import DispatchTable
 from protomq_runtime.testing import FakeCall, FakeServer
@@ -34,6 +41,7 @@ from .store.log_helpers import ManualClock
 
 HOLD = "/protomq.v1.MembershipService/HoldMembership"
 LEAVE = "/protomq.v1.MembershipService/LeaveGroup"
+DESCRIBE = "/protomq.v1.MembershipService/DescribeMember"
 LIST = "/protomq.v1.MembershipService/ListMembers"
 SERVICE = membership_service_pb2.DESCRIPTOR.services_by_name["MembershipService"]
 
@@ -424,3 +432,122 @@ def test_nonsense_is_refused(payload: bytes, reason: str) -> None:
     call = BrokerNode("a", 1).server.call(HOLD, payload)
     assert call.error is not None
     assert call.error.reason == reason
+
+
+# -- asking a member ---------------------------------------------------------------------------------------------------------
+
+
+def ask(broker: BrokerNode, client_id: str = "m", **fields: object) -> FakeCall:
+    request = DescribeMemberRequest(consumer_group="g", client_id=client_id, **fields)  # type: ignore[arg-type]
+    return broker.server.call(DESCRIBE, request)
+
+
+def described(call: FakeCall) -> DescribeMemberResponse:
+    answer = call.response()
+    assert isinstance(answer, DescribeMemberResponse)
+    return answer
+
+
+def test_a_question_goes_down_the_held_call_and_the_answer_comes_with_the_next() -> None:
+    broker = BrokerNode("a", 2)
+    version = hold(broker).response().version
+    held = hold(broker, known_version=version, broker_start=1)
+    asked = ask(broker, wants_stacks=True)
+    broker.server.run()
+    question = held.response()
+    assert question.is_unchanged
+    assert question.wants_stacks
+    assert not asked.answered
+    said = MemberDescription(description_id=question.description_id, kind="PushConsumer")
+    again = hold(broker, known_version=version, broker_start=1, description=said)
+    broker.server.run()
+    assert described(asked).description.kind == "PushConsumer"
+    assert again.is_held, "there is nothing else to say"
+
+
+def test_a_member_that_holds_no_call_is_asked_with_the_next_one() -> None:
+    broker = BrokerNode("a", 2)
+    version = hold(broker).response().version
+    asked = ask(broker)
+    question = hold(broker, known_version=version, broker_start=1).response()
+    assert question.description_id
+    assert not question.wants_stacks
+    other = MemberDescription(description_id=question.description_id + 1)
+    hold(broker, known_version=version, broker_start=1, description=other)
+    broker.server.run()
+    assert not asked.answered, "that was the answer to something else"
+
+
+def test_a_member_that_says_nothing_in_time_is_silent() -> None:
+    broker = BrokerNode("a", 2)
+    version = hold(broker).response().version
+    asked = ask(broker, wait_ms=2_000)
+    hold(broker, known_version=version, broker_start=1)
+    broker.advance(1_999)
+    assert not asked.answered
+    broker.advance(1)
+    assert not described(asked).HasField("description")
+    late = MemberDescription(description_id=1, kind="late")
+    assert hold(broker, known_version=version, broker_start=1, description=late).error is None
+
+
+def test_who_is_no_member_cannot_be_asked() -> None:
+    broker = BrokerNode("a", 2)
+    hold(broker)
+    for call in (ask(broker, "nobody"), ask(broker, nonce=99)):
+        assert call.error is not None
+        assert call.error.reason == "MEMBER_UNKNOWN"
+    wrong = ask(broker, wait_ms=30_001).error
+    assert wrong is not None
+    assert wrong.reason == "INVALID_ARGUMENT"
+
+
+def test_questions_are_bounded_and_one_that_is_given_up_counts_no_more() -> None:
+    broker = BrokerNode("a", 2)
+    hold(broker)
+    calls = [ask(broker, nonce=5) for _ in range(QUESTIONS_MAX)]
+    refused = ask(broker).error
+    assert refused is not None
+    assert refused.reason == "TOO_MANY"
+    calls[0].hang_up()
+    broker.server.run()
+    assert ask(broker).error is None
+
+
+def test_a_description_that_is_too_large_is_cut() -> None:
+    broker = BrokerNode("a", 2)
+    version = hold(broker).response().version
+    asked = ask(broker)
+    question = hold(broker, known_version=version, broker_start=1).response()
+    said = MemberDescription(
+        description_id=question.description_id, kind="k", settings={"a": "x" * DESCRIPTION_MAX_BYTES}
+    )
+    hold(broker, known_version=version, broker_start=1, description=said)
+    broker.server.run()
+    assert described(asked).description.is_cut
+    assert not described(asked).description.settings
+
+
+def test_the_sdks_member_answers_and_one_that_cannot_says_nothing() -> None:
+    broker = BrokerNode("a", 2)
+    world = World(broker)
+    member = MemberNode(world, "m", Average())
+    wanted: list[bool] = []
+
+    def describe(wants_stacks: bool) -> MemberDescription:
+        wanted.append(wants_stacks)
+        if len(wanted) > 1:
+            raise RuntimeError("a defect")
+        return MemberDescription(kind="here")
+
+    member.state.describe = describe
+    for _ in range(3):
+        member.turn()
+        broker.advance(40)
+    for wants_stacks, kind in ((True, "here"), (False, "")):
+        asked = ask(broker, wants_stacks=wants_stacks, wait_ms=1_000)
+        for _ in range(4):
+            member.turn()
+            broker.advance(300)
+        assert described(asked).description.kind == kind
+    assert wanted == [True, False]

@@ -105,6 +105,7 @@ class HoldMembershipRequest(_message.Message):
     HOLD_MS_FIELD_NUMBER: _builtins.int
     KNOWN_VERSION_FIELD_NUMBER: _builtins.int
     BROKER_START_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
     consumer_group: _builtins.str
     """The group."""
     hold_ms: _builtins.int
@@ -119,6 +120,10 @@ class HoldMembershipRequest(_message.Message):
     def member(self) -> Global___GroupMember:
         """Who calls."""
 
+    @_builtins.property
+    def description(self) -> Global___MemberDescription:
+        """What the answer before asked for, if it did."""
+
     def __init__(
         self,
         *,
@@ -127,10 +132,11 @@ class HoldMembershipRequest(_message.Message):
         hold_ms: _builtins.int = ...,
         known_version: _builtins.int = ...,
         broker_start: _builtins.int = ...,
+        description: Global___MemberDescription | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["member", b"member"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "member", b"member"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_start", b"broker_start", "consumer_group", b"consumer_group", "hold_ms", b"hold_ms", "known_version", b"known_version", "member", b"member"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_start", b"broker_start", "consumer_group", b"consumer_group", "description", b"description", "hold_ms", b"hold_ms", "known_version", b"known_version", "member", b"member"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -150,6 +156,8 @@ class HoldMembershipResponse(_message.Message):
     DIFFERENCE_FIELD_NUMBER: _builtins.int
     SETTLING_MS_FIELD_NUMBER: _builtins.int
     EXPIRY_MS_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_ID_FIELD_NUMBER: _builtins.int
+    WANTS_STACKS_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Grows with each change."""
     broker_start: _builtins.int
@@ -162,6 +170,10 @@ class HoldMembershipResponse(_message.Message):
     """For how long the list may still be incomplete, in milliseconds: the broker began a moment ago. 0: it is complete."""
     expiry_ms: _builtins.int
     """A member that has no call here for that long is gone, in milliseconds."""
+    description_id: _builtins.int
+    """Somebody asks how the member stands: it says so with its next call, and names this number; 0: nobody asks."""
+    wants_stacks: _builtins.bool
+    """What its threads and tasks are doing is asked for, too."""
     @_builtins.property
     def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___GroupMember]:
         """All members, the caller among them, in order of their names."""
@@ -181,10 +193,12 @@ class HoldMembershipResponse(_message.Message):
         difference: _builtins.str = ...,
         settling_ms: _builtins.int = ...,
         expiry_ms: _builtins.int = ...,
+        description_id: _builtins.int = ...,
+        wants_stacks: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_start", b"broker_start", "difference", b"difference", "expiry_ms", b"expiry_ms", "is_unchanged", b"is_unchanged", "members", b"members", "queue_counts", b"queue_counts", "settling_ms", b"settling_ms", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_start", b"broker_start", "description_id", b"description_id", "difference", b"difference", "expiry_ms", b"expiry_ms", "is_unchanged", b"is_unchanged", "members", b"members", "queue_counts", b"queue_counts", "settling_ms", b"settling_ms", "version", b"version", "wants_stacks", b"wants_stacks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -352,3 +366,265 @@ class ListedMember(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListedMember: _TypeAlias = ListedMember  # noqa: Y015
+
+@_typing.final
+class DescribeMemberRequest(_message.Message):
+    """DescribeMemberRequest names a member."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSUMER_GROUP_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    WANTS_STACKS_FIELD_NUMBER: _builtins.int
+    WAIT_MS_FIELD_NUMBER: _builtins.int
+    consumer_group: _builtins.str
+    """The group."""
+    client_id: _builtins.str
+    """As in GroupMember."""
+    nonce: _builtins.int
+    """As in GroupMember; 0: the only member of that name, or one of them."""
+    wants_stacks: _builtins.bool
+    """Whether to ask what its threads and tasks are doing."""
+    wait_ms: _builtins.int
+    """How long to wait for it in milliseconds, 1 to 30,000; 0: 5,000."""
+    def __init__(
+        self,
+        *,
+        consumer_group: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+        nonce: _builtins.int = ...,
+        wants_stacks: _builtins.bool = ...,
+        wait_ms: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "consumer_group", b"consumer_group", "nonce", b"nonce", "wait_ms", b"wait_ms", "wants_stacks", b"wants_stacks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeMemberRequest: _TypeAlias = DescribeMemberRequest  # noqa: Y015
+
+@_typing.final
+class DescribeMemberResponse(_message.Message):
+    """DescribeMemberResponse has what the member said."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def description(self) -> Global___MemberDescription:
+        """Empty: it has said nothing in time. It is stopped, or busy, or of a version that does not know the question."""
+
+    def __init__(
+        self,
+        *,
+        description: Global___MemberDescription | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["description", b"description"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribeMemberResponse: _TypeAlias = DescribeMemberResponse  # noqa: Y015
+
+@_typing.final
+class MemberDescription(_message.Message):
+    """MemberDescription is how a member stands. It has 1 MiB at most; what would be beyond is left out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class SettingsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class CountsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class RatesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    DESCRIPTION_ID_FIELD_NUMBER: _builtins.int
+    KIND_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    RUNNING_MS_FIELD_NUMBER: _builtins.int
+    SETTINGS_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    RATES_FIELD_NUMBER: _builtins.int
+    QUEUES_FIELD_NUMBER: _builtins.int
+    STACKS_FIELD_NUMBER: _builtins.int
+    IS_CUT_FIELD_NUMBER: _builtins.int
+    description_id: _builtins.int
+    """`description_id` of the question."""
+    kind: _builtins.str
+    """What kind of client it is: "PushConsumer", ..."""
+    version: _builtins.str
+    """The library, the language and the system, with their versions, for people."""
+    running_ms: _builtins.int
+    """For how long it has been there, in milliseconds."""
+    is_cut: _builtins.bool
+    """Something was left out: there was too much."""
+    @_builtins.property
+    def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Its settings, as people read them."""
+
+    @_builtins.property
+    def counts(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Counts of what it does: messages that are with it, that are done, ..."""
+
+    @_builtins.property
+    def rates(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """What it does in a second, as a mean of its last minute."""
+
+    @_builtins.property
+    def queues(self) -> _containers.RepeatedCompositeFieldContainer[Global___DescribedQueue]:
+        """Its queues at all brokers."""
+
+    @_builtins.property
+    def stacks(self) -> _containers.RepeatedCompositeFieldContainer[Global___DescribedStack]:
+        """What its threads and tasks are doing, if that was asked for."""
+
+    def __init__(
+        self,
+        *,
+        description_id: _builtins.int = ...,
+        kind: _builtins.str = ...,
+        version: _builtins.str = ...,
+        running_ms: _builtins.int = ...,
+        settings: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        counts: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        rates: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        queues: _abc.Iterable[Global___DescribedQueue] | None = ...,
+        stacks: _abc.Iterable[Global___DescribedStack] | None = ...,
+        is_cut: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "description_id", b"description_id", "is_cut", b"is_cut", "kind", b"kind", "queues", b"queues", "rates", b"rates", "running_ms", b"running_ms", "settings", b"settings", "stacks", b"stacks", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemberDescription: _TypeAlias = MemberDescription  # noqa: Y015
+
+@_typing.final
+class DescribedQueue(_message.Message):
+    """DescribedQueue is a queue of a member."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOPIC_FIELD_NUMBER: _builtins.int
+    BROKER_NAME_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    COMMITTED_OFFSET_FIELD_NUMBER: _builtins.int
+    OPEN_MESSAGES_FIELD_NUMBER: _builtins.int
+    IS_PAUSED_FIELD_NUMBER: _builtins.int
+    topic: _builtins.str
+    """The topic."""
+    broker_name: _builtins.str
+    """The broker."""
+    queue_id: _builtins.int
+    """The queue."""
+    position: _builtins.int
+    """Offset of the message that the program gets next; -1: not known yet."""
+    committed_offset: _builtins.int
+    """The offset that the member has committed last; -1: none."""
+    open_messages: _builtins.int
+    """Messages that are with the member and not done."""
+    is_paused: _builtins.bool
+    """The queue is not consumed now: paused, full, or its broker is away."""
+    def __init__(
+        self,
+        *,
+        topic: _builtins.str = ...,
+        broker_name: _builtins.str = ...,
+        queue_id: _builtins.int = ...,
+        position: _builtins.int = ...,
+        committed_offset: _builtins.int = ...,
+        open_messages: _builtins.int = ...,
+        is_paused: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["broker_name", b"broker_name", "committed_offset", b"committed_offset", "is_paused", b"is_paused", "open_messages", b"open_messages", "position", b"position", "queue_id", b"queue_id", "topic", b"topic"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribedQueue: _TypeAlias = DescribedQueue  # noqa: Y015
+
+@_typing.final
+class DescribedStack(_message.Message):
+    """DescribedStack is what a thread or a task is doing."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name of the thread or the task."""
+    text: _builtins.str
+    """The calls it is in, the innermost last, for people."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DescribedStack: _TypeAlias = DescribedStack  # noqa: Y015

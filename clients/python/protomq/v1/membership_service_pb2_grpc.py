@@ -51,6 +51,11 @@ class MembershipServiceStub(object):
                 request_serializer=protomq_dot_v1_dot_membership__service__pb2.ListMembersRequest.SerializeToString,
                 response_deserializer=protomq_dot_v1_dot_membership__service__pb2.ListMembersResponse.FromString,
                 _registered_method=True)
+        self.DescribeMember = channel.unary_unary(
+                '/protomq.v1.MembershipService/DescribeMember',
+                request_serializer=protomq_dot_v1_dot_membership__service__pb2.DescribeMemberRequest.SerializeToString,
+                response_deserializer=protomq_dot_v1_dot_membership__service__pb2.DescribeMemberResponse.FromString,
+                _registered_method=True)
 
 
 class MembershipServiceServicer(object):
@@ -81,6 +86,14 @@ class MembershipServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DescribeMember(self, request, context):
+        """DescribeMember asks a member how it stands, by the answer to the call that it holds here, and waits for what it says with its next call.
+        Refused with MEMBER_UNKNOWN if the broker does not know it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_MembershipServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -98,6 +111,11 @@ def add_MembershipServiceServicer_to_server(servicer, server):
                     servicer.ListMembers,
                     request_deserializer=protomq_dot_v1_dot_membership__service__pb2.ListMembersRequest.FromString,
                     response_serializer=protomq_dot_v1_dot_membership__service__pb2.ListMembersResponse.SerializeToString,
+            ),
+            'DescribeMember': grpc.unary_unary_rpc_method_handler(
+                    servicer.DescribeMember,
+                    request_deserializer=protomq_dot_v1_dot_membership__service__pb2.DescribeMemberRequest.FromString,
+                    response_serializer=protomq_dot_v1_dot_membership__service__pb2.DescribeMemberResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -183,6 +201,33 @@ class MembershipService(object):
             '/protomq.v1.MembershipService/ListMembers',
             protomq_dot_v1_dot_membership__service__pb2.ListMembersRequest.SerializeToString,
             protomq_dot_v1_dot_membership__service__pb2.ListMembersResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DescribeMember(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/protomq.v1.MembershipService/DescribeMember',
+            protomq_dot_v1_dot_membership__service__pb2.DescribeMemberRequest.SerializeToString,
+            protomq_dot_v1_dot_membership__service__pb2.DescribeMemberResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -44,6 +44,10 @@ class MembershipServiceStub:
     """LeaveGroup says that a member goes. One that is not known has gone."""
     ListMembers: _grpc.UnaryUnaryMultiCallable[_membership_service_pb2.ListMembersRequest, _membership_service_pb2.ListMembersResponse]
     """ListMembers lists the members of a group that this broker knows."""
+    DescribeMember: _grpc.UnaryUnaryMultiCallable[_membership_service_pb2.DescribeMemberRequest, _membership_service_pb2.DescribeMemberResponse]
+    """DescribeMember asks a member how it stands, by the answer to the call that it holds here, and waits for what it says with its next call.
+    Refused with MEMBER_UNKNOWN if the broker does not know it.
+    """
 
 @_typing.type_check_only
 class MembershipServiceAsyncStub(MembershipServiceStub):
@@ -61,6 +65,10 @@ class MembershipServiceAsyncStub(MembershipServiceStub):
     """LeaveGroup says that a member goes. One that is not known has gone."""
     ListMembers: _aio.UnaryUnaryMultiCallable[_membership_service_pb2.ListMembersRequest, _membership_service_pb2.ListMembersResponse]  # type: ignore[assignment]
     """ListMembers lists the members of a group that this broker knows."""
+    DescribeMember: _aio.UnaryUnaryMultiCallable[_membership_service_pb2.DescribeMemberRequest, _membership_service_pb2.DescribeMemberResponse]  # type: ignore[assignment]
+    """DescribeMember asks a member how it stands, by the answer to the call that it holds here, and waits for what it says with its next call.
+    Refused with MEMBER_UNKNOWN if the broker does not know it.
+    """
 
 class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
     """MembershipService knows the members of consumer groups, so that they can share the queues of their topics. Members decide by themselves who
@@ -93,5 +101,15 @@ class MembershipServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_membership_service_pb2.ListMembersResponse, _abc.Awaitable[_membership_service_pb2.ListMembersResponse]]:
         """ListMembers lists the members of a group that this broker knows."""
+
+    @_abc_1.abstractmethod
+    def DescribeMember(
+        self,
+        request: _membership_service_pb2.DescribeMemberRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_membership_service_pb2.DescribeMemberResponse, _abc.Awaitable[_membership_service_pb2.DescribeMemberResponse]]:
+        """DescribeMember asks a member how it stands, by the answer to the call that it holds here, and waits for what it says with its next call.
+        Refused with MEMBER_UNKNOWN if the broker does not know it.
+        """
 
 def add_MembershipServiceServicer_to_server(servicer: MembershipServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
