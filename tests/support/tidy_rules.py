@@ -101,7 +101,7 @@ THREADS: Final = {
     "protomq._async_steps": "a function that blocks",
     "protomq._daemon_threads": "functions that may never return",
     "protomq._loop_watch": "what blocks an event loop",
-    "protomq._producer": "lines and their senders",
+    "protomq._send_lines": "lines and their senders",
     "protomq._member_thread": "the calls of a member of a group",
     "protomq._pull_multiplexer": "pulls of a consumer",
     "protomq._push_consumer": "its poll, its listeners, what goes back",

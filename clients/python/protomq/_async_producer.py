@@ -6,26 +6,24 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Final, Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from ._async_request_calls import AsyncRequestCalls
 from ._async_routes import AsyncRoutes
+from ._async_send_lines import AsyncLine, AsyncLineSender
 from ._async_steps import AsyncDriver
 from ._async_transport import AsyncTransport
-from ._at_exit import call_at_exit, warn_of_loss
-from ._batching import PreparedRecord
+from ._at_exit import call_at_exit
 from ._checks import check_batch, check_queue, check_seconds, check_selector, check_topic
 from ._connection_options import ConnectionOptions, connection_of
-from ._delays import When, when_of
+from ._delays import when_of
 from ._forks import call_after_fork
 from ._hook_points import HookPoints
 from ._hooked_async_calls import async_transport_with
-from ._lines import LINES_MAX, take_batch
 from ._methods import SEND
-from ._outgoing import BatchResult, OutgoingMessage, SendResult, Stored
+from ._outgoing import BatchResult, OutgoingMessage, SendResult
 from ._producer_options import ProducerOptions, ProducerSettings
 from ._requests import Reply, queue_at, reply_steps
-from ._retry import attempt_timeout
 from ._send_arguments import (
     as_message,
     field_of,
@@ -34,14 +32,13 @@ from ._send_arguments import (
     when_of_message,
 )
 from ._send_core import SendCore
-from ._send_request import address_of, fits
-from ._send_steps import recall, route_for, send_again, send_groups
+from ._send_request import address_of
+from ._send_steps import recall, send_groups
 from ._show_settings import show_settings
 from ._trace import Tracer, close_steps, traced
-from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue, Route, Target
+from ._types import PEER_TIMEOUT_S, Body, Delay, MessageQueue
 from .errors import (
     ClosedError,
-    ProtomqError,
     QueueNotFoundError,
     RequestTimeoutError,
 )
@@ -54,7 +51,7 @@ if TYPE_CHECKING:
 
 
 @show_settings(ProducerOptions, ProducerSettings.__annotations__)
-class AsyncProducer:
+class AsyncProducer(AsyncLineSender):
     """Sends messages from coroutines of one event loop.
 
         async with AsyncProducer("shop", namesrv="127.0.0.1:9876") as producer:
@@ -104,7 +101,7 @@ class AsyncProducer:
         return SendCore(self.options, self._hooks)
 
     def _start(self) -> None:
-        self._lines: dict[tuple[str, MessageQueue | None, bytes | None], _Line] = {}
+        self._lines: dict[tuple[str, MessageQueue | None, bytes | None], AsyncLine] = {}
         self._pending_size = 0
         self._waiting_for_room: deque[asyncio.Future[None]] = deque()
         self._requests = AsyncRequestCalls(self._driver)
@@ -418,163 +415,6 @@ class AsyncProducer:
             await self._route(message.topic, deadline_s), message, selector
         )
 
-    async def _send_bounded(
-        self,
-        topic: str,
-        record: PreparedRecord,
-        queue: MessageQueue | None,
-        deadline_s: float,
-        when: When | None = None,
-    ) -> SendResult:
-        """With a time-out of its own, and waiting for room while too much is on its way."""
-        line = self._line(topic, queue, when)
-        entry: _Entry | None = None
-        try:
-            async with asyncio.timeout_at(
-                asyncio.get_running_loop().time() + deadline_s - time.monotonic() + _GRACE_S
-            ):
-                while self._pending_size > self.options.pending_size_max_bytes:
-                    room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    self._waiting_for_room.append(room)
-                    await room
-                entry = self._enqueue(line, record, deadline_s)
-                return await entry.future
-        except TimeoutError as timeout:
-            if isinstance(timeout, ProtomqError):
-                raise
-            error = RequestTimeoutError(f"topic {topic}: no answer in time")
-            if entry is None or entry in line.pending:
-                error = RequestTimeoutError(
-                    f"topic {topic}: the message was still waiting to be sent when its time was up"
-                )
-                error.definite = True
-            raise error from None
-
-    def _enqueue(self, line: _Line, record: PreparedRecord, deadline_s: float) -> _Entry:
-        loop = asyncio.get_running_loop()
-        entry = _Entry(record, deadline_s, loop.create_future())
-        line.pending.append(entry)
-        self._pending_size += len(record[0]) + len(record[3])
-        if line.task is None:
-            # It starts in the next turn of the loop: what other coroutines send in this one goes along.
-            line.task = loop.create_task(self._serve(line))
-        return entry
-
-    def _line(self, topic: str, queue: MessageQueue | None, when: When | None) -> _Line:
-        delay_field = field_of(when)
-        line = self._lines.get((topic, queue, delay_field))
-        if line is not None:
-            return line
-        check_topic(topic)
-        check_queue(topic, queue)
-        if when is not None and len(self._lines) >= LINES_MAX:
-            # Delays may be of any number, unlike queues. What is delayed has no order to keep.
-            for key, idle in list(self._lines.items()):
-                if key[2] is not None and idle.task is None:
-                    del self._lines[key]
-        line = self._lines[topic, queue, delay_field] = _Line(topic, queue, delay_field)
-        return line
-
-    async def _serve(self, line: _Line) -> None:
-        """Sends what waits in the line, request by request, until nothing does."""
-        options = self.options
-        try:
-            while line.pending:
-                line.in_flight = take_batch(
-                    line.pending, options.coalesce_count_max, options.coalesce_size_max_bytes
-                )
-                await self._send_batch_of(line, line.in_flight)
-                line.in_flight = []
-        except asyncio.CancelledError:
-            # By `close`, which tells each caller, or by the end of the loop, when no caller is left to be told.
-            lost, line.in_flight = line.count, []
-            if not self._closed:
-                line.pending.clear()
-                warn_of_loss(lost, "the event loop ended")
-            raise
-        finally:
-            line.task = None  # Here, not in a callback: whoever sends next must see it at once.
-
-    async def _send_batch_of(self, line: _Line, batch: list[_Entry]) -> None:
-        size = sum(len(entry.record[0]) + len(entry.record[3]) for entry in batch)
-        live = self._drop_expired(batch)
-        try:
-            if live:
-                deadline_s = min(entry.deadline_s for entry in live)
-                route = self._routes.cached(line.topic)
-                if route is None or not fits(route, line.queue):
-                    route = await self._route(line.topic, deadline_s, line.queue)
-                stored = await self._dispatch(
-                    route, [entry.record for entry in live], line.target, deadline_s
-                )
-                for index, entry in enumerate(live):
-                    if not entry.future.done():
-                        entry.future.set_result(stored.result(index))
-        except asyncio.CancelledError:
-            for entry in live:
-                if not self._closed:
-                    entry.future.cancel()
-                elif not entry.future.done():
-                    closed = ClosedError("the producer was closed before the broker had answered")
-                    closed.definite = False
-                    entry.future.set_exception(closed)
-            raise
-        except Exception as error:
-            for entry in live:
-                if not entry.future.done():
-                    entry.future.set_exception(error)
-        finally:
-            self._pending_size -= size
-            if self._waiting_for_room and self._pending_size <= self.options.pending_size_max_bytes:
-                # All of them: each looks again whether there is room, and one that has gone takes nobody's turn.
-                waiting, self._waiting_for_room = self._waiting_for_room, deque()
-                for waiter in waiting:
-                    if not waiter.done():
-                        waiter.set_result(None)
-
-    def _drop_expired(self, batch: list[_Entry]) -> list[_Entry]:
-        """Without those whose time is up or whose caller has gone."""
-        now_s = time.monotonic()
-        for entry in batch:
-            if entry.deadline_s <= now_s and not entry.future.done():
-                error = RequestTimeoutError(
-                    "the message was still waiting in line when its time was up"
-                )
-                error.definite = True
-                entry.future.set_exception(error)
-        return [entry for entry in batch if not entry.future.done()]
-
-    # -- requests ------------------------------------------------------------------------------------------------------
-
-    async def _dispatch(
-        self,
-        route: Route,
-        records: Sequence[PreparedRecord],
-        target: Target,
-        deadline_s: float,
-    ) -> Stored:
-        """See Producer._dispatch."""
-        core = self._core
-        request = core.make_request(route, records, *target)
-        started_s = time.monotonic()
-        try:
-            answer = await self._transport.call(
-                address_of(request), SEND, request.payload, attempt_timeout(deadline_s - started_s)
-            )
-            return core.answered(request, answer, started_s)
-        except ProtomqError as error:
-            core.failed(request, started_s)
-            return await self._driver.run(send_again(core, request, route, deadline_s, error))
-
-    async def _route(
-        self, topic: str, deadline_s: float, queue: MessageQueue | None = None
-    ) -> Route:
-        """See Producer._route."""
-        route = self._routes.cached(topic)
-        if route is not None and fits(route, queue):
-            return route
-        return await self._driver.run(route_for(self._core, topic, queue, deadline_s))
-
     def _deadline(self, timeout_s: float | None) -> float:
         """When a send that begins now is to end. Every public send comes by here: a closed producer takes none."""
         if self._closed:
@@ -584,43 +424,3 @@ class AsyncProducer:
         else:
             check_seconds("timeout_s", timeout_s)
         return time.monotonic() + timeout_s
-
-
-_GRACE_S: Final = 0.05
-"""The request itself knows its deadline and gives the better error; only if it does not, the caller's own timer ends the wait."""
-
-
-class _Entry:
-    """One message of one coroutine."""
-
-    __slots__ = ("deadline_s", "future", "record")
-
-    def __init__(
-        self, record: PreparedRecord, deadline_s: float, future: asyncio.Future[SendResult]
-    ) -> None:
-        self.record = record
-        self.deadline_s = deadline_s
-        self.future = future
-
-
-class _Line:
-    """The line of a queue, or of a topic where `queue` is None. See _lines.py."""
-
-    __slots__ = ("in_flight", "pending", "queue", "target", "task", "topic")
-
-    def __init__(
-        self, topic: str, queue: MessageQueue | None, delay_field: bytes | None
-    ) -> None:
-        self.topic = topic
-        self.queue = queue
-        self.target = Target(queue, delay_field)
-        self.pending: deque[_Entry] = deque()
-        self.in_flight: list[_Entry] = []
-        """The messages of the request that is under way."""
-        self.task: asyncio.Task[None] | None = None
-        """Serves the line while anything waits in it, one request in flight at a time."""
-
-    @property
-    def count(self) -> int:
-        """Messages without an outcome."""
-        return len(self.in_flight) + len(self.pending)

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ._async_producer import AsyncProducer
@@ -16,6 +16,7 @@ from ._end_lines import AsyncEndLine
 from ._half_core import HalfCore, HalfResult
 from ._outgoing import OutgoingMessage, SendResult
 from ._producer_options import ProducerSettings
+from ._send_arguments import SendSettings
 from ._transactions import (
     PAUSE_S,
     TOPIC_PAUSE_S,
@@ -33,11 +34,8 @@ from ._types import PEER_TIMEOUT_S, Body, MessageQueue
 from .errors import ClosedError, ConfigurationError, ProtomqError
 
 if TYPE_CHECKING:
-    from datetime import datetime
 
     from ._async_transport import AsyncTransport
-    from ._selectors import QueueSelector
-    from ._types import Delay
 
 logger = logging.getLogger("protomq.producer")
 
@@ -146,33 +144,11 @@ class AsyncTransactionProducer:
         body: Body = b"",
         *,
         execute: Callable[[SendResult], Decided | Awaitable[Decided]],
-        key: str | None = None,
-        keys: Sequence[str] = (),
-        tag: str = "",
-        properties: Mapping[str, str] | None = None,
-        queue: MessageQueue | None = None,
-        sharding_key: str | None = None,
-        selector: QueueSelector | None = None,
-        delay: Delay | None = None,
-        deliver_at: datetime | None = None,
-        timeout_s: float | None = None,
+        **settings: Unpack[SendSettings],
     ) -> TransactionResult:
         """See TransactionProducer.send. A task that is cancelled while `execute` runs leaves the transaction open: the broker asks."""
-        transaction = await self.begin(
-            topic,
-            body,
-            key=key,
-            keys=keys,
-            tag=tag,
-            properties=properties,
-            queue=queue,
-            sharding_key=sharding_key,
-            selector=selector,
-            delay=delay,
-            deliver_at=deliver_at,
-            timeout_s=timeout_s,
-        )
-        half = transaction.half
+        transaction = await self.begin(topic, body, **settings)
+        half, timeout_s = transaction.half, settings.get("timeout_s")
         try:
             returned = execute(half)
             decision = decision_of(await returned if inspect.isawaitable(returned) else returned)
@@ -186,34 +162,11 @@ class AsyncTransactionProducer:
         self,
         topic: str | OutgoingMessage,
         body: Body = b"",
-        *,
-        key: str | None = None,
-        keys: Sequence[str] = (),
-        tag: str = "",
-        properties: Mapping[str, str] | None = None,
-        queue: MessageQueue | None = None,
-        sharding_key: str | None = None,
-        selector: QueueSelector | None = None,
-        delay: Delay | None = None,
-        deliver_at: datetime | None = None,
-        timeout_s: float | None = None,
+        **settings: Unpack[SendSettings],
     ) -> AsyncTransaction:
         """See TransactionProducer.begin."""
         self._follow()
-        half = await self._producer.send(
-            topic,
-            body,
-            key=key,
-            keys=keys,
-            tag=tag,
-            properties=properties,
-            queue=queue,
-            sharding_key=sharding_key,
-            selector=selector,
-            delay=delay,
-            deliver_at=deliver_at,
-            timeout_s=timeout_s,
-        )
+        half = await self._producer.send(topic, body, **settings)
         assert isinstance(half, HalfResult)
         self._listen_to(half.queue)
         return AsyncTransaction(self, half)

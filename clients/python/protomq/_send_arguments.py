@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 from ._batching import PreparedRecord
 from ._checks import check_topic
@@ -16,6 +16,23 @@ from .errors import ConfigurationError
 
 if TYPE_CHECKING:
     from datetime import datetime
+
+    from ._selectors import QueueSelector
+
+
+class SendSettings(TypedDict, total=False):
+    """Keyword arguments of `send` (a test compares them), for those who pass them on."""
+
+    key: str | None
+    keys: Sequence[str]
+    tag: str
+    properties: Mapping[str, str] | None
+    queue: MessageQueue | None
+    sharding_key: str | None
+    selector: QueueSelector | None
+    delay: Delay | None
+    deliver_at: datetime | None
+    timeout_s: float | None
 
 
 def as_message(

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ._checks import check_listener, check_seconds, checked_texts
@@ -16,6 +16,7 @@ from ._half_core import HalfCore, HalfResult
 from ._outgoing import OutgoingMessage, SendResult
 from ._producer import Producer
 from ._producer_options import ProducerSettings
+from ._send_arguments import SendSettings
 from ._transactions import (
     PAUSE_S,
     TOPIC_PAUSE_S,
@@ -33,11 +34,8 @@ from ._types import PEER_TIMEOUT_S, Body, MessageQueue
 from .errors import ClosedError, ConfigurationError, ProtomqError
 
 if TYPE_CHECKING:
-    from datetime import datetime
 
-    from ._selectors import QueueSelector
     from ._transport import SyncTransport
-    from ._types import Delay
 
 logger = logging.getLogger("protomq.producer")
 
@@ -168,16 +166,7 @@ class TransactionProducer:
         body: Body = b"",
         *,
         execute: Callable[[SendResult], TransactionDecision | None],
-        key: str | None = None,
-        keys: Sequence[str] = (),
-        tag: str = "",
-        properties: Mapping[str, str] | None = None,
-        queue: MessageQueue | None = None,
-        sharding_key: str | None = None,
-        selector: QueueSelector | None = None,
-        delay: Delay | None = None,
-        deliver_at: datetime | None = None,
-        timeout_s: float | None = None,
+        **settings: Unpack[SendSettings],
     ) -> TransactionResult:
         """Sends a half message, does the local work, and ends the transaction as that says.
 
@@ -185,23 +174,11 @@ class TransactionProducer:
         returning, unless it returns ROLL_BACK or UNKNOWN; an exception rolls back, and is raised. A decision that the broker did not
         take in time is no error: `is_ended` is False then, and the broker asks the check listener.
 
-        Raises what `Producer.send` raises: then `execute` was not called. TransactionEndedError if somebody else ended it otherwise.
+        `settings`: all else that `Producer.send` takes, `key` and so on. Raises what that raises: then `execute` was not called.
+        TransactionEndedError if somebody else ended it otherwise.
         """
-        transaction = self.begin(
-            topic,
-            body,
-            key=key,
-            keys=keys,
-            tag=tag,
-            properties=properties,
-            queue=queue,
-            sharding_key=sharding_key,
-            selector=selector,
-            delay=delay,
-            deliver_at=deliver_at,
-            timeout_s=timeout_s,
-        )
-        half = transaction.half
+        transaction = self.begin(topic, body, **settings)
+        half, timeout_s = transaction.half, settings.get("timeout_s")
         try:
             decision = decision_of(execute(half))
         except BaseException:
@@ -214,33 +191,10 @@ class TransactionProducer:
         self,
         topic: str | OutgoingMessage,
         body: Body = b"",
-        *,
-        key: str | None = None,
-        keys: Sequence[str] = (),
-        tag: str = "",
-        properties: Mapping[str, str] | None = None,
-        queue: MessageQueue | None = None,
-        sharding_key: str | None = None,
-        selector: QueueSelector | None = None,
-        delay: Delay | None = None,
-        deliver_at: datetime | None = None,
-        timeout_s: float | None = None,
+        **settings: Unpack[SendSettings],
     ) -> Transaction:
-        """Sends a half message, to be committed or rolled back by the caller. Raises what `Producer.send` raises."""
-        half = self._producer.send(
-            topic,
-            body,
-            key=key,
-            keys=keys,
-            tag=tag,
-            properties=properties,
-            queue=queue,
-            sharding_key=sharding_key,
-            selector=selector,
-            delay=delay,
-            deliver_at=deliver_at,
-            timeout_s=timeout_s,
-        )
+        """Sends a half message, to be committed or rolled back by the caller. Takes and raises what `Producer.send` does."""
+        half = self._producer.send(topic, body, **settings)
         assert isinstance(half, HalfResult)
         self._listen_to(half.queue)
         return Transaction(self, half)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import signal
 import threading
@@ -10,10 +11,19 @@ from concurrent.futures import CancelledError, Future, wait
 
 import pytest
 
-from protomq import MessageQueue, OutgoingMessage, Producer, SendResult, SendStatus, _lines
+from protomq import (
+    AsyncProducer,
+    MessageQueue,
+    OutgoingMessage,
+    Producer,
+    SendResult,
+    SendStatus,
+    _lines,
+)
 from protomq._producer_options import ProducerOptions, ProducerSettings
 from protomq._routes import INVALIDATE_INTERVAL_S
 from protomq._selectors import sharded_index
+from protomq._send_arguments import SendSettings
 from protomq.errors import (
     BatchIncompleteError,
     ClosedError,
@@ -774,3 +784,10 @@ def test_values_are_encoded_on_every_way_of_sending_and_hooks_see_bytes(cluster:
     assert [body for body, _ in seen] == bodies
     assert [said for _, said in seen[:3]] == [ways, {**ways, "a": "b"}, ways]
     assert seen[6][1] is None
+
+
+@pytest.mark.parametrize("client", [Producer, AsyncProducer])
+def test_what_is_passed_on_to_send_is_what_send_takes(client: type) -> None:
+    taken = inspect.signature(client.send, eval_str=False).parameters.values()  # type: ignore[attr-defined]
+    named = {one.name for one in taken if one.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert named == set(SendSettings.__annotations__)
