@@ -8,7 +8,7 @@ import threading
 from protomq import Producer, ProtomqError, PushConsumer
 
 NAMESRV = os.environ.get("PROTOMQ_NAMESRV_ADDR", "127.0.0.1:8081")
-TOPIC = "gate-changes"
+TOPIC = "gate-signs"
 CHANGES = ["UA1545 leaves from C71", "AA1141 leaves from D40"]
 
 

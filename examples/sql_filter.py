@@ -6,7 +6,7 @@ import sys
 from protomq import Message, OutgoingMessage, Producer, ProtomqError, PullConsumer
 
 NAMESRV = os.environ.get("PROTOMQ_NAMESRV_ADDR", "127.0.0.1:8081")
-TOPIC = "departures"
+TOPIC = "delayed-departures"
 FLIGHTS = [  # Of New York, 1 January 2013: carrier, flight, origin, minutes of delay.
     ("UA", 1545, "EWR", 2), ("UA", 1714, "LGA", 4), ("AA", 1141, "JFK", 2), ("MQ", 4576, "LGA", 101),
     ("B6", 725, "JFK", -1), ("MQ", 3944, "JFK", 853), ("UA", 856, "EWR", 144), ("UA", 1086, "LGA", 134),

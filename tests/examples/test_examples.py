@@ -254,3 +254,14 @@ def test_each_example_is_tested_and_listed() -> None:
         if path.name != "README.md":
             assert f'"{path.name}"' in tests, path.name
             assert f"({path.name})" in listed, path.name
+
+
+def test_each_example_has_topics_of_its_own() -> None:
+    """They share one broker, and none is to read what another one sent."""
+    topics = [
+        found[1]
+        for path in sorted(EXAMPLES.glob("*.py"))
+        if (found := re.search(r'^TOPIC\b.*? = "([^"]+)"', path.read_text(), re.MULTILINE))
+    ]
+    assert len(topics) > 10
+    assert len(set(topics)) == len(topics), sorted(topics)
