@@ -72,7 +72,7 @@ def test_push_consumer(protomq_server: Broker) -> None:
     "name",
     [
         "async_producer", "batch", "bodies", "broadcast", "delayed", "fastapi_app", "group_members",
-        "hooks", "naive_client", "ordered_by_key", "push_consumer",
+        "hooks", "naive_client", "ordered_by_key", "pop_handler", "push_consumer",
         "request_reply", "retry", "seek_by_time",
         "simple_consumer", "sql_filter", "tag_filter", "transaction", "worker",
     ],
@@ -123,6 +123,13 @@ def test_sql_filter(protomq_server: Broker) -> None:
 def test_simple_consumer(protomq_server: Broker) -> None:
     lines = run_example(protomq_server, "simple_consumer.py").splitlines()
     assert lines == ["gave back bag 2", *(f"loaded bag {number}" for number in range(4))]
+
+
+def test_pop_handler(protomq_server: Broker) -> None:
+    assert run_example(protomq_server, "pop_handler.py").splitlines() == [
+        "5 done, 1 failed",
+        "N804JB is a dead letter: it stands in the hangar",
+    ]
 
 
 def test_tag_filter(protomq_server: Broker) -> None:
