@@ -14,6 +14,7 @@ from unittest import mock
 
 import numpy as np
 
+from protomq.v1.state_pb2 import LocksRecord
 from protomq.wire.hashing import Octets
 from protomq.wire.record import FLAG_DUE_TIME
 from protomq_broker.store import opening
@@ -46,6 +47,7 @@ from protomq_broker.store.queues.consume_queue_table import ConsumeQueueTable
 from protomq_broker.store.queues.log_reader import LogReader
 from protomq_broker.store.queues.reading import ReadResult
 from protomq_broker.store.same_messages import SentAgain
+from protomq_broker.store.state.locks import LockTable
 from protomq_broker.store.state.log_front import LogFront
 from protomq_broker.store.state.repeated_sends import RepeatedSends
 from protomq_broker.store.state.sent_runs import SentRuns
@@ -697,6 +699,25 @@ def _topics_are_not_carried() -> Any:
     return _patch(TopicTable, "carry", lambda self, cut: ())
 
 
+def _locks_are_not_carried() -> Any:
+    """Retention deletes the records of locks without saying them again."""
+    return _patch(LockTable, "carry", lambda self, cut: ())
+
+
+def _freed_locks_come_back() -> Any:
+    """A start takes who has a queue from the log, and not that it was given up."""
+    real = LockTable.apply
+
+    def apply(self: LockTable, body: bytes, position: int) -> Sequence[str]:
+        record = LocksRecord.FromString(body)
+        kept = [lock for lock in record.locks if lock.token]
+        del record.locks[:]
+        record.locks.extend(kept)
+        return real(self, record.SerializeToString(), position)
+
+    return _patch(LockTable, "apply", apply)
+
+
 def _ends_are_not_carried() -> Any:
     """Retention deletes the last messages of a queue and does not say where it ended."""
     return _patch(LogFront, "_ends_of", lambda self, queues: b"")
@@ -1013,6 +1034,8 @@ PLANTED: Final[tuple[Planted, ...]] = (
     Planted("renames before the sync", _file_without_a_sync, whole_files),
     Planted("forgets idle groups", _idle_groups_are_forgotten, idle_group),
     Planted("forgets topics that rest", _topics_are_not_carried, check_states_of_log),
+    Planted("forgets who has a queue", _locks_are_not_carried, check_states_of_log),
+    Planted("gives queues back to who gave them up", _freed_locks_come_back, check_states_of_log),
     Planted("forgets where queues ended", _ends_are_not_carried, check_states_of_log),
     Planted("forgets producers with their segments", _producers_are_not_carried, check_states_of_log),
     Planted("deletes before what is carried is synced", _deletes_before_the_sync, check_states_of_log),

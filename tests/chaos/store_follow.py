@@ -322,7 +322,7 @@ class FollowWorld:
             self.follower.disk.remove(f"/s/{name}") if self._has(name) else None
         for path in list(self.follower.disk.files("/s/config")):
             if path.removesuffix(".previous").endswith(
-                ("opics.json", "Offsets.json", "State.json", "groups.json")
+                ("opics.json", "Offsets.json", "State.json", "groups.json", "locks.json")
             ):
                 self.follower.disk.remove(path)  # fmt: skip
         self.follower.start(follows=True)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from protomq.v1.state_pb2 import GroupsRecord, OffsetsRecord
+from protomq.v1.state_pb2 import GroupsRecord, LocksRecord, OffsetsRecord
 from protomq.v1.topic_pb2 import Permission
-from protomq.wire.topics import GROUPS_TOPIC, OFFSETS_TOPIC
+from protomq.wire.topics import GROUPS_TOPIC, LOCKS_TOPIC, OFFSETS_TOPIC
 from protomq_broker.store.errors import StoreError
 from protomq_broker.store.state.group_settings import GroupSettings, group_to_message
+from protomq_broker.store.state.locks import LockKey, LockOwner, locks_record
 from protomq_broker.store.state.send_errors import (
     RETRY_MAX_MS,
     SendOutOfOrderError,
@@ -117,6 +118,24 @@ class StatesWorld:
         )
         world.store.groups.put(settings)
 
+    def lock(self) -> None:
+        """Members lock queues, give them up, or lose them; or a group goes."""
+        world, rng = self.world, self.world.rng
+        assert world.store is not None
+        if rng.random() < 0.1:
+            body = LocksRecord(deleted_groups=[rng.choice(GROUPS)]).SerializeToString()
+        else:
+            members = [None, *(LockOwner(rng.randrange(1, 1 << 64), name, 1) for name in "ab")]
+            keys = {
+                LockKey(rng.choice(GROUPS), topic.name, topic.incarnation, rng.randrange(2))
+                for topic in world.store.topics.all()
+                if rng.random() < 0.7
+            }
+            body = locks_record([(key, rng.choice(members)) for key in sorted(keys)])
+        if body:
+            world.store.append_state(LOCKS_TOPIC, [body])
+            world.store.flush()
+
     def checkpoint(self) -> None:
         """Caches are written."""
         assert self.world.store is not None
@@ -159,6 +178,7 @@ class StatesWorld:
                 offsets = store.offsets.of_topic(group, topic.name, topic.incarnation)
                 for queue_id, offset in offsets.items():
                     states.offsets[group, topic.name, queue_id] = offset
+        states.locks = {(*key,): (*owner,) for key, owner in store.locks.all().items()}
         states.groups = {each.group: group_to_message(each) for each in store.groups.all()}
         return states, messages
 
@@ -215,7 +235,7 @@ def check_three_witnesses(states: StatesWorld, kind: str) -> list[Violation]:
 
 def _settled(states: States) -> tuple[object, ...]:
     """What neither caches nor retention change."""
-    return states.topics, states.offsets, states.groups
+    return states.topics, states.offsets, states.groups, states.locks
 
 
 def check_states_of_log(seed: int) -> list[Violation]:
@@ -226,7 +246,8 @@ def check_states_of_log(seed: int) -> list[Violation]:
         action = rng.choice(
             (
                 states.change_topic, states.delete_topic, states.send, states.send, states.send, states.send, states.send,
-                states.commit, states.commit, states.set_group, states.checkpoint, states.retention, states.rest,
+                states.commit, states.commit, states.set_group, states.lock, states.checkpoint, states.retention,
+                states.rest,
             )
         )  # fmt: skip
         before = states.told()

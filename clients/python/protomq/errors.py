@@ -37,6 +37,7 @@
         ├── TopicRecreatedError         TOPIC_RECREATED: the topic was deleted and created again; `metadata` holds both incarnations
         ├── TopicTypeMismatchError      TOPIC_TYPE_MISMATCH: the topic does not take messages of this type; `metadata` holds both
         ├── GroupInUseError             GROUP_IN_USE: a group with members was to be deleted; `metadata` names the last one that pulled
+        ├── QueueNotOwnedError          QUEUE_NOT_OWNED: a commit for a queue whose lock the consumer has lost; `metadata` names the owner
         ├── MemberUnknownError          MEMBER_UNKNOWN: a member of a group was not heard of in time, and is none any more
         ├── GroupDisabledError          GROUP_DISABLED: the settings of the group forbid it to consume
         ├── TransactionEndedError       TRANSACTION_ENDED: it has ended otherwise; `metadata` says how
@@ -123,6 +124,7 @@ __all__ = [
     "TransactionNotFoundError",
     "StaleReceiptError",
     "GroupInUseError",
+    "QueueNotOwnedError",
     "MemberUnknownError",
     "GroupDisabledError",
     "TopicTypeMismatchError",
@@ -486,6 +488,13 @@ class GroupInUseError(ServerError):
     code = _FAILED_PRECONDITION
 
 
+class QueueNotOwnedError(ServerError):
+    """A commit for a queue whose lock the consumer has lost. `metadata`: consumer_group, topic, queue_ids (with commas), owner."""
+
+    reason = "QUEUE_NOT_OWNED"
+    code = _FAILED_PRECONDITION
+
+
 class MemberUnknownError(ServerError):
     """A member of a group was not heard of in time, and is none any more; it joins again. `metadata`: consumer_group, client_id."""
 
@@ -684,7 +693,8 @@ _BY_REASON: Final[dict[str, type[ServerError]]] = {
         InvalidArgumentError, MessageTooLargeError, IllegalFilterError, IllegalDelayError, IllegalReceiptError,
         StaleReceiptError, TopicNotFoundError, QueueNotFoundError, OffsetNotFoundError,
         GroupNotFoundError, BrokerNotFoundError, TopicExistsError, OffsetOutOfRangeError,
-        TopicRecreatedError, GroupInUseError, MemberUnknownError, TopicTypeMismatchError, GroupDisabledError, NotPermittedError,
+        TopicRecreatedError, GroupInUseError, QueueNotOwnedError, MemberUnknownError, TopicTypeMismatchError, GroupDisabledError,
+        NotPermittedError,
         SystemBusyError, DiskFullError, TooManyError,
         ShuttingDownError, QueueHealingError, StoreFailedError, SequenceExpiredError, SendOutOfOrderError, ProducerFencedError,
         ProducerIdTakenError,

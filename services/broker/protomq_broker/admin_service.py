@@ -252,6 +252,7 @@ class AdminService:
         if not (
             store.offsets.has_group(group)
             or store.groups.has_settings(group)
+            or store.locks.of_group(group)
             or store.popped.has_group(group)
         ):
             raise group_not_found(group)

@@ -28,6 +28,7 @@ from protomq.v1 import (
     membership_service_pb2,
     pop_service_pb2,
     pull_service_pb2,
+    queue_lock_service_pb2,
     reply_service_pb2,
     route_service_pb2,
     send_service_pb2,
@@ -67,6 +68,8 @@ from .offset_commits import OffsetCommits
 from .pop_service import PopService
 from .pop_time import PopTime
 from .pull_service import PullService
+from .queue_lock_service import QueueLockService
+from .queue_locks import QueueLocks
 from .recalls import Recalls
 from .registration import BrokerRegistration, BrokerTopics
 from .replication import Replication
@@ -169,7 +172,28 @@ class Broker:
             leadership,
         )
         self._waiting = WaitingAnswers(self.store, clock)
-        self._commits = OffsetCommits(self.store, self._writer, self._waiting, config)
+        self._memberships = MembershipService(
+            Memberships(
+                clock.monotonic_ms(),
+                settle_ms=config.member_settle_ms,
+                expiry_ms=config.member_expiry_ms,
+                gap_ms=config.member_gap_ms,
+                queue_count=self._read_queues,
+                known_groups=self.store.offsets.groups(),
+            ),
+            clock,
+            broker_start=secrets.randbits(63) or 1,
+            hold_max_ms=config.hold_max_ms,
+        )
+        locks = QueueLocks(
+            self.store.locks, self._memberships.is_member, lambda: secrets.randbits(63) | 1
+        )
+        self._locks = QueueLockService(
+            self.store, locks, self._writer, self._waiting, config, clock
+        )
+        self._memberships.listen_for_gone(self._locks.gone)
+        self._lock_counts = locks.counts
+        self._commits = OffsetCommits(self.store, self._writer, self._waiting, config, locks)
         self._log_time = LogTime(clock, self.store.pending.log_time_ms)
         self._mover = TimerMover(self.store, self._writer, self._log_time)
         delays = Delays(
@@ -246,19 +270,6 @@ class Broker:
             members=self._pull.members,
             permit=self._permit,
         )
-        self._memberships = MembershipService(
-            Memberships(
-                clock.monotonic_ms(),
-                settle_ms=config.member_settle_ms,
-                expiry_ms=config.member_expiry_ms,
-                gap_ms=config.member_gap_ms,
-                queue_count=self._read_queues,
-                known_groups=self.store.offsets.groups(),
-            ),
-            clock,
-            broker_start=secrets.randbits(63) or 1,
-            hold_max_ms=config.hold_max_ms,
-        )
         self._server: Server | None = None
         self._start_time_ms = clock.now_ms()
         self._registering = threading.Lock()  # of the next two: a start that is given up may go on for a while
@@ -276,6 +287,7 @@ class Broker:
             (consumer_service_pb2, "ConsumerService", self._consumer),
             (group_service_pb2, "GroupService", self._groups),
             (membership_service_pb2, "MembershipService", self._memberships),
+            (queue_lock_service_pb2, "QueueLockService", self._locks),
             (dead_letter_service_pb2, "DeadLetterService", self._dead_letters),
             (reply_service_pb2, "ReplyService", self._replies),
             (admin_service_pb2, "AdminService", self._admin),
@@ -365,6 +377,7 @@ class Broker:
         server.start_late_lanes()
         self._mover.start()
         self._writer.post(self._checks.arm)
+        self._writer.post(self._locks.arm)
         # Who waits for the ready line wants to find the broker; its name servers may be starting beside it.
         registration.wait_registered(max(deadline - time.monotonic(), 0.0))
 
@@ -449,6 +462,7 @@ class Broker:
             name_servers=self._name_server_counts,
             replies=self._replies.numbers,
             memberships=self._memberships.counts,
+            locks=self._lock_counts,
             full_pops=lambda: self._pop.pipeline.planner.full_count,
             write_refusal=self._write_refusal,
             replication=self._replication.counts,

@@ -44,7 +44,7 @@ from .store_errors import tells_store_errors, to_service_error
 from .topic_access import check_group_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from protomq.v1.membership_service_pb2 import GroupMember
     from protomq_runtime.call import Call, CallContext, CallLane
@@ -131,6 +131,17 @@ class MembershipService:
         self._is_stopping = False
         self._lane: CallLane | None = None
         self._said = SaidOnce()
+        self._tell_gone: Callable[[str, str, int], None] = lambda *_: None
+
+    def listen_for_gone(self, listener: Callable[[str, str, int], None]) -> None:
+        """Calls it with the group, name and number of a member that is gone; with the lock. Called before the broker runs."""
+        self._tell_gone = listener
+
+    def is_member(self, group: str, client_id: str, nonce: int) -> bool:
+        """Whether such a member is known here. Any thread."""
+        with self._lock:
+            known = self._memberships.find(group)
+            return known is not None and (client_id, nonce) in known.members
 
     def start(self, server: Server) -> None:
         """The server's hook, before anybody gets in: its first consumer lane does what is not the answer to a call."""
@@ -209,6 +220,7 @@ class MembershipService:
             self._end_waiter((name, key))
             if self._memberships.left(name, key, self._clock.monotonic_ms()):
                 self._tell(name)
+                self._tell_gone(name, *key)
         return LeaveGroupResponse()
 
     @tells_store_errors
@@ -395,12 +407,14 @@ class MembershipService:
         assert self._lane is not None
         with self._lock:
             expired = self._memberships.expire(self._clock.monotonic_ms())
-            for name in expired:
+            for name, key in expired:
                 self._tell(name)
+                self._tell_gone(name, *key)
             for name in [name for name in self._encoded if self._memberships.find(name) is None]:
                 del self._encoded[name]
         if expired:
-            log.warning("members of %s were not heard of in time: the others take their queues", ", ".join(expired))
+            names = ", ".join(dict.fromkeys(name for name, _ in expired))
+            log.warning("members of %s were not heard of in time: the others take their queues", names)
         if not self._is_stopping:
             self._lane.call_later(TICK_MS, self._tick)
 
@@ -445,6 +459,7 @@ class MembershipService:
             del self._waiters[member]
             if self._memberships.broke(*member, self._clock.monotonic_ms()):
                 self._tell(member[0])
+                self._tell_gone(member[0], *member[1])
 
     def _end(self, waiter: _Waiter) -> None:
         """Another call of the member has taken its place."""

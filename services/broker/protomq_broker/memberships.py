@@ -178,8 +178,8 @@ class Memberships:
             del self._groups[name]
         return True
 
-    def expire(self, now_ms: int) -> list[str]:
-        """Takes out who was not heard of in time. The groups for which that is news."""
+    def expire(self, now_ms: int) -> list[tuple[str, MemberKey]]:
+        """Takes out who was not heard of in time: the members, with their groups."""
         late = [
             (name, key)
             for name, group in self._groups.items()
@@ -188,7 +188,7 @@ class Memberships:
         ]
         for name, key in late:
             self.left(name, key, now_ms)
-        return list(dict.fromkeys(name for name, _ in late))
+        return late
 
     def topics_changed(self, now_ms: int) -> list[str]:
         """Topics were made, changed or deleted. The groups for which the number of queues may be news."""

@@ -225,14 +225,28 @@ MEMBERS: Final = Table(
         ),
     ),
 )  # fmt: skip
+LOCKS: Final = Table(
+    "Locks of queues",
+    (),
+    (
+        Metric("protomq.lock.held", "{queue}", "held", "Queues here that one member of a group has to itself"),
+        Metric("protomq.lock.granted", "{lock}", "granted", "Locks that were given, since the start", Kind.COUNTER),
+        Metric("protomq.lock.expired", "{lock}", "expired", "Locks that nobody renewed in time, since the start", Kind.COUNTER),
+        Metric("protomq.lock.freed", "{lock}", "freed", "Locks of members that were gone, since the start", Kind.COUNTER),
+        Metric(
+            "protomq.lock.commits_refused", "{commit}", "commits refused",
+            "Commits without the token of their queue's lock: what was dealt with comes again, to the owner", Kind.COUNTER,
+        ),
+    ),
+)  # fmt: skip
 LEFT_OUT: Final = Table(
     "Left out",
     (),
     (Metric("protomq.series_left_out", "{series}", "series left out", "Series beyond `metrics.series_max`"),),
 )  # fmt: skip
 TABLES: Final = (
-    BROKER, POSITIONS, DURATIONS, REPLICATION, DELAYS, RETRIES, REPLIES, LANES, TRANSACTIONS, POPS, MEMBERS, TOPICS, GROUPS, QUEUES,
-    LEFT_OUT,
+    BROKER, POSITIONS, DURATIONS, REPLICATION, DELAYS, RETRIES, REPLIES, LANES, TRANSACTIONS, POPS, MEMBERS, LOCKS, TOPICS, GROUPS,
+    QUEUES, LEFT_OUT,
 )  # fmt: skip
 """Everything that a broker shows, in this order."""
 
@@ -242,8 +256,8 @@ class BrokerMetrics:
 
     `hold_durations`: of pulls; `mover`, `log_time`: of delayed messages; `retries`, `replies`: the numbers of RETRIES and REPLIES.
     `lane_statuses` gives the lanes; `name_servers` how many there are and how many of them know the broker; `memberships` the numbers
-    of MEMBERS; `full_pops` how many pops met a queue that is full; `write_refusal` why no writes are taken, "" if they are;
-    `replication` the numbers of REPLICATION.
+    of MEMBERS, `locks` those of LOCKS; `full_pops` how many pops met a queue that is full; `write_refusal` why no writes are taken, "" if
+    they are; `replication` the numbers of REPLICATION.
     """
 
     def __init__(
@@ -261,6 +275,7 @@ class BrokerMetrics:
         lane_statuses: Callable[[], Sequence[PoolStatus]],
         name_servers: Callable[[], tuple[int, int]],
         memberships: Callable[[], tuple[int, int, int, int, float]],
+        locks: Callable[[], tuple[int, int, int, int, int]],
         full_pops: Callable[[], int],
         write_refusal: Callable[[], str],
         replication: Callable[[], tuple[int, int, int, int]],
@@ -277,6 +292,7 @@ class BrokerMetrics:
         self._lane_statuses = lane_statuses
         self._name_servers = name_servers
         self._memberships = memberships
+        self._locks = locks
         self._full_pops = full_pops
         self._write_refusal = write_refusal
         self._replication = replication
@@ -307,6 +323,7 @@ class BrokerMetrics:
         yield Numbers(TRANSACTIONS, [((), (transactions.open_count, *ended))])
         yield Numbers(POPS, [((), self._pops())])
         yield Numbers(MEMBERS, [((), self._memberships())])
+        yield Numbers(LOCKS, [((), self._locks())])
         yield Numbers(TOPICS, list(self._topics()))
         yield Numbers(GROUPS, list(self._lags()))
         yield Numbers(QUEUES, list(self._queues()))

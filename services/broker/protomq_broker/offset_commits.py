@@ -17,18 +17,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from protomq.v1.admin_service_pb2 import DeleteGroupResponse
 from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, CommitOffsetsResponse, QueueOffset
-from protomq.v1.state_pb2 import GroupsRecord, OffsetsRecord, PopRecord
+from protomq.v1.state_pb2 import GroupsRecord, LocksRecord, OffsetsRecord, PopRecord
 from protomq.wire.record import encode_varint
-from protomq.wire.topics import GROUPS_TOPIC, OFFSETS_TOPIC, POP_TOPIC
+from protomq.wire.topics import GROUPS_TOPIC, LOCKS_TOPIC, OFFSETS_TOPIC, POP_TOPIC
 from protomq_runtime.errors import system_busy
 
+from .queue_locks import not_owned
+from .store.state.locks import LockKey
 from .store.state.offsets import OffsetKey, TooManyGroupsError
 from .store_errors import to_service_error
 from .topic_access import check_incarnation, existing_topic, group_not_found
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from protomq_runtime.timers import Timer
 
     from .config import BrokerConfig
+    from .queue_locks import QueueLocks
     from .store.store import Store
     from .system_writer import SystemWriter
     from .waiting_answers import WaitingAnswers
@@ -79,9 +82,15 @@ class OffsetCommits:
     """`commit`, `commit_in_passing` and `delete_group`: any thread. `close`: the broker. All else: the send lane."""
 
     def __init__(
-        self, store: Store, writer: SystemWriter, waiting: WaitingAnswers, config: BrokerConfig
+        self,
+        store: Store,
+        writer: SystemWriter,
+        waiting: WaitingAnswers,
+        config: BrokerConfig,
+        locks: QueueLocks,
     ) -> None:
         self._store = store
+        self._locks = locks
         self._config = config
         self._writer = writer
         self._waiting = waiting
@@ -180,6 +189,9 @@ class OffsetCommits:
         if self._store.popped.has_group(group):
             record = PopRecord(deleted_groups=[group]).SerializeToString()
             states.append((POP_TOPIC, [record]))
+        if self._store.locks.of_group(group):
+            record = LocksRecord(deleted_groups=[group]).SerializeToString()
+            states.append((LOCKS_TOPIC, [record]))
         if not states:
             _answer([deletion], group_not_found(group))
             return
@@ -192,7 +204,7 @@ class OffsetCommits:
 
     def _append_waiting(self, waiting: deque[_Commit]) -> None:
         """Appends as many of these commits as fit into one record, and answers them; at least one is taken from `waiting`."""
-        record = _Record(self._store)
+        record = _Record(self._store, self._locks)
         while waiting and record.size_bytes < RECORD_SIZE_BYTES:
             # What commits name as the last reset is compared with what is in the log: so a reset has a record of its own.
             if waiting[0].is_reset and record.commits:
@@ -232,7 +244,7 @@ class OffsetCommits:
 
     def _append_passing(self) -> bool:
         """Appends what pulls committed, as much as fits into one record; whether it is in the log. What is not is tried again."""
-        record = _Record(self._store)
+        record = _Record(self._store, self._locks)
         with self._arriving:
             passing = list(islice(self._taken.items(), PASSING_SLICE))
         done: list[OffsetKey] = []
@@ -274,8 +286,9 @@ class OffsetCommits:
 class _Record:
     """The commits of one record."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, locks: QueueLocks) -> None:
         self._store = store
+        self._locks = locks
         self._parts: list[bytes] = []
         self._groups: set[str] = set()
         self.commits: list[_Commit] = []
@@ -283,6 +296,8 @@ class _Record:
 
     def add(self, commit: _Commit) -> None:
         """Adds a commit, unless it changes nothing; all of it or none. Raises ServiceError, TooManyGroupsError: then it is not added.
+
+        A queue that is locked is committed by who has the lock, but for a reset, which is an operator's.
 
         Offsets that name another reset than the last one are left out: `commits` has them as `resets`.
         """
@@ -292,6 +307,8 @@ class _Record:
         is_known = group not in self._groups and not commit.is_reset
         resets: list[QueueOffset] = []
         taken: list[QueueOffset] = []
+        if not commit.is_reset:
+            self._check_locks(group, request.offsets)
         for offset in request.offsets:
             topic = existing_topic(store, offset.topic)
             check_incarnation(topic, offset.topic_incarnation)
@@ -326,6 +343,22 @@ class _Record:
         self._groups.add(group)
         self._parts.append(_COMMITS_TAG + encode_varint(len(data)) + data)
         self.size_bytes += len(data)
+
+    def _check_locks(self, group: str, offsets: Iterable[QueueOffset]) -> None:
+        """Raises ServiceError QUEUE_NOT_OWNED if a queue is not the committer's; else the tokens have served."""
+        refused: list[tuple[LockKey, int]] = []
+        for offset in offsets:
+            topic = existing_topic(self._store, offset.topic)
+            key = LockKey(group, offset.topic, topic.incarnation, offset.queue_id)
+            if not self._locks.may_commit(key, offset.lock_token):
+                refused.append((key, offset.queue_id))
+            offset.lock_token = 0
+        if refused:
+            self._locks.refused_commit_count += 1
+            first = refused[0][0]
+            owner = self._store.locks.owner(first)
+            ids = [queue_id for key, queue_id in refused if key.topic == first.topic]
+            raise not_owned(group, first.topic, ids, owner.client_id if owner is not None else "")
 
     def append(self, writer: SystemWriter) -> int:
         """Appends the record, if there is anything to say; the position up to which the log must be stored for its callers."""

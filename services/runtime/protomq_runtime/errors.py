@@ -140,6 +140,9 @@ RULES: Final[Mapping[str, ReasonRule]] = {
     ),
     "ILLEGAL_RECEIPT": ReasonRule(Code.INVALID_ARGUMENT, True, ("field", "value")),
     "ILLEGAL_DELAY": ReasonRule(Code.INVALID_ARGUMENT, True, ("field", "value", "limit")),
+    "QUEUE_NOT_OWNED": ReasonRule(
+        Code.FAILED_PRECONDITION, True, ("consumer_group", "topic", "queue_ids", "owner")
+    ),
     "MEMBER_UNKNOWN": ReasonRule(Code.FAILED_PRECONDITION, True, ("consumer_group", "client_id")),
     "TRANSACTION_NOT_FOUND": ReasonRule(Code.NOT_FOUND, True, ("message_id",)),
     "TRANSACTION_ENDED": ReasonRule(Code.FAILED_PRECONDITION, True, ("message_id", "ending")),

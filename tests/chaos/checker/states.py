@@ -1,7 +1,7 @@
 """Invariant C3 over the log alone: its records of states, applied by own code, tell what the broker tells.
 
-The log is complete from its first segment on: topics with their settings and incarnations, committed offsets, settings of groups, where
-queues begin and end.
+The log is complete from its first segment on: topics with their settings and incarnations, committed offsets, settings of groups, locks of
+queues, where queues begin and end.
 Nothing of the store's code is used: records are read by `log_files.py`, and FORMAT.md says what counts.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from protomq.v1.group_pb2 import GroupSettings
-from protomq.v1.state_pb2 import GroupsRecord, LogRecord, OffsetsRecord, TopicsRecord
+from protomq.v1.state_pb2 import GroupsRecord, LocksRecord, LogRecord, OffsetsRecord, TopicsRecord
 from protomq.v1.topic_pb2 import Topic
 
 from .log_files import LogReport
@@ -32,12 +32,14 @@ class States:
         offsets: by group, topic and queue.
         ranges: by queue: (its first offset, one past its last).
         groups: settings by group, version included.
+        locks: by group, topic, incarnation and queue: token, and name and number of the member.
     """
 
     topics: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
     offsets: dict[tuple[str, str, int], int] = field(default_factory=dict)
     ranges: dict[Queue, tuple[int, int]] = field(default_factory=dict)
     groups: dict[str, GroupSettings] = field(default_factory=dict)
+    locks: dict[tuple[str, str, int, int], tuple[int, str, int]] = field(default_factory=dict)
 
 
 def states_of(report: LogReport) -> States:
@@ -70,6 +72,8 @@ def states_of(report: LogReport) -> States:
                     offsets[at] = offset.topic_incarnation, offset.queue_offset
         elif record.topic == "%SYS%GROUPS":
             _apply_groups(states.groups, GroupsRecord.FromString(record.body))
+        elif record.topic == "%SYS%LOCKS":
+            _apply_locks(states.locks, LocksRecord.FromString(record.body))
         elif record.topic == "%SYS%LOG":
             for told in LogRecord.FromString(record.body).queues:
                 for queue_id, end in zip(told.queue_ids, told.end_offsets, strict=True):
@@ -93,6 +97,18 @@ def _apply_groups(groups: dict[str, GroupSettings], change: GroupsRecord) -> Non
             groups[name] = settings
 
 
+def _apply_locks(
+    locks: dict[tuple[str, str, int, int], tuple[int, str, int]], change: LocksRecord
+) -> None:
+    for lock in [lock for lock in locks if lock[0] in change.deleted_groups]:
+        del locks[lock]
+    for said in change.locks:
+        key = said.consumer_group, said.topic, said.topic_incarnation, said.queue_id
+        locks.pop(key, None)
+        if said.token:
+            locks[key] = said.token, said.client_id, said.nonce
+
+
 def _settings(topic: Topic) -> tuple[int, int, int, int]:
     return topic.write_queues, topic.read_queues, topic.permission, topic.incarnation
 
@@ -102,6 +118,7 @@ def check_states(log: States, told: States) -> list[Violation]:
     found = _differences("topic", log.topics, told.topics)
     found += _differences("committed offset", log.offsets, told.offsets)
     found += _differences("settings of group", log.groups, told.groups)
+    found += _differences("lock", log.locks, told.locks)
     ranges = {key: log.ranges.get(key, (0, 0)) for key in told.ranges}
     return found + _differences("range of queue", ranges, told.ranges)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from protomq.v1 import (
     group_service_pb2,
     pop_service_pb2,
     pull_service_pb2,
+    queue_lock_service_pb2,
     reply_service_pb2,
     send_service_pb2,
     track_service_pb2,
@@ -31,6 +33,8 @@ from protomq_broker.offset_commits import OffsetCommits
 from protomq_broker.pop_service import PopService
 from protomq_broker.pop_time import PopTime
 from protomq_broker.pull_service import PullService
+from protomq_broker.queue_lock_service import QueueLockService
+from protomq_broker.queue_locks import QueueLocks
 from protomq_broker.recalls import Recalls
 from protomq_broker.reply_service import ReplyService
 from protomq_broker.send_backs import SendBacks
@@ -58,6 +62,7 @@ GROUP = "/protomq.v1.GroupService/"
 REPLY = "/protomq.v1.ReplyService/"
 ADMIN = "/protomq.v1.AdminService/"
 POP = "/protomq.v1.PopService/"
+LOCKS = "/protomq.v1.QueueLockService/"
 
 
 def delays_of(store: Store, config: BrokerConfig, log_time: LogTime) -> Delays:
@@ -116,7 +121,15 @@ class FakeBroker:
         config = BrokerConfig(**settings)
         writer = SystemWriter(self.permit)
         self.waiting = WaitingAnswers(self.store, self.clock)
-        self.commits = OffsetCommits(self.store, writer, self.waiting, config)
+        self.members: set[tuple[str, str, int]] = set()
+        tokens = itertools.count(1)
+        self.queue_locks = QueueLocks(
+            self.store.locks, lambda *member: member in self.members, lambda: next(tokens)
+        )
+        self.locks = QueueLockService(
+            self.store, self.queue_locks, writer, self.waiting, config, self.clock
+        )
+        self.commits = OffsetCommits(self.store, writer, self.waiting, config, self.queue_locks)
         log_time = LogTime(self.clock, self.store.pending.log_time_ms)
         self.send = send_service(self.store, config, self.clock, self.waiting, writer)
         self.send_backs = SendBacks(
@@ -166,6 +179,7 @@ class FakeBroker:
             (pop_service_pb2, "PopService", self.pop),
             (consumer_service_pb2, "ConsumerService", ConsumerService(self.store, self.commits, self.clock)),
             (group_service_pb2, "GroupService", groups),
+            (queue_lock_service_pb2, "QueueLockService", self.locks),
             (reply_service_pb2, "ReplyService", self.replies),
             (track_service_pb2, "TrackService", TrackService(self.store)),
             (admin_service_pb2, "AdminService", self._admin_service(config)),

@@ -27,6 +27,7 @@ from protomq_broker.admin_service import AdminService
 from protomq_broker.config import BrokerConfig
 from protomq_broker.group_members import GroupMembers
 from protomq_broker.offset_commits import OffsetCommits
+from protomq_broker.queue_locks import QueueLocks
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
 from protomq_broker.system_writer import SystemWriter
@@ -54,7 +55,13 @@ def service_of(store: Store, clock: ManualClock) -> AdminService:
         lane_status=list,
         announce=lambda: None,
         write_refusal=lambda: "",
-        commits=OffsetCommits(store, SystemWriter(permit), WaitingAnswers(store, clock), BrokerConfig()),
+        commits=OffsetCommits(
+            store,
+            SystemWriter(permit),
+            WaitingAnswers(store, clock),
+            BrokerConfig(),
+            QueueLocks(store.locks, lambda *_: False, lambda: 1),
+        ),
         members=GroupMembers(clock),
         permit=permit,
     )

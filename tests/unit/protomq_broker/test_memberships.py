@@ -83,7 +83,7 @@ def test_who_does_not_call_again_is_gone_after_its_time(holds: bool, gone_after_
         assert known.expire(1_000_000) == [], "as long as the call is held, it is there"
         known.answered("g", ("a", 1), 1_000)
     assert known.expire(1_000 + gone_after_ms - 1) == []
-    assert known.expire(1_000 + gone_after_ms) == ["g"]
+    assert known.expire(1_000 + gone_after_ms) == [("g", ("a", 1))]
     assert names(known) == []
 
 

@@ -11,6 +11,7 @@ from protomq.v1.consumer_service_pb2 import CommitOffsetsRequest, QueueOffset
 from protomq_broker import offset_commits
 from protomq_broker.config import BrokerConfig
 from protomq_broker.offset_commits import OffsetCommits
+from protomq_broker.queue_locks import QueueLocks
 from protomq_broker.store.errors import DiskFullError
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
@@ -75,12 +76,16 @@ class StubLane:
             functions.pop(0)()
 
 
+def no_locks(store: Store) -> QueueLocks:
+    return QueueLocks(store.locks, lambda *_: False, lambda: 1)
+
+
 def make_commits() -> tuple[OffsetCommits, StubLane, Store, int]:
     store, lane, writer = open_store(SimDisk()), StubLane(), SystemWriter(WritePermit())
     writer.start(store, cast("Any", lane))
     incarnation = store.topics.create(TopicConfig("topic")).incarnation
     waiting = WaitingAnswers(store, ManualClock())
-    return OffsetCommits(store, writer, waiting, BrokerConfig()), lane, store, incarnation
+    return OffsetCommits(store, writer, waiting, BrokerConfig(), no_locks(store)), lane, store, incarnation
 
 
 def refuse(*_: object) -> int:
@@ -277,7 +282,7 @@ def test_a_deletion_waits_for_the_disk_as_a_commit_does() -> None:
     waiting = WaitingAnswers(store, ManualClock())
     writer.start(store, cast("Any", lane))
     store_commit(store, "group", "topic", 0, 5)
-    commits, call = OffsetCommits(store, writer, waiting, BrokerConfig()), StubCall(lane)
+    commits, call = OffsetCommits(store, writer, waiting, BrokerConfig(), no_locks(store)), StubCall(lane)
     commits.delete_group("group", cast("Any", call))
     lane.run(lane.posted)
     assert call.outcome is None
@@ -293,7 +298,7 @@ def test_a_commit_waits_for_the_disk_no_longer_than_a_send() -> None:
     writer.start(store, cast("Any", lane))
     incarnation = store.topics.create(TopicConfig("topic")).incarnation
     waiting = WaitingAnswers(store, clock)
-    commits = OffsetCommits(store, writer, waiting, BrokerConfig(sync_flush_timeout_ms=5_000))
+    commits = OffsetCommits(store, writer, waiting, BrokerConfig(sync_flush_timeout_ms=5_000), no_locks(store))
     patient, hurried, late = (StubCall(lane, left_ms) for left_ms in (60_000, 1_000, 9_000))
 
     def commit(queue_id: int, call: StubCall) -> None:

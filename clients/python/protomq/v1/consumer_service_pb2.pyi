@@ -30,6 +30,7 @@ class QueueOffset(_message.Message):
     QUEUE_OFFSET_FIELD_NUMBER: _builtins.int
     TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
     RESET_EPOCH_FIELD_NUMBER: _builtins.int
+    LOCK_TOKEN_FIELD_NUMBER: _builtins.int
     topic: _builtins.str
     """The topic."""
     queue_id: _builtins.int
@@ -44,6 +45,10 @@ class QueueOffset(_message.Message):
     """Which reset of this group and queue the offset follows; 0: none was made. In a commit, absent: not checked; if the last reset is another
     one, the offset is not taken, and the answer's `resets` has the queue. Answers carry the last one.
     """
+    lock_token: _builtins.int
+    """In a commit, the token of the caller's lock of the queue (QueueLockService); 0: it has none. A queue that is locked takes offsets with the
+    token of that lock only, and a token that is not the lock's is refused, with QUEUE_NOT_OWNED. Answers leave it out.
+    """
     def __init__(
         self,
         *,
@@ -52,10 +57,11 @@ class QueueOffset(_message.Message):
         queue_offset: _builtins.int = ...,
         topic_incarnation: _builtins.int = ...,
         reset_epoch: _builtins.int | None = ...,
+        lock_token: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_reset_epoch", b"_reset_epoch", "reset_epoch", b"reset_epoch"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reset_epoch", b"_reset_epoch", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "reset_epoch", b"reset_epoch", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_reset_epoch", b"_reset_epoch", "lock_token", b"lock_token", "queue_id", b"queue_id", "queue_offset", b"queue_offset", "reset_epoch", b"reset_epoch", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__reset_epoch: _TypeAlias = _typing.Literal["reset_epoch"]  # noqa: Y015
     _WhichOneofArgType__reset_epoch: _TypeAlias = _typing.Literal["_reset_epoch", b"_reset_epoch"]  # noqa: Y015

@@ -114,6 +114,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """
     ERROR_REASON_ILLEGAL_RECEIPT: _ErrorReason.ValueType  # 37
     """INVALID_ARGUMENT: a receipt that no broker has given, or that is of another broker, group or topic. Nothing was changed."""
+    ERROR_REASON_QUEUE_NOT_OWNED: _ErrorReason.ValueType  # 38
+    """FAILED_PRECONDITION: a commit without the token of the queue's lock: another member has the queue by now, or nobody. The metadata hold
+    consumer_group, topic, queue_ids (with commas between) and owner, empty if nobody has the first of them. Forget what is left of these
+    queues, and lock them again. Nothing was stored.
+    """
     ERROR_REASON_MEMBER_UNKNOWN: _ErrorReason.ValueType  # 39
     """FAILED_PRECONDITION: the member of the consumer group was not heard of in time, and is none any more; others have its queues. The
     metadata hold consumer_group and client_id. Give the queues up without a commit, and join again.
@@ -224,6 +229,11 @@ dead letters. The metadata name the first. Nothing was changed.
 """
 ERROR_REASON_ILLEGAL_RECEIPT: ErrorReason.ValueType  # 37
 """INVALID_ARGUMENT: a receipt that no broker has given, or that is of another broker, group or topic. Nothing was changed."""
+ERROR_REASON_QUEUE_NOT_OWNED: ErrorReason.ValueType  # 38
+"""FAILED_PRECONDITION: a commit without the token of the queue's lock: another member has the queue by now, or nobody. The metadata hold
+consumer_group, topic, queue_ids (with commas between) and owner, empty if nobody has the first of them. Forget what is left of these
+queues, and lock them again. Nothing was stored.
+"""
 ERROR_REASON_MEMBER_UNKNOWN: ErrorReason.ValueType  # 39
 """FAILED_PRECONDITION: the member of the consumer group was not heard of in time, and is none any more; others have its queues. The
 metadata hold consumer_group and client_id. Give the queues up without a commit, and join again.

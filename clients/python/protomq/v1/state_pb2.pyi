@@ -723,3 +723,81 @@ class HandOut(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___HandOut: _TypeAlias = HandOut  # noqa: Y015
+
+@_typing.final
+class LocksRecord(_message.Message):
+    """LocksRecord is the body of a record of %SYS%LOCKS: queues that members of groups lock or give up. Apply deletions before the locks of this
+    record.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOCKS_FIELD_NUMBER: _builtins.int
+    DELETED_GROUPS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def locks(self) -> _containers.RepeatedCompositeFieldContainer[Global___QueueLock]:
+        """Queues whose owner changes here."""
+
+    @_builtins.property
+    def deleted_groups(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Groups that were deleted: nobody has any of their queues."""
+
+    def __init__(
+        self,
+        *,
+        locks: _abc.Iterable[Global___QueueLock] | None = ...,
+        deleted_groups: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_groups", b"deleted_groups", "locks", b"locks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LocksRecord: _TypeAlias = LocksRecord  # noqa: Y015
+
+@_typing.final
+class QueueLock(_message.Message):
+    """QueueLock says which member of a group has a queue."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONSUMER_GROUP_FIELD_NUMBER: _builtins.int
+    TOPIC_FIELD_NUMBER: _builtins.int
+    TOPIC_INCARNATION_FIELD_NUMBER: _builtins.int
+    QUEUE_ID_FIELD_NUMBER: _builtins.int
+    TOKEN_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    NONCE_FIELD_NUMBER: _builtins.int
+    consumer_group: _builtins.str
+    """The group."""
+    topic: _builtins.str
+    """The topic."""
+    topic_incarnation: _builtins.int
+    """Its incarnation."""
+    queue_id: _builtins.int
+    """The queue, from 0."""
+    token: _builtins.int
+    """A random number, drawn for this lock. 0: nobody has the queue from here on; why does not matter to what follows."""
+    client_id: _builtins.str
+    """The member's name, as in GroupMember."""
+    nonce: _builtins.int
+    """The member's random number."""
+    def __init__(
+        self,
+        *,
+        consumer_group: _builtins.str = ...,
+        topic: _builtins.str = ...,
+        topic_incarnation: _builtins.int = ...,
+        queue_id: _builtins.int = ...,
+        token: _builtins.int = ...,
+        client_id: _builtins.str = ...,
+        nonce: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "consumer_group", b"consumer_group", "nonce", b"nonce", "queue_id", b"queue_id", "token", b"token", "topic", b"topic", "topic_incarnation", b"topic_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QueueLock: _TypeAlias = QueueLock  # noqa: Y015

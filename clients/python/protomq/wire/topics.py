@@ -43,6 +43,8 @@ EXPIRED_TOPIC: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 """Half messages whose transactions nobody ended, however often it was asked; RocketMQ's name."""
 POP_TOPIC: Final = SYSTEM_PREFIX + "POP"
 """Which messages groups have popped and acknowledged; see the message PopRecord."""
+LOCKS_TOPIC: Final = SYSTEM_PREFIX + "LOCKS"
+"""Which member of a group has which queue to itself; see the message LocksRecord."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]+", re.ASCII)
 _STORED_NAME: Final = re.compile(r"[%A-Za-z0-9_-]+", re.ASCII)

@@ -91,6 +91,7 @@ from .state.half_copies import (
     half_copies,
 )
 from .state.half_messages import TransactionState
+from .state.locks import LockTable
 from .state.log_front import LogFront
 from .state.machine import (
     StateMachine,
@@ -308,6 +309,10 @@ class Store:
             disk, f"{root}/config/popState.json", self._folder.first_position, self.positions.appended
         )
         """What groups have popped."""
+        self.locks = LockTable(
+            disk, f"{root}/config/locks.json", self._folder.first_position, self.positions.appended
+        )
+        """Which members have which queues to themselves."""
         self._front = LogFront(
             self._queues,
             self._repeated,
@@ -329,6 +334,7 @@ class Store:
             self.timer,
             transaction_state,
             self.popped,
+            self.locks,
             self._front,
         )
         """What stands in the log of the broker itself: what joins here is replayed, saved and carried forward."""

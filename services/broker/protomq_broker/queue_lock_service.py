@@ -1,0 +1,236 @@
+"""QueueLockService: gives queues to members of groups that consume in order; each has its queues to itself.
+
+Who may have what stands in `queue_locks.py`, and once it is appended in `store/state/locks.py`. Here are calls and records. All that is
+decided is decided on the send lane, which is the only writer: what a lock says is in front of all commits that come after it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from protomq.v1.queue_lock_service_pb2 import (
+    ListedQueueLock,
+    ListQueueLocksRequest,
+    ListQueueLocksResponse,
+    LockQueuesRequest,
+    LockQueuesResponse,
+    QueueName,
+    UnlockQueuesRequest,
+    UnlockQueuesResponse,
+)
+from protomq.wire.topics import LOCKS_TOPIC
+from protomq_runtime.dispatch import raw
+from protomq_runtime.errors import ServiceError, invalid_argument, unparsable
+
+from .memberships import QUEUES_MAX, TEXT_MAX_BYTES
+from .store.state.locks import LockKey, locks_record
+from .store_errors import to_service_error
+from .topic_access import check_group_name
+
+if TYPE_CHECKING:
+    from protomq_runtime.call import Call
+    from protomq_runtime.clock import Clock
+
+    from .config import BrokerConfig
+    from .queue_locks import Changes, QueueLocks
+    from .store.store import Store
+    from .system_writer import SystemWriter
+    from .waiting_answers import WaitingAnswers
+
+log = logging.getLogger("protomq.broker")
+
+_Request = TypeVar("_Request", LockQueuesRequest, UnlockQueuesRequest, ListQueueLocksRequest)
+
+TICK_MS: Final = 1_000.0
+"""How often it is looked which locks nobody has renewed."""
+
+
+class QueueLockService:
+    """Implements protomq.v1.QueueLockService. `arm`: the send lane, when the broker may write. `gone`: any thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        locks: QueueLocks,
+        writer: SystemWriter,
+        waiting: WaitingAnswers,
+        config: BrokerConfig,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._locks = locks
+        self._writer = writer
+        self._waiting = waiting
+        self._config = config
+        self._clock = clock
+
+    @raw
+    def lock_queues(self, call: Call) -> None:
+        """Gives the member what is free, and renews what it has."""
+        self._parse(call, LockQueuesRequest, self._lock)
+
+    @raw
+    def unlock_queues(self, call: Call) -> None:
+        """Takes what the member gives up."""
+        self._parse(call, UnlockQueuesRequest, self._unlock)
+
+    @raw
+    def list_queue_locks(self, call: Call) -> None:
+        """Who has which queue."""
+        self._parse(call, ListQueueLocksRequest, self._list)
+
+    def arm(self) -> None:
+        """From now on locks expire."""
+        changes = self._locks.expired(self._clock.monotonic_ms())
+        if self._append_or_log(changes):
+            _tell("nobody renewed them in time", changes)
+        self._writer.lane.call_later(TICK_MS, self.arm)
+
+    def gone(self, group: str, client_id: str, nonce: int) -> None:
+        """A member is gone, as far as is known: its queues are free, unless it comes back before that is done."""
+        if self._store.locks.count:
+            self._writer.post(partial(self._free, group, client_id, nonce))
+
+    # On the consumer lane.
+
+    def _parse(
+        self, call: Call, kind: type[_Request], then: Callable[[Call, _Request], None]
+    ) -> None:
+        try:
+            request = kind.FromString(bytes(call.payload))
+            check_group_name(request.consumer_group)
+            if not isinstance(request, ListQueueLocksRequest):
+                _check(request)
+        except DecodeError:
+            call.fail(unparsable(kind.DESCRIPTOR.full_name))
+        except ServiceError as error:
+            call.fail(error)
+        else:
+            self._writer.post(partial(then, call, request))
+
+    # On the send lane.
+
+    def _lock(self, call: Call, request: LockQueuesRequest) -> None:
+        keys = [self._key(request.consumer_group, queue) for queue in request.queues]
+        there = [key for key in keys if key is not None]
+        try:
+            now_ms = self._clock.monotonic_ms()
+            changes, owners = self._locks.take(there, request.client_id, request.nonce, now_ms)
+            self._append(changes)
+        except Exception as error:
+            self._answer(call, None, error)
+            return
+        owner_of = dict(zip(there, owners, strict=True))
+        response = LockQueuesResponse(lock_ms=self._locks.lock_ms)
+        for queue, key in zip(request.queues, keys, strict=True):
+            owner = owner_of.get(key) if key is not None else None
+            locked = response.queues.add(queue=queue)
+            if owner is not None and owner[1:] == (request.client_id, request.nonce):
+                locked.token = owner.token
+            elif owner is not None:
+                locked.owner = owner.client_id
+        self._answer_when_stored(call, response.SerializeToString())
+
+    def _unlock(self, call: Call, request: UnlockQueuesRequest) -> None:
+        group = request.consumer_group
+        keys = [self._key(group, queue) for queue in request.queues]
+        there = [key for key in keys if key is not None]
+        if request.queues and not there:  # Their topics are gone, and so are the locks, for everybody.
+            self._answer(call, UnlockQueuesResponse().SerializeToString(), None)
+            return
+        try:
+            self._append(self._locks.give_up(there, group, request.client_id, request.nonce))
+        except Exception as error:
+            self._answer(call, None, error)
+            return
+        self._answer_when_stored(call, UnlockQueuesResponse().SerializeToString())
+
+    def _list(self, call: Call, request: ListQueueLocksRequest) -> None:
+        now_ms = self._clock.monotonic_ms()
+        response = ListQueueLocksResponse(
+            locks=[
+                ListedQueueLock(
+                    queue=QueueName(topic=key.topic, queue_id=key.queue_id),
+                    client_id=owner.client_id,
+                    nonce=owner.nonce,
+                    left_ms=self._locks.left_ms(key, now_ms),
+                )
+                for key, owner in sorted(self._store.locks.of_group(request.consumer_group).items())
+            ]
+        )
+        self._answer(call, response.SerializeToString(), None)
+
+    def _free(self, group: str, client_id: str, nonce: int) -> None:
+        changes = self._locks.gone(group, client_id, nonce)
+        if self._append_or_log(changes):
+            _tell(f"{client_id} is gone", changes)
+
+    def _key(self, group: str, queue: QueueName) -> LockKey | None:
+        """None: such a queue is not here."""
+        topic = self._store.topics.find(queue.topic)
+        if topic is None or not topic.readable or queue.queue_id >= topic.read_queues:
+            return None
+        return LockKey(group, queue.topic, topic.incarnation, queue.queue_id)
+
+    def _append(self, changes: Changes) -> None:
+        if changes:
+            self._writer.append(LOCKS_TOPIC, [locks_record(changes)])
+
+    def _append_or_log(self, changes: Changes) -> bool:
+        """Whether something changed. What the log does not take now comes again: a lock that is over stays so."""
+        try:
+            self._append(changes)
+        except Exception as error:
+            log.warning("%d queues cannot be unlocked now, trying again: %s", len(changes), error)
+            return False
+        return bool(changes)
+
+    def _answer_when_stored(self, call: Call, answer: bytes) -> None:
+        """Also where nothing has changed: the record that says so may not be stored yet."""
+        position = self._store.locks.end_position
+        if self._waiting.is_stored(position):
+            self._answer(call, answer, None)
+            return
+        wait_ms = call.hold_time_ms(self._config.sync_flush_timeout_ms)
+        self._waiting.wait(
+            self._writer.lane, self._store.appended_position, wait_ms, partial(self._answer, call, answer)
+        )
+        self._waiting.request_flush()
+
+    def _answer(self, call: Call, answer: bytes | None, error: Exception | None) -> None:
+        failure = None if error is None else to_service_error(error)
+        call.lane.post(partial(_answer_here, call, answer, failure))
+
+
+def _check(request: LockQueuesRequest | UnlockQueuesRequest) -> None:
+    """Raises ServiceError INVALID_ARGUMENT."""
+    if not 0 < len(request.client_id.encode()) <= TEXT_MAX_BYTES:
+        raise invalid_argument("client_id", f"has 1 to {TEXT_MAX_BYTES} octets")
+    if not request.nonce:
+        raise invalid_argument("nonce", "is a random number, not 0")
+    if len(request.queues) > QUEUES_MAX:
+        raise invalid_argument("queues", f"are {QUEUES_MAX} at most, not {len(request.queues)}")
+    names = {(queue.topic, queue.queue_id) for queue in request.queues}
+    if len(names) < len(request.queues):
+        raise invalid_argument("queues", "has a queue twice")
+    if any(queue.queue_id < 0 for queue in request.queues):
+        raise invalid_argument("queues", "has a queue id below 0")
+
+
+def _tell(why: str, changes: Iterable[object]) -> None:
+    log.warning("%d locks of queues end: %s", len(list(changes)), why)
+
+
+def _answer_here(call: Call, answer: bytes | None, failure: ServiceError | None) -> None:
+    if call.answered:
+        return
+    if failure is not None:
+        call.fail(failure)
+    else:
+        assert answer is not None
+        call.answer(answer)

@@ -1,0 +1,148 @@
+"""Who may have which queue to itself, and until when. No I/O; time and random numbers handed in.
+
+    take(...)        what a member asks for: the changes, and who has the queues then
+    give_up(...)     what it gives up
+    gone(...)        a member is none any more: its queues are free
+    expired(...)     locks that nobody renewed in time
+
+Each gives changes, which are written into one record; `LockTable` (store/state/locks.py) has them once that is appended. Rules:
+
+- A queue has one owner or none. Who has it keeps it by asking again, or by being a member of the group: a member that is not heard of is
+  none any more, and its queues are free at once, not only when the lock's time is over.
+- Until when a lock holds is not in the log: after a start or a promotion each owner counts as having asked just then.
+- Each lock has a token of its own, also of the same member: who has lost a queue and got it again does not know what happened between.
+
+The writer's thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from protomq_runtime.errors import Code, ServiceError
+
+from .store.state.locks import LockKey, LockOwner, LockTable
+
+LOCK_MS: Final = 60_000
+"""RocketMQ's rocketmq.broker.rebalance.lockMaxLiveTime."""
+
+Changes = list[tuple[LockKey, LockOwner | None]]
+"""Who has a queue from now on; None: nobody."""
+
+
+class LockCounts(NamedTuple):
+    """For metrics, since the start but for the first."""
+
+    held: int
+    granted: int
+    expired: int
+    freed: int
+    refused_commits: int
+
+
+class QueueLocks:
+    """The locks of a broker. `is_member` says whether a member of a group is there; `draw` gives a random number, not 0."""
+
+    def __init__(
+        self,
+        table: LockTable,
+        is_member: Callable[[str, str, int], bool],
+        draw: Callable[[], int],
+        lock_ms: int = LOCK_MS,
+    ) -> None:
+        self._table = table
+        self._is_member = is_member
+        self._draw = draw
+        self.lock_ms = lock_ms
+        self._deadlines_ms: dict[LockKey, tuple[int, int]] = {}
+        """Token of the lock, and when it ends."""
+        self._granted = self._expired = self._freed = 0
+        self.refused_commit_count = 0
+        """Commits that did not have the token of their queue's lock."""
+
+    def take(
+        self, keys: Iterable[LockKey], client_id: str, nonce: int, now_ms: int
+    ) -> tuple[Changes, list[LockOwner]]:
+        """What changes when a member asks for queues; who has each of them then."""
+        changes: Changes = []
+        owners: list[LockOwner] = []
+        for key in keys:
+            owner = self._table.owner(key)
+            if owner is None:
+                owner = LockOwner(self._draw(), client_id, nonce)
+                changes.append((key, owner))
+                self._granted += 1
+            if (owner.client_id, owner.nonce) == (client_id, nonce):
+                self._deadlines_ms[key] = (owner.token, now_ms + self.lock_ms)
+            owners.append(owner)
+        return changes, owners
+
+    def give_up(
+        self, keys: Sequence[LockKey], group: str, client_id: str, nonce: int
+    ) -> Changes:
+        """What changes when a member gives queues up; no keys: all of its group that it has."""
+        owned = keys or list(self._table.of_group(group))
+        changes: Changes = []
+        for key in owned:
+            owner = self._table.owner(key)
+            if owner is not None and owner[1:] == (client_id, nonce):
+                changes.append((key, None))
+        return changes
+
+    def gone(self, group: str, client_id: str, nonce: int) -> Changes:
+        """What changes when a member is gone, unless it has come back since."""
+        if self._is_member(group, client_id, nonce):
+            return []
+        changes = self.give_up((), group, client_id, nonce)
+        self._freed += len(changes)
+        return changes
+
+    def expired(self, now_ms: int) -> Changes:
+        """What changes since nobody renewed it in time. To be called from time to time, the first time soon after a start."""
+        known = self._deadlines_ms
+        table = self._table.all()
+        changes: Changes = []
+        deadlines_ms: dict[LockKey, tuple[int, int]] = {}
+        for key, owner in table.items():
+            token, deadline_ms = known.get(key, (0, 0))
+            if token != owner.token:
+                deadline_ms = now_ms + self.lock_ms
+            elif deadline_ms <= now_ms:
+                if not self._is_member(key.group, owner.client_id, owner.nonce):
+                    changes.append((key, None))
+                    continue
+                deadline_ms = now_ms + self.lock_ms
+            deadlines_ms[key] = (owner.token, deadline_ms)
+        self._deadlines_ms = deadlines_ms
+        self._expired += len(changes)
+        return changes
+
+    def left_ms(self, key: LockKey, now_ms: int) -> int:
+        """For how long a lock holds unless it is renewed."""
+        _, deadline_ms = self._deadlines_ms.get(key, (0, now_ms + self.lock_ms))
+        return max(deadline_ms - now_ms, 0)
+
+    def may_commit(self, key: LockKey, token: int) -> bool:
+        """Whether a commit with this token, 0 for none, is taken."""
+        owner = self._table.owner(key)
+        return token == (owner.token if owner is not None else 0)
+
+    def counts(self) -> LockCounts:
+        """What metrics show. Any thread."""
+        return LockCounts(
+            self._table.count, self._granted, self._expired, self._freed, self.refused_commit_count
+        )
+
+
+def not_owned(group: str, topic: str, queue_ids: Sequence[int], owner: str) -> ServiceError:
+    """FAILED_PRECONDITION for a commit without the tokens of the queues' locks."""
+    ids = ",".join(map(str, queue_ids))
+    has = f"{owner} has it now" if owner else "nobody has it now"
+    return ServiceError(
+        Code.FAILED_PRECONDITION,
+        "QUEUE_NOT_OWNED",
+        f"queue {ids} of {topic!r} is not locked by this member of {group} (any more): {has}; forget what is left of it, and lock it "
+        "again. Nothing of the commit was stored",
+        metadata={"consumer_group": group, "topic": topic, "queue_ids": ids, "owner": owner},
+    )

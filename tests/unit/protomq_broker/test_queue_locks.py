@@ -1,0 +1,273 @@
+"""QueueLockService through fake lanes: who gets a queue, until when, and whose commits are taken."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from protomq.v1.admin_service_pb2 import DeleteGroupRequest
+from protomq.v1.consumer_service_pb2 import (
+    CommitOffsetsRequest,
+    GetOffsetsRequest,
+    QueueOffset,
+    ResetOffsetsRequest,
+)
+from protomq.v1.queue_lock_service_pb2 import (
+    ListQueueLocksRequest,
+    LockQueuesRequest,
+    QueueName,
+    UnlockQueuesRequest,
+)
+from protomq_broker.queue_locks import LOCK_MS
+from protomq_broker.store.state.locks import LockTable
+from protomq_broker.store.state.topics import TopicConfig
+from protomq_runtime.testing import FakeCall
+
+from .fake_broker import ADMIN, CONSUMER, LOCKS, FakeBroker
+
+Q0, Q1 = ("topic", 0), ("topic", 1)
+
+
+def names(queues: Sequence[tuple[str, int]]) -> list[QueueName]:
+    return [QueueName(topic=topic, queue_id=queue_id) for topic, queue_id in queues]
+
+
+def lock(
+    broker: FakeBroker, client_id: str, *queues: tuple[str, int], nonce: int = 1
+) -> list[tuple[int, str]]:
+    """Token and owner of each queue, as the answer has them."""
+    request = LockQueuesRequest(
+        consumer_group="g", client_id=client_id, nonce=nonce, queues=names(queues)
+    )
+    response = broker.call(LOCKS + "LockQueues", request).response()
+    assert response.lock_ms == LOCK_MS
+    assert [(one.queue.topic, one.queue.queue_id) for one in response.queues] == list(queues)
+    return [(one.token, one.owner) for one in response.queues]
+
+
+def unlock(broker: FakeBroker, client_id: str, *queues: tuple[str, int], nonce: int = 1) -> None:
+    request = UnlockQueuesRequest(
+        consumer_group="g", client_id=client_id, nonce=nonce, queues=names(queues)
+    )
+    broker.call(LOCKS + "UnlockQueues", request).response()
+
+
+def commit(broker: FakeBroker, token: int, queue_offset: int = 1, queue_id: int = 0) -> FakeCall:
+    offset = QueueOffset(
+        topic="topic", queue_id=queue_id, queue_offset=queue_offset, lock_token=token
+    )
+    request = CommitOffsetsRequest(consumer_group="g", offsets=[offset])
+    return broker.call(CONSUMER + "CommitOffsets", request)
+
+
+def committed(broker: FakeBroker) -> list[int]:
+    request = GetOffsetsRequest(consumer_group="g", topic="topic")
+    answer = broker.call(CONSUMER + "GetOffsets", request).response()
+    return [offset.queue_offset for offset in answer.offsets]
+
+
+def listed(broker: FakeBroker) -> dict[tuple[str, int], tuple[str, int]]:
+    request = ListQueueLocksRequest(consumer_group="g")
+    answer = broker.call(LOCKS + "ListQueueLocks", request).response()
+    return {
+        (one.queue.topic, one.queue.queue_id): (one.client_id, one.left_ms) for one in answer.locks
+    }
+
+
+def filled(**settings: Any) -> FakeBroker:
+    broker = FakeBroker(**settings)
+    broker.fill([b"x"] * 5)
+    broker.fill([b"x"] * 5, queue_id=1)
+    return broker
+
+
+def test_a_queue_has_one_owner_who_keeps_it_by_asking_again() -> None:
+    broker = filled()
+    assert lock(broker, "a", Q0) == [(1, "")]
+    assert lock(broker, "b", Q0, Q1) == [(0, "a"), (2, "")]
+    position = broker.store.appended_position
+    assert lock(broker, "a", Q0) == [(1, "")]
+    assert broker.store.appended_position == position, "that it was renewed is no record"
+    assert listed(broker) == {Q0: ("a", LOCK_MS), Q1: ("b", LOCK_MS)}
+
+
+def test_members_of_one_name_are_told_apart() -> None:
+    broker = filled()
+    assert lock(broker, "a", Q0, nonce=1) == [(1, "")]
+    assert lock(broker, "a", Q0, nonce=2) == [(0, "a")]
+    unlock(broker, "a", Q0, nonce=2)
+    assert Q0 in listed(broker), "it is not its own"
+
+
+def test_what_is_given_up_is_free_and_its_next_lock_has_another_token() -> None:
+    broker = filled()
+    lock(broker, "a", Q0, Q1)
+    unlock(broker, "a", Q0)
+    assert list(listed(broker)) == [Q1]
+    assert lock(broker, "b", Q0) == [(3, "")]
+    unlock(broker, "a")
+    assert list(listed(broker)) == [Q0], "no queues: all that it has"
+
+
+def test_a_lock_that_nobody_renews_ends_by_a_record() -> None:
+    broker = filled()
+    broker.locks.arm()
+    lock(broker, "a", Q0)
+    lock(broker, "b", Q1)
+    broker.advance(LOCK_MS - 2_000)
+    lock(broker, "b", Q1)
+    position = broker.store.appended_position
+    broker.advance(3_000)
+    assert list(listed(broker)) == [Q1]
+    assert broker.store.appended_position > position
+    assert broker.queue_locks.counts().expired == 1
+
+
+def test_a_member_that_is_there_renews_by_that() -> None:
+    broker = filled()
+    broker.locks.arm()
+    lock(broker, "a", Q0)
+    broker.members.add(("g", "a", 1))
+    broker.advance(3 * LOCK_MS)
+    assert list(listed(broker)) == [Q0]
+    broker.members.clear()
+    broker.advance(2 * LOCK_MS)
+    assert listed(broker) == {}
+
+
+def test_queues_of_a_member_that_is_gone_are_free_at_once_unless_it_is_back() -> None:
+    broker = filled()
+    lock(broker, "a", Q0)
+    lock(broker, "b", Q1)
+    broker.members.add(("g", "b", 1))
+    broker.locks.gone("g", "a", 1)
+    broker.locks.gone("g", "b", 1)
+    assert list(listed(broker)) == [Q1]
+    assert broker.queue_locks.counts().freed == 1
+
+
+def test_only_the_owner_of_a_locked_queue_commits() -> None:
+    broker = filled()
+    commit(broker, 0).response()
+    ((token, _),) = lock(broker, "a", Q0)
+    error = commit(broker, 0, 2).error
+    assert error is not None
+    assert (error.reason, error.metadata["owner"]) == ("QUEUE_NOT_OWNED", "a")
+    assert commit(broker, token + 1, 2).error is not None
+    assert committed(broker) == [1]
+    commit(broker, token, 2).response()
+    assert committed(broker) == [2]
+    assert broker.queue_locks.refused_commit_count == 2
+
+
+def test_an_old_token_commits_nothing_whether_another_has_the_queue_or_nobody() -> None:
+    broker = filled()
+    ((old, _),) = lock(broker, "a", Q0)
+    commit(broker, old, 2).response()
+    broker.locks.gone("g", "a", 1)
+    broker.server.run()
+    error = commit(broker, old, 3).error
+    assert error is not None
+    assert (error.metadata["queue_ids"], error.metadata["owner"]) == ("0", "")
+    ((new, _),) = lock(broker, "b", Q0)
+    error = commit(broker, old, 3).error
+    assert error is not None
+    assert error.metadata["owner"] == "b"
+    commit(broker, new, 4).response()
+    assert committed(broker) == [4]
+
+
+def test_all_queues_that_are_not_owned_are_named_and_nothing_is_taken() -> None:
+    broker = filled()
+    ((token, _),) = lock(broker, "a", Q0)
+    offsets = [
+        QueueOffset(topic="topic", queue_id=0, queue_offset=3, lock_token=token),
+        QueueOffset(topic="topic", queue_id=1, queue_offset=3, lock_token=9),
+    ]
+    request = CommitOffsetsRequest(consumer_group="g", offsets=offsets)
+    error = broker.call(CONSUMER + "CommitOffsets", request).error
+    assert error is not None
+    assert error.metadata["queue_ids"] == "1"
+    assert committed(broker) == []
+
+
+def test_an_operator_resets_what_is_locked() -> None:
+    broker = filled()
+    ((token, _),) = lock(broker, "a", Q0)
+    commit(broker, token, 4).response()
+    reset = ResetOffsetsRequest(consumer_group="g", topic="topic", queue_ids=[0], queue_offset=1)
+    broker.call(CONSUMER + "ResetOffsets", reset).response()
+    assert committed(broker) == [1]
+
+
+def test_tokens_do_not_go_into_the_log_with_offsets() -> None:
+    broker = filled()
+    ((token, _),) = lock(broker, "a", Q0)
+    commit(broker, token, 2).response()
+    position = broker.store.appended_position
+    commit(broker, token, 2).response()
+    assert broker.store.appended_position == position, "it says nothing new"
+
+
+def test_a_start_finds_the_owners_and_gives_them_their_time() -> None:
+    broker = filled()
+    ((token, _),) = lock(broker, "a", Q0)
+    broker.store.close()
+    again = FakeBroker(disk=broker.disk)
+    again.locks.arm()
+    assert lock(again, "b", Q0) == [(0, "a")]
+    again.advance(LOCK_MS - 1_000)
+    commit(again, token, 3).response()
+    assert lock(again, "a", Q0) == [(token, "")]
+    again.advance(LOCK_MS + 1_000)
+    assert lock(again, "b", Q0)[0][1] == ""
+
+
+def test_what_is_not_here_has_no_owner_and_hinders_nothing() -> None:
+    broker = filled()
+    assert lock(broker, "a", ("gone", 0), ("topic", 2), Q0) == [(0, ""), (0, ""), (1, "")]
+
+
+def test_a_topic_that_is_made_again_has_no_locks() -> None:
+    broker = filled()
+    lock(broker, "a", Q0)
+    broker.store.delete_topic("topic")
+    broker.store.topics.create(TopicConfig("topic", 2, 2))
+    assert lock(broker, "b", Q0) == [(2, "")]
+
+
+def test_a_group_that_is_deleted_has_no_locks() -> None:
+    broker = filled()
+    lock(broker, "a", Q0)
+    broker.call(ADMIN + "DeleteGroup", DeleteGroupRequest(consumer_group="g", force=True)).response()
+    assert listed(broker) == {}
+    assert LockTable.topic == "%SYS%LOCKS"
+
+
+def test_under_sync_flush_an_answer_waits_for_the_disk() -> None:
+    broker = FakeBroker(sync_flush=True)
+    request = LockQueuesRequest(consumer_group="g", client_id="a", nonce=1, queues=names([Q0]))
+    call = broker.call(LOCKS + "LockQueues", request)
+    assert not call.answered, "a power cut could take it back"
+    broker.store.flush()
+    broker.server.run()
+    assert call.response().queues[0].token == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"client_id": ""}, "client_id"),
+        ({"nonce": 0}, "nonce"),
+        ({"queues": names([Q0, Q0])}, "queues"),
+        ({"queues": names([("topic", -1)])}, "queues"),
+        ({"consumer_group": "no group!"}, "consumer_group"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(fields: dict[str, Any], field: str) -> None:
+    good = {"consumer_group": "g", "client_id": "a", "nonce": 1, "queues": names([Q0])}
+    error = FakeBroker().refusal(LOCKS + "LockQueues", LockQueuesRequest(**{**good, **fields}))
+    assert error.reason == "INVALID_ARGUMENT"
+    assert error.message.startswith(field)
