@@ -9,6 +9,7 @@ import typer
 
 from protomq_cli import completion
 from protomq_cli.connection import open_admin
+from protomq_cli.exits import CliError, ExitCode
 from protomq_cli.groups import GroupArgument
 from protomq_cli.offsets import AtTime, Exactly, FromEnd, FromStart, OffsetRange
 from protomq_cli.options import (
@@ -24,7 +25,7 @@ from protomq_cli.output import OutputFormat, print_rows
 from protomq_cli.partial import Missing
 
 if TYPE_CHECKING:
-    from protomq import GroupLag
+    from protomq import Admin, GroupLag
 
 _COLUMNS: Final = (
     "group", "topic", "broker", "queue_id", "committed_offset", "end_offset", "lag", "delay_s",
@@ -72,6 +73,7 @@ def reset(
         list[int] | None,
         typer.Option("--queue", "-q", metavar="N", min=0, show_default="all", help="This queue only; can be repeated."),
     ] = None,
+    create: Annotated[bool, typer.Option("--create", help="Although nobody knows the group yet.")] = False,
     broker: OnBroker = None,
     namesrv: Namesrv = None,
     output: Output = OutputFormat.TABLE,
@@ -80,12 +82,20 @@ def reset(
     """Have a group go on elsewhere; --to end skips what has piled up.
 
     Each broker takes it for all queues or for none. Consumers of the group
-    that are running go on there, too.
+    that are running go on there, too. A group that has committed nothing, was
+    never set up and has no members is refused, unless with --create.
     """
     missing = Missing()
     brokers = None if broker is None else [broker]
     with open_admin(namesrv, timeout) as admin:
         place = _place(to)
+        if not create and not _is_known(admin, group, missing):
+            missing.raise_first()  # Who does not answer may know the group.
+            raise CliError(
+                ExitCode.NOT_FOUND,
+                "GROUP_NOT_FOUND",
+                f"nobody knows the group {group!r}, nothing was changed; `protomq group list` shows the groups, --create makes a new one",
+            )
         missing.take(lambda: admin.reset_offsets(group, topic, place, queue_ids=queue or (), brokers=brokers))
         found = missing.take(lambda: admin.group_lag(group, topic, brokers=brokers))
     rows = [_row(group, one) for one in found if not queue or one.queue.queue_id in queue]
@@ -110,6 +120,15 @@ def clone(
         found = missing.take(lambda: admin.group_lag(group, topic, brokers=brokers))
     print_rows([_row(group, one) for one in found], _COLUMNS, output, expendable=("group", "topic"))
     missing.check()
+
+
+def _is_known(admin: Admin, group: str, missing: Missing) -> bool:
+    """Whether it has committed, was set up, or has members: a mistyped name has none of them."""
+    return (
+        any(group == one.name for one in missing.take(admin.list_groups))
+        or group in missing.take(admin.list_group_settings)
+        or bool(missing.take(lambda: admin.group_members(group)))
+    )
 
 
 def _place(wanted: OffsetRange) -> Literal["earliest", "latest"] | datetime | int:

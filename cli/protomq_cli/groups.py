@@ -29,7 +29,7 @@ from protomq_cli.partial import Missing
 from protomq_cli.places import resolve_in_queue
 
 if TYPE_CHECKING:
-    from protomq import MessageQueue, PullConsumer
+    from protomq import Admin, MessageQueue, PullConsumer
 
 _COLUMNS = (
     "group", "topic", "broker", "queue_id", "min_offset", "committed_offset", "end_offset", "lag",
@@ -131,9 +131,9 @@ def commit(
 ) -> None:  # fmt: skip
     """Set where a group goes on.
 
-    A consumer of the group that is running does not notice, and may commit
-    over it: stop it first, or use `protomq group reset`. A group that has
-    committed nothing yet comes into being, which is said.
+    Consumers of the group that are running go on there, too, as with
+    `protomq group reset`, which takes no +2 and -3. A group that has committed
+    nothing yet comes into being, which is said.
     """
     if offset.end is not None:
         raise typer.BadParameter("one place is wanted, not a range", param_hint="--offset")
@@ -160,7 +160,10 @@ def commit(
                     places[found] = place[0]
         if not places:
             missing.raise_first()
-        consumer.commit(places)
+        consumer.commit(places)  # All or nothing, and refused for an offset that no queue has.
+        with open_admin(namesrv, timeout) as admin:
+            for found, queue_offset in places.items():
+                missing.ask(found.broker_name, partial(_reset, admin, group, found, queue_offset))
         rows = _offset_rows(consumer, places, missing)
     if group not in {one.name for one in groups}:
         sys.stderr.write(
@@ -168,6 +171,11 @@ def commit(
         )
     print_rows(rows, _COLUMNS, output, expendable=_EXPENDABLE)
     missing.check()
+
+
+def _reset(admin: Admin, group: str, queue: MessageQueue, queue_offset: int) -> None:
+    """Members that run would go on where they are, and commit over what was committed."""
+    admin.reset_offsets(group, queue.topic, queue_offset, queue_ids=(queue.queue_id,), brokers=(queue.broker_name,))
 
 
 def _missing(namesrv: str | None, timeout_s: float, topic: str) -> Missing:

@@ -84,7 +84,12 @@ def find_namesrv(
     """
     if flag is not None and not flag.strip():
         raise CliError(ExitCode.USAGE, "USAGE", "--namesrv is empty; give HOST:PORT, or leave it out")
-    if named := flag or environment.get(NAMESRV_VARIABLE):
+    if flag:
+        return flag
+    must_exist = bool(environment.get(CONFIG_VARIABLE))
+    if named := environment.get(NAMESRV_VARIABLE):
+        if must_exist:
+            configured_namesrv(config_path(environment), must_exist=True)  # Else a mistyped name goes unnoticed until it matters.
         return named
     if environment.get(BROKERS_NAMESRV_VARIABLE):
         raise CliError(
@@ -92,7 +97,6 @@ def find_namesrv(
             "UNKNOWN_VARIABLE",
             f"environment: {BROKERS_NAMESRV_VARIABLE} is a setting of brokers; for commands set {NAMESRV_VARIABLE}, or give --namesrv",
         )
-    must_exist = bool(environment.get(CONFIG_VARIABLE))
     if named := configured_namesrv(config_path(environment), must_exist=must_exist):
         return named
     for address in USUAL_ADDRESSES:

@@ -261,7 +261,10 @@ def test_a_group_is_reset_cloned_and_its_lag_shown(cli: Cli, protomq_topic: str)
     group, other = f"{protomq_topic}-g", f"{protomq_topic}-h"
     cli("send", protomq_topic, "x", "--queue", "0", "--count", "10", "--quiet")
     assert "GROUP_NOT_FOUND" in cli("group", "lag", group, "-o", "json", code=4).stderr
-    (row,) = jsonl(cli("group", "reset", group, protomq_topic, "--to", "4", "-q", "0", "-o", "jsonl"))
+    refused = cli("group", "reset", group, protomq_topic, "--to", "4", code=4).stderr
+    assert "nothing was changed" in refused
+    assert "GROUP_NOT_FOUND" in cli("group", "lag", group, "-o", "json", code=4).stderr
+    (row,) = jsonl(cli("group", "reset", group, protomq_topic, "--to", "4", "-q", "0", "--create", "-o", "jsonl"))
     assert (row["committed_offset"], row["lag"]) == (4, 6)
     assert row["delay_s"] != 0
     (row,) = jsonl(cli("group", "clone", group, other, "-o", "jsonl"))

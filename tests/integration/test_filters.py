@@ -325,6 +325,9 @@ def test_a_module_of_a_user_filters(
             found()
         assert len(admin.delete_filter(name)) == 1
         assert admin.delete_filter(name) == []
+        for wrong in ("a/b", "x" * 65):
+            with pytest.raises(InvalidArgumentError, match="1 to 64 letters"):
+                admin.delete_filter(wrong)
         with pytest.raises(IllegalFilterError, match="no module"):
             found()
 

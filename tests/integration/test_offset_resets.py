@@ -91,9 +91,11 @@ def test_members_that_run_follow_the_command_line(protomq_server: Broker, topic:
 
             assert await take(10) == list(range(10))
             waiting = asyncio.create_task(take(10))
-            command = ("group", "reset", "line", topic, "--to", "start")
-            await asyncio.to_thread(run, *command, namesrv=protomq_server.namesrv)
-            assert await waiting == list(range(10))
+            for command in (["group", "reset", "line", topic, "--to", "start"], ["group", "commit", "line", topic, "-O", "start"]):
+                await asyncio.to_thread(run, *command, namesrv=protomq_server.namesrv)
+                assert await waiting == list(range(10))
+                waiting = asyncio.create_task(take(10))
+            waiting.cancel()
 
     asyncio.run(asyncio.wait_for(members(), PATIENCE_S))
 

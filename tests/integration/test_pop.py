@@ -23,6 +23,7 @@ from protomq.errors import (
     ClosedError,
     ConfigurationError,
     IllegalReceiptError,
+    InvalidArgumentError,
     StaleReceiptError,
     TopicNotFoundError,
     WrongTypeError,
@@ -166,6 +167,8 @@ def test_what_is_wrong_is_said(broker: Broker) -> None:
         for wrong in ({"count": 0}, {"invisible_s": 43_201}, {"hold_s": 61}, {"start": "middle"}):
             with pytest.raises(ConfigurationError):
                 consumer.receive("T", **wrong)
+        with pytest.raises(InvalidArgumentError, match=r"not 0\.01 s"):
+            consumer.receive("T", invisible_s=0.01)
         with pytest.raises(TopicNotFoundError):
             consumer.receive("absent")
         (message,) = consumer.receive("T")

@@ -40,8 +40,7 @@ class FilterService:
         self, request: DeployFilterRequest, context: CallContext
     ) -> DeployFilterResponse:
         """Stores a module that can be used."""
-        if not is_module_name(request.name):
-            raise invalid_argument("name", "has 1 to 64 letters, digits, _ and -")
+        _check_name("name", request.name)
         try:
             WasmFilter(request.module)
         except (FilterError, FilterUnavailableError) as error:
@@ -56,6 +55,8 @@ class FilterService:
     def list_filters(self, request: ListFiltersRequest, context: CallContext) -> ListFiltersResponse:
         """A page of modules by name; the token is the last name of the page before."""
         size = page_size_of(request.page_size)
+        if request.page_token:
+            _check_name("page_token", request.page_token)
         modules = [module for module in self._modules.all() if module.name > request.page_token]
         return ListFiltersResponse(
             modules=[FilterModule(**module._asdict()) for module in modules[:size]],
@@ -67,6 +68,13 @@ class FilterService:
         self, request: DeleteFilterRequest, context: CallContext
     ) -> DeleteFilterResponse:
         """Deletes a module; a pull that is under way ends with the one that it began with."""
+        _check_name("name", request.name)
         deleted = self._modules.delete(request.name)
         self._changed(request.name)
         return DeleteFilterResponse(deleted=deleted)
+
+
+def _check_name(field: str, name: str) -> None:
+    """Raises ServiceError if no module can have this name."""
+    if not is_module_name(name):
+        raise invalid_argument(field, "has 1 to 64 letters, digits, _ and -")

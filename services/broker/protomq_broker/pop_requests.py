@@ -72,7 +72,8 @@ class PopRequests:
         request.invisible_ms = request.invisible_ms or INVISIBLE_DEFAULT_MS
         least, most = config.pop_invisible_min_ms, config.pop_invisible_max_ms
         if not least <= request.invisible_ms <= most:
-            raise invalid_argument("invisible_ms", f"must be {least} to {most}, or 0 for {INVISIBLE_DEFAULT_MS}")
+            text = f"must be {least} to {most}, or 0 for {INVISIBLE_DEFAULT_MS}; {_in_seconds(request.invisible_ms, least, most)}"
+            raise invalid_argument("invisible_ms", text)
         if request.start not in PopStart.values():
             raise invalid_argument("start", f"this broker knows no start {request.start}")
         if len(request.tags) > TAGS_MAX:
@@ -112,5 +113,10 @@ class PopRequests:
         """Another invisible time. Raises ServiceError."""
         most = self._config.pop_invisible_max_ms
         if not 0 <= request.invisible_ms <= most:
-            raise invalid_argument("invisible_ms", f"must be 0 to {most}")
+            raise invalid_argument("invisible_ms", f"must be 0 to {most}; {_in_seconds(request.invisible_ms, 0, most)}")
         return request.invisible_ms
+
+
+def _in_seconds(given_ms: int, least_ms: int, most_ms: int) -> str:
+    """The same for who gave seconds: SDK and command line."""
+    return f"that is {least_ms / 1000:g} s to {most_ms / 1000:g} s, and not {given_ms / 1000:g} s"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 ENDS_MAX: Final = 4_096
 """Decisions of one request."""
 LISTED_MAX: Final = 100
+LOOKED_AT_MAX: Final = 2_000
+"""Open transactions that one answer looks at, on the send lane: sends wait a millisecond or two for it."""
 """Transactions that are looked at for one answer: a few milliseconds."""
 _ENDINGS: Final = {
     TransactionDecision.TRANSACTION_DECISION_COMMIT: Ending.COMMITTED,
@@ -160,14 +163,11 @@ class TransactionService:
     ) -> ListTransactionsResponse:
         """See the service."""
         _check_listing(request)
-        found = sorted(
-            (
-                known
-                for known in self._store.transactions.open_transactions()
-                if known.half.position >= request.position and _matches(known, request)
-            ),
-            key=lambda known: known.half.position,
-        )
+        # They stand in the order of the log: an answer looks at a part of them, and says where the next one goes on.
+        all_open = self._store.transactions.open_transactions()
+        begin = bisect_left(all_open, request.position, key=lambda known: known.half.position)
+        end = begin + LOOKED_AT_MAX
+        found = [known for known in all_open[begin:end] if _matches(known, request)]
         response = ListTransactionsResponse()
         chosen = found[: min(max(request.count_max, 0) or LISTED_MAX, LISTED_MAX)]
         looked_at = first_halves([known.half for known in chosen])
@@ -184,6 +184,8 @@ class TransactionService:
             response.transactions.append(listed)
         if len(found) > len(looked_at):
             response.next_position = found[len(looked_at)].half.position
+        elif len(all_open) > end:
+            response.next_position = all_open[end].half.position
         return response
 
     def _listed(self, known: Known, group: str) -> OpenTransaction:

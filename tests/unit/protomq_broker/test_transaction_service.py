@@ -18,6 +18,7 @@ from protomq.v1.transaction_service_pb2 import (
 from protomq.wire import record as layout
 from protomq.wire.hashing import key_hash_of
 from protomq.wire.topics import EXPIRED_TOPIC
+from protomq_broker import transaction_service
 from protomq_broker.config import BrokerConfig
 from protomq_broker.half_sends import HalfSends
 from protomq_broker.store.state.transactions import Ending
@@ -599,3 +600,22 @@ def crashes(kind: str, numbers: Sequence[int]) -> int:
 @pytest.mark.parametrize("kind", ["kill", "power"])
 def test_a_crash_at_any_write_leaves_each_transaction_open_or_ended_once(kind: str) -> None:
     assert crashes(kind, range(1, 400, 3)) > 20
+
+
+def test_a_listing_looks_at_a_part_of_what_is_open_and_says_where_it_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(7):
+        world.half(topic="topic", queue_id=number % 2)
+    whole = world.open()
+    assert len(whole) == 7
+    monkeypatch.setattr(transaction_service, "LOOKED_AT_MAX", 3)
+    parts = [world.listed()]
+    while parts[-1].next_position:
+        parts.append(world.listed(position=parts[-1].next_position))
+    assert [len(part.transactions) for part in parts] == [3, 3, 1]
+    assert [each.message_id for part in parts for each in part.transactions] == whole
+    none_here = world.listed(message_id=whole[4])
+    assert (len(none_here.transactions), none_here.next_position > 0) == (0, True)
+    (found,) = world.listed(message_id=whole[4], position=none_here.next_position).transactions
+    assert found.message_id == whole[4]

@@ -72,6 +72,10 @@ def test_a_file_that_the_variable_names_must_exist(tmp_path: Path) -> None:
     with pytest.raises(CliError, match="there is no such file; PROTOMQ_CONFIG names it") as caught:
         find_namesrv(None, {"PROTOMQ_CONFIG": str(tmp_path / "none")}, nobody)
     assert caught.value.exit_code is ExitCode.NOT_FOUND
+    named = {"PROTOMQ_CONFIG": str(tmp_path / "none"), "PROTOMQ_NAMESRV_ADDR": "environment:1"}
+    with pytest.raises(CliError, match="there is no such file; PROTOMQ_CONFIG names it"):
+        find_namesrv(None, named, nobody)
+    assert find_namesrv("flag:1", named, nobody) == "flag:1"
 
 
 @pytest.mark.parametrize(
