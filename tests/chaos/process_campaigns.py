@@ -10,7 +10,9 @@ from pathlib import Path
 
 from . import process_rounds as rounds
 from .checker import Violation
+from .delivery_rounds import World, delay_rounds, retry_rounds, transaction_rounds
 from .names_world import name_rounds
+from .pop_rounds import pop_rounds
 from .spark_world import spark_rounds
 from .store_campaigns import CampaignFailed, names_its_seed
 
@@ -121,6 +123,48 @@ def names(seeds: Iterable[int], *, rounds_each: int = 8) -> Counter[str]:
 def hostile(seeds: Iterable[int]) -> Counter[str]:
     """A hostile client beside honest ones."""
     return _run("hostile", seeds, rounds.hostile_round)
+
+
+def _deliver(
+    campaign: str,
+    seeds: Iterable[int],
+    run: Callable[[int, int, Path], World],
+    rounds_each: int,
+) -> Counter[str]:
+    def round_(seed: int, counts: Counter[str]) -> list[Violation]:
+        with tempfile.TemporaryDirectory(prefix="protomq-kills-") as name:
+            world = run(seed, rounds_each, Path(name))
+        counts.update(world.counts)
+        return world.found
+
+    return _run(campaign, seeds, round_, rounds_each=rounds_each)
+
+
+def kill_retries(seeds: Iterable[int], *, rounds_each: int = 20) -> Counter[str]:
+    """kill -9 under listeners that fail."""
+    return _deliver("kill-retries", seeds, retry_rounds, rounds_each)
+
+
+def kill_delays(seeds: Iterable[int], *, rounds_each: int = 20) -> Counter[str]:
+    """kill -9 under delayed messages and their recalls."""
+    return _deliver("kill-delays", seeds, delay_rounds, rounds_each)
+
+
+def kill_transactions(seeds: Iterable[int], *, rounds_each: int = 20) -> Counter[str]:
+    """kill -9 under transactions."""
+    return _deliver("kill-transactions", seeds, transaction_rounds, rounds_each)
+
+
+def kill_pops(seeds: Iterable[int], *, rounds_each: int = 20) -> Counter[str]:
+    """kill -9 under pops."""
+
+    def round_(seed: int, counts: Counter[str]) -> list[Violation]:
+        with tempfile.TemporaryDirectory(prefix="protomq-kills-") as name:
+            found, delivered_count = pop_rounds(seed, rounds_each, Path(name))
+        counts.update(kills=rounds_each, deliveries=delivered_count)
+        return found
+
+    return _run("kill-pops", seeds, round_, rounds_each=rounds_each)
 
 
 def first_seed() -> int:

@@ -86,6 +86,13 @@ def test_hostile() -> None:
     assert sum(count for name, count in counts.items() if name.startswith("attack: ")) == 3 * 13
 
 
+@pytest.mark.parametrize("name", ["kill_retries", "kill_delays", "kill_transactions"])
+def test_delivery_through_kills(name: str) -> None:
+    counts = getattr(process_campaigns, name)(seeds(1), rounds_each=15)
+    print(counts)
+    assert counts["kills"] == 15
+
+
 def test_pops_through_kills(tmp_path: Path) -> None:
     found, delivered_count = pop_rounds(first_seed(), 60, tmp_path)
     print(f"{delivered_count} messages delivered")

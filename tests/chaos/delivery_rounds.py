@@ -1,0 +1,426 @@
+"""Retries, delays and transactions with real processes: clients work while a broker is killed with SIGKILL again and again.
+
+    G1   a failed message is delivered once for each attempt, or more often; after the last one that its group allows it is a dead letter,
+         and no other message is
+    G2   a dead letter has its first message's id, key and topic, and the last error
+    F1   nothing comes before its time: no delayed message, and no retry
+    F2   what was delayed, and answered so, stands in its queue once
+    F4   a recall that won: never delivered; one that lost: delivered
+    E1   a transaction that ended as committed is delivered, and stands in its queue once
+    E2   one that was rolled back is never delivered
+    E3   a first decision is final: the other one is refused
+    E5   a transaction that nobody decided is asked about until somebody does, whichever producer of the group that is
+
+A call that a kill fell into, and that was not answered, may or may not have happened: nothing is asked of it but what holds for both.
+A copy for a retry is made by whoever gives the message back: when a kill takes a commit, a message comes twice, and so may its dead letter.
+That is counted. Times are of one monotonic clock, this process's: from before a message is sent until it is there.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Final, Literal
+
+from protomq import (
+    Admin,
+    Message,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    SendResult,
+    TransactionCheck,
+    TransactionDecision,
+    TransactionProducer,
+)
+from protomq.errors import ProtomqError, TransactionEndedError
+from protomq.testing import Broker
+
+from .checker import Violation
+
+PATIENCE_S: Final = 120.0
+RETRIES: Final = 3
+RETRY_DELAYS_S: Final = (0.05, 0.1, 0.2)
+LATE_S: Final = 1.0
+"""How late a message may be before it counts as one that does not come."""
+ROUNDING_S: Final = 0.002
+"""Due times are whole milliseconds; the sending and the checking end round."""
+
+
+@dataclass
+class World:
+    """What the clients of a run know together."""
+
+    seed: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    stopping: threading.Event = field(default_factory=threading.Event)
+    found: list[Violation] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def say(self, rule: str, text: str) -> None:
+        """Something is wrong."""
+        with self.lock:
+            self.found.append(Violation(rule, text))
+
+    def count(self, what: str, by: int = 1) -> None:
+        """Something took place."""
+        with self.lock:
+            self.counts[what] += by
+
+    def draw(self, body: bytes) -> random.Random:
+        """The same numbers for the same message in each run of a seed."""
+        return random.Random(f"{self.seed} {body.decode()}")
+
+    def kill_under(self, broker: Broker, rounds: int, what: str) -> None:
+        """Kills and starts again, each time once 5 to 60 more of `what` took place."""
+        rng = random.Random(self.seed)
+        for _ in range(rounds):
+            goal = self.counts[what] + rng.randint(5, 60)
+            deadline_s = time.monotonic() + PATIENCE_S
+            while self.counts[what] < goal and not self.found:
+                if time.monotonic() > deadline_s:
+                    self.say("I2", f"{self.counts[what]} {what}, and no more for {PATIENCE_S:.0f} s")
+                self.stopping.wait(0.01)
+            if self.found:
+                return
+            broker.kill()
+            broker.restart()
+            self.count("kills")
+
+    def wait(self, is_done: Callable[[], bool]) -> None:
+        """Until it is so; for PATIENCE_S at most: the caller then says what is missing."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not is_done() and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+
+
+@contextmanager
+def _at_work(world: World, *work: Callable[[], None]) -> Iterator[None]:
+    """Clients in threads, which end when the world is stopping."""
+    threads = [threading.Thread(target=each, daemon=True) for each in work]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        world.stopping.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+            if thread.is_alive():
+                world.say("I2", "a client does not end")
+
+
+# --- retries ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Deliveries:
+    """What a listener was given: first times by (body, attempt), and when that attempt first failed."""
+
+    times: Counter[tuple[bytes, int]] = field(default_factory=Counter)
+    failed_s: dict[tuple[bytes, int], float] = field(default_factory=dict)
+
+
+def failures_of(world: World, body: bytes) -> int:
+    """How many deliveries of a message fail: 0 to 2, or all."""
+    return world.draw(body).choice((0, 0, 0, 1, 2, RETRIES, RETRIES + 1))
+
+
+def retry_rounds(seed: int, rounds: int, folder: Path) -> World:
+    """A listener that fails by seed."""
+    world, seen = World(seed), _Deliveries()
+    sent: dict[bytes, tuple[str, str]] = {}
+    group, topic = "workers", "work"
+
+    def listen(message: Message) -> None:
+        now_s, key = time.monotonic(), (message.body, message.attempt)
+        with world.lock:
+            seen.times[key] += 1
+            before_s = seen.failed_s.get((message.body, message.attempt - 1))
+        world.count("deliveries")
+        if message.attempt:
+            wait_s = RETRY_DELAYS_S[min(message.attempt, len(RETRY_DELAYS_S)) - 1]
+            if before_s is None:
+                world.say("G1", f"{key} came, and the attempt before it had not failed")
+            elif now_s < before_s + wait_s - ROUNDING_S:
+                world.say("F1", f"{key} came {before_s + wait_s - now_s:.3f} s early")
+        if message.attempt < failures_of(world, message.body):
+            with world.lock:
+                seen.failed_s.setdefault(key, time.monotonic())
+            raise ValueError(f"no {message.attempt}")
+
+    def produce() -> None:
+        with Producer(namesrv=broker.namesrv) as producer:
+            number = 0
+            while not world.stopping.is_set():
+                body, number = b"%d" % number, number + 1
+                try:
+                    result = producer.send(topic, body, key=f"k{number}")
+                except ProtomqError:
+                    continue
+                with world.lock:
+                    sent[body] = (result.message_id, f"k{number}")
+                world.stopping.wait(0.01)
+
+    with Broker(data_dir=folder) as broker:
+        with Admin(namesrv=broker.namesrv) as admin:
+            admin.create_topic(topic, write_queues=2, read_queues=2)
+            delays_ms = [round(delay_s * 1000) for delay_s in RETRY_DELAYS_S]
+            admin.set_group(group, retry_count_max=RETRIES, retry_delays_ms=delays_ms)
+        consumer = PushConsumer(group, namesrv=broker.namesrv, commit_interval_s=0.2, concurrency=4)
+        consumer.on(topic)(listen)
+        with consumer:
+            with _at_work(world, produce):
+                world.kill_under(broker, rounds, "deliveries")
+            buried = {body for body in sent if failures_of(world, body) > RETRIES}
+            dead: list[Message] = []
+            wanted = {(body, attempt) for body in sent for attempt in range(min(failures_of(world, body), RETRIES) + 1)}
+            world.wait(lambda: wanted <= seen.times.keys() and not consumer.counts.open)
+        with PullConsumer(namesrv=broker.namesrv) as reader:
+            deadline_s = time.monotonic() + PATIENCE_S
+            if buried:
+                reader.subscribe(f"%DLQ%{group}")
+            while not buried <= {one.body for one in dead} and time.monotonic() < deadline_s:
+                dead += reader.poll(0.5)
+            if buried:
+                dead += reader.poll(1.0)
+    _judge_retries(world, seen, sent, wanted, dead)
+    return world
+
+
+def _judge_retries(
+    world: World,
+    seen: _Deliveries,
+    sent: dict[bytes, tuple[str, str]],
+    wanted: set[tuple[bytes, int]],
+    dead: list[Message],
+) -> None:
+    missing = sorted(wanted - seen.times.keys())
+    if missing:
+        world.say("G1", f"{len(missing)} deliveries did not take place: {missing[:5]}")
+    for body, attempt in seen.times:
+        if attempt > min(failures_of(world, body), RETRIES):
+            world.say("G1", f"{body!r} was delivered as attempt {attempt}, of {failures_of(world, body)} failures")
+    buried = Counter(one.body for one in dead)
+    for body in sent:
+        last = seen.times[body, RETRIES] if failures_of(world, body) > RETRIES else 0
+        if not min(last, 1) <= buried[body] <= last:
+            world.say("G1", f"{body!r} failed for the last time {last} times, and is {buried[body]} dead letters")
+    for one in dead:
+        error = f"ValueError: no {RETRIES}"
+        if one.attempt != RETRIES + 1 or one.last_error != error or one.origin is None or one.origin.topic != "work":
+            world.say("G2", f"{one.body!r} is a dead letter of {one.origin}, attempt {one.attempt}: {one.last_error}")
+        if one.body in sent and (one.message_id, one.key) != sent[one.body]:
+            world.say("G2", f"{one.body!r} was {sent[one.body]}, and is {one.message_id}, {one.key}")
+    world.counts["sent"] = len(sent)
+    world.counts["dead letters"] = len(dead)
+    world.counts["deliveries twice"] = sum(times - 1 for times in seen.times.values())
+
+
+# --- delays -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Delayed:
+    """What is known of a message: the earliest time that it may come, whether its send was answered, and how a recall of it was."""
+
+    due_s: float
+    is_sent: bool = False
+    recalled: Literal["", "won", "lost", "unknown"] = ""
+
+    def must_come(self) -> bool:
+        """Whether it is to be delivered, whatever a kill fell into."""
+        return self.is_sent and self.recalled in ("", "lost")
+
+
+def delay_rounds(seed: int, rounds: int, folder: Path) -> World:
+    """Messages with delays of up to 1.5 s, some of them recalled."""
+    world = World(seed)
+    topic = "reminders"
+    sent: dict[bytes, _Delayed] = {}
+    came: Counter[bytes] = Counter()
+
+    def produce(name: str) -> None:
+        number = 0
+        with Producer(namesrv=broker.namesrv) as producer:
+            while not world.stopping.is_set():
+                body, number = f"{name} {number}".encode(), number + 1
+                rng = world.draw(body)
+                delay_s = rng.uniform(0.001, 1.5)
+                told = sent[body] = _Delayed(time.monotonic() + delay_s)
+                try:
+                    handle = producer.send(topic, body, delay=timedelta(seconds=delay_s)).recall_handle
+                except ProtomqError:
+                    continue
+                told.is_sent = True
+                world.count("delayed")
+                if rng.random() < 0.3:
+                    told.recalled = _recall(producer, handle, rng.uniform(0.0, min(delay_s, 0.2)))
+
+    def _recall(producer: Producer, handle: str, wait_s: float) -> Literal["won", "lost", "unknown"]:
+        world.stopping.wait(wait_s)
+        answer: Literal["won", "lost", "unknown"]
+        try:
+            answer = "won" if producer.recall(topic, handle) else "lost"
+        except ProtomqError:
+            answer = "unknown"
+        world.count(f"recalls {answer}")
+        return answer
+
+    def consume() -> None:
+        with PullConsumer(namesrv=broker.namesrv) as consumer:
+            consumer.subscribe(topic)
+            while not is_over.is_set():
+                try:
+                    messages = consumer.poll(0.2)
+                except ProtomqError:
+                    is_over.wait(0.05)
+                    continue
+                for message in messages:
+                    early_s = sent[message.body].due_s - time.monotonic()
+                    if early_s > ROUNDING_S:
+                        world.say("F1", f"{message.body!r} came {early_s:.3f} s early")
+                    came[message.body] += 1
+
+    is_over = threading.Event()
+    with Broker(data_dir=folder) as broker:
+        with Admin(namesrv=broker.namesrv) as admin:
+            admin.create_topic(topic, write_queues=2, read_queues=2)
+        reader = threading.Thread(target=consume, daemon=True)
+        reader.start()
+        with _at_work(world, partial(produce, "a"), partial(produce, "b"), partial(produce, "c")):
+            world.kill_under(broker, rounds, "delayed")
+        world.wait(lambda: all(came[body] for body, told in sent.items() if told.must_come()))
+        last_s = max((each.due_s for each in sent.values()), default=0.0)
+        world.wait(lambda: time.monotonic() > last_s + LATE_S)
+        is_over.set()
+        reader.join(PATIENCE_S)
+        stored = stored_bodies(broker, topic)
+    for body, told in sent.items():
+        times = stored[body]
+        if times > 1 or (told.must_come() and times != 1):
+            world.say("F4" if told.recalled == "lost" else "F2", f"{body!r} stands in its queue {times} times: {told}")
+        elif told.must_come() and not came[body]:
+            world.say("F2", f"{body!r} is stored, and its consumer did not get it")
+        if told.recalled == "won" and (times or came[body]):
+            world.say("F4", f"{body!r} was recalled, and delivered")
+    world.counts["delivered"] = len(came)
+    return world
+
+
+def stored_bodies(broker: Broker, topic: str) -> Counter[bytes]:
+    """How often each message stands in the queues of a topic, from their first to their last."""
+    found: Counter[bytes] = Counter()
+    with PullConsumer(namesrv=broker.namesrv) as reader:
+        left = {queue: end for queue in reader.queues(topic) if (end := reader.queue_range(queue)[1])}
+        if left:
+            reader.subscribe(topic)
+        deadline_s = time.monotonic() + PATIENCE_S
+        while left and time.monotonic() < deadline_s:
+            for message in reader.poll(1.0):
+                found[message.body] += 1
+                if message.queue_offset + 1 >= left.get(message.queue, message.queue_offset + 2):
+                    del left[message.queue]
+    return found
+
+
+# --- transactions -----------------------------------------------------------------------------------
+
+
+COMMIT, ROLL_BACK, UNKNOWN = TransactionDecision.COMMIT, TransactionDecision.ROLL_BACK, TransactionDecision.UNKNOWN
+OFTEN: Final = {
+    "PROTOMQ_TRANSACTION_TIMEOUT_MS": "300",
+    "PROTOMQ_TRANSACTION_CHECK_INTERVAL_MS": "300",
+    "PROTOMQ_TRANSACTION_CHECK_MAX": "1000",
+}
+
+
+def decision_on(world: World, body: bytes) -> TransactionDecision:
+    """What the database of the producers says of a message, whoever asks."""
+    return COMMIT if world.draw(body).random() < 0.7 else ROLL_BACK
+
+
+def transaction_rounds(seed: int, rounds: int, folder: Path) -> World:
+    """Commits, rolls back, and leaves open; half of the producers go in the middle of their work, others of their group answer for them."""
+    world = World(seed)
+    topic, group = "bookings", "desk"
+    decided: dict[bytes, TransactionDecision] = {}
+    halves: set[bytes] = set()
+    tried: set[bytes] = set()
+
+    def check(asked: TransactionCheck) -> TransactionDecision:
+        world.count("checks")
+        return decision_on(world, asked.message.body)
+
+    def contradict(producer: TransactionProducer, half: SendResult, decision: TransactionDecision) -> None:
+        other = ROLL_BACK if decision is COMMIT else COMMIT
+        try:
+            producer.end(half, other)
+        except TransactionEndedError:
+            world.count("contradictions refused")
+        except ProtomqError:
+            world.count("contradictions without an answer")
+        else:
+            world.say("E3", f"{half.message_id} ended as {decision}, and then as {other}")
+
+    def produce(name: str) -> None:
+        number = 0
+        while not world.stopping.is_set():
+            with TransactionProducer(group, check, topics=[topic], namesrv=broker.namesrv) as producer:
+                for _ in range(30):
+                    body, number = f"{name} {number}".encode(), number + 1
+                    rng = world.draw(body + b" work")
+                    decision = decision_on(world, body) if rng.random() < 0.8 else UNKNOWN
+                    tried.add(body)
+
+                    def work(_: SendResult, said: TransactionDecision = decision) -> TransactionDecision:
+                        return said
+
+                    try:
+                        told = producer.send(topic, body, execute=work)
+                    except ProtomqError as error:
+                        if error.definite and isinstance(error, TransactionEndedError):
+                            world.say("E3", f"{body!r}: {error}")
+                        continue
+                    world.count("halves")
+                    halves.add(body)
+                    if told.is_ended:
+                        decided[body] = decision
+                        if rng.random() < 0.1:
+                            contradict(producer, told.half, decision)
+                    if world.stopping.is_set():
+                        return
+
+    with Broker(data_dir=folder, environment=OFTEN) as broker:
+        with Admin(namesrv=broker.namesrv) as admin:
+            admin.create_topic(topic, write_queues=2, read_queues=2)
+        with _at_work(world, partial(produce, "a"), partial(produce, "b"), partial(produce, "c")):
+            world.kill_under(broker, rounds, "halves")
+        with (
+            TransactionProducer(group, check, topics=[topic], namesrv=broker.namesrv),
+            Admin(namesrv=broker.namesrv) as admin,
+        ):
+            world.wait(lambda: not list(admin.list_transactions()))
+            left = len(list(admin.list_transactions()))
+        if left:
+            world.say("E5", f"{left} transactions are open, {PATIENCE_S:.0f} s after the last kill")
+        stored = stored_bodies(broker, topic)
+    for body in tried:
+        is_committed, times = decision_on(world, body) is COMMIT, stored[body]
+        if times and not is_committed:
+            world.say("E2", f"{body!r} was to be rolled back, and stands in its queue {times} times")
+        elif times > 1 or (is_committed and body in halves and times != 1):
+            world.say("E1", f"{body!r} was to be committed, and stands in its queue {times} times")
+    for body in stored.keys() - tried:
+        world.say("E1", f"{body!r} was never sent")
+    world.counts["committed"] = sum(stored.values())
+    world.counts["left open"] = len(halves - decided.keys())
+    return world
