@@ -299,6 +299,7 @@ class AdminService:
             ],
             damaged_queue_files=len(damaged_files),
             healed_queue_files=store.healed_file_count,
+            healed_log_ranges=store.healed_range_count,
             log_damages=[
                 LogDamage(
                     start_position=damage.start_position,

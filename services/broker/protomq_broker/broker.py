@@ -72,6 +72,7 @@ from .queue_lock_service import QueueLockService
 from .queue_locks import QueueLocks
 from .recalls import Recalls
 from .registration import BrokerRegistration, BrokerTopics
+from .replica_healing import ReplicaHealing, replicas_of
 from .replication import Replication
 from .reply_service import ReplyService
 from .send_backs import SendBacks
@@ -170,6 +171,9 @@ class Broker:
             follower_writer,
             on_truncated,
             leadership,
+        )
+        self._healing = ReplicaHealing(
+            self.store, lambda: replicas_of(config, self.name), self.name
         )
         self._waiting = WaitingAnswers(self.store, clock)
         self._memberships = MembershipService(
@@ -369,6 +373,7 @@ class Broker:
             raise refusal
         if self._is_slave:
             server.start_late_lanes()
+            self._healing.start()
             self._replication.follow(str(self.advertised_addresses(server).grpc))
             registration.wait_registered(max(deadline - time.monotonic(), 0.0))
             return
@@ -376,6 +381,7 @@ class Broker:
             return  # the start was given up
         server.start_late_lanes()
         self._mover.start()
+        self._healing.start()
         self._writer.post(self._checks.arm)
         self._writer.post(self._locks.arm)
         # Who waits for the ready line wants to find the broker; its name servers may be starting beside it.
@@ -433,6 +439,7 @@ class Broker:
     def close(self) -> None:
         """Writes the last offsets and closes the store. The last step of a stop, when no lane runs any more."""
         self._writer.close()
+        self._healing.close()
         self._replication.close()
         self._mover.close()
         self._pull.close()

@@ -46,6 +46,10 @@ BROKER: Final = Table(
             "protomq.queue_files.healed", "{file}", "healed queue files",
             "Consume queue files that were healed from the log", Kind.COUNTER,
         ),
+        Metric(
+            "protomq.log.healed_ranges", "{range}", "healed ranges",
+            "Damaged parts of the log that were healed from a replica", Kind.COUNTER,
+        ),
     ),
 )  # fmt: skip
 POSITIONS: Final = Table(
@@ -343,6 +347,7 @@ class BrokerMetrics:
             len(store.damaged_ranges),
             len(store.damaged_files),
             store.healed_file_count,
+            store.healed_range_count,
         )
         return Numbers(BROKER, [((), numbers)])
 

@@ -17,6 +17,7 @@ StoreError
   TooManyCandidatesError    a look-up would open more records than it may
   CorruptLogError           bytes of the log that were stored safely do not hold any more
   BackupError               a backup or a restore cannot go on
+  HealingRefusedError       the bytes of a replica are not those that a damaged range had
 """
 
 from __future__ import annotations
@@ -45,6 +46,16 @@ class StoreLockedError(StoreError):
 
 class BackupError(StoreError):
     """A backup or a restore cannot go on. What is copied stays, and holds."""
+
+
+class HealingRefusedError(StoreError):
+    """Bytes that were to heal a damaged range of the log, [start_position, end_position), are not those that stood there."""
+
+    def __init__(self, start_position: int, end_position: int, reason: str) -> None:
+        super().__init__(f"positions {start_position} to {end_position} of the log are not healed with these bytes: {reason}")
+        self.start_position = start_position
+        self.end_position = end_position
+        self.reason = reason
 
 
 class StoreSettingsError(StoreError):

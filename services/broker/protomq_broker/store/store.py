@@ -13,6 +13,7 @@
       CarryForward          appends again what is alive before segments go      carry_forward.py
       Follower              another leader's bytes, while this one follows  following.py
       QueueHealer           heals damaged consume queue files               queues/
+      LogHealer             heals damage of the log from a replica          log_healing.py
 
 Who may call: `append`, `find_repeated`, `append_verbatim`, `lead` on the writer thread, one and always the same. Everything else on any
 thread.
@@ -72,6 +73,7 @@ from .log.recovery import (
     skips_of,
 )
 from .log.seals import LogWalker
+from .log_healing import LogHealer
 from .opening import (
     make_folders,
     restore_topics,
@@ -360,6 +362,13 @@ class Store:
     def _wire_upkeep(self) -> None:
         """Who mends, deletes and saves in the background; no thread runs yet."""
         disk, root, config = self._disk, self.root, self.config
+        self._log_healer = LogHealer(
+            disk,
+            self._log,
+            self._quarantine,
+            self._checked,
+            self._start.point,
+        )
         self._scrubber = Scrubber(
             disk,
             self._folder,
@@ -606,6 +615,23 @@ class Store:
     def damaged_ranges(self) -> Sequence[DamagedRange]:
         """Parts of the log that are in quarantine."""
         return self._quarantine.ranges
+
+    def heal_log(self, damage: DamagedRange, data: bytes) -> None:
+        """Puts the bytes of a replica in the place of a range in quarantine. Any thread.
+
+        Raises HealingRefusedError if they are not those that stood there: nothing is changed. OSError.
+        """
+        self._log_healer.heal(damage, data)
+
+    @property
+    def unhealed_ranges(self) -> Sequence[DamagedRange]:
+        """Parts of the log in quarantine whose bytes a replica may heal."""
+        return self._log_healer.ranges()
+
+    @property
+    def healed_range_count(self) -> int:
+        """Damaged ranges of the log that were healed from a replica since the start."""
+        return self._log_healer.healed_count
 
     @property
     def damaged_files(self) -> Sequence[DamagedFile]:

@@ -32,6 +32,7 @@ from .log.epochs import (
 )
 from .log.recovery import RecoveredLog, StartPoint
 from .log.segment import SegmentFolder
+from .log_healing import complete_healing
 from .log_proof import forget_unused_segments
 from .opening import check_settings, rebuild, recover_store
 from .queues.consume_queue_table import ConsumeQueueTable
@@ -73,6 +74,7 @@ class StoreFiles:
         self.folder = SegmentFolder(disk, f"{root}/commitlog", config.segment_size_bytes)
         self.folder.open()
         complete_truncation(disk, root, self.folder, lock)
+        complete_healing(disk, root, self.folder)
         forget_unused_segments(disk, root, self.folder)
         self.queues = ConsumeQueueTable(disk, f"{root}/consumequeue")
         self.index = MessageIndex(disk, f"{root}/index")

@@ -26,7 +26,7 @@ from .files.disk import Disk, remove_file
 from .files.lock import StoreLock
 from .files.side_files import SideFileDamagedError, empty_folder, read_json_file, write_json_file
 from .index import index
-from .log.agreement import LogPoint
+from .log.agreement import START, LogPoint
 from .log.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from .log.epochs import EPOCHS_NAME, read_epochs, write_epochs
 from .log.recovery import read_quarantine, rewrite_unsynced, write_quarantine
@@ -77,6 +77,11 @@ def complete_truncation(disk: Disk, root: str, folder: SegmentFolder, lock: Stor
     else:
         folder.clear_from(point.position)
     remove_file(disk, path)
+
+
+def discard_derived(disk: Disk, root: str) -> None:
+    """Removes all that is derived from the log, snapshots too: the start rebuilds it. Durable when this returns. Raises OSError."""
+    _discard(disk, root, START, None)
 
 
 def _read_intent(disk: Disk, path: str) -> LogPoint | None:

@@ -134,6 +134,13 @@ class CheckedLog:
 
     # Any thread.
 
+    def doubt(self, start: int, end: int) -> None:
+        """Whatever was believed of [start, end): other bytes stand there now."""
+        with self._lock:
+            for checked in self._segments.values():
+                if start < checked.end_position and checked.base_position < end:
+                    checked.doubt(max(start, checked.base_position), min(end, checked.end_position))
+
     def find_damage(self, parts: Iterable[tuple[int, int]]) -> DamagedRange | None:
         """Damage in what a reader is about to give: parts (position, size) that begin within a segment each; None if they hold."""
         start = end = 0

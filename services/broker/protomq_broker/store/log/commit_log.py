@@ -247,6 +247,16 @@ class CommitLog:
             self.folder.remove([segment.base_position for segment in removed])
             return removed
 
+    def segment_to_heal(self, position: int) -> SegmentFile | None:
+        """The segment in which a position lies, made if its file is missing; None if it is deleted. Any thread. Raises OSError."""
+        with self._create_lock:
+            if position < self.folder.first_position:
+                return None
+            segment = self.folder.at(position)
+            if segment is not None:
+                return segment
+            return self.folder.create(position - position % self.folder.segment_size_bytes)
+
     def close(self) -> None:
         """Lets go of the files; nothing can be appended any more."""
         self.fail("the store is closed")

@@ -90,6 +90,14 @@ class Quarantine:
             known = self._repaired[damage] = is_repaired(self._disk, self._folder, damage)
         return known
 
+    def lift(self, damage: DamagedRange) -> None:
+        """A range holds again: its bytes are in their place and synced."""
+        with self._lock:
+            self._repaired.pop(damage, None)
+            self.ranges = [known for known in self.ranges if known != damage]
+            write_quarantine(self._disk, self._path, self.ranges)
+            self._keep_ends([])
+
     def forget_below(self, position: int) -> None:
         """The log begins at `position` now."""
         with self._lock:

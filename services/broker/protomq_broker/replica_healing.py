@@ -1,0 +1,148 @@
+"""Fetches from a replica what is damaged in the log of this broker, master or slave: one thread.
+
+    damage stands in quarantine   ->   ask the brokers of the same name for these bytes   ->   the store proves them and puts them in place
+
+Who has the bytes does not matter, since the store proves them. A replica gives only what it knows to be confirmed. Nothing is asked while
+nothing is damaged.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from google.protobuf.message import DecodeError
+
+from protomq_runtime.addresses import Address, parse_address_list
+from protomq_runtime.errors import ServiceError
+
+from .log_client import LogClient
+from .name_server_connections import get_cluster_info
+from .store.errors import StoreError
+
+if TYPE_CHECKING:
+    from .config import BrokerConfig
+    from .store.log.recovery import DamagedRange
+    from .store.store import Store
+
+log = logging.getLogger("protomq.broker")
+
+LOOK_INTERVAL_S: Final = 1.0
+RETRY_INTERVAL_S: Final = 10.0
+"""After a range that no replica could heal."""
+RANGE_SIZE_MAX_BYTES: Final = 256 << 20
+"""A range is held in memory until it is proved."""
+
+_EXPECTED: Final = (OSError, ServiceError, StoreError, DecodeError, ValueError)
+
+
+class ReplicaHealing:
+    """See the module's docstring. `start`, `close`: any thread."""
+
+    def __init__(
+        self, store: Store, replicas: Callable[[], Iterable[Address]], broker_name: str
+    ) -> None:
+        """`replicas`: where the others of this name are; may ask somebody."""
+        self._store = store
+        self._replicas = replicas
+        self._broker_name = broker_name
+        self._complaints: dict[DamagedRange, str] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="protomq-log-healing", daemon=True)
+
+    def start(self) -> None:
+        """Begins to look for damage."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        pause_s = LOOK_INTERVAL_S
+        while not self._stopping.wait(pause_s):
+            pause_s = LOOK_INTERVAL_S
+            ranges = self._store.unhealed_ranges
+            if ranges and not self.heal(ranges):
+                pause_s = RETRY_INTERVAL_S
+
+    def heal(self, ranges: Sequence[DamagedRange]) -> bool:
+        """Heals what replicas can heal now; whether that is all."""
+        try:
+            replicas = list(self._replicas())
+        except Exception as error:
+            log.exception("replicas cannot be asked for what is damaged here")
+            self._complain(ranges[0], str(error))
+            return False
+        self._complaints = {
+            known: why for known, why in self._complaints.items() if known in ranges
+        }
+        healed = [self._heal(damage, replicas) for damage in ranges]
+        return all(healed)
+
+    def _heal(self, damage: DamagedRange, replicas: Sequence[Address]) -> bool:
+        size_bytes = damage.end_position - damage.start_position
+        reasons = []
+        if size_bytes > RANGE_SIZE_MAX_BYTES:
+            reasons.append(
+                f"it is longer than {RANGE_SIZE_MAX_BYTES} bytes: give this broker an empty folder instead"
+            )
+            replicas = ()
+        for address in replicas:
+            if self._stopping.is_set():
+                return True
+            try:
+                self._store.heal_log(damage, self._fetch(damage, address))
+            except _EXPECTED as error:
+                reasons.append(f"{address}: {error}")
+                continue
+            log.info(
+                "positions %d to %d came from %s",
+                damage.start_position,
+                damage.end_position,
+                address,
+            )
+            return True
+        if reasons:
+            self._complain(damage, "; ".join(reasons))
+        return False
+
+    def _fetch(self, damage: DamagedRange, address: Address) -> bytes:
+        """What a replica has there; less where it has not all of it."""
+        data = bytearray()
+        with LogClient(address, f"healing of {self._broker_name}", self._broker_name) as client:
+            while (at := damage.start_position + len(data)) < damage.end_position:
+                part = client.read(at, damage.end_position - at)
+                if not part or self._stopping.is_set():
+                    break
+                data += part
+        return bytes(data)
+
+    def _complain(self, damage: DamagedRange, reason: str) -> None:
+        """Logs once for each kind of trouble in a row."""
+        if self._complaints.get(damage) != reason:
+            self._complaints[damage] = reason
+            log.warning(
+                "positions %d to %d of the log cannot be healed from a replica yet: %s",
+                damage.start_position, damage.end_position, reason,
+            )  # fmt: skip
+
+
+def replicas_of(config: BrokerConfig, broker_name: str) -> list[Address]:
+    """The remoting ports of the other brokers of this name, by the name servers; and the master that a slave is configured with."""
+    found: dict[Address, None] = {}
+    if config.broker_id and config.ha.master:
+        found.update(dict.fromkeys(parse_address_list(config.ha.master)))
+    for name_server in config.name_server_addresses:
+        try:
+            info = get_cluster_info(name_server, f"healing of {broker_name}")
+        except (OSError, ServiceError):
+            continue
+        for broker in info.brokers:
+            if broker.broker_name == broker_name and broker.broker_id != config.broker_id:
+                found.update(dict.fromkeys(parse_address_list(broker.remoting_address)))
+    return list(found)

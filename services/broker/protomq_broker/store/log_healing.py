@@ -1,0 +1,207 @@
+"""Heals a damaged range of the log with the bytes that a replica has there, while the store is open.
+
+Replicas have the same log, octet by octet, and the store knows the CRC of the chain of seals on both sides of a range. So it proves what
+it is given before it writes one octet: from the CRC in front of the range, every seal must lead to the next, and the last one to the CRC
+with which the log goes on behind. Bytes of another past, of another epoch, or with a flipped bit do not lead there.
+
+    prove  ->  write at the same positions, sync  ->  doubt what readers believed there  ->  take the range out of quarantine
+
+- The range is in quarantine until all of it is synced: a crash in between leaves it there, and it is healed again.
+- Damage that was found while the store was open is out of quarantine at once: all that is derived from the log had these records before.
+- What the start had to skip waits for the next start (`complete_healing`), which rebuilds all that is derived from the log: offsets,
+  index, timers, transactions and queues then have what they lacked.
+- What `protomq log repair` has filled with padding is healed the same way.
+
+Any thread; one at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from protomq.wire.log_walk import WalkedBlock, walk_appends
+
+from .errors import HealingRefusedError
+from .files.disk import Disk, write_fully
+from .log.checked_log import CheckedLog
+from .log.commit_log import CommitLog
+from .log.recovery import (
+    DamagedRange,
+    StartPoint,
+    chain_at_end,
+    is_filled,
+    read_quarantine,
+    write_quarantine,
+)
+from .log.seals import LogWalker
+from .log.segment import SegmentFolder
+from .queues.quarantine import Quarantine
+from .truncation import discard_derived
+
+log = logging.getLogger("protomq.broker")
+
+CRC_SIZE_BYTES: Final = 4
+
+
+def prove_healing(
+    data: bytes, damage: DamagedRange, crc_before: int | None, segment_size_bytes: int
+) -> list[WalkedBlock]:
+    """The appends in `data`, which are to stand in a damaged range, segment by segment. Raises HealingRefusedError if they are not those.
+
+    `crc_before`: of the seal in front of the range; None if nobody knows it: then the range begins with the head of a segment.
+    """
+
+    def refuse(position: int, reason: str) -> HealingRefusedError:
+        return HealingRefusedError(
+            damage.start_position, damage.end_position, f"at {position}: {reason}"
+        )
+
+    start, size = damage.start_position, damage.end_position - damage.start_position
+    if len(data) != size:
+        raise refuse(start, f"they are {len(data)} bytes, not {size}")
+    if crc_before is None and start % segment_size_bytes:
+        raise refuse(start, "it is not known how the chain of seals comes there")
+    crc, at, blocks = crc_before, 0, []
+    while at < size:
+        base = start + at
+        part = min(size - at, segment_size_bytes - base % segment_size_bytes)
+        block = walk_appends(data[at : at + part], base, crc)
+        if block.size_bytes != part:
+            raise refuse(base + block.size_bytes, block.problem or "they end within an append")
+        if not base % segment_size_bytes and not block.seals[0].is_head:
+            raise refuse(base, "a segment does not begin with an empty append")
+        crc = block.seals[-1].crc32c
+        blocks.append(block)
+        at += part
+    if crc != damage.previous_crc32c:
+        raise refuse(
+            damage.end_position,
+            "what stands behind them here does not follow them: they have another past",
+        )
+    return blocks
+
+
+class LogHealer:
+    """See the module's docstring. Attribute: healed_count: ranges that were healed since the start."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        commit_log: CommitLog,
+        quarantine: Quarantine,
+        checked: CheckedLog,
+        log_start: Callable[[], StartPoint],
+    ) -> None:
+        """`log_start`: where a walk of the whole log begins."""
+        self.healed_count = 0
+        self._disk = disk
+        self._log = commit_log
+        self._folder = commit_log.folder
+        self._quarantine = quarantine
+        self._checked = checked
+        self._log_start = log_start
+        self._skipped = frozenset(quarantine.ranges)
+        self._waiting: frozenset[DamagedRange] = frozenset()
+        self._lock = threading.Lock()
+
+    def ranges(self) -> list[DamagedRange]:
+        """The ranges in quarantine whose bytes are not healed."""
+        return [damage for damage in self._quarantine.ranges if damage not in self._waiting]
+
+    def heal(self, damage: DamagedRange, data: bytes) -> None:
+        """Puts the bytes of a replica in the place of a range in quarantine. Raises HealingRefusedError: nothing was written; OSError."""
+        with self._lock:
+            if damage not in self.ranges():
+                return
+            before = crc_before(
+                self._folder,
+                damage.start_position,
+                self._quarantine.ranges,
+                self._log_start().crc32c,
+            )
+            blocks = prove_healing(data, damage, before, self._folder.segment_size_bytes)
+            for block in blocks:
+                self._write(block)
+            self._checked.doubt(damage.start_position, damage.end_position)
+            self.healed_count += 1
+            place = damage.start_position, damage.end_position
+            if damage in self._skipped:
+                self._waiting |= {damage}
+                log.warning(
+                    "positions %d to %d of the log are healed from a replica; the start had skipped them: what stands there is served"
+                    " after the next start", *place,
+                )  # fmt: skip
+                return
+            self._quarantine.lift(damage)
+            log.warning("positions %d to %d of the log are healed from a replica", *place)
+
+    def _write(self, block: WalkedBlock) -> None:
+        segment = self._log.segment_to_heal(block.base_position)
+        if segment is None:
+            return  # retention has deleted it
+        if segment.stored_size_bytes() < segment.size_bytes:
+            self._disk.allocate(segment.fd, segment.size_bytes)
+        data = memoryview(block.data)[: block.size_bytes]
+        write_fully(self._disk, segment.fd, data, block.base_position - segment.base_position)
+        try:
+            self._disk.fsync(segment.fd)
+        except OSError as error:  # it may tell of appends: nobody is told twice
+            self._log.fail(f"an fsync of {segment.path} failed: {error}")
+            raise
+
+
+def complete_healing(disk: Disk, root: str, folder: SegmentFolder) -> None:
+    """Takes ranges that hold again out of quarantine, and has all that is derived from the log rebuilt. At a start, before anything but
+    the segments is opened. Interrupted, the next start does it again. Raises OSError.
+    """
+    path = f"{root}/config/quarantine.json"
+    damaged = read_quarantine(disk, path)
+    kept = [damage for damage in damaged if not _holds_again(disk, folder, damage, damaged)]
+    if len(kept) == len(damaged):
+        return
+    log.warning(
+        "%d damaged ranges of the log hold again: what is derived from it is rebuilt",
+        len(damaged) - len(kept),
+    )
+    discard_derived(disk, root)
+    write_quarantine(disk, path, kept)
+
+
+def _holds_again(
+    disk: Disk, folder: SegmentFolder, damage: DamagedRange, damaged: Sequence[DamagedRange]
+) -> bool:
+    crc = crc_before(folder, damage.start_position, damaged, None)
+    if crc is None and damage.start_position % folder.segment_size_bytes:
+        return False
+    walker = LogWalker(disk, folder, damage.start_position, crc, end_position=damage.end_position)
+    for _ in walker:
+        pass
+    return (walker.position, walker.crc32c) == (
+        damage.end_position,
+        damage.previous_crc32c,
+    ) and not is_filled(disk, folder, damage, crc)
+
+
+def crc_before(
+    folder: SegmentFolder, position: int, damaged: Sequence[DamagedRange], first_crc: int | None
+) -> int | None:
+    """With which CRC the chain comes to a position; None if nobody knows. `first_crc`: to the first segment."""
+    for other in damaged:
+        if other.end_position == position:
+            return other.previous_crc32c
+    if not position:
+        return 0
+    offset = position % folder.segment_size_bytes
+    if not offset:
+        return (
+            first_crc
+            if position == folder.first_position
+            else chain_at_end(folder.at(position - 1))
+        )
+    segment = folder.at(position)
+    if segment is None:
+        return None
+    return int.from_bytes(segment.read(offset - CRC_SIZE_BYTES, CRC_SIZE_BYTES), "little")

@@ -1,0 +1,303 @@
+"""Damage of the log is healed with a replica's bytes, and with no others."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from unittest import mock
+
+import pytest
+
+from protomq.wire.log_walk import walk_appends
+from protomq_broker.store import log_healing
+from protomq_broker.store.errors import HealingRefusedError
+from protomq_broker.store.log.recovery import DamagedRange
+from protomq_broker.store.state.topics import TopicConfig
+from protomq_broker.store.store import Store
+from protomq_broker.store.tools.repair import repair
+from protomq_broker.store.tools.verify import verify
+from protomq_broker.testing.simdisk import Fault, SimDisk, SimulatedCrash
+
+from .log_helpers import ManualClock, make_request
+from .store_helpers import SEGMENT, open_store, read_all, read_all_until_damage
+from .test_following import log_of
+from .test_scrub import damage as damage_of
+from .test_scrub import filled_store, scrub
+
+HOWS = ["a flipped bit", "zeros", "cut short", "missing"]
+
+
+def damaged_store(how: str) -> tuple[Store, SimDisk, bytes, ManualClock]:
+    """A store of which the scrub has found a part damaged; and the log as a replica has it."""
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    log = log_of(disk, 0, store.appended_position)
+    damage_of(disk, store, how)
+    scrub(store, clock)
+    assert store.damaged_ranges
+    return store, disk, log, clock
+
+
+def heal_all(store: Store, log: bytes) -> None:
+    for damage in store.damaged_ranges:
+        store.heal_log(damage, log[damage.start_position : damage.end_position])
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_damaged_range_is_healed_while_the_store_serves(how: str) -> None:
+    store, disk, log, clock = damaged_store(how)
+    sound = open_store(_disk_with(log))
+    expected = [read_all(sound, queue_id=queue_id) for queue_id in (0, 1)]
+    assert any(
+        len(read_all_until_damage(store, queue_id)) < len(expected[queue_id]) for queue_id in (0, 1)
+    )
+    store.append([make_request([b"goes on"])])
+    heal_all(store, log)
+    assert store.damaged_ranges == []
+    assert store.healed_range_count == 1
+    assert [read_all(store, queue_id=queue_id) for queue_id in (0, 1)] == [
+        [*expected[0], (45, b"goes on")],
+        expected[1],
+    ]
+    scrub(store, clock)
+    assert store.damaged_ranges == []
+    store.close()
+    assert log_of(disk, 0, len(log)) == log
+    assert verify("/s", disk=disk) == []
+    assert open_store(disk, clock=clock).damaged_ranges == []
+
+
+def _disk_with(log: bytes) -> SimDisk:
+    """A store that has this log: another one that follows."""
+    disk = SimDisk()
+    follower = open_store(disk, follows=True)
+    follower.append_verbatim(0, log)
+    follower.close()
+    return disk
+
+
+@pytest.mark.parametrize("how", ["a flipped bit", "zeros"])
+def test_what_a_start_has_skipped_comes_back_with_the_next_start(how: str) -> None:
+    store, disk, log, clock = damaged_store(how)
+    store.close()
+    for name in disk.list("/s/consumequeue/topic"):
+        for file in disk.list(f"/s/consumequeue/topic/{name}"):
+            disk.unlink(f"/s/consumequeue/topic/{name}/{file}")
+    disk.unlink("/s/consumequeue/table.bin")
+    again = open_store(disk, clock=clock, corruption="quarantine")
+    (damage,) = again.unhealed_ranges
+    heal_all(again, log)
+    assert again.unhealed_ranges == []
+    assert again.damaged_ranges == [damage], "queues, index and states have not what stands there"
+    again.append([make_request([b"goes on"])])
+    again.close()
+    healed = open_store(disk, clock=clock)
+    assert healed.damaged_ranges == []
+    sound = open_store(_disk_with(log))
+    assert read_all(healed)[:-1] == read_all(sound)
+    assert read_all(healed, queue_id=1) == read_all(sound, queue_id=1)
+    assert read_all(healed)[-1] == (45, b"goes on")
+    healed.close()
+    assert verify("/s", disk=disk) == []
+
+
+def test_a_start_that_is_killed_while_it_rebuilds_is_made_again() -> None:
+    store, disk, log, clock = damaged_store("zeros")
+    store.close()
+    again = open_store(disk, clock=clock, corruption="quarantine")
+    heal_all(again, log)
+    again.close()
+    sound = open_store(_disk_with(log))
+    for number in range(1, 40, 2):
+        killed = disk.crash(random.Random(number), keep=1.0)
+        killed.fail_at(number, Fault.CRASH)
+        try:
+            open_store(killed, clock=clock)
+        except SimulatedCrash:
+            pass
+        after = killed.crash(random.Random(number))
+        healed = open_store(after, clock=clock)
+        assert healed.damaged_ranges == []
+        for queue_id in (0, 1):
+            assert read_all(healed, queue_id=queue_id) == read_all(sound, queue_id=queue_id)
+
+
+def test_what_a_repair_has_filled_is_healed() -> None:
+    store, disk, log, clock = damaged_store("zeros")
+    store.close()
+    repair("/s", "/keep", disk=disk)
+    again = open_store(disk, clock=clock, corruption="quarantine")
+    heal_all(again, log)
+    again.close()
+    assert log_of(disk, 0, len(log)) == log
+    assert open_store(disk, clock=clock).damaged_ranges == []
+
+
+def another_past() -> bytes:
+    """The log of a replica that forked: it is sound, and as long."""
+    disk, clock = SimDisk(), ManualClock()
+    store = open_store(disk, clock=clock)
+    store.topics.create(TopicConfig("topic"))
+    for index in range(100):
+        store.append([make_request([bytes([index ^ 1]) * 300], queue_id=index % 2)])
+    return log_of(disk, 0, store.appended_position)
+
+
+WRONG: dict[str, Callable[[bytes, DamagedRange], bytes]] = {
+    "flipped": lambda log, at: _flipped(log[at.start_position : at.end_position], 90),
+    "flipped in the last seal": lambda log, at: _flipped(
+        log[at.start_position : at.end_position], -20
+    ),
+    "short": lambda log, at: log[at.start_position : at.end_position - 1],
+    "long": lambda log, at: log[at.start_position : at.end_position + 1],
+    "none": lambda log, at: b"",
+    "zeros": lambda log, at: bytes(at.end_position - at.start_position),
+    "of elsewhere": lambda log, at: log[: at.end_position - at.start_position],
+    "of another past": lambda log, at: another_past()[at.start_position : at.end_position],
+}
+
+
+def _flipped(data: bytes, at: int) -> bytes:
+    changed = bytearray(data)
+    changed[at] ^= 4
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_bytes_that_did_not_stand_there_change_nothing(wrong: str) -> None:
+    store, disk, log, _ = damaged_store("zeros")
+    before = log_of(disk, 0, len(log))
+    (damage,) = store.damaged_ranges
+    with pytest.raises(HealingRefusedError):
+        store.heal_log(damage, WRONG[wrong](log, damage))
+    assert store.damaged_ranges == [damage]
+    assert log_of(disk, 0, len(log)) == before
+    heal_all(store, log)
+    assert store.damaged_ranges == []
+
+
+def fork_at_the_start_of_a_segment() -> tuple[Store, bytes]:
+    """A store whose whole first segment is damaged, and a sound log of another past that begins at the same place."""
+    disk, clock = SimDisk(), ManualClock()
+    store = filled_store(disk, clock)
+    disk.overwrite(f"/s/commitlog/{0:020d}", 0, bytes(SEGMENT - 200))
+    scrub(store, clock)
+    return store, another_past()
+
+
+def test_a_sound_log_of_another_past_does_not_heal_the_beginning_of_the_log() -> None:
+    store, other = fork_at_the_start_of_a_segment()
+    (damage,) = store.damaged_ranges
+    assert damage.start_position == 0
+    assert walk_appends(other[:SEGMENT], 0, 0).size_bytes == SEGMENT
+    with pytest.raises(HealingRefusedError):
+        store.heal_log(damage, other[: damage.end_position])
+    assert store.damaged_ranges == [damage]
+
+
+def rounds(seed: int, count: int) -> None:
+    """Random damage, random answers of replicas: in the end the log is what it was, or the range is in quarantine still."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        disk, clock = SimDisk(), ManualClock()
+        store = filled_store(disk, clock)
+        log = log_of(disk, 0, store.appended_position)
+        for _ in range(rng.randrange(1, 4)):
+            at = rng.randrange(len(log) - 40)
+            disk.overwrite(
+                f"/s/commitlog/{at - at % SEGMENT:020d}",
+                at % SEGMENT,
+                rng.randbytes(rng.randrange(1, 40)),
+            )
+        scrub(store, clock)
+        for damage in store.damaged_ranges:
+            for answer in rng.sample(sorted(WRONG), 2):
+                try:
+                    store.heal_log(damage, WRONG[answer](log, damage))
+                except HealingRefusedError:
+                    assert damage in store.damaged_ranges
+            if damage in store.damaged_ranges and rng.random() < 0.8:
+                store.heal_log(damage, log[damage.start_position : damage.end_position])
+        left = store.damaged_ranges
+        now = bytearray(log_of(disk, 0, len(log)))
+        for damage in left:
+            now[damage.start_position : damage.end_position] = log[
+                damage.start_position : damage.end_position
+            ]
+        assert bytes(now) == log, f"seed {seed}: what is not in quarantine is not what it was"
+        store.close()
+
+
+def unchecked() -> AbstractContextManager[object]:
+    """Planted: bytes are put in place as they come."""
+
+    def believe(data: bytes, damage: DamagedRange, crc: int | None, size: int) -> list[object]:
+        from protomq.wire.log_walk import WalkedBlock
+
+        return [WalkedBlock(damage.start_position, data, size_bytes=len(data))] if data else []
+
+    return mock.patch.object(log_healing, "prove_healing", believe)
+
+
+def only_seals() -> AbstractContextManager[object]:
+    """Planted: what follows behind the range is not compared, so a log of another epoch heals."""
+    prove = log_healing.prove_healing
+
+    def careless(data: bytes, damage: DamagedRange, crc: int | None, size: int) -> object:
+        start = damage.start_position - damage.start_position % size
+        block = walk_appends(
+            data, damage.start_position, None if damage.start_position == start else crc
+        )
+        end = block.seals[-1].crc32c if block.seals else 0
+        changed = DamagedRange(damage.start_position, damage.end_position, end, damage.reason)
+        return prove(data, changed, None if damage.start_position == start else crc, size)
+
+    return mock.patch.object(log_healing, "prove_healing", careless)
+
+
+def lifted_first() -> AbstractContextManager[object]:
+    """Planted: the range leaves quarantine, and nothing is written."""
+    return mock.patch.object(log_healing.LogHealer, "_write", return_value=None)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_replicas_answer_the_log_is_what_it_was(seed: int) -> None:
+    rounds(seed, 2)
+
+
+@pytest.mark.parametrize("plant", [unchecked, lifted_first])
+def test_a_planted_bug_is_caught(plant: Callable[[], AbstractContextManager[object]]) -> None:
+    with plant(), pytest.raises(AssertionError):
+        rounds(0, 8)
+
+
+def test_a_planted_bug_of_epochs_is_caught() -> None:
+    with only_seals():
+        store, other = fork_at_the_start_of_a_segment()
+        (damage,) = store.damaged_ranges
+        store.heal_log(damage, other[: damage.end_position])
+        assert store.damaged_ranges == [], "the planted bug heals with another past"
+
+
+def test_a_kill_in_the_middle_leaves_the_range_in_quarantine_or_healed() -> None:
+    for number in range(1, 100):
+        store, disk, log, clock = damaged_store("zeros")
+        (damage,) = store.damaged_ranges
+        disk.fail_at(number, Fault.CRASH)
+        try:
+            store.heal_log(damage, log[damage.start_position : damage.end_position])
+        except SimulatedCrash:
+            pass
+        else:
+            break
+        for after in (disk.killed(), disk.crash(random.Random(number))):
+            again = open_store(after, clock=clock, corruption="quarantine")
+            heal_all(again, log)
+            again.close()
+            assert log_of(after, 0, len(log)) == log
+            healed = open_store(after, clock=clock)
+            assert healed.damaged_ranges == []
+            healed.close()
+            assert verify("/s", disk=after) == []
+    assert number > 3
