@@ -238,3 +238,23 @@ def test_a_trace_leads_from_the_send_to_the_listener_and_on(protomq_server: Brok
         names.append(at.name)
         at = by_id.get(at.parent.span_id) if at.parent is not None else None
     assert names == ["process spans-second", "send spans-second", "process spans-first", "send spans-first"]
+
+
+def test_handlers_of_popped_messages_have_hooks_and_a_trace(protomq_server: Broker) -> None:
+    hook = Seen()
+    good, bad = send(protomq_server, "hooked-handle", [b"good", b"bad"])
+    with SimpleConsumer("hooked-handle", namesrv=protomq_server.namesrv, hooks=[hook], trace=True) as consumer:
+        seen: list[bytes] = []
+
+        def handler(message: Message) -> Retry | None:
+            seen.append(message.body)
+            if len(seen) == 2:
+                consumer.request_stop()
+            return Retry(delay=3600, error="not today") if message.body == b"bad" else None
+
+        counts = consumer.handle("hooked-handle", handler)
+    assert (counts.done, counts.failed) == (1, 1)
+    name = handler.__qualname__
+    assert sorted(hook.consumed) == [([b"bad"], name, ["not today"]), ([b"good"], name, [None])]
+    assert [event.error for event in events(protomq_server, good)] == [""]
+    assert [event.error for event in events(protomq_server, bad)] == ["not today"]

@@ -260,7 +260,10 @@ class Broker:
             self._send_backs,
         )
         self._dead_letters = DeadLetterService(self.store, self._writer, self._permit)
-        self._replies = ReplyService(clock, config.hold_max_ms, lambda: self._permit.refusal)
+        first_reply_id = secrets.randbits(62) | 1
+        self._replies = ReplyService(
+            clock, config.hold_max_ms, lambda: self._permit.refusal, first_reply_id
+        )
         self._admin = AdminService(
             self.store,
             config,

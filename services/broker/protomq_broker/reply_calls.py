@@ -6,6 +6,7 @@
 Rules:
 - A reply is delivered when its caller says so. What was given and is not named by the next wait is given again: its answer was lost.
 - A caller is there while it waits, and `grace_ms` longer: it may have been cut off, or be at work on what it got. Replies wait for it.
+- Callers name replies that an earlier start of the broker gave them, too: ids do not come again.
 - For `settle_ms` after the start a caller that is not known may be one that has not come back yet: replies wait for it, too.
 - Of two held waits of one caller the later one counts.
 - What waits is bounded: callers, replies of a caller, and bytes over all.
@@ -116,7 +117,9 @@ class ReplyCalls:
         callers_max: int = CALLERS_MAX,
         replies_max: int = REPLIES_MAX,
         size_max_bytes: int = REPLIES_SIZE_MAX_BYTES,
+        first_id: int = 1,
     ) -> None:
+        """`first_id`: of the replies; after each start another, so that none is taken for one of before."""
         self._settled_ms = start_ms + SETTLE_MS
         self._callers_max = callers_max
         self._replies_max = replies_max
@@ -124,7 +127,7 @@ class ReplyCalls:
         self._callers: dict[str, _Caller] = {}
         """The one that was seen last stands last."""
         self._replies: dict[Hashable, _Reply] = {}
-        self._next_id = 1
+        self._next_id = first_id
         self._size_bytes = 0
         self.counts = Counts()
 

@@ -56,14 +56,18 @@ class ReplyService:
     """Implements protomq.v1.ReplyService, on the consumer lanes."""
 
     def __init__(
-        self, clock: Clock, hold_max_ms: int, write_refusal: Callable[[], ServiceError | None]
+        self,
+        clock: Clock,
+        hold_max_ms: int,
+        write_refusal: Callable[[], ServiceError | None],
+        first_reply_id: int = 1,
     ) -> None:
-        """`write_refusal`: why this broker leads nothing now; then callers and replies are for another one."""
+        """`write_refusal`: why this broker leads nothing now; then callers and replies are for another one. `first_reply_id`: random."""
         self._clock = clock
         self._hold_max_ms = hold_max_ms
         self._write_refusal = write_refusal
         self._lock = threading.Lock()
-        self._calls = ReplyCalls(clock.monotonic_ms())
+        self._calls = ReplyCalls(clock.monotonic_ms(), first_id=first_reply_id)
         self._waiting: dict[Call, str] = {}
         """Held calls of callers, and who they are."""
         self._timers: dict[Call, Timer] = {}
