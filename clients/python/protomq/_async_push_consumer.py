@@ -152,6 +152,8 @@ class AsyncPushConsumer(PushBase):
         )
         pulls = cast(ListenedPulls, consumer._state)
         pulls.lowest_open, pulls.moved = push.lowest_open, lambda queue: self._lose((queue,))
+        if consumer._steps.locks is not None:
+            consumer._steps.locks.is_busy = lambda queue: self._state.is_running((queue,))
         try:
             await consumer._run(push.start())
         except BaseException:

@@ -11,13 +11,14 @@ import math
 from collections.abc import Callable, Collection, Mapping
 
 from ._consumer_calls import ConsumerCalls, Limits
-from ._offset_calls import CommitErrors, by_broker, without_gone_queues
+from ._offset_calls import CommitErrors, by_broker, without_gone_queues, without_lost_queues
 from ._open_consumers import share_s
 from ._outages import Outages
 from ._pull_logic import PullState
+from ._queue_locks import QueueLocks
 from ._steps import Steps
 from ._types import MessageQueue
-from .errors import ProtomqError, QueueNotFoundError, TransportError
+from .errors import ProtomqError, QueueNotFoundError, QueueNotOwnedError, TransportError
 
 logger = logging.getLogger("protomq")
 
@@ -32,12 +33,14 @@ class CommitSteps:
         state: PullState,
         outages: Outages,
         clock: Callable[[], float],
+        locks: QueueLocks | None = None,
     ) -> None:
         self._group = group
         self._calls = calls
         self._state = state
         self._outages = outages
         self._clock = clock
+        self._locks = locks
         self._troubles: set[str] = set()
         """Reasons of brokers that refused the last commit."""
 
@@ -93,6 +96,13 @@ class CommitSteps:
                     if part:
                         yield from self._commit_part(topic, broker_name, part, within)
                     raise told from error
+                except QueueNotOwnedError as error:
+                    part, lost = without_lost_queues(part, error)
+                    if self._locks is not None:
+                        self._locks.refused(lost)
+                    if part and lost:
+                        yield from self._commit_part(topic, broker_name, part, within)
+                    raise
             except ProtomqError as error:
                 if error.retriable:
                     self._outages.failed(f"broker {broker_name}", topic, error)
@@ -107,8 +117,10 @@ class CommitSteps:
         state = self._state
         incarnations = {queue: state.incarnation(queue) for queue in part}
         epochs = {queue: state.reset_epoch(queue) for queue in part}
+        locks = self._locks
+        tokens = {queue: locks.token(queue) for queue in part} if locks is not None else {}
         resets = yield from self._calls.commit(
-            limits, self._group, topic, broker_name, part, incarnations, epochs
+            limits, self._group, topic, broker_name, part, incarnations, epochs, tokens
         )
         state.committed({queue: offset for queue, offset in part.items() if queue not in resets})
         for queue, reset in resets.items():

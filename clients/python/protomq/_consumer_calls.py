@@ -138,10 +138,12 @@ class ConsumerCalls:
         offsets: Mapping[MessageQueue, int],
         incarnations: Mapping[MessageQueue, int] = _NONE_KNOWN,
         reset_epochs: Mapping[MessageQueue, int | None] = _NONE_KNOWN,
+        tokens: Mapping[MessageQueue, int] = _NONE_KNOWN,
     ) -> Steps[dict[MessageQueue, OffsetReset]]:
         """Stores where a group is in queues of one topic at one broker, which takes all or none. `incarnations`: as far as known.
 
         `reset_epochs`: the last reset that is known of each; 0: none was made. Those that were reset since are not taken: the result.
+        `tokens`: of the locks of queues that the consumer has to itself.
         """
         with fork_waits:
             from .v1 import consumer_service_pb2 as pb
@@ -155,6 +157,7 @@ class ConsumerCalls:
                     queue_offset=queue_offset,
                     topic_incarnation=incarnations.get(queue, 0),
                     reset_epoch=reset_epochs.get(queue),
+                    lock_token=tokens.get(queue, 0),
                 )
                 for queue, queue_offset in offsets.items()
             ],

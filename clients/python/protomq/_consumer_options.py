@@ -30,6 +30,8 @@ class ConsumerOptions:
     - `group`: whose offsets are committed; without one, nothing is.
     - `broadcasting`: each member of the group gets all messages; no broker keeps its offsets. False (RocketMQ: CLUSTERING): they share.
     - `allocation`: how the members of a group share queues out (protomq.allocation); all have to do it alike.
+    - `lock_queues`: each queue of its share is its own, by a lock at the broker, before it is consumed (docs/groups.md); for consuming in
+      order. All members of the group have to do it.
     - `machine_room`: where it runs, for allocations that look at it.
     - `instance_name`: names the member, "host@instance_name", over restarts; else "host@pid@random", or `client_id`.
     - `begin`: where a queue without a committed offset begins: "earliest", "latest" or a datetime.
@@ -48,6 +50,7 @@ class ConsumerOptions:
     group: str = ""
     broadcasting: bool = False
     allocation: Allocation = AVERAGE
+    lock_queues: bool = False
     machine_room: str = ""
     instance_name: str = ""
     begin: Begin = "earliest"
@@ -71,6 +74,7 @@ class ConsumerOptions:
         check_flag("trace", self.trace)
         check_group(self.group)
         check_flag("broadcasting", self.broadcasting)
+        check_flag("lock_queues", self.lock_queues)
         if not isinstance(getattr(self.allocation, "name", None), str) or not callable(getattr(self.allocation, "share", None)):
             raise WrongTypeError(f"allocation is one of protomq.allocation, such as Circle(), not {self.allocation!r}")
         for name in ("machine_room", "instance_name"):
@@ -111,6 +115,7 @@ class ConsumerSettings(TypedDict, total=False):
 
     broadcasting: bool
     allocation: Allocation
+    lock_queues: bool
     machine_room: str
     instance_name: str
     begin: Begin

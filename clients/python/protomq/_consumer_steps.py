@@ -40,6 +40,7 @@ from ._offset_calls import (
 from ._outages import Outages
 from ._pull_logic import PullState, Ticket
 from ._queue_listener import ListenerMethod, QueueListener, told
+from ._queue_locks import QueueLocks
 from ._retry import LAST_COMMIT, ONCE
 from ._steps import ForgetRoute, GetRoute, Steps, Tell
 from ._types import BrokerAddress, MessageQueue, QueueRange, Route
@@ -83,9 +84,15 @@ class ConsumerSteps:
         self._filters: dict[str, MessageFilter] = {}
         self._calls = ConsumerCalls(clock)
         self._outages = Outages()
-        self._commits = CommitSteps(options.group, self._calls, self.state, self._outages, clock)
         self._listener = listener
         self._share = GroupShare(member, clock) if member is not None else None
+        self.locks: QueueLocks | None = None
+        """Of a consumer that has its queues to itself."""
+        if member is not None and options.lock_queues:
+            self.locks = QueueLocks(options.group, lambda: member.state.key, clock)
+        self._commits = CommitSteps(
+            options.group, self._calls, self.state, self._outages, clock, self.locks
+        )
         self._is_changing = False
         self._changes_again = False
         self._is_committing = False
@@ -183,6 +190,7 @@ class ConsumerSteps:
         try:
             while True:
                 self._changes_again = False
+                yield from self._follow_locks(limits)
                 revoked = self.state.missing_from(self._wanted_queues())
                 yield from self._give_away(revoked, limits)
                 before = set(self.state.queues)
@@ -205,7 +213,25 @@ class ConsumerSteps:
         if share is None:
             return subscribed_queues(self.assigned, self.subscriptions)
         share.want(self.subscriptions, self._filter_texts())
-        return [*self.assigned, *share.queues(self.subscriptions)]
+        shared = share.queues(self.subscriptions)
+        return [*self.assigned, *(shared if self.locks is None else self.locks.locked(shared))]
+
+    def _follow_locks(self, limits: Limits) -> Steps[None]:
+        """Locks the queues of the share; what is left of queues that were lost is forgotten."""
+        if self.locks is None or self._share is None:
+            return
+        self._share.want(self.subscriptions, self._filter_texts())
+        lost = yield from self.locks.follow(self._share.queues(self.subscriptions), limits)
+        lost = [queue for queue in lost if queue in self.state.queues]
+        if lost:
+            text = "group %s: the locks of %d queues are lost: what was dealt with and not committed comes again"
+            logger.warning(text, self.options.group, len(lost))
+            yield from self._lose(lost)
+
+    def _lose(self, lost: Sequence[MessageQueue]) -> Steps[None]:
+        self.state.drop(lost)
+        if self._listener is not None:
+            yield from self._tell(self._listener.on_lost, lost)
 
     def _filter_texts(self) -> dict[str, str]:
         return {
@@ -221,6 +247,8 @@ class ConsumerSteps:
             yield from self._tell(self._listener.on_revoked, queues)
         if self.options.auto_commits:
             yield from self._commits.commit_dealt_with("when they went", limits, of=frozenset(queues))
+        if self.locks is not None:
+            yield from self.locks.release(queues, limits)
 
     def _tell(
         self, method: ListenerMethod, queues: Sequence[MessageQueue]
@@ -234,6 +262,8 @@ class ConsumerSteps:
         """Whether `before_poll` has nothing to do: nearly always. `cached`: a route that needs no look-up."""
         now_s = self.clock()
         if self._share is not None and self._share.may_change(now_s):
+            return False
+        if self.locks is not None and not self.locks.due_in_s(now_s):
             return False
         if now_s >= self._retry_resolve_s or (self.options.auto_commits and now_s >= self._next_commit_s):
             return False
@@ -256,7 +286,7 @@ class ConsumerSteps:
             for topic in self._share.doubtful_routes(self.subscriptions):
                 yield ForgetRoute(topic)
         yield from self._follow_routes(now_s)
-        if self._share is not None and self._share.may_change(self.clock()):
+        if self._share is not None and not self.group_due_in_s(self.clock()):
             yield from self._follow_group(self._share)
 
     def _follow_group(self, share: GroupShare) -> Steps[None]:
@@ -268,10 +298,10 @@ class ConsumerSteps:
                 for queue in self.state.queues
                 if queue.broker_name in lost_at and queue not in self.assigned
             ]
-            self.state.drop(lost)
+            if self.locks is not None:
+                self.locks.forget(lost_at)
             logger.warning("group %s has given this member up: it begins again with %d queues", self.options.group, len(lost))
-            if self._listener is not None:
-                yield from self._tell(self._listener.on_lost, lost)
+            yield from self._lose(lost)
         added = yield from self._change_queues(IN_POLL)
         early = [queue for queue in added if share.is_late(queue)]
         yield from self._resolve_or_later(early, "earliest", IN_POLL)
@@ -281,7 +311,10 @@ class ConsumerSteps:
 
     def group_due_in_s(self, now_s: float) -> float:
         """Until `before_poll` may have queues to take or to give away: 0 if it has now."""
-        return float("inf") if self._share is None else self._share.due_in_s(now_s)
+        if self._share is None:
+            return float("inf")
+        due_in_s = self._share.due_in_s(now_s)
+        return due_in_s if self.locks is None else min(due_in_s, self.locks.due_in_s(now_s))
 
     def address_for(self, ticket: Ticket) -> Steps[BrokerAddress | None]:
         """Where a pull goes; None: that cannot be known now, and the pull has failed."""

@@ -76,6 +76,9 @@ DESCRIBE_MEMBER: Final = MethodInfo(
     _V1 + "MembershipService/DescribeMember", 0x0B04, LANE_CONSUMER
 )
 
+LOCK_QUEUES: Final = MethodInfo(_V1 + "QueueLockService/LockQueues", 0x1101, LANE_CONSUMER)
+UNLOCK_QUEUES: Final = MethodInfo(_V1 + "QueueLockService/UnlockQueues", 0x1102, LANE_CONSUMER)
+
 LIST_DEAD_LETTERS: Final = MethodInfo(
     _V1 + "DeadLetterService/ListDeadLetters", 0x0701, LANE_ADMIN
 )

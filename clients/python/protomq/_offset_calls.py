@@ -13,6 +13,7 @@ from .errors import (
     ConfigurationError,
     ProtomqError,
     QueueNotFoundError,
+    QueueNotOwnedError,
     TopicNotFoundError,
     WrongTypeError,
 )
@@ -184,3 +185,12 @@ def without_gone_queues(
     )
     told.retriable = False  # By waiting alone no queue comes back.
     return {queue: offset for queue, offset in offsets.items() if queue not in gone}, told
+
+
+def without_lost_queues(
+    offsets: Mapping[MessageQueue, int], error: QueueNotOwnedError
+) -> tuple[dict[MessageQueue, int], list[MessageQueue]]:
+    """Of a commit to one broker that says whose locks are lost: what can be committed all the same, and the lost queues."""
+    ids = set(error.metadata.get("queue_ids", "").split(","))
+    lost = [queue for queue in offsets if str(queue.queue_id) in ids]
+    return {queue: offset for queue, offset in offsets.items() if queue not in lost}, lost

@@ -165,6 +165,8 @@ class PushConsumer(PushBase):
         )
         pulls = cast(ListenedPulls, consumer._state)
         pulls.lowest_open, pulls.moved = self._lowest_open, lambda queue: self._lose((queue,))
+        if consumer._steps.locks is not None:
+            consumer._steps.locks.is_busy = self._is_busy
         try:
             consumer._run(push.start())
         except BaseException:
@@ -430,6 +432,10 @@ class PushConsumer(PushBase):
                 has_room_again = self._state.has_room_again()
             if has_room_again:
                 self._wake()
+
+    def _is_busy(self, queue: MessageQueue) -> bool:
+        with self._lock:
+            return self._state.is_running((queue,))
 
     def _lowest_open(self, queue: MessageQueue) -> int | None:
         assert self._push is not None

@@ -28,7 +28,8 @@ class PushOptions:
 
     - `group`: whose messages these are.
     - `concurrency`: how many messages are with listeners at a time: threads, or tasks; `set_concurrency` changes it. 1 to 1,024.
-    - `orderly`: each queue one message at a time, in order; a message that fails holds up its queue.
+    - `orderly`: each queue one message at a time, in order; a message that fails holds up its queue. The member has its queues to itself,
+      by locks at their brokers.
     - `broadcast`: each member gets all messages. Nothing is given back: what fails is dropped, and logged. Offsets are in a file.
     - `offset_folder`, `instance`: where `broadcast` keeps its file ("": ~/.local/state/protomq/offsets), and what tells consumers of one
       group on one machine apart.
@@ -110,6 +111,7 @@ class PushOptions:
             "begin": self.begin,
             "resume": self.resume and not self.broadcast,
             "auto_commit": not self.broadcast,
+            "lock_queues": self.orderly and not self.broadcast,
             "auto_commit_interval_s": self.commit_interval_s,
             "hold_ms": self.hold_ms,
             "pull_record_count_max": self.pull_record_count_max,

@@ -1,0 +1,172 @@
+"""Locks of queues with real processes: one owner at a time, old owners commit nothing, queues of the dead are free at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from protomq import Admin, Message, MessageQueue, Producer, PullConsumer, PushConsumer
+from protomq.errors import QueueNotOwnedError
+from protomq.testing import Broker
+from tests.support.waiting import PATIENCE_S, wait_for
+
+QUEUES = 4
+
+
+@pytest.fixture
+def broker() -> Iterator[Broker]:
+    with Broker() as made:
+        with Admin(namesrv=made.namesrv) as admin:
+            admin.create_topic("t", write_queues=QUEUES, read_queues=QUEUES)
+        yield made
+
+
+def of_topic(consumer: PushConsumer) -> list[MessageQueue]:
+    """Its queues, without those of the group's retries."""
+    return [queue for queue in consumer.assignment() if queue.topic == "t"]
+
+
+def fill(broker: Broker, count: int) -> None:
+    with Producer(namesrv=broker.namesrv) as producer:
+        queues = producer.queues("t")
+        for number in range(count):
+            producer.send("t", b"%d" % number, queue=queues[number % QUEUES])
+
+
+def member(broker: Broker, **settings: object) -> PullConsumer:
+    return PullConsumer("g", namesrv=broker.namesrv, lock_queues=True, auto_commit=False, **settings)  # type: ignore[arg-type]
+
+
+def poll_until_shared(counts: list[int], *members: PullConsumer) -> None:
+    ends_s = time.monotonic() + PATIENCE_S
+    while [len(one.assignment()) for one in members] != counts:
+        assert time.monotonic() < ends_s, [one.assignment() for one in members]
+        for one in members:
+            one.poll(0.02)
+
+
+def test_queues_are_locked_before_they_are_consumed_and_only_the_owner_commits(
+    broker: Broker,
+) -> None:
+    fill(broker, 8)
+    with member(broker) as first, member(broker) as second:
+        first.subscribe("t")
+        poll_until_shared([4], first)
+        second.subscribe("t")
+        poll_until_shared([2, 2], first, second)
+        mine, theirs = first.assignment()[0], second.assignment()[0]
+        first.commit({mine: 1})
+        with pytest.raises(QueueNotOwnedError) as refused:
+            first.commit({theirs: 1})
+        assert refused.value.metadata["queue_ids"] == str(theirs.queue_id)
+        assert second.committed(theirs) is None
+        second.commit({theirs: 2})
+        with PullConsumer("g", namesrv=broker.namesrv) as stranger:
+            with pytest.raises(QueueNotOwnedError):
+                stranger.commit({mine: 2})
+        first.close()
+        poll_until_shared([4], second)
+        second.commit({mine: 2, theirs: 2})
+
+
+def test_a_lock_that_was_lost_is_noticed_by_the_commit_and_the_queue_begins_again(
+    broker: Broker,
+) -> None:
+    fill(broker, 8)
+    with member(broker) as one:
+        one.subscribe("t")
+        poll_until_shared([4], one)
+        seen: set[tuple[int, int]] = set()
+        while len(seen) < 8:
+            seen.update((message.queue_id, message.queue_offset) for message in one.poll())
+        locks = one._steps.locks
+        assert locks is not None
+        queue = MessageQueue("t", one.assignment()[0].broker_name, 0)
+        locks._tokens[queue] += 1  # as if it had another lock, of a while ago
+        with pytest.raises(QueueNotOwnedError):
+            one.commit()
+        assert [one.committed(each) for each in sorted(one.assignment())] == [None, 2, 2, 2]
+        again: list[tuple[int, int]] = []
+        while len(again) < 2:
+            again += [(message.queue_id, message.queue_offset) for message in one.poll()]
+        assert again == [(0, 0), (0, 1)], "what was not committed comes again, in order"
+        one.commit()
+        assert one.committed(queue) == 2
+
+
+def test_orderly_members_come_and_go_and_no_queue_has_two_or_goes_back(broker: Broker) -> None:
+    seen: dict[int, list[tuple[str, int]]] = {number: [] for number in range(QUEUES)}
+    working: dict[int, int] = dict.fromkeys(range(QUEUES), 0)
+    both: list[int] = []
+    guard = threading.Lock()
+
+    def consumer(stack: ExitStack, name: str) -> PushConsumer:
+        made = PushConsumer("g", namesrv=broker.namesrv, orderly=True, commit_interval_s=0.2)
+
+        @made.on("t")
+        def listen(message: Message) -> None:
+            with guard:
+                working[message.queue_id] += 1
+                if working[message.queue_id] > 1:
+                    both.append(message.queue_id)
+                seen[message.queue_id].append((name, message.queue_offset))
+            time.sleep(0.01)
+            with guard:
+                working[message.queue_id] -= 1
+
+        return stack.enter_context(made)
+
+    def done() -> bool:
+        with guard:
+            return all(len({offset for _, offset in all_of}) == 60 for all_of in seen.values())
+
+    with ExitStack() as stack:
+        consumer(stack, "a")
+        fill(broker, 120)
+        second = consumer(stack, "b")
+        wait_for(lambda: len(of_topic(second)) == 2)
+        fill(broker, 120)
+        second.stop()
+        wait_for(done)
+    assert both == []
+    for all_of in seen.values():
+        assert [offset for _, offset in all_of] == list(range(60)), "in order, each once: queues were given away, not lost"
+
+
+def test_a_queue_is_not_another_members_while_a_listener_has_a_message_of_it(
+    broker: Broker,
+) -> None:
+    fill(broker, 4)
+    go_on = threading.Event()
+    working = threading.Semaphore(0)
+    with ExitStack() as stack:
+        stack.callback(go_on.set)
+        first = PushConsumer("g", namesrv=broker.namesrv, orderly=True)
+        second = PushConsumer("g", namesrv=broker.namesrv, orderly=True)
+
+        @first.on("t")
+        def hold(message: Message) -> None:
+            working.release()
+            go_on.wait()
+
+        repeated: list[Message] = []
+        second.subscribe("t", repeated.append)
+        stack.enter_context(first)
+        for _ in range(QUEUES):
+            assert working.acquire(timeout=PATIENCE_S)
+        stack.enter_context(second)
+        wait_for(lambda: len(of_topic(first)) == 2)
+        # It is free as far as members say: what keeps it is the lock. It is asked for each half second.
+        ends_s = time.monotonic() + 1.5
+        while time.monotonic() < ends_s:
+            assert of_topic(second) == []
+            time.sleep(0.05)
+        assert repeated == []
+        go_on.set()
+        wait_for(lambda: len(of_topic(second)) == 2)
+        wait_for(lambda: len(repeated) == 2)
+    assert {message.queue_offset for message in repeated} == {0}, "done, but not committed: it comes again"

@@ -1,0 +1,159 @@
+"""Locks of a consumer's queues, driven without sockets and clocks: what it asks for, what it keeps, what it has lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from protomq import MessageQueue
+from protomq._consumer_calls import Limits
+from protomq._methods import LOCK_QUEUES, UNLOCK_QUEUES
+from protomq._offset_calls import without_lost_queues
+from protomq._queue_locks import RENEW_S, RETRY_S, QueueLocks
+from protomq._retry import ONCE
+from protomq.errors import QueueNotOwnedError, SystemBusyError, UnknownMethodError
+from protomq.v1 import queue_lock_service_pb2 as pb
+from tests.support.fake_driver import FakeWorld, route_of
+
+LIMITS = Limits(1.0, ONCE)
+Q0, Q1 = (MessageQueue("T", "a", queue_id) for queue_id in (0, 1))
+
+
+class Lockers:
+    """A broker that gives what nobody has."""
+
+    def __init__(self, world: FakeWorld) -> None:
+        self.owners: dict[int, tuple[str, int]] = {}
+        self.unlocked: list[int] = []
+        self._token = 0
+        world.answers |= {LOCK_QUEUES: self._lock, UNLOCK_QUEUES: self._unlock}
+
+    def _lock(self, _: str, request: bytes) -> bytes:
+        asked = pb.LockQueuesRequest.FromString(request)
+        answer = pb.LockQueuesResponse(lock_ms=60_000)
+        for queue in asked.queues:
+            self._token += 1
+            owner, token = self.owners.setdefault(queue.queue_id, (asked.client_id, self._token))
+            is_own = owner == asked.client_id
+            answer.queues.add(queue=queue, token=token if is_own else 0, owner="" if is_own else owner)
+        return answer.SerializeToString()
+
+    def _unlock(self, _: str, request: bytes) -> bytes:
+        for queue in pb.UnlockQueuesRequest.FromString(request).queues:
+            self.unlocked.append(queue.queue_id)
+            del self.owners[queue.queue_id]
+        return b""
+
+
+@pytest.fixture
+def world() -> FakeWorld:
+    return FakeWorld(route_of("T", "a", queues=2))
+
+
+@pytest.fixture
+def broker(world: FakeWorld) -> Lockers:
+    return Lockers(world)
+
+
+@pytest.fixture
+def locks(world: FakeWorld) -> QueueLocks:
+    return QueueLocks("g", lambda: ("me", 1), world.now_s)
+
+
+def follow(world: FakeWorld, locks: QueueLocks, *queues: MessageQueue) -> list[MessageQueue]:
+    return world.driver.run(locks.follow(queues, LIMITS))
+
+
+def test_a_lock_is_renewed_every_twenty_seconds_and_not_before(
+    world: FakeWorld, broker: Lockers, locks: QueueLocks
+) -> None:
+    assert follow(world, locks, Q0, Q1) == []
+    assert (locks.locked([Q0, Q1]), locks.token(Q0), locks.token(Q1)) == ([Q0, Q1], 1, 2)
+    assert follow(world, locks, Q0, Q1) == []
+    assert (len(world.calls), locks.due_in_s(world.now_s())) == (1, RENEW_S)
+    world.advance(RENEW_S)
+    assert locks.due_in_s(world.now_s()) == 0
+    assert follow(world, locks, Q0, Q1) == []
+    assert len(world.calls) == 2
+
+
+def test_a_queue_of_another_is_asked_for_again(
+    world: FakeWorld, broker: Lockers, locks: QueueLocks
+) -> None:
+    broker.owners[1] = ("other", 9)
+    assert follow(world, locks, Q0, Q1) == []
+    assert locks.locked([Q0, Q1]) == [Q0]
+    assert locks.due_in_s(world.now_s()) == RETRY_S
+    del broker.owners[1]
+    world.advance(RETRY_S)
+    assert follow(world, locks, Q0, Q1) == []
+    assert locks.locked([Q0, Q1]) == [Q0, Q1]
+
+
+def test_what_another_has_now_is_lost_and_so_is_what_was_another_lock_meanwhile(
+    world: FakeWorld, broker: Lockers, locks: QueueLocks
+) -> None:
+    follow(world, locks, Q0, Q1)
+    broker.owners = {0: ("other", 9), 1: ("me", 10)}
+    world.advance(RENEW_S)
+    assert follow(world, locks, Q0, Q1) == [Q0, Q1]
+    assert (locks.locked([Q0, Q1]), locks.token(Q1)) == ([Q1], 10)
+    assert follow(world, locks, Q0, Q1) == [], "it is said once"
+
+
+def test_a_commit_that_was_refused_says_so_at_once(
+    world: FakeWorld, broker: Lockers, locks: QueueLocks
+) -> None:
+    follow(world, locks, Q0, Q1)
+    locks.refused([Q0])
+    assert (locks.due_in_s(world.now_s()), locks.locked([Q0, Q1])) == (0, [Q1])
+    assert follow(world, locks, Q0, Q1) == [Q0]
+    error = QueueNotOwnedError("lost", metadata={"queue_ids": "0,7"})
+    assert without_lost_queues({Q0: 4, Q1: 5}, error) == ({Q1: 5}, [Q0])
+
+
+def test_a_broker_that_does_not_answer_takes_nothing_away(
+    world: FakeWorld, broker: Lockers, locks: QueueLocks
+) -> None:
+    follow(world, locks, Q0)
+    world.advance(RENEW_S)
+    world.script.append(SystemBusyError("later"))
+    assert follow(world, locks, Q0) == []
+    assert locks.token(Q0) == 1
+
+
+def test_queues_that_go_are_unlocked_once_no_listener_has_a_message_of_theirs(
+    world: FakeWorld, broker: Lockers, locks: QueueLocks
+) -> None:
+    follow(world, locks, Q0, Q1)
+    busy = {Q0}
+    locks.is_busy = busy.__contains__
+    world.driver.run(locks.release([Q0, Q1], LIMITS))
+    assert (broker.unlocked, locks.locked([Q0, Q1])) == ([1], [])
+    assert follow(world, locks, Q0) == []
+    assert locks.locked([Q0]) == [], "what is worked on is of the lock before"
+    busy.clear()
+    world.advance(RETRY_S)
+    follow(world, locks)
+    world.driver.run(locks.release([], LIMITS))
+    assert follow(world, locks, Q0) == []
+    assert locks.locked([Q0]) == [Q0]
+
+
+def test_an_older_broker_locks_nothing_and_is_consumed_all_the_same(
+    world: FakeWorld, locks: QueueLocks, caplog: pytest.LogCaptureFixture
+) -> None:
+    world.script.append(UnknownMethodError("no such method"))
+    assert follow(world, locks, Q0) == []
+    assert (locks.locked([Q0]), locks.token(Q0)) == ([Q0], 0)
+    assert "knows no locks" in caplog.text
+
+
+def test_who_was_given_up_has_no_lock_of_that_broker(
+    world: FakeWorld, broker: Lockers, locks: QueueLocks
+) -> None:
+    follow(world, locks, Q0)
+    locks.forget({"b"})
+    assert locks.locked([Q0]) == [Q0]
+    locks.forget({"a"})
+    assert locks.locked([Q0]) == []
+    assert locks.due_in_s(world.now_s()) == 0
