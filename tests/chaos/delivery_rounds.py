@@ -41,14 +41,14 @@ from protomq import (
     TransactionDecision,
     TransactionProducer,
 )
-from protomq.errors import ProtomqError, TransactionEndedError
+from protomq.errors import ProtomqError, TopicNotFoundError, TransactionEndedError
 from protomq.testing import Broker
 
 from .checker import Violation
 
 PATIENCE_S: Final = 120.0
 RETRIES: Final = 3
-RETRY_DELAYS_S: Final = (0.05, 0.1, 0.2)
+RETRY_DELAYS_S: Final = (0.3, 0.5, 0.8)
 LATE_S: Final = 1.0
 """How late a message may be before it counts as one that does not come."""
 ROUNDING_S: Final = 0.002
@@ -181,19 +181,26 @@ def retry_rounds(seed: int, rounds: int, folder: Path) -> World:
             with _at_work(world, produce):
                 world.kill_under(broker, rounds, "deliveries")
             buried = {body for body in sent if failures_of(world, body) > RETRIES}
-            dead: list[Message] = []
             wanted = {(body, attempt) for body in sent for attempt in range(min(failures_of(world, body), RETRIES) + 1)}
             world.wait(lambda: wanted <= seen.times.keys() and not consumer.counts.open)
-        with PullConsumer(namesrv=broker.namesrv) as reader:
-            deadline_s = time.monotonic() + PATIENCE_S
-            if buried:
-                reader.subscribe(f"%DLQ%{group}")
-            while not buried <= {one.body for one in dead} and time.monotonic() < deadline_s:
-                dead += reader.poll(0.5)
-            if buried:
-                dead += reader.poll(1.0)
+        dead = _dead_letters(broker, group, buried)
     _judge_retries(world, seen, sent, wanted, dead)
     return world
+
+
+def _dead_letters(broker: Broker, group: str, wanted: set[bytes]) -> list[Message]:
+    """All that there are, once these are among them or PATIENCE_S is over. Where none was made there is no topic."""
+    found: list[Message] = []
+    deadline_s = time.monotonic() + PATIENCE_S
+    with PullConsumer(namesrv=broker.namesrv) as reader:
+        while wanted - {one.body for one in found} and time.monotonic() < deadline_s:
+            try:
+                if not reader.assignment():
+                    reader.subscribe(f"%DLQ%{group}")
+                found += reader.poll(0.5)
+            except TopicNotFoundError:
+                time.sleep(0.2)
+        return found + (reader.poll(1.0) if found else [])
 
 
 def _judge_retries(

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from . import process_campaigns
+from . import delivery_rounds, process_campaigns
 from .failing_sync import why_no_shim
 from .loop_disk import why_no_loop_disk
+from .planted_kills import BUGS, PlantedInChild, environment_of
 from .pop_rounds import pop_rounds
 from .process_campaigns import first_seed
+from .store_campaigns import CampaignFailed
 
 pytestmark = pytest.mark.chaos
 
@@ -88,12 +90,23 @@ def test_hostile() -> None:
 
 @pytest.mark.parametrize("name", ["kill_retries", "kill_delays", "kill_transactions"])
 def test_delivery_through_kills(name: str) -> None:
-    counts = getattr(process_campaigns, name)(seeds(1), rounds_each=15)
+    counts = getattr(process_campaigns, name)(seeds(1), rounds_each=10)
     print(counts)
-    assert counts["kills"] == 15
+    assert counts["kills"] == 10
 
 
 def test_pops_through_kills(tmp_path: Path) -> None:
     found, delivered_count = pop_rounds(first_seed(), 60, tmp_path)
     print(f"{delivered_count} messages delivered")
     assert found == []
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=[f"{bug.plant.__name__}-{bug.campaign}" for bug in BUGS])
+def test_a_planted_bug_of_a_broker_that_is_killed_is_caught(
+    bug: PlantedInChild, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment_of(bug).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(delivery_rounds, "PATIENCE_S", 20.0)
+    with pytest.raises(CampaignFailed, match=rf"\b{bug.rule}\b"):
+        getattr(process_campaigns, bug.campaign)((1,), rounds_each=1)

@@ -1,0 +1,87 @@
+"""Bugs for the process of a real broker: (patch, campaign, the rule that has to be broken), by name.
+
+`planted_in_child/sitecustomize.py` enters a patch when the broker's Python starts. Only broker parts are imported here: each start pays.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from unittest import mock
+
+from protomq_broker import send_backs
+from protomq_broker.store.state.group_settings import plan_retry
+from protomq_broker.store.state.transactions import Decision, Ending, Transactions, Verdict
+from protomq_broker.store.timer.pending import PendingTimers
+from protomq_broker.system_writer import SystemWriter
+from protomq_broker.transaction_endings import TransactionEndings
+
+
+def delivers_early() -> Any:
+    """Messages fall due five seconds before their time, for a delay or for a retry."""
+    real = PendingTimers.due
+    return mock.patch.object(PendingTimers, "due", lambda self, now_ms, count_max: real(self, now_ms + 5_000, count_max))
+
+
+def answers_recalls_that_it_does_not_append() -> Any:
+    """A recall is answered as won, and nothing says so."""
+    return mock.patch.object(SystemWriter, "append", lambda self, topic, bodies: self._store.appended_position)
+
+
+def retries_once_more() -> Any:
+    """The limit is taken for the number of deliveries that fail before the last one."""
+    def plan(settings: Any, levels_ms: Any, failed_count: int, asked: Any = None) -> Any:
+        return plan_retry(settings, levels_ms, max(failed_count - 1, 1), asked)
+
+    return mock.patch.object(send_backs, "plan_retry", plan)
+
+
+def commits_what_is_rolled_back() -> Any:
+    """Each decision is appended as a commit."""
+    real = TransactionEndings._append
+
+    def append(self: TransactionEndings, halves: Any, wanted: Any) -> Any:
+        return real(self, halves, dict.fromkeys(wanted, Ending.COMMITTED))
+
+    return mock.patch.object(TransactionEndings, "_append", append)
+
+
+def takes_the_other_decision() -> Any:
+    """A transaction that has ended is answered as ended so, whatever is wanted."""
+    real = Transactions.decide
+
+    def decide(self: Transactions, key: Any, wanted: Ending) -> Decision:
+        found = real(self, key, wanted)
+        return found._replace(verdict=Verdict.REPEATED) if found.verdict is Verdict.CONTRADICTED else found
+
+    return mock.patch.object(Transactions, "decide", decide)
+
+
+class PlantedInChild(NamedTuple):
+    """A bug, the campaign that meets it, and the rule that it breaks."""
+
+    plant: Callable[[], Any]
+    campaign: str
+    rule: str
+
+
+BUGS: Final = (
+    PlantedInChild(delivers_early, "kill_delays", "F1"),
+    PlantedInChild(delivers_early, "kill_retries", "F1"),
+    PlantedInChild(answers_recalls_that_it_does_not_append, "kill_delays", "F4"),
+    PlantedInChild(retries_once_more, "kill_retries", "G1"),
+    PlantedInChild(commits_what_is_rolled_back, "kill_transactions", "E2"),
+    PlantedInChild(takes_the_other_decision, "kill_transactions", "E3"),
+)
+
+
+def environment_of(bug: PlantedInChild) -> dict[str, str]:
+    """What a broker's process inherits to have the bug."""
+    here = Path(__file__).parent
+    paths = [str(here / "planted_in_child"), str(here.parents[1]), os.environ.get("PYTHONPATH", "")]
+    return {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "CHAOS_BUG": f"{__name__}:{bug.plant.__name__}",
+    }
