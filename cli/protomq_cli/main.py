@@ -20,6 +20,7 @@ from protomq_cli import (
     completion,
     dead_letters,
     delays,
+    draining,
     filters,
     group_members,
     group_offsets,
@@ -146,8 +147,8 @@ def build_app() -> typer.Typer:
         "message", "Find single messages.", ADMINISTRATION, query=messages.query, track=tracks.track,
     )  # fmt: skip
     group(
-        "cluster", "Brokers: list, status, forget.", ADMINISTRATION,
-        list=clusters.list_brokers, status=clusters.status, forget=clusters.forget,
+        "cluster", "Brokers: list, status, drain, forget.", ADMINISTRATION,
+        list=clusters.list_brokers, status=clusters.status, drain=draining.drain, forget=clusters.forget,
     )  # fmt: skip
     group(
         "ha", "Replication: masters and slaves; who leads.", ADMINISTRATION,

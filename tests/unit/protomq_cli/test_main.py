@@ -18,7 +18,7 @@ COMMANDS = [
     "topic create", "topic describe", "topic delete", "group offsets", "group commit", "group delete",
     "group lag", "group reset", "group clone", "message query", "cluster list",
     "request", "message track", "trace show", "backup", "restore",
-    "cluster status", "cluster forget", "ha status", "log dump", "log verify", "log repair", "log epochs",
+    "cluster status", "cluster forget", "cluster drain", "ha status", "log dump", "log verify", "log repair", "log epochs",
     "bench producer", "bench batch", "bench consumer",
     "bench latency", "filter deploy", "filter list", "filter delete", "group set", "group show", "dlq list", "dlq show", "dlq replay",
     "transaction list", "transaction show", "transaction commit", "transaction rollback",

@@ -1,0 +1,211 @@
+"""`cluster drain`: a broker is emptied, so that it can be removed and nobody misses a message.
+
+    close     no topic of the broker takes messages any more; producers go to the other brokers
+    wait      until every group has consumed what it has there, no transaction is open, and its slaves have its whole log
+    remove    stop it, and `protomq cluster forget BROKER`: that is the operator's
+
+Interrupted, it is run again: what is closed stays closed. `--undo` opens the topics again.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from protomq_cli.connection import open_admin
+from protomq_cli.exits import CliError, ExitCode
+from protomq_cli.options import DEFAULT_TIMEOUT_S, Namesrv, Output, Timeout, duration_option
+from protomq_cli.output import OutputFormat, print_rows
+
+if TYPE_CHECKING:
+    from protomq import Admin, Permission, TopicConfig
+
+LOOK_INTERVAL_S: Final = 1.0
+_COLUMNS: Final = (
+    "broker",
+    "closed_topics",
+    "messages",
+    "groups_behind",
+    "open_transactions",
+    "replica_lag_bytes",
+    "may_be_removed",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """What still keeps a broker from being removed.
+
+    Attributes: behind: messages that each group has not consumed there; open_transactions: half messages that wait for their end;
+    replica_lag_bytes: of its log, that its slowest slave has not.
+    """
+
+    behind: dict[str, int] = field(default_factory=dict)
+    open_transactions: int = 0
+    replica_lag_bytes: int = 0
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether the broker may be removed."""
+        return not (self.behind or self.open_transactions or self.replica_lag_bytes)
+
+    def __str__(self) -> str:
+        parts = [f"{group}: {lag} messages" for group, lag in sorted(self.behind.items())]
+        if self.open_transactions:
+            parts.append(f"{self.open_transactions} open transactions")
+        if self.replica_lag_bytes:
+            parts.append(f"its slave lacks {self.replica_lag_bytes} bytes")
+        return ", ".join(parts)
+
+
+BrokerArgument = Annotated[
+    str, typer.Argument(metavar="BROKER", show_default=False, help="Name of the broker.")
+]
+Wait = Annotated[
+    float | None,
+    typer.Option("--wait", parser=duration_option, metavar="TIME", show_default="as long as it takes", help="Give up after this time."),
+]  # fmt: skip
+
+
+def drain(
+    broker: BrokerArgument,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Open the topics again, and do not wait.")
+    ] = False,
+    wait: Wait = None,
+    namesrv: Namesrv = None,
+    output: Output = OutputFormat.TABLE,
+    timeout: Timeout = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Empty a broker, to remove it.
+
+    Its topics take no messages any more; producers go to other brokers.
+    Then it waits until all groups have consumed what is there, and says
+    what is left. --undo opens all topics but those that are closed on
+    every other broker.
+    """
+    with open_admin(namesrv, timeout) as admin:
+        if undo:
+            topics = reopen(admin, broker)
+            print_rows(
+                [{"broker": broker, "opened_topics": topics}], ("broker", "opened_topics"), output
+            )
+            return
+        closed = close(admin, broker)
+        rest = wait_until_drained(
+            lambda: rest_of(admin, broker),
+            wait,
+            lambda text: _say(broker, text),
+        )
+    print_rows([_row(broker, closed, rest)], _COLUMNS, output)
+    if not rest.is_nothing:
+        raise CliError(
+            ExitCode.REFUSED,
+            "NOT_DRAINED",
+            f"{broker} is not empty: {rest}; run it again, or open it again with --undo",
+        )
+    sys.stderr.write(f"{broker} may be removed: stop it, then `protomq cluster forget {broker}`\n")
+
+
+def close(admin: Admin, broker: str) -> int:
+    """No topic of the broker takes messages; how many topics it has."""
+    from protomq import Permission
+
+    closed = {Permission.READ_WRITE: Permission.READ, Permission.WRITE: Permission.NONE}
+    topics = admin.list_topics(broker)[broker]
+    for topic in topics:
+        if topic.permission in closed:
+            _permit(admin, broker, topic, closed[topic.permission])
+    return len(topics)
+
+
+def reopen(admin: Admin, broker: str) -> int:
+    """The topics take messages again, but those that take none at any other broker that has them; how many were opened."""
+    from protomq import Permission
+
+    opened = {Permission.READ: Permission.READ_WRITE, Permission.NONE: Permission.WRITE}
+    topics = admin.list_topics()
+    others = [topic for name, found in topics.items() if name != broker for topic in found]
+    open_elsewhere = {topic.name for topic in others if topic.permission not in opened}
+    closed_elsewhere = {topic.name for topic in others} - open_elsewhere
+    count = 0
+    for topic in topics[broker]:
+        if topic.permission in opened and topic.name not in closed_elsewhere:
+            _permit(admin, broker, topic, opened[topic.permission])
+            count += 1
+    return count
+
+
+def rest_of(admin: Admin, broker: str) -> Rest:
+    """What is left to do before the broker may be removed."""
+    from protomq.errors import GroupNotFoundError, TopicNotFoundError
+
+    here = {topic.name for topic in admin.list_topics(broker, group_topics=True)[broker]}
+    behind: dict[str, int] = {}
+    for group in admin.list_groups():
+        lag = 0
+        for topic in here.intersection(group.topics):
+            try:
+                # Of a topic that is named, queues in which the group has committed nothing count, too.
+                lag += sum(
+                    each.lag for each in admin.group_lag(group.name, topic, brokers=[broker])
+                )
+            except (GroupNotFoundError, TopicNotFoundError):
+                continue
+        if lag:
+            behind[group.name] = lag
+    transactions = len(admin.list_transactions(brokers=[broker]))
+    lags = [state.lag_bytes for state in admin.ha_status(broker) if not state.broker_id]
+    return Rest(behind, transactions, max(lags, default=0))
+
+
+def wait_until_drained(
+    look: Callable[[], Rest],
+    wait_s: float | None,
+    say: Callable[[str], None],
+    monotonic_s: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> Rest:
+    """Looks until nothing is left, or the time is over; what was left then. Says what is left whenever that changes."""
+    ends_s = None if wait_s is None else monotonic_s() + wait_s
+    said = ""
+    while True:
+        rest = look()
+        if rest.is_nothing or (ends_s is not None and monotonic_s() >= ends_s):
+            return rest
+        if str(rest) != said:
+            said = str(rest)
+            say(said)
+        pause(LOOK_INTERVAL_S)
+
+
+def _say(broker: str, text: str) -> None:
+    sys.stderr.write(f"{broker}: {text}\n")
+
+
+def _permit(admin: Admin, broker: str, topic: TopicConfig, permission: Permission) -> None:
+    admin.create_topic(
+        topic.name,
+        write_queues=topic.write_queues,
+        read_queues=topic.read_queues,
+        permission=permission,
+        update=True,
+        brokers=[broker],
+    )
+
+
+def _row(broker: str, closed: int, rest: Rest) -> dict[str, Any]:
+    return {
+        "broker": broker,
+        "closed_topics": closed,
+        "messages": sum(rest.behind.values()),
+        "groups_behind": sorted(rest.behind),
+        "open_transactions": rest.open_transactions,
+        "replica_lag_bytes": rest.replica_lag_bytes,
+        "may_be_removed": rest.is_nothing,
+    }

@@ -1,0 +1,90 @@
+"""`protomq cluster drain` under load: a broker is emptied and removed, and no acknowledged message is missed."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from protomq import Producer, PullConsumer
+from protomq.errors import ProtomqError
+from tests.support.cli import run
+from tests.support.ha_brokers import HaBroker, running
+from tests.support.namesrv import running_namesrv
+from tests.support.waiting import PATIENCE_S, wait_for
+
+
+@pytest.mark.long
+def test_a_broker_is_drained_under_load_and_removed(tmp_path: Path) -> None:
+    with running_namesrv() as server:
+        namesrv = str(server.remoting)
+        a, b = (
+            HaBroker(tmp_path / name, "ASYNC_MASTER", 0, broker_name=name, namesrv=[namesrv])
+            for name in "ab"
+        )
+        with running(a, b):
+            wait_for(
+                lambda: (
+                    run("cluster", "list", "-o", "jsonl", namesrv=namesrv).stdout.count("\n") == 2
+                )
+            )
+            run("topic", "create", "t", "-q", "2", namesrv=namesrv)
+            acknowledged: set[bytes] = set()
+            places: list[str] = []
+            consumed: set[bytes] = set()
+            stopping = threading.Event()
+            may_consume = threading.Event()
+
+            def send() -> None:
+                with Producer(namesrv=namesrv) as producer:
+                    number = 0
+                    while not stopping.wait(0.01):
+                        number += 1
+                        body = b"%d" % number
+                        try:
+                            result = producer.send("t", body)
+                        except ProtomqError:
+                            continue  # not acknowledged
+                        acknowledged.add(body)
+                        places.append(result.queue.broker_name)
+
+            def consume() -> None:
+                may_consume.wait()
+                with PullConsumer("g", namesrv=namesrv, begin="earliest") as consumer:
+                    consumer.subscribe("t")
+                    while not stopping.is_set() or consumed < acknowledged:
+                        consumed.update(message.body for message in consumer.poll(0.2))
+                        consumer.commit()
+
+            threads = [threading.Thread(target=target, daemon=True) for target in (send, consume)]
+            for thread in threads:
+                thread.start()
+            try:
+                wait_for(lambda: {"a", "b"} <= set(places), PATIENCE_S)
+                run("group", "commit", "g", "t", "-O", "start", namesrv=namesrv)
+                # Nobody consumes yet: it is closed, and not empty.
+                behind = run(
+                    "cluster", "drain", "a", "--wait", "0s", "-o", "jsonl", namesrv=namesrv, code=6
+                )
+                assert json.loads(behind.stdout)["messages"] > 0
+                assert "NOT_DRAINED" in behind.stderr
+                assert run("send", "t", "x", "-b", "a", namesrv=namesrv, code=4).stderr
+                run("cluster", "drain", "a", "--undo", namesrv=namesrv)
+                count = len(places)
+                wait_for(lambda: "a" in places[count:], PATIENCE_S)
+                may_consume.set()
+                done = run("cluster", "drain", "a", "--wait", "60s", "-o", "jsonl", namesrv=namesrv)
+                assert json.loads(done.stdout)["may_be_removed"] is True
+                assert a.stop() == 0
+                run("cluster", "forget", "a", namesrv=namesrv)
+                count = len(places)
+                wait_for(lambda: len(places) > count + 20, PATIENCE_S)
+                assert set(places[count:]) == {"b"}
+            finally:
+                stopping.set()
+                may_consume.set()
+                for thread in threads:
+                    thread.join(PATIENCE_S)
+            assert acknowledged <= consumed

@@ -1,0 +1,128 @@
+"""`cluster drain`: what it closes, what it waits for, what `--undo` opens."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from protomq import Permission
+from protomq.errors import GroupNotFoundError
+from protomq_cli.draining import Rest, close, reopen, rest_of, wait_until_drained
+
+
+class FakeAdmin:
+    """Two brokers, a and b, and what was asked of them."""
+
+    def __init__(self, **permissions: dict[str, Permission]) -> None:
+        """`permissions`: of each broker's topics."""
+        self.permissions = permissions
+        self.lags: dict[tuple[str, str], int] = {}
+        self.transactions: list[str] = []
+        self.replica_lag_bytes = 0
+
+    def list_topics(
+        self, broker: str | None = None, *, group_topics: bool = False
+    ) -> dict[str, list[Any]]:
+        return {
+            name: [
+                SimpleNamespace(name=topic, permission=permission, write_queues=4, read_queues=6)
+                for topic, permission in topics.items()
+                if group_topics or not topic.startswith("%")
+            ]
+            for name, topics in self.permissions.items()
+            if broker in (None, name)
+        }
+
+    def create_topic(
+        self, topic: str, *, brokers: list[str], permission: Permission, **settings: Any
+    ) -> None:
+        assert settings == {"write_queues": 4, "read_queues": 6, "update": True}
+        for broker in brokers:
+            self.permissions[broker][topic] = permission
+
+    def list_groups(self) -> list[Any]:
+        groups = {group for group, _ in self.lags}
+        return [
+            SimpleNamespace(name=group, topics=tuple(t for g, t in self.lags if g == group))
+            for group in sorted(groups)
+        ]
+
+    def group_lag(self, group: str, topic: str, *, brokers: list[str]) -> list[Any]:
+        assert brokers == ["a"]
+        if self.lags[group, topic] < 0:
+            raise GroupNotFoundError("no such group")
+        return [SimpleNamespace(lag=self.lags[group, topic]), SimpleNamespace(lag=0)]
+
+    def list_transactions(self, *, brokers: list[str]) -> list[str]:
+        assert brokers == ["a"]
+        return self.transactions
+
+    def ha_status(self, broker: str) -> list[Any]:
+        return [
+            SimpleNamespace(broker_id=0, lag_bytes=self.replica_lag_bytes),
+            SimpleNamespace(broker_id=1, lag_bytes=99),
+        ]
+
+
+R, W, RW, NONE = Permission.READ, Permission.WRITE, Permission.READ_WRITE, Permission.NONE
+
+
+def test_all_topics_of_the_broker_are_closed_and_those_of_others_are_not() -> None:
+    admin: Any = FakeAdmin(a={"t": RW, "w": W, "r": R, "%RETRY%g": RW}, b={"t": RW})
+    assert close(admin, "a") == 3
+    assert admin.permissions == {"a": {"t": R, "w": NONE, "r": R, "%RETRY%g": RW}, "b": {"t": RW}}
+
+
+def test_undo_opens_all_but_what_is_closed_everywhere_else() -> None:
+    admin: Any = FakeAdmin(
+        a={"t": R, "w": NONE, "archive": R, "alone": R, "open": RW},
+        b={"t": RW, "w": W, "archive": R},
+    )
+    assert reopen(admin, "a") == 3
+    assert admin.permissions["a"] == {"t": RW, "w": W, "archive": R, "alone": RW, "open": RW}
+    assert admin.permissions["b"] == {"t": RW, "w": W, "archive": R}
+
+
+def test_what_is_left_is_what_groups_have_not_consumed_there_and_what_the_slave_lacks() -> None:
+    admin: Any = FakeAdmin(a={"t": R, "u": R, "%RETRY%g": RW}, b={"elsewhere": RW})
+    assert rest_of(admin, "a").is_nothing
+    admin.lags = {
+        ("g", "t"): 3,
+        ("g", "%RETRY%g"): 2,
+        ("g", "elsewhere"): 50,
+        ("h", "u"): 0,
+        ("i", "t"): -1,
+    }
+    assert rest_of(admin, "a") == Rest({"g": 5})
+    admin.transactions, admin.replica_lag_bytes = ["half"], 7
+    assert str(rest_of(admin, "a")) == "g: 5 messages, 1 open transactions, its slave lacks 7 bytes"
+
+
+@pytest.mark.parametrize(("wait_s", "looks"), [(None, 4), (2.0, 3), (0.0, 1)])
+def test_it_looks_until_nothing_is_left_or_the_time_is_over(
+    wait_s: float | None, looks: int
+) -> None:
+    rests = [Rest({"g": 5}), Rest({"g": 5}), Rest(open_transactions=1), Rest()]
+    said: list[str] = []
+    now, looked = 0.0, 0
+
+    def look() -> Rest:
+        nonlocal looked
+        looked += 1
+        return rests[looked - 1]
+
+    def pause(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    rest = wait_until_drained(look, wait_s, said.append, lambda: now, pause)
+    assert looked == looks
+    assert rest == rests[looks - 1]
+    assert (
+        said == ["g: 5 messages", "1 open transactions"][: max(0, min(looks - 1, 2))]
+        if wait_s is None
+        else True
+    )
+    assert len(said) == len(set(said)), "said once"
