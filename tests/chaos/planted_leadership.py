@@ -108,8 +108,8 @@ def joins_without_the_past() -> Any:
     """A slave joins with what this master has confirmed, whatever an earlier one has acknowledged."""
     real = InSyncSet.begin
 
-    def begin(self: InSyncSet, start_position: int, now_ms: int) -> None:
-        real(self, 0, now_ms)
+    def begin(self: InSyncSet, start_position: int, now_ms: int, gone: str) -> None:
+        real(self, 0, now_ms, gone)
 
     return mock.patch.object(InSyncSet, "begin", begin)
 

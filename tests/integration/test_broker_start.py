@@ -82,7 +82,8 @@ def test_a_taken_port_is_said_and_no_store_is_made(tmp_path: Path, taken: int, w
         metrics = MetricsConfig(listen=f"127.0.0.1:{taken}")
     elif which == "one port for two":
         taken = port
-        listen, metrics = ListenConfig(grpc_port=port), MetricsConfig(listen=f"127.0.0.1:{port}")
+        listen = ListenConfig(grpc_port=port, remoting_port=0)
+        metrics = MetricsConfig(listen=f"127.0.0.1:{port}")
     else:
         listen = ListenConfig(
             grpc_port=taken if which == "grpc" else 0, remoting_port=taken if which == "remoting" else 0

@@ -489,8 +489,8 @@ def test_an_interrupted_poll_loses_nothing(
         got = source.poll(PATIENCE_S, max_messages=3)
         take = source._state.take
 
-        def interrupted(count_max: int) -> list[Message]:
-            if take(count_max):
+        def interrupted(count_max: int, **settings: bool) -> list[Message]:
+            if take(count_max, **settings):
                 raise KeyboardInterrupt
             return []
 
