@@ -143,9 +143,11 @@ def test_a_kill_takes_nothing_back(tmp_path: Any) -> None:
             broker.restart()
             (again,) = consumer.receive("T", 3)
             assert (again.body, attempt_of(again)) == (due.body, 2)
+            # First, since it opens a connection: an answer that was lost with one leaves open whether the receipt was stale before.
+            consumer.ack(held)
             with pytest.raises(StaleReceiptError):
                 consumer.ack(due)
-            assert consumer.ack([held, again]) == []
+            assert consumer.ack([again]) == []
             assert consumer.receive("T", hold_s=0) == []
 
 
