@@ -44,6 +44,8 @@ CAMPAIGNS: dict[str, Callable[..., Any]] = {
     "queue-damage": process_campaigns.queue_damage,
     "lock": process_campaigns.lock,
     "names": process_campaigns.names,
+    "failover": process_campaigns.failover,
+    "failover-kills": lambda seeds, **options: process_campaigns.failover(seeds, faults=("kill",), **options),
     "hostile": process_campaigns.hostile,
 }
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from . import process_rounds as rounds
 from .checker import Violation
 from .delivery_rounds import World, delay_rounds, retry_rounds, transaction_rounds
+from .failover_rounds import FAULTS, failover_rounds
 from .names_world import name_rounds
 from .pop_rounds import pop_rounds
 from .spark_world import spark_rounds
@@ -116,6 +117,18 @@ def names(seeds: Iterable[int], *, rounds_each: int = 8) -> Counter[str]:
         "names",
         seeds,
         lambda seed, counts: name_rounds(seed, rounds_each, counts),
+        rounds_each=rounds_each,
+    )
+
+
+def failover(
+    seeds: Iterable[int], *, rounds_each: int = 8, faults: tuple[str, ...] = FAULTS
+) -> Counter[str]:
+    """Three brokers that elect their master in a real etcd; odd seeds under SYNC_FLUSH."""
+    return _run(
+        "failover",
+        seeds,
+        lambda seed, counts: failover_rounds(seed, rounds_each, counts, faults),
         rounds_each=rounds_each,
     )
 

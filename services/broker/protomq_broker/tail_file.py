@@ -11,12 +11,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from .store.files.side_files import SideFileDamagedError, read_json_file, write_json_file
+from .store.files.side_files import (
+    TAIL_NAME,
+    SideFileDamagedError,
+    read_json_file,
+    write_json_file,
+)
 
 if TYPE_CHECKING:
     from .store.files.disk import Disk
 
-TAIL_NAME: Final = "config/tail.json"
 BOOT_ID_PATH: Final = "/proc/sys/kernel/random/boot_id"
 
 

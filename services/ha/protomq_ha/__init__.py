@@ -4,7 +4,7 @@
     replicas   a master's table of its slaves
     intake     what a slave was sent, in any order, as one run of bytes
 
-Who leads, decided in etcd. No broker asks it yet: fail-over is issue 15, point 4.
+Who leads, decided in etcd. The broker drives it in `leadership_driver.py`.
 
     cluster_state        keys and values in etcd
     in_sync_set          who has all that was acknowledged, as the master has to take it

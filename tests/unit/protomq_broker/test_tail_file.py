@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from protomq_broker.store.files.side_files import read_json_file
+from protomq_broker.store.files.side_files import TAIL_NAME, read_json_file
 from protomq_broker.store.opening import make_folders
-from protomq_broker.tail_file import TAIL_NAME, TailFile
+from protomq_broker.tail_file import TailFile
 from protomq_broker.testing.simdisk import SimDisk
 
 ROOT = "/store"

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from protomq.v1.record_pb2 import RecordBatch
 from protomq_broker.store.config import StoreConfig
 from protomq_broker.store.errors import CorruptLogError, StoreLockedError, StoreSettingsError
+from protomq_broker.store.files.side_files import TAIL_NAME, write_json_file
 from protomq_broker.store.queues.reading import ReadStatus
 from protomq_broker.store.state.topics import TopicConfig
 from protomq_broker.store.store import Store
@@ -151,7 +152,9 @@ def test_repair_takes_damage_out_keeps_it_and_leaves_what_follows_untouched() ->
     damaged_bytes = disk.content(f"/s/commitlog/{0:020d}")
     flip(disk, first + 60)
     (finding,) = verify("/s", disk=disk)
+    write_json_file(disk, f"/s/{TAIL_NAME}", {"may_be_lost": False})
     (done,) = repair("/s", "/keep", disk=disk)
+    assert not disk.exists(f"/s/{TAIL_NAME}"), "nobody knows any more that it lacks nothing"
     assert (done.start_position, done.end_position) == (
         finding.start_position,
         finding.end_position,

@@ -73,6 +73,10 @@ def why_not(disk: Disk, path: str, magic: bytes) -> str:
     return f"{path} does not hold: its CRC-32C is another one"
 
 
+TAIL_NAME: Final = "config/tail.json"
+"""Whether the end of the log may be lost, as `protomq_broker.tail_file` has it. A repair removes it: then nothing is known."""
+
+
 class SideFileDamagedError(StoreError):
     """A JSON file of the store is not what was written to it.
 

@@ -27,11 +27,13 @@ from protomq_broker.store.errors import StoreError
 from protomq_broker.store.files.disk import (
     Disk,
     read_fully,
+    remove_file,
     sync_names_above,
     write_file_atomically,
     write_fully,
 )
 from protomq_broker.store.files.lock import StoreLock
+from protomq_broker.store.files.side_files import TAIL_NAME
 from protomq_broker.store.log.checkpoint import write_checkpoint
 from protomq_broker.store.log.commit_log import CLOSING_SIZE_BYTES
 from protomq_broker.store.log.crc_forge import bytes_between, crc32c_before, unwind_crc32c
@@ -139,6 +141,9 @@ def repair(root: Path | str, keep_dir: Path | str, *, disk: Disk | None = None) 
                 checkpoint, replay_position=start.position, replay_crc32c=start.crc32c or 0
             )
             write_checkpoint(disk, f"{store.root}/checkpoint", first)
+        if done:
+            # What it lacks now it may have acknowledged: where the master is elected, it leaves the in-sync set first.
+            remove_file(disk, f"{store.root}/{TAIL_NAME}")
         return done
     finally:
         lock.release()
