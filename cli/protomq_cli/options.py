@@ -45,7 +45,8 @@ def _parse_offsets_now(text: str) -> OffsetRange:
 def _parse_folder(text: str) -> Path:
     if not text:
         raise ValueError("it is empty; the current folder is '.'")
-    return Path(text)
+    # Whoever makes names durable goes up from here, folder by folder.
+    return Path(text).absolute()
 
 
 def _parse_timeout(text: str) -> float:

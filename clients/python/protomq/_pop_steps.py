@@ -429,7 +429,7 @@ def _decode(payload: bytes, topic: str, broker_name: str) -> list[Message]:
 
 
 def checked_messages(messages: object) -> list[Message]:
-    """Popped messages, one or several. Raises WrongTypeError, ConfigurationError."""
+    """Popped messages, one, several or none. Raises WrongTypeError."""
     found = [messages] if isinstance(messages, Message) else messages
     if not isinstance(found, Iterable):
         raise WrongTypeError(f"messages are messages that `receive` has returned, not {messages!r}")
@@ -437,8 +437,6 @@ def checked_messages(messages: object) -> list[Message]:
     for message in checked:
         if not isinstance(message, Message) or not isinstance(message.queue, PoppedQueue):
             raise WrongTypeError(f"messages are messages that `receive` has returned, {message!r} is none")
-    if not checked:
-        raise ConfigurationError("messages names none")
     return checked
 
 

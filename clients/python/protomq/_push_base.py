@@ -151,10 +151,16 @@ class PushBase:
         argument `message: Message` both.
 
         `tags`, `sql`, `cel`, `module`: which messages, as in PullConsumer.subscribe. Once the consumer has started, it is subscribed soon
-        after, and what goes wrong is logged. A topic has one listener, the last one. The group's retries go to the listener of the topic
-        that they come from.
+        after, and what goes wrong is logged. The group's retries go to the listener of the topic that they come from.
+
+        Raises ConfigurationError if the topic has a listener already: `unsubscribe` it first to have another one.
         """
         check_topic(topic)
+        if topic in self._wanted:
+            raise ConfigurationError(
+                f"topic {topic!r} has a listener here already, and a group has one subscription of a topic: look at message.tag in one "
+                "listener, take a consumer with another group, or unsubscribe first"
+            )
         checked = checked_tags(tags)
         filter_ = checked_filter(checked, sql, cel, module)
         made = Listener.of(listener, batch_size)

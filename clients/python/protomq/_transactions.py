@@ -5,6 +5,7 @@ Decisions of many callers on transactions of one broker travel together: while a
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -96,10 +97,16 @@ class End(NamedTuple):
 
 
 def decision_of(returned: object) -> TransactionDecision:
-    """What a local execution says: None is a commit. Raises WrongTypeError for what is no decision."""
-    if returned is None:
-        return TransactionDecision.COMMIT
-    return check_decision(returned, "the local execution")
+    """What a local execution says: it commits by returning, whatever that is, unless it returns another decision.
+
+    Raises WrongTypeError for a coroutine: nobody awaits it, so nothing was done.
+    """
+    if inspect.iscoroutine(returned):
+        returned.close()
+        raise WrongTypeError(
+            "the local execution is a coroutine function, which nobody awaits here: use AsyncTransactionProducer"
+        )
+    return returned if isinstance(returned, TransactionDecision) else TransactionDecision.COMMIT
 
 
 def check_decision(returned: object, what: str) -> TransactionDecision:

@@ -120,6 +120,13 @@ def test_of_one_broker_all_is_asked_in_one_call() -> None:
     assert [(q.receipt, q.attempt) for q in queues if isinstance(q, PoppedQueue)] == [(b"r0", 1), (b"r1", 2)]
 
 
+def test_an_empty_list_is_acknowledged_without_a_call() -> None:
+    brokers = Brokers("a")
+    brokers.failures["a"] = [TopicNotFoundError("nobody calls")] * 9
+    assert brokers.run(brokers.steps.ack([])) == []
+    assert brokers.run(brokers.steps.nack([], 1)) == []
+
+
 def test_several_brokers_are_asked_in_turn_and_hold_for_a_while_each() -> None:
     brokers = Brokers("a", "b")
     assert brokers.receive(hold_s=3.0) == []

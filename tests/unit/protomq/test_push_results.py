@@ -83,6 +83,15 @@ def test_bad_input_is_refused_with_what_is_wrong(make: Any, text: str) -> None:
     assert text in str(caught.value)
 
 
+def test_a_topic_has_one_listener() -> None:
+    consumer = PushConsumer("g")
+    consumer.subscribe("t", print, tags=["created"])
+    with pytest.raises(ConfigurationError, match=r"has a listener here already.*unsubscribe"):
+        consumer.on("t", tags=["paid"])(print)
+    consumer.unsubscribe("t")
+    consumer.subscribe("t", print, tags=["paid"])
+
+
 def test_settings_are_the_options() -> None:
     assert {*PushSettings.__annotations__, "group"} == {*PushOptions.__dataclass_fields__}
     assert get_type_hints(PushOptions).keys() == {*PushSettings.__annotations__, "group"}
